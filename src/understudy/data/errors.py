@@ -1,0 +1,21 @@
+"""The one error a person sees when a dataset cannot be read, written or selected from as asked."""
+
+
+class DatasetError(ValueError):
+    """A dataset cannot be used as asked.
+
+    The message is one line that names the value (file, episode), the rule it breaks and the remedy; the command line
+    prints it as it is and exits with 2.
+    """
+
+    def __init__(self, what: str, *, where: object = None, fix: str = "") -> None:
+        self.what, self.where, self.fix = what, where, fix
+        text = f"{where}: {what}" if where is not None else what
+        super().__init__(f"{text} ({fix})" if fix else text)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (self.what, self.where, self.fix))
+
+
+def _rebuild(what: str, where: object, fix: str) -> DatasetError:
+    return DatasetError(what, where=where, fix=fix)
