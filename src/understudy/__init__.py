@@ -20,7 +20,17 @@ _WHERE = {
     "sample_rng": "understudy.order",
 }
 
-__all__ = ["__version__", *sorted(_WHERE)]  # noqa: PLE0604 (names resolved by __getattr__)
+__all__ = [
+    "Catalog",
+    "DatasetError",
+    "EpisodeDataset",
+    "EpisodeSampler",
+    "EpisodeWriter",
+    "Loader",
+    "Order",
+    "__version__",
+    "sample_rng",
+]
 
 if TYPE_CHECKING:
     from understudy.data.catalog import Catalog
