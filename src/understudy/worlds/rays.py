@@ -1,0 +1,149 @@
+"""Pictures of a MuJoCo scene by casting one ray per pixel on the CPU (`mj_multiRay`): no GL library, no display.
+
+Here: a pinhole camera, flat colours, Lambert shading. Deliberately not here: textures, shadows, transparency and sites
+(goal marks that are no geoms), which MuJoCo's rays do not see. The same scene gives the same picture.
+
+Before release 3.5 `mj_multiRay` leaves out parts of large boxes close to the camera (it culls by the angles of a box's
+corners, without a margin): build floors and table tops as planes, which are never culled.
+"""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+
+SKY = np.array([196, 208, 220], dtype=np.float32)  # colour of a ray that hits nothing
+SUN = np.array([0.30, -0.45, 0.84], dtype=np.float32)  # direction towards the light, world frame, unit length
+AMBIENT = 0.45
+_FAR = 1e6  # metres
+
+
+def pinhole_rays(fovy: float, height: int, width: int) -> np.ndarray:
+    """Unit rays through the pixel centres, camera frame (x right, y up, looking along -z).
+
+    `fovy` is MuJoCo's vertical field of view in degrees. Returns float64 (height, width, 3), row 0 at the top.
+    """
+    focal = 0.5 * height / np.tan(np.deg2rad(fovy) / 2)  # in pixels
+    across = (np.arange(width) + 0.5 - width / 2) / focal
+    down = (np.arange(height) + 0.5 - height / 2) / focal
+    x, y = np.meshgrid(across, down)
+    rays = np.stack([x, -y, -np.ones_like(x)], axis=-1)
+    return rays / np.linalg.norm(rays, axis=-1, keepdims=True)
+
+
+def _shade(normals: np.ndarray) -> np.ndarray:
+    """Brightness (n,) in [AMBIENT, 1] of surfaces with `normals` (n, 3), of any length."""
+    towards = normals @ SUN / np.sqrt(np.einsum("ni,ni->n", normals, normals) + 1e-30)
+    return AMBIENT + (1 - AMBIENT) * np.maximum(towards, 0)
+
+
+def _neighbour_normals(rays: np.ndarray, depth: np.ndarray, pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Normals (n, 3), not normalised, facing the camera, at flat pixel numbers `pixels` (n,) of a picture.
+
+    The cross product of the differences to a horizontal and a vertical neighbour: of the two on a side, the one where
+    depth jumps less, so that an edge of the object is not taken for its surface. `rays` (H*W, 3), `depth` (H*W,).
+    """
+    row, column, here = pixels // width, pixels % width, depth[pixels]
+
+    def difference(step: int, at_start: np.ndarray, at_end: np.ndarray) -> np.ndarray:
+        before = np.where(at_start, pixels, pixels - step)
+        after = np.where(at_end, pixels, pixels + step)
+        jump_before = np.where(at_start, np.inf, np.abs(depth[before] - here))
+        jump_after = np.where(at_end, np.inf, np.abs(depth[after] - here))
+        ahead = jump_after <= jump_before
+        a, b = np.where(ahead, pixels, before), np.where(ahead, after, pixels)
+        return rays[b] * depth[b, None] - rays[a] * depth[a, None]
+
+    u = difference(1, column == 0, column == width - 1)  # to the right
+    v = difference(width, row == 0, row == height - 1)  # downwards
+    return np.stack(
+        [
+            v[:, 1] * u[:, 2] - v[:, 2] * u[:, 1],
+            v[:, 2] * u[:, 0] - v[:, 0] * u[:, 2],
+            v[:, 0] * u[:, 1] - v[:, 1] * u[:, 0],
+        ],
+        axis=-1,
+    )
+
+
+def _colours(model: mujoco.MjModel) -> np.ndarray:
+    """Unshaded RGB of every geom, 0..255, float32 (ngeom + 1, 3), the sky last. A geom has its material's colour
+    unless it was given one of its own (other than the default grey), as in MuJoCo's renderer."""
+    colours = model.geom_rgba[:, :3].copy()
+    painted = (model.geom_matid >= 0) & (model.geom_rgba == [0.5, 0.5, 0.5, 1]).all(axis=1)
+    colours[painted] = model.mat_rgba[model.geom_matid[painted], :3]
+    return np.concatenate([255 * colours, SKY[None]]).astype(np.float32)
+
+
+class RayCamera:
+    """A named camera of one model that draws the model's visible geoms.
+
+    `groups` are the geom groups that are seen (None: all; many scenes keep collision shapes in a group of their own).
+    """
+
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        camera: str,
+        height: int,
+        width: int,
+        groups: tuple[int, ...] | None = None,
+    ) -> None:
+        self._camera = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera)
+        if self._camera < 0:
+            names = [model.camera(i).name for i in range(model.ncam)]
+            raise ValueError(f"no camera {camera!r} in this scene; it has {names}")
+        self.height, self.width = height, width
+        self._model = model
+        self._rays = pinhole_rays(float(model.cam_fovy[self._camera]), height, width).reshape(-1, 3)  # (H*W, 3)
+        self._colours = _colours(model)
+        self._groups = None
+        if groups is not None:
+            self._groups = np.zeros(6, dtype=np.uint8)
+            self._groups[list(groups)] = 1
+        self._solid = np.append(model.geom_type != mujoco.mjtGeom.mjGEOM_PLANE, False)  # by geom id, then the sky
+
+    def cast(self, data: mujoco.MjData) -> tuple[np.ndarray, np.ndarray]:
+        """What every pixel sees: geom id int32 (H, W), -1 for nothing, and distance float64 (H, W) along the ray in
+        metres, -1 for nothing."""
+        hit, distance, _ = self._cast(data)
+        return hit.reshape(self.height, self.width), distance.reshape(self.height, self.width)
+
+    def _cast(self, data: mujoco.MjData) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Flat: geom ids (H*W,), distances (H*W,), unit rays in world axes (H*W, 3)."""
+        rays = self._rays @ data.cam_xmat[self._camera].reshape(3, 3).T
+        hit = np.empty(len(rays), dtype=np.int32)
+        distance = np.empty(len(rays), dtype=np.float64)
+        mujoco.mj_multiRay(
+            self._model,
+            data,
+            data.cam_xpos[self._camera],
+            rays.ravel(),
+            self._groups,
+            1,  # the static geoms too
+            -1,  # no body is left out
+            hit,
+            distance,
+            len(rays),
+            _FAR,
+        )
+        return hit, distance, rays
+
+    def render(self, data: mujoco.MjData) -> np.ndarray:
+        """The picture, uint8 (H, W, 3) RGB. `data` must be up to date (`mj_forward` or a step)."""
+        hit, distance, rays = self._cast(data)
+        palette = self._palette(data)  # sky last: picture[hit] of a ray that hits nothing (-1) finds it
+        picture = palette.astype(np.uint8)[hit]
+        solid = np.flatnonzero(self._solid[hit])
+        # 3.3.0's rays bring no normals: those of solid bodies come from the neighbouring pixels.
+        depth = np.where(hit < 0, _FAR, distance)
+        normals = _neighbour_normals(rays, depth, solid, self.height, self.width)
+        picture[solid] = palette[hit[solid]] * _shade(normals)[:, None]
+        return picture.reshape(self.height, self.width, 3)
+
+    def _palette(self, data: mujoco.MjData) -> np.ndarray:
+        """Colour of every geom, 0..255, float32 (ngeom + 1, 3), the sky last; planes are shaded already."""
+        palette = self._colours.copy()
+        flat = np.flatnonzero(~self._solid[:-1])
+        palette[flat] *= _shade(data.geom_xmat[flat].reshape(-1, 3, 3)[:, :, 2])[:, None]
+        return palette
