@@ -1,0 +1,135 @@
+"""Pictures of a video file by integer position: `open_video(path).read([0, 7, 7, 3])`.
+
+Positions count pictures in display order from the first of the file. Colours: 8-bit RGB by swscale's bilinear chroma
+interpolation with the matrix and range the stream names (BT.601 where it names none), which is what torchcodec and
+`VideoFrame.to_ndarray` do; the tests hold the three equal to the bit.
+
+Not here: which picture belongs to which frame of an episode (`rows.py`, `windows.py`), resizing, and depth videos.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+import av
+import numpy as np
+from av.video.reformatter import VideoReformatter
+
+from understudy.data.decode import PictureDecoder
+from understudy.data.errors import DatasetError
+from understudy.data.mp4 import VideoIndex
+from understudy.data.packets import open_packets
+
+
+class VideoReader(Protocol):
+    """What `open_video` gives: facts about a video and its pictures. Use from one thread at a time."""
+
+    path: str
+    count: int
+    height: int
+    width: int
+    fps: float
+    codec: str
+    gop: int
+    key_frames: np.ndarray
+
+    def read(self, indices: np.ndarray) -> np.ndarray:
+        """uint8 (n, height, width, 3) RGB for int positions [n] in any order, repeats allowed.
+
+        Raises `IndexError` for a position outside [0, count) and `DatasetError` for a picture that cannot be decoded.
+        """
+
+    def close(self) -> None:
+        """Release decoder and file; the reader can be used again and then reopens them."""
+
+
+def open_video(path: str | os.PathLike[str], backend: str = "pyav") -> VideoReader:
+    """Open a video file for reading pictures; `backend` is "pyav" or "torchcodec" (same pictures).
+
+    Opening parses the index and decodes nothing. The reader pickles as its path and may be used after a fork: the child
+    opens its own file and decoder. Raises `DatasetError` when the file cannot be read as a video.
+    """
+    if backend == "pyav":
+        return PyavReader(os.fspath(path))
+    if backend == "torchcodec":
+        from understudy.data.video_torchcodec import TorchcodecReader
+
+        return TorchcodecReader(os.fspath(path))
+    raise ValueError(f"backend={backend!r}: it must be 'pyav' or 'torchcodec'")
+
+
+def key_positions(index: VideoIndex) -> np.ndarray:
+    """Display positions of the key frames, int64, sorted."""
+    shown = index.display[index.keys]
+    return np.sort(shown[shown >= 0])
+
+
+def median_gop(index: VideoIndex) -> int:
+    """Median distance between key frames in pictures; the length of the video where there is only one."""
+    keys = key_positions(index)
+    return int(np.median(np.diff(keys))) if len(keys) > 1 else max(1, int((index.display >= 0).sum()))
+
+
+def check_positions(indices: np.ndarray, count: int, path: str) -> np.ndarray:
+    """`indices` as int64[n], each inside [0, count)."""
+    wanted = np.asarray(indices)
+    if wanted.ndim != 1 or not (np.issubdtype(wanted.dtype, np.integer) or wanted.size == 0):
+        raise ValueError(f"positions must be one row of integers, not {wanted.dtype} of shape {wanted.shape}")
+    wanted = wanted.astype(np.int64)
+    if wanted.size and (wanted.min() < 0 or wanted.max() >= count):
+        outside = wanted[(wanted < 0) | (wanted >= count)][0]
+        raise IndexError(f"{path}: picture {outside} was asked for, the file holds pictures 0..{count - 1}")
+    return wanted
+
+
+class PyavReader:
+    """Pictures through bare PyAV decoders; see `VideoReader`."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._open()
+        index = self._packets.index
+        self.count, self.height, self.width = self._decoder.count, index.height, index.width
+        self.fps, self.codec, self.gop, self.key_frames = (
+            index.fps,
+            index.codec,
+            median_gop(index),
+            key_positions(index),
+        )
+
+    def _open(self) -> None:
+        self._pid: int | None = os.getpid()
+        self._packets = open_packets(self.path)
+        self._decoder = PictureDecoder(self._packets, self.path)
+        self._to_rgb = VideoReformatter()
+
+    def read(self, indices: np.ndarray) -> np.ndarray:
+        wanted, place = np.unique(check_positions(indices, self.count, self.path), return_inverse=True)
+        if self._pid != os.getpid():  # forked, or closed: what the parent holds is the parent's
+            self._open()
+            if self._decoder.count != self.count:
+                raise DatasetError(f"had {self.count} pictures, now has {self._decoder.count}", where=self.path)
+        in_order = len(wanted) == len(place) and bool((np.diff(place) > 0).all())
+        pictures = np.empty((len(wanted), self.height, self.width, 3), np.uint8)
+        for row, (position, frame) in enumerate(self._decoder.pictures(wanted)):
+            self._convert(frame, position, pictures[row])
+        return pictures if in_order else pictures[place]
+
+    def _convert(self, frame: av.VideoFrame, position: int, out: np.ndarray) -> None:
+        """Write one decoded picture into out (height, width, 3)."""
+        if (frame.height, frame.width) != (self.height, self.width):
+            what = f"picture {position} is {frame.width}x{frame.height}, the file says {self.width}x{self.height}"
+            raise DatasetError(what, where=self.path, fix="split the file where the size changes")
+        plane = self._to_rgb.reformat(frame, format="rgb24", threads=1).planes[0]
+        rows = np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)  # lines are padded
+        out[...] = rows[: self.height, : self.width * 3].reshape(self.height, self.width, 3)
+
+    def close(self) -> None:
+        if self._pid is not None:
+            self._packets.close()
+            self._pid = None
+            del self._decoder
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return open_video, (self.path, "pyav")
