@@ -1,0 +1,152 @@
+"""The command line: one verb per line, settings from a file and from flags, errors as one clear line, exit codes.
+
+    0    done
+    1    failed
+    2    wrong input: settings or a dataset that cannot be used as asked
+    75   stopped by a signal with a checkpoint: `understudy resume` carries on (schedulers may requeue)
+    130  interrupted where there is nothing to save
+
+Only names stand here. A verb's settings are imported when it is called and its work after they have been checked, so
+that help costs no torch, and a typing mistake no waiting.
+"""
+
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
+FILES = (".yaml", ".yml", ".toml")
+
+
+@dataclass(frozen=True)
+class Verb:
+    """`settings` and `work` are "module:name"; the work takes the settings and returns an exit code or None."""
+
+    settings: str
+    work: str
+    about: str
+    usage: str = ""
+    file: bool = False
+    """Whether settings may come from a file, named first."""
+
+
+VERBS = {
+    "demo": Verb("tools.demo:DemoConfig", "tools.demo:demo", "the whole job in minutes, on a simulated table"),
+    "record": Verb("tools.record:RecordConfig", "tools.record:record", "record demonstrations of a scripted expert"),
+    "train": Verb("train.config:TrainConfig", "tools.verbs:train", "train a policy", "[FILE.yaml] [--…]", file=True),
+    "resume": Verb("train.config:TrainConfig", "tools.verbs:resume", "carry on at the exact next sample", "RUN [--…]"),
+    "validate": Verb("tools.verbs:ValidateConfig", "tools.verbs:validate", "held-out loss per task", "RUN"),
+    "rollout": Verb("train.rollout:RolloutConfig", "train.rollout:rollout", "success per task in simulation", "RUN"),
+    "report": Verb("tools.report:ReportConfig", "tools.report:report", "write a run's report.html anew", "RUN"),
+    "inspect": Verb("tools.inspect:InspectConfig", "tools.inspect:inspect", "look at a dataset", "PATH"),
+    "order explain": Verb(
+        "tools.order_explain:ExplainConfig",
+        "tools.order_explain:explain",
+        "which samples come when, and how well mixed",
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit code. `--debug` shows the traceback of an error that is otherwise one line."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(overview())
+        return 0 if arguments else WRONG_INPUT
+    if arguments[0] == "--version":
+        from understudy import __version__
+
+        print(f"understudy {__version__}")
+        return 0
+    name = next((verb for verb in VERBS if arguments[: len(verb.split())] == verb.split()), None)
+    if name is None:
+        print(_unknown(arguments[0]), file=sys.stderr)
+        return WRONG_INPUT
+    return _guarded(name, arguments[len(name.split()) :], debug)
+
+
+def overview() -> str:
+    """The help text of the command itself."""
+    width = max(map(len, VERBS)) + 2
+    lines = [f"  {name:<{width}}{verb.about}" for name, verb in VERBS.items()]
+    return "\n".join(
+        [
+            "usage: understudy VERB …",
+            "",
+            "Train robot policies from demonstrations.",
+            "",
+            *lines,
+            "",
+            "`understudy VERB --help` lists the settings of a verb; `--debug` shows where an error comes from.",
+        ]
+    )
+
+
+def _unknown(word: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(word, VERBS, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(VERBS)}"
+    return f"understudy: no verb {word!r}; {hint}"
+
+
+def _guarded(name: str, arguments: list[str], debug: bool) -> int:
+    """Parse and work; what a person can mend becomes one line, what only we can mend keeps its traceback."""
+    from understudy.data.errors import DatasetError
+    from understudy.train.settings import ConfigError
+
+    try:
+        verb = VERBS[name]
+        settings = _settings(name, verb, arguments)
+        code = _named(verb.work)(settings)
+        return int(code or 0)
+    except (ConfigError, DatasetError) as error:
+        code = WRONG_INPUT
+        message = str(error)
+    except KeyboardInterrupt:
+        code, message = INTERRUPTED, "interrupted"
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has left; say nothing into the void
+        return FAILED
+    except OSError as error:
+        code, message = FAILED, str(error)
+    except Exception:
+        traceback.print_exc()
+        return FAILED
+    if debug:
+        traceback.print_exc()
+    print(f"understudy {name}: {message}", file=sys.stderr)
+    return code
+
+
+def _settings(name: str, verb: Verb, arguments: list[str]) -> Any:
+    """Defaults, then the file (or, for `resume`, the run's own settings), then the flags; checked as a whole."""
+    from understudy.train.settings import complete, load, plain, validate
+
+    cls, default, program = _named(verb.settings), None, f"understudy {name}"
+    if name == "resume" and arguments and not arguments[0].startswith("-"):
+        run = arguments.pop(0)
+        default = _named("train.rundir:resumed_settings")(run)
+        program += f" {run}"
+    elif name == "resume" and not {"-h", "--help"} & set(arguments):
+        from understudy.train.settings import ConfigError
+
+        raise ConfigError("say which run: understudy resume RUN [--…]")
+    elif verb.file and arguments and Path(arguments[0]).suffix in FILES:
+        default = load(cls, arguments.pop(0))
+
+    import tyro
+
+    parsed = tyro.cli(cls, args=arguments, default=default, prog=program)
+    return complete(validate(cls, plain(parsed)))
+
+
+def _named(where: str) -> Any:
+    module, name = where.split(":")
+    return getattr(import_module(f"understudy.{module}"), name)

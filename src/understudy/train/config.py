@@ -1,0 +1,138 @@
+"""What a training run can be told, and nothing that reads it.
+
+No torch here: the command line shows these settings in a fraction of a second. Resolution against a dataset (which
+cameras, how wide an action is) happens in `run.py`; reading and checking files in `settings.py`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Interval, Le
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is learnt from."""
+
+    root: str = ""
+    """Folder of a LeRobot dataset (v2.0, v2.1, v3.x). Required."""
+    chunk: Annotated[int, Ge(1)] = 8
+    """Actions per chunk: the policy predicts this many frames ahead, starting with the present one."""
+    val_fraction: Annotated[float, Interval(ge=0, lt=1)] = 0.1
+    """Share of the episodes that is held out for validation, whole episodes only; 0 trains on all."""
+    order: Literal["clips", "uniform", "episodes", "sequential"] = "clips"
+    """How positions walk through the frames; `clips` is well shuffled and decodes each picture about once."""
+    frames_in_flight: Annotated[int, Ge(1)] = 100_000
+    """How many frames the shuffle may spread over: more is better shuffled, fewer needs less memory."""
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW."""
+
+    lr: Annotated[float, Gt(0)] = 1e-3
+    """Peak learning rate."""
+    beta1: Annotated[float, Interval(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Interval(ge=0, lt=1)] = 0.95
+    eps: Annotated[float, Gt(0)] = 1e-8
+    weight_decay: Annotated[float, Ge(0)] = 0.01
+    """Decoupled weight decay, on matrices only (not on biases, gains and embeddings of one dimension)."""
+    clip: Annotated[float, Gt(0)] = 1.0
+    """Gradients are scaled down to this global norm."""
+    ema: Annotated[float, Interval(ge=0, lt=1)] = 0.0
+    """Decay of an exponential moving average of the weights, which is then validated and saved; 0 keeps none."""
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """The learning rate over the steps."""
+
+    kind: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup: Annotated[int, Ge(0)] = 100
+    """Steps of linear warm-up."""
+    final: Annotated[float, Ge(0), Le(1)] = 0.0
+    """Where the decay ends, as a fraction of the peak."""
+    steps: Annotated[int, Ge(1)] | None = None
+    """Step at which the decay ends; none is the end of the run. Resuming with more steps keeps this one."""
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """Changes made to training samples only, each drawn from (seed, purpose, position)."""
+
+    shift: Annotated[int, Ge(0)] = 4
+    """Pictures are moved by up to this many pixels in each direction, edges repeated; 0 is off."""
+    text_dropout: Annotated[float, Interval(ge=0, le=1)] = 0.0
+    """Share of samples whose instruction is replaced by the empty text."""
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """The network: what `FlowPolicyConfig` lets one choose freely (the rest follows from the dataset)."""
+
+    picture: tuple[int, int] = (64, 64)
+    """Height and width the network sees; pictures of another size are area-averaged to it."""
+    text_bytes: Annotated[int, Ge(1)] = 96
+    """Length of the instruction in bytes, with its start token; longer ones are cut."""
+    channels: Annotated[int, Ge(1)] = 64
+    """Channels of the picture network (a multiple of 8)."""
+    blocks: Annotated[int, Ge(1)] = 3
+    """Residual blocks of the picture network."""
+    points: Annotated[int, Ge(1)] = 32
+    """Keypoints read from each picture."""
+    width: Annotated[int, Ge(1)] = 256
+    """Width of the condition and of the action network."""
+    layers: Annotated[int, Ge(1)] = 3
+    """Residual layers of the action network."""
+    draws: Annotated[int, Ge(1)] = 4
+    """Noises and flow times per sample and step; they share one look at the pictures, which is most of the cost."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A training run. Everything that it consumes is a function of these settings and the dataset."""
+
+    out: str = "runs/train"
+    """Run directory, made by `train`; an existing run is never overwritten."""
+    steps: Annotated[int, Ge(1)] = 2500
+    """Optimizer steps."""
+    batch: Annotated[int, Ge(1)] = 64
+    """Samples per step."""
+    seed: Annotated[int, Interval(ge=0, lt=2**63)] = 0
+    """Decides the order, every draw inside a sample, and the first weights."""
+    data: DataConfig = field(default_factory=DataConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    checkpoint_every: Annotated[int, Ge(1)] = 500
+    """Steps between checkpoints; there is always one at the end."""
+    keep: Annotated[int, Ge(1)] = 2
+    """Checkpoints kept; an older one goes only when the newer ones are safe on disk."""
+    val_every: Annotated[int, Ge(0)] = 500
+    """Steps between validations, and one at the end; 0 never validates. Training does not notice."""
+    log_every: Annotated[int, Ge(1)] = 20
+    """Steps between visits to the host: metrics are written and the progress line is refreshed."""
+    threads: Annotated[int, Ge(1)] = 1
+    """Arithmetic threads of torch. More than one can cost a factor of a hundred when the machine is busy."""
+    loader_threads: Annotated[int, Ge(1)] | Literal["auto"] = "auto"
+    """Threads that read and decode."""
+    memory: str = "4GB"
+    """How much the loader may hold; data that fits stays decoded in memory. The samples are the same with any value."""
+
+    def problems(self) -> list[str]:
+        """What is wrong between fields, one line each."""
+        found = []
+        if not self.data.root:
+            found.append("data.root: required: the folder of the dataset to learn from")
+        if self.policy.channels % 8 or self.policy.width % 8:
+            found.append(
+                f"policy: channels={self.policy.channels} and width={self.policy.width} must be multiples of 8"
+            )
+        if any(side < 8 or side % 4 for side in self.policy.picture):
+            found.append(f"policy.picture: {self.policy.picture}: height and width must be multiples of 4, at least 8")
+        return found
+
+
+# Settings that may change in the middle of a run without changing which samples come or what is computed from them.
+FREE = ("steps", "checkpoint_every", "keep", "val_every", "log_every", "threads", "loader_threads", "memory", "out")

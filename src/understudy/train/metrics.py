@@ -1,0 +1,72 @@
+"""metrics.jsonl: the truth about what a run measured. Append-only, exact, without gaps or doubles after any kill.
+
+Each line is one JSON object with `kind` and `step` (the number of optimizer steps behind it):
+
+    train   loss, lr, grad_norm, skipped, one line per optimizer step; floats read back bit-equal
+    speed   samples_per_s, wait (share of the time spent waiting for data), seconds (in this process), once per log
+    val     loss, macro, tasks: {task: {loss, samples}}, once per validation
+
+A line belongs to one step, never to "since the last log": so a run killed between two logs writes the same lines again.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from understudy.train.rundir import write_whole
+
+
+class MetricsFile:
+    """Appends records. `sync` makes what was written durable; a checkpoint counts on it."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Append each record as a line; a number that is not finite becomes null (JSON has no NaN)."""
+        self._file.write("".join(json.dumps(_finite(record), ensure_ascii=False) + "\n" for record in records))
+        self._file.flush()
+
+    def sync(self) -> None:
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """The records, of one kind if given; a last line torn by a kill is left out. No file: no records.
+
+    Raises:
+        ValueError: a line in the middle is not a record; names file and line.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    records = []
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is empty or torn
+        try:
+            record = json.loads(line)
+            record["step"], record["kind"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{path}: line {number} is not a record: {line[:80]!r}") from error
+        records.append(record)
+    return [record for record in records if kind is None or record["kind"] == kind]
+
+
+def truncate(path: Path, step: int) -> None:
+    """Drop what was measured after optimizer step `step`, and a torn last line: the run goes on from there."""
+    records = read(path)
+    kept = [record for record in records if record["step"] <= step]
+    torn = path.exists() and not path.read_bytes().endswith(b"\n")
+    if len(kept) < len(records) or torn:
+        write_whole(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

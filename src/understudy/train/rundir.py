@@ -1,0 +1,113 @@
+"""The run directory: where a run's files lie, and how they are written so that no kill leaves a torn one.
+
+    config.yaml     every setting, resolved
+    order.json      the frozen order and the datasets' fingerprints
+    metrics.jsonl   what was measured, one JSON object a line (`metrics.py`)
+    checkpoints/    step-00001000/ … (`checkpoint.py`)
+    policy/         what a robot loads
+    report.html     what a person reads
+
+Not here: what stands in those files.
+"""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+
+from understudy.train.config import TrainConfig
+from understudy.train.settings import ConfigError, dump_yaml, load
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths of one run."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.yaml"
+
+    @property
+    def order(self) -> Path:
+        return self.root / "order.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def policy(self) -> Path:
+        return self.root / "policy"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    def settings(self) -> TrainConfig:
+        """The run's settings, with `out` where the run lies now. Raises ConfigError when there is no run."""
+        if not self.config.is_file():
+            raise ConfigError(
+                f"{self.root}: no run here (no config.yaml); `understudy train --out {self.root}` starts one"
+            )
+        return replace(load(TrainConfig, self.config), out=str(self.root))
+
+    def begin(self, config: TrainConfig, order: str) -> None:
+        """Write what makes this folder a run. config.yaml comes last: where it stands, the rest is complete.
+
+        Raises ConfigError when there is a run already.
+        """
+        if self.config.exists():
+            raise ConfigError(
+                f"{self.root}: there is a run already; `understudy resume {self.root}` carries it on, "
+                "another --out starts a new one"
+            )
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        write_whole(self.order, order)
+        write_whole(self.config, dump_yaml(config))
+
+    def lock(self) -> IO[str]:
+        """Hold the run for this process; the lock goes with the process, however it ends.
+
+        Raises ConfigError when another process holds it: two writers would tear the run apart.
+        """
+        import fcntl
+
+        self.root.mkdir(parents=True, exist_ok=True)
+        held = (self.root / ".lock").open("w")
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held.close()
+            raise ConfigError(f"{self.root}: another process is training this run; stop it first") from None
+        return held
+
+
+def resumed_settings(run: str) -> TrainConfig:
+    """Settings of the run in folder `run`, as `resume` starts from."""
+    return RunDir(Path(run)).settings()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file by `text` so that a reader, or a kill at any instant, finds the old one or the new one."""
+    new = path.with_name(path.name + ".new")
+    with new.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.rename(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the folder's entries (a rename, a new file) durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

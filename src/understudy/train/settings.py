@@ -1,0 +1,143 @@
+"""Settings as frozen dataclasses: read from a YAML or TOML file, checked as a whole, written back, compared.
+
+A dataclass is the only schema: pydantic checks a file against it and every error of the file is told at once, by dotted
+path. Nothing here knows which settings there are; those stand in `config.py` and beside each verb. The command line's
+overrides are tyro's and stand in `cli.py`.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+T = TypeVar("T")
+
+
+class ConfigError(ValueError):
+    """Settings that cannot be used. The message is for the person who wrote them; the command line exits with 2."""
+
+
+def read_file(path: str | Path) -> dict[str, Any]:
+    """The mapping in a .yaml, .yml or .toml file, unchecked.
+
+    Raises:
+        ConfigError: the file cannot be read or parsed, or does not hold a mapping.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{path}: cannot be read: {reason}") from error
+    if path.suffix == ".toml":
+        try:
+            return tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    import yaml
+
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: holds a {type(content).__name__}, expected `name: value` lines")
+    return content
+
+
+def validate(cls: type[T], content: Mapping[str, Any], where: object = None) -> T:
+    """An instance of the dataclass `cls` from a nested mapping; missing names take the defaults.
+
+    Raises:
+        ConfigError: lists *all* that is wrong, one `dotted.path: reason` a line; an unknown name comes with the nearest
+            known one.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    found = list(_unknown_names(cls, content))
+    try:
+        config = TypeAdapter(cls).validate_python(dict(content))
+    except ValidationError as error:
+        found += [f"{'.'.join(str(part) for part in e['loc'])}: {_lower(e['msg'])}" for e in error.errors()]
+    if found:
+        raise _told(found, where)
+    return config
+
+
+def complete(config: T, where: object = None) -> T:
+    """`config` itself, if it is ready to be used: its `problems()`, the rules that join fields, has nothing to say.
+
+    Apart from `validate`, because a file may leave to the command line what only then is complete.
+    """
+    problems = getattr(config, "problems", None)
+    if problems is not None and (found := problems()):
+        raise _told(found, where)
+    return config
+
+
+def load(cls: type[T], path: str | Path) -> T:
+    """`read_file`, then `validate`."""
+    return validate(cls, read_file(path), where=path)
+
+
+def dump_yaml(config: Any) -> str:
+    """All settings, defaults included, as YAML that `load` reads back to an equal value."""
+    import yaml
+
+    return yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True)
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """Nested dicts and lists of plain values (tuples become lists, paths become strings)."""
+
+    def simple(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: simple(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [simple(item) for item in value]
+        return str(value) if isinstance(value, Path) else value
+
+    return {key: simple(value) for key, value in asdict(config).items()}
+
+
+def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
+    """Dotted path -> (old, new) for every leaf in which two settings of the same class differ."""
+    before, after = _leaves(plain(old)), _leaves(plain(new))
+    paths = [*before, *(path for path in after if path not in before)]
+    return {p: (before.get(p), after.get(p)) for p in paths if before.get(p) != after.get(p)}
+
+
+def _leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in content.items():
+        path = f"{prefix}{key}"
+        leaves.update(_leaves(value, path + ".") if isinstance(value, Mapping) else {path: value})
+    return leaves
+
+
+def _told(lines: list[str], where: object) -> ConfigError:
+    head = f"{where}: " if where is not None else ""
+    if len(lines) == 1:
+        return ConfigError(head + lines[0])
+    return ConfigError(f"{head}{len(lines)} settings cannot be used\n" + "\n".join(f"  {line}" for line in lines))
+
+
+def _lower(message: str) -> str:
+    return message[:1].lower() + message[1:]
+
+
+def _unknown_names(cls: type, content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """pydantic passes over names that a dataclass lacks; a misspelt setting must not be taken for its default."""
+    hints = get_type_hints(cls)
+    known = [field.name for field in fields(cls)]
+    for name, value in content.items():
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
+            yield f"{prefix}{name}: unknown name; {hint}"
+        elif isinstance(value, Mapping) and is_dataclass(hints[name]):
+            yield from _unknown_names(hints[name], value, f"{prefix}{name}.")

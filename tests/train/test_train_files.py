@@ -1,0 +1,158 @@
+"""metrics.jsonl, checkpoints and the run directory: nothing torn is ever read, nothing is overwritten."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy.train import checkpoint, metrics
+from understudy.train.config import DataConfig, TrainConfig
+from understudy.train.rundir import RunDir, resumed_settings, write_whole
+from understudy.train.settings import ConfigError
+
+RECORDS = [{"kind": "train", "step": step, "loss": math.pi / (step + 1)} for step in range(1, 6)]
+
+
+def write(path: Path, records: list[dict]) -> None:
+    file = metrics.MetricsFile(path)
+    file.write(records)
+    file.close()
+
+
+@given(st.integers(0, 400))
+def test_metrics_torn_anywhere_read_as_a_prefix(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    path = tmp_path_factory.getbasetemp() / "torn.jsonl"
+    path.unlink(missing_ok=True)
+    write(path, RECORDS)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:cut])
+    assert metrics.read(path) == RECORDS[: whole[:cut].count(b"\n")]
+    metrics.truncate(path, 3)
+    write(path, [{"kind": "train", "step": 9}])  # a torn tail must not swallow the next line
+    assert metrics.read(path) == [*RECORDS[: min(3, whole[:cut].count(b"\n"))], {"kind": "train", "step": 9}]
+
+
+def test_truncating_drops_what_came_later_of_every_kind(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    write(path, [*RECORDS, {"kind": "val", "step": 3, "loss": 1.0}, {"kind": "val", "step": 4, "loss": 1.0}])
+    metrics.truncate(path, 3)
+    assert [(r["kind"], r["step"]) for r in metrics.read(path)] == [
+        ("train", 1),
+        ("train", 2),
+        ("train", 3),
+        ("val", 3),
+    ]
+    assert metrics.read(path, "val") == [{"kind": "val", "step": 3, "loss": 1.0}]
+
+
+def test_metrics_are_strict_json_and_a_broken_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    write(path, [{"kind": "train", "step": 1, "loss": float("nan"), "grad_norm": float("inf"), "note": "é"}])
+    assert json.loads(path.read_text())["loss"] is None
+    path.write_text("{nonsense\n" + path.read_text())
+    with pytest.raises(ValueError, match="line 1"):
+        metrics.read(path)
+    assert metrics.read(tmp_path / "none.jsonl") == []
+
+
+def tensors(value: float) -> dict[str, torch.Tensor]:
+    return {"weights/a": torch.full((3, 2), value), "step/a": torch.tensor(value), "weights/b": torch.zeros(0)}
+
+
+def test_a_checkpoint_reads_back_bit_equal_and_is_never_overwritten(tmp_path: Path) -> None:
+    path = checkpoint.save(tmp_path, 7, tensors(0.1), {"position": 70})
+    assert checkpoint.save(tmp_path, 7, tensors(0.2), {"position": 0}) == path
+    live = tensors(0.0)
+    state = checkpoint.load(path, live)
+    assert (state["step"], state["position"]) == (7, 70)
+    assert all(torch.equal(live[name], tensor) for name, tensor in tensors(0.1).items())
+
+
+def test_latest_is_the_highest_complete_one(tmp_path: Path) -> None:
+    assert checkpoint.latest(tmp_path / "nowhere") is None
+    for step in (9, 10, 100):
+        checkpoint.save(tmp_path, step, tensors(step), {})
+    (tmp_path / "step-00000200.tmp").mkdir()
+    (tmp_path / "step-later").mkdir()
+    assert checkpoint.latest(tmp_path) == tmp_path / "step-00000100"
+    checkpoint.prune(tmp_path, keep=2)
+    assert checkpoint.steps(tmp_path) == [10, 100]
+    assert not list(tmp_path.glob("*.tmp"))
+    checkpoint.prune(tmp_path, keep=5)
+    assert checkpoint.steps(tmp_path) == [10, 100]
+
+
+def test_a_checkpoint_of_another_kind_is_refused_and_named(tmp_path: Path) -> None:
+    path = checkpoint.save(tmp_path, 1, tensors(1.0), {})
+    for wrong in ({"weights/c": torch.zeros(2)}, {"weights/a": torch.zeros(5, 5)}):
+        with pytest.raises(checkpoint.CheckpointError, match="step-00000001"):
+            checkpoint.load(path, wrong)
+    (path / "state.json").write_text('{"format": 99}')
+    with pytest.raises(checkpoint.CheckpointError, match="format 99"):
+        checkpoint.load(path, tensors(0.0))
+    (path / "state.json").write_text("[")
+    with pytest.raises(checkpoint.CheckpointError, match=r"state\.json"):
+        checkpoint.read_state(path)
+
+
+def test_damaged_tensor_files_are_one_clear_error(tmp_path: Path) -> None:
+    path = checkpoint.save(tmp_path, 1, tensors(1.0), {})
+    for file in path.glob("*.distcp"):
+        file.write_bytes(file.read_bytes()[:10])
+    with pytest.raises(checkpoint.CheckpointError, match="cannot be loaded"):
+        checkpoint.load(path, tensors(0.0))
+    (path / ".metadata").write_bytes(b"no pickle")
+    with pytest.raises(checkpoint.CheckpointError, match="cannot be loaded"):
+        checkpoint.load(path, tensors(0.0))
+
+
+@pytest.mark.parametrize("broken", ["fsync", "rename"])
+def test_a_failing_disk_leaves_the_previous_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    checkpoint.save(tmp_path, 1, tensors(1.0), {})
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((os, "fsync") if broken == "fsync" else (Path, "rename")), full)
+        with pytest.raises(checkpoint.CheckpointError, match="No space left"):
+            checkpoint.save(tmp_path, 2, tensors(2.0), {})
+    assert checkpoint.steps(tmp_path) == [1]
+    live = tensors(0.0)
+    checkpoint.load(tmp_path / "step-00000001", live)
+    assert torch.equal(live["weights/a"], tensors(1.0)["weights/a"])
+
+
+def test_a_run_begins_once(tmp_path: Path) -> None:
+    run, config = RunDir(tmp_path / "r"), TrainConfig(data=DataConfig(root="d"))
+    with pytest.raises(ConfigError, match="no run here"):
+        run.settings()
+    run.begin(config, "{}")
+    with pytest.raises(ConfigError, match="understudy resume"):
+        run.begin(config, "{}")
+    moved = run.root.rename(tmp_path / "moved")
+    assert resumed_settings(str(moved)).out == str(moved)
+
+
+def test_one_process_holds_a_run(tmp_path: Path) -> None:
+    held = RunDir(tmp_path).lock()
+    with pytest.raises(ConfigError, match="another process"):
+        RunDir(tmp_path).lock()
+    held.close()
+    RunDir(tmp_path).lock().close()
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "f"
+    write_whole(path, "old")
+    monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError("killed here")))
+    with pytest.raises(OSError, match="killed"):
+        write_whole(path, "new")
+    assert path.read_text() == "old"
