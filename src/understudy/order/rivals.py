@@ -1,7 +1,8 @@
 """The orders that other loaders give, restated in a few lines each so that an audit can stand them side by side.
 
 Each is what its system does with the *lengths* of the episodes; queues, files, decoding and timing are left out, and so
-is everything that only its own RNG decides. Their randomness is numpy's: nobody resumes from these.
+is everything that only its own RNG decides. Frames come from the same ciphers as ours, so that an audit is one on every
+machine.
 
     episode_lanes    V lines read in turn, each one whole episode after another, frames shuffled inside an episode
     block            shuffled episodes cut into blocks of equal size, frames shuffled inside a block
@@ -20,6 +21,10 @@ from itertools import count
 from statistics import NormalDist
 
 import numpy as np
+
+from understudy.order.keys import make_key
+from understudy.order.permute import permutation, permute_each
+from understudy.order.philox import philox
 
 __all__ = ["Read", "block", "droid_like", "episode_lanes", "episode_stream", "worker_pool"]
 
@@ -58,7 +63,7 @@ def episode_lanes(lengths: np.ndarray, lanes: int, seed: int = 0) -> Read:
     def read(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         episode, frame, piece = _like(positions)
         for epoch, at, p in _epochs(positions, total):
-            line = _rng(seed, epoch).permutation(lengths.size)
+            line = _line(lengths, seed, epoch)
             lane, i = p % lanes, p // lanes
             q = lane * (total // lanes) + np.minimum(lane, total % lanes) + i
             episode[at], offset = _find(line, lengths, q)
@@ -77,12 +82,13 @@ def block(lengths: np.ndarray, frames: int, seed: int = 0) -> Read:
     def read(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         episode, frame, piece = _like(positions)
         for epoch, at, p in _epochs(positions, total):
-            line = _rng(seed, epoch).permutation(lengths.size)
+            line = _line(lengths, seed, epoch)
             q = np.empty_like(p)
-            for b in np.unique(p // frames):
-                inside = p // frames == b
-                size = min(frames, total - int(b) * frames)
-                q[inside] = b * frames + _rng(seed, epoch, int(b)).permutation(size)[p[inside] - b * frames]
+            for number in np.unique(p // frames):
+                inside = p // frames == number
+                first = int(number) * frames
+                order = permutation(min(frames, total - first), make_key(seed, "rival block", epoch, int(number)))
+                q[inside] = first + order.forward((p[inside] - first).astype(np.uint64)).astype(np.int64)
             episode[at], frame[at] = _find(line, lengths, q)
             piece[at] = epoch * lengths.size + episode[at]
         return episode, frame, piece
@@ -108,14 +114,13 @@ def worker_pool(
     need = per_rank * -(-positions // (batch * workers))  # frames of each worker
     table = np.empty((consumers, need, 3), np.int64)
     for c in range(consumers):
-        rng = _rng(seed, c)
         free_at = [0.0] * pool  # a heap: when each place of the pool is free for its next episode
         line: list[int] = []
         clocks: list[np.ndarray] = []
         drawn = 0
         for e in _stripe(lengths, c, consumers, seed):
             line.append(e)
-            clocks.append(free_at[0] + rng.standard_exponential(int(lengths[e])))
+            clocks.append(free_at[0] + _exponential(int(lengths[e]), make_key(seed, "rival pool", c, len(line))))
             heapreplace(free_at, float(clocks[-1].max()))
             drawn += int(lengths[e])
             # What rings before the next admission is settled: no later episode can come in between.
@@ -155,8 +160,16 @@ def episode_stream(
 # ---- what they share
 
 
-def _rng(*key: int) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
+def _line(lengths: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+    """The episodes in the shuffled order of an epoch, int64 (episodes,)."""
+    every = np.arange(lengths.size, dtype=np.uint64)
+    return permutation(lengths.size, make_key(seed, "rival episodes", epoch)).forward(every).astype(np.int64)
+
+
+def _exponential(n: int, key: int) -> np.ndarray:
+    """n exponential variables of mean 1, float64."""
+    words, _ = philox(key, np.arange(n, dtype=np.uint64), np.zeros(n, np.uint64))
+    return -np.log(((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53)
 
 
 def _checked(lengths: np.ndarray, name: str, **counts: int) -> np.ndarray:
@@ -197,20 +210,15 @@ def _find(line: np.ndarray, lengths: np.ndarray, q: np.ndarray) -> tuple[np.ndar
 
 
 def _shuffled_inside(episode: np.ndarray, offset: np.ndarray, lengths: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """The frame that comes `offset`-th in each episode's own permutation; only the episodes asked for are shuffled."""
-    asked, which = np.unique(episode, return_inverse=True)
-    size = lengths[asked]
-    start = np.cumsum(size) - size
-    key = np.concatenate([_rng(seed, epoch, int(e), 1).random(int(lengths[e])) for e in asked])
-    owner = np.repeat(np.arange(asked.size), size)
-    by = np.lexsort((key, owner))  # the episodes stay in place, the frames of each come in the order of their keys
-    return by[start[which] + offset] - start[which]
+    """The frame that comes `offset`-th in each episode's own permutation of this epoch."""
+    words, _ = philox(make_key(seed, "rival inside", epoch), episode.view(np.uint64), np.zeros(len(episode), np.uint64))
+    return permute_each(offset.view(np.uint64), lengths[episode].view(np.uint64), words).view(np.int64)
 
 
 def _stripe(lengths: np.ndarray, consumer: int, consumers: int, seed: int) -> Iterator[int]:
     """One worker's episodes without end: every consumers-th of a shuffled line, epoch after epoch."""
     for epoch in count():
-        yield from _rng(seed, epoch).permutation(lengths.size)[consumer::consumers].tolist()
+        yield from _line(lengths, seed, epoch)[consumer::consumers].tolist()
 
 
 def _rows(line: list[int], lengths: np.ndarray, consumers: int, consumer: int) -> np.ndarray:
