@@ -1,0 +1,145 @@
+"""Clip lanes: the order of one source, as a bijection in closed form.
+
+    the line of N frames (layout.py)   |  clip 0  |  clip 1  |  clip 2  | ... | short |       S frames each
+    the clips in a random order        |  clip 7  |  clip 2  | short | clip 9 | ...           keyed by the epoch
+    turned by a random shift, then cut |     lane 0     |     lane 1     | ... | lane V-1 |
+    and read across the lanes          position p of the epoch = frame p div V of lane p mod V
+
+Each step is a bijection, so an epoch holds every frame exactly once; V positions in a row touch V lanes, so at most V
+clips are open, and V >= the batch puts the samples of a batch in different clips (but for the two sides of a lane
+cut). The shift makes every position equally likely to hold every frame. Sequential, uniform and episode order are
+settings: no shuffling; S = V = 1; S as long as an episode.
+
+Not here: choosing S and V (`defaults.py`), several sources (`mixture.py`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from understudy.order.keys import make_key
+from understudy.order.permute import Feistel, Sorted, permutation, permute_each, unpermute_each
+from understudy.order.philox import Words
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The order of one source: `frames` = N, `clip` = S, `lanes` = V, all at least 1.
+
+    `source` is its number in the run, part of its keys. `shuffle` False is the line as it is. `inside` is the order
+    inside a clip: "sequential" or "permuted".
+    """
+
+    seed: int
+    source: int
+    frames: int
+    clip: int
+    lanes: int
+    shuffle: bool
+    inside: str
+
+    def line(self, index: Words) -> Words:
+        """Stream indices uint64 (n,), 0, 1, 2, ... over all epochs -> line numbers uint64 (n,) below N."""
+        epoch, p = self.split(index)
+        return self._by_epoch(epoch, p, self._forward) if self.shuffle else p
+
+    def split(self, index: Words) -> tuple[Words, Words]:
+        """Stream indices uint64 (n,) -> (epoch, index inside the epoch)."""
+        epoch = index // np.uint64(self.frames)
+        return epoch, index - epoch * np.uint64(self.frames)
+
+    def index(self, line: int, epoch: int) -> int:
+        """The stream index at which line number `line` comes up in `epoch`."""
+        p = self._backward(epoch, np.array([line], np.uint64))[0] if self.shuffle else line
+        return epoch * self.frames + int(p)
+
+    def _by_epoch(self, epoch: Words, p: Words, step: Callable[[int, Words], Words]) -> Words:
+        """Apply `step(epoch, p)` to the elements of each epoch; nearly every call has one epoch, or two."""
+        if not len(p) or (epoch[0] == epoch[-1] and epoch.min() == epoch.max()):
+            return step(int(epoch[0]), p) if len(p) else p
+        out = np.empty_like(p)
+        by_epoch = np.argsort(epoch, kind="stable")
+        for group in np.split(by_epoch, np.flatnonzero(np.diff(epoch[by_epoch])) + 1):
+            out[group] = step(int(epoch[group[0]]), p[group])
+        return out
+
+    def _keys(self, epoch: int) -> tuple[int, Sorted | Feistel]:
+        """The shift and the permutation of the clips in this epoch."""
+        clips = -(-self.frames // self.clip)
+        shift = make_key(self.seed, "shift", self.source, epoch) % self.frames
+        return shift, permutation(clips, make_key(self.seed, "clip", self.source, epoch))
+
+    def _hole(self, order: Sorted | Feistel) -> tuple[int, int]:
+        """(where the clips read after the short one would start if it were full, by how much it is not)."""
+        clips = -(-self.frames // self.clip)
+        short = self.frames - (clips - 1) * self.clip
+        if short == self.clip:
+            return 0, 0
+        rank = int(order.inverse(np.array([clips - 1], np.uint64))[0])
+        return rank * self.clip + short, self.clip - short
+
+    def _forward(self, epoch: int, p: Words) -> Words:
+        n, s = np.uint64(self.frames), np.uint64(self.clip)
+        shift, order = self._keys(epoch)
+        q = p
+        if self.lanes > 1:
+            length, longer = divmod(self.frames, self.lanes)
+            q = p // np.uint64(self.lanes)
+            lane = p - q * np.uint64(self.lanes)
+            q += lane * np.uint64(length)
+            q += np.minimum(lane, np.uint64(longer))
+        q = q + np.uint64(shift)
+        np.minimum(q, q - n, out=q)  # modulo n: below n, q - n wraps to a huge number
+        if self.clip == 1:
+            return order.forward(q)
+        edge, missing = self._hole(order)
+        if missing:
+            q += (q >= np.uint64(edge)) * np.uint64(missing)
+        rank = q // s
+        offset = q - rank * s
+        clip = order.forward(rank)
+        if self.inside == "permuted":
+            offset = permute_each(offset, self._sizes(clip), self._clip_keys(epoch, clip))
+        clip *= s
+        clip += offset
+        return clip
+
+    def _backward(self, epoch: int, line: Words) -> Words:
+        n, s = np.uint64(self.frames), np.uint64(self.clip)
+        shift, order = self._keys(epoch)
+        clip = line // s
+        offset = line - clip * s
+        if self.inside == "permuted" and self.clip > 1:
+            offset = unpermute_each(offset, self._sizes(clip), self._clip_keys(epoch, clip))
+        q = order.inverse(clip) * s + offset
+        edge, missing = self._hole(order)
+        if missing:
+            q -= (q >= np.uint64(edge)) * np.uint64(missing)
+        q = q - np.uint64(shift)
+        np.minimum(q, q + n, out=q)
+        if self.lanes == 1:
+            return q
+        length, longer = (np.uint64(x) for x in divmod(self.frames, self.lanes))
+        in_longer = longer * (length + np.uint64(1))  # frames in the first `longer` lanes, which hold one more each
+        tail = np.maximum(q, in_longer) - in_longer
+        lane = np.where(q < in_longer, q // (length + np.uint64(1)), longer + tail // max(length, np.uint64(1)))
+        start = lane * length + np.minimum(lane, longer)
+        return (q - start) * np.uint64(self.lanes) + lane
+
+    def _sizes(self, clip: Words) -> Words:
+        last = -(-self.frames // self.clip) - 1
+        return np.where(clip == np.uint64(last), np.uint64(self.frames - last * self.clip), np.uint64(self.clip))
+
+    def _clip_keys(self, epoch: int, clip: Words) -> Words:
+        """One 64-bit key per clip and epoch: the SplitMix64 stream of the epoch's key, at the clip's number."""
+        z = (clip + np.uint64(1)) * _GAMMA
+        z += np.uint64(make_key(self.seed, "inside", self.source, epoch))
+        z ^= z >> np.uint64(30)
+        z *= np.uint64(0xBF58476D1CE4E5B9)
+        z ^= z >> np.uint64(27)
+        z *= np.uint64(0x94D049BB133111EB)
+        z ^= z >> np.uint64(31)
+        return z

@@ -1,0 +1,134 @@
+"""Layout: the selected frames of one source as one line of numbers 0..N-1, and back to (episode, frame).
+
+`plain`: frames in storage order; a clip is S consecutive numbers and may run over the end of an episode.
+
+`keyframe`: the line is re-arranged so that clips begin where a decoder can begin. S is a multiple of the key-frame
+distance, and every stretch [j*S, (j+1)*S) of an episode that is selected as a whole is one clip; all these come first.
+What is left of each segment (before its first whole stretch, after its last) is strung together behind them in storage
+order and cut every S frames. Both parts are prefix sums over segments, so the map is closed-form, its memory is two
+integers per segment, and being a re-arrangement of the frames it keeps exactly-once. A left-over starts on a
+key frame unless selection cut it, so the only pictures decoded for nothing are those before a cut: at most one
+key-frame distance per composite clip.
+
+Not here: in which order the line is read (`lanes.py`).
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from understudy.order.philox import Words
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`segments` int64 (K, 3) rows [episode, start, stop); `ends` int64 (K,): plain, the frames up to and with row k.
+
+    With clips cut at key frames (`stretch` = S > 0), `ends` counts whole stretches instead of frames, and `rest_ends`
+    the left-over frames; otherwise `stretch` is 0 and `rest_ends` is empty.
+    """
+
+    segments: Ints
+    frames: int
+    stretch: int
+    ends: Ints
+    rest_ends: Ints
+
+    def locate(self, v: Words) -> tuple[Ints, Ints]:
+        """Line numbers uint64 (n,) below N -> (episode, frame), int64 (n,) each."""
+        line = v.view(np.int64)
+        if not self.stretch:
+            row = np.searchsorted(self.ends, line, side="right")
+            return self.segments[row, 0], self.segments[row, 2] - (self.ends[row] - line)
+        whole = int(self.ends[-1]) * self.stretch
+        episode, frame = np.empty_like(line), np.empty_like(line)
+        full = line < whole
+        episode[full], frame[full] = self._in_stretch(line[full])
+        episode[~full], frame[~full] = self._in_rest(line[~full] - whole)
+        return episode, frame
+
+    def line_number(self, row: int, frame: int) -> int:
+        """The line number of `frame` of the episode of segment `row` (a frame that the segment holds)."""
+        start, stop = int(self.segments[row, 1]), int(self.segments[row, 2])
+        if not self.stretch:
+            return int(self.ends[row]) - (stop - frame)
+        first, last = -(-start // self.stretch), stop // self.stretch
+        if first <= frame // self.stretch < last:
+            return (int(self.ends[row]) - last) * self.stretch + frame
+        rest = frame - start if frame < first * self.stretch else frame - start - (last - first) * self.stretch
+        return int(self.ends[-1]) * self.stretch + self._rest_before(row) + rest
+
+    def _rest_before(self, row: int) -> int:
+        return int(self.rest_ends[row - 1]) if row else 0
+
+    def _in_stretch(self, line: Ints) -> tuple[Ints, Ints]:
+        clip = line // self.stretch
+        row = np.searchsorted(self.ends, clip, side="right")
+        number = self.segments[row, 2] // self.stretch - (self.ends[row] - clip)
+        return self.segments[row, 0], number * self.stretch + (line - clip * self.stretch)
+
+    def _in_rest(self, line: Ints) -> tuple[Ints, Ints]:
+        row = np.searchsorted(self.rest_ends, line, side="right")
+        episode, start, stop = self.segments[row].T
+        first, last = -(-start // self.stretch), stop // self.stretch
+        from_end = self.rest_ends[row] - line  # 1 for the last left-over frame of the segment
+        frame = stop - from_end
+        before = (last > first) & (frame < last * self.stretch)  # it lies before the whole stretches, not behind them
+        return episode, np.where(before, frame - (last - first) * self.stretch, frame)
+
+
+def make_layout(segments: Ints, stretch: int = 0) -> Layout:
+    """The layout of `segments` (checked by `check_segments`); `stretch` = S cuts clips at key frames, 0 is plain."""
+    starts, stops = segments[:, 1], segments[:, 2]
+    ends = stops - starts
+    np.cumsum(ends, out=ends)
+    frames = int(ends[-1]) if len(ends) else 0
+    if not stretch:
+        return Layout(segments, frames, 0, ends, np.empty(0, np.int64))
+    counts = stops // stretch
+    counts -= -(-starts // stretch)
+    np.maximum(counts, 0, out=counts)
+    np.cumsum(counts, out=counts)
+    ends -= counts * stretch
+    return Layout(segments, frames, stretch, counts, ends)
+
+
+def check_segments(segments: object, name: str) -> Ints:
+    """`segments` as an int64 (K, 3) array (not copied if it is one already).
+
+    Raises ValueError, naming the source and the row, for another shape, a negative start, a stop before its start, no
+    frames at all, or 2^63 and more.
+    """
+    array = np.asarray(segments)
+    if array.ndim != 2 or array.shape[1:] != (3,):
+        if array.size:
+            raise ValueError(f"source {name!r}: segments of shape {array.shape}, need rows [episode, start, stop)")
+        array = np.empty((0, 3), np.int64)
+    if array.dtype != np.int64:
+        if not np.issubdtype(array.dtype, np.integer):
+            raise ValueError(f"source {name!r}: segments are {array.dtype}, need int64")
+        array = array.astype(np.int64)
+    bad = np.flatnonzero((array[:, 1] < 0) | (array[:, 2] < array[:, 1]))
+    if len(bad):
+        row = int(bad[0])
+        raise ValueError(
+            f"source {name!r}: segment {row} [episode, start, stop) is {array[row].tolist()}, need 0 <= start <= stop"
+        )
+    lengths = array[:, 2] - array[:, 1]
+    if not lengths.any():
+        raise ValueError(
+            f"source {name!r} has no frames: its selection keeps nothing; widen it or leave the source out"
+        )
+    if float(lengths.sum(dtype=np.float64)) >= 2.0**62:
+        raise ValueError(f"source {name!r} has 2**62 frames or more: positions would overflow")
+    return array
+
+
+def fingerprint(segments: Ints) -> str:
+    """32 hex digits that name the kept segments and their order: BLAKE2b of the rows as little-endian int64."""
+    rows = np.ascontiguousarray(segments, dtype="<i8")
+    return hashlib.blake2b(rows.data if rows.size else b"", digest_size=16).hexdigest()

@@ -1,0 +1,377 @@
+"""Order: which sample is position p, as one pure function of (spec, position).
+
+    position -> schedule entry -> slot of the mixture -> (source, index in its stream)        mixture.py
+    index    -> (epoch, index in the epoch) -> line number                                    lanes.py
+    line number -> (episode, frame)                                                           layout.py
+
+Nothing here depends on ranks, workers, batches or what was asked before, so any position can be asked at any time.
+
+Not here: who makes a position (`placement.py`), how its bytes are read (the load room).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from understudy.order.defaults import Choice, choose, choose_slots
+from understudy.order.lanes import Lanes
+from understudy.order.layout import Ints, Layout, check_segments, fingerprint, make_layout
+from understudy.order.mixture import check_weights, make_period
+from understudy.order.philox import Words
+from understudy.order.spec import Entry, SourceSpec, Spec, compare
+
+MODES = ("clips", "uniform", "episodes", "sequential")
+
+
+class Frames(Protocol):
+    """What the order must know of a source, and all it may know."""
+
+    @property
+    def name(self) -> str:
+        """A name of its own among the sources of a run."""
+
+    @property
+    def segments(self) -> np.ndarray:
+        """int64 (K, 3): rows [episode, start, stop), the selected frames in storage order."""
+
+    @property
+    def gop(self) -> int:
+        """Pictures from one key frame to the next (1: every picture can be read alone)."""
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Pictures that a sample's windows reach back and ahead, both >= 0."""
+
+
+class Order:
+    """The order of a run. Make one with `Order.of` (new) or `Order.from_json` (saved); it never changes."""
+
+    def __init__(self, spec: Spec, layouts: Sequence[Layout], why: Sequence[tuple[str, ...]] = ()) -> None:
+        self.spec = spec
+        self.layouts = tuple(layouts)
+        self._why = tuple(why)
+        self._lanes = tuple(
+            Lanes(spec.seed, d, s.frames, s.clip, s.lanes, s.shuffle, s.inside) for d, s in enumerate(spec.sources)
+        )
+        self._starts = np.array([entry.position for entry in spec.schedule], np.uint64)
+        self._before = self._streams_before()
+
+    @classmethod
+    def of(
+        cls,
+        sources: Sequence[Frames],
+        *,
+        weights: Sequence[float] | Mapping[str, float] | None = None,
+        temperature: float | None = None,
+        batch: int,
+        seed: int = 0,
+        frames_in_flight: int = 100_000,
+        mode: str = "clips",
+        clip: int | None = None,
+        lanes: int | None = None,
+        inside: str = "sequential",
+    ) -> "Order":
+        """Freeze the order of a run over `sources`.
+
+        weights: share of each source in the samples, in order or by name; any positive scale. None with `temperature`
+            None: "one epoch of each", shares in proportion to frames. `temperature` t: in proportion to frames**t.
+        batch: global batch, for the defaults and for `placement`; the order itself does not depend on it.
+        frames_in_flight: pictures (of one camera) that all ranks together may hold open.
+        mode: "clips" (shuffled clips read in lanes), "uniform" (any frame anywhere), "episodes" (runs as long as the
+            longest episode), "sequential" (storage order; no shuffling).
+        clip, lanes: S and V instead of the derived ones (lanes: over all sources).
+        inside: order inside a clip, "sequential" or "permuted".
+
+        Raises ValueError, naming the source, the value and the rule, for anything it cannot make an order of.
+        """
+        if mode not in MODES:
+            raise ValueError(f"mode {mode!r}: choose one of {', '.join(MODES)}")
+        if batch < 1:
+            raise ValueError(f"global batch {batch}: it must hold at least 1 sample")
+        if frames_in_flight < 1:
+            raise ValueError(f"frames_in_flight {frames_in_flight}: need at least 1")
+        if not sources:
+            raise ValueError("no sources: an order needs at least one")
+        segments = [check_segments(source.segments, source.name) for source in sources]
+        counts = [int((rows[:, 2] - rows[:, 1]).sum()) for rows in segments]
+        shares = _shares([source.name for source in sources], counts, weights, temperature)
+        settings = _Settings(mode, batch, frames_in_flight, clip, lanes, inside)
+        choices, slots = settings.choose_all(sources, segments, counts, shares)
+        specs, layouts = [], []
+        for source, rows, choice in zip(sources, segments, choices):
+            specs.append(settings.source_spec(source.name, rows, choice))
+            layouts.append(make_layout(rows, choice.clip if choice.cut == "keyframe" else 0))
+        spec = Spec(seed, batch, tuple(specs), (Entry(0, slots),))
+        return cls(spec, layouts, [choice.why for choice in choices])
+
+    @classmethod
+    def from_json(cls, spec: "str | dict[str, Any] | Spec", sources: Sequence[Frames]) -> "Order":
+        """The saved order again, over the sources of this run (by position in the list; names may differ).
+
+        Raises ValueError that tells each difference if the sources do not hold the frames they held then.
+        """
+        saved = spec if isinstance(spec, Spec) else Spec.from_json(spec)
+        if len(sources) != len(saved.sources):
+            names = ", ".join(source.name for source in saved.sources)
+            raise ValueError(f"the saved order has {len(saved.sources)} sources ({names}), {len(sources)} were given")
+        segments = [check_segments(source.segments, source.name) for source in sources]
+        now = tuple(
+            replace(s, data=fingerprint(rows), segments=len(rows), frames=int((rows[:, 2] - rows[:, 1]).sum()))
+            for s, rows in zip(saved.sources, segments)
+        )
+        if differences := compare(saved, replace(saved, sources=now)):
+            raise ValueError("the data is not what the order was made for:\n" + "\n".join(map(str, differences)))
+        layouts = [make_layout(r, s.clip if s.cut == "keyframe" else 0) for r, s in zip(segments, saved.sources)]
+        return cls(saved, layouts)
+
+    def to_json(self) -> str:
+        """The spec as JSON text: with the sources and a position, all that a resume needs."""
+        return self.spec.to_json()
+
+    @property
+    def batch(self) -> int:
+        """Global batch."""
+        return self.spec.batch
+
+    @property
+    def seed(self) -> int:
+        """Seed of the order and of the draws inside samples."""
+        return self.spec.seed
+
+    def locate(self, positions: Any) -> tuple[Ints, Ints, Ints]:
+        """Positions (integers >= 0, shape (n,)) -> (source, episode, frame), int64 (n,) each.
+
+        `frame` counts inside the episode. Any positions, in any order; raises ValueError for a negative one.
+        """
+        wanted = as_positions(positions)
+        source, index = self.streams(wanted)
+        episode, frame = np.empty_like(source), np.empty_like(source)
+        for d in [0] if len(self._lanes) == 1 else np.unique(source):
+            own = slice(None) if len(self._lanes) == 1 else source == d
+            episode[own], frame[own] = self.layouts[d].locate(self._lanes[d].line(index[own]))
+        return source, episode, frame
+
+    def streams(self, positions: Any) -> tuple[Ints, Words]:
+        """Positions (n,) -> (source int64, index uint64 in that source's own endless stream)."""
+        wanted = as_positions(positions)
+        if len(self._starts) == 1:
+            return self._in_entry(0, wanted)
+        source, index = np.empty(wanted.shape, np.int64), np.empty_like(wanted)
+        entry = np.searchsorted(self._starts, wanted, side="right") - 1
+        for number in np.unique(entry):
+            own = entry == number
+            source[own], index[own] = self._in_entry(int(number), wanted[own])
+        return source, index
+
+    def epochs(self, positions: Any) -> tuple[Ints, Ints]:
+        """Positions (n,) -> (source, that source's own epoch), int64 (n,) each."""
+        source, index = self.streams(positions)
+        frames = np.array([s.frames for s in self.spec.sources], np.uint64)
+        return source, (index // frames[source]).view(np.int64)
+
+    def positions_of(self, source: int, episode: int, frame: int, epochs: range = range(1)) -> Ints:
+        """The inverse of `locate`: at which positions this frame comes up in these epochs of its source.
+
+        int64, one per epoch that the schedule reaches (a source that has left no longer comes up) and per selected
+        copy of the frame. Raises ValueError if the source or the frame is not selected.
+        """
+        if not 0 <= source < len(self.layouts):
+            raise ValueError(f"source {source}: there are {len(self.layouts)} sources, counted from 0")
+        layout, lanes = self.layouts[source], self._lanes[source]
+        rows = layout.segments
+        holding = np.flatnonzero((rows[:, 0] == episode) & (rows[:, 1] <= frame) & (frame < rows[:, 2]))
+        if not len(holding):
+            name = self.spec.sources[source].name
+            raise ValueError(f"frame {frame} of episode {episode} is not among the selected frames of {name!r}")
+        lines = [layout.line_number(int(row), frame) for row in holding]
+        found = [self._position(source, lanes.index(line, epoch)) for epoch in epochs for line in lines]
+        return np.array(sorted(p for p in found if p is not None), np.int64)
+
+    def reweighted(
+        self, position: int, weights: Mapping[str, float], add: Sequence[Frames] = (), frames_in_flight: int = 100_000
+    ) -> "Order":
+        """This order up to `position`, and from there on sources in other shares: a new schedule entry.
+
+        weights: by name, of the sources that go on (a source not named leaves); `add` are new sources, which must be
+        named too. A source that goes on is read on from where it was, so it is still read once per its own epoch.
+        Raises ValueError if `position` is not behind the last entry of the schedule.
+        """
+        last = self.spec.schedule[-1].position
+        if position <= last:
+            raise ValueError(f"position {position}: the schedule already has an entry at {last}; change after it")
+        known = [s.name for s in self.spec.sources] + [source.name for source in add]
+        for name in [*weights, *(source.name for source in add)]:
+            if name not in known or name not in weights:
+                raise ValueError(f"source {name!r}: weights must name each added source and only known ones: {known}")
+        named = [name for name in known if name in weights]
+        values = check_weights([weights[name] for name in named], named)
+        slots = choose_slots(values, self.batch, max(sum(self.spec.schedule[-1].slots), 16 * self.batch))
+        by_name = dict(zip(named, slots))
+        entry = Entry(position, tuple(by_name.get(name, 0) for name in known))
+        settings = _Settings("clips", self.batch, frames_in_flight, None, None, "sequential")
+        specs, layouts, why = list(self.spec.sources), list(self.layouts), list(self._why)
+        for source in add:
+            rows = check_segments(source.segments, source.name)
+            share = by_name[source.name] / sum(slots)
+            choice = settings.choose_one(source, rows, int((rows[:, 2] - rows[:, 1]).sum()), share)
+            specs.append(settings.source_spec(source.name, rows, choice))
+            layouts.append(make_layout(rows, choice.clip if choice.cut == "keyframe" else 0))
+            why.append(choice.why)
+        spec = replace(self.spec, sources=tuple(specs), schedule=(*self.spec.schedule, entry))
+        return Order(spec, layouts, why)
+
+    def explain(self) -> str:
+        """The order in words: per source its settings and, for an order just made, why they were chosen."""
+        lines = [f"order {self.spec.fingerprint[:12]}, seed {self.seed}, global batch {self.batch}"]
+        for d, source in enumerate(self.spec.sources):
+            lines.append(f"{source.name}: {source.frames} frames in {source.segments} segments; {_in_words(source)}")
+            lines += [f"  - {reason}" for reason in (self._why[d] if d < len(self._why) else ())]
+        for entry in self.spec.schedule:
+            total = sum(entry.slots)
+            named = [(s.name, count) for s, count in zip(self.spec.sources, entry.slots) if count]
+            if len(self.spec.sources) > 1:
+                shares = ", ".join(f"{name} {count / total:.2%} ({count} of {total})" for name, count in named[:20])
+                more = f" and {len(named) - 20} more" if len(named) > 20 else ""
+                lines.append(f"from position {entry.position}: {shares}{more}")
+        return "\n".join(lines)
+
+    def _streams_before(self) -> list[list[int]]:
+        """Per schedule entry: how far each source's stream had come when the entry began."""
+        before = [[0] * len(self._lanes)]
+        for entry, following in zip(self.spec.schedule, self.spec.schedule[1:]):
+            rounds, rest = divmod(following.position - entry.position, sum(entry.slots))
+            period, reached = make_period(entry.slots), list(before[-1])
+            for d, count in enumerate(entry.slots):
+                reached[d] += rounds * count + int(np.searchsorted(period.slots_of[d], rest))
+            before.append(reached)
+        return before
+
+    def _in_entry(self, number: int, positions: Words) -> tuple[Ints, Words]:
+        entry, before = self.spec.schedule[number], self._before[number]
+        total = sum(entry.slots)
+        relative = positions - np.uint64(entry.position) if entry.position else positions
+        if total == 1:
+            d = entry.slots.index(1)
+            return np.full(positions.shape, d, np.int64), relative + np.uint64(before[d])
+        period = make_period(entry.slots)
+        rounds = relative // np.uint64(total)
+        slot = (relative - rounds * np.uint64(total)).view(np.int64)
+        source = period.source[slot]
+        index = rounds * np.array(entry.slots, np.uint64)[source]
+        index += period.before[slot].view(np.uint64)
+        if number:
+            index += np.array([*before], np.uint64)[source]
+        return source, index
+
+    def _position(self, d: int, index: int) -> int | None:
+        """The position at which stream index `index` of source d comes up; None if it never does."""
+        for number in reversed(range(len(self.spec.schedule))):
+            entry, before = self.spec.schedule[number], self._before[number][d]
+            if d >= len(entry.slots) or not entry.slots[d] or index < before:
+                continue
+            rounds, slot = divmod(index - before, entry.slots[d])
+            relative = rounds * sum(entry.slots) + int(make_period(entry.slots).slots_of[d][slot])
+            position = entry.position + relative
+            later = self.spec.schedule[number + 1].position if number + 1 < len(self.spec.schedule) else None
+            return position if later is None or position < later else None
+        return None
+
+
+class _Settings:
+    """What `Order.of` was asked for, applied to its sources."""
+
+    def __init__(self, mode: str, batch: int, in_flight: int, clip: int | None, lanes: int | None, inside: str) -> None:
+        self.mode, self.batch, self.in_flight, self.clip, self.lanes = mode, batch, in_flight, clip, lanes
+        self.inside = inside
+        for name, value in (("clip", clip), ("lanes", lanes)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} {value}: need at least 1")
+
+    def choose_all(
+        self, sources: Sequence[Frames], segments: Sequence[Ints], counts: Sequence[int], shares: Sequence[float]
+    ) -> tuple[list[Choice], tuple[int, ...]]:
+        """The choice for each source, and the mixture's slots."""
+        total = sum(shares)
+        per_source = zip(sources, segments, counts, (share / total for share in shares))
+        choices = [self.choose_one(source, rows, count, share) for source, rows, count, share in per_source]
+        if len(sources) == 1:
+            return choices, (1,)
+        wish = self.lanes or max(sum(choice.lanes for choice in choices), 16 * self.batch)
+        slots = choose_slots(shares, 1 if self.lanes else self.batch, wish)
+        # A source of many lanes gets as many as it has slots: a lane then always comes up in the same slot.
+        fitted = [
+            replace(choice, lanes=min(count, frames)) if choice.lanes > 1 else choice
+            for choice, count, frames in zip(choices, slots, counts)
+        ]
+        return fitted, slots
+
+    def choose_one(self, source: Frames, rows: Ints, frames: int, share: float) -> Choice:
+        """The choice for a source that has `share` (0 to 1) of the samples."""
+        gop, reach = int(source.gop), (int(source.reach[0]), int(source.reach[1]))
+        if gop < 1 or min(reach) < 0:
+            raise ValueError(f"source {source.name!r}: gop {gop} must be at least 1, reach {reach} not negative")
+        batch = max(1, round(self.batch * share))
+        own_lanes = max(1, round(self.lanes * share)) if self.lanes else None
+        if self.mode in ("sequential", "uniform"):
+            return Choice(1, 1, "plain", (f"{self.mode}: asked for",))
+        if self.mode == "episodes":
+            longest = int((rows[:, 2] - rows[:, 1]).max())
+            return Choice(longest, min(own_lanes or batch, frames), "plain", ("episodes: asked for",))
+        if self.clip is not None:
+            return Choice(self.clip, min(own_lanes or batch, frames), "plain", ("clips: asked for",))
+        choice = choose(frames, gop, reach, batch=batch, in_flight=max(1, round(self.in_flight * share)))
+        return choice if own_lanes is None else replace(choice, lanes=min(own_lanes, frames))
+
+    def source_spec(self, name: str, rows: Ints, choice: Choice) -> SourceSpec:
+        """The source's part of the spec."""
+        frames = int((rows[:, 2] - rows[:, 1]).sum())
+        shuffle = self.mode != "sequential"
+        return SourceSpec(
+            name, fingerprint(rows), len(rows), frames, choice.clip, choice.lanes, shuffle, self.inside, choice.cut
+        )
+
+
+def as_positions(positions: Any) -> Words:
+    """Integers >= 0 as a uint64 array of at least one dimension; ValueError for negative or non-integer ones."""
+    array = np.atleast_1d(np.asarray(positions))
+    if array.dtype == np.uint64:
+        return array
+    if not array.size:
+        return array.astype(np.uint64)
+    if not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(f"positions are {array.dtype}: need integers")
+    if array.dtype.kind == "i" and array.min() < 0:
+        raise ValueError(f"position {array.min()}: positions start at 0")
+    return array.astype(np.uint64)
+
+
+def _shares(
+    names: Sequence[str],
+    counts: Sequence[int],
+    weights: Sequence[float] | Mapping[str, float] | None,
+    temperature: float | None,
+) -> list[float]:
+    """The weight of each source: given, or frames ** temperature (1: one epoch of each)."""
+    if weights is None:
+        power = 1.0 if temperature is None else float(temperature)
+        if not abs(power) <= 16:
+            raise ValueError(f"temperature {temperature}: need a number between -16 and 16, 1 for one epoch of each")
+        return [float(count) ** power for count in counts]
+    if temperature is not None:
+        raise ValueError("weights and temperature are two ways to say the same: give one")
+    if isinstance(weights, Mapping):
+        if set(weights) != set(names):
+            raise ValueError(f"weights name {sorted(weights)}, sources are {sorted(names)}: name each source once")
+        weights = [weights[name] for name in names]
+    return check_weights(weights, names)
+
+
+def _in_words(source: SourceSpec) -> str:
+    if not source.shuffle:
+        return "read in storage order"
+    if source.clip == 1:
+        return "shuffled frame by frame" + (f" in {source.lanes} lanes" if source.lanes > 1 else "")
+    cut = ", cut at key frames" if source.cut == "keyframe" else ""
+    return f"{source.lanes} lanes of clips of {source.clip}{cut}, {source.inside} inside a clip"

@@ -1,0 +1,213 @@
+"""Spec: what must be written down for the order to be the same again, and what a difference would do to it.
+
+A spec is frozen, versioned, JSON, and a few hundred bytes for any amount of data: per source a fingerprint of the kept
+segments and the settings that were chosen, and the schedule of the mixture. A checkpoint stores it with one integer,
+the position. On resume `compare` tells each difference before the first step.
+
+Not here: how settings are chosen (`defaults.py`) and what they mean (`lanes.py`, `layout.py`, `mixture.py`).
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from typing import Any
+
+from understudy.order.keys import ORDER_VERSION, check_seed
+
+
+@dataclass(frozen=True)
+class SourceSpec:
+    """The order of one source: which frames it has, and how they are read.
+
+    `data` is the fingerprint of its kept segments, `segments` and `frames` their counts. `clip` = S, `lanes` = V.
+    `shuffle` False reads the line as it is; `inside` is "sequential" or "permuted"; `cut` is "plain" or "keyframe".
+    """
+
+    name: str
+    data: str
+    segments: int
+    frames: int
+    clip: int
+    lanes: int
+    shuffle: bool
+    inside: str
+    cut: str
+
+    def __post_init__(self) -> None:
+        for field in ("frames", "clip", "lanes"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"source {self.name!r}: {field} is {getattr(self, field)}, need at least 1")
+        if self.inside not in ("sequential", "permuted"):
+            raise ValueError(f"source {self.name!r}: inside is {self.inside!r}, need 'sequential' or 'permuted'")
+        if self.cut not in ("plain", "keyframe"):
+            raise ValueError(f"source {self.name!r}: cut is {self.cut!r}, need 'plain' or 'keyframe'")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """From `position` on, source d has `slots[d]` of every sum(slots) samples (0: it does not take part)."""
+
+    position: int
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Everything the order depends on. `batch` is the run's global batch, which the order does not depend on."""
+
+    seed: int
+    batch: int
+    sources: tuple[SourceSpec, ...]
+    schedule: tuple[Entry, ...]
+    version: int = ORDER_VERSION
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        if self.version != ORDER_VERSION:
+            raise ValueError(f"order version {self.version}: this release makes version {ORDER_VERSION} orders only")
+        if self.batch < 1:
+            raise ValueError(f"global batch {self.batch}: it must hold at least 1 sample")
+        if not self.sources:
+            raise ValueError("no sources: an order needs at least one")
+        _check_names([source.name for source in self.sources])
+        positions = [entry.position for entry in self.schedule]
+        if not positions or positions[0] != 0 or any(a >= b for a, b in pairwise(positions)):
+            raise ValueError(f"schedule positions {positions}: they must start at 0 and rise")
+        for entry in self.schedule:
+            if len(entry.slots) > len(self.sources) or min(entry.slots) < 0 or sum(entry.slots) < 1:
+                raise ValueError(f"schedule entry at {entry.position}: {len(entry.slots)} shares, none may be negative")
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hex digits that name the order: equal exactly if every position holds the same sample."""
+        order = asdict(self)
+        del order["batch"]
+        for source in order["sources"]:
+            del source["name"]
+        return hashlib.blake2b(json.dumps(order, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+    def to_json(self) -> str:
+        """The spec as JSON text; `Spec.from_json` reads it back to an equal spec."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: "str | dict[str, Any]") -> "Spec":
+        """Read what `to_json` wrote (text, or the parsed object). ValueError names a missing or unknown key."""
+        data = json.loads(text) if isinstance(text, str) else text
+        _check_keys(cls, data, "order spec")
+        sources = tuple(_make(SourceSpec, source, "order spec, source") for source in data["sources"])
+        schedule = []
+        for entry in data["schedule"]:
+            _check_keys(Entry, entry, "order spec, schedule entry")
+            schedule.append(Entry(int(entry["position"]), tuple(int(count) for count in entry["slots"])))
+        return cls(data["seed"], data["batch"], sources, tuple(schedule), data["version"])
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One difference between two specs: what, its old and new value, and what it does to the order."""
+
+    what: str
+    old: object
+    new: object
+    effect: str
+    changes_order: bool
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.old} -> {self.new}: {self.effect}"
+
+
+def compare(old: Spec, new: Spec) -> list[Difference]:
+    """Each difference between the order a run was started with and the one it would go on with; [] if none."""
+    found: list[Difference] = []
+
+    def tell(what: str, before: object, after: object, effect: str, changes_order: bool = True) -> None:
+        if before != after:
+            found.append(Difference(what, before, after, effect, changes_order))
+
+    tell("seed", old.seed, new.seed, "every position holds another sample, and every draw inside a sample differs")
+    tell(
+        "batch",
+        old.batch,
+        new.batch,
+        "the order stays; steps start at other positions (go on from the saved position, not from step x batch), and "
+        "lanes change ranks once",
+        changes_order=False,
+    )
+    for number in range(max(len(old.sources), len(new.sources))):
+        a = old.sources[number] if number < len(old.sources) else None
+        b = new.sources[number] if number < len(new.sources) else None
+        if a is None or b is None:
+            joined = a is None
+            at = [entry.position for entry in new.schedule if len(entry.slots) > number and entry.slots[number]]
+            effect = f"it joins at position {at[0]}" if joined and at and at[0] else "the shares of all sources change"
+            name = a.name if a else b.name if b else ""
+            tell(f"source {number}", a and name, b and name, effect)
+            continue
+        _compare_source(number, a, b, tell)
+    _compare_schedule(old, new, tell)
+    return found
+
+
+def _compare_source(number: int, a: SourceSpec, b: SourceSpec, tell: Any) -> None:
+    label = f"source {number} ({a.name})"
+    tell(f"{label} name", a.name, b.name, "the order stays: names are no part of it", changes_order=False)
+    if a.data != b.data:
+        before, after = (f"{s.frames} frames in {s.segments} segments [{s.data[:8]}]" for s in (a, b))
+        effect = (
+            "its frames are others or in another order: positions hold other samples, and the epoch that is under way "
+            "will repeat some frames and miss others; give the source a new name and a schedule entry, or start anew"
+        )
+        tell(f"{label} selected frames", before, after, effect)
+    shuffled = "its frames come in another order; the epoch that is under way will repeat some and miss others"
+    for field, words in (
+        ("clip", "frames per clip"),
+        ("lanes", "lanes"),
+        ("shuffle", "shuffling"),
+        ("inside", "order inside a clip"),
+        ("cut", "where clips are cut"),
+    ):
+        tell(f"{label} {words}", getattr(a, field), getattr(b, field), shuffled)
+
+
+def _compare_schedule(old: Spec, new: Spec, tell: Any) -> None:
+    for number in range(max(len(old.schedule), len(new.schedule))):
+        a = old.schedule[number] if number < len(old.schedule) else None
+        b = new.schedule[number] if number < len(new.schedule) else None
+        if a is None or b is None:
+            entry = a or b
+            assert entry is not None
+            effect = f"other shares from position {entry.position} on; nothing before it changes"
+            tell("schedule", a and _shares(a, old), b and _shares(b, new), effect)
+        else:
+            at = min(a.position, b.position)
+            effect = f"sources have other shares from position {at} on; each is still read once per its own epoch"
+            tell("schedule", _shares(a, old), _shares(b, new), effect)
+
+
+def _shares(entry: Entry, spec: Spec) -> str:
+    shares = ", ".join(f"{s.name} {count}" for s, count in zip(spec.sources, entry.slots) if count)
+    return f"from {entry.position}: {shares} of {sum(entry.slots)}"
+
+
+def _check_keys(kind: type, data: dict[str, Any], where: str) -> None:
+    names = {field.name for field in fields(kind)}
+    missing, unknown = sorted(names - set(data)), sorted(set(data) - names)
+    if missing or unknown:
+        raise ValueError(f"{where}: missing {missing}, unknown {unknown}; it was written by another release or edited")
+
+
+def _make(kind: Any, data: dict[str, Any], where: str) -> Any:
+    _check_keys(kind, data, where)
+    return kind(**data)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """ValueError that names the first name given twice."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"two sources are named {name!r}: give each its own name")
+        seen.add(name)
