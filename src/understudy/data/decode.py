@@ -67,13 +67,10 @@ class PictureDecoder:
             frame, why = self._advance(position, last)
             if frame is not None:
                 return frame
-        else:
-            why = ""
-        # Where key frames are no clean starts (gradual refresh), what is not recovered yet is dropped: go back further.
-        for back in range(3):
-            if key - back < 0 or (back and why):
-                break
-            self._restart(int(keys[key - back]))
+        # Not every key frame is a clean start: gradual refresh drops what is not recovered yet, and H.264 with an open
+        # GOP may fail on the references that its leading pictures did not leave. Then start one or two groups earlier.
+        for start in keys[max(key - 2, 0) : key + 1][::-1].tolist():
+            self._restart(start)
             frame, why = self._advance(position, last)
             if frame is not None:
                 return frame
