@@ -1,0 +1,110 @@
+"""What a dataset says its columns and cameras are (`features` in meta/info.json), checked. Nothing is read here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from understudy.data.errors import DatasetError
+
+INDEX_KEYS = ("index", "episode_index", "frame_index", "timestamp", "task_index")
+"""The keys every sample has; a reader makes up what the rows lack."""
+
+_PICTURES = ("video", "image")
+_TEXTS = ("string", "language")
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One entry of `features`.
+
+    Attributes:
+        key: its name, e.g. "observation.state".
+        dtype: a numpy dtype name, or "video", "image", "string", "language".
+        shape: as declared; (H, W, C) or (C, H, W) for pictures.
+        names: names of the dimensions as declared (list, nested list, dict or None).
+        info: what the entry says of the encoding (`info` or the older `video_info`), {} when nothing.
+    """
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    names: Any = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_picture(self) -> bool:
+        return self.dtype in _PICTURES
+
+    @property
+    def is_video(self) -> bool:
+        return self.dtype == "video"
+
+    @property
+    def is_text(self) -> bool:
+        """Strings and nested language records: delivered as Python values, not tensors."""
+        return self.dtype in _TEXTS
+
+    @property
+    def is_depth(self) -> bool:
+        return any(self.info.get(key) is True for key in ("is_depth_map", "video.is_depth_map"))
+
+    @property
+    def value_shape(self) -> tuple[int, ...]:
+        """Shape of one frame's value: (1,) is a scalar, as in LeRobot."""
+        return () if self.shape == (1,) else self.shape
+
+    @property
+    def channels(self) -> int | None:
+        """Colour channels of a picture, None when the declared shape does not say."""
+        if not self.is_picture or len(self.shape) != 3:
+            return None
+        if isinstance(self.names, (list, tuple)) and len(self.names) == 3:
+            first = str(self.names[0]).lower()
+            return self.shape[0] if first.startswith("c") else self.shape[2]
+        return self.shape[2] if self.shape[2] in (1, 3, 4) else self.shape[0]
+
+
+def parse_features(entries: Any, where: str) -> dict[str, Feature]:
+    """Features of info.json, in its order.
+
+    Raises:
+        DatasetError: an entry has the wrong type, an unknown dtype, or a shape that is no list of sizes.
+    """
+    if not isinstance(entries, dict) or not entries:
+        raise DatasetError(
+            f"'features' is {_say(entries)}, not an object of features", where=where, fix="repair info.json"
+        )
+    return {key: _parse(key, entry, where) for key, entry in entries.items()}
+
+
+def _parse(key: str, entry: Any, where: str) -> Feature:
+    def refuse(what: str) -> DatasetError:
+        return DatasetError(f"feature {key!r}: {what}", where=where, fix="repair this entry of info.json")
+
+    if not isinstance(entry, dict):
+        raise refuse(f"is {_say(entry)}, not an object with dtype and shape")
+    dtype, shape = entry.get("dtype"), entry.get("shape")
+    if not isinstance(dtype, str) or not _known(dtype):
+        raise refuse(f"dtype {_say(dtype)} is none of a numpy number type, bool, string, language, image, video")
+    if shape is None and dtype in _TEXTS:
+        shape = [1]
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise refuse(f"shape {_say(shape)} is not a list of sizes")
+    info = entry.get("info") or entry.get("video_info") or {}
+    return Feature(key, dtype, tuple(shape), entry.get("names"), info if isinstance(info, dict) else {})
+
+
+def _known(dtype: str) -> bool:
+    if dtype in _PICTURES or dtype in _TEXTS:
+        return True
+    try:
+        return np.dtype(dtype).kind in "biuf" and np.dtype(dtype).itemsize <= 8
+    except TypeError:
+        return False
+
+
+def _say(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,232 @@
+"""Pictures of episodes by (table row, frame): which file, which picture in it, and a bounded memory of open files.
+
+Frame i of an episode is the i-th picture after the episode's first one in its file, in integers. A file whose number
+of pictures disagrees with the rows is named, and refused where the pairing would be a guess. Also decodes pictures that
+lie in the rows (`image` dtype). Not here: decoding video (`video.py`), windows, tensors.
+"""
+
+import io
+import os
+import threading
+import warnings
+from collections import OrderedDict
+
+import numpy as np
+from PIL import Image
+
+from understudy.data.catalog import Catalog
+from understudy.data.errors import DatasetError
+from understudy.data.features import Feature
+from understudy.data.video import VideoReader, open_video
+
+_OPEN_FILES = 32  # a live decoder costs 2 to 5 MB
+
+
+class Pictures:
+    """Decoded pictures of a dataset's video cameras.
+
+    Safe to use from several threads (one decodes at a time), and after a fork or a pickle, which carry no open file.
+
+    Args:
+        cache_bytes: budget for decoded pictures that are kept, so that overlapping windows decode each picture once.
+        backend: see `open_video`.
+    """
+
+    def __init__(self, catalog: Catalog, cache_bytes: int, backend: str) -> None:
+        self.catalog, self.cache_bytes, self.backend = catalog, cache_bytes, backend
+        self.notes: list[str] = []
+        self._forget()
+
+    def _forget(self) -> None:
+        self._readers: OrderedDict[tuple[str, int], VideoReader] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, int, int], np.ndarray] = OrderedDict()
+        self._held = 0
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def take(self, camera: str, rows: np.ndarray, frames: np.ndarray) -> np.ndarray:
+        """Pictures of one camera.
+
+        Args:
+            rows: int64 (B,), table rows; frames: int64 (B,) or (B, T), frame numbers inside the episode.
+
+        Returns:
+            uint8 (B, 3, H, W) or (B, T, 3, H, W).
+
+        Raises:
+            DatasetError: a file is not there or broken, its pictures do not match the rows, or sizes differ.
+        """
+        if self._pid != os.getpid():  # forked: the parent's files and locks are the parent's
+            self._forget()
+        videos = self.catalog.videos(camera)
+        flat = frames.reshape(len(rows), -1)
+        number = videos.first[rows][:, None] + flat
+        out: np.ndarray | None = None
+        with self._lock:
+            for file in np.unique(videos.file[rows]):
+                at = np.flatnonzero(videos.file[rows] == file)
+                wanted, place = np.unique(number[at], return_inverse=True)
+                pictures = self._read(camera, int(file), rows[at], wanted)
+                if out is None:
+                    height, width = pictures.shape[1:3]
+                    out = np.empty((len(rows), flat.shape[1], 3, height, width), np.uint8)
+                if pictures.shape[1:3] != out.shape[3:]:
+                    sizes = f"{out.shape[4]}x{out.shape[3]} and {pictures.shape[2]}x{pictures.shape[1]}"
+                    where = self._where(camera, int(rows[at[0]]))
+                    raise DatasetError(
+                        f"pictures of {sizes} in one batch", where=where, fix="select episodes of one size"
+                    )
+                spread = pictures[place.reshape(len(at), -1)]  # (b, T, H, W, 3)
+                out[at] = spread.transpose(0, 1, 4, 2, 3)
+        assert out is not None
+        return out if frames.ndim == 2 else out[:, 0]
+
+    def reader(self, camera: str, row: int) -> VideoReader:
+        """The open video of an episode, its number of pictures checked."""
+        if self._pid != os.getpid():
+            self._forget()
+        with self._lock:
+            return self._open(camera, int(self.catalog.videos(camera).file[row]), np.asarray([row]))
+
+    def _read(self, camera: str, file: int, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        """uint8 (n, H, W, 3) of picture numbers (n,), increasing."""
+        reader = self._open(camera, file, rows)
+        kept = {int(n): self._kept[camera, file, int(n)] for n in wanted if (camera, file, int(n)) in self._kept}
+        if not kept:
+            pictures = self._decode(camera, reader, rows, wanted)
+        else:
+            pictures = np.empty((len(wanted), reader.height, reader.width, 3), np.uint8)
+            fresh = np.asarray([i for i, n in enumerate(wanted.tolist()) if n not in kept], np.int64)
+            for i, n in enumerate(wanted.tolist()):
+                if n in kept:
+                    pictures[i] = kept[n]
+            if len(fresh):
+                pictures[fresh] = self._decode(camera, reader, rows, wanted[fresh])
+        for i, n in enumerate(wanted.tolist()):
+            self._keep((camera, file, n), pictures[i])
+        return pictures
+
+    def _keep(self, key: tuple[str, int, int], picture: np.ndarray) -> None:
+        if key in self._kept:
+            self._kept.move_to_end(key)
+        elif picture.nbytes <= self.cache_bytes:
+            self._kept[key] = picture.copy()  # a view would hold its whole batch
+            self._held += picture.nbytes
+            while self._held > self.cache_bytes:
+                self._held -= self._kept.popitem(last=False)[1].nbytes
+
+    def _decode(self, camera: str, reader: VideoReader, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        try:
+            return reader.read(wanted)
+        except DatasetError as error:
+            raise DatasetError(error.what, where=self._where(camera, int(rows[0])), fix=error.fix) from error
+
+    def _open(self, camera: str, file: int, rows: np.ndarray) -> VideoReader:
+        reader = self._readers.get((camera, file))
+        if reader is not None:
+            self._readers.move_to_end((camera, file))
+            return reader
+        row = int(rows[0])
+        files = self.catalog.files
+        path = self.catalog.video_path(camera, row)
+        where = self._where(camera, row)
+        if not files.is_local:
+            raise DatasetError("videos are read from a local folder only", where=where, fix="copy the dataset to disk")
+        if not files.exists(path):
+            raise DatasetError(
+                "this video is not there", where=where, fix=f"restore it, or leave the key {camera!r} out"
+            )
+        files.open(path).close()  # says what is wrong with a folder or a forbidden file, in plain words
+        try:
+            reader = open_video(files.where(path), self.backend)
+        except DatasetError as error:
+            raise DatasetError(error.what, where=where, fix=error.fix) from error
+        self._check_count(camera, file, reader, where)
+        self._readers[camera, file] = reader
+        while len(self._readers) > _OPEN_FILES:
+            self._readers.popitem(last=False)[1].close()
+        return reader
+
+    def _check_count(self, camera: str, file: int, reader: VideoReader, where: str) -> None:
+        videos, ids = self.catalog.videos(camera), self.catalog.episodes.ids
+        expected, drift = int(videos.expected[file]), float(videos.drift[file])
+        if reader.count == expected:
+            return
+        sharing = ids[videos.file == file]
+        whose = f"episode {int(sharing[0])} has" if len(sharing) == 1 else f"its {len(sharing)} episodes have"
+        what = f"the video holds {reader.count} pictures, {whose} {expected} rows"
+        if reader.count < expected:
+            fix = "restore the video, or leave these episodes out: which frames have no picture cannot be known"
+            raise DatasetError(what, where=where, fix=fix)
+        if drift > 0.5:
+            what += f", and recorded start times differ from the order by up to {drift:.1f} pictures"
+            fix = "pictures of other episodes seem to lie between: pack the video again"
+            raise DatasetError(what, where=where, fix=fix)
+        self.note(f"{where}: {what}; the first {expected} are used")
+
+    def _where(self, camera: str, row: int) -> str:
+        catalog = self.catalog
+        return f"{catalog.files.where(catalog.video_path(camera, row))} (episode {int(catalog.episodes.ids[row])})"
+
+    def note(self, text: str) -> None:
+        """Keep something worth saying, and say it once as a warning."""
+        if text not in self.notes:
+            self.notes.append(text)
+            warnings.warn(text, stacklevel=2)
+
+
+def decode_image(value: object, feature: Feature, catalog: Catalog, where: str) -> np.ndarray:
+    """One picture of an `image` column as uint8 (C, H, W), C as declared.
+
+    Args:
+        value: {"bytes": encoded picture or None, "path": file under the root}, or the encoded bytes.
+
+    Grey pictures fill all three channels where colour is declared; an alpha channel that hides nothing is dropped.
+
+    Raises:
+        DatasetError: no bytes, bytes that are no picture, real transparency, or more than 8 bits per channel.
+    """
+    fix = "repair the row, or leave the key out with keys=[...]"
+    data = value.get("bytes") if isinstance(value, dict) else value
+    if data is None and isinstance(value, dict) and isinstance(value.get("path"), str):
+        data = catalog.files.read(value["path"])
+    if not isinstance(data, bytes):
+        raise DatasetError(f"{feature.key!r} holds no picture bytes", where=where, fix=fix)
+    try:
+        with Image.open(io.BytesIO(data)) as picture:
+            picture.load()
+            array = _channels(picture, feature, where)
+    except DatasetError:
+        raise
+    except Exception as error:
+        what = f"{feature.key!r} is no readable picture: {type(error).__name__}: {str(error)[:100]}"
+        raise DatasetError(what, where=where, fix=fix) from error
+    return np.ascontiguousarray(array.transpose(2, 0, 1))
+
+
+def _channels(picture: Image.Image, feature: Feature, where: str) -> np.ndarray:
+    """uint8 (H, W, C) of an opened picture."""
+    want = feature.channels or 3
+    if picture.mode not in ("RGB", "L", "P", "RGBA", "LA", "1"):
+        what = f"{feature.key!r} is a picture of mode {picture.mode}, not 8-bit grey or RGB"
+        raise DatasetError(what, where=where, fix="store RGB pictures, or leave the key out with keys=[...]")
+    if want == 4:
+        return np.asarray(picture.convert("RGBA"))
+    if picture.mode in ("RGBA", "LA") or "transparency" in picture.info:
+        alpha = np.asarray(picture.convert("RGBA"))[..., 3]
+        if (alpha < 255).any():
+            what = f"{feature.key!r} is transparent in {int((alpha < 255).sum())} pixels"
+            raise DatasetError(what, where=where, fix="store RGB pictures, or leave the key out with keys=[...]")
+    if want == 1:
+        if picture.mode not in ("L", "1"):
+            what = f"{feature.key!r} is a colour picture, one channel is declared"
+            raise DatasetError(what, where=where, fix="correct the shape in info.json")
+        return np.asarray(picture.convert("L"))[..., None]
+    return np.asarray(picture.convert("RGB"))

@@ -1,0 +1,261 @@
+"""The rows of episodes: columns of whole data files in numpy, loaded when first needed, dropped by a byte budget.
+
+Which rows belong to which episode is found in integers: by the file's own `episode_index` column where it has one, and
+otherwise by the lengths of the episodes before it in the file. No copy of the data is written anywhere. Not here:
+pictures, windows, tensors.
+"""
+
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from understudy.data.catalog import Catalog
+from understudy.data.columns import is_numeric, to_numpy
+from understudy.data.errors import DatasetError
+from understudy.data.features import INDEX_KEYS
+
+Column: TypeAlias = np.ndarray | pa.ChunkedArray
+"""Numbers as an array (rows, ...); strings, records and picture bytes as they lie in Arrow memory."""
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    columns: dict[str, Column]
+    start: dict[int, int]  # table row -> first row in the file
+    nbytes: int
+
+
+class Rows:
+    """Values of a dataset's columns by (table row, frame). Safe to use from several threads; pickles without its cache.
+
+    Args:
+        catalog: the dataset.
+        keys: columns to read beside those of the index, which are always there (made up where a file lacks them).
+        cache_bytes: budget for loaded files; the one in use is kept whatever its size.
+    """
+
+    def __init__(self, catalog: Catalog, keys: Sequence[str], cache_bytes: int) -> None:
+        self.catalog, self.keys, self.cache_bytes = catalog, tuple(keys), cache_bytes
+        self.notes: list[str] = []
+        self._forget()
+
+    def _forget(self) -> None:
+        self._cache: OrderedDict[int, _Loaded] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_cache", "_lock")}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def take(self, rows: np.ndarray, frames: Mapping[str, np.ndarray]) -> dict[str, np.ndarray | list]:
+        """Values of columns at frames of episodes.
+
+        Args:
+            rows: int64 (B,), table rows (see `EpisodeTable`).
+            frames: key -> int64 (B,) or (B, T), frame numbers inside the episode, inside [0, length).
+
+        Returns:
+            key -> array (B, ...) or (B, T, ...); nested lists of the same shape for strings and records.
+
+        Raises:
+            DatasetError: a file is not there or broken, or disagrees with the metadata.
+        """
+        if len(rows) == 0:
+            raise ValueError("rows: there is no episode to take from")
+        file_of = self.catalog.episodes.data_file[rows]
+        parts: list[tuple[np.ndarray, dict[str, np.ndarray | list]]] = []
+        for file in np.unique(file_of):
+            at = np.flatnonzero(file_of == file)
+            loaded = self._load(int(file))
+            start = np.asarray([self._start(loaded, int(row)) for row in rows[at]], np.int64)
+            parts.append((at, {k: _pick(loaded.columns[k], start, f[at]) for k, f in frames.items()}))
+        if len(parts) == 1:
+            return parts[0][1]
+        return {key: _scatter([(at, values[key]) for at, values in parts], len(rows)) for key in frames}
+
+    def _start(self, loaded: _Loaded, row: int) -> int:
+        if row not in loaded.start:
+            raise self._refuse(row, "the file holds no rows of this episode")
+        return loaded.start[row]
+
+    def _load(self, file: int) -> _Loaded:
+        with self._lock:
+            loaded = self._cache.get(file)
+            if loaded is not None:
+                self._cache.move_to_end(file)
+                return loaded
+        loaded = self._read(file)
+        with self._lock:
+            self._cache[file] = loaded
+            self._cache.move_to_end(file)
+            while len(self._cache) > 1 and sum(part.nbytes for part in self._cache.values()) > self.cache_bytes:
+                self._cache.popitem(last=False)
+        return loaded
+
+    def _read(self, file: int) -> _Loaded:
+        catalog = self.catalog
+        rows = np.flatnonzero(catalog.episodes.data_file == file)
+        first = int(rows[0])
+        path = catalog.data_path(first)
+        where = f"{catalog.files.where(path)} ({self._episodes(rows)})"
+        wanted = list(dict.fromkeys([*self.keys, *INDEX_KEYS]))
+        try:
+            table = catalog.files.table(path, wanted)
+        except DatasetError as error:
+            raise DatasetError(error.what, where=where, fix=error.fix) from error
+        columns: dict[str, Column] = {}
+        for key in table.column_names:
+            columns[key] = self._column(table.column(key), key, where)
+        lacking = [key for key in self.keys if key not in columns and key not in INDEX_KEYS]
+        if lacking:
+            fix = "restore the file, or leave the key out with keys=[...]"
+            raise DatasetError(f"there is no column {lacking[0]!r}", where=where, fix=fix)
+        start = self._starts(rows, columns.get("episode_index"), len(table), where)
+        self._complete(columns, rows, start, len(table), where)
+        size = sum(int(column.nbytes) for column in columns.values())
+        return _Loaded(columns, start, size)
+
+    def _episodes(self, rows: np.ndarray) -> str:
+        ids = self.catalog.episodes.ids[rows]
+        return f"episode {int(ids[0])}" if len(ids) == 1 else f"episodes {int(ids[0])} to {int(ids[-1])}"
+
+    def _column(self, column: pa.ChunkedArray, key: str, where: str) -> Column:
+        feature = self.catalog.features.get(key)
+        if feature is not None and (feature.is_picture or feature.is_text):
+            if column.null_count and feature.dtype != "language":
+                raise DatasetError(f"column {key!r} has {column.null_count} nulls", where=where, fix="repair the file")
+            return column
+        if feature is None and not is_numeric(column.type):
+            return column
+        values = to_numpy(column, feature, where, key)
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            bad = ~np.isfinite(values.reshape(len(values), -1)).all(1)
+            self._note(
+                f"{where}: {key!r} is not finite in {int(bad.sum())} rows, first {int(bad.argmax())}; given as they are"
+            )
+        if key in INDEX_KEYS and values.ndim > 1:
+            values = values.reshape(len(values), -1)
+            if values.shape[1] != 1:
+                raise DatasetError(f"column {key!r} is no single number per row", where=where, fix="repair the file")
+            values = values[:, 0]
+        return values
+
+    def _starts(self, rows: np.ndarray, ids: Column | None, total: int, where: str) -> dict[int, int]:
+        """Where each of the file's episodes starts in it, checked against the metadata's lengths."""
+        table = self.catalog.episodes
+        lengths, expected = table.lengths[rows], table.data_row[rows]
+        fix = "repair the episode's length in meta/ or restore the file"
+        if table.own_files:
+            if total != lengths[0]:
+                what = f"episode {int(table.ids[rows[0]])} has length {int(lengths[0])} in meta/, the file {total} rows"
+                raise DatasetError(what, where=where, fix=fix)
+            if isinstance(ids, np.ndarray) and total and (ids != table.ids[rows[0]]).any():
+                self._note(f"{where}: its episode_index column says {int(ids[0])}; the file's name is taken")
+            return {int(rows[0]): 0}
+        if not isinstance(ids, np.ndarray):
+            if total != int(lengths.sum()):
+                what = f"no episode_index column, and {total} rows where meta/ says {int(lengths.sum())}"
+                raise DatasetError(what, where=where, fix=fix)
+            return {int(row): int(at) for row, at in zip(rows, expected)}
+        change = np.flatnonzero(np.diff(ids)) + 1
+        run_start = np.concatenate([[0], change]) if total else change
+        run_length = np.diff(np.concatenate([run_start, [total]]))
+        runs: dict[int, tuple[int, int]] = {}
+        for episode, begin, length in zip(ids[run_start].tolist(), run_start.tolist(), run_length.tolist()):
+            if episode in runs:
+                raise DatasetError(f"rows of episode {episode} lie apart", where=where, fix="rewrite the file in order")
+            runs[episode] = (begin, length)
+        start = {}
+        for row, episode, length in zip(rows.tolist(), table.ids[rows].tolist(), lengths.tolist()):
+            begin, held = runs.get(episode, (0, 0))
+            if held != length:
+                what = f"episode {episode} has length {length} in meta/, the file {held} rows of it"
+                raise DatasetError(what, where=where, fix=fix)
+            start[row] = begin
+        return start
+
+    def _complete(
+        self, columns: dict[str, Column], rows: np.ndarray, start: dict[int, int], total: int, where: str
+    ) -> None:
+        """Check the index columns and make up those that are not there."""
+        table, catalog = self.catalog.episodes, self.catalog
+        frame, episode = np.zeros(total, np.int64), np.full(total, -1, np.int64)
+        index = np.zeros(total, np.int64)
+        for row in rows.tolist():
+            length, begin = int(table.lengths[row]), start[row]
+            frame[begin : begin + length] = np.arange(length)
+            episode[begin : begin + length] = table.ids[row]
+            index[begin : begin + length] = np.arange(length) + table.index_from[row]
+        stored = columns.get("frame_index")
+        if isinstance(stored, np.ndarray):
+            inside = (episode[1:] == episode[:-1]) & (episode[1:] >= 0)
+            if (np.diff(stored)[inside] <= 0).any():
+                bad = int(episode[1:][inside][np.diff(stored)[inside] <= 0][0])
+                raise DatasetError(f"frame_index of episode {bad} does not rise", where=where, fix="sort the rows")
+            if (stored != frame)[episode >= 0].any():
+                self._note(f"{where}: frame_index does not count 0, 1, 2, ...; the place in the episode is given")
+        columns["frame_index"], columns["episode_index"] = frame, episode
+        columns.setdefault("index", index)
+        feature = catalog.features.get("timestamp")
+        dtype = np.dtype(feature.dtype) if feature is not None else np.dtype(np.float32)
+        columns.setdefault("timestamp", (frame / float(catalog.fps)).astype(dtype))
+        if "task_index" not in columns:
+            columns["task_index"] = self._tasks(rows, start, total)
+        tasks = columns["task_index"]
+        unknown = np.flatnonzero((tasks < 0) | (tasks >= len(catalog.tasks)) & (episode >= 0))
+        if len(unknown):
+            what = f"task_index {int(tasks[unknown[0]])} of episode {int(episode[unknown[0]])} is no task of meta/tasks"
+            raise DatasetError(what, where=where, fix="restore the task list")
+
+    def _tasks(self, rows: np.ndarray, start: dict[int, int], total: int) -> np.ndarray:
+        tasks = np.zeros(total, np.int64)
+        for row in rows.tolist():
+            own = self.catalog.episodes.tasks_of(row)
+            if len(own) != 1 or own[0] < 0:
+                raise self._refuse(row, f"no task_index column, and meta/ names {len(own)} tasks for the episode")
+            tasks[start[row] : start[row] + int(self.catalog.episodes.lengths[row])] = own[0]
+        return tasks
+
+    def _refuse(self, row: int, what: str) -> DatasetError:
+        where = (
+            f"{self.catalog.files.where(self.catalog.data_path(row))} (episode {int(self.catalog.episodes.ids[row])})"
+        )
+        return DatasetError(what, where=where, fix="restore the file")
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+            warnings.warn(text, stacklevel=2)
+
+
+def _pick(column: Column, start: np.ndarray, frames: np.ndarray) -> np.ndarray | list:
+    """Values at start (B,) + frames (B,) or (B, T)."""
+    at = start.reshape(-1, *[1] * (frames.ndim - 1)) + frames
+    if isinstance(column, np.ndarray):
+        return column[at]
+    flat = column.take(pa.array(at.reshape(-1))).to_pylist()
+    return flat if at.ndim == 1 else [flat[i : i + at.shape[1]] for i in range(0, at.size, at.shape[1])]
+
+
+def _scatter(parts: list[tuple[np.ndarray, np.ndarray | list]], count: int) -> np.ndarray | list:
+    """Parts of several files, back in the order they were asked for."""
+    first = parts[0][1]
+    if isinstance(first, np.ndarray):
+        out = np.empty((count, *first.shape[1:]), first.dtype)
+        for at, values in parts:
+            out[at] = values
+        return out
+    placed: list = [None] * count
+    for at, values in parts:
+        for i, value in zip(at.tolist(), values):
+            placed[i] = value
+    return placed

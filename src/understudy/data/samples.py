@@ -1,0 +1,226 @@
+"""`EpisodeDataset`: samples of a LeRobot dataset as dictionaries of tensors, one by one or in batches.
+
+One implementation: a sample is a batch of one. Keys, dtypes and `<key>_is_pad` are LeRobot's; the shape rule is one for
+all: a key in `delta_timestamps` has a leading T (also when T is 1), a key that is not has none. Not here: the order of
+samples (`order`), who makes them (`load`), normalisation, augmentation.
+"""
+
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from understudy.data.catalog import Catalog
+from understudy.data.errors import DatasetError
+from understudy.data.features import INDEX_KEYS
+from understudy.data.pictures import Pictures, decode_image
+from understudy.data.rows import Rows
+from understudy.data.select import Keep, select
+from understudy.data.windows import frame_offsets, reach, window
+
+
+class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
+    """A map-style dataset: `len(data)`, `data[i]`; also `sample(episode, frame)` and `batch(episodes, frames)`.
+
+    Args:
+        root: path, fsspec URL, or an open `Catalog`.
+        delta_timestamps: key -> seconds around the frame, multiples of 1/fps within 1e-4 s. A window that leaves its
+            episode repeats the episode's first or last frame, and `<key>_is_pad` (bool, T) is True there; dropped
+            frames and those outside keep-ranges are still seen by the windows of others (but see `keep_rule`).
+        episodes: ids of the episodes to use; exclude_episodes: ids to leave out.
+        keep: keep-ranges, a JSON file or its content (see `select.py`).
+        keep_rule: "window" keeps a frame when its whole window lies inside a range; "start" when the frame itself does:
+            the window's tail then pads from the range's end on, its history reaches back in the episode.
+        drop_n_first_frames, drop_n_last_frames: frames of each episode that are no samples.
+        keys: the features to deliver, all declared ones by default. Columns that info.json does not declare are left
+            out unless named here. The index keys and `task` are always there.
+        video_backend: see `open_video`.
+        row_cache_bytes, picture_cache_bytes: memory for loaded data files and for decoded pictures.
+
+    A sample holds `index`, `episode_index`, `frame_index`, `task_index` (int64 scalars), `timestamp`, `task` (str) and
+    the features: tensors of the declared dtype and shape ((1,) is a scalar), strings as str, pictures as uint8
+    (C, H, W).
+
+    Raises:
+        DatasetError: the dataset cannot be read, or not as asked.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | Catalog,
+        delta_timestamps: Mapping[str, Sequence[float]] | None = None,
+        episodes: Iterable[int] | None = None,
+        keep: Keep | None = None,
+        *,
+        exclude_episodes: Iterable[int] | None = None,
+        keep_rule: Literal["window", "start"] = "window",
+        drop_n_first_frames: int = 0,
+        drop_n_last_frames: int = 0,
+        keys: Sequence[str] | None = None,
+        video_backend: str = "pyav",
+        row_cache_bytes: int = 1 << 30,
+        picture_cache_bytes: int = 128 << 20,
+    ) -> None:
+        self.catalog = Catalog.open(root)
+        self.keys = self._chosen(keys)
+        known = tuple(dict.fromkeys([*self.keys, *INDEX_KEYS]))
+        self._offsets = frame_offsets(delta_timestamps, float(self.catalog.fps), known)
+        selection = select(
+            self.catalog,
+            episodes=episodes,
+            exclude=exclude_episodes,
+            drop_first=drop_n_first_frames,
+            drop_last=drop_n_last_frames,
+            keep=keep,
+            keep_rule=keep_rule,
+            reach=reach(list(self._offsets.values())),
+        )
+        self.segments = selection.segments
+        self._stop = selection.stop
+        self._notes = selection.notes
+        self._ends = np.cumsum(self.segments[:, 2] - self.segments[:, 1])
+        features = self.catalog.features
+        self._videos = tuple(k for k in self.keys if k in features and features[k].is_video)
+        self._images = tuple(k for k in self.keys if k in features and features[k].dtype == "image")
+        self._columns = tuple(k for k in known if k not in self._videos)
+        self._rows = Rows(self.catalog, [k for k in self._columns if k not in INDEX_KEYS], row_cache_bytes)
+        self._pictures = Pictures(self.catalog, picture_cache_bytes, video_backend)
+
+    def _chosen(self, keys: Sequence[str] | None) -> tuple[str, ...]:
+        features = self.catalog.features
+        if keys is None:
+            for line in self.catalog.oddities:
+                if line.endswith(": left out"):
+                    warnings.warn(f"{self.catalog.root}: {line}", stacklevel=3)
+            return tuple(features)
+        listed = self.catalog.info["features"]
+        gone = [key for key in keys if key in listed and key not in features]
+        if gone:
+            raise DatasetError(
+                f"{gone[0]!r} is listed in info.json but not there", where=self.catalog.root, fix="leave it out"
+            )
+        return tuple(dict.fromkeys(keys))
+
+    @property
+    def name(self) -> str:
+        return self.catalog.name
+
+    @property
+    def fps(self) -> float:
+        return self.catalog.fps
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """How many pictures windows reach (back, ahead) of their frame; (0, 0) when pictures have no windows."""
+        return reach([self._offsets[k] for k in (*self._videos, *self._images) if k in self._offsets])
+
+    @cached_property
+    def gop(self) -> int:
+        """Pictures from one key frame to the next: the most of any camera, each judged by its first selected video.
+        1 where no video is read."""
+        rows = self.catalog.episodes.rows_of(self.segments[:, 0])
+        found = [1]
+        for camera in self._videos:
+            with_video = rows[self.catalog.videos(camera).file[rows] >= 0]
+            if len(with_video):
+                found.append(int(self._pictures.reader(camera, int(with_video[0])).gop))
+        return max(found)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was odd in the selection and in the files read so far; see `Catalog.report` for the metadata."""
+        return (*self._notes, *self._rows.notes, *self._pictures.notes)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """The sample number `index` of those selected, in storage order; negative counts from the end."""
+        at = int(index)
+        if at < 0:
+            at += len(self)
+        if not 0 <= at < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        segment = int(np.searchsorted(self._ends, at, side="right"))
+        episode, _, stop = self.segments[segment].tolist()
+        return self.sample(episode, stop - (int(self._ends[segment]) - at))
+
+    def sample(self, episode: int, frame: int) -> dict[str, Any]:
+        """The sample at one frame of an episode (see `batch`)."""
+        batch = self.batch(np.asarray([episode]), np.asarray([frame]))
+        return {key: value[0] for key, value in batch.items()}
+
+    def batch(self, episodes: np.ndarray, frames: np.ndarray) -> dict[str, Any]:
+        """Samples stacked along a leading dimension B; strings as lists.
+
+        Args:
+            episodes: int (B,), episode ids; frames: int (B,), frame numbers inside them. Each must be selected.
+
+        Raises:
+            DatasetError: a frame is not among those selected, or cannot be read.
+        """
+        episodes, frames = np.asarray(episodes, np.int64), np.asarray(frames, np.int64)
+        stop = self._stop[self._segments_of(episodes, frames)]
+        rows = self.catalog.episodes.rows_of(episodes)
+        at: dict[str, np.ndarray] = {}
+        pads: dict[str, np.ndarray] = {}
+        for key in (*self._columns, *self._videos):
+            at[key] = frames
+            if key in self._offsets:
+                at[key], pads[key] = window(frames, self._offsets[key], np.zeros_like(frames), stop)
+        taken = self._rows.take(rows, {key: at[key] for key in self._columns})
+        out: dict[str, Any] = {}
+        for key, value in taken.items():
+            if key in self._images:
+                value = self._decoded(key, value, rows)
+            out[key] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        for key in self._videos:
+            out[key] = torch.from_numpy(self._pictures.take(key, rows, at[key]))
+        for key, pad in pads.items():
+            out[f"{key}_is_pad"] = torch.from_numpy(pad)
+        now = (
+            taken["task_index"]
+            if "task_index" not in pads
+            else self._rows.take(rows, {"task_index": frames})["task_index"]
+        )
+        out["task"] = [self.catalog.tasks[int(task)] for task in now]
+        return out
+
+    def _segments_of(self, episodes: np.ndarray, frames: np.ndarray) -> np.ndarray:
+        """Which segment (B,) holds each frame."""
+        if episodes.ndim != 1 or episodes.shape != frames.shape or len(episodes) == 0:
+            raise DatasetError(
+                f"episodes {episodes.shape} and frames {frames.shape}", fix="give one row of each, same length"
+            )
+        limit = np.int64(1) << 32  # one number for (episode, start): ids and frames are below 2**31
+        keys = self.segments[:, 0] * limit + self.segments[:, 1]
+        found = np.searchsorted(keys, episodes * limit + np.clip(frames, -1, limit - 1), side="right") - 1
+        held = self.segments[np.maximum(found, 0)]
+        good = (found >= 0) & (held[:, 0] == episodes) & (frames >= held[:, 1]) & (frames < held[:, 2])
+        if not good.all():
+            bad = int(np.flatnonzero(~good)[0])
+            own = self.segments[self.segments[:, 0] == episodes[bad]]
+            kept = ", ".join(f"[{a}, {b})" for _, a, b in own[:4].tolist()) or "none"
+            what = f"frame {int(frames[bad])} of episode {int(episodes[bad])} is not selected"
+            raise DatasetError(what, where=self.catalog.root, fix=f"selected of that episode: {kept}")
+        return found
+
+    def _decoded(self, key: str, values: Any, rows: np.ndarray) -> np.ndarray:
+        """Pictures of an `image` column: (B,) or (B, T) encoded -> uint8 (B, [T,] C, H, W)."""
+        feature = self.catalog.features[key]
+        stacks = []
+        for row, value in zip(rows.tolist(), values):
+            path = self.catalog.files.where(self.catalog.data_path(row))
+            where = f"{path} (episode {int(self.catalog.episodes.ids[row])})"
+            many = value if isinstance(value, list) else [value]
+            pictures = [decode_image(one, feature, self.catalog, where) for one in many]
+            stacks.append(np.stack(pictures) if isinstance(value, list) else pictures[0])
+        sizes = {stack.shape for stack in stacks}
+        if len(sizes) > 1:
+            what = f"{key!r}: pictures of {' and '.join(map(str, sorted(sizes)))} in one batch"
+            raise DatasetError(what, where=self.catalog.root, fix="select episodes of one size")
+        return np.stack(stacks)

@@ -1,0 +1,101 @@
+"""The statistics that a dataset carries with it: meta/stats.json, or v2.1's one record per episode put together.
+
+Read when first asked for, since v2.1's records can outweigh all other metadata. Not here: computing statistics from
+rows (normalisation uses training episodes only and computes its own).
+"""
+
+import io
+import json
+from typing import Any
+
+import numpy as np
+
+from understudy.data.errors import DatasetError
+from understudy.data.files import Files
+from understudy.data.jsonlines import read_json
+
+Stats = dict[str, dict[str, np.ndarray]]
+"""Feature key -> statistic ("min", "max", "mean", "std", "count", "q01", ...) -> float64, (C, 1, 1) for pictures."""
+
+GLOBAL = "meta/stats.json"
+PER_EPISODE = "meta/episodes_stats.jsonl"
+
+
+def read_stats(files: Files) -> Stats:
+    """The dataset's statistics, {} when it has none.
+
+    Raises:
+        DatasetError: a file is there but does not hold numbers where they belong.
+    """
+    if files.exists(GLOBAL):
+        return {key: _arrays(entry, files.where(GLOBAL), key) for key, entry in read_json(files, GLOBAL).items()}
+    if files.exists(PER_EPISODE):
+        return _read_per_episode(files)
+    return {}
+
+
+def aggregate(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Statistics of the union from those of disjoint parts (min, max, mean, std, count each).
+
+    Mean and variance by the parallel formula: with n_i, m_i, v_i of the parts and N = sum n_i,
+    m = sum n_i m_i / N and v = sum n_i (v_i + (m_i - m)^2) / N (Chan, Golub & LeVeque 1979). Quantiles cannot be put
+    together from quantiles and are left out.
+    """
+    count = np.asarray([part["count"].reshape(-1)[0] for part in parts], np.float64)
+    mean, std = (np.stack([part[name] for part in parts]) for name in ("mean", "std"))
+    weight = (count / count.sum()).reshape(-1, *[1] * (mean.ndim - 1)) if count.sum() > 0 else np.zeros((len(parts), 1))
+    total = (weight * mean).sum(0)
+    variance = (weight * (std**2 + (mean - total) ** 2)).sum(0)
+    return {
+        "min": np.min([part["min"] for part in parts], axis=0),
+        "max": np.max([part["max"] for part in parts], axis=0),
+        "mean": total,
+        "std": np.sqrt(variance),
+        "count": np.asarray([count.sum()]),
+    }
+
+
+def _read_per_episode(files: Files) -> Stats:
+    where = files.where(PER_EPISODE)
+    done: dict[str, list[dict[str, np.ndarray]]] = {}
+    for number, line in enumerate(io.BytesIO(files.read(PER_EPISODE)), start=1):
+        if not line.strip():
+            continue
+        try:
+            entries = json.loads(line)["stats"].items()
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            what = f"line {number} is no record with 'stats': {error}"
+            raise DatasetError(what, where=where, fix=f"repair line {number}") from error
+        for key, entry in entries:
+            part = _arrays(entry, f"{where} line {number}", key)
+            lacking = {"min", "max", "mean", "std", "count"} - part.keys()
+            if lacking:
+                raise DatasetError(
+                    f"line {number}, {key!r}: no {', '.join(sorted(lacking))}", where=where, fix="restore it"
+                )
+            done.setdefault(key, []).append(part)
+            if len(done[key]) >= 1000:  # bounded memory however many episodes there are
+                done[key] = [_together(done[key], where, key)]
+    return {key: _together(parts, where, key) for key, parts in done.items()}
+
+
+def _together(parts: list[dict[str, np.ndarray]], where: str, key: str) -> dict[str, np.ndarray]:
+    try:
+        return aggregate(parts)
+    except ValueError as error:
+        raise DatasetError(f"{key!r}: episodes disagree in shape: {error}", where=where, fix="restore it") from error
+
+
+def _arrays(entry: Any, where: str, key: str) -> dict[str, np.ndarray]:
+    if not isinstance(entry, dict):
+        raise DatasetError(f"statistics of {key!r} are no object", where=where, fix="restore this file or remove it")
+    arrays = {}
+    for name, value in entry.items():
+        try:
+            arrays[name] = np.asarray(value, dtype=np.float64)
+        except (ValueError, TypeError, OverflowError) as error:
+            what = f"statistic {name!r} of {key!r} holds no numbers: {error}"
+            raise DatasetError(what, where=where, fix="restore this file or remove it") from error
+        if arrays[name].ndim == 0:
+            arrays[name] = arrays[name].reshape(1)
+    return arrays

@@ -1,0 +1,72 @@
+"""Windows in time around a frame: from `delta_timestamps` in seconds to clamped frame numbers and padding flags.
+
+The only implementation: rows and pictures, single samples and batches all go through it. In integers; reads no data.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from understudy.data.errors import DatasetError
+
+TOLERANCE_S = 1e-4
+"""How far a delta may lie from a multiple of 1/fps, in seconds (LeRobot's default)."""
+
+
+def frame_offsets(
+    delta_timestamps: Mapping[str, Sequence[float]] | None, fps: float, keys: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """key -> int64 (T,), whole frames, of windows given in seconds.
+
+    Raises:
+        DatasetError: an unknown key, no deltas, or a delta that is no multiple of 1/fps within `TOLERANCE_S`.
+    """
+    offsets = {}
+    for key, deltas in (delta_timestamps or {}).items():
+        if key not in keys:
+            raise DatasetError(f"delta_timestamps names {key!r}", fix=f"the keys are {', '.join(keys)}")
+        offsets[key] = np.asarray([_offset(key, delta, fps) for delta in deltas], np.int64)
+        if len(offsets[key]) == 0:
+            raise DatasetError(
+                f"delta_timestamps[{key!r}] is empty", fix="give at least one delta, 0 for the frame itself"
+            )
+    return offsets
+
+
+def _offset(key: str, delta: float, fps: float) -> int:
+    if not isinstance(delta, (int, float, np.integer, np.floating)) or not math.isfinite(delta):
+        raise DatasetError(f"delta_timestamps[{key!r}] holds {delta!r}", fix="give seconds")
+    frames = round(float(delta) * fps)
+    if abs(frames / fps - float(delta)) > TOLERANCE_S:
+        near = f"{frames / fps:.6g}"
+        raise DatasetError(
+            f"delta_timestamps[{key!r}] holds {float(delta):.6g} s, which is no multiple of 1/fps = {1 / fps:.6g} s",
+            fix=f"the nearest is {near} s",
+        )
+    return int(frames)
+
+
+def window(
+    frames: np.ndarray, offsets: np.ndarray, start: np.ndarray, stop: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Frames that windows see, and where they are padding.
+
+    Args:
+        frames: int64 (B,), frame numbers inside their episodes.
+        offsets: int64 (T,).
+        start, stop: int64 (B,), bounds [start, stop) that each window stays within.
+
+    Returns:
+        (int64 (B, T), bool (B, T)): outside the bounds the nearest frame inside is repeated and the flag is True.
+    """
+    wanted = frames[:, None] + offsets[None, :]
+    low, high = start[:, None], stop[:, None] - 1
+    return np.clip(wanted, low, high), (wanted < low) | (wanted > high)
+
+
+def reach(offsets: Sequence[np.ndarray]) -> tuple[int, int]:
+    """How far windows reach (back, ahead) in frames, both >= 0."""
+    back = max((max(0, -int(o.min())) for o in offsets), default=0)
+    ahead = max((max(0, int(o.max())) for o in offsets), default=0)
+    return back, ahead
