@@ -88,7 +88,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._images = tuple(k for k in self.keys if k in features and features[k].dtype == "image")
         self._columns = tuple(k for k in known if k not in self._videos)
         self._rows = Rows(self.catalog, [k for k in self._columns if k not in INDEX_KEYS], row_cache_bytes)
-        self._pictures = Pictures(self.catalog, picture_cache_bytes, video_backend)
+        self.pictures = Pictures(self.catalog, picture_cache_bytes, video_backend)
 
     def _chosen(self, keys: Sequence[str] | None) -> tuple[str, ...]:
         features = self.catalog.features
@@ -127,13 +127,13 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         for camera in self._videos:
             with_video = rows[self.catalog.videos(camera).file[rows] >= 0]
             if len(with_video):
-                found.append(int(self._pictures.reader(camera, int(with_video[0])).gop))
+                found.append(int(self.pictures.reader(camera, int(with_video[0])).gop))
         return max(found)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What was odd in the selection and in the files read so far; see `Catalog.report` for the metadata."""
-        return (*self._notes, *self._rows.notes, *self._pictures.notes)
+        return (*self._notes, *self._rows.notes, *self.pictures.notes)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -179,7 +179,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
                 value = self._decoded(key, value, rows)
             out[key] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         for key in self._videos:
-            out[key] = torch.from_numpy(self._pictures.take(key, rows, at[key]))
+            out[key] = torch.from_numpy(self.pictures.take(key, rows, at[key]))
         for key, pad in pads.items():
             out[f"{key}_is_pad"] = torch.from_numpy(pad)
         now = (
