@@ -36,32 +36,41 @@ class Choice:
     why: tuple[str, ...]
 
 
-def choose(frames: int, gop: int, reach: tuple[int, int], *, batch: int, in_flight: int) -> Choice:
+def choose(
+    frames: int, gop: int, reach: tuple[int, int], *, batch: int, in_flight: int, lanes: int | None = None
+) -> Choice:
     """Choose for a source of `frames` frames, key frames every `gop`, windows `reach` pictures back and ahead.
 
-    `batch` is the number of its samples in a global batch (at least 1), `in_flight` the frames it may hold open.
+    `batch` is the number of its samples in a global batch (at least 1), `in_flight` the frames it may hold open,
+    `lanes` the number of lanes where that is settled already.
     """
     halo = sum(reach)
     clip, cut, why = _wish(gop, halo)
+    least = lanes or batch
     random_cost = 1 + halo + (gop - 1) / 2
-    if frames <= in_flight and (random_cost <= _CHEAP or 4 * batch * clip > frames):
-        reason = f"its {frames} frames fit the {in_flight} in flight"
+    if frames <= in_flight and (random_cost <= _CHEAP or 4 * least * clip > frames):
+        reason = f"uniform shuffle: its {frames} frames fit the {in_flight} in flight"
         if random_cost > _CHEAP:
-            reason += f", and a batch of {batch} clips of {clip} would hold over a quarter of them anyway"
-        return Choice(1, 1, "plain", (f"uniform shuffle: {reason}",))
+            reason += f", and {least} open clips of {clip} would hold over a quarter of them anyway"
+        return Choice(1, 1, "plain", (reason,))
     limit = min(in_flight, frames // 10)
-    if batch * clip > limit:
-        clip, shorter = _shorten(clip, cut, gop, halo, limit // batch)
+    if least * clip > limit:
+        clip, shorter = _shorten(clip, cut, gop, halo, limit // least)
         why += shorter
-    if cut == "plain" and 4 * batch * clip > frames:
-        clip = max(1, frames // (4 * batch))
-        why.append(f"clips shortened to {clip}: only {frames} frames for a batch of {batch}")
-    many = max(1, limit // (clip * batch))
-    clip, lanes = _without_resonance(frames, clip, cut, gop, batch, many)
+    if cut == "plain" and 4 * least * clip > frames:
+        clip = max(1, frames // (4 * least))
+        why.append(f"clips shortened to {clip}: {frames} frames are few for {least} open clips")
+    counts = [lanes] if lanes else _lane_counts(batch, max(1, limit // (clip * batch)))
+    clip, lanes = _without_resonance(frames, clip, cut, gop, counts)
     why.append(f"{lanes} lanes: {lanes * clip} frames in flight of {frames}, {in_flight} allowed")
     if lanes * clip > in_flight * 1.1:
-        why.append(f"that is more than allowed, because a batch of {batch} needs {batch} open clips")
+        why.append(f"that is more than allowed, because {least} clips must be open for a batch")
     return Choice(clip, min(lanes, frames), cut, tuple(why))
+
+
+def _lane_counts(batch: int, many: int) -> list[int]:
+    """Multiples of the batch worth trying, the most lanes first."""
+    return [batch * count for count in range(many, max(1, many * 3 // 4) - 1, -1)][:64]
 
 
 def _wish(gop: int, halo: int) -> tuple[int, str, list[str]]:
@@ -86,19 +95,17 @@ def _shorten(clip: int, cut: str, gop: int, halo: int, fitting: int) -> tuple[in
     return shorter, [f"clips shortened to {shorter} to keep frames in flight low"] if shorter < clip else []
 
 
-def _without_resonance(frames: int, clip: int, cut: str, gop: int, batch: int, many: int) -> tuple[int, int]:
-    """(S, V) near (clip, batch * many) for which lane lengths and S share the smallest factor.
+def _without_resonance(frames: int, clip: int, cut: str, gop: int, counts: Sequence[int]) -> tuple[int, int]:
+    """(S, V) with S near `clip` and V one of `counts`, such that lane lengths and S share the smallest factor.
 
     A plain clip takes the first S from `clip` on that shares none. One cut at key frames stays a multiple of `gop`,
     where with an even gop one of two neighbouring lane lengths always shares a factor 2; so V is varied as well.
     """
     if cut == "plain":
-        lanes = batch * many
-        while shared_factor(frames, clip, lanes) > 1 and clip > 1:
+        while clip > 1 and shared_factor(frames, clip, counts[0]) > 1:
             clip += 1
-        return clip, lanes
+        return clip, counts[0]
     sizes = range(clip, clip + 4 * gop, gop)
-    counts = range(batch * many, batch * max(1, many * 3 // 4) - 1, -batch)
     return min(((s, v) for v in counts for s in sizes), key=lambda sv: shared_factor(frames, *sv))
 
 

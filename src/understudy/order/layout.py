@@ -21,6 +21,9 @@ import numpy as np
 
 from understudy.order.philox import Words
 
+LARGEST = 1 << 62
+"""A source has fewer frames than this, so that sums of two indices stay below 2^63."""
+
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -97,11 +100,11 @@ def make_layout(segments: Ints, stretch: int = 0) -> Layout:
     return Layout(segments, frames, stretch, counts, ends)
 
 
-def check_segments(segments: object, name: str) -> Ints:
-    """`segments` as an int64 (K, 3) array (not copied if it is one already).
+def check_segments(segments: object, name: str) -> tuple[Ints, int]:
+    """`segments` as an int64 (K, 3) array (not copied if it is one already), and the number of frames.
 
     Raises ValueError, naming the source and the row, for another shape, a negative start, a stop before its start, no
-    frames at all, or 2^63 and more.
+    frames at all, or 2^62 frames and more.
     """
     array = np.asarray(segments)
     if array.ndim != 2 or array.shape[1:] != (3,):
@@ -119,13 +122,15 @@ def check_segments(segments: object, name: str) -> Ints:
             f"source {name!r}: segment {row} [episode, start, stop) is {array[row].tolist()}, need 0 <= start <= stop"
         )
     lengths = array[:, 2] - array[:, 1]
-    if not lengths.any():
+    longest = int(lengths.max(initial=0))
+    if not longest:
         raise ValueError(
             f"source {name!r} has no frames: its selection keeps nothing; widen it or leave the source out"
         )
-    if float(lengths.sum(dtype=np.float64)) >= 2.0**62:
-        raise ValueError(f"source {name!r} has 2**62 frames or more: positions would overflow")
-    return array
+    frames = int(lengths.sum()) if longest * len(lengths) < LARGEST else sum(lengths.tolist())
+    if frames >= LARGEST:
+        raise ValueError(f"source {name!r} has {frames} frames: positions would overflow beyond 2**62")
+    return array, frames
 
 
 def fingerprint(segments: Ints) -> str:

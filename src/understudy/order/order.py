@@ -11,38 +11,17 @@ Not here: who makes a position (`placement.py`), how its bytes are read (the loa
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from understudy.order.defaults import Choice, choose, choose_slots
+from understudy.order.defaults import choose_slots
 from understudy.order.lanes import Lanes
-from understudy.order.layout import Ints, Layout, check_segments, fingerprint, make_layout
+from understudy.order.layout import Ints, Layout, check_segments, fingerprint
 from understudy.order.mixture import check_weights, make_period
 from understudy.order.philox import Words
+from understudy.order.plan import Frames, Wish, layout_of, plan, plan_source, shares_of
 from understudy.order.spec import Entry, SourceSpec, Spec, compare
-
-MODES = ("clips", "uniform", "episodes", "sequential")
-
-
-class Frames(Protocol):
-    """What the order must know of a source, and all it may know."""
-
-    @property
-    def name(self) -> str:
-        """A name of its own among the sources of a run."""
-
-    @property
-    def segments(self) -> np.ndarray:
-        """int64 (K, 3): rows [episode, start, stop), the selected frames in storage order."""
-
-    @property
-    def gop(self) -> int:
-        """Pictures from one key frame to the next (1: every picture can be read alone)."""
-
-    @property
-    def reach(self) -> tuple[int, int]:
-        """Pictures that a sample's windows reach back and ahead, both >= 0."""
 
 
 class Order:
@@ -86,25 +65,12 @@ class Order:
 
         Raises ValueError, naming the source, the value and the rule, for anything it cannot make an order of.
         """
-        if mode not in MODES:
-            raise ValueError(f"mode {mode!r}: choose one of {', '.join(MODES)}")
-        if batch < 1:
-            raise ValueError(f"global batch {batch}: it must hold at least 1 sample")
-        if frames_in_flight < 1:
-            raise ValueError(f"frames_in_flight {frames_in_flight}: need at least 1")
+        wish = Wish(mode, batch, frames_in_flight, clip, lanes, inside)
         if not sources:
             raise ValueError("no sources: an order needs at least one")
-        segments = [check_segments(source.segments, source.name) for source in sources]
-        counts = [int((rows[:, 2] - rows[:, 1]).sum()) for rows in segments]
-        shares = _shares([source.name for source in sources], counts, weights, temperature)
-        settings = _Settings(mode, batch, frames_in_flight, clip, lanes, inside)
-        choices, slots = settings.choose_all(sources, segments, counts, shares)
-        specs, layouts = [], []
-        for source, rows, choice in zip(sources, segments, choices):
-            specs.append(settings.source_spec(source.name, rows, choice))
-            layouts.append(make_layout(rows, choice.clip if choice.cut == "keyframe" else 0))
-        spec = Spec(seed, batch, tuple(specs), (Entry(0, slots),))
-        return cls(spec, layouts, [choice.why for choice in choices])
+        planned, slots = plan(sources, shares_of(sources, weights, temperature), wish)
+        spec = Spec(seed, batch, tuple(one.spec for one in planned), (Entry(0, slots),))
+        return cls(spec, [one.layout for one in planned], [one.why for one in planned])
 
     @classmethod
     def from_json(cls, spec: "str | dict[str, Any] | Spec", sources: Sequence[Frames]) -> "Order":
@@ -116,14 +82,14 @@ class Order:
         if len(sources) != len(saved.sources):
             names = ", ".join(source.name for source in saved.sources)
             raise ValueError(f"the saved order has {len(saved.sources)} sources ({names}), {len(sources)} were given")
-        segments = [check_segments(source.segments, source.name) for source in sources]
+        checked = [check_segments(source.segments, source.name) for source in sources]
         now = tuple(
-            replace(s, data=fingerprint(rows), segments=len(rows), frames=int((rows[:, 2] - rows[:, 1]).sum()))
-            for s, rows in zip(saved.sources, segments)
+            replace(source, data=fingerprint(rows), segments=len(rows), frames=frames)
+            for source, (rows, frames) in zip(saved.sources, checked)
         )
         if differences := compare(saved, replace(saved, sources=now)):
             raise ValueError("the data is not what the order was made for:\n" + "\n".join(map(str, differences)))
-        layouts = [make_layout(r, s.clip if s.cut == "keyframe" else 0) for r, s in zip(segments, saved.sources)]
+        layouts = [layout_of(source, rows) for source, (rows, _) in zip(saved.sources, checked)]
         return cls(saved, layouts)
 
     def to_json(self) -> str:
@@ -210,17 +176,12 @@ class Order:
         slots = choose_slots(values, self.batch, max(sum(self.spec.schedule[-1].slots), 16 * self.batch))
         by_name = dict(zip(named, slots))
         entry = Entry(position, tuple(by_name.get(name, 0) for name in known))
-        settings = _Settings("clips", self.batch, frames_in_flight, None, None, "sequential")
-        specs, layouts, why = list(self.spec.sources), list(self.layouts), list(self._why)
-        for source in add:
-            rows = check_segments(source.segments, source.name)
-            share = by_name[source.name] / sum(slots)
-            choice = settings.choose_one(source, rows, int((rows[:, 2] - rows[:, 1]).sum()), share)
-            specs.append(settings.source_spec(source.name, rows, choice))
-            layouts.append(make_layout(rows, choice.clip if choice.cut == "keyframe" else 0))
-            why.append(choice.why)
-        spec = replace(self.spec, sources=tuple(specs), schedule=(*self.spec.schedule, entry))
-        return Order(spec, layouts, why)
+        wish = Wish("clips", self.batch, frames_in_flight)
+        added = [plan_source(source, by_name[source.name] / sum(slots), wish) for source in add]
+        sources = (*self.spec.sources, *(one.spec for one in added))
+        spec = replace(self.spec, sources=sources, schedule=(*self.spec.schedule, entry))
+        why = [*self._why, *((),) * (len(self.layouts) - len(self._why)), *(one.why for one in added)]
+        return Order(spec, [*self.layouts, *(one.layout for one in added)], why)
 
     def explain(self) -> str:
         """The order in words: per source its settings and, for an order just made, why they were chosen."""
@@ -279,63 +240,11 @@ class Order:
         return None
 
 
-class _Settings:
-    """What `Order.of` was asked for, applied to its sources."""
-
-    def __init__(self, mode: str, batch: int, in_flight: int, clip: int | None, lanes: int | None, inside: str) -> None:
-        self.mode, self.batch, self.in_flight, self.clip, self.lanes = mode, batch, in_flight, clip, lanes
-        self.inside = inside
-        for name, value in (("clip", clip), ("lanes", lanes)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} {value}: need at least 1")
-
-    def choose_all(
-        self, sources: Sequence[Frames], segments: Sequence[Ints], counts: Sequence[int], shares: Sequence[float]
-    ) -> tuple[list[Choice], tuple[int, ...]]:
-        """The choice for each source, and the mixture's slots."""
-        total = sum(shares)
-        per_source = zip(sources, segments, counts, (share / total for share in shares))
-        choices = [self.choose_one(source, rows, count, share) for source, rows, count, share in per_source]
-        if len(sources) == 1:
-            return choices, (1,)
-        wish = self.lanes or max(sum(choice.lanes for choice in choices), 16 * self.batch)
-        slots = choose_slots(shares, 1 if self.lanes else self.batch, wish)
-        # A source of many lanes gets as many as it has slots: a lane then always comes up in the same slot.
-        fitted = [
-            replace(choice, lanes=min(count, frames)) if choice.lanes > 1 else choice
-            for choice, count, frames in zip(choices, slots, counts)
-        ]
-        return fitted, slots
-
-    def choose_one(self, source: Frames, rows: Ints, frames: int, share: float) -> Choice:
-        """The choice for a source that has `share` (0 to 1) of the samples."""
-        gop, reach = int(source.gop), (int(source.reach[0]), int(source.reach[1]))
-        if gop < 1 or min(reach) < 0:
-            raise ValueError(f"source {source.name!r}: gop {gop} must be at least 1, reach {reach} not negative")
-        batch = max(1, round(self.batch * share))
-        own_lanes = max(1, round(self.lanes * share)) if self.lanes else None
-        if self.mode in ("sequential", "uniform"):
-            return Choice(1, 1, "plain", (f"{self.mode}: asked for",))
-        if self.mode == "episodes":
-            longest = int((rows[:, 2] - rows[:, 1]).max())
-            return Choice(longest, min(own_lanes or batch, frames), "plain", ("episodes: asked for",))
-        if self.clip is not None:
-            return Choice(self.clip, min(own_lanes or batch, frames), "plain", ("clips: asked for",))
-        choice = choose(frames, gop, reach, batch=batch, in_flight=max(1, round(self.in_flight * share)))
-        return choice if own_lanes is None else replace(choice, lanes=min(own_lanes, frames))
-
-    def source_spec(self, name: str, rows: Ints, choice: Choice) -> SourceSpec:
-        """The source's part of the spec."""
-        frames = int((rows[:, 2] - rows[:, 1]).sum())
-        shuffle = self.mode != "sequential"
-        return SourceSpec(
-            name, fingerprint(rows), len(rows), frames, choice.clip, choice.lanes, shuffle, self.inside, choice.cut
-        )
-
-
 def as_positions(positions: Any) -> Words:
-    """Integers >= 0 as a uint64 array of at least one dimension; ValueError for negative or non-integer ones."""
+    """Integers >= 0 as a uint64 array (n,); ValueError for negative or non-integer ones, or another shape."""
     array = np.atleast_1d(np.asarray(positions))
+    if array.ndim != 1:
+        raise ValueError(f"positions of shape {array.shape}: need (n,)")
     if array.dtype == np.uint64:
         return array
     if not array.size:
@@ -345,27 +254,6 @@ def as_positions(positions: Any) -> Words:
     if array.dtype.kind == "i" and array.min() < 0:
         raise ValueError(f"position {array.min()}: positions start at 0")
     return array.astype(np.uint64)
-
-
-def _shares(
-    names: Sequence[str],
-    counts: Sequence[int],
-    weights: Sequence[float] | Mapping[str, float] | None,
-    temperature: float | None,
-) -> list[float]:
-    """The weight of each source: given, or frames ** temperature (1: one epoch of each)."""
-    if weights is None:
-        power = 1.0 if temperature is None else float(temperature)
-        if not abs(power) <= 16:
-            raise ValueError(f"temperature {temperature}: need a number between -16 and 16, 1 for one epoch of each")
-        return [float(count) ** power for count in counts]
-    if temperature is not None:
-        raise ValueError("weights and temperature are two ways to say the same: give one")
-    if isinstance(weights, Mapping):
-        if set(weights) != set(names):
-            raise ValueError(f"weights name {sorted(weights)}, sources are {sorted(names)}: name each source once")
-        weights = [weights[name] for name in names]
-    return check_weights(weights, names)
 
 
 def _in_words(source: SourceSpec) -> str:

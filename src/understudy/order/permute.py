@@ -163,10 +163,8 @@ def unpermute_each(y: Words, sizes: Words, keys: Words) -> Words:
 
 
 def _each(x: Words, sizes: Words, keys: Words, forward: bool) -> Words:
-    # Float square roots may be one off for large sizes; any a >= 1 with b = ceil(size/a) gives a valid network, so the
-    # exact floor is restored only for the sake of one answer everywhere (sqrt itself is exactly rounded by IEEE 754).
-    a = np.sqrt(sizes.astype(np.float64)).astype(np.uint64)
-    a = np.maximum(a - (a * a > sizes), np.uint64(1))
+    a = np.sqrt(sizes.astype(np.float64)).astype(np.uint64)  # exact: below 2^32, and IEEE 754 rounds sqrt exactly
+    a += a * a < sizes
     b = (sizes + a - np.uint64(1)) // a
     y = x.copy()
     todo = np.arange(len(x))

@@ -1,0 +1,148 @@
+"""Plan: from what was asked of `Order.of` to the frozen settings of every source and the slots of the mixture.
+
+Not here: the rules by which clips and lanes are chosen (`defaults.py`), the order itself (`order.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from understudy.order.defaults import Choice, choose, choose_slots
+from understudy.order.layout import Layout, check_segments, fingerprint, make_layout
+from understudy.order.mixture import check_weights
+from understudy.order.spec import SourceSpec
+
+MODES = ("clips", "uniform", "episodes", "sequential")
+
+
+class Frames(Protocol):
+    """What the order must know of a source, and all it may know."""
+
+    @property
+    def name(self) -> str:
+        """A name of its own among the sources of a run."""
+
+    @property
+    def segments(self) -> np.ndarray:
+        """int64 (K, 3): rows [episode, start, stop), the selected frames in storage order."""
+
+    @property
+    def gop(self) -> int:
+        """Pictures from one key frame to the next (1: every picture can be read alone)."""
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Pictures that a sample's windows reach back and ahead, both >= 0."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What was asked for, as in `Order.of`; ValueError for a value that no order has."""
+
+    mode: str
+    batch: int
+    in_flight: int
+    clip: int | None = None
+    lanes: int | None = None
+    inside: str = "sequential"
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"mode {self.mode!r}: choose one of {', '.join(MODES)}")
+        for name, value in (
+            ("global batch", self.batch),
+            ("frames_in_flight", self.in_flight),
+            ("clip", self.clip),
+            ("lanes", self.lanes),
+        ):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} {value}: need at least 1")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One source, checked and settled: its part of the spec, its layout, and why it was settled so."""
+
+    spec: SourceSpec
+    layout: Layout
+    why: tuple[str, ...]
+
+
+def plan(sources: Sequence[Frames], shares: Sequence[float], wish: Wish) -> tuple[list[Planned], tuple[int, ...]]:
+    """Settle each source, and how many slots each has in a period of the mixture.
+
+    In a mixture a source of many lanes gets as many as it has slots: a lane then always comes up in the same slot,
+    hence on the same rank.
+    """
+    if len(sources) == 1:
+        return [plan_source(sources[0], 1.0, wish)], (1,)
+    total = sum(shares)
+    planned = [plan_source(source, share / total, wish) for source, share in zip(sources, shares)]
+    lanes = wish.lanes or max(sum(one.spec.lanes for one in planned), 16 * wish.batch)
+    slots = choose_slots(shares, 1 if wish.lanes else wish.batch, lanes)
+    fitted = [
+        plan_source(source, share / total, wish, lanes=count) if one.spec.lanes > 1 else one
+        for source, share, one, count in zip(sources, shares, planned, slots)
+    ]
+    return fitted, slots
+
+
+def plan_source(source: Frames, share: float, wish: Wish, lanes: int | None = None) -> Planned:
+    """Settle a source that has `share` (0 to 1) of the samples; `lanes` fixes its lanes."""
+    rows, frames = check_segments(source.segments, source.name)
+    gop, reach = int(source.gop), (int(source.reach[0]), int(source.reach[1]))
+    if gop < 1 or min(reach) < 0:
+        raise ValueError(f"source {source.name!r}: gop {gop} must be at least 1, reach {reach} not negative")
+    batch = max(1, round(wish.batch * share))
+    if lanes is None and wish.lanes is not None:
+        lanes = max(1, round(wish.lanes * share))
+    if wish.mode in ("sequential", "uniform"):
+        choice = Choice(1, 1, "plain", (f"{wish.mode}: asked for",))
+    elif wish.mode == "episodes":
+        longest = int((rows[:, 2] - rows[:, 1]).max())
+        choice = Choice(longest, lanes or batch, "plain", (f"runs of {longest} frames, its longest segment",))
+    elif wish.clip is not None:
+        choice = Choice(wish.clip, lanes or batch, "plain", (f"clips of {wish.clip}: asked for",))
+    else:
+        in_flight = max(1, round(wish.in_flight * share))
+        choice = choose(frames, gop, reach, batch=batch, in_flight=in_flight, lanes=lanes)
+    spec = SourceSpec(
+        name=source.name,
+        data=fingerprint(rows),
+        segments=len(rows),
+        frames=frames,
+        clip=choice.clip,
+        lanes=min(choice.lanes, frames),
+        shuffle=wish.mode != "sequential",
+        inside=wish.inside,
+        cut=choice.cut,
+    )
+    return Planned(spec, layout_of(spec, rows), choice.why)
+
+
+def layout_of(spec: SourceSpec, rows: np.ndarray) -> Layout:
+    """The layout that a source's spec asks for."""
+    return make_layout(rows, spec.clip if spec.cut == "keyframe" else 0)
+
+
+def shares_of(
+    sources: Sequence[Frames],
+    weights: Sequence[float] | Mapping[str, float] | None,
+    temperature: float | None,
+) -> list[float]:
+    """The weight of each source, on any scale: as given, or frames ** temperature (1: one epoch of each)."""
+    names = [source.name for source in sources]
+    if weights is None:
+        power = 1.0 if temperature is None else float(temperature)
+        if not abs(power) <= 16:
+            raise ValueError(f"temperature {temperature}: need a number between -16 and 16, 1 for one epoch of each")
+        return [float(check_segments(source.segments, source.name)[1]) ** power for source in sources]
+    if temperature is not None:
+        raise ValueError("weights and temperature are two ways to say the same: give one")
+    if isinstance(weights, Mapping):
+        if set(weights) != set(names):
+            raise ValueError(f"weights name {sorted(weights)}, sources are {sorted(names)}: name each source once")
+        weights = [weights[name] for name in names]
+    return check_weights(weights, names)
