@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from understudy.order.deff import Correlation, design_effect
-from understudy.order.placement import rank_positions
+from understudy.order.lanes import Lanes
+from understudy.order.order import Order
+from understudy.order.placement import rank_slice
 from understudy.order.rivals import Read
 
-__all__ = ["Audit", "audit"]
+__all__ = ["Audit", "audit", "reading"]
 
 WINDOWS = (1, 8, 64)  # batches: one step; the memory of Adam's first moment; a stretch in which weights drift
 
@@ -53,6 +55,37 @@ class Audit:
     """Samples from one sample of an episode to the next one of it, median; `inf` if most do not return at all."""
     revisit_seconds: float
     """The same as seconds of recorded data that go by in between (samples / fps)."""
+
+
+def reading(order: Order) -> tuple[Read, np.ndarray]:
+    """An `Order` as what `audit` takes: (its reading, the lengths of its episodes int64).
+
+    The episodes of all sources are numbered through, source by source, each in the order of its episode ids. A length
+    is the last selected frame + 1. A piece is a clip in one epoch of its source.
+    """
+    spec = order.spec
+    lanes = [Lanes(spec.seed, d, s.frames, s.clip, s.lanes, s.shuffle, s.inside) for d, s in enumerate(spec.sources)]
+    ids, rows = zip(*(np.unique(at.segments[:, 0], return_inverse=True) for at in order.layouts), strict=True)
+    first = np.cumsum([0, *(len(i) for i in ids)])
+    lengths = np.zeros(first[-1], np.int64)
+    for d, layout in enumerate(order.layouts):
+        np.maximum.at(lengths, first[d] + rows[d], layout.segments[:, 2])
+
+    def read(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        source, index = order.streams(positions)
+        episode, frame, piece = np.empty_like(source), np.empty_like(source), np.empty_like(source)
+        for d in np.unique(source):
+            at = np.flatnonzero(source == d)
+            line = lanes[d].line(index[at])
+            found, frame[at] = order.layouts[d].locate(line)
+            episode[at] = first[d] + np.searchsorted(ids[d], found)
+            epoch, _ = lanes[d].split(index[at])
+            clips = -(-lanes[d].frames // lanes[d].clip)
+            number = epoch * np.uint64(clips) + line // np.uint64(lanes[d].clip)
+            piece[at] = number.view(np.int64) * len(lanes) + d
+        return episode, frame, piece
+
+    return read, lengths
 
 
 def audit(
@@ -162,10 +195,8 @@ def _running(opened: np.ndarray, last: np.ndarray, size: np.ndarray | None = Non
 
 def _ranks(batch: int, world: int) -> np.ndarray:
     """The rank that makes each place of a batch, int64 (batch,)."""
-    rank = np.empty(batch, np.int64)
-    for r in range(world):
-        rank[rank_positions(0, batch, r, world).astype(np.int64)] = r
-    return rank
+    bounds = [rank_slice(batch, r, world) for r in range(world)]
+    return np.repeat(np.arange(world), [high - low for low, high in bounds])
 
 
 def _decoded(

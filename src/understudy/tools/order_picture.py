@@ -1,0 +1,126 @@
+"""The picture of an order beside others: noise, cost, and which episode comes at which position. Needs matplotlib.
+
+Not here: any figure; they come from `order_explain.compare`.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from understudy.tools.order_explain import Comparison, Side
+
+BATCHES = 16  # of the lower row
+_COLOURS = {
+    "clips": "#0b6e4f",
+    "uniform": "#8d99ae",
+    "episode lanes": "#3a6ea5",
+    "block shuffle": "#7b5ea7",
+    "worker pool": "#d98a29",
+    "episode stream": "#c0392b",
+}
+
+
+def draw(comparison: "Comparison", path: str) -> None:
+    """Draw the comparison to a .png, .svg or .pdf file."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    sides = [side for side in comparison.sides if side.figures]
+    style: dict[Any, Any] = {
+        "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.titlesize": 10,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "svg.hashsalt": "understudy",  # the same picture twice is the same file
+    }
+    with plt.rc_context(style):
+        figure = plt.figure(figsize=(11, 6.4), layout="constrained")
+        halves: Any = figure.subfigures(2, 1, height_ratios=[1.15, 1])
+        upper, lower = halves
+        noise, cost = upper.subplots(1, 2, width_ratios=[1.7, 1])
+        _draw_noise(noise, sides)
+        _draw_cost(cost, sides)
+        lower.suptitle(
+            f"Which episode at which position: {BATCHES} batches, episodes numbered as they first appear "
+            "(the higher, the more different ones)",
+            x=0.008,
+            ha="left",
+            fontsize=10,
+            fontweight="bold",
+        )
+        for axes, side in zip(lower.subplots(1, len(sides), sharey=True, squeeze=False)[0], sides, strict=True):
+            _draw_episodes(axes, side, comparison.start, comparison.order.batch)
+        low, high = axes.get_ylim()  # shared: the tallest panel's
+        axes.set_ylim(min(low, 0), high * 1.04)
+        figure.savefig(path, dpi=110, metadata={"Date": None} if path.endswith(".svg") else None)
+        plt.close(figure)
+
+
+def _draw_noise(axes: Any, sides: "list[Side]") -> None:
+    """Bars: deff over 1, 8 and 64 batches, on a log scale that starts at independent draws."""
+    axes.set_title("Noise of the mean gradient, in units of independent draws (deff)")
+    width = 0.8 / len(sides)
+    for k, side in enumerate(sides):
+        assert side.figures is not None
+        at = np.arange(3) + (k - (len(sides) - 1) / 2) * width
+        values = np.maximum(side.figures.deff, 1.0)
+        axes.bar(at, values - 0.93, width * 0.92, bottom=0.93, color=_COLOURS[side.name], label=side.name)
+        for x, value in zip(at, values, strict=True):
+            text = f"{value:.2f}" if value < 2 else f"{value:.1f}" if value < 10 else f"{value:.0f}"
+            axes.text(x, value * 1.05, text, ha="center", va="bottom", fontsize=7.5, color=_COLOURS[side.name])
+    axes.set_yscale("log")
+    axes.set_yticks([1, 3, 10, 30, 100, 1000], ["1", "3", "10", "30", "100", "1000"])
+    axes.set_ylim(0.93, max(max(s.figures.deff) for s in sides if s.figures) * 1.7)
+    axes.minorticks_off()
+    axes.set_xticks(range(3), ["1 batch", "8 batches", "64 batches"])
+    axes.tick_params(axis="x", length=0)
+    axes.legend(frameon=False, loc="upper left", fontsize=8.5)
+
+
+def _draw_cost(axes: Any, sides: "list[Side]") -> None:
+    """Points: what a step must open, against noise over 8 batches; area is memory."""
+    axes.set_title("… and what it costs the disk")
+    shown = sorted(((side.name, side.figures) for side in sides if side.figures), key=lambda pair: pair[1].deff[1])
+    most = max(a.frames_in_flight for _, a in shown)
+    lowest_label = 0.0
+    for name, a in shown:
+        x, y, colour = a.touches_mean, a.deff[1], _COLOURS[name]
+        axes.scatter(x, y, s=14 + 600 * a.frames_in_flight / most, color=colour, alpha=0.3, linewidths=0)
+        axes.scatter(x, y, s=14, color=colour)
+        label = max(y, lowest_label * 1.22)  # labels keep apart where points do not
+        lowest_label = label
+        end = x > 30
+        axes.text(x / 1.5 if end else x * 1.7, label, name, ha="right" if end else "left", va="center", color=colour)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(0.3, 700)
+    axes.set_yticks([1, 2, 5, 10, 20, 100, 1000], ["1", "2", "5", "10", "20", "100", "1000"])
+    axes.set_ylim(0.8, shown[-1][1].deff[1] * 3)  # after the ticks, which would widen it
+    axes.set_xticks([1, 10, 100], ["1", "10", "100"])
+    axes.minorticks_off()
+    axes.set_xlabel("opened per step (area: frames in memory)")
+    axes.set_ylabel("deff over 8 batches")
+
+
+def _draw_episodes(axes: Any, side: "Side", start: int, batch: int) -> None:
+    """Dots: position against the episode's number in order of first appearance. Independent draws climb a diagonal."""
+    assert side.read is not None
+    positions = np.arange(BATCHES * batch)
+    episode, _, _ = side.read(start + positions)
+    _, first, which = np.unique(episode, return_index=True, return_inverse=True)
+    number = np.argsort(np.argsort(first))[which]
+    axes.set_title(side.name, color=_COLOURS[side.name])
+    axes.plot(positions / batch, number, ".", markersize=1.1, color=_COLOURS[side.name], rasterized=True)
+    axes.set_xlim(0, BATCHES)
+    axes.set_xticks([0, BATCHES // 2, BATCHES])
+    axes.set_xlabel("batches")
+    # Where the dots climb to the right-hand corner, the text stands on the left.
+    x, end = (0.05, "left") if first.size > 0.6 * positions.size else (0.97, "right")
+    axes.text(
+        x * BATCHES, first.size, f"{first.size:,} episodes", ha=end, va="bottom", fontsize=8, color=_COLOURS[side.name]
+    )
