@@ -218,7 +218,7 @@ class Rows:
 
     def _tasks(self, rows: np.ndarray, start: dict[int, int], total: int) -> np.ndarray:
         tasks = np.zeros(total, np.int64)
-        for row in rows.tolist():
+        for row in rows[self.catalog.episodes.lengths[rows] > 0].tolist():
             own = self.catalog.episodes.tasks_of(row)
             if len(own) != 1 or own[0] < 0:
                 raise self._refuse(row, f"no task_index column, and meta/ names {len(own)} tasks for the episode")
