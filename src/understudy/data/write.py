@@ -1,0 +1,342 @@
+"""`EpisodeWriter`: record episodes as a LeRobot v3.0 dataset that is whole after every episode.
+
+    with EpisodeWriter("my_data", fps=30, features={
+        "observation.images.top": {"dtype": "video", "shape": (480, 640, 3)},
+        "observation.state": {"dtype": "float32", "shape": (6,), "names": [...]},
+        "action": {"dtype": "float32", "shape": (6,)},
+    }) as writer:
+        for ...:
+            writer.add_frame({"observation.images.top": picture, ...}, task="pick up the red block")
+        writer.save_episode()
+
+The folder opens as a valid dataset at every instant, `kill -9` included, and then holds exactly the episodes whose
+`save_episode` came to its commit (see `write_group.py`); `resume=True` clears what a killed recording left behind and
+carries on. `stats.json` may lag behind the last tenth of the frames until `finish`.
+
+Not here: depth video, audio, language columns, other versions of the format.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from understudy.data.encode import VideoEncoder, codec_name, temporary_name
+from understudy.data.errors import DatasetError
+from understudy.data.features import Feature
+from understudy.data.statistics import NAMES, PictureStatistics, RunningStatistics
+from understudy.data.write_frame import check_features, check_frame, png
+from understudy.data.write_group import cameras, commit, empty_group, is_full, pack, remove_orphans, small_files
+from understudy.data.write_layout import (
+    EPISODES_PATH,
+    column_type,
+    data_schema,
+    episode_schema,
+    feature_entries,
+    info_json,
+    place,
+    replace_json,
+    replace_parquet,
+    statistic_value,
+    sync_folder,
+    tasks_table,
+)
+from understudy.data.write_resume import load_recording, remeasure
+
+Statistics = dict[str, RunningStatistics | PictureStatistics]
+
+
+class EpisodeWriter:
+    """Records episodes into `root`; use as a context manager, from one thread.
+
+    fps: frames per second, a whole number. features: key -> {"dtype", "shape", "names"}; dtype "video" (encoded),
+    "image" (PNG inside the rows), a numpy number type, "bool" or "string". codec, gop, crf: see `encode_video`.
+    data_file_mb, video_file_mb: size at which packed files are closed. allow_nan: record values that are not finite
+    instead of refusing them. resume: continue a recording that is there (or begin one where nothing is).
+
+    Raises `ValueError` for settings the format cannot hold, `DatasetError` for a folder that is not empty (without
+    `resume`), that no EpisodeWriter recorded, that was recorded with other settings, or that another one is recording.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        fps: int,
+        features: Mapping[str, Mapping[str, Any]],
+        robot_type: str | None = None,
+        codec: str = "libsvtav1",
+        gop: int = 2,
+        crf: int | None = None,
+        data_file_mb: float = 100,
+        video_file_mb: float = 200,
+        allow_nan: bool = False,
+        resume: bool = False,
+    ) -> None:
+        codec_name(codec)
+        if fps != int(fps) or fps < 1 or gop < 1 or min(data_file_mb, video_file_mb) <= 0:
+            raise ValueError(f"fps={fps}, gop={gop}: whole numbers from 1 on; file sizes must be positive")
+        self.root, self.fps, self.features = Path(root), int(fps), check_features(features)
+        self._codec, self._gop, self._crf, self._allow_nan = codec, gop, crf, allow_nan
+        self._robot_type, self._data_mb, self._video_mb = robot_type, data_file_mb, video_file_mb
+        self._entries = feature_entries(self.features, self.fps, codec, gop, crf)
+        self.tasks: list[str] = []
+        self.episodes = self.frames = 0
+        self._group = empty_group(0, self.features)
+        self._statistics = _accumulators(self.features)
+        self._measured = 0  # frames at the last writing of stats.json
+        if self.root.is_dir() and any(self.root.iterdir()):
+            if not resume:
+                raise DatasetError("is not empty", where=self.root, fix="name a new folder, or pass resume=True")
+            self._lock()
+            self._resume()
+        elif self.root.exists() and not self.root.is_dir():
+            raise DatasetError("is a file", where=self.root, fix="name a new folder")
+        else:
+            self._create()
+            self._lock()
+        self._clear()
+
+    # -- one frame, one episode -------------------------------------------------------------------------------------
+
+    def add_frame(self, values: Mapping[str, Any], task: str) -> None:
+        """Add a frame to the current episode.
+
+        values: one value per feature: numbers of the feature's shape (a plain number for shape (1,)), uint8
+        (height, width, 3) RGB for pictures, str for strings. task: what is being done, in words. Index, timestamp and
+        task columns are filled in. Raises `ValueError` naming the key and the rule; the frame is then not added.
+        """
+        self._check_open()
+        if not isinstance(task, str) or not task.strip():
+            raise ValueError(f"task={task!r}: say in words what is being done")
+        frame = check_frame(values, self.features, self._allow_nan)
+        for key in cameras(self.features):
+            if key not in self._encoders:
+                path = small_files(self.root, self.features, self._group.next_file)[key]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                height, width, _ = self.features[key].shape
+                self._encoders[key] = VideoEncoder(path, self.fps, height, width, self._codec, self._gop, self._crf)
+        for key, value in frame.items():
+            if self.features[key].is_picture:
+                self._pictures[key].add(value)
+            if self.features[key].is_video:
+                self._encoders[key].add(value)
+            else:
+                self._columns[key].append(png(value) if self.features[key].dtype == "image" else value)
+        self._frame_tasks.append(task)
+
+    def save_episode(self) -> int:
+        """Make the frames added since the last call an episode of the dataset; returns its number.
+
+        When this returns, the episode survives the end of the process and, file system permitting, a power cut. If it
+        raises, the episode is dropped and the dataset is as before.
+        """
+        self._check_open()
+        if not self._frame_tasks:
+            raise ValueError("the episode has no frames: add_frame comes before save_episode")
+        try:
+            row, numbers = self._write_files()
+            commit(self.root, self.features, self._group, row)
+        except BaseException:
+            self.discard_episode()
+            raise
+        episode, self.episodes = self.episodes, self.episodes + 1
+        self.frames += row["length"]
+        for key, part in (numbers | self._pictures).items():
+            self._statistics[key].merge(part)  # type: ignore[arg-type]
+        self._clear()
+        full = is_full(self._group, self._data_mb, self._video_mb)
+        self._write_totals(statistics=full or self.frames >= 1.1 * self._measured)
+        if full:
+            self._group = pack(self.root, self.features, self._group, self.fps)
+        return episode
+
+    def discard_episode(self) -> None:
+        """Drop the frames added since the last `save_episode`."""
+        for encoder in self._encoders.values():
+            encoder.abandon()
+        self._clear()
+
+    def finish(self) -> None:
+        """Pack what lies in small files and end the recording. Frames not saved as an episode are an error."""
+        if self._handle is None:
+            return
+        if self._frame_tasks:
+            what = f"{len(self._frame_tasks)} frames were added and not saved"
+            raise ValueError(f"{what}: call save_episode or discard_episode before finish")
+        self._write_totals(statistics=True)
+        self._group = pack(self.root, self.features, self._group, self.fps)
+        self._unlock()
+
+    def __enter__(self) -> EpisodeWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            self.finish()
+        else:  # what is saved is safe as it lies; the next recorder packs it
+            self.discard_episode()
+            self._unlock()
+
+    # -- files ------------------------------------------------------------------------------------------------------
+
+    def _write_files(self) -> tuple[dict[str, Any], Statistics]:
+        """Write the episode's own files; returns its row of meta/episodes, file places still open, and statistics."""
+        length = len(self._frame_tasks)
+        tasks = list(dict.fromkeys(self._frame_tasks))
+        known = self.tasks + [task for task in tasks if task not in self.tasks]
+        place_of = {task: number for number, task in enumerate(known)}
+        defaults: dict[str, np.ndarray] = {
+            "timestamp": (np.arange(length) / self.fps).astype(np.float32),
+            "frame_index": np.arange(length),
+            "episode_index": np.full(length, self.episodes),
+            "index": np.arange(self.frames, self.frames + length),
+            "task_index": np.array([place_of[task] for task in self._frame_tasks]),
+        }
+        for encoder in self._encoders.values():
+            encoder.close()
+        schema, statistics = data_schema(self.features), _accumulators(self.features)
+        arrays = []
+        for key in schema.names:
+            values: Any = defaults[key].reshape(-1, 1) if key in defaults else self._columns[key]
+            arrays.append(_column(values, self.features[key]))
+            column = statistics.get(key)
+            if isinstance(column, RunningStatistics):
+                column.add(np.stack(values))
+        replace_parquet(
+            small_files(self.root, self.features, self._group.next_file)[""],
+            [pa.Table.from_arrays(arrays, schema=schema)],
+        )
+        if len(known) > len(self.tasks):
+            replace_parquet(self.root / "meta/tasks.parquet", [tasks_table(known)])
+            self.tasks = known
+        row: dict[str, Any] = {
+            "episode_index": self.episodes,
+            "tasks": tasks,
+            "length": length,
+            "dataset_from_index": self.frames,
+            "dataset_to_index": self.frames + length,
+        }
+        for key in cameras(self.features):
+            row |= {f"videos/{key}/from_timestamp": 0.0, f"videos/{key}/to_timestamp": length / self.fps}
+        for key, part in (statistics | self._pictures).items():
+            figures = part.result()
+            row |= {f"stats/{key}/{name}": statistic_value(self.features[key], name, figures[name]) for name in NAMES}
+        return row, {key: part for key, part in statistics.items() if isinstance(part, RunningStatistics)}
+
+    def _write_totals(self, statistics: bool) -> None:
+        """Bring info.json, and stats.json if asked for, up to the committed episodes."""
+        if statistics and self.frames:
+            figures = {key: part.result() for key, part in self._statistics.items()}
+            values = {
+                key: {name: statistic_value(self.features[key], name, result[name]) for name in NAMES}
+                for key, result in figures.items()
+            }
+            replace_json(self.root / "meta/stats.json", values)
+            self._measured = self.frames
+        replace_json(self.root / "meta/info.json", self._info())
+
+    def _info(self) -> dict[str, Any]:
+        return info_json(
+            self._entries,
+            fps=self.fps,
+            robot_type=self._robot_type,
+            episodes=self.episodes,
+            frames=self.frames,
+            tasks=len(self.tasks),
+            data_file_mb=self._data_mb,
+            video_file_mb=self._video_mb,
+        )
+
+    def _create(self) -> None:
+        """An empty dataset, put in place in one step."""
+        self.root.parent.mkdir(parents=True, exist_ok=True)
+        draft = temporary_name(self.root)
+        try:
+            (draft / "meta").mkdir(parents=True)
+            replace_parquet(draft / place(EPISODES_PATH, 0), [episode_schema(self.features).empty_table()])
+            replace_parquet(draft / "meta/tasks.parquet", [tasks_table([])])
+            replace_json(draft / "meta/info.json", self._info())
+            os.replace(draft, self.root)
+        except OSError:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        sync_folder(self.root.parent)
+
+    def _resume(self) -> None:
+        recording = load_recording(self.root, self.features, self._entries, self.fps)
+        remove_orphans(self.root, self.features, recording.tables)
+        self.tasks, self._group = recording.tasks, recording.group
+        self.episodes, self.frames = recording.episodes, recording.frames
+        if self._robot_type is None:
+            self._robot_type = recording.robot_type
+        remeasure(self.root, self.features, recording.tables, self._statistics)
+        replace_parquet(self.root / "meta/tasks.parquet", [tasks_table(self.tasks)])
+        self._write_totals(statistics=True)
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    def _clear(self) -> None:
+        self._encoders: dict[str, VideoEncoder] = {}
+        self._columns: dict[str, list[Any]] = {key: [] for key in self.features}
+        self._pictures: Statistics = {
+            key: PictureStatistics() for key, feature in self.features.items() if feature.is_picture
+        }
+        self._frame_tasks: list[str] = []
+
+    def _check_open(self) -> None:
+        if self._handle is None:
+            raise ValueError(f"{self.root}: the recording is finished")
+
+    def _lock(self) -> None:
+        """One recorder at a time: a lock on the folder itself, which ends with the process however it ends."""
+        self._handle: int | None = os.open(self.root, os.O_RDONLY)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._handle)
+            raise DatasetError(
+                "is being recorded into by another process", where=self.root, fix="wait for it"
+            ) from None
+
+    def _unlock(self) -> None:
+        if self._handle is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._handle)
+            self._handle = None
+
+
+def _accumulators(features: Mapping[str, Feature]) -> Statistics:
+    """One accumulator for each feature that has statistics."""
+    return {
+        key: PictureStatistics() if feature.is_picture else RunningStatistics(feature.shape)
+        for key, feature in features.items()
+        if feature.dtype != "string"
+    }
+
+
+def _column(values: Any, feature: Feature) -> pa.Array:
+    """One episode's values of a feature as an Arrow column."""
+    kind = column_type(feature)
+    if feature.dtype == "image":
+        return pa.array([{"bytes": value, "path": None} for value in values], kind)
+    if feature.dtype == "string":
+        return pa.array(values, kind)
+    stacked = np.stack(values)
+    column = pa.array(stacked.reshape(-1))
+    if feature.shape == (1,):
+        return column
+    if len(feature.shape) == 1:
+        return pa.FixedSizeListArray.from_arrays(column, type=kind)
+    for size in reversed(feature.shape):
+        column = pa.ListArray.from_arrays(pa.array(np.arange(0, len(column) + 1, size), pa.int32()), column)
+    return column.cast(kind)

@@ -1,0 +1,144 @@
+"""Take up a recording that ended, however it ended: what is committed, and the statistics of it.
+
+Only episode tables count as committed; totals and statistics are made anew from them and from the files they name.
+Numbers are read back exactly. Pictures are read back from what was encoded, some thousand of them in even steps, each
+weighted by the pictures it stands for.
+
+Not here: deleting what a killed recording left (`write_group.remove_orphans`).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+from understudy.data.errors import DatasetError
+from understudy.data.features import Feature
+from understudy.data.files import Files
+from understudy.data.lerobot_v3 import episode_files
+from understudy.data.statistics import PictureStatistics, RunningStatistics
+from understudy.data.video import open_video
+from understudy.data.write_group import Group, empty_group, file_numbers, small_files
+from understudy.data.write_layout import DATA_PATH, EPISODES_PATH, MARK, VIDEO_PATH, episode_schema, place
+
+_PICTURES = 1000  # pictures per camera that are read back
+
+
+@dataclass
+class Recording:
+    """What a folder holds: the tables of meta/episodes in order, and the group to go on with."""
+
+    tables: list[pa.Table]
+    tasks: list[str]
+    group: Group
+    episodes: int
+    frames: int
+    robot_type: str | None
+
+
+def load_recording(root: Path, features: Mapping[str, Feature], entries: Mapping[str, Any], fps: int) -> Recording:
+    """Read the committed state. Raises `DatasetError` if it is not one that `EpisodeWriter` can continue."""
+    fix = "record into a new folder"
+    try:
+        info = json.loads((root / "meta/info.json").read_bytes())
+        tables = [pq.read_table(root / name, use_threads=False) for name in episode_files(Files(root))]
+        listed = pq.read_table(root / "meta/tasks.parquet", use_threads=False)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        what = f"is not a recording that can be continued: {str(error).splitlines()[0]}"
+        raise DatasetError(what, where=root, fix=fix) from None
+    if not tables or not all(MARK.items() <= (table.schema.metadata or {}).items() for table in tables):
+        raise DatasetError("was not recorded by EpisodeWriter, so it is not continued", where=root, fix=fix)
+    shapes = {key: (entry["dtype"], list(entry["shape"])) for key, entry in info["features"].items()}
+    wanted = {key: (entry["dtype"], list(entry["shape"])) for key, entry in entries.items()}
+    if shapes != wanted or info["fps"] != fps:
+        differ = sorted(key for key in shapes.keys() | wanted.keys() if shapes.get(key) != wanted.get(key))
+        what = f"was recorded at {info['fps']} fps with other features" + (f" ({', '.join(differ)})" if differ else "")
+        raise DatasetError(what, where=root, fix="continue with the same fps and features, or record into a new folder")
+    schema = episode_schema(features)
+    tables = [table.select(schema.names).cast(schema) for table in tables]
+    number = len(tables) - 1
+    last = tables[-1]
+    group = Group(number, last, number + 1)
+    numbers = file_numbers(last, "data")
+    if number in numbers:  # packed and closed
+        group = empty_group(number + 1, features)
+    elif numbers:
+        group.next_file = max(numbers) + 1
+        for each in numbers:
+            for key, path in small_files(root, features, each).items():
+                group.sizes[key] = group.sizes.get(key, 0) + (path.stat().st_size if path.exists() else 0)
+    episodes = sum(table.num_rows for table in tables)
+    ids = [int(i) for table in tables for i in table.column("episode_index").to_pylist()]
+    if ids != list(range(episodes)):
+        raise DatasetError("its episodes are not numbered 0, 1, 2, ...", where=root / EPISODES_PATH, fix=fix)
+    tasks = listed.column("task").to_pylist()
+    used = {task for table in tables for row in table.column("tasks").to_pylist() for task in row}
+    while tasks and tasks[-1] not in used:  # of an episode that was not committed
+        tasks.pop()
+    frames = sum(int(np.sum(table.column("length").to_numpy())) for table in tables)
+    return Recording(tables, tasks, group, episodes, frames, info.get("robot_type"))
+
+
+def remeasure(
+    root: Path,
+    features: Mapping[str, Feature],
+    tables: list[pa.Table],
+    statistics: Mapping[str, RunningStatistics | PictureStatistics],
+) -> None:
+    """Fill empty accumulators from the recorded files."""
+    frames = sum(int(np.sum(table.column("length").to_numpy())) for table in tables)
+    step = max(1, frames // _PICTURES)
+    for key, part in statistics.items():
+        if isinstance(part, PictureStatistics):
+            pictures = _videos if features[key].is_video else _images
+            for picture in pictures(root, key, tables, step):
+                part.add(picture, weight=step)
+            part.pictures *= step
+    numbers = [key for key, part in statistics.items() if isinstance(part, RunningStatistics)]
+    for path in _data_files(root, tables):
+        with pq.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                rows = file.read_row_group(group, columns=numbers, use_threads=False)
+                for key in numbers:
+                    column, part = rows.column(key), statistics[key]
+                    assert isinstance(part, RunningStatistics)
+                    while pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
+                        column = pa.chunked_array([chunk.flatten() for chunk in column.chunks], column.type.value_type)
+                    part.add(column.to_numpy().reshape(-1, *features[key].shape))
+
+
+def _data_files(root: Path, tables: list[pa.Table]) -> Iterator[Path]:
+    seen: dict[int, None] = {number: None for table in tables for number in file_numbers(table, "data")}
+    return (root / place(DATA_PATH, number) for number in seen)
+
+
+def _videos(root: Path, key: str, tables: list[pa.Table], step: int) -> Iterator[np.ndarray]:
+    """Every `step`-th picture of a camera, uint8 (H, W, 3)."""
+    ahead = 0  # pictures to pass over before the next one
+    for number in dict.fromkeys(number for table in tables for number in file_numbers(table, f"videos/{key}")):
+        video = open_video(root / place(VIDEO_PATH, number, key))
+        for position in range(ahead, video.count, step):
+            yield video.read(np.array([position]))[0]
+        ahead = (ahead - video.count) % step
+        video.close()
+
+
+def _images(root: Path, key: str, tables: list[pa.Table], step: int) -> Iterator[np.ndarray]:
+    """Every `step`-th picture of an image column, uint8 (H, W, 3)."""
+    row = 0
+    for path in _data_files(root, tables):
+        with pq.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                for value in file.read_row_group(group, columns=[key], use_threads=False).column(key):
+                    if row % step == 0:
+                        yield np.asarray(Image.open(io.BytesIO(value["bytes"].as_py())).convert("RGB"))
+                    row += 1
