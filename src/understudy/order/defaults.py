@@ -64,7 +64,7 @@ def choose(
     clip, lanes = _without_resonance(frames, clip, cut, gop, counts)
     why.append(f"{lanes} lanes: {lanes * clip} frames in flight of {frames}, {in_flight} allowed")
     if lanes * clip > in_flight * 1.1:
-        why.append(f"that is more than allowed, because {least} clips must be open for a batch")
+        why.append(f"that is more than allowed, but {lanes} lanes of such frames cannot do with less")
     return Choice(clip, min(lanes, frames), cut, tuple(why))
 
 

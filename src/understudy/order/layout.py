@@ -5,8 +5,8 @@
 `keyframe`: the line is re-arranged so that clips begin where a decoder can begin. S is a multiple of the key-frame
 distance, and every stretch [j*S, (j+1)*S) of an episode that is selected as a whole is one clip; all these come first.
 What is left of each segment (before its first whole stretch, after its last) is strung together behind them in storage
-order and cut every S frames. Both parts are prefix sums over segments, so the map is closed-form, its memory is two
-integers per segment, and being a re-arrangement of the frames it keeps exactly-once. A left-over starts on a
+order and cut every S frames. Both parts are prefix sums over segments, so the map is closed-form, its memory is a
+few integers per segment, and being a re-arrangement of the frames it keeps exactly-once. A left-over starts on a
 key frame unless selection cut it, so the only pictures decoded for nothing are those before a cut: at most one
 key-frame distance per composite clip.
 
@@ -15,39 +15,37 @@ Not here: in which order the line is read (`lanes.py`).
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from understudy.order.philox import Words
+from understudy.order.search import Finder, Ints, make_finder
 
 LARGEST = 1 << 62
 """A source has fewer frames than this, so that sums of two indices stay below 2^63."""
 
-Ints = np.ndarray[Any, np.dtype[np.int64]]
-
 
 @dataclass(frozen=True)
 class Layout:
-    """`segments` int64 (K, 3) rows [episode, start, stop); `ends` int64 (K,): plain, the frames up to and with row k.
+    """`segments` int64 (K, 3) rows [episode, start, stop); `rows` finds the segment of a line number.
 
-    With clips cut at key frames (`stretch` = S > 0), `ends` counts whole stretches instead of frames, and `rest_ends`
-    the left-over frames; otherwise `stretch` is 0 and `rest_ends` is empty.
+    With clips cut at key frames (`stretch` = S > 0), `rows` finds the segment of a whole stretch instead, and `rests`
+    that of a left-over frame; otherwise `stretch` is 0 and `rests` is not used.
     """
 
     segments: Ints
     frames: int
     stretch: int
-    ends: Ints
-    rest_ends: Ints
+    rows: Finder
+    rests: Finder
 
     def locate(self, v: Words) -> tuple[Ints, Ints]:
         """Line numbers uint64 (n,) below N -> (episode, frame), int64 (n,) each."""
         line = v.view(np.int64)
         if not self.stretch:
-            row = np.searchsorted(self.ends, line, side="right")
-            return self.segments[row, 0], self.segments[row, 2] - (self.ends[row] - line)
-        whole = int(self.ends[-1]) * self.stretch
+            row = self.rows.find(line)
+            return self.segments[row, 0], self.segments[row, 2] - (self.rows.ends[row] - line)
+        whole = self.rows.total * self.stretch
         episode, frame = np.empty_like(line), np.empty_like(line)
         full = line < whole
         episode[full], frame[full] = self._in_stretch(line[full])
@@ -58,28 +56,24 @@ class Layout:
         """The line number of `frame` of the episode of segment `row` (a frame that the segment holds)."""
         start, stop = int(self.segments[row, 1]), int(self.segments[row, 2])
         if not self.stretch:
-            return int(self.ends[row]) - (stop - frame)
+            return int(self.rows.ends[row]) - (stop - frame)
         first, last = -(-start // self.stretch), stop // self.stretch
         if first <= frame // self.stretch < last:
-            return (int(self.ends[row]) - last) * self.stretch + frame
-        rest = frame - start if frame < first * self.stretch else frame - start - (last - first) * self.stretch
-        return int(self.ends[-1]) * self.stretch + self._rest_before(row) + rest
-
-    def _rest_before(self, row: int) -> int:
-        return int(self.rest_ends[row - 1]) if row else 0
+            return (int(self.rows.ends[row]) - last) * self.stretch + frame
+        behind = stop - frame if frame >= last * self.stretch else stop - frame - max(0, last - first) * self.stretch
+        return self.rows.total * self.stretch + int(self.rests.ends[row]) - behind
 
     def _in_stretch(self, line: Ints) -> tuple[Ints, Ints]:
-        clip = line // self.stretch
-        row = np.searchsorted(self.ends, clip, side="right")
-        number = self.segments[row, 2] // self.stretch - (self.ends[row] - clip)
-        return self.segments[row, 0], number * self.stretch + (line - clip * self.stretch)
+        number = line // self.stretch
+        row = self.rows.find(number)
+        in_episode = self.segments[row, 2] // self.stretch - (self.rows.ends[row] - number)
+        return self.segments[row, 0], in_episode * self.stretch + (line - number * self.stretch)
 
     def _in_rest(self, line: Ints) -> tuple[Ints, Ints]:
-        row = np.searchsorted(self.rest_ends, line, side="right")
+        row = self.rests.find(line)
         episode, start, stop = self.segments[row].T
         first, last = -(-start // self.stretch), stop // self.stretch
-        from_end = self.rest_ends[row] - line  # 1 for the last left-over frame of the segment
-        frame = stop - from_end
+        frame = stop - (self.rests.ends[row] - line)
         before = (last > first) & (frame < last * self.stretch)  # it lies before the whole stretches, not behind them
         return episode, np.where(before, frame - (last - first) * self.stretch, frame)
 
@@ -89,15 +83,14 @@ def make_layout(segments: Ints, stretch: int = 0) -> Layout:
     starts, stops = segments[:, 1], segments[:, 2]
     ends = stops - starts
     np.cumsum(ends, out=ends)
-    frames = int(ends[-1]) if len(ends) else 0
     if not stretch:
-        return Layout(segments, frames, 0, ends, np.empty(0, np.int64))
-    counts = stops // stretch
-    counts -= -(-starts // stretch)
-    np.maximum(counts, 0, out=counts)
-    np.cumsum(counts, out=counts)
-    ends -= counts * stretch
-    return Layout(segments, frames, stretch, counts, ends)
+        return Layout(segments, int(ends[-1]), 0, make_finder(ends), make_finder(ends[:0]))
+    wholes = stops // stretch
+    wholes -= -(-starts // stretch)
+    np.maximum(wholes, 0, out=wholes)
+    np.cumsum(wholes, out=wholes)
+    rests = ends - wholes * stretch
+    return Layout(segments, int(ends[-1]), stretch, make_finder(wholes), make_finder(rests))
 
 
 def check_segments(segments: object, name: str) -> tuple[Ints, int]:

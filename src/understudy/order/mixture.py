@@ -19,7 +19,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from understudy.order.layout import Ints
+from understudy.order.search import Ints
 
 
 def check_weights(weights: Sequence[float], names: Sequence[str]) -> list[float]:

@@ -80,13 +80,20 @@ def plan(sources: Sequence[Frames], shares: Sequence[float], wish: Wish) -> tupl
         return [plan_source(sources[0], 1.0, wish)], (1,)
     total = sum(shares)
     planned = [plan_source(source, share / total, wish) for source, share in zip(sources, shares)]
-    lanes = wish.lanes or max(sum(one.spec.lanes for one in planned), 16 * wish.batch)
-    slots = choose_slots(shares, 1 if wish.lanes else wish.batch, lanes)
+    slots = choose_slots(shares, 1 if wish.lanes else wish.batch, wish.lanes or _lanes_wanted(planned, shares, wish))
     fitted = [
         plan_source(source, share / total, wish, lanes=count) if one.spec.lanes > 1 else one
         for source, share, one, count in zip(sources, shares, planned, slots)
     ]
     return fitted, slots
+
+
+def _lanes_wanted(planned: Sequence[Planned], shares: Sequence[float], wish: Wish) -> int:
+    """Slots of a period in which the sources that have lanes keep about as many as they would choose."""
+    in_lanes = [(one.spec.lanes, share) for one, share in zip(planned, shares) if one.spec.lanes > 1]
+    if not in_lanes:
+        return 16 * wish.batch  # slots cost nothing here, and more of them come nearer to the weights
+    return round(sum(lanes for lanes, _ in in_lanes) * sum(shares) / sum(share for _, share in in_lanes))
 
 
 def plan_source(source: Frames, share: float, wish: Wish, lanes: int | None = None) -> Planned:
