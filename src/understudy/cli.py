@@ -40,7 +40,7 @@ VERBS = {
     "train": Verb("train.config:TrainConfig", "tools.verbs:train", "train a policy", "[FILE.yaml] [--…]", file=True),
     "resume": Verb("train.config:TrainConfig", "tools.verbs:resume", "carry on at the exact next sample", "RUN [--…]"),
     "validate": Verb("tools.verbs:ValidateConfig", "tools.verbs:validate", "held-out loss per task", "RUN"),
-    "rollout": Verb("train.rollout:RolloutConfig", "train.rollout:rollout", "success per task in simulation", "RUN"),
+    "rollout": Verb("train.rollout:RolloutConfig", "train.rollout:rollout_run", "success per task, simulated", "RUN"),
     "report": Verb("tools.report:ReportConfig", "tools.report:report", "write a run's report.html anew", "RUN"),
     "inspect": Verb("tools.inspect:InspectConfig", "tools.inspect:inspect", "look at a dataset", "PATH"),
     "order explain": Verb(

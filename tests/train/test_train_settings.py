@@ -96,7 +96,9 @@ def test_rules_between_fields_are_told_together() -> None:
 
 
 def test_free_settings_exist() -> None:
-    assert set(FREE) <= {field.name for field in fields(TrainConfig)}
+    base = TrainConfig()
+    assert all(path in differences(base, replace(base, **{path: "other"})) for path in FREE if "." not in path)
+    assert "data.root" in differences(base, replace(base, data=replace(base.data, root="other")))
 
 
 def test_the_policy_settings_are_the_policys_own() -> None:

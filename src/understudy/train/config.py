@@ -4,7 +4,7 @@ No torch here: the command line shows these settings in a fraction of a second. 
 cameras, how wide an action is) happens in `run.py`; reading and checking files in `settings.py`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Interval, Le
@@ -20,6 +20,8 @@ class DataConfig:
     """Actions per chunk: the policy predicts this many frames ahead, starting with the present one."""
     val_fraction: Annotated[float, Interval(ge=0, lt=1)] = 0.1
     """Share of the episodes that is held out for validation, whole episodes only; 0 trains on all."""
+    normalise: Literal["mean_std", "min_max", "quantile"] = "mean_std"
+    """What a policy's inputs and outputs are scaled by, per dimension, over the training episodes."""
     order: Literal["clips", "uniform", "episodes", "sequential"] = "clips"
     """How positions walk through the frames; `clips` is well shuffled and decodes each picture about once."""
     frames_in_flight: Annotated[int, Ge(1)] = 100_000
@@ -120,6 +122,10 @@ class TrainConfig:
     memory: str = "4GB"
     """How much the loader may hold; data that fits stays decoded in memory. The samples are the same with any value."""
 
+    def resolved(self) -> "TrainConfig":
+        """With everything said that depends on other settings, so that changing those later changes nothing else."""
+        return replace(self, schedule=replace(self.schedule, steps=self.schedule.steps or self.steps))
+
     def problems(self) -> list[str]:
         """What is wrong between fields, one line each."""
         found = []
@@ -135,4 +141,16 @@ class TrainConfig:
 
 
 # Settings that may change in the middle of a run without changing which samples come or what is computed from them.
-FREE = ("steps", "checkpoint_every", "keep", "val_every", "log_every", "threads", "loader_threads", "memory", "out")
+# (`data.root`: whether it still is the same data is decided by the fingerprint, not by where it lies.)
+FREE = (
+    "data.root",
+    "steps",
+    "checkpoint_every",
+    "keep",
+    "val_every",
+    "log_every",
+    "threads",
+    "loader_threads",
+    "memory",
+    "out",
+)

@@ -4,11 +4,14 @@ Not here: the step itself (`step.py`), the learning rate over time (`schedule.py
 """
 
 import copy
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from understudy.train.config import OptimConfig
+
+Policy = TypeVar("Policy", bound=nn.Module)
 
 
 def adamw(policy: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
@@ -41,7 +44,7 @@ def adamw(policy: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     return optimizer
 
 
-def average_of(policy: nn.Module) -> nn.Module:
+def average_of(policy: Policy) -> Policy:
     """A second policy that holds the moving average of the weights; it starts as a copy."""
     return copy.deepcopy(policy).requires_grad_(False).eval()
 

@@ -1,7 +1,7 @@
 """The run directory: where a run's files lie, and how they are written so that no kill leaves a torn one.
 
     config.yaml     every setting, resolved
-    order.json      the frozen order and the datasets' fingerprints
+    order.json      the frozen order, the dataset's fingerprint, the normalisation
     metrics.jsonl   what was measured, one JSON object a line (`metrics.py`)
     checkpoints/    step-00001000/ … (`checkpoint.py`)
     policy/         what a robot loads
@@ -57,16 +57,20 @@ class RunDir:
             )
         return replace(load(TrainConfig, self.config), out=str(self.root))
 
-    def begin(self, config: TrainConfig, order: str) -> None:
-        """Write what makes this folder a run. config.yaml comes last: where it stands, the rest is complete.
-
-        Raises ConfigError when there is a run already.
-        """
+    def refuse_existing(self) -> None:
+        """Raise ConfigError when there is a run already."""
         if self.config.exists():
             raise ConfigError(
                 f"{self.root}: there is a run already; `understudy resume {self.root}` carries it on, "
                 "another --out starts a new one"
             )
+
+    def begin(self, config: TrainConfig, order: str) -> None:
+        """Write what makes this folder a run. config.yaml comes last: where it stands, the rest is complete.
+
+        Raises ConfigError when there is a run already.
+        """
+        self.refuse_existing()
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         write_whole(self.order, order)
         write_whole(self.config, dump_yaml(config))

@@ -88,7 +88,7 @@ def dump_yaml(config: Any) -> str:
     """All settings, defaults included, as YAML that `load` reads back to an equal value."""
     import yaml
 
-    return yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(plain(config), sort_keys=False)  # ASCII: PyYAML would write U+0085 as a line break
 
 
 def plain(config: Any) -> dict[str, Any]:

@@ -1,0 +1,87 @@
+"""A run's charts, each from records of `metrics.jsonl`. Not here: reading the records, the page around the charts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from understudy.tools.html import COLOURS, axes, svg
+
+Records = Sequence[Mapping[str, Any]]
+
+
+def loss(train: Records, val: Records) -> str:
+    """Training loss of every step, faint, with its moving mean; held-out loss at the steps it was taken."""
+    figure, chart = axes()
+    steps, values = _series(train, "loss")
+    if len(steps):
+        chart.plot(steps, values, color=COLOURS[0], alpha=0.22, linewidth=0.7)
+        chart.plot(steps, smoothed(values), color=COLOURS[0], linewidth=1.8, label="training")
+        top = np.nanpercentile(values, 98)
+        chart.set_ylim(0, max(1e-9, 1.15 * top))
+    steps, values = _series(val, "loss")
+    if len(steps):
+        chart.plot(steps, values, color=COLOURS[1], marker="o", markersize=3.5, linewidth=1.4, label="held-out")
+        chart.set_ylim(0, max(chart.get_ylim()[1], 1.05 * float(values.max())))
+    chart.legend(fontsize=8)
+    chart.set_xlabel("step")
+    return svg(figure, "loss over the steps")
+
+
+def series(records: Records, key: str, colour: int, *, log: bool = False, smooth: bool = False) -> str:
+    """One quantity over the steps."""
+    figure, chart = axes()
+    steps, values = _series(records, key)
+    if len(steps):
+        chart.plot(steps, values, color=COLOURS[colour], alpha=0.25 if smooth else 1, linewidth=0.7 if smooth else 1.6)
+        if smooth:
+            chart.plot(steps, smoothed(values), color=COLOURS[colour], linewidth=1.8)
+        if log and np.all(values > 0):
+            chart.set_yscale("log")
+        else:
+            chart.set_ylim(bottom=min(0, float(values.min())))
+    chart.set_xlabel("step")
+    return svg(figure, f"{key} over the steps")
+
+
+def per_task(val: Records) -> str:
+    """Held-out loss of each task over the steps."""
+    figure, chart = axes(11.2, 2.8)
+    tasks = sorted({task for record in val for task in record["tasks"]})
+    for task in tasks:
+        points = [(r["step"], r["tasks"][task]["loss"]) for r in val if task in r["tasks"]]
+        chart.plot(*zip(*points), marker="o", markersize=3, linewidth=1.5, label=task if len(tasks) <= 8 else None)
+    if tasks and len(tasks) <= 8:
+        chart.legend(fontsize=8)
+    chart.set_ylim(bottom=0)
+    chart.set_xlabel("step")
+    return svg(figure, "held-out loss per task over the steps")
+
+
+def chunk(actions: np.ndarray, padded: np.ndarray) -> str:
+    """A small chart of one action chunk [T, A]: one line per dimension, padded slots faint."""
+    figure, chart = axes(2.6, 1.35)
+    frames = np.arange(len(actions))
+    for dimension in range(actions.shape[1]):
+        colour = COLOURS[dimension % len(COLOURS)]
+        chart.plot(frames, actions[:, dimension], color=colour, alpha=0.25, linewidth=1.2)
+        chart.plot(frames, np.where(padded, np.nan, actions[:, dimension]), color=colour, linewidth=1.6)
+    chart.tick_params(labelsize=7)
+    return svg(figure, "action chunk, one line per dimension")
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """Centred moving mean over about a fiftieth of the series; at the ends over what is there."""
+    half = max(1, len(values) // 100)
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    at = np.arange(len(values))
+    low, high = np.maximum(0, at - half), np.minimum(len(values), at + half + 1)
+    return (total[high] - total[low]) / (high - low)
+
+
+def _series(records: Records, key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values, without the records in which the value was not finite; thinned to what a chart can show."""
+    points = [(record["step"], record[key]) for record in records if record.get(key) is not None]
+    every = max(1, len(points) // 4000)
+    array = np.array(points[::every], dtype=np.float64).reshape(-1, 2)
+    return array[:, 0], array[:, 1]

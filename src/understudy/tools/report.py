@@ -1,0 +1,230 @@
+"""report.html of a run: one file that opens offline and shows what was trained on, how it went and what came of it.
+
+Made from the run directory alone (and the dataset, for the pictures of a real batch), so it can be made at any time,
+of a run under way, stopped or done. Not here: the charts (`curves.py`), the page's looks (`html.py`).
+"""
+
+import json
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tyro.conf import Positional
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """Write a run's report.html anew."""
+
+    run: Positional[str] = ""
+    """Run directory, of a run under way, stopped or done."""
+
+    def problems(self) -> list[str]:
+        return [] if self.run else ["run: required, the directory of a run"]
+
+
+def report(config: ReportConfig) -> None:
+    """Write it and say where."""
+    print(f"report: {write_report(Path(config.run))}")
+
+
+def write_report(root: Path) -> Path:
+    """Write report.html into the run directory `root`; returns its path.
+
+    Raises:
+        ConfigError: there is no run.
+    """
+    from understudy.tools import html
+    from understudy.train import checkpoint, metrics
+    from understudy.train.rundir import RunDir, write_whole
+    from understudy.train.settings import dump_yaml
+
+    run = RunDir(root)
+    config = run.settings()
+    records = metrics.read(run.metrics)
+    kinds = {kind: [r for r in records if r["kind"] == kind] for kind in ("train", "speed", "val")}
+    latest = checkpoint.latest(run.checkpoints)
+    versions = checkpoint.read_state(latest).get("versions", {}) if latest is not None else {}
+    rollouts = _rollouts(root / "rollouts")
+    done = kinds["train"][-1]["step"] if kinds["train"] else 0
+    state = "complete" if done >= config.steps else "under way, or stopped"
+    page = html.page(
+        f"{root.resolve().name} · understudy",
+        f'<h1>{_text(root.resolve().name)}</h1><p class="soft">step {done:,} of {config.steps:,}, {state} · '
+        f"{_text(config.data.root)}</p>",
+        html.tiles(_headlines(kinds, rollouts)),
+        html.section("Training", _curves(kinds)),
+        html.section("Held-out loss per task", _tasks(kinds["val"])),
+        html.section("Rollouts", *[_rollout(r, root / "rollouts") for r in rollouts]),
+        html.section("The first batch", _batch(config), note=_BATCH_NOTE),
+        html.section("Settings", html.card(_details("config.yaml", dump_yaml(config)), *_order(run.order))),
+        html.section("Versions", html.card(html.table(["", ""], list(versions.items())))) if versions else "",
+    )
+    write_whole(run.report, page)
+    return run.report
+
+
+_BATCH_NOTE = (
+    "Samples of step 0 as the policy got them, after augmentation: picture, instruction and the chunk of actions to "
+    "learn, one line per dimension in the robot's units; faint where the episode has ended."
+)
+
+
+def _text(text: str) -> str:
+    from html import escape
+
+    return escape(text)
+
+
+def _details(title: str, text: str) -> str:
+    return f"<details><summary>{_text(title)}</summary><pre>{_text(text)}</pre></details>"
+
+
+def _headlines(kinds: dict[str, list[dict[str, Any]]], rollouts: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The figures that one looks for first; only those that are there."""
+    found = []
+    losses = [r["loss"] for r in kinds["train"] if r["loss"] is not None]
+    if losses:
+        found.append((f"{np.mean(losses[-100:]):.3f}", f"training loss, mean of the last {len(losses[-100:])} steps"))
+    if kinds["val"]:
+        found.append((f"{kinds['val'][-1]['loss']:.3f}", "held-out loss"))
+    for result in rollouts:
+        rate = result["success"]
+        name = "success with swapped text" if result["swap_text"] else "success"
+        found.append((f"{rate['successes']}/{rate['episodes']}", f"{name}, {result['world']}"))
+    if kinds["speed"]:
+        speed = [r["samples_per_s"] for r in kinds["speed"]]
+        found.append((f"{np.median(speed):,.0f}", "samples per second, median"))
+        found.append((f"{100 * np.median([r['wait'] for r in kinds['speed']]):.1f} %", "of the time waiting for data"))
+        seconds = sum(b["seconds"] for a, b in zip(kinds["speed"], [*kinds["speed"][1:], None]) for b in _ends(a, b))
+        found.append((str(timedelta(seconds=round(seconds))), "training time"))
+    skipped = sum(r["skipped"] for r in kinds["train"])
+    if skipped:
+        found.append((str(skipped), "steps skipped, gradient not finite"))
+    return found
+
+
+def _ends(record: dict[str, Any], following: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The record, if it is the last of its process (`seconds` counts within one process)."""
+    return [record] if following is None or following["seconds"] < record["seconds"] else []
+
+
+def _curves(kinds: dict[str, list[dict[str, Any]]]) -> str:
+    from understudy.tools import curves, html
+
+    if not kinds["train"]:
+        return html.card('<p class="soft">No step has been logged yet.</p>')
+    charts = {
+        "Loss": curves.loss(kinds["train"], kinds["val"]),
+        "Gradient norm, before clipping": curves.series(kinds["train"], "grad_norm", 2, log=True, smooth=True),
+        "Learning rate": curves.series(kinds["train"], "lr", 3),
+        "Samples per second": curves.series(kinds["speed"], "samples_per_s", 5),
+        "Share of the time spent waiting for data": curves.series(kinds["speed"], "wait", 6),
+    }
+    return html.grid([html.card(f"<h3>{title}</h3>", chart) for title, chart in charts.items()], "two")
+
+
+def _tasks(val: list[dict[str, Any]]) -> str:
+    from understudy.tools import curves, html
+
+    if not val:
+        return ""
+    last = val[-1]
+    best = {task: min(r["tasks"][task]["loss"] for r in val if task in r["tasks"]) for task in last["tasks"]}
+    rows: list[list[Any]] = [
+        [task, entry["samples"], _number(entry["loss"]), _number(best[task])] for task, entry in last["tasks"].items()
+    ]
+    rows.append(
+        ["all samples", sum(row[1] for row in rows), _number(last["loss"]), _number(min(r["loss"] for r in val))]
+    )
+    rows.append(["mean of the tasks", "", _number(last["macro"]), _number(min(r["macro"] for r in val))])
+    table = html.table(["task", "samples", f"at step {last['step']:,}", "lowest so far"], rows)
+    return html.card(table) + ("<br>" + html.card(curves.per_task(val)) if len(val) > 1 else "")
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
+
+
+def _rollouts(folder: Path) -> list[dict[str, Any]]:
+    """Results of `understudy rollout`, the plain ones first; a file that is no result is passed over."""
+    found = []
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+        try:
+            result = json.loads(path.read_text(encoding="utf-8"))
+            result["success"]["episodes"], result["swap_text"], result["world"], result["tasks"]
+        except (ValueError, KeyError, TypeError, OSError):
+            continue
+        found.append(result)
+    return sorted(found, key=lambda result: bool(result["swap_text"]))
+
+
+def _rollout(result: dict[str, Any], folder: Path) -> str:
+    """Success per task with its interval, and strips of pictures."""
+    from understudy.tools import html
+
+    def row(name: str, rate: dict[str, Any]) -> list[Any]:
+        share = rate["successes"] / max(1, rate["episodes"])
+        bar = html.interval_bar(rate["low"], share, rate["high"])
+        between = f"{100 * rate['low']:.0f} to {100 * rate['high']:.0f} %"
+        return [name, f"{rate['successes']}/{rate['episodes']}", bar, between]
+
+    rows = [row(task, rate) for task, rate in result["tasks"].items()]
+    rows.append(row("all", result["success"]))
+    if result["swap_text"]:
+        rows.append(row("did the scene's own task instead", result["took_scene"]))
+    table = html.table(["told", "success", "", "95 % interval"], rows)
+    title = f"{result['world']}, seed {result['seed']}" + (", another object named" if result["swap_text"] else "")
+    strips = [_strip(result, int(episode), folder / name) for episode, name in result.get("pictures", {}).items()]
+    films = (
+        f"<details><summary>pictures of {len(strips)} episodes</summary>{''.join(strips)}</details>" if strips else ""
+    )
+    return html.card(f"<h3>{_text(title)}</h3>", table, films) + "<br>"
+
+
+def _strip(result: dict[str, Any], episode: int, path: Path) -> str:
+    from PIL import Image
+
+    from understudy.tools import html
+
+    if not path.is_file():
+        return ""
+    with Image.open(path) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    told = next((e for e in result["episodes"] if e["episode"] == episode), None)
+    if told is None:
+        return ""
+    outcome = '<span class="good">done</span>' if told["success"] else '<span class="bad">not done</span>'
+    words = f"{_text(told['told'])}, {told['steps']} steps: {outcome}"
+    return f"<p><small>{words}</small></p>" + html.picture(pixels, 1040, f"episode {episode}", magnify=True)
+
+
+def _batch(config: Any, count: int = 8) -> str:
+    """The first samples of step 0, or why they cannot be shown."""
+    from understudy.data.errors import DatasetError
+    from understudy.tools import curves, html
+    from understudy.train.data import first_batch
+
+    try:
+        batch, cameras = first_batch(config)
+    except (DatasetError, ValueError, OSError) as error:
+        return html.card(f'<p class="soft">The dataset cannot be opened any more: {_text(str(error))}</p>')
+    cards = []
+    for i in range(min(count, len(batch["task"]))):
+        pictures = [html.picture(batch[camera][i].permute(1, 2, 0).numpy(), 96, camera) for camera in cameras[:2]]
+        chart = curves.chunk(batch["action"][i].double().numpy(), batch["action_is_pad"][i].numpy())
+        where = f"episode {int(batch['episode_index'][i])}, frame {int(batch['frame_index'][i])}"
+        words = f"<h3>{_text(batch['task'][i]) or '<span class=soft>(no text)</span>'}</h3><small>{where}</small>"
+        row = f'<div class="row">{"".join(pictures)}<div class="fill">{chart}</div></div>'
+        cards.append(html.card(words, row))
+    return html.grid(cards, "samples")
+
+
+def _order(path: Path) -> list[str]:
+    """The frozen order, the data's fingerprint and the normalisation, as they are used."""
+    try:
+        return [_details("order.json", json.dumps(json.loads(path.read_text(encoding="utf-8")), indent=2))]
+    except (OSError, ValueError):
+        return []

@@ -1,0 +1,65 @@
+"""`train`, `resume` and `validate` as a person calls them: the run itself, and then its report.
+
+Not here: how a run trains (`train/run.py`), what the report shows (`report.py`).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tyro.conf import Positional
+
+if TYPE_CHECKING:
+    from understudy.train.config import TrainConfig
+
+
+def train(config: "TrainConfig") -> int:
+    """Start a run; write its report when it ends or is stopped."""
+    from understudy.train import run
+
+    return _reported(run.train(config), config)
+
+
+def resume(config: "TrainConfig") -> int:
+    """Carry a run on; write its report when it ends or is stopped."""
+    from understudy.train import run
+
+    return _reported(run.resume(config), config)
+
+
+def _reported(code: int, config: "TrainConfig") -> int:
+    from understudy.tools.report import write_report
+
+    print(f"report: {write_report(Path(config.out))}")
+    return code
+
+
+@dataclass(frozen=True)
+class ValidateConfig:
+    """Held-out loss per task of a run's latest checkpoint; the run's own validation at that step gave the same."""
+
+    run: Positional[str] = ""
+    """Run directory."""
+    json: bool = False
+    """Print one JSON object."""
+
+    def problems(self) -> list[str]:
+        return [] if self.run else ["run: required, the directory of a run"]
+
+
+def validate(config: ValidateConfig) -> None:
+    """Print the table."""
+    import json
+
+    from understudy.train.run import judge
+
+    result = judge(Path(config.run))
+    if config.json:
+        print(json.dumps(result, ensure_ascii=False))
+        return
+    width = max(len(task) for task in [*result["tasks"], "all samples"])
+    print(f"step {result['step']}, held-out loss")
+    for task, entry in result["tasks"].items():
+        print(f"  {task:<{width}}  {entry['loss']:.5f}  {entry['samples']} samples")
+    print(f"  {'all samples':<{width}}  {result['loss']:.5f}")
+    print(f"  {'mean of tasks':<{width}}  {result['macro']:.5f}")
