@@ -1,0 +1,53 @@
+"""The few layers the policies are made of. Each says its precision: parameters are cast to the input's dtype.
+
+Parameters stay in the dtype they are stored in (float32 for training); computation happens in the dtype of what flows
+in, and normalisation layers compute in float32. No autocast: what runs in which precision can be read here.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Linear(nn.Linear):
+    """y = x W^T + b in x's dtype."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight.to(input.dtype), None if self.bias is None else self.bias.to(input.dtype))
+
+
+class Conv2d(nn.Conv2d):
+    """2-D convolution in x's dtype, zero padding as given."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(input.dtype)
+        return self._conv_forward(input, self.weight.to(input.dtype), bias)
+
+
+def layer_norm(x: Tensor) -> Tensor:
+    """Zero mean, unit variance over the last dimension, computed in float32, without learned scale."""
+    return F.layer_norm(x.float(), x.shape[-1:]).to(x.dtype)
+
+
+def group_norm(x: Tensor, groups: int) -> Tensor:
+    """Zero mean, unit variance over each group of channels and all places of [B, C, H, W], computed in float32.
+
+    Per sample, so a sample's output does not depend on which others are in its batch (batch norm's would).
+    """
+    return F.group_norm(x.float(), groups).to(x.dtype)
+
+
+def zero_init(layer: Linear) -> Linear:
+    """The layer with weight and bias 0: a residual or modulation that starts as the identity."""
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def sinusoids(time: Tensor, dim: int, min_period: float = 4e-3, max_period: float = 4.0) -> Tensor:
+    """Sine-cosine features of a time in [0, 1], with the log-spaced periods of pi0. [...] -> float32 [..., dim]."""
+    if dim % 2:
+        raise ValueError(f"dim={dim}: sine-cosine features come in pairs, use an even number")
+    exponents = torch.linspace(0.0, 1.0, dim // 2, device=time.device)
+    angles = time.float()[..., None] * (2 * torch.pi / (min_period * (max_period / min_period) ** exponents))
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)

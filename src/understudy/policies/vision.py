@@ -1,0 +1,70 @@
+"""Pictures -> where things are: a small convolutional network told by the instruction what to look for.
+
+The instruction modulates every convolution block (FiLM, Perez et al. 2018, "Visual Reasoning with a General
+Conditioning Layer") and the map is read out as keypoints, the expected place of each channel (spatial softmax, Levine
+et al. 2016, "End-to-End Training of Deep Visuomotor Policies"). A few dozen coordinates is all that leaves this file: a
+policy on top can learn where to go, but has little to recognise a training episode by.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from understudy.policies.layers import Conv2d, Linear, group_norm
+
+
+def as_network_input(pictures: Tensor, size: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """uint8 [B, 3, H, W] -> [B, 3, *size] in -1..1, area-averaged where the size differs."""
+    x = pictures.float() / 127.5 - 1
+    if x.shape[-2:] != size:
+        x = F.interpolate(x, size=size, mode="area")
+    return x.to(dtype)
+
+
+def keypoints(maps: Tensor) -> Tensor:
+    """Spatial softmax in float32: [B, K, h, w] logits -> [B, 2 K], the mean (y, x) of each, in -1..1 of the map."""
+    _, _, height, width = maps.shape
+    weight = maps.float().flatten(2).softmax(dim=-1).view(maps.shape)  # [B, K, h, w]
+    y = torch.linspace(-1, 1, height, device=maps.device)
+    x = torch.linspace(-1, 1, width, device=maps.device)
+    along_y = (weight.sum(dim=3) * y).sum(dim=2)  # [B, K]
+    along_x = (weight.sum(dim=2) * x).sum(dim=2)  # [B, K]
+    return torch.cat([along_y, along_x], dim=1)
+
+
+class FilmBlock(nn.Module):
+    """x + relu(film(norm(conv(x)))): a 3 x 3 residual block whose channels the condition scales and shifts."""
+
+    def __init__(self, channels: int, condition: int) -> None:
+        super().__init__()
+        self.conv = Conv2d(channels, channels, 3, padding=1)
+        self.film = Linear(condition, 2 * channels)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        scale, shift = self.film(condition)[:, :, None, None].chunk(2, dim=1)  # each [B, C, 1, 1]
+        return x + F.relu(group_norm(self.conv(x), 8) * (1 + scale) + shift)
+
+
+class PictureEncoder(nn.Module):
+    """One network for all cameras, each camera known to it by a learned vector added to the condition."""
+
+    def __init__(
+        self, cameras: int, size: tuple[int, int], channels: int, blocks: int, points: int, condition: int
+    ) -> None:
+        super().__init__()
+        self.size = size
+        self.camera = nn.Parameter(torch.randn(cameras, condition) * 0.5)
+        self.stem = Conv2d(3, channels, 6, stride=4, padding=1)
+        self.blocks = nn.ModuleList(FilmBlock(channels, condition) for _ in range(blocks))
+        self.points = Conv2d(channels, points, 1)
+
+    def forward(self, pictures: list[Tensor], condition: Tensor) -> Tensor:
+        """pictures: uint8 [B, 3, H, W] per camera; condition [B, condition] -> float32 [B, cameras * 2 * points]."""
+        seen = []
+        for camera, picture in zip(self.camera, pictures, strict=True):
+            told = condition + camera.to(condition.dtype)
+            x = F.relu(self.stem(as_network_input(picture, self.size, condition.dtype)))  # [B, C, H/4, W/4]
+            for block in self.blocks:
+                x = block(x, told)
+            seen.append(keypoints(self.points(x)))
+        return torch.cat(seen, dim=1)

@@ -1,0 +1,80 @@
+"""How inputs become numbers: normalisation and its inverse, bytes of text, keypoints of pictures."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from understudy.policies.affine import Affine
+from understudy.policies.text import PAD, START, TextEncoder, byte_tokens
+from understudy.policies.vision import PictureEncoder, keypoints
+
+FINITE = st.floats(-1e4, 1e4, width=32)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(FINITE, st.floats(2**-10, 1e4, width=32), FINITE), min_size=1, max_size=4))
+def test_unnormalise_undoes_normalise(dims: list[tuple[float, float, float]]) -> None:
+    offset, spread, x = (torch.tensor(column) for column in zip(*dims))
+    affine = Affine(offset, spread)
+    back = affine.unnormalise(affine.normalise(x))
+    # Each of the four operations rounds once, relative to the larger of x and the offset.
+    assert ((back - x).abs() <= 4 * 2**-23 * torch.maximum(x.abs(), offset.abs())).all()
+
+
+def test_a_constant_dimension_is_zero_and_comes_back_exactly() -> None:
+    affine = Affine([0.1, 3.0], [0.0, 2.0])
+    assert affine.normalise(torch.tensor([[0.1, 5.0], [123.0, 3.0]])).tolist() == [[0.0, 1.0], [0.0, 0.0]]
+    assert torch.equal(affine.unnormalise(torch.randn(5, 2))[:, 0], torch.full((5,), 0.1))
+
+
+def test_normalisation_is_float32_whatever_comes_in() -> None:
+    affine = Affine([100.0], [0.001])
+    x = torch.tensor([100.0005], dtype=torch.float64)
+    assert affine.normalise(x).dtype == torch.float32
+    affine.to(torch.float32)
+    assert affine.normalise(torch.tensor([100], dtype=torch.bfloat16)).dtype == torch.float32
+
+
+def test_bytes_of_any_language_cut_and_padded() -> None:
+    tokens = byte_tokens(["ab", "", "grün"], 5)
+    assert tokens.tolist() == [
+        [START, 97, 98, PAD, PAD],
+        [START, PAD, PAD, PAD, PAD],
+        [START, 103, 114, 195, 188],  # a cut may fall inside a character: these are bytes
+    ]
+
+
+def test_a_text_is_encoded_the_same_in_any_company() -> None:
+    torch.manual_seed(0)
+    encoder = TextEncoder(length=12, width=16, out=8)
+    together = encoder(["red", "", "blue", "red"], torch.float32)
+    assert torch.equal(together[0], together[3])
+    torch.testing.assert_close(encoder(["blue"], torch.float32)[0], together[2])
+    assert torch.isfinite(together).all()
+    assert not torch.allclose(together[0], together[2])
+
+
+def test_the_order_of_the_letters_matters() -> None:
+    torch.manual_seed(0)
+    encoder = TextEncoder(length=12, width=16, out=8)
+    ab, ba = encoder(["ab", "ba"], torch.float32)
+    assert not torch.allclose(ab, ba, atol=1e-3)
+
+
+@pytest.mark.parametrize(("row", "column"), [(0, 0), (2, 4), (1, 3)])
+def test_a_keypoint_is_where_its_map_peaks(row: int, column: int) -> None:
+    maps = torch.zeros(1, 2, 3, 5)
+    maps[0, 1, row, column] = 50
+    y0, y1, x0, x1 = keypoints(maps)[0].tolist()
+    assert (y0, x0) == pytest.approx((0, 0), abs=1e-6)  # a flat map points to the middle
+    assert (y1, x1) == pytest.approx((row - 1, (column - 2) / 2), abs=1e-6)
+
+
+def test_a_picture_is_encoded_the_same_in_any_batch() -> None:
+    torch.manual_seed(0)
+    encoder = PictureEncoder(1, (16, 16), channels=8, blocks=2, points=4, condition=6)
+    pictures, told = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8), torch.randn(3, 6)
+    together = encoder([pictures], told)
+    for b in range(3):
+        torch.testing.assert_close(encoder([pictures[b : b + 1]], told[b : b + 1]), together[b : b + 1])
