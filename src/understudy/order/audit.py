@@ -117,7 +117,7 @@ def audit(
         frame_bytes: compressed bytes of a frame, all cameras together.
 
     Raises:
-        ValueError: if the stretch holds fewer than 64 batches, or `batch` does not divide among `world` ranks.
+        ValueError: if the stretch holds fewer than 64 batches, or opens nothing, or there are more ranks than samples.
     """
     steps = span // batch
     if steps < max(WINDOWS):

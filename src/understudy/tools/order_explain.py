@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import TYPE_CHECKING
 
+from tyro.conf import Positional
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 class ExplainConfig:
     """What to explain. Without PATHS: a synthetic table of episode lengths like DROID's."""
 
-    paths: tuple[str, ...] = ()
+    paths: Positional[tuple[str, ...]] = ()
     """Datasets, folders or URLs; several make a mixture."""
     weights: tuple[float, ...] = ()
     """Share of each dataset in the samples; none given: each frame equally often."""
@@ -166,7 +168,7 @@ def compare(tables: Sequence[Table], config: ExplainConfig) -> Comparison:
     pool = max(1, episodes // (config.world * config.workers))
     # A pool needs some ten turnovers to forget that it started full; the stretch must see several more.
     start = 10 * held // config.batch * config.batch
-    span = max(2**19, 8 * held, 64 * config.batch)
+    span = max(2048 * config.batch, 8 * held)
     last = start + span
     each = {"batch": config.batch, "ranks": config.world, "workers": config.workers, "positions": last}
     makers = {

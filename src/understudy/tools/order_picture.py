@@ -121,6 +121,6 @@ def _draw_episodes(axes: Any, side: "Side", start: int, batch: int) -> None:
     axes.set_xlabel("batches")
     # Where the dots climb to the right-hand corner, the text stands on the left.
     x, end = (0.05, "left") if first.size > 0.6 * positions.size else (0.97, "right")
-    axes.text(
-        x * BATCHES, first.size, f"{first.size:,} episodes", ha=end, va="bottom", fontsize=8, color=_COLOURS[side.name]
-    )
+    at, text = (x * BATCHES, first.size), f"{first.size:,} episodes"
+    offset = {"xytext": (0, 4), "textcoords": "offset points"}
+    axes.annotate(text, at, **offset, ha=end, va="bottom", fontsize=8, color=_COLOURS[side.name])
