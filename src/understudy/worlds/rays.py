@@ -9,6 +9,8 @@ corners, without a margin): build floors and table tops as planes, which are nev
 
 from __future__ import annotations
 
+import copy
+
 import mujoco
 import numpy as np
 
@@ -102,6 +104,8 @@ class RayCamera:
             self._groups = np.zeros(6, dtype=np.uint8)
             self._groups[list(groups)] = 1
         self._solid = np.append(model.geom_type != mujoco.mjtGeom.mjGEOM_PLANE, False)  # by geom id, then the sky
+        self._fixed = model.body_weldid[model.cam_bodyid[self._camera]] == 0
+        self._planes: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     def cast(self, data: mujoco.MjData) -> tuple[np.ndarray, np.ndarray]:
         """What every pixel sees: geom id int32 (H, W), -1 for nothing, and distance float64 (H, W) along the ray in
@@ -110,8 +114,38 @@ class RayCamera:
         return hit.reshape(self.height, self.width), distance.reshape(self.height, self.width)
 
     def _cast(self, data: mujoco.MjData) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Flat: geom ids (H*W,), distances (H*W,), unit rays in world axes (H*W, 3)."""
-        rays = self._rays @ data.cam_xmat[self._camera].reshape(3, 3).T
+        """Flat: geom ids (H*W,), distances (H*W,), unit rays in world axes (H*W, 3).
+
+        Planes do not move (MuJoCo allows them on static bodies only), so to a fixed camera they look alike for good:
+        they are cast once, and then only the rays that come near a solid body.
+        """
+        if not self._fixed:
+            rays = self._world_rays(data)
+            return *self._cast_rays(data, rays), rays
+        if self._planes is None:
+            rays = self._world_rays(data)
+            bare = copy.copy(data)
+            bare.geom_xpos[self._solid[:-1]] = data.cam_xpos[self._camera] - _FAR * rays.mean(axis=0)  # behind us
+            self._planes = *self._cast_rays(bare, rays), rays
+        hit, distance, rays = self._planes[0].copy(), self._planes[1].copy(), self._planes[2]
+        near = np.flatnonzero(self._near_solids(data, rays))
+        hit[near], distance[near] = self._cast_rays(data, rays[near])
+        return hit, distance, rays
+
+    def _world_rays(self, data: mujoco.MjData) -> np.ndarray:
+        return self._rays @ data.cam_xmat[self._camera].reshape(3, 3).T
+
+    def _near_solids(self, data: mujoco.MjData, rays: np.ndarray) -> np.ndarray:
+        """Which rays (n, 3) meet the bounding sphere of any solid geom: bool (n,)."""
+        towards = data.geom_xpos[self._solid[:-1]] - data.cam_xpos[self._camera]  # (geoms, 3)
+        radius = 1.001 * self._model.geom_rbound[self._solid[:-1]]
+        # A unit ray passes a centre c within r where ray . c >= sqrt(|c|^2 - r^2); from inside the sphere all do.
+        free = np.einsum("gi,gi->g", towards, towards) - radius**2
+        least = np.where(free > 0, np.sqrt(np.maximum(free, 0)), -np.inf)
+        return (towards @ rays.T >= least[:, None]).any(axis=0)
+
+    def _cast_rays(self, data: mujoco.MjData, rays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Geom ids int32 (n,) and distances float64 (n,) of what the rays (n, 3) meet first; -1 for nothing."""
         hit = np.empty(len(rays), dtype=np.int32)
         distance = np.empty(len(rays), dtype=np.float64)
         mujoco.mj_multiRay(
@@ -127,7 +161,7 @@ class RayCamera:
             len(rays),
             _FAR,
         )
-        return hit, distance, rays
+        return hit, distance
 
     def render(self, data: mujoco.MjData) -> np.ndarray:
         """The picture, uint8 (H, W, 3) RGB. `data` must be up to date (`mj_forward` or a step)."""
