@@ -60,7 +60,7 @@ class Catalog:
         if isinstance(root, Catalog):
             return root
         files = Files(root)
-        if not files.exists(INFO):
+        if files.is_local and not files.exists(INFO):
             there = "there is no meta/info.json" if files.exists("") else "there is no such folder"
             raise DatasetError(
                 there, where=files.root, fix="give the folder of a LeRobot dataset, the one that holds meta/"
@@ -76,8 +76,8 @@ class Catalog:
         features = {key: feature for key, feature in features.items() if _is_there(files, version, feature, oddities)}
         reader = VERSIONS[version]
         by_index = reader.read_tasks(files, oddities)
-        episodes = reader.read_episodes(files, info, features, by_index, oddities)
         tasks = _in_order(by_index, where, oddities)
+        episodes = reader.read_episodes(files, info, features, by_index, oddities)
         robot = info.get("robot_type")
         _check_totals(info, episodes, len(by_index), oddities)
         return cls(

@@ -88,7 +88,7 @@ class Files:
                 return os.path.exists(self.where(path))
             fs, full = self._remote(path)
             return bool(fs.exists(full))
-        except (OSError, ValueError):
+        except Exception:  # opening the file will say what is wrong
             return False
 
     def entries(self, folder: str) -> list[tuple[str, bool]] | None:
