@@ -127,3 +127,29 @@ def test_a_camera_that_is_not_there_is_refused_by_name() -> None:
     model, _ = scene('<geom type="sphere" size="0.5"/>')
     with pytest.raises(ValueError, match=r"'side'.*'top'"):
         RayCamera(model, "side", 8, 8)
+
+
+def test_a_fixed_camera_sees_all_that_a_carried_one_sees() -> None:
+    """To a fixed camera only rays near a solid body are cast anew; one on a moving body casts them all."""
+    place = " ".join(map(str, CAMERA))
+    bodies = (
+        '<geom type="plane" size="0.6 5 1"/><geom type="plane" pos="0 0 -1" size="9 9 1" rgba="1 0 0 1"/>'
+        '<geom type="box" size="0.02 0.9 0.02" pos="0.3 0 0.3" euler="0 0 30"/>'
+        '<geom type="box" size="1.5 0.02 1.5" pos="0 -0.9 1"/>'  # the camera is inside its bounding sphere
+        '<geom type="sphere" size="0.4" pos="0 0 0.9" rgba="1 1 1 0"/>'  # invisible
+        '<body name="ball"><freejoint/><geom type="sphere" size="0.1"/></body>'
+        f'<body pos="{place}"><freejoint/><inertial mass="1" diaginertia="1 1 1" pos="0 0 0"/>'
+        f'<camera name="carried" fovy="{FOVY}"/></body>'
+    )
+    model, data = scene(bodies)
+    fixed, carried = (RayCamera(model, name, HEIGHT, WIDTH) for name in ("top", "carried"))
+    seen = set()
+    for x in (-0.5, 0.0, 0.4, 5.0):
+        data.qpos[:3] = [x, 0.2, 0.5]
+        mujoco.mj_forward(model, data)
+        (hit, distance), (all_hit, all_distance) = fixed.cast(data), carried.cast(data)
+        np.testing.assert_array_equal(hit, all_hit)
+        np.testing.assert_allclose(distance, all_distance, atol=1e-9)
+        np.testing.assert_array_equal(fixed.render(data), carried.render(data))
+        seen |= set(np.unique(hit))
+    assert seen == {0, 1, 2, 3, 5}
