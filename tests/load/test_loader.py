@@ -1,0 +1,227 @@
+"""The loader: what comes is the order's alone; threads, memory, ranks and restarts only change when it is made."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from support.datasets import Spec, identity, write_dataset
+from understudy.data.errors import DatasetError
+from understudy.data.pictures import Pictures
+from understudy.data.samples import EpisodeDataset
+from understudy.load.loader import Loader
+from understudy.load.residency import parse_bytes, resident
+from understudy.order import Order
+
+TOP = "observation.images.top"
+BATCH = 6
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("loader") / "dataset"
+    write_dataset(path, Spec(lengths=(11, 7, 9, 13), gop=4))
+    return path
+
+
+@pytest.fixture(scope="module")
+def twin(root: Path) -> Path:
+    """The same dataset under another name, as the sources of a mixture must have."""
+    path = root.with_name("twin")
+    path.symlink_to(root)
+    return path
+
+
+def opened(root: Path, **options: Any) -> EpisodeDataset:
+    return EpisodeDataset(root, delta_timestamps={"action": [0.0, 0.1, 0.2]}, **options)
+
+
+def order_of(*sources: EpisodeDataset, batch: int = BATCH) -> Order:
+    return Order.of(sources, batch=batch, seed=5, frames_in_flight=24)
+
+
+def take(loader: Loader, count: int) -> list[dict[str, Any]]:
+    with loader:
+        return [next(loader) for _ in range(count)]
+
+
+def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
+    return one.keys() == two.keys() and all(
+        torch.equal(one[k], two[k]) if isinstance(one[k], torch.Tensor) else one[k] == two[k] for k in one
+    )
+
+
+def test_batches_are_the_orders_samples(root: Path) -> None:
+    data = opened(root)
+    order = order_of(data)
+    for step, batch in enumerate(take(Loader([data], order=order), 9)):
+        positions = np.arange(step * BATCH, (step + 1) * BATCH)
+        _, episode, frame = order.locate(positions)
+        plain = opened(root).batch(episode, frame)
+        assert batch["position"].tolist() == positions.tolist()
+        assert batch["source"].tolist() == [0] * BATCH
+        assert same({k: batch[k] for k in plain}, plain)
+        assert [identity(p)[1:] for p in batch[TOP].numpy()] == list(zip(episode.tolist(), frame.tolist()))
+
+
+@pytest.mark.parametrize("options", [{"threads": 1}, {"threads": 4}, {"memory": 1}, {"memory": "300KB", "threads": 3}])
+def test_threads_and_memory_change_nothing(root: Path, options: dict[str, Any]) -> None:
+    data = opened(root)
+    order = order_of(data)
+    expected = take(Loader([data], order=order, threads=1), 8)
+    assert all(map(same, take(Loader([opened(root)], order=order, **options), 8), expected))
+
+
+def test_the_position_is_the_whole_state(root: Path) -> None:
+    order = order_of(opened(root))
+    expected = take(Loader([opened(root)], order=order), 8)
+    with Loader([opened(root)], order=order, threads=3) as first:
+        for _ in range(3):
+            next(first)
+        position = first.position
+    assert position == 3 * BATCH  # what was made ahead does not count
+    assert all(map(same, take(Loader([opened(root)], order=order, start=position), 5), expected[3:]))
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_share_every_batch(root: Path, world: int) -> None:
+    order = order_of(opened(root))
+    whole = take(Loader([opened(root)], order=order), 3)
+    parts = [take(Loader([opened(root)], order=order, rank=r, world=world), 3) for r in range(world)]
+    for step, batch in enumerate(whole):
+        assert torch.equal(torch.cat([parts[r][step][TOP] for r in range(world)]), batch[TOP])
+        assert [text for r in range(world) for text in parts[r][step]["task"]] == batch["task"]
+
+
+def test_a_mixture_keeps_rows_and_sources_together(tmp_path: Path, root: Path) -> None:
+    write_dataset(tmp_path / "other", Spec(lengths=(8, 8), codec="libx264", version="v2.1"))
+    both = [opened(root), opened(tmp_path / "other")]
+    order = order_of(*both)
+    seen = set()
+    for batch in take(Loader(both, order=order), 6):
+        source, episode, frame = order.locate(batch["position"].numpy())
+        assert batch["source"].tolist() == source.tolist()
+        seen.update(source.tolist())
+        for i in range(BATCH):
+            alone = both[source[i]].sample(int(episode[i]), int(frame[i]))
+            assert same({k: batch[k][i] for k in alone}, alone)
+    assert seen == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({"keys": ["action"]}, "different keys"), ({"delta_timestamps": {"action": [0.0]}}, "needs one shape")],
+)
+def test_sources_that_do_not_fit_together_are_named(root: Path, twin: Path, options: dict[str, Any], told: str) -> None:
+    other = EpisodeDataset(twin, **{"delta_timestamps": {"action": [0.0, 0.1, 0.2]}, **options})
+    both = [opened(root), other]
+    with pytest.raises(ValueError, match=told):
+        take(Loader(both, order=order_of(*both)), 4)
+
+
+def test_small_data_is_decoded_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+    plain = Pictures._decode
+
+    def counted(self: Pictures, camera: str, reader: Any, rows: Any, wanted: np.ndarray) -> np.ndarray:
+        decoded.append(len(wanted))
+        return plain(self, camera, reader, rows, wanted)
+
+    monkeypatch.setattr(Pictures, "_decode", counted)
+    data = opened(root, picture_cache_bytes=0)
+    take(Loader([data], order=order_of(data), threads=3), 20)
+    assert sum(decoded) == len(data)
+    decoded.clear()
+    take(Loader([data], order=order_of(data), memory=10**4), 20)
+    assert sum(decoded) > 2 * len(data)  # the negative control: too little memory decodes again and again
+
+
+def test_what_is_kept_fits_the_budget(root: Path, twin: Path) -> None:
+    data = opened(root)
+    size = len(data) * 64 * 64 * 3
+    assert resident(data, size)[1] == size
+    assert resident(data, size - 1) == (data, 0)
+    assert resident(opened(root, keys=["action"]), size)[1] == 0
+    both = [data, opened(twin)]
+    with Loader(both, order=order_of(*both), memory=int(1.5 * size)) as loader:
+        assert loader.spare == int(1.5 * size) - size  # the first is kept, the second is not
+
+
+def test_an_error_is_raised_where_the_batch_is_asked_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = opened(root)
+    order = order_of(data)
+    expected = take(Loader([opened(root)], order=order), 3)
+    broken = threading.Event()
+    plain = EpisodeDataset.batch
+
+    def failing(self: EpisodeDataset, episodes: np.ndarray, frames: np.ndarray) -> dict[str, Any]:
+        if broken.is_set():
+            raise DatasetError("the disk is gone", where="episode 3")
+        return plain(self, episodes, frames)
+
+    monkeypatch.setattr(EpisodeDataset, "batch", failing)
+    with Loader([data], order=order, memory="1MB", threads=1) as loader:
+        assert same(next(loader), expected[0])
+        broken.set()
+        with pytest.raises(DatasetError, match="disk is gone"):
+            [next(loader) for _ in range(4)]  # up to two batches were made before
+        position = loader.position
+        broken.clear()
+        assert loader.position == position
+        assert next(loader)["position"][0] == position  # the same batch again, none left out
+
+
+def test_closing_leaves_no_thread(root: Path) -> None:
+    before = set(threading.enumerate())
+    loader = Loader([opened(root)], order=order_of(opened(root)), threads=4)
+    next(loader)
+    assert len(set(threading.enumerate()) - before) >= 1
+    loader.close()
+    assert set(threading.enumerate()) == before
+
+
+def test_no_more_is_made_ahead_than_was_allowed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    plain = EpisodeDataset.batch
+
+    def counted(self: EpisodeDataset, episodes: np.ndarray, frames: np.ndarray) -> dict[str, Any]:
+        made.append(len(episodes))
+        return plain(self, episodes, frames)
+
+    monkeypatch.setattr(EpisodeDataset, "batch", counted)
+    for options, ahead in (({"memory": "1GB", "threads": 2}, 3), ({"memory": 1, "threads": 4}, 1)):
+        made.clear()
+        with Loader([opened(root)], order=order_of(opened(root)), **options) as loader:  # type: ignore[arg-type]
+            for step in range(1, 9):
+                next(loader)
+                assert len(made) <= step + ahead
+
+
+@pytest.mark.parametrize(
+    ("size", "count"), [("4GB", 4 * 10**9), ("1.5 kib", 1536), (17, 17), ("64", 64), ("2TiB", 2**41)]
+)
+def test_sizes(size: int | str, count: int) -> None:
+    assert parse_bytes(size) == count
+
+
+@pytest.mark.parametrize("size", ["", "GB", "four GB", "-1", 0, "1 XB", "1e9", None, True])
+def test_sizes_that_are_none(size: Any) -> None:
+    with pytest.raises(ValueError, match="give bytes"):
+        parse_bytes(size)
+
+
+def test_impossible_requests_are_refused(root: Path) -> None:
+    data = [opened(root)]
+    order = order_of(data[0])
+    for options in (
+        {"start": -1},
+        {"rank": 2, "world": 2},
+        {"threads": 0},
+        {"memory": "lots"},
+        {"world": 7, "rank": 0},
+    ):
+        with pytest.raises(ValueError):
+            Loader(data, order=order, **options)  # type: ignore[arg-type]
