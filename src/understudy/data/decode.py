@@ -3,7 +3,8 @@
 The rules, all in integers:
 - A picture is found by its tag (the display position its packet carried in), and pictures must come out without a gap,
   in display order, from the key frame the decoder was started on. A gap means damage: nothing behind it is delivered,
-  because it may have been predicted from what is missing. Decoders are told to fail on damage, not to conceal it.
+  because it may have been predicted from what is missing. Decoders are told to fail on damage, not to conceal it; only
+  an H.264 decoder started inside a stream of open GOPs must forgive what refers to the group before.
   Damage that the codec itself cannot notice (AV1 and CABAC have no checksums) cannot be noticed here either.
 - Decoding starts at the last key frame that precedes the picture in decode order *and* in display order: a leading
   picture of an open GOP needs the group before its key frame.
@@ -40,6 +41,7 @@ class PictureDecoder:
         # A frame that no later frame precedes in display waits for (decode - display) pictures; that is the maximum.
         self._reorder = int((shown - index.display[shown]).max(initial=0))
         self._context: av.VideoCodecContext | None = None
+        self._strict = True
         self._next = 0  # decode position of the next packet to feed
         self._from = 0  # display position of the key frame the decoder was started on
         self._expected = 0  # display position that must come out next
@@ -67,8 +69,7 @@ class PictureDecoder:
             frame, why = self._advance(position, last)
             if frame is not None:
                 return frame
-        # Not every key frame is a clean start: gradual refresh drops what is not recovered yet, and H.264 with an open
-        # GOP may fail on the references that its leading pictures did not leave. Then start one or two groups earlier.
+        # Where key frames are no clean starts (gradual refresh), what is not recovered yet is dropped: go back further.
         for start in keys[max(key - 2, 0) : key + 1][::-1].tolist():
             self._restart(start)
             frame, why = self._advance(position, last)
@@ -86,15 +87,23 @@ class PictureDecoder:
         return max(key, 0)
 
     def _restart(self, sample: int) -> None:
-        if self._context is None:
-            self._context = self._create()
+        strict = self._index.codec != "h264" or not self._has_leading(sample)
+        if self._context is None or strict != self._strict:
+            self._context, self._strict = self._create(strict), strict
         else:
             self._context.flush_buffers()
         self._ahead.clear()
         self._next = sample
         self._from = self._expected = max(int(self._index.display[sample]), 0)
 
-    def _create(self) -> av.VideoCodecContext:
+    def _has_leading(self, key: int) -> bool:
+        """Whether pictures are shown before the key frame at this decode position although they come behind it."""
+        after = int(np.searchsorted(self._index.keys, key, side="right"))
+        end = int(self._index.keys[after]) if after < len(self._index.keys) else len(self._index.display)
+        display = self._index.display[key:end]
+        return bool((display[display >= 0] < display[0]).any())
+
+    def _create(self, strict: bool) -> av.VideoCodecContext:
         name = _DECODERS.get(self._index.codec, self._index.codec)
         try:
             context = av.CodecContext.create(name, "r")
@@ -104,7 +113,8 @@ class PictureDecoder:
         assert isinstance(context, av.VideoCodecContext)
         context.extradata = self._index.extradata or None
         context.thread_count = 1
-        context.options = {"err_detect": "explode", "has_b_frames": str(min(self._reorder, 16))}
+        # Without has_b_frames, H.264 decoders guess the reordering depth and may drop the first pictures.
+        context.options = {"has_b_frames": str(min(self._reorder, 16))} | ({"err_detect": "explode"} if strict else {})
         return context
 
     def _advance(self, position: int, last: int) -> tuple[av.VideoFrame | None, str]:

@@ -44,6 +44,17 @@ def open_packets(path: str) -> Packets:
         return ContainerPackets(path)
 
 
+def _packet(data: memoryview, display: int) -> av.Packet:
+    """A packet tagged with its display position, in memory with the zero padding that decoders read into.
+
+    `av.Packet(data)` would reference the bytes as they lie, unpadded: MPEG-4 then decodes differently from run to run.
+    """
+    packet = av.Packet(len(data))
+    packet.update(data)  # type: ignore[arg-type]  # the stub says bytes; any buffer will do
+    packet.pts = display
+    return packet
+
+
 class Mp4Packets:
     """Packets as byte slices of a local mp4 file."""
 
@@ -68,9 +79,7 @@ class Mp4Packets:
         if at < 0 or at + size > len(self._window):
             self._read(i, until)
             at = 0
-        packet = av.Packet(self._window[at : at + size])
-        packet.pts = int(self.index.display[i])
-        return packet
+        return _packet(memoryview(self._window)[at : at + size], int(self.index.display[i]))
 
     def _read(self, i: int, until: int) -> None:
         """One read of sample i and of those after it, up to `until`, that follow without a gap in the file."""
@@ -153,9 +162,7 @@ class ContainerPackets:
             what = f"picture {int(self.index.display[i])} is not where a first walk over the file found it"
             raise DatasetError(what, where=self.path, fix=_REMEDY)
         self._cursor = i + 1
-        packet = av.Packet(bytes(found))
-        packet.pts = int(self.index.display[i])
-        return packet
+        return _packet(memoryview(found), int(self.index.display[i]))
 
     def _seek(self, i: int) -> av.Packet | None:
         """Packet i after a seek to it; containers that cannot seek there are walked from their beginning."""

@@ -1,0 +1,58 @@
+"""Short videos of every kind the readers must know, and the plain container decode they are held against."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import av
+import numpy as np
+
+av.logging.set_level(av.logging.PANIC)  # damaged files are read on purpose
+
+# name -> (encoder, key frame distance, options). "open": leading pictures before every key frame.
+KINDS: dict[str, tuple[str, int, dict[str, str]]] = {
+    "av1-gop2": ("libsvtav1", 2, {"svtav1-params": "lp=1", "preset": "10"}),
+    "av1-gop12": ("libsvtav1", 12, {"svtav1-params": "lp=1", "preset": "10"}),
+    "h264-gop1": ("libx264", 1, {}),
+    "h264-gop2": ("libx264", 2, {}),
+    "h264-bframes": ("libx264", 12, {"bf": "3", "x264-params": "b-pyramid=2:b-adapt=0:scenecut=0"}),
+    "h264-open": ("libx264", 10, {"bf": "3", "x264-params": "open-gop=1:b-pyramid=2:b-adapt=0:scenecut=0"}),
+    "h264-gop250": ("libx264", 250, {"x264-params": "scenecut=0"}),
+    "h264-refresh": ("libx264", 15, {"x264-params": "intra-refresh=1"}),
+    "hevc-closed": ("libx265", 12, {"x265-params": "log-level=none:pools=none:open-gop=0"}),
+    "hevc-open": ("libx265", 10, {"x265-params": "log-level=none:pools=none:bframes=4:b-adapt=0:scenecut=0"}),
+    "mpeg4-bframes": ("mpeg4", 12, {"bf": "2"}),
+}
+COUNT = 45
+
+
+def moving_pictures(count: int, height: int = 48, width: int = 64, seed: int = 0) -> Iterator[np.ndarray]:
+    """uint8 (height, width, 3) pictures, each different from all others far beyond coding noise."""
+    rng = np.random.default_rng(seed)
+    rows, columns = np.mgrid[:height, :width]
+    tilt = rng.integers(1, 5, size=3)
+    for i in range(count):
+        channels = [columns * tilt[0] + 7 * i, rows * tilt[1] + 5 * i, (rows + columns) * tilt[2] - 9 * i]
+        yield (np.stack(channels, axis=-1) % 256).astype(np.uint8)
+
+
+def write_video(
+    path: Path, kind: str, count: int = COUNT, container: dict[str, str] | None = None, height: int = 48, width: int = 64
+) -> Path:
+    """Encode `count` moving pictures; `container` are options of the muxer, whose kind the suffix names."""
+    encoder, gop, options = KINDS[kind]
+    with av.open(str(path), "w", options=container or {}) as out:
+        stream = out.add_stream(encoder, rate=10, options={"g": str(gop), "preset": "ultrafast", **options})
+        assert isinstance(stream, av.VideoStream)
+        stream.height, stream.width, stream.pix_fmt, stream.thread_count = height, width, "yuv420p", 1
+        for picture in moving_pictures(count, height, width):
+            out.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        out.mux(stream.encode(None))
+    return path
+
+
+def container_decode(path: Path | str) -> np.ndarray:
+    """All pictures by PyAV's own container decode, uint8 (n, height, width, 3)."""
+    with av.open(str(path)) as file:
+        stream = file.streams.video[0]
+        stream.thread_count = 1
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in file.decode(stream)])
