@@ -16,6 +16,7 @@ _WHERE = {
     "EpisodeSampler": "understudy.load.sampler",
     "EpisodeWriter": "understudy.data.write",
     "Loader": "understudy.load.loader",
+    "MasterWeights": "understudy.train.master",
     "Order": "understudy.order",
     "sample_rng": "understudy.order",
 }
@@ -27,6 +28,7 @@ __all__ = [
     "EpisodeSampler",
     "EpisodeWriter",
     "Loader",
+    "MasterWeights",
     "Order",
     "__version__",
     "sample_rng",
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from understudy.load.loader import Loader
     from understudy.load.sampler import EpisodeSampler
     from understudy.order import Order, sample_rng
+    from understudy.train.master import MasterWeights
 
 
 def __getattr__(name: str) -> Any:
