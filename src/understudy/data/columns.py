@@ -38,10 +38,15 @@ def to_numpy(column: pa.ChunkedArray, feature: Feature | None, where: str, key: 
     if feature is None:
         return values.reshape(rows, *stored)
     shape = feature.value_shape
-    if int(np.prod(stored)) != int(np.prod(shape)) and rows:
+    flat = len(stored) == 1 and stored[0] == int(np.prod(shape))
+    if rows and not flat and _without_ones(stored) != _without_ones(shape):
         what = f"column {key!r} holds values of shape {stored}, info.json declares {feature.shape}"
         raise DatasetError(what, where=where, fix="correct the shape in info.json")
     return _cast(values, np.dtype(feature.dtype), where, key).reshape(rows, *shape)
+
+
+def _without_ones(shape: tuple[int, ...]) -> list[int]:
+    return [size for size in shape if size != 1]
 
 
 def is_numeric(kind: pa.DataType) -> bool:

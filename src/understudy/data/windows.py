@@ -3,8 +3,7 @@
 The only implementation: rows and pictures, single samples and batches all go through it. In integers; reads no data.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -12,6 +11,8 @@ from understudy.data.errors import DatasetError
 
 TOLERANCE_S = 1e-4
 """How far a delta may lie from a multiple of 1/fps, in seconds (LeRobot's default)."""
+
+_LONGEST_S = 1e6  # eleven days: any longer is a mistake, and NaN is no number of seconds
 
 
 def frame_offsets(
@@ -26,6 +27,8 @@ def frame_offsets(
     for key, deltas in (delta_timestamps or {}).items():
         if key not in keys:
             raise DatasetError(f"delta_timestamps names {key!r}", fix=f"the keys are {', '.join(keys)}")
+        if isinstance(deltas, (str, bytes)) or not isinstance(deltas, Iterable):
+            raise DatasetError(f"delta_timestamps[{key!r}] is {deltas!r}", fix="give a list of seconds")
         offsets[key] = np.asarray([_offset(key, delta, fps) for delta in deltas], np.int64)
         if len(offsets[key]) == 0:
             raise DatasetError(
@@ -35,7 +38,7 @@ def frame_offsets(
 
 
 def _offset(key: str, delta: float, fps: float) -> int:
-    if not isinstance(delta, (int, float, np.integer, np.floating)) or not math.isfinite(delta):
+    if not isinstance(delta, (int, float, np.integer, np.floating)) or not abs(delta) < _LONGEST_S:
         raise DatasetError(f"delta_timestamps[{key!r}] holds {delta!r}", fix="give seconds")
     frames = round(float(delta) * fps)
     if abs(frames / fps - float(delta)) > TOLERANCE_S:
