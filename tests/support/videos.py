@@ -1,11 +1,13 @@
 """Short videos of every kind the readers must know, and the plain container decode they are held against."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import av
 import numpy as np
 
+os.environ.setdefault("SVT_LOG", "1")
 av.logging.set_level(av.logging.PANIC)  # damaged files are read on purpose
 
 # name -> (encoder, key frame distance, options). "open": leading pictures before every key frame.
@@ -36,7 +38,12 @@ def moving_pictures(count: int, height: int = 48, width: int = 64, seed: int = 0
 
 
 def write_video(
-    path: Path, kind: str, count: int = COUNT, container: dict[str, str] | None = None, height: int = 48, width: int = 64
+    path: Path,
+    kind: str,
+    count: int = COUNT,
+    container: dict[str, str] | None = None,
+    height: int = 48,
+    width: int = 64,
 ) -> Path:
     """Encode `count` moving pictures; `container` are options of the muxer, whose kind the suffix names."""
     encoder, gop, options = KINDS[kind]

@@ -1,0 +1,308 @@
+"""Pictures by position: whatever is asked for, in whatever order, equals the plain container decode to the bit."""
+
+import multiprocessing
+import os
+import pickle
+import threading
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.videos import COUNT, KINDS, container_decode, write_video
+
+from understudy.data import decode
+from understudy.data.errors import DatasetError
+from understudy.data.mp4 import read_mp4
+from understudy.data.packets import ContainerPackets, Mp4Packets
+from understudy.data.video import PyavReader, open_video
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, np.ndarray]]:
+    folder = tmp_path_factory.mktemp("clips")
+    paths = {kind: write_video(folder / f"{kind}.mp4", kind) for kind in KINDS}
+    return {kind: (path, container_decode(path)) for kind, path in paths.items()}
+
+
+@pytest.fixture
+def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The decode positions of all packets given to decoders."""
+    seen: list[int] = []
+    plain = Mp4Packets.packet
+
+    def packet(self: Mp4Packets, i: int, until: int) -> av.Packet:
+        seen.append(i)
+        return plain(self, i, until)
+
+    monkeypatch.setattr(Mp4Packets, "packet", packet)
+    return seen
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_facts(kind: str, clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+    path, pictures = clips[kind]
+    video = open_video(path)
+    assert (video.count, video.height, video.width, video.fps) == (COUNT, *pictures.shape[1:3], 10.0)
+    assert video.codec == kind.split("-")[0]
+    assert video.gop == min(KINDS[kind][1], COUNT)
+    assert video.key_frames[0] == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_at_once_one_by_one_and_each_from_cold(kind: str, clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+    path, pictures = clips[kind]
+    assert np.array_equal(open_video(path).read(np.arange(COUNT)), pictures)
+    video = open_video(path)
+    for i in range(COUNT):
+        assert np.array_equal(video.read(np.array([i]))[0], pictures[i]), i
+        assert np.array_equal(open_video(path).read(np.array([i]))[0], pictures[i]), i
+
+
+@settings(max_examples=60)
+@given(
+    kind=st.sampled_from(sorted(KINDS)), reads=st.lists(st.lists(st.integers(0, COUNT - 1), max_size=12), max_size=6)
+)
+def test_any_order_with_repeats(kind: str, reads: list[list[int]], clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+    path, pictures = clips[kind]
+    video = open_video(path)
+    for indices in reads:
+        got = video.read(np.array(indices, np.int64))
+        assert got.dtype == np.uint8
+        assert np.array_equal(got, pictures[indices])
+
+
+def test_pictures_differ_so_that_the_tests_can_fail(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+    for _, pictures in clips.values():
+        for i in range(COUNT - 1):
+            assert np.abs(pictures[i].astype(int) - pictures[i + 1]).mean() > 3
+
+
+@pytest.mark.parametrize("kind", ["h264-gop250", "h264-bframes", "hevc-open", "av1-gop12", "mpeg4-bframes"])
+def test_sequential_reads_feed_each_packet_once(
+    kind: str, clips: dict[str, tuple[Path, np.ndarray]], fed: list[int]
+) -> None:
+    video = open_video(clips[kind][0])
+    for i in range(COUNT):
+        video.read(np.array([i]))
+    assert fed == list(range(COUNT))
+
+
+def test_sliding_windows_do_not_start_over(clips: dict[str, tuple[Path, np.ndarray]], fed: list[int]) -> None:
+    path, pictures = clips["h264-gop250"]
+    video = open_video(path)
+    for i in range(COUNT):
+        window = np.clip([i - 5, i - 1, i, i], 0, None)
+        assert np.array_equal(video.read(window), pictures[window])
+        if i == 20:
+            fed.clear()
+    # A window that reaches back past what the last read kept begins anew; one that slides by one picture does not.
+    fed.clear()
+    video = open_video(path)
+    for i in range(1, COUNT):
+        assert np.array_equal(video.read(np.array([i - 1, i])), pictures[i - 1 : i + 1])
+    assert fed == list(range(COUNT))
+
+
+def test_a_far_picture_starts_at_its_own_key_frame(clips: dict[str, tuple[Path, np.ndarray]], fed: list[int]) -> None:
+    path, _ = clips["h264-gop2"]
+    video = open_video(path)
+    video.read(np.array([0]))
+    fed.clear()
+    video.read(np.array([31]))
+    assert fed == [30, 31]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("suffix", ["mkv", "fragmented.mp4"])
+def test_other_containers_give_the_same(
+    kind: str, suffix: str, clips: dict[str, tuple[Path, np.ndarray]], tmp_path: Path
+) -> None:
+    options = {"movflags": "frag_keyframe+empty_moov"} if suffix.endswith("mp4") else {}
+    path = write_video(tmp_path / f"clip.{suffix}", kind, container=options)
+    video = open_video(path)
+    assert isinstance(video, PyavReader)
+    assert isinstance(video._packets, ContainerPackets)
+    assert (video.count, video.gop) == (COUNT, min(KINDS[kind][1], COUNT))
+    pictures = clips[kind][1]
+    assert np.array_equal(container_decode(path), pictures)
+    indices = np.random.default_rng(3).permutation(COUNT)
+    assert np.array_equal(video.read(indices), pictures[indices])
+    for i in indices[:8]:
+        assert np.array_equal(video.read(indices[i : i + 1])[0], pictures[indices[i]])
+
+
+def test_an_edit_list_that_cuts_is_obeyed(clips: dict[str, tuple[Path, np.ndarray]], tmp_path: Path) -> None:
+    """Raise the edit's first time by ten pictures: players, and we, then begin there."""
+    path, pictures = clips["h264-bframes"]
+    data = bytearray(path.read_bytes())
+    at = data.index(b"elst") + 16  # version and flags, count, duration, then the media time
+    time = int.from_bytes(data[at : at + 4], "big") + 10 * 1024  # 10 pictures at 10 per second, 10240 units per second
+    data[at : at + 4] = time.to_bytes(4, "big")
+    cut = tmp_path / "cut.mp4"
+    cut.write_bytes(data)
+    expected = container_decode(cut)
+    video = open_video(cut)
+    assert video.count == len(expected) == COUNT - 10
+    assert np.array_equal(expected, pictures[10:])
+    assert np.array_equal(video.read(np.arange(video.count)), expected)
+    assert np.array_equal(video.read(np.array([20, 0, 3])), expected[[20, 0, 3]])
+
+
+@pytest.mark.parametrize("bad", [[-1], [COUNT], [0, 1, 10**9]])
+def test_positions_outside_are_refused(bad: list[int], clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+    video = open_video(clips["av1-gop2"][0])
+    with pytest.raises(IndexError, match=rf"picture {bad[-1]} .* 0\.\.{COUNT - 1}"):
+        video.read(np.array(bad))
+    with pytest.raises(ValueError, match="integers"):
+        video.read(np.array([0.5]))
+    assert video.read(np.array([], np.int64)).shape == (0, 48, 64, 3)
+
+
+@pytest.mark.parametrize("kind", ["h264-gop2", "h264-bframes", "hevc-closed", "mpeg4-bframes", "av1-gop2"])
+@pytest.mark.parametrize("damage", ["zeros", "noise"])
+def test_a_damaged_packet_is_never_another_picture(
+    kind: str, damage: str, clips: dict[str, tuple[Path, np.ndarray]], tmp_path: Path
+) -> None:
+    path, pictures = clips[kind]
+    with open(path, "rb") as file:
+        index = read_mp4(file, str(path))
+    sample = 25
+    at, size = int(index.offset[sample]), int(index.size[sample])
+    data = bytearray(path.read_bytes())
+    data[at : at + size] = bytes(size) if damage == "zeros" else np.random.default_rng(1).bytes(size)
+    broken = tmp_path / "broken.mp4"
+    broken.write_bytes(data)
+    video, lost = open_video(broken), []
+    for i in [*range(COUNT), *range(COUNT - 1, -1, -1)]:
+        try:
+            assert np.array_equal(video.read(np.array([i]))[0], pictures[i]), i
+        except DatasetError as error:
+            assert str(error).startswith(f"{broken}: picture {i} cannot be decoded")
+            lost.append(i)
+    display = int(index.display[sample])
+    assert lost.count(display) == 2
+    group = np.searchsorted(index.keys, sample, side="right") - 1
+    shown = [*index.display[index.keys].tolist(), COUNT]
+    assert set(lost) <= set(range(shown[group] - 2, shown[group + 1]))  # other groups of pictures are untouched
+
+
+def test_a_file_that_shrinks_is_told(clips: dict[str, tuple[Path, np.ndarray]], tmp_path: Path) -> None:
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(write_video(tmp_path / "w.mp4", "h264-gop2", container={"movflags": "+faststart"}).read_bytes())
+    video = open_video(path)
+    os.truncate(path, path.stat().st_size - 500)
+    with pytest.raises(DatasetError, match="clip.mp4"):
+        video.read(np.arange(COUNT))
+
+
+@pytest.mark.parametrize("what", ["missing", "folder", "empty", "text", "audio only"])
+def test_what_is_no_video_is_refused(what: str, tmp_path: Path) -> None:
+    path = tmp_path / "file.mp4"
+    if what == "folder":
+        path.mkdir()
+    elif what == "empty":
+        path.write_bytes(b"")
+    elif what == "text":
+        path.write_text("no video\n" * 100)
+    elif what == "audio only":
+        with av.open(str(path), "w") as out:
+            stream = out.add_stream("aac", rate=16000)
+            assert isinstance(stream, av.AudioStream)
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+            frame.rate = 16000
+            out.mux(stream.encode(frame))
+            out.mux(stream.encode(None))
+    with pytest.raises(DatasetError, match="file.mp4"):
+        open_video(path)
+
+
+def test_pickles_as_its_path_and_can_be_closed(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+    path, pictures = clips["hevc-open"]
+    video = open_video(path)
+    video.read(np.array([5]))
+    assert len(pickle.dumps(video)) < 300
+    assert np.array_equal(pickle.loads(pickle.dumps(video)).read(np.array([6]))[0], pictures[6])
+    video.close()
+    video.close()
+    assert np.array_equal(video.read(np.array([6]))[0], pictures[6])
+
+
+def _child(video: PyavReader, out: str) -> None:
+    np.save(out, np.stack([video.read(np.array([i]))[0] for i in (21, 3, 22)]))
+
+
+def test_parent_and_forked_child_read_on_independently(
+    clips: dict[str, tuple[Path, np.ndarray]], tmp_path: Path
+) -> None:
+    path, pictures = clips["h264-bframes"]
+    video = open_video(path)
+    video.read(np.arange(20))
+    child = multiprocessing.get_context("fork").Process(target=_child, args=(video, str(tmp_path / "out.npy")))
+    child.start()
+    ours = video.read(np.arange(20, 30))
+    child.join()
+    assert child.exitcode == 0
+    assert np.array_equal(ours, pictures[20:30])
+    assert np.array_equal(np.load(tmp_path / "out.npy"), pictures[[21, 3, 22]])
+
+
+def test_readers_in_threads(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+    wrong: list[str] = []
+
+    def work(kind: str, seed: int) -> None:
+        path, pictures = clips[kind]
+        video = open_video(path)
+        for indices in np.random.default_rng(seed).integers(0, COUNT, (6, 5)):
+            if not np.array_equal(video.read(indices), pictures[indices]):
+                wrong.append(kind)
+
+    threads = [threading.Thread(target=work, args=(kind, seed)) for seed, kind in enumerate(sorted(KINDS))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_unknown_backend() -> None:
+    with pytest.raises(ValueError, match="'pyav' or 'torchcodec'"):
+        open_video("clip.mp4", backend="opencv")
+
+
+@pytest.mark.slow
+def test_every_real_picture(real_data: Path) -> None:
+    """Sequential, from cold starts and shuffled, against one container decode of each file."""
+    paths = sorted(real_data.glob("g*/videos/**/*.mp4"))
+    assert len(paths) >= 15
+    rng = np.random.default_rng(0)
+    for path in paths:
+        video, cold = open_video(path), rng.integers(0, 10**6, 3)
+        with av.open(str(path)) as file:
+            stream = file.streams.video[0]
+            stream.thread_count = 1
+            count, kept = 0, {}
+            some = set((cold % video.count).tolist()) | set(rng.integers(0, video.count, 12).tolist())
+            for i, frame in enumerate(file.decode(stream)):
+                picture = frame.to_ndarray(format="rgb24", threads=1)
+                assert np.array_equal(video.read(np.array([i]))[0], picture), (path, i)
+                if i in some:
+                    kept[i] = picture
+                count += 1
+        assert count == video.count
+        shuffled = rng.permutation(sorted(kept))
+        assert np.array_equal(video.read(shuffled), np.stack([kept[i] for i in shuffled]))
+        for i in cold % video.count:
+            assert np.array_equal(open_video(path).read(np.array([i]))[0], kept[int(i)])
+
+
+def test_decoders_are_told_to_fail_on_damage(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+    """Only an H.264 decoder that starts on a key frame with leading pictures may forgive."""
+    for kind, (path, _) in clips.items():
+        video = open_video(path)
+        assert isinstance(video, PyavReader)
+        video.read(video.key_frames[-1:])
+        decoder: decode.PictureDecoder = video._decoder
+        assert decoder._strict == (kind != "h264-open"), kind
