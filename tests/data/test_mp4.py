@@ -75,8 +75,7 @@ def outcome(data: bytes) -> str:
     except UnknownLayout:
         return "container"
     except DatasetError as error:
-        assert str(error).startswith("the-file.mp4: ")
-        return "refused"
+        return "refused" if str(error).startswith("the-file.mp4: ") else f"refused without a name: {error}"
     n = len(index.size)  # whatever was accepted lies inside the file and is consistent
     assert len(index.offset) == len(index.display) == n
     assert n == 0 or (index.offset.min() >= 0 and (index.offset + index.size).max() <= len(data))
@@ -97,7 +96,7 @@ def test_flipped_bytes_in_the_index_never_escape(clip: bytes, data: st.DataObjec
     damaged = bytearray(clip)
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, clip.index(b"mdat") + 8))] = data.draw(st.integers(0, 255))
-    outcome(bytes(damaged))
+    assert outcome(bytes(damaged)) in ("container", "refused", "read")
 
 
 @pytest.mark.parametrize("box", [b"stsz", b"stts", b"ctts", b"stsc", b"stco", b"stss"])
