@@ -99,7 +99,8 @@ def test_an_abandoned_encoder_leaves_the_old_file(tmp_path: Path) -> None:
     encode_video(path, smooth(3), 30, "libx264")
     before = path.read_bytes()
     encoder = VideoEncoder(path, 30, 64, 64, "libx264")
-    encoder.add(next(smooth(1)))
+    for picture in moving_pictures(80, 64, 64):
+        encoder.add(picture)
     assert len(list(tmp_path.iterdir())) == 2
     encoder.abandon()
     assert path.read_bytes() == before

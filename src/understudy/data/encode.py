@@ -1,9 +1,9 @@
 """Pictures into mp4 files, and mp4 files joined without touching a picture.
 
 `encode_video` writes AV1 (SVT-AV1), H.264 (x264) or HEVC (x265), yuv420p, with a key frame every `gop` pictures: 2 by
-default, so that a random picture costs at most two. `concat_videos` re-muxes packets (stream copy) with integer times,
-so the joined file decodes to exactly the pictures of its parts, in order. Both put the index at the front (faststart),
-write under a temporary name and rename, so a file with its final name is complete.
+default, so that a random picture costs at most two. `concat_videos` re-muxes packets (stream copy) with times counted
+in pictures, so the joined file decodes to exactly the pictures of its parts, in order. Both put the index in front
+(faststart), write under a temporary name and rename, so a file with its final name is complete.
 
 Not here: reading (`video.py`) and what belongs into which file (`write.py`). Depth video is not written.
 """
@@ -20,6 +20,10 @@ import av
 import numpy as np
 
 from understudy.data.errors import DatasetError
+from understudy.data.mp4 import VideoIndex
+from understudy.data.packets import open_packets
+
+_MUXER = {"movflags": "+faststart"}
 
 # codec -> (name of the stream, constant rate factor, options). The factors look alike on the encoders' own scales;
 # SVT-AV1 itself advises against presets above 9.
@@ -63,7 +67,7 @@ class VideoEncoder:
         os.environ.setdefault("SVT_LOG", "1")  # SVT-AV1 knows no other way to be quiet; 1 = errors only
         self.path, self.count, self._shape = Path(path), 0, (height, width, 3)
         self._temporary = temporary_name(self.path)
-        self._container = av.open(str(self._temporary), "w", format="mp4", options={"movflags": "+faststart"})
+        self._container = av.open(str(self._temporary), "w", format="mp4", options=_MUXER)
         settings = {**defaults, "crf": str(default_crf if crf is None else crf), "g": str(gop), **(options or {})}
         rate = Fraction(fps).limit_denominator(1001)
         stream = self._container.add_stream(codec, rate=rate, options=settings)
@@ -138,58 +142,53 @@ def encode_video(
 
 
 def concat_videos(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> list[int]:
-    """Join mp4 files of one codec, size and rate into `out` by stream copy; returns the pictures of each part.
+    """Join video files of one codec, size and rate into `out` by stream copy; returns the pictures of each part.
 
-    Part k begins exactly one picture duration after the last picture of part k-1, in the integers of the stream's time
-    base. Raises `DatasetError` when the parts do not fit together or one has pictures of uneven duration.
+    Picture i of the joined file is shown at i / rate, whatever times the parts carried. Raises `DatasetError` when a
+    part cannot be read or differs from the first in codec settings, size or rate.
     """
     if not paths:
         raise ValueError(f"{out}: nothing to join")
-    temporary, counts = temporary_name(Path(out)), list[int]()
+    names = [os.fspath(path) for path in paths]
+    indexes = []
+    for name in names:  # one open file at a time: there may be a thousand parts
+        part = open_packets(name)
+        part.close()
+        indexes.append(part.index)
+        if _facts(part.index) != _facts(indexes[0]) or (part.index.display < 0).any():
+            what = f"differs from {names[0]} in codec settings, size or rate, or hides pictures"
+            raise DatasetError(what, where=name, fix="encode all parts with the same settings")
+    temporary = temporary_name(Path(out))
     try:
-        with av.open(str(temporary), "w", format="mp4", options={"movflags": "+faststart"}) as target:
-            stream: av.VideoStream | None = None
-            like: tuple[object, ...] = ()
-            for path in paths:
-                with av.open(os.fspath(path)) as source:
-                    part = source.streams.video[0]
-                    facts = (part.codec_context.extradata, part.width, part.height, part.average_rate, part.time_base)
-                    if stream is None:
-                        stream, like = target.add_stream_from_template(part, opaque=True), facts
-                    elif facts != like:
-                        what = f"differs from {os.fspath(paths[0])} in codec settings, size or rate"
-                        raise DatasetError(what, where=os.fspath(path), fix="encode all parts with the same settings")
-                    counts.append(_copy(source, part, target, stream, sum(counts), os.fspath(path)))
+        _mux(names, indexes, temporary)
         os.replace(temporary, out)
-    except BaseException:
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
-    return counts
+    return [len(index.display) for index in indexes]
 
 
-def _copy(
-    source: av.container.InputContainer,
-    part: av.VideoStream,
-    target: av.container.OutputContainer,
-    stream: av.VideoStream,
-    before: int,
-    name: str,
-) -> int:
-    """Mux all packets of one part behind `before` pictures; returns how many."""
-    rate, base = part.average_rate, part.time_base
-    ticks = 1 / (rate * base) if rate and base else Fraction(0)
-    if ticks.denominator != 1 or ticks <= 0:
-        raise DatasetError("has pictures of uneven duration", where=name, fix="encode it with a constant rate")
-    packets = [packet for packet in source.demux(part) if packet.size]
-    times = [(packet.pts, packet.dts) for packet in packets if packet.pts is not None and packet.dts is not None]
-    if len(times) != len(packets):
-        raise DatasetError("has a packet without time", where=name, fix="encode it again")
-    shift = before * int(ticks) - min((shown for shown, _ in times), default=0)
-    for packet, (shown, decoded) in zip(packets, times):
-        packet.pts, packet.dts = shown + shift, decoded + shift
-        packet.stream = stream
-        target.mux(packet)
-    return len(packets)
+def _facts(index: VideoIndex) -> tuple[object, ...]:
+    return index.codec, index.extradata, index.width, index.height, index.fps
+
+
+def _mux(names: Sequence[str], indexes: Sequence[VideoIndex], path: Path) -> None:
+    """Write all packets of the parts, in order, into one mp4 with even times."""
+    tick = 1 / Fraction(indexes[0].fps).limit_denominator(1001)
+    # A picture is decoded before it is shown: one and the same delay for all parts keeps decode times increasing.
+    delay = max(int((np.arange(len(index.display)) - index.display).max(initial=0)) for index in indexes)
+    with av.open(names[0]) as template, av.open(str(path), "w", format="mp4", options=_MUXER) as target:
+        stream = target.add_stream_from_template(template.streams.video[0], opaque=True)
+        before = 0
+        for name, index in zip(names, indexes):
+            part, keys, count = open_packets(name), set(index.keys.tolist()), len(index.display)
+            for i in range(count):
+                packet = part.packet(i, count - 1)
+                packet.pts, packet.dts, packet.duration = before + int(index.display[i]), before + i - delay, 1
+                packet.time_base, packet.is_keyframe = tick, i in keys
+                packet.stream = stream
+                target.mux(packet)
+            part.close()
+            before += count
 
 
 def temporary_name(path: Path) -> Path:
