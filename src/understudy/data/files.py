@@ -121,11 +121,14 @@ class Files:
         with guard(self.where(path), "not a readable parquet file", _RESTORE), self.open(path) as handle:
             yield pq.ParquetFile(handle, page_checksum_verification=True)
 
-    def table(self, path: str, columns: list[str]) -> pa.Table:
-        """The named columns of a parquet file, those of them that it has."""
+    def table(self, path: str, columns: list[str] | None = None) -> pa.Table:
+        """The named columns of a parquet file, those of them that it has; all by default."""
         with self.parquet(path) as file:
-            have = [name for name in columns if name in file.schema_arrow.names]
-            return file.read(columns=have, use_threads=False).select(have)
+            names = file.schema_arrow.names
+            have = names if columns is None else [name for name in columns if name in names]
+            table = file.read(columns=have, use_threads=False).select(have)
+            table.validate(full=True)  # offsets and text: nothing behind this checks them again
+            return table
 
 
 @contextmanager

@@ -32,6 +32,11 @@ def read_columns(files: Files, path: str, schema: pa.Schema) -> pa.Table:
     """
     data = files.read(path)
     try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        what = f"line {data[: error.start].count(10) + 1} is not UTF-8 text"
+        raise DatasetError(what, where=files.where(path), fix="repair or restore it") from error
+    try:
         longest = max((len(line) for line in data.splitlines()), default=0)
         if longest == 0:
             return schema.empty_table()
@@ -40,13 +45,13 @@ def read_columns(files: Files, path: str, schema: pa.Schema) -> pa.Table:
             read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=max(1 << 22, 2 * longest)),
             parse_options=pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
         ).select(schema.names)
-    except (pa.ArrowException, KeyError, UnicodeDecodeError):
+    except (pa.ArrowException, KeyError):
         return _by_line(data, schema, files.where(path))
 
 
 def _by_line(data: bytes, schema: pa.Schema, where: str) -> pa.Table:
     columns: dict[str, list[Any]] = {name: [] for name in schema.names}
-    for number, line in enumerate(data.decode("utf-8-sig", errors="replace").splitlines(), start=1):
+    for number, line in enumerate(data.decode("utf-8-sig").splitlines(), start=1):
         if not line.strip():
             continue
         fix = f"repair line {number}: {line[:80]}"

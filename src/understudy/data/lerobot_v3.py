@@ -35,8 +35,7 @@ def read_tasks(files: Files, oddities: list[str]) -> dict[int, str]:
         oddities.append(f"{TASKS} is not there; meta/tasks.jsonl of an older version was read in its place")
         return read_tasks_jsonl(files, oddities)
     where = files.where(TASKS)
-    with files.parquet(TASKS) as file:
-        table = file.read(use_threads=False)
+    table = files.table(TASKS)
     texts = [f.name for f in table.schema if _is_text(f.type)]
     name = next((n for n in ("task", "__index_level_0__") if n in texts), texts[0] if len(texts) == 1 else None)
     if name is None:
@@ -119,7 +118,7 @@ def read_texts(files: Files) -> dict[str, dict[int, str]]:
     for path in episode_files(files):
         with files.parquet(path) as file:
             names = [field.name for field in file.schema_arrow if _is_text(field.type)]
-            table = file.read(columns=[*names, "episode_index"], use_threads=False)
+        table = files.table(path, [*names, "episode_index"])
         ids = table.column("episode_index").to_pylist()
         for name in names:
             texts = zip(ids, table.column(name).to_pylist())

@@ -143,8 +143,8 @@ class Pictures:
             raise DatasetError(
                 "this video is not there", where=where, fix=f"restore it, or leave the key {camera!r} out"
             )
-        files.open(path).close()  # says what is wrong with a folder or a forbidden file, in plain words
         try:
+            files.open(path).close()  # says what is wrong with a folder or a forbidden file, in plain words
             reader = open_video(files.where(path), self.backend)
         except DatasetError as error:
             raise DatasetError(error.what, where=where, fix=error.fix) from error

@@ -65,6 +65,8 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         row_cache_bytes: int = 1 << 30,
         picture_cache_bytes: int = 128 << 20,
     ) -> None:
+        if video_backend not in ("pyav", "torchcodec"):
+            raise DatasetError(f"video_backend is {video_backend!r}", fix="it is 'pyav' or 'torchcodec'")
         self.catalog = Catalog.open(root)
         self.keys = self._chosen(keys)
         known = tuple(dict.fromkeys([*self.keys, *INDEX_KEYS]))
