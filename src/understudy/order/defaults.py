@@ -61,7 +61,7 @@ def choose(
         clip = max(1, frames // (4 * least))
         why.append(f"clips shortened to {clip}: {frames} frames are few for {least} open clips")
     counts = [lanes] if lanes else _lane_counts(batch, max(1, limit // (clip * batch)))
-    clip, lanes = _without_resonance(frames, clip, cut, gop, counts)
+    clip, lanes = _without_resonance(frames, clip, gop if cut == "keyframe" else 0, counts, limit)
     why.append(f"{lanes} lanes: {lanes * clip} frames in flight of {frames}, {in_flight} allowed")
     if lanes * clip > in_flight * 1.1:
         why.append(f"that is more than allowed, but {lanes} lanes of such frames cannot do with less")
@@ -95,17 +95,18 @@ def _shorten(clip: int, cut: str, gop: int, halo: int, fitting: int) -> tuple[in
     return shorter, [f"clips shortened to {shorter} to keep frames in flight low"] if shorter < clip else []
 
 
-def _without_resonance(frames: int, clip: int, cut: str, gop: int, counts: Sequence[int]) -> tuple[int, int]:
+def _without_resonance(frames: int, clip: int, gop: int, counts: Sequence[int], limit: int) -> tuple[int, int]:
     """(S, V) with S near `clip` and V one of `counts`, such that lane lengths and S share the smallest factor.
 
-    A plain clip takes the first S from `clip` on that shares none. One cut at key frames stays a multiple of `gop`,
-    where with an even gop one of two neighbouring lane lengths always shares a factor 2; so V is varied as well.
+    A plain clip (`gop` 0) takes the first S from `clip` on that shares none. One cut at key frames stays a multiple of
+    `gop`, where with an even gop one of two neighbouring lane lengths always shares a factor 2; so V is varied as
+    well, and S as long as `limit` frames in flight allow.
     """
-    if cut == "plain":
+    if not gop:
         while clip > 1 and shared_factor(frames, clip, counts[0]) > 1:
             clip += 1
         return clip, counts[0]
-    sizes = range(clip, clip + 4 * gop, gop)
+    sizes = [size for size in range(clip, clip + 4 * gop, gop) if size == clip or size * counts[-1] <= limit]
     return min(((s, v) for v in counts for s in sizes), key=lambda sv: shared_factor(frames, *sv))
 
 

@@ -17,10 +17,11 @@ import numpy as np
 
 from understudy.order.defaults import choose_slots
 from understudy.order.lanes import Lanes
-from understudy.order.layout import Ints, Layout, check_segments, fingerprint
+from understudy.order.layout import Layout, check_segments, fingerprint
 from understudy.order.mixture import check_weights, make_period
 from understudy.order.philox import Words
 from understudy.order.plan import Frames, Wish, layout_of, plan, plan_source, shares_of
+from understudy.order.search import Ints
 from understudy.order.spec import Entry, SourceSpec, Spec, compare
 
 
@@ -114,8 +115,8 @@ class Order:
         wanted = as_positions(positions)
         source, index = self.streams(wanted)
         episode, frame = np.empty_like(source), np.empty_like(source)
-        for d in [0] if len(self._lanes) == 1 else np.unique(source):
-            own = slice(None) if len(self._lanes) == 1 else source == d
+        for own in _groups(source) if len(self._lanes) > 1 else [slice(None)] if len(wanted) else []:
+            d = int(source[own][0])
             episode[own], frame[own] = self.layouts[d].locate(self._lanes[d].line(index[own]))
         return source, episode, frame
 
@@ -126,9 +127,8 @@ class Order:
             return self._in_entry(0, wanted)
         source, index = np.empty(wanted.shape, np.int64), np.empty_like(wanted)
         entry = np.searchsorted(self._starts, wanted, side="right") - 1
-        for number in np.unique(entry):
-            own = entry == number
-            source[own], index[own] = self._in_entry(int(number), wanted[own])
+        for own in _groups(entry):
+            source[own], index[own] = self._in_entry(int(entry[own][0]), wanted[own])
         return source, index
 
     def epochs(self, positions: Any) -> tuple[Ints, Ints]:
@@ -254,6 +254,12 @@ def as_positions(positions: Any) -> Words:
     if array.dtype.kind == "i" and array.min() < 0:
         raise ValueError(f"position {array.min()}: positions start at 0")
     return array.astype(np.uint64)
+
+
+def _groups(labels: Ints) -> list[Ints]:
+    """Where each label stands: index arrays, one per label that occurs."""
+    by_label = np.argsort(labels, kind="stable")
+    return np.split(by_label, np.flatnonzero(np.diff(labels[by_label])) + 1) if len(labels) else []
 
 
 def _in_words(source: SourceSpec) -> str:

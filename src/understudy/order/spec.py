@@ -181,10 +181,16 @@ def _compare_schedule(old: Spec, new: Spec, tell: Any) -> None:
             assert entry is not None
             effect = f"other shares from position {entry.position} on; nothing before it changes"
             tell("schedule", a and _shares(a, old), b and _shares(b, new), effect)
-        else:
+        elif (a.position, _without_tail(a)) != (b.position, _without_tail(b)):
             at = min(a.position, b.position)
             effect = f"sources have other shares from position {at} on; each is still read once per its own epoch"
             tell("schedule", _shares(a, old), _shares(b, new), effect)
+
+
+def _without_tail(entry: Entry) -> tuple[int, ...]:
+    """The slots, without the zeros of sources that only join later."""
+    used = [d for d, count in enumerate(entry.slots) if count]
+    return entry.slots[: used[-1] + 1]
 
 
 def _shares(entry: Entry, spec: Spec) -> str:

@@ -1,0 +1,112 @@
+"""Defaults: what is derived from frames, batch, key frames, reach and memory, and the words for it."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.order_sources import Source, episodes
+from understudy.order import Order
+from understudy.order.defaults import choose, shared_factor
+from understudy.order.lanes import Lanes
+
+
+@given(
+    st.integers(1, 10**9),
+    st.integers(1, 400),
+    st.integers(0, 300),
+    st.integers(1, 1024),
+    st.integers(1_000, 10**6),
+)
+def test_the_rules_hold_where_they_can(frames, gop, back, batch, in_flight):
+    choice = choose(frames, gop, (back, 0), batch=batch, in_flight=in_flight)
+    if choice.clip == choice.lanes == 1:
+        assert frames <= in_flight
+        return
+    assert choice.lanes % batch == 0 or choice.lanes == frames
+    if choice.cut == "keyframe":
+        assert choice.clip % gop == 0
+        assert 8 * gop > max(64, 4 * back)
+    else:
+        assert shared_factor(frames, choice.clip, choice.lanes) == 1 or choice.clip == 1
+    floor = max(16, back) + gop
+    roomy = batch * floor * 2 <= min(in_flight, frames // 10)
+    if roomy:
+        assert choice.clip >= max(16, back)
+        assert choice.lanes * choice.clip <= 1.5 * min(in_flight, frames // 10)
+
+
+def test_a_window_that_reaches_far_back_gets_long_clips():
+    far = choose(10**7, 2, (240, 0), batch=64, in_flight=100_000)
+    near = choose(10**7, 2, (1, 0), batch=64, in_flight=100_000)
+    assert near.clip < 80
+    assert far.clip >= 4 * 240
+    assert any("240 pictures" in reason for reason in far.why)
+
+
+def test_memory_shortens_clips_but_not_below_the_reach():
+    tight = choose(10**7, 2, (240, 0), batch=256, in_flight=100_000)
+    assert 240 <= tight.clip < 420
+    assert tight.lanes == 256
+    tighter = choose(10**7, 2, (240, 0), batch=1024, in_flight=100_000)
+    assert tighter.clip >= 240
+    assert any("more than allowed" in reason for reason in tighter.why)
+
+
+def test_long_gops_are_cut_at_key_frames_and_short_ones_need_not_be():
+    assert choose(10**7, 2, (1, 0), batch=64, in_flight=100_000).cut == "plain"
+    assert choose(10**7, 8, (1, 0), batch=64, in_flight=100_000).cut == "plain"
+    for gop in (12, 30, 250, 600):
+        choice = choose(10**7, gop, (1, 0), batch=64, in_flight=200_000)
+        assert choice.cut == "keyframe"
+        assert choice.clip % gop == 0
+        assert choice.clip >= 64
+
+
+def test_few_frames_are_shuffled_one_by_one():
+    assert choose(50_000, 2, (1, 0), batch=64, in_flight=100_000).lanes == 1
+    assert (
+        choose(50_000, 250, (1, 0), batch=8, in_flight=100_000).lanes > 1
+    )  # reading these at random would cost 126 each
+    assert choose(5_000, 250, (1, 0), batch=64, in_flight=100_000).lanes == 1  # 64 clips would be all of it
+
+
+@pytest.mark.parametrize("gop", [2, 250])
+def test_lanes_do_not_turn_over_together(gop):
+    """Without care all lanes reach the end of their clip at the same step: the worst step opens many times the mean."""
+    sources = [episodes(*[256] * 4000, gop=gop)]
+    order = Order.of(sources, batch=64, frames_in_flight=50_000)
+    worst, mean = turnover(order)
+    assert worst <= 2 * np.ceil(mean) + 1
+    careless = Order.of(sources, batch=64, clip=64, lanes=640)
+    assert shared_factor(1_024_000, 64, 640) == 64
+    worst, mean = turnover(careless)
+    assert worst > 30 * mean
+
+
+def turnover(order: Order) -> tuple[int, float]:
+    """First touches of clips in the worst of some steps, and on average, after the lanes have filled."""
+    source = order.spec.sources[0]
+    lanes = Lanes(order.seed, 0, source.frames, source.clip, source.lanes, True, "sequential")
+    clips = lanes.line(np.arange(64 * 2000, dtype=np.uint64)) // np.uint64(source.clip)
+    _, first = np.unique(clips, return_index=True)
+    steps = np.bincount(first // 64, minlength=2000)[source.lanes // 64 + 1 :]
+    return int(steps.max()), float(steps.mean())
+
+
+def test_the_choice_is_explained():
+    text = Order.of([episodes(*[300] * 2000, name="door", gop=250, reach=(240, 0))], batch=64).explain()
+    assert "door: 600000 frames in 2000 segments" in text
+    assert "240 pictures" in text
+    assert "key frames" in text
+    assert "lanes" in text
+    pair = [episodes(*[300] * 20, name="a"), episodes(*[300] * 60, name="b")]
+    assert "from position 0: a 25.00%" in Order.of(pair, batch=64).explain()
+    assert "storage order" in Order.of(pair[:1], batch=4, mode="sequential").explain()
+
+
+def test_clips_and_lanes_can_be_given():
+    order = Order.of([episodes(*[300] * 100)], batch=8, clip=20, lanes=24)
+    assert (order.spec.sources[0].clip, order.spec.sources[0].lanes) == (20, 24)
+    order = Order.of([Source(np.array([[0, 0, 10]]))], batch=8, clip=3, lanes=24)
+    assert order.spec.sources[0].lanes == 10  # no more lanes than frames

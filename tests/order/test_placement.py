@@ -1,0 +1,76 @@
+"""Placement: ranks share a batch and never change it, and a lane stays with its rank."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.order_sources import episodes
+from understudy.order import Order, batch_positions, rank_positions, rank_slice
+
+
+@pytest.mark.parametrize("world", range(1, 65))
+@pytest.mark.parametrize("batch", [64, 100, 256])
+def test_the_global_batch_is_the_same_on_any_number_of_ranks(world, batch):
+    for step in (0, 1, 10**9):
+        shares = [rank_positions(step, batch, rank, world) for rank in range(world)]
+        assert np.concatenate(shares).tolist() == list(range(step * batch, (step + 1) * batch))
+        sizes = [len(share) for share in shares]
+        assert max(sizes) - min(sizes) <= 1
+        assert min(sizes) >= 1
+
+
+@given(st.data())
+def test_any_stops_worlds_and_batches_give_the_same_samples(data):
+    """A run that stops anywhere and goes on with other ranks and another batch: position is all it keeps."""
+    order = Order.of([episodes(*range(20, 60))], batch=16, frames_in_flight=300, seed=data.draw(st.integers(0, 99)))
+    position, seen = 0, []
+    for _ in range(data.draw(st.integers(1, 6))):
+        world = data.draw(st.integers(1, 64))
+        batch = data.draw(st.integers(world, 130))
+        for _ in range(data.draw(st.integers(0, 5))):
+            for rank in data.draw(st.permutations(range(world))) if world < 5 else range(world):
+                at = batch_positions(position, batch, rank, world)
+                seen += [(int(p), *sample) for p, *sample in zip(at, *(x.tolist() for x in order.locate(at)))]
+            position += batch
+    together = zip(range(position), *(x.tolist() for x in order.locate(np.arange(position))))
+    assert sorted(seen) == list(together)
+
+
+@pytest.mark.parametrize("world", [1, 2, 8, 64])
+def test_a_lane_stays_with_one_rank(world):
+    order = Order.of([episodes(*[300] * 400)], batch=64, frames_in_flight=20_000)
+    lanes = order.spec.sources[0].lanes
+    assert lanes % 64 == 0
+    owner = {}
+    for step in range(0, 1000, 7):
+        for rank in range(world):
+            for lane in (rank_positions(step, 64, rank, world) % lanes).tolist():
+                assert owner.setdefault(lane, rank) == rank
+
+
+def test_a_lane_of_a_mixture_stays_with_one_rank():
+    pair = [episodes(*[300] * 400, name="a"), episodes(*[300] * 100, name="b")]
+    order = Order.of(pair, batch=64, frames_in_flight=20_000)
+    positions = np.arange(20_000)  # within the first epoch of both
+    source, index = order.streams(positions)
+    lanes = np.array([s.lanes for s in order.spec.sources])[source]
+    owner = {}
+    for d, lane, offset in zip(source.tolist(), (index.astype(int) % lanes).tolist(), (positions % 64).tolist()):
+        assert owner.setdefault((d, lane), offset) == offset
+
+
+@pytest.mark.parametrize(
+    ("batch", "rank", "world", "words"),
+    [(0, 0, 1, "batch 0"), (8, 0, 9, "9 ranks"), (8, 0, 0, "0 ranks"), (8, 2, 2, "rank 2"), (8, -1, 2, "rank -1")],
+)
+def test_impossible_placements_are_refused(batch, rank, world, words):
+    with pytest.raises(ValueError, match=words):
+        rank_slice(batch, rank, world)
+
+
+def test_negative_steps_and_positions_are_refused():
+    with pytest.raises(ValueError, match="step -1"):
+        rank_positions(-1, 8)
+    with pytest.raises(ValueError, match="position -8"):
+        batch_positions(-8, 8)

@@ -1,0 +1,127 @@
+"""Spec: what is saved is the order again, and every difference is told with what it would do."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.order_sources import Source, episodes, sources
+from understudy.order import Order, Spec, compare
+
+
+def pair(**changes: object) -> list[Source]:
+    return [episodes(*[50] * 30, name="a", gop=12), episodes(*[70] * 9, name="b", **changes)]
+
+
+@settings(max_examples=50)
+@given(st.lists(sources(), min_size=1, max_size=3), st.integers(0, 2**64 - 1), st.sampled_from(["clips", "uniform"]))
+def test_json_round_trip(given_sources, seed, mode):
+    named = [Source(s.segments, f"s{d}", s.gop, s.reach) for d, s in enumerate(given_sources)]
+    order = Order.of(named, batch=4, seed=seed, mode=mode, frames_in_flight=100)
+    text = order.to_json()
+    assert Spec.from_json(text) == order.spec
+    again = Order.from_json(json.loads(text), named)
+    assert again.spec == order.spec
+    assert again.spec.fingerprint == order.spec.fingerprint
+    for old, new in zip(order.locate(np.arange(300)), again.locate(np.arange(300))):
+        assert np.array_equal(old, new)
+
+
+def test_a_schedule_is_saved_too():
+    order = Order.of(pair(), batch=8).reweighted(100, {"a": 1, "b": 7})
+    again = Order.from_json(order.to_json(), pair())
+    for old, new in zip(order.locate(np.arange(500)), again.locate(np.arange(500))):
+        assert np.array_equal(old, new)
+
+
+def test_a_saved_order_does_not_follow_later_defaults():
+    """Key frames, reach and names may be told differently; the saved clips and lanes hold."""
+    order = Order.of(pair(), batch=8, frames_in_flight=200)
+    other = [Source(s.segments, s.name + "2", 250, (9, 9)) for s in pair()]
+    for old, new in zip(order.locate(np.arange(500)), Order.from_json(order.to_json(), other).locate(np.arange(500))):
+        assert np.array_equal(old, new)
+
+
+def test_changed_data_is_told_before_the_first_step():
+    order = Order.of(pair(), batch=8)
+    fewer = [pair()[0], episodes(*[70] * 8, name="b")]
+    with pytest.raises(ValueError, match=r"source 1 \(b\) selected frames: 630 frames.*-> 560 frames.*repeat"):
+        Order.from_json(order.to_json(), fewer)
+    turned = [pair()[0], Source(pair()[1].segments[::-1], "b")]
+    with pytest.raises(ValueError, match="in another order"):
+        Order.from_json(order.to_json(), turned)
+    with pytest.raises(ValueError, match="2 sources"):
+        Order.from_json(order.to_json(), pair()[:1])
+
+
+def test_each_difference_is_told_with_its_effect():
+    spec = Order.of(pair(), batch=8, frames_in_flight=500).spec
+    a, b = spec.sources
+    first = spec.schedule[0]
+
+    def told(new: Spec) -> list[tuple[str, bool]]:
+        return [(difference.what, difference.changes_order) for difference in compare(spec, new)]
+
+    assert told(spec) == []
+    assert told(replace(spec, seed=1)) == [("seed", True)]
+    assert told(replace(spec, batch=16)) == [("batch", False)]
+    assert told(replace(spec, sources=(replace(a, name="z"), b))) == [("source 0 (a) name", False)]
+    assert told(replace(spec, sources=(a, replace(b, data="0" * 32)))) == [("source 1 (b) selected frames", True)]
+    for field, words in (("clip", "frames per clip"), ("lanes", "lanes")):
+        new = replace(spec, sources=(replace(a, **{field: 5}), b))
+        assert told(new) == [(f"source 0 (a) {words}", True)]
+    assert told(replace(spec, sources=(replace(a, inside="permuted"), b)))[0][0].endswith("order inside a clip")
+    assert told(replace(spec, sources=(a, b), schedule=(replace(first, slots=(1, 1)),))) == [("schedule", True)]
+    later = replace(first, position=999, slots=(1, 3))
+    (difference,) = compare(spec, replace(spec, schedule=(first, later)))
+    assert "from position 999 on; nothing before it changes" in str(difference)
+    assert "a 1, b 3 of 4" in str(difference)
+    c = replace(b, name="c")
+    words = [
+        str(d)
+        for d in compare(spec, replace(spec, sources=(a, b, c), schedule=(first, replace(later, slots=(1, 1, 1)))))
+    ]
+    assert "source 2: None -> c: it joins at position 999" in words
+
+
+def test_the_fingerprint_changes_exactly_if_the_order_does():
+    spec = Order.of(pair(), batch=8, frames_in_flight=500).spec
+    a, b = spec.sources
+    same = [replace(spec, batch=16), replace(spec, sources=(replace(a, name="z"), b))]
+    others = [
+        replace(spec, seed=1),
+        replace(spec, sources=(b, a)),
+        replace(spec, sources=(replace(a, clip=3), b)),
+        replace(spec, schedule=(replace(spec.schedule[0], slots=(1, 1)),)),
+    ]
+    assert {one.fingerprint for one in same} == {spec.fingerprint}
+    assert len({one.fingerprint for one in [spec, *others]}) == 5
+
+
+def test_a_spec_that_is_damaged_or_of_another_version_is_refused():
+    saved = json.loads(Order.of(pair(), batch=8).to_json())
+    for change, words in (
+        ({"version": 2}, "order version 2"),
+        ({"extra": 1}, "extra"),
+        ({"schedule": []}, "schedule positions"),
+        ({"schedule": [{"position": 5, "slots": [1, 1]}]}, "schedule positions"),
+        ({"schedule": [{"position": 0, "slots": [1, -1]}]}, "negative"),
+        ({"schedule": [{"position": 0, "slots": [1, 1, 1]}]}, "3 shares"),
+        ({"sources": []}, "no sources"),
+        ({"sources": [saved["sources"][0]] * 2}, "named 'a'"),
+        ({"sources": [{**saved["sources"][0], "clip": 0}]}, "clip is 0"),
+        ({"seed": -3}, "seed -3"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Spec.from_json({**saved, **change})
+    del saved["seed"]
+    with pytest.raises(ValueError, match=r"missing.*seed"):
+        Spec.from_json(saved)
+
+
+def test_a_spec_is_small_whatever_the_data():
+    many = Source(np.stack([np.arange(100_000), np.zeros(100_000), np.full(100_000, 300)], axis=1).astype(np.int64))
+    assert len(Order.of([many], batch=256).to_json()) < 600
