@@ -47,7 +47,6 @@ from understudy.data.write_layout import (
     replace_json,
     replace_parquet,
     statistic_value,
-    sync_folder,
     tasks_table,
 )
 from understudy.data.write_resume import load_recording, remeasure
@@ -137,8 +136,8 @@ class EpisodeWriter:
     def save_episode(self) -> int:
         """Make the frames added since the last call an episode of the dataset; returns its number.
 
-        When this returns, the episode survives the end of the process and, file system permitting, a power cut. If it
-        raises, the episode is dropped and the dataset is as before.
+        When this returns, the episode survives the end of the process. If it raises, the episode is dropped and the
+        dataset is as before.
         """
         self._check_open()
         if not self._frame_tasks:
@@ -212,13 +211,10 @@ class EpisodeWriter:
             column = statistics.get(key)
             if isinstance(column, RunningStatistics):
                 column.add(np.stack(values))
-        replace_parquet(
-            small_files(self.root, self.features, self._group.next_file)[""],
-            [pa.Table.from_arrays(arrays, schema=schema)],
-        )
+        path = small_files(self.root, self.features, self._group.next_file)[""]
+        replace_parquet(path, [pa.Table.from_arrays(arrays, schema=schema)], schema)
         if len(known) > len(self.tasks):
-            replace_parquet(self.root / "meta/tasks.parquet", [tasks_table(known)])
-            self.tasks = known
+            self._write_tasks(known)
         row: dict[str, Any] = {
             "episode_index": self.episodes,
             "tasks": tasks,
@@ -232,6 +228,11 @@ class EpisodeWriter:
             figures = part.result()
             row |= {f"stats/{key}/{name}": statistic_value(self.features[key], name, figures[name]) for name in NAMES}
         return row, {key: part for key, part in statistics.items() if isinstance(part, RunningStatistics)}
+
+    def _write_tasks(self, tasks: list[str]) -> None:
+        table = tasks_table(tasks)
+        replace_parquet(self.root / "meta/tasks.parquet", [table], table.schema)
+        self.tasks = tasks
 
     def _write_totals(self, statistics: bool) -> None:
         """Bring info.json, and stats.json if asked for, up to the committed episodes."""
@@ -263,24 +264,23 @@ class EpisodeWriter:
         draft = temporary_name(self.root)
         try:
             (draft / "meta").mkdir(parents=True)
-            replace_parquet(draft / place(EPISODES_PATH, 0), [episode_schema(self.features).empty_table()])
-            replace_parquet(draft / "meta/tasks.parquet", [tasks_table([])])
+            schema, nothing = episode_schema(self.features), tasks_table([])
+            replace_parquet(draft / place(EPISODES_PATH, 0), [schema.empty_table()], schema)
+            replace_parquet(draft / "meta/tasks.parquet", [nothing], nothing.schema)
             replace_json(draft / "meta/info.json", self._info())
             os.replace(draft, self.root)
         except OSError:
             shutil.rmtree(draft, ignore_errors=True)
             raise
-        sync_folder(self.root.parent)
 
     def _resume(self) -> None:
         recording = load_recording(self.root, self.features, self._entries, self.fps)
         remove_orphans(self.root, self.features, recording.tables)
-        self.tasks, self._group = recording.tasks, recording.group
-        self.episodes, self.frames = recording.episodes, recording.frames
+        self._group, self.episodes, self.frames = recording.group, recording.episodes, recording.frames
         if self._robot_type is None:
             self._robot_type = recording.robot_type
         remeasure(self.root, self.features, recording.tables, self._statistics)
-        replace_parquet(self.root / "meta/tasks.parquet", [tasks_table(self.tasks)])
+        self._write_tasks(recording.tasks)
         self._write_totals(statistics=True)
 
     # -- state ------------------------------------------------------------------------------------------------------

@@ -3,7 +3,10 @@
 Group k owns meta/episodes file k, and once packed data file k and video file k of every camera. Until then each of its
 episodes lies in small files of its own, numbered from k+1 on, which is just as valid a dataset. Whatever happens to an
 episode or to the group happens by replacing meta/episodes file k, in one step: before it the new files are not part of
-the dataset, after it the old ones are not. What is not part of it is removed by the next step or by `write_resume.py`.
+the dataset, after it the old ones are not. What is not part of it is removed by the next step or when the recording is
+resumed.
+
+A power cut is survived by the episode table and by what is packed; the latest small files may be lost with it.
 
 Not here: validating and encoding frames (`write.py`).
 """
@@ -28,9 +31,11 @@ from understudy.data.write_layout import (
     EPISODES_PATH,
     FILES_PER_CHUNK,
     VIDEO_PATH,
+    data_schema,
     episode_schema,
     place,
     replace_parquet,
+    sync_file,
     sync_folder,
 )
 
@@ -62,7 +67,7 @@ def small_files(root: Path, features: Mapping[str, Feature], number: int) -> dic
 
 
 def commit(root: Path, features: Mapping[str, Feature], group: Group, row: dict[str, Any]) -> None:
-    """Make an episode part of the dataset; its files (number `group.next_file`) are complete and durable."""
+    """Make an episode part of the dataset; its files (number `group.next_file`) are complete."""
     paths = small_files(root, features, group.next_file)
     chunk, file = divmod(group.next_file, FILES_PER_CHUNK)
     row |= {"data/chunk_index": chunk, "data/file_index": file}
@@ -71,7 +76,7 @@ def commit(root: Path, features: Mapping[str, Feature], group: Group, row: dict[
     chunk, file = divmod(group.number, FILES_PER_CHUNK)
     row |= {"meta/episodes/chunk_index": chunk, "meta/episodes/file_index": file}
     rows = pa.concat_tables([group.rows, pa.Table.from_pylist([row], group.rows.schema)]).combine_chunks()
-    replace_parquet(root / place(EPISODES_PATH, group.number), [rows])
+    replace_parquet(root / place(EPISODES_PATH, group.number), [rows], rows.schema, durable=True)
     group.rows, group.next_file = rows, group.next_file + 1
     for key, path in paths.items():
         group.sizes[key] = group.sizes.get(key, 0) + path.stat().st_size
@@ -94,15 +99,18 @@ def pack(root: Path, features: Mapping[str, Feature], group: Group, fps: int) ->
     numbers = file_numbers(group.rows, "data")
     old = [small_files(root, features, number) for number in numbers]
     new = small_files(root, features, group.number)
-    replace_parquet(new[""], [pq.read_table(paths[""], use_threads=False) for paths in old])
-    columns: dict[str, Any] = {"data": None}
+    tables = (pq.read_table(paths[""], use_threads=False) for paths in old)
+    replace_parquet(new[""], tables, data_schema(features), durable=True)
+    columns = ["data"]
     for key in cameras(features):
         counts = concat_videos([paths[key] for paths in old], new[key])
         if not np.array_equal(counts, lengths):
             wrong = int(np.flatnonzero(np.array(counts) != lengths)[0])
             what = f"has {counts[wrong]} pictures, its episode {lengths[wrong]} frames"
             raise DatasetError(what, where=old[wrong][key], fix="record the episode again")
-        columns[f"videos/{key}"] = None
+        sync_file(new[key])
+        sync_folder(new[key].parent)
+        columns.append(f"videos/{key}")
     rows = group.rows
     chunk, file = divmod(group.number, FILES_PER_CHUNK)
     for name in columns:
@@ -111,12 +119,10 @@ def pack(root: Path, features: Mapping[str, Feature], group: Group, fps: int) ->
         if name != "data":
             rows = _set(rows, f"{name}/from_timestamp", (ends - lengths) / fps)
             rows = _set(rows, f"{name}/to_timestamp", ends / fps)
-    replace_parquet(root / place(EPISODES_PATH, group.number), [rows])
+    replace_parquet(root / place(EPISODES_PATH, group.number), [rows], rows.schema, durable=True)
     for paths in old:
         for path in paths.values():
             path.unlink()
-    for folder in {path.parent for paths in old for path in paths.values()}:
-        sync_folder(folder)
     return empty_group(group.number + 1, features)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,33 +43,34 @@ def place(template: str, number: int, key: str = "") -> str:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write `content` under `path` so that every reader finds the old file or the new one, also after a power cut."""
+    """Write `content` under `path` so that every reader, and every kill, finds the old file or the new one."""
     temporary = temporary_name(path)
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    temporary.write_bytes(content)
     os.replace(temporary, path)
-    sync_folder(path.parent)
 
 
 def replace_json(path: Path, value: Mapping[str, Any]) -> None:
-    replace_file(path, json.dumps(value, indent=4, ensure_ascii=False, allow_nan=False).encode())
+    replace_file(path, json.dumps(value, indent=4, ensure_ascii=False).encode())
 
 
-def replace_parquet(path: Path, parts: Sequence[pa.Table]) -> None:
-    """Write the tables as one file, one row group each, as `replace_file` does."""
+def replace_parquet(path: Path, parts: Iterable[pa.Table], schema: pa.Schema, *, durable: bool = False) -> None:
+    """Write the tables as one file, one row group each, as `replace_file` does.
+
+    durable: also outlive a power cut, which costs a wait for the disk.
+    """
     temporary = temporary_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Dictionaries only cost here: few values repeat, and the episode table is rewritten with every episode.
     with pq.ParquetWriter(
-        temporary, parts[0].schema, compression="snappy", use_dictionary=False, write_page_checksum=True
+        temporary, schema, compression="snappy", use_dictionary=False, write_page_checksum=True
     ) as writer:
         for part in parts:
             writer.write_table(part)
-    sync_file(temporary)
+    if durable:
+        sync_file(temporary)
     os.replace(temporary, path)
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 def sync_file(path: Path) -> None:
