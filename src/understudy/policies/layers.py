@@ -16,6 +16,14 @@ class Linear(nn.Linear):
         return F.linear(input, self.weight.to(input.dtype), None if self.bias is None else self.bias.to(input.dtype))
 
 
+class Conv1d(nn.Conv1d):
+    """1-D convolution in x's dtype, zero padding as given."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(input.dtype)
+        return self._conv_forward(input, self.weight.to(input.dtype), bias)
+
+
 class Conv2d(nn.Conv2d):
     """2-D convolution in x's dtype, zero padding as given."""
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.policies.layers import Linear, layer_norm
+from understudy.policies.layers import Conv1d, Linear, layer_norm
 
 START, PAD = 256, 257  # after the 256 byte values; START makes the empty text a text of one token
 
@@ -25,37 +25,31 @@ def byte_tokens(texts: Sequence[str], length: int) -> Tensor:
 
 
 class TextEncoder(nn.Module):
-    """Byte tokens -> one vector per text: embedding plus place, one self-attention block, mean over the tokens.
+    """Byte tokens -> one vector per text, by word detectors: convolutions over the bytes, then the maximum over places
+    (Kim 2014, "Convolutional Neural Networks for Sentence Classification").
 
+    The maximum matters. Sentences of a dataset often differ in one word, and a mean over all tokens makes their vectors
+    nearly parallel: a policy then learns the training scenes by heart before it finds out that the words say something.
     Texts repeat within a batch (a dataset has few tasks), so each distinct one is encoded once.
     """
 
-    def __init__(self, length: int, width: int, out: int, heads: int = 4) -> None:
+    def __init__(self, length: int, width: int, out: int) -> None:
         super().__init__()
-        self.length, self.heads = length, heads
+        self.length = length
         self.embed = nn.Embedding(PAD + 1, width)
-        self.place = nn.Parameter(torch.randn(length, width) * 0.5)
-        self.qkv = Linear(width, 3 * width)
-        self.mix = Linear(width, width)
-        self.grow = Linear(width, 2 * width)
-        self.shrink = Linear(2 * width, width)
-        self.out = Linear(width, out)
+        self.near = Conv1d(width, out, 5, padding=2)  # letters within a word
+        self.far = Conv1d(out, out, 5, padding=8, dilation=4)  # a word and its neighbours
+        self.out = Linear(out, out)
 
     def forward(self, texts: Sequence[str], dtype: torch.dtype) -> Tensor:
         """texts: B strings -> [B, out] in `dtype`, on the parameters' device."""
-        device = self.place.device
+        device = self.embed.weight.device
         distinct = sorted(set(texts))
         where = {text: row for row, text in enumerate(distinct)}
         tokens = byte_tokens(distinct, self.length).to(device)  # [U, L]
-        valid = tokens != PAD  # [U, L]
-        x = (self.embed(tokens) + self.place).to(dtype)  # [U, L, W]
-        rows, length, width = x.shape
-        qkv = self.qkv(layer_norm(x)).view(rows, length, 3, self.heads, width // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [U, heads, L, W / heads]
-        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=valid[:, None, None, :])
-        x = x + self.mix(seen.transpose(1, 2).reshape(rows, length, width))
-        x = x + self.shrink(F.gelu(self.grow(layer_norm(x))))
-        keep = valid[..., None]  # [U, L, 1]
-        pooled = torch.where(keep, x, 0).sum(dim=1) / keep.sum(dim=1)  # [U, W]
-        out = self.out(layer_norm(pooled))  # [U, out]
-        return out[torch.tensor([where[text] for text in texts], device=device)]
+        valid = (tokens != PAD)[:, None]  # [U, 1, L]
+        x = torch.where(valid, self.embed(tokens).transpose(1, 2), 0).to(dtype)  # [U, W, L]
+        x = torch.where(valid, F.relu(self.near(x)), 0)  # [U, out, L]
+        x = torch.where(valid, x + F.relu(self.far(x)), 0)
+        found = self.out(layer_norm(x.amax(dim=2)))  # [U, out]
+        return found[torch.tensor([where[text] for text in texts], device=device)]
