@@ -1,6 +1,8 @@
 """Samples: what was written is what is read, for every version, layout, codec and window, single and in batches."""
 
+import multiprocessing
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +237,26 @@ def test_data_loader_workers(plain: tuple[Path, Truth], start: str) -> None:
     assert seen == len(data)
 
 
+def test_fork_while_a_thread_reads(plain: tuple[Path, Truth]) -> None:
+    """A child forked while the parent's locks are taken does not wait for them."""
+    data = EpisodeDataset(plain[0])
+    want = data[2]
+    with data._rows._lock, data.pictures._lock, data.pictures._readers[TOP, 0].lock:
+        child = multiprocessing.get_context("fork").Process(target=_same_as, args=(data, want))
+        child.start()
+        child.join(60)
+        hung = child.is_alive()
+        if hung:
+            child.kill()
+    assert not hung
+    assert child.exitcode == 0
+
+
+def _same_as(data: EpisodeDataset, want: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    assert torch.equal(data[2][TOP], want[TOP])
+
+
 def test_protocol_of_the_order(plain: tuple[Path, Truth]) -> None:
     data = EpisodeDataset(plain[0], {TOP: [-0.3, 0.1], "action": [0.0, 2.0]})
     assert data.name == "d"
@@ -251,6 +273,29 @@ def test_caches_do_not_change_samples(plain: tuple[Path, Truth]) -> None:
     root, truth = plain
     for rows, pictures in [(0, 0), (1 << 20, 3 * SIDE * SIDE * 5)]:
         read_back(root, truth, {TOP: [-0.1, 0.0]}, row_cache_bytes=rows, picture_cache_bytes=pictures)
+
+
+def test_many_threads(plain: tuple[Path, Truth]) -> None:
+    """Threads that share a dataset get the pictures they asked for, whether few are kept or all."""
+    root, truth = plain
+    for kept in (0, 3 * SIDE * SIDE * 4, 128 << 20):
+        data = EpisodeDataset(root, picture_cache_bytes=kept)
+
+        def check(seed: int, data: EpisodeDataset = data) -> None:
+            chosen = np.random.default_rng(seed).permutation(truth.frames)[:6]
+            batch = data.batch(chosen[:, 0], chosen[:, 1])
+            assert [identity(p)[1:] for p in batch[TOP].numpy()] == [tuple(c) for c in chosen.tolist()]
+            assert batch["frame_index"].tolist() == chosen[:, 1].tolist()
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(check, range(40)))
+
+
+def test_more_files_than_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("understudy.data.pictures._OPEN_FILES", 2)
+    truth = write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(2, 3, 1, 2)))
+    data = read_back(tmp_path / "d", truth, {TOP: [-0.1, 0.0]}, picture_cache_bytes=0)
+    assert len(data.pictures._readers) == 2
 
 
 def test_a_camera_that_is_not_there_is_left_out_aloud(tmp_path: Path) -> None:

@@ -22,10 +22,18 @@ from understudy.data.video import VideoReader, open_video
 _OPEN_FILES = 32  # a live decoder costs 2 to 5 MB
 
 
+class _Open:
+    """An open file, for one thread at a time."""
+
+    def __init__(self, reader: VideoReader) -> None:
+        self.reader, self.lock = reader, threading.Lock()
+
+
 class Pictures:
     """Decoded pictures of a dataset's video cameras.
 
-    Safe to use from several threads (one decodes at a time), and after a fork or a pickle, which carry no open file.
+    Safe to use from several threads, which decode at the same time where their files differ, and after a fork or a
+    pickle, which carry no open file.
 
     Args:
         cache_bytes: budget for decoded pictures that are kept, so that overlapping windows decode each picture once.
@@ -38,10 +46,10 @@ class Pictures:
         self._forget()
 
     def _forget(self) -> None:
-        self._readers: OrderedDict[tuple[str, int], VideoReader] = OrderedDict()
+        self._readers: OrderedDict[tuple[str, int], _Open] = OrderedDict()
         self._kept: OrderedDict[tuple[str, int, int], np.ndarray] = OrderedDict()
         self._held = 0
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()  # of the two tables; decoding happens outside it
         self._pid = os.getpid()
 
     def __getstate__(self) -> dict[str, object]:
@@ -69,22 +77,20 @@ class Pictures:
         flat = frames.reshape(len(rows), -1)
         number = videos.first[rows][:, None] + flat
         out: np.ndarray | None = None
-        with self._lock:
-            for file in np.unique(videos.file[rows]):
-                at = np.flatnonzero(videos.file[rows] == file)
-                wanted, place = np.unique(number[at], return_inverse=True)
-                pictures = self._read(camera, int(file), rows[at], wanted)
-                if out is None:
-                    height, width = pictures.shape[1:3]
-                    out = np.empty((len(rows), flat.shape[1], 3, height, width), np.uint8)
-                if pictures.shape[1:3] != out.shape[3:]:
-                    sizes = f"{out.shape[4]}x{out.shape[3]} and {pictures.shape[2]}x{pictures.shape[1]}"
-                    where = self._where(camera, int(rows[at[0]]))
-                    raise DatasetError(
-                        f"pictures of {sizes} in one batch", where=where, fix="select episodes of one size"
-                    )
-                spread = pictures[place.reshape(len(at), -1)]  # (b, T, H, W, 3)
-                out[at] = spread.transpose(0, 1, 4, 2, 3)
+        for file in np.unique(videos.file[rows]):
+            at = np.flatnonzero(videos.file[rows] == file)
+            wanted, place = np.unique(number[at], return_inverse=True)
+            pictures = self._read(camera, int(file), rows[at], wanted)
+            if out is None:
+                height, width = pictures.shape[1:3]
+                out = np.empty((len(rows), flat.shape[1], 3, height, width), np.uint8)
+            if pictures.shape[1:3] != out.shape[3:]:
+                sizes = f"{out.shape[4]}x{out.shape[3]} and {pictures.shape[2]}x{pictures.shape[1]}"
+                where = self._where(camera, int(rows[at[0]]))
+                raise DatasetError(f"pictures of {sizes} in one batch", where=where, fix="select episodes of one size")
+            for i, row in zip(at.tolist(), place.reshape(len(at), -1).tolist()):
+                for t, p in enumerate(row):
+                    out[i, t] = pictures[p].transpose(2, 0, 1)
         assert out is not None
         return out if frames.ndim == 2 else out[:, 0]
 
@@ -92,47 +98,53 @@ class Pictures:
         """The open video of an episode, its number of pictures checked."""
         if self._pid != os.getpid():
             self._forget()
-        with self._lock:
-            return self._open(camera, int(self.catalog.videos(camera).file[row]), np.asarray([row]))
+        return self._open(camera, int(self.catalog.videos(camera).file[row]), np.asarray([row])).reader
 
     def _read(self, camera: str, file: int, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         """uint8 (n, H, W, 3) of picture numbers (n,), increasing."""
-        reader = self._open(camera, file, rows)
-        kept = {int(n): self._kept[camera, file, int(n)] for n in wanted if (camera, file, int(n)) in self._kept}
-        if not kept:
-            pictures = self._decode(camera, reader, rows, wanted)
+        opened = self._open(camera, file, rows)
+        numbers = wanted.tolist()
+        with self._lock:
+            kept = {n: self._kept[camera, file, n] for n in numbers if (camera, file, n) in self._kept}
+        missing = np.asarray([n not in kept for n in numbers])
+        if missing.all():
+            pictures = self._decode(camera, opened, rows, wanted)
         else:
-            pictures = np.empty((len(wanted), reader.height, reader.width, 3), np.uint8)
-            fresh = np.asarray([i for i, n in enumerate(wanted.tolist()) if n not in kept], np.int64)
-            for i, n in enumerate(wanted.tolist()):
+            pictures = np.empty((len(wanted), opened.reader.height, opened.reader.width, 3), np.uint8)
+            for i, n in enumerate(numbers):
                 if n in kept:
                     pictures[i] = kept[n]
-            if len(fresh):
-                pictures[fresh] = self._decode(camera, reader, rows, wanted[fresh])
-        for i, n in enumerate(wanted.tolist()):
-            self._keep((camera, file, n), pictures[i])
+            if missing.any():
+                pictures[missing] = self._decode(camera, opened, rows, wanted[missing])
+        if self.cache_bytes:
+            copies = {(camera, file, n): kept.get(n, pictures[i]) for i, n in enumerate(numbers)}
+            self._keep({key: one if one.base is None else one.copy() for key, one in copies.items()})
         return pictures
 
-    def _keep(self, key: tuple[str, int, int], picture: np.ndarray) -> None:
-        if key in self._kept:
-            self._kept.move_to_end(key)
-        elif picture.nbytes <= self.cache_bytes:
-            self._kept[key] = picture.copy()  # a view would hold its whole batch
-            self._held += picture.nbytes
+    def _keep(self, pictures: dict[tuple[str, int, int], np.ndarray]) -> None:
+        """Keep pictures that own their memory (a view would hold its whole batch), dropping the longest unused."""
+        with self._lock:
+            for key, picture in pictures.items():
+                if key not in self._kept:
+                    self._held += picture.nbytes
+                    self._kept[key] = picture
+                self._kept.move_to_end(key)
             while self._held > self.cache_bytes:
                 self._held -= self._kept.popitem(last=False)[1].nbytes
 
-    def _decode(self, camera: str, reader: VideoReader, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    def _decode(self, camera: str, opened: _Open, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         try:
-            return reader.read(wanted)
+            with opened.lock:
+                return opened.reader.read(wanted)
         except DatasetError as error:
             raise DatasetError(error.what, where=self._where(camera, int(rows[0])), fix=error.fix) from error
 
-    def _open(self, camera: str, file: int, rows: np.ndarray) -> VideoReader:
-        reader = self._readers.get((camera, file))
-        if reader is not None:
-            self._readers.move_to_end((camera, file))
-            return reader
+    def _open(self, camera: str, file: int, rows: np.ndarray) -> _Open:
+        with self._lock:
+            found = self._readers.get((camera, file))
+            if found is not None:
+                self._readers.move_to_end((camera, file))
+                return found
         row = int(rows[0])
         files = self.catalog.files
         path = self.catalog.video_path(camera, row)
@@ -149,10 +161,11 @@ class Pictures:
         except DatasetError as error:
             raise DatasetError(error.what, where=where, fix=error.fix) from error
         self._check_count(camera, file, reader, where)
-        self._readers[camera, file] = reader
-        while len(self._readers) > _OPEN_FILES:
-            self._readers.popitem(last=False)[1].close()
-        return reader
+        with self._lock:
+            opened = self._readers.setdefault((camera, file), _Open(reader))  # another thread may have been faster
+            while len(self._readers) > _OPEN_FILES:
+                self._readers.popitem(last=False)  # whoever still reads from it keeps it alive
+        return opened
 
     def _check_count(self, camera: str, file: int, reader: VideoReader, where: str) -> None:
         videos, ids = self.catalog.videos(camera), self.catalog.episodes.ids

@@ -5,6 +5,7 @@ otherwise by the lengths of the episodes before it in the file. No copy of the d
 pictures, windows, tensors.
 """
 
+import os
 import threading
 import warnings
 from collections import OrderedDict
@@ -47,10 +48,10 @@ class Rows:
 
     def _forget(self) -> None:
         self._cache: OrderedDict[int, _Loaded] = OrderedDict()
-        self._lock = threading.RLock()
+        self._lock, self._pid = threading.Lock(), os.getpid()
 
     def __getstate__(self) -> dict[str, object]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_cache", "_lock")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_cache", "_lock", "_pid")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -71,6 +72,8 @@ class Rows:
         """
         if len(rows) == 0:
             raise ValueError("rows: there is no episode to take from")
+        if self._pid != os.getpid():  # forked: a thread of the parent may have held the lock; its files are good
+            self._lock, self._pid = threading.Lock(), os.getpid()
         file_of = self.catalog.episodes.data_file[rows]
         parts: list[tuple[np.ndarray, dict[str, np.ndarray | list]]] = []
         for file in np.unique(file_of):
