@@ -1,0 +1,78 @@
+"""Training runs small enough for tests: a second or less, every part of the real one."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from support.datasets import Spec, write_dataset
+from understudy.train import checkpoint, metrics
+from understudy.train.config import (
+    AugmentConfig,
+    DataConfig,
+    OptimConfig,
+    PolicyConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
+from understudy.train.rundir import RunDir
+
+
+def tiny_dataset(root: Path) -> Path:
+    """Ten episodes of three tasks, one camera."""
+    write_dataset(root, Spec(lengths=(9, 7, 11, 8, 6, 10, 9, 7, 8, 12), gop=4, per_video_file=4))
+    return root
+
+
+def tiny_config(data: Path, out: Path, **changes: Any) -> TrainConfig:
+    """Twelve steps with everything on: shifts, text dropout, average, validation, checkpoints."""
+    config = TrainConfig(
+        out=str(out),
+        steps=12,
+        batch=4,
+        seed=7,
+        data=DataConfig(root=str(data), chunk=3, val_fraction=0.3),
+        policy=PolicyConfig(
+            picture=(16, 16), text_bytes=16, channels=8, blocks=1, points=4, width=16, layers=1, draws=2
+        ),
+        augment=AugmentConfig(shift=2, text_dropout=0.3),
+        optim=OptimConfig(lr=3e-3, ema=0.9),
+        schedule=ScheduleConfig(warmup=3),
+        checkpoint_every=4,
+        val_every=5,
+        log_every=3,
+        loader_threads=1,
+    )
+    return replace(config, **changes)
+
+
+def series(root: Path, kind: str = "train") -> list[dict[str, Any]]:
+    """The records of a run that must not depend on anything but settings and data."""
+    return metrics.read(RunDir(root).metrics, kind)
+
+
+def final_tensors(root: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of the latest checkpoint, by name."""
+    from torch.distributed.checkpoint import FileSystemReader
+
+    path = checkpoint.latest(RunDir(root).checkpoints)
+    assert path is not None
+    found = FileSystemReader(path).read_metadata().state_dict_metadata
+    tensors = {name: torch.empty(item.size, dtype=item.properties.dtype) for name, item in found.items()}
+    checkpoint.load(path, tensors)
+    return tensors
+
+
+def same_run(one: Path, two: Path) -> None:
+    """Assert that two runs trained the same: every record and every tensor, bit for bit."""
+    for kind in ("train", "val"):
+        assert series(one, kind) == series(two, kind)
+    first, second = final_tensors(one), final_tensors(two)
+    assert first.keys() == second.keys()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+    for file in ("config.json", "normalisation.json"):
+        assert json.loads((one / "policy" / file).read_text()) == json.loads((two / "policy" / file).read_text())
+    weights = [(root / "policy" / "model.safetensors").read_bytes() for root in (one, two)]
+    assert weights[0] == weights[1]

@@ -1,0 +1,188 @@
+"""The run: the same settings give the same bits, whatever stops it, whatever else it does on the way."""
+
+import os
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.datasets import edit_json
+from support.runs import final_tensors, same_run, series, tiny_config, tiny_dataset
+from understudy.train import checkpoint, run
+from understudy.train.rundir import RunDir
+from understudy.train.settings import ConfigError
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_dataset(tmp_path_factory.mktemp("run") / "dataset")
+
+
+@pytest.fixture(scope="module")
+def whole(data: Path) -> Path:
+    """A run that was never stopped."""
+    out = data.parent / "whole"
+    assert run.train(tiny_config(data, out)) == run.DONE
+    return out
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:
+    """Send ourselves a signal while step `step` (from 1) is computed."""
+    plain, seen = run.optimizer_step, [0]
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        seen[0] += 1
+        if seen[0] == step:
+            os.kill(os.getpid(), number)
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(run, "optimizer_step", counted)
+
+
+def test_a_finished_run_has_everything(whole: Path) -> None:
+    assert [r["step"] for r in series(whole)] == list(range(1, 13))
+    assert [r["step"] for r in series(whole, "val")] == [5, 10, 12]
+    assert checkpoint.steps(whole / "checkpoints") == [8, 12]
+    assert sorted(p.name for p in whole.iterdir() if not p.name.startswith(".")) == [
+        "checkpoints",
+        "config.yaml",
+        "metrics.jsonl",
+        "order.json",
+        "policy",
+    ]
+    assert RunDir(whole).settings().schedule.steps == 12  # resolved
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loader_threads": 3},
+        {"memory": "20KB"},
+        {"log_every": 1, "checkpoint_every": 5, "keep": 1},
+        {"val_every": 1},
+        {"val_every": 0},
+        {"val_every": 10},
+    ],
+)
+def test_the_series_depends_on_nothing_else(whole: Path, data: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    run.train(tiny_config(data, tmp_path / "r", **changes))
+    assert series(tmp_path / "r") == series(whole)
+    one, two = final_tensors(whole), final_tensors(tmp_path / "r")
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    vals = {r["step"]: r for r in series(tmp_path / "r", "val")}
+    assert all(vals[r["step"]] == r for r in series(whole, "val") if r["step"] in vals)
+
+
+def test_it_does_depend_on_the_seed(whole: Path, data: Path, tmp_path: Path) -> None:
+    run.train(tiny_config(data, tmp_path / "r", seed=8))
+    assert all(a["loss"] != b["loss"] for a, b in zip(series(whole), series(tmp_path / "r")))
+
+
+def test_the_global_generator_is_neither_read_nor_moved(whole: Path, data: Path, tmp_path: Path) -> None:
+    torch.manual_seed(12345)
+    before = torch.get_rng_state()
+    run.train(tiny_config(data, tmp_path / "r"))
+    assert torch.equal(torch.get_rng_state(), before)
+    same_run(whole, tmp_path / "r")
+
+
+@pytest.mark.parametrize(
+    ("step", "number"), [(1, signal.SIGTERM), (4, signal.SIGINT), (7, signal.SIGUSR1), (8, signal.SIGTERM)]
+)
+def test_a_signal_saves_and_resume_goes_on(
+    whole: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals
+) -> None:
+    config = tiny_config(data, tmp_path / "r")
+    with monkeypatch.context() as patch:
+        stop_at(patch, step, number)
+        assert run.train(config) == run.STOPPED
+    assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)  # as it was before
+    assert checkpoint.steps(tmp_path / "r/checkpoints")[-1] == step
+    assert not (tmp_path / "r/policy").exists()
+    assert run.resume(RunDir(tmp_path / "r").settings()) == run.DONE
+    same_run(whole, tmp_path / "r")
+
+
+def test_resuming_a_finished_run_changes_nothing(whole: Path, data: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy/policy")  # killed before it was written
+    assert run.resume(RunDir(tmp_path / "copy").settings()) == run.DONE
+    same_run(whole, tmp_path / "copy")
+
+
+def test_more_steps_keep_the_schedule(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run.train(tiny_config(data, tmp_path / "a", steps=6))
+    run.resume(replace(RunDir(tmp_path / "a").settings(), steps=12, val_every=5))
+    assert "steps: 6 -> 12" in capsys.readouterr().err
+    base = tiny_config(data, tmp_path / "b")
+    run.train(replace(base, schedule=replace(base.schedule, steps=6)))
+    assert series(tmp_path / "a") == series(tmp_path / "b")
+    assert RunDir(tmp_path / "a").settings().steps == 12
+
+
+def test_changed_settings_are_refused_all_at_once(whole: Path) -> None:
+    config = RunDir(whole).settings()
+    other = replace(config, seed=1, batch=8, optim=replace(config.optim, lr=0.5), log_every=1)
+    with pytest.raises(ConfigError) as caught:
+        run.resume(other)
+    told = str(caught.value)
+    assert all(line in told for line in ("seed: 7 -> 1", "batch: 4 -> 8", "optim.lr: 0.003 -> 0.5"))
+    assert "log_every" not in told
+    assert RunDir(whole).settings() == config
+
+
+def test_a_dataset_that_moved_is_the_same_and_one_that_changed_is_not(data: Path, whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "r")
+    shutil.copytree(data, tmp_path / "moved")
+    config = RunDir(tmp_path / "r").settings()
+    config = replace(config, data=replace(config.data, root=str(tmp_path / "moved")))
+    assert run.resume(config) == run.DONE
+    edit_json(tmp_path / "moved/meta/stats.json", lambda stats: stats["action"].update(mean=[9.0, 9.0]))
+    with pytest.raises(ConfigError, match="recorded statistics"):
+        run.resume(config)
+
+
+def test_a_run_is_not_overwritten_and_nothing_is_no_run(whole: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="understudy resume"):
+        run.train(tiny_config(data, whole))
+    with pytest.raises(ConfigError, match="no run here"):
+        run.resume(tiny_config(data, tmp_path / "none"))
+    assert not (tmp_path / "none").exists()
+
+
+def test_judging_later_gives_the_same_numbers(whole: Path, data: Path, tmp_path: Path) -> None:
+    recorded = series(whole, "val")[-1]
+    assert run.judge(whole) == {key: value for key, value in recorded.items() if key != "kind"}
+    with pytest.raises(ConfigError, match="no run here"):
+        run.judge(tmp_path)
+
+
+def test_another_order_or_augmentation_is_another_run(whole: Path, data: Path, tmp_path: Path) -> None:
+    """The negative control of bit-equality: each of these reaches the training."""
+    base = tiny_config(data, tmp_path / "x", steps=6, val_every=0)
+    base = replace(base, schedule=replace(base.schedule, steps=12))
+    variants = {
+        "order": replace(base, data=replace(base.data, order="sequential")),
+        "shift": replace(base, augment=replace(base.augment, shift=0)),
+        "text": replace(base, augment=replace(base.augment, text_dropout=0.9)),
+        "draws": replace(base, policy=replace(base.policy, draws=1)),
+        "normalise": replace(base, data=replace(base.data, normalise="min_max")),
+    }
+    for name, config in variants.items():
+        run.train(replace(config, out=str(tmp_path / name)))
+        # At first the network says nothing (its last layer starts at zero), so a later step is compared.
+        assert series(tmp_path / name)[5]["loss"] != series(whole)[5]["loss"], name
+    run.train(replace(base, out=str(tmp_path / "same")))
+    assert series(tmp_path / "same") == series(whole)[:6]
+
+
+def test_no_validation_without_held_out_episodes(data: Path, tmp_path: Path) -> None:
+    base = tiny_config(data, tmp_path / "r", steps=2)
+    run.train(replace(base, data=replace(base.data, val_fraction=0.0)))
+    assert series(tmp_path / "r", "val") == []
+    with pytest.raises(ConfigError, match="nothing is held out"):
+        run.judge(tmp_path / "r")
