@@ -66,8 +66,8 @@ class EpisodeSampler(Sampler[int]):
     ) -> None:
         if batch is None and world != 1:
             raise ValueError(f"world {world} without batch: give the global batch that the ranks share")
-        low, high = rank_slice(batch or 1, rank, world)
-        if batch and batch % world:
+        low, high = rank_slice(1 if batch is None else batch, rank, world)
+        if batch is not None and batch % world:
             raise ValueError(
                 f"global batch {batch} over {world} ranks: need a multiple, so that all yield equally many"
             )

@@ -1,0 +1,245 @@
+"""EpisodeSampler in a plain DataLoader and a StatefulDataLoader: every epoch whole, after any stop."""
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from support.index_dataset import Indices
+from understudy import EpisodeSampler
+
+DATA = Indices(13, 8, 21, 30)  # 72 frames
+N = 72
+
+
+def stream(count: int, **kwargs: object) -> list[int]:
+    """The first `count` samples of a run that is never stopped and has no batches."""
+    return list(itertools.islice(forever(EpisodeSampler(DATA, **kwargs)), count))
+
+
+def forever(sampler: EpisodeSampler) -> Iterator[int]:
+    """Pass after pass."""
+    while True:
+        yield from sampler
+
+
+def test_every_epoch_holds_every_index_once_and_in_another_order():
+    sampler = EpisodeSampler(DATA)
+    epochs = [list(sampler) for _ in range(4)]
+    assert all(sorted(epoch) == list(range(N)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+    assert len(sampler) == N
+    assert list(EpisodeSampler(DATA, seed=1)) != epochs[0]
+    assert list(EpisodeSampler(DATA)) == epochs[0]
+
+
+def test_without_shuffling_storage_order():
+    assert list(EpisodeSampler(DATA, shuffle=False)) == list(range(N))
+
+
+def test_episodes_and_dropped_frames():
+    sampler = EpisodeSampler(DATA, episodes=[30, 0, 10], drop_n_first_frames=2, drop_n_last_frames=6, shuffle=False)
+    # Episode 10 has 8 frames, all dropped; 0 is at 0..12 and 30 at 42..71 of the dataset.
+    assert list(sampler) == [*range(2, 7), *range(44, 66)]
+    assert len(sampler) == 27
+    shuffled = EpisodeSampler(DATA, episodes=[30, 0, 10], drop_n_first_frames=2, drop_n_last_frames=6)
+    assert sorted(shuffled) == [*range(2, 7), *range(44, 66)]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"episodes": [0, 5]}, r"episodes \[5\]"),
+        ({"episodes": []}, "no frames left"),
+        ({"drop_n_first_frames": 20, "drop_n_last_frames": 10}, "no frames left.*30 frames"),
+        ({"drop_n_first_frames": -1}, "drop_n_first_frames -1"),
+        ({"seed": -1}, "seed -1"),
+        ({"batch": 0}, "batch 0"),
+        ({"world": 2}, "without batch"),
+        ({"batch": 7, "world": 2}, "batch 7 over 2 ranks"),
+        ({"batch": 8, "world": 2, "rank": 2}, "rank 2"),
+    ],
+)
+def test_bad_arguments_are_refused(kwargs, words):
+    with pytest.raises(ValueError, match=words):
+        EpisodeSampler(DATA, **kwargs)
+
+
+def test_data_without_segments_or_with_others_is_refused():
+    with pytest.raises(ValueError, match="list has no `segments`"):
+        EpisodeSampler([1, 2, 3])
+    wrong = Indices(3, 4)
+    wrong.segments = wrong.segments[:1]
+    wrong.__class__ = type("Longer", (Indices,), {"__len__": lambda self: 7})
+    with pytest.raises(ValueError, match="7 items but its segments hold 3"):
+        EpisodeSampler(wrong)
+
+
+@pytest.mark.parametrize("batch", [1, 5, 16, 72, 100])
+def test_passes_of_whole_batches_drop_and_repeat_nothing(batch):
+    """The last batch is filled from the next epoch, which then starts behind what it lent."""
+    sampler = EpisodeSampler(DATA, batch=batch)
+    passes = []
+    for _ in range(7):
+        length = len(sampler)
+        passes.append(list(sampler))
+        assert len(passes[-1]) == length
+        assert length % batch == 0
+    together = list(itertools.chain.from_iterable(passes))
+    assert together == stream(len(together))
+    for start in range(0, len(together) - N + 1, N):
+        assert sorted(together[start : start + N]) == list(range(N))
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_stops_worlds_and_batches_change_and_the_stream_does_not(data):
+    """The fourth of the known faults and the rest of them: position is what was consumed, and not step times batch."""
+    expected, position, state = stream(1500), 0, None
+    for _ in range(data.draw(st.integers(1, 5))):
+        world = data.draw(st.integers(1, 4))
+        batch = world * data.draw(st.integers(1, 9))
+        ranks = [EpisodeSampler(DATA, batch=batch, rank=rank, world=world) for rank in range(world)]
+        for sampler in ranks:
+            if state is not None:
+                sampler.load_state_dict(state)
+        loaders = [forever(sampler) for sampler in ranks]
+        for _ in range(data.draw(st.integers(1, 30))):
+            shares = [list(itertools.islice(loader, batch // world)) for loader in loaders]
+            assert list(itertools.chain(*shares)) == expected[position : position + batch]
+            position += batch
+        states = [sampler.state_dict() for sampler in ranks]
+        assert all(one == states[0] for one in states)
+        assert states[0]["position"] == position
+        state = states[0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_plain_loader_with_workers_says_what_it_consumed(workers):
+    """Workers draw ahead, so the sampler's own count runs ahead of the training; `consumed` does not."""
+
+    def run(sampler, steps):
+        seen, loader = [], DataLoader(DATA, batch_size=8, sampler=sampler, num_workers=workers)
+        while len(seen) < steps:
+            seen += [batch.tolist() for batch in itertools.islice(loader, steps - len(seen))]
+        return seen
+
+    whole = run(EpisodeSampler(DATA, batch=8), 20)
+    first = EpisodeSampler(DATA, batch=8)
+    start = run(first, 5)
+    if workers:
+        assert first.state_dict()["position"] > 40
+    resumed = EpisodeSampler(DATA, batch=8)
+    resumed.load_state_dict(first.state_dict(consumed=5 * 8))
+    assert start + run(resumed, 15) == whole
+
+
+def test_short_last_batches_without_batch():
+    """batch_size 16 over 72: five batches an epoch, the last of 8; resumed in epoch 2 after three of them."""
+
+    def epochs(sampler, numbers):
+        seen = []
+        for epoch in numbers:
+            sampler.set_epoch(epoch)
+            seen.append([batch.tolist() for batch in DataLoader(DATA, batch_size=16, sampler=sampler)])
+        return seen
+
+    whole = epochs(EpisodeSampler(DATA), range(4))
+    assert [len(batch) for batch in whole[0]] == [16, 16, 16, 16, 8]
+    first = EpisodeSampler(DATA)
+    epochs(first, range(2))
+    resumed = EpisodeSampler(DATA)
+    resumed.load_state_dict(first.state_dict(consumed=2 * 72 + 3 * 16))
+    assert epochs(resumed, range(2, 4)) == [whole[2][3:], whole[3]]
+
+
+def test_set_epoch_is_as_with_other_samplers():
+    whole = [list(e) for e in np.array_split(stream(6 * N), 6)]
+    sampler = EpisodeSampler(DATA)
+    for epoch in (0, 1, 4, 2, 2):
+        sampler.set_epoch(epoch)
+        assert list(sampler) == whole[epoch]
+    sampler.set_epoch(3)
+    list(itertools.islice(sampler, 10))  # left in the middle
+    sampler.set_epoch(4)
+    assert list(sampler) == whole[4]
+    for bad in (-1, -5):
+        with pytest.raises(ValueError, match="epoch"):
+            sampler.set_epoch(bad)
+
+
+def test_a_pass_that_is_started_again_starts_again():
+    sampler = EpisodeSampler(DATA)
+    first = list(itertools.islice(sampler, 10))
+    assert list(sampler)[:10] == first
+    sampler.load_state_dict({**sampler.state_dict(), "position": 30})
+    assert list(itertools.islice(sampler, 5)) == list(itertools.islice(sampler, 5)) == stream(35)[30:]
+
+
+def test_the_first_epoch_named_after_a_restore_is_the_restored_one():
+    expected = stream(4 * N)
+    for number in (0, 2, 7):  # Accelerate says 0, a careful loop 2, a loop that counts otherwise 7
+        sampler = EpisodeSampler(DATA)
+        sampler.load_state_dict({**sampler.state_dict(), "position": 2 * N + 10})
+        sampler.set_epoch(number)
+        assert len(sampler) == N - 10
+        assert list(sampler) == expected[2 * N + 10 : 3 * N]
+        sampler.set_epoch(number + 1)
+        assert list(sampler) == expected[3 * N :]
+    with pytest.raises(ValueError, match="epochs start at"):
+        sampler.set_epoch(1)
+
+
+def test_a_state_is_plain_and_another_order_is_refused():
+    state = EpisodeSampler(DATA, batch=8).state_dict()
+    assert {type(value) for value in state.values()} == {int, str}
+    for other, words in (
+        (EpisodeSampler(DATA, seed=3), "seed: 0 -> 3"),
+        (EpisodeSampler(DATA, shuffle=False), "shuffling"),
+        (EpisodeSampler(DATA, episodes=[0, 10]), "selected frames: 72 frames"),
+        (EpisodeSampler(DATA, drop_n_last_frames=1), "selected frames"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            other.load_state_dict(state)
+    EpisodeSampler(DATA, batch=16).load_state_dict(state)
+    with pytest.raises(ValueError, match="consumed -1"):
+        EpisodeSampler(DATA).state_dict(consumed=-1)
+
+
+@pytest.mark.parametrize(
+    ("workers", "batch", "stop"),
+    [  # 72 is a multiple of 8 and not of 16; stops in the first epoch, at its end (batch 8), in the second
+        *((0, batch, stop) for batch in (8, 16) for stop in (2, 9, 13)),
+        (2, 16, 13),
+        (2, 8, 9),
+    ],
+)
+def test_stateful_dataloader(workers, batch, stop):
+    def make():
+        sampler = EpisodeSampler(DATA, batch=batch)
+        return StatefulDataLoader(DATA, batch_size=batch, sampler=sampler, num_workers=workers)
+
+    def run(loader, steps):
+        seen = []
+        while len(seen) < steps:
+            for value in loader:
+                seen.append(value.tolist())
+                if len(seen) == steps:
+                    return seen, loader.state_dict()
+        raise AssertionError("no batches")
+
+    whole, _ = run(make(), 24)
+    start, state = run(make(), stop)
+    resumed = make()
+    resumed.load_state_dict(state)
+    middle, state = run(resumed, 5)
+    again = make()  # the second resume
+    again.load_state_dict(state)
+    end, _ = run(again, 24 - stop - 5)
+    assert start + middle + end == whole
+    assert list(itertools.chain(*whole)) == stream(24 * batch)

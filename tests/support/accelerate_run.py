@@ -1,0 +1,98 @@
+"""Runs a sampler under Accelerate, in this process or in two of their own, and says which indices came in which step.
+
+As a script it is one rank: `python accelerate_run.py OUT JOBS` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set,
+where JOBS is JSON, a list of the keyword arguments of `train`; what each saw goes to OUT.<rank>.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from support.index_dataset import Indices
+from understudy import EpisodeSampler
+
+DATA = Indices(13, 8, 21, 30)
+
+
+class StepSampler(Sampler[int]):
+    """The negative control: a restatement of the best-known sampler of the field.
+
+    It keeps (epoch, start), derives them from the step alone, and believes what `set_epoch` says after a restore.
+    """
+
+    def __init__(self, frames: int) -> None:
+        self.frames, self.epoch, self.start = frames, 0, 0
+
+    def resume(self, step: int, batch: int, world: int) -> None:
+        steps_per_epoch = -(-self.frames // (batch * world))
+        self.epoch, step = divmod(step, steps_per_epoch)
+        self.start = step * batch * world
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.frames - self.start
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(1000 + self.epoch)
+        order = torch.randperm(self.frames, generator=generator).tolist()
+        start, self.start = self.start, 0
+        self.epoch += 1
+        yield from order[start:]
+
+
+def train(kind: str, steps: int, batch: int, position: int = 0, step: int = 0) -> list[list[int]]:
+    """This rank's batches, of `batch` indices, in `steps` steps from `position` (ours) or from `step` (the control)."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    if kind == "ours":
+        sampler: Any = EpisodeSampler(DATA, batch=batch * accelerator.num_processes)
+        if position:
+            sampler.load_state_dict(sampler.state_dict(consumed=position))
+    else:
+        sampler = StepSampler(len(DATA))
+        sampler.resume(step, batch, accelerator.num_processes)
+    loader = accelerator.prepare(DataLoader(DATA, batch_size=batch, sampler=sampler))
+    seen: list[list[int]] = []
+    while len(seen) < steps:
+        for indices in loader:
+            seen.append(indices.tolist())
+            if len(seen) == steps:
+                break
+    return seen
+
+
+def train_on_two_ranks(folder: Path, jobs: list[dict[str, Any]]) -> list[list[list[int]]]:
+    """Per job, per step: the global batch, rank 0's share and then rank 1's. Two gloo processes run all jobs."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, str(folder / "seen"), json.dumps(jobs)]
+    ranks = [
+        subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(2)
+    ]
+    try:
+        assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    seen = [json.loads((folder / f"seen.{rank}").read_text()) for rank in range(2)]
+    return [[a + b for a, b in zip(first, second)] for first, second in zip(*seen)]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    found = [train(**job) for job in json.loads(sys.argv[2])]
+    Path(f"{sys.argv[1]}.{os.environ['RANK']}").write_text(json.dumps(found))
