@@ -33,7 +33,8 @@ class Catalog:
         version: "v2.0", "v2.1", "v3.0" or "v3.1".
         fps: frames per second, as recorded.
         robot_type: as recorded, None when it is not said.
-        features: key -> Feature, in info.json's order, without cameras that are nowhere.
+        features: key -> Feature, in info.json's order, without those that cannot be delivered.
+        left_out: key -> why, of those.
         tasks: text by task_index; "" where an index is skipped (see `report`).
         episodes: the episode table, keyed by episode id.
         info: meta/info.json as it is.
@@ -49,6 +50,7 @@ class Catalog:
     episodes: EpisodeTable
     info: Mapping[str, Any]
     oddities: tuple[str, ...]
+    left_out: Mapping[str, str]
 
     @classmethod
     def open(cls, root: "str | os.PathLike[str] | Catalog") -> "Catalog":
@@ -72,8 +74,10 @@ class Catalog:
         if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < 1e6:
             raise DatasetError(f"fps is {fps!r}, not a positive number", where=where, fix="write the recording rate")
         features = parse_features(info.get("features"), where)
-        oddities: list[str] = []
-        features = {key: feature for key, feature in features.items() if _is_there(files, version, feature, oddities)}
+        reasons = {key: _why_not(files, version, feature) for key, feature in features.items() if feature.is_video}
+        left_out = {key: why for key, why in reasons.items() if why}
+        features = {key: feature for key, feature in features.items() if key not in left_out}
+        oddities = [f"{key} {why}: left out" for key, why in left_out.items()]
         reader = VERSIONS[version]
         by_index = reader.read_tasks(files, oddities)
         tasks = _in_order(by_index, where, oddities)
@@ -90,6 +94,7 @@ class Catalog:
             episodes=episodes,
             info=info,
             oddities=tuple(oddities),
+            left_out=left_out,
         )
 
     @property
@@ -207,13 +212,10 @@ def _version(info: Mapping[str, Any], where: str) -> str:
     return version
 
 
-def _is_there(files: Files, version: str, feature: Feature, oddities: list[str]) -> bool:
-    """Whether a feature can be delivered: false for a camera without any file, and for depth video."""
-    if not feature.is_video:
-        return True
+def _why_not(files: Files, version: str, feature: Feature) -> str:
+    """Why a video feature cannot be delivered, "" when it can."""
     if feature.is_depth:
-        oddities.append(f"{feature.key} is depth video, which is not read: left out")
-        return False
+        return "is depth video, which is not read"
     if VERSIONS[version] is lerobot_v3:
         listing = files.entries(f"videos/{feature.key}")
         found = listing is None or len(listing) > 0
@@ -221,9 +223,7 @@ def _is_there(files: Files, version: str, feature: Feature, oddities: list[str])
         chunks = files.entries("videos")
         found = chunks is None or any(files.exists(f"videos/{name}/{feature.key}") for name, folder in chunks if folder)
         found = found or files.exists(f"videos/{feature.key}")
-    if not found:
-        oddities.append(f"{feature.key} is listed in info.json but has no video file: left out")
-    return found
+    return "" if found else "is listed in info.json but has no video file"
 
 
 def _in_order(by_index: dict[int, str], where: str, oddities: list[str]) -> tuple[str, ...]:

@@ -87,7 +87,8 @@ class Videos:
         files: its video files.
         file: int32 (N,), the file of each episode, -1 where the metadata names none.
         first: int64 (N,), which picture of that file is the episode's first, in display order.
-        drift: float64 (F,), pictures by which the recorded `from_timestamp`s of a file differ at most from `first`.
+        drift: float64 (F,), pictures by which the recorded `from_timestamp`s of a file differ at most from `first`;
+            infinite where several episodes share a file and no time is recorded.
         expected: int64 (F,), pictures a file should hold: the lengths of its episodes together.
     """
 

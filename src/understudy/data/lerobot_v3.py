@@ -198,6 +198,9 @@ def _videos(
     np.maximum.at(drift, file[file >= 0], off[file >= 0])
     np.add.at(expected, file[file >= 0], lengths[file >= 0])
     late = np.flatnonzero(off > 0.5)
+    shared = np.bincount(file[file >= 0], minlength=len(files)) > 1
+    drift[np.unique(file[(file >= 0) & ~known])] = np.inf  # nothing says that the order is right
+    drift[~shared & np.isinf(drift)] = 0.0
     if len(late):
         e = int(late[0])
         oddities.append(

@@ -19,6 +19,8 @@ from understudy.data.errors import DatasetError
 from understudy.data.features import Feature
 from understudy.data.video import VideoReader, open_video
 
+_CODECS = {"libx264": "h264", "avc1": "h264", "libx265": "hevc", "h265": "hevc", "hvc1": "hevc"}
+_CODECS |= {"libsvtav1": "av1", "libaom-av1": "av1", "av01": "av1"}
 _OPEN_FILES = 32  # a live decoder costs 2 to 5 MB
 
 
@@ -27,6 +29,10 @@ class _Open:
 
     def __init__(self, reader: VideoReader) -> None:
         self.reader, self.lock = reader, threading.Lock()
+
+    def close(self) -> None:
+        with self.lock:
+            self.reader.close()  # whoever still holds it reopens it by reading
 
 
 class Pictures:
@@ -161,11 +167,21 @@ class Pictures:
         except DatasetError as error:
             raise DatasetError(error.what, where=where, fix=error.fix) from error
         self._check_count(camera, file, reader, where)
+        self._compare(camera, reader, where)
         with self._lock:
             opened = self._readers.setdefault((camera, file), _Open(reader))  # another thread may have been faster
-            while len(self._readers) > _OPEN_FILES:
-                self._readers.popitem(last=False)  # whoever still reads from it keeps it alive
+            spare = [self._readers.popitem(last=False)[1] for _ in range(len(self._readers) - _OPEN_FILES)]
+        for one in spare:
+            one.close()
         return opened
+
+    def close(self) -> None:
+        """Close the open files; they are opened again when needed."""
+        with self._lock:
+            spare = list(self._readers.values())
+            self._readers.clear()
+        for one in spare:
+            one.close()
 
     def _check_count(self, camera: str, file: int, reader: VideoReader, where: str) -> None:
         videos, ids = self.catalog.videos(camera), self.catalog.episodes.ids
@@ -179,10 +195,30 @@ class Pictures:
             fix = "restore the video, or leave these episodes out: which frames have no picture cannot be known"
             raise DatasetError(what, where=where, fix=fix)
         if drift > 0.5:
-            what += f", and recorded start times differ from the order by up to {drift:.1f} pictures"
+            times = "no start times are recorded" if np.isinf(drift) else "recorded start times differ from the order"
+            what += f", and {times}" + ("" if np.isinf(drift) else f" by up to {drift:.1f} pictures")
             fix = "pictures of other episodes seem to lie between: pack the video again"
             raise DatasetError(what, where=where, fix=fix)
         self.note(f"{where}: {what}; the first {expected} are used")
+
+    def _compare(self, camera: str, reader: VideoReader, where: str) -> None:
+        """Note what info.json says otherwise; what the file holds is given."""
+        feature = self.catalog.features[camera]
+        said = feature.info.get("video.codec")
+        if isinstance(said, str) and _CODECS.get(said, said) != reader.codec:
+            self._note_quietly(f"{camera}: info.json says codec {said}, the files are {reader.codec}, first {where}")
+        if len(feature.shape) == 3 and not {reader.height, reader.width} <= set(feature.shape):
+            size = f"{reader.width}x{reader.height}"
+            self._note_quietly(f"{camera}: info.json says shape {feature.shape}, the pictures are {size} in {where}")
+        if abs(reader.fps - self.catalog.fps) > 0.01 * self.catalog.fps:
+            rates = f"{reader.fps:.3g} pictures per second, the rows {self.catalog.fps:.3g}"
+            self._note_quietly(f"{camera}: the video plays {rates}, in {where}")
+
+    def _note_quietly(self, text: str) -> None:
+        """Keep the first note of each kind: what is true of one file is mostly true of all."""
+        start = text.split(",")[0]
+        if not any(note.startswith(start) for note in self.notes):
+            self.notes.append(text)
 
     def _where(self, camera: str, row: int) -> str:
         catalog = self.catalog
@@ -209,7 +245,10 @@ def decode_image(value: object, feature: Feature, catalog: Catalog, where: str) 
     fix = "repair the row, or leave the key out with keys=[...]"
     data = value.get("bytes") if isinstance(value, dict) else value
     if data is None and isinstance(value, dict) and isinstance(value.get("path"), str):
-        data = catalog.files.read(value["path"])
+        path = value["path"]
+        if ".." in path.split("/"):
+            raise DatasetError(f"{feature.key!r} lies outside the dataset: {path!r}", where=where, fix=fix)
+        data = catalog.files.read(path)
     if not isinstance(data, bytes):
         raise DatasetError(f"{feature.key!r} holds no picture bytes", where=where, fix=fix)
     try:

@@ -85,6 +85,10 @@ class Rows:
             return parts[0][1]
         return {key: _scatter([(at, values[key]) for at, values in parts], len(rows)) for key in frames}
 
+    def check(self, row: int) -> None:
+        """Load the file with the rows of a table row; raises DatasetError, or notes, what is wrong with it."""
+        self._load(int(self.catalog.episodes.data_file[row]))
+
     def _start(self, loaded: _Loaded, row: int) -> int:
         if row not in loaded.start:
             raise self._refuse(row, "the file holds no rows of this episode")
@@ -245,7 +249,7 @@ def _pick(column: Column, start: np.ndarray, frames: np.ndarray) -> np.ndarray |
     at = start.reshape(-1, *[1] * (frames.ndim - 1)) + frames
     if isinstance(column, np.ndarray):
         return column[at]
-    flat = column.take(pa.array(at.reshape(-1))).to_pylist()
+    flat = [column[i].as_py() for i in at.reshape(-1).tolist()]  # `take` would first copy the whole column into one
     return flat if at.ndim == 1 else [flat[i : i + at.shape[1]] for i in range(0, at.size, at.shape[1])]
 
 

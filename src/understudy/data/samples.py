@@ -95,16 +95,12 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def _chosen(self, keys: Sequence[str] | None) -> tuple[str, ...]:
         features = self.catalog.features
         if keys is None:
-            for line in self.catalog.oddities:
-                if line.endswith(": left out"):
-                    warnings.warn(f"{self.catalog.root}: {line}", stacklevel=3)
+            for key, why in self.catalog.left_out.items():
+                warnings.warn(f"{self.catalog.root}: {key} {why}: left out", stacklevel=3)
             return tuple(features)
-        listed = self.catalog.info["features"]
-        gone = [key for key in keys if key in listed and key not in features]
-        if gone:
-            raise DatasetError(
-                f"{gone[0]!r} is listed in info.json but not there", where=self.catalog.root, fix="leave it out"
-            )
+        for key, why in self.catalog.left_out.items():
+            if key in keys:
+                raise DatasetError(f"{key} {why}", where=self.catalog.root, fix="leave it out of keys")
         return tuple(dict.fromkeys(keys))
 
     @property

@@ -1,0 +1,47 @@
+"""A look into every file of a dataset: what `Catalog.report` cannot know from metadata and folder listings alone.
+
+Opens each data file and the index of each video; decodes no picture. Not here: repairing anything.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from understudy.data.catalog import Catalog
+from understudy.data.errors import DatasetError
+from understudy.data.pictures import Pictures
+from understudy.data.rows import Rows
+
+
+def examine(catalog: Catalog) -> Iterator[str]:
+    """What is odd or wrong, one line each, as it is found: the report of the catalog, then file by file."""
+    yield from catalog.report()
+    features = catalog.features
+    rows = Rows(catalog, [key for key, feature in features.items() if not feature.is_video], cache_bytes=0)
+    pictures = Pictures(catalog, cache_bytes=0, backend="pyav")
+    with_frames = catalog.episodes.lengths > 0
+    for row in _first_rows(catalog.episodes.data_file, with_frames):
+        yield from _tried(rows, partial(rows.check, row))
+    for camera, videos in catalog.episodes.videos.items():
+        for row in _first_rows(videos.file, with_frames & (videos.file >= 0)):
+            yield from _tried(pictures, partial(pictures.reader, camera, row))
+            pictures.close()
+
+
+def _first_rows(file: np.ndarray, chosen: np.ndarray) -> list[int]:
+    """One table row for each file, the first that is chosen."""
+    rows = np.flatnonzero(chosen)
+    return np.sort(rows[np.unique(file[rows], return_index=True)[1]]).tolist()
+
+
+def _tried(source: Rows | Pictures, act: Callable[[], object]) -> Iterator[str]:
+    known = len(source.notes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # each note is said here
+        try:
+            act()
+        except DatasetError as error:
+            yield str(error)
+    yield from source.notes[known:]
