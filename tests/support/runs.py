@@ -55,14 +55,9 @@ def series(root: Path, kind: str = "train") -> list[dict[str, Any]]:
 
 def final_tensors(root: Path) -> dict[str, torch.Tensor]:
     """Every tensor of the latest checkpoint, by name."""
-    from torch.distributed.checkpoint import FileSystemReader
-
     path = checkpoint.latest(RunDir(root).checkpoints)
     assert path is not None
-    found = FileSystemReader(path).read_metadata().state_dict_metadata
-    tensors = {name: torch.empty(item.size, dtype=item.properties.dtype) for name, item in found.items()}
-    checkpoint.load(path, tensors)
-    return tensors
+    return checkpoint.read_tensors(path)
 
 
 def same_run(one: Path, two: Path) -> None:

@@ -28,9 +28,10 @@ def resume(config: "TrainConfig") -> int:
 
 
 def _reported(code: int, config: "TrainConfig") -> int:
-    from understudy.tools.report import write_report
+    if config.report:
+        from understudy.tools.report import write_report
 
-    print(f"report: {write_report(Path(config.out))}")
+        print(f"report: {write_report(Path(config.out))}")
     return code
 
 

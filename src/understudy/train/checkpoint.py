@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from understudy.train.rundir import sync_folder
@@ -66,6 +67,22 @@ def load(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         # A copy of the mapping: DCP replaces entries that are not tensors, and all of ours are.
         dcp.load(dict(tensors), checkpoint_id=path, no_dist=True)
     return state
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a checkpoint by name, without a model to fill; raises as `load` does."""
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    with _told(f"{path}: cannot be loaded"):
+        kept = FileSystemReader(path).read_metadata().state_dict_metadata.items()
+    tensors = {
+        name: torch.empty(item.size, dtype=item.properties.dtype)
+        for name, item in kept
+        if isinstance(item, TensorStorageMetadata)
+    }
+    load(path, tensors)
+    return tensors
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -76,13 +76,13 @@ class PolicyConfig:
     """Height and width the network sees; pictures of another size are area-averaged to it."""
     text_bytes: Annotated[int, Ge(1)] = 96
     """Length of the instruction in bytes, with its start token; longer ones are cut."""
-    channels: Annotated[int, Ge(1)] = 64
+    channels: Annotated[int, Ge(1)] = 32
     """Channels of the picture network (a multiple of 8)."""
     blocks: Annotated[int, Ge(1)] = 3
     """Residual blocks of the picture network."""
     points: Annotated[int, Ge(1)] = 32
     """Keypoints read from each picture."""
-    width: Annotated[int, Ge(1)] = 256
+    width: Annotated[int, Ge(1)] = 192
     """Width of the condition and of the action network."""
     layers: Annotated[int, Ge(1)] = 3
     """Residual layers of the action network."""
@@ -122,6 +122,9 @@ class TrainConfig:
     memory: str = "4GB"
     """How much the loader may hold; data that fits stays decoded in memory. The samples are the same with any value."""
 
+    report: bool = True
+    """Write report.html at the end."""
+
     def resolved(self) -> "TrainConfig":
         """With everything said that depends on other settings, so that changing those later changes nothing else."""
         return replace(self, schedule=replace(self.schedule, steps=self.schedule.steps or self.steps))
@@ -153,4 +156,5 @@ FREE = (
     "loader_threads",
     "memory",
     "out",
+    "report",
 )
