@@ -158,8 +158,13 @@ def test_a_folder_of_someone_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(DatasetError):
         record(settings(tmp_path))
+    with pytest.raises(DatasetError, match="is a file"):
+        record(settings(tmp_path / "thesis.txt"))
     root = tmp_path / "data"
     record(settings(root, episodes=1))
+    (root / module.NOTE).write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        record(settings(root))
     (root / module.NOTE).unlink()
     with pytest.raises(ConfigError, match="not recorded by"):
         record(settings(root))
@@ -195,7 +200,7 @@ def test_only_successes_are_kept_and_failures_are_told(
     observation = world.reset(layout_seed(0, 0, attempt=2), world.tasks[0])
     np.testing.assert_array_equal(first["observation.state"].numpy(), observation["observation.state"])
     monkeypatch.setattr(Clumsy, "failures", 64)
-    with pytest.raises(RuntimeError, match=r"failed 64 times in a row at 'pick up the red block'"):
+    with pytest.raises(ConfigError, match=r"failed 64 times in a row at 'pick up the red block'"):
         demonstrate(Clumsy(16), settings(tmp_path), 0)
 
 

@@ -96,8 +96,10 @@ def _compare(config: RecordConfig) -> None:
 
     try:
         begun = json.loads((Path(config.out) / NOTE).read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
+    except ValueError as error:
+        raise ConfigError(f"{Path(config.out) / NOTE} cannot be read ({error}); record into another folder") from error
     now = plain(config)
     differ = [f"{key} ({begun.get(key)} then, {now[key]} now)" for key in FIXED if begun.get(key) != now[key]]
     if differ:
@@ -124,8 +126,9 @@ def demonstrate(world: "World", config: RecordConfig, episode: int) -> "tuple[li
     """The expert's first success at episode number `episode`.
 
     Returns its frames (observations before each action, and the clean action), its task, and how many layouts the
-    expert failed at before. Raises RuntimeError when it failed at all `ATTEMPTS`.
+    expert failed at before. Raises ConfigError when it failed at all `ATTEMPTS`: there is too much noise.
     """
+    from understudy.train.settings import ConfigError
     from understudy.worlds.world import layout_seed
 
     task = world.tasks[episode % len(world.tasks)]
@@ -133,7 +136,7 @@ def demonstrate(world: "World", config: RecordConfig, episode: int) -> "tuple[li
         frames = _play(world, config, layout_seed(config.seed, episode, attempt=attempt), task)
         if frames is not None:
             return frames, task, attempt
-    raise RuntimeError(
+    raise ConfigError(
         f"the expert of {world.name} failed {ATTEMPTS} times in a row at {task!r} with noise "
         f"{world.noise if config.noise is None else config.noise}; less noise may help"
     )

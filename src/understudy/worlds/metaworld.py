@@ -8,6 +8,7 @@ goal marks of reach, push and pick-place. They are sites, which rays do not see;
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,7 +86,10 @@ class MetaWorld:
         return self._observation(), Outcome(taken, taken is not None or self._steps >= self.max_steps)
 
     def expert(self) -> np.ndarray:
-        return np.clip(self._policy.get_action(self._raw), -1, 1).astype(np.float32)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it warns that what it asks for is going to be clipped
+            action = self._policy.get_action(self._raw)
+        return np.clip(action, -1, 1).astype(np.float32)
 
     def _make(self, name: str) -> tuple[Any, list[RayCamera]]:
         """An environment that shows its goal and draws a fresh layout from its own seed at every reset.

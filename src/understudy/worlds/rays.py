@@ -1,7 +1,8 @@
 """Pictures of a MuJoCo scene by casting one ray per pixel on the CPU (`mj_multiRay`): no GL library, no display.
 
 Here: a pinhole camera, flat colours, Lambert shading. Deliberately not here: textures, shadows, transparency and sites
-(goal marks that are no geoms), which MuJoCo's rays do not see. The same scene gives the same picture.
+(goal marks that are no geoms), which MuJoCo's rays do not see. On one machine the same scene gives the same picture,
+bit for bit.
 
 Before release 3.5 `mj_multiRay` leaves out parts of large boxes close to the camera (it culls by the angles of a box's
 corners, without a margin): build floors and table tops as planes, which are never culled.
