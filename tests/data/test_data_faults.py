@@ -134,7 +134,7 @@ def test_the_judge_of_damage_sees_wrong_data(written: dict[str, tuple[Path, Trut
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-@pytest.mark.parametrize("fault", ["missing", "folder", "empty", "cut", "text"])
+@pytest.mark.parametrize("fault", ["missing", "folder", "empty", "cut", "text", "codec", "tables"])
 def test_videos_that_cannot_be_read(copy: Callable[[str], Path], version: str, fault: str) -> None:
     root = copy(version)
     path = root / NAMES[version].format(TOP)
@@ -143,7 +143,9 @@ def test_videos_that_cannot_be_read(copy: Callable[[str], Path], version: str, f
     if fault == "folder":
         path.mkdir()
     elif fault != "missing":
-        path.write_bytes({"empty": b"", "cut": sound[:200], "text": b"no video at all" * 99}[fault])
+        damaged = {"empty": b"", "cut": sound[:200], "text": b"no video at all" * 99}
+        damaged |= {"codec": sound.replace(b"avc1", b"zzzz"), "tables": sound.replace(b"stbl", b"free")}
+        path.write_bytes(damaged[fault])
     data = EpisodeDataset(root)
     refused(lambda: data.sample(1, 2), path.name, "episode 1")
     without = EpisodeDataset(root, keys=["action", PNG])
@@ -210,6 +212,18 @@ def test_pictures_of_an_episode_that_the_table_lost(copy: Callable[[str], Path])
     data = EpisodeDataset(root)
     assert any("from_timestamp" in line for line in data.catalog.report())
     refused(lambda: data.sample(1, 0), "file-000.mp4", "episode 1", "9 pictures", "5 rows", "4.0 pictures")
+
+
+def test_extra_pictures_where_no_times_are_recorded(copy: Callable[[str], Path]) -> None:
+    """Two episodes in one file, one picture too many, nothing that says where: refused; without the extra one, read."""
+    root = copy("v3.0")
+    for path in (root / "meta/episodes").glob("chunk-*/*.parquet"):
+        pq.write_table(pq.read_table(path).drop_columns([f"videos/{TOP}/from_timestamp"]), path)
+    assert identity(EpisodeDataset(root).sample(1, 3)[TOP].numpy()) == (0, 1, 3)
+    shown = [*episode_pictures(SPEC, 0, 0), picture(3, 0, 0), *episode_pictures(SPEC, 0, 1)]
+    path = root / NAMES["v3.0"].format(TOP)
+    write_video(path, shown, SPEC)
+    refused(lambda: EpisodeDataset(root).sample(1, 0), path.name, "episode 1", "10 pictures", "no start times")
 
 
 def test_an_episode_without_video(copy: Callable[[str], Path]) -> None:

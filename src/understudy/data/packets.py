@@ -122,6 +122,9 @@ class ContainerPackets:
                 shown.append(not packet.is_discard)
         except av.FFmpegError as error:
             raise DatasetError(f"cannot be demuxed: {error.strerror}", where=path, fix=_REMEDY) from None
+        if not times or stream.codec_context is None:
+            what = "holds no picture" if not times else "holds pictures of a codec that is not known"
+            raise DatasetError(what, where=path, fix=_REMEDY)
         self._times = np.array(times, np.int64)
         if len(np.unique(self._times)) < len(times):
             raise DatasetError("has two pictures at one time", where=path, fix="remux it into mp4")
