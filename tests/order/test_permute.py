@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.order.permute import (
+    CHUNK,
     Feistel,
     Sorted,
     feistel,
@@ -14,7 +15,6 @@ from understudy.order.permute import (
     sorted_words,
     unpermute_each,
 )
-from understudy.order.philox import CHUNK
 
 NEAR_POWERS = sorted({2**k + d for k in range(1, 18) for d in (-1, 0, 1)} | {4**8 + 1, 4**9 + 1, 4096, 4097})
 

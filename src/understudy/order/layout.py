@@ -85,12 +85,18 @@ def make_layout(segments: Ints, stretch: int = 0) -> Layout:
     np.cumsum(ends, out=ends)
     if not stretch:
         return Layout(segments, int(ends[-1]), 0, make_finder(ends), make_finder(ends[:0]))
+    frames = int(ends[-1])
+    # In place, three columns at most: with millions of segments the temporaries would be most of the memory.
     wholes = stops // stretch
-    wholes -= -(-starts // stretch)
+    scratch = np.negative(starts)
+    scratch //= stretch
+    wholes += scratch  # stop rounded down minus start rounded up, both to whole stretches
     np.maximum(wholes, 0, out=wholes)
     np.cumsum(wholes, out=wholes)
-    rests = ends - wholes * stretch
-    return Layout(segments, int(ends[-1]), stretch, make_finder(wholes), make_finder(rests))
+    np.multiply(wholes, stretch, out=scratch)
+    ends -= scratch
+    del scratch
+    return Layout(segments, frames, stretch, make_finder(wholes), make_finder(ends))
 
 
 def check_segments(segments: object, name: str) -> tuple[Ints, int]:
