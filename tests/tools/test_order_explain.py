@@ -65,7 +65,7 @@ def test_real_datasets(real_data: Path, capsys: pytest.CaptureFixture[str]) -> N
     both = tuple(str(real_data / name) for name in ("g1_v21", "g1_v30"))
     assert explain(ExplainConfig(**SMALL, paths=both)) == 0
     text = capsys.readouterr().out
-    assert text.count("8 episodes, 2,138 frames") == 2
+    assert text.count("8 episodes, 2,138 frames, 267 per episode, a key frame every 2") == 2
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,8 @@ def test_real_datasets(real_data: Path, capsys: pytest.CaptureFixture[str]) -> N
     [
         ({"batch": 0}, "batch: must be at least 1"),
         ({"world": 3}, "batch: 32 does not divide among 3 ranks"),
-        ({"reach": (-1, 0)}, "reach: must not be negative"),
+        ({"reach": (-1, 0)}, "gop, reach: must not be negative"),
+        ({"paths": ("a", "a")}, "paths: a is named twice"),
         ({"weights": (1.0,)}, "weights: 1 given for 0 datasets"),
         ({"picture": "order.gif"}, "must end in .png, .svg or .pdf"),
     ],

@@ -97,7 +97,7 @@ def audit(
     world: int = 8,
     start: int = 0,
     span: int = 2**20,
-    gop: int = 2,
+    gop: int | np.ndarray = 2,
     reach: tuple[int, int] = (0, 0),
     fps: float = 30.0,
     frame_bytes: float = 4096.0,
@@ -112,7 +112,7 @@ def audit(
         world: ranks; each makes its own slice of every batch (`rank_positions`).
         span: long enough for pieces to come and go several times: many times the frames in flight. What cannot be known
             at the ends of the stretch (was this piece open before?) is counted in its second quarter only.
-        gop: pictures from key frame to key frame.
+        gop: pictures from key frame to key frame, of all episodes or int64 (episodes,).
         reach: pictures that a sample's window reaches back and ahead.
         frame_bytes: compressed bytes of a frame, all cameras together.
 
@@ -137,7 +137,8 @@ def audit(
     rows = np.flatnonzero(fresh[of])  # ... and all that is read of them, to the end of the stretch
     rank = _ranks(batch, world)[rows % batch]
     owners = np.unique(of[rows] * world + rank).size
-    decoded = _decoded(of[rows] * world + rank, episode[rows], frame[rows], np.asarray(lengths), gop, reach)
+    gops = np.broadcast_to(np.asarray(gop, np.int64), len(lengths))
+    decoded = _decoded(of[rows] * world + rank, episode[rows], frame[rows], np.asarray(lengths), gops, reach)
     revisit = _revisit(episode, settled.start * batch, settled.stop * batch)
     in_flight = float(frames_open[settled].max())
     return Audit(
@@ -200,16 +201,22 @@ def _ranks(batch: int, world: int) -> np.ndarray:
 
 
 def _decoded(
-    owner: np.ndarray, episode: np.ndarray, frame: np.ndarray, lengths: np.ndarray, gop: int, reach: tuple[int, int]
+    owner: np.ndarray,
+    episode: np.ndarray,
+    frame: np.ndarray,
+    lengths: np.ndarray,
+    gop: np.ndarray,
+    reach: tuple[int, int],
 ) -> int:
     """Pictures decoded if each owner decodes what its samples of an episode need once, from key frame on.
 
     A sample needs the pictures from the key frame at or before its window's first to its window's last; key frames are
-    taken to be at every multiple of `gop` from the episode's start. This is the length of the union of those intervals.
+    taken to be at every multiple of the episode's `gop` from its start. This is the length of the union of those
+    intervals.
     """
     by = np.lexsort((frame, episode, owner))
     owner, episode, frame = owner[by], episode[by], frame[by]
-    begin = np.maximum(frame - reach[0], 0) // gop * gop
+    begin = np.maximum(frame - reach[0], 0) // gop[episode] * gop[episode]
     end = np.minimum(frame + reach[1], lengths[episode] - 1)
     behind = begin[1:] - 1  # both ends rise with the frame, so what is decoded already reaches to the sample before
     same = (owner[1:] == owner[:-1]) & (episode[1:] == episode[:-1])

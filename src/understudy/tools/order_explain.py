@@ -1,7 +1,8 @@
 """`understudy order explain`: which samples come when, how well they are mixed, and what that asks of disk and memory.
 
-It reads lengths, never a frame: of the datasets named, or of a synthetic table like DROID's. Our order and five others
-stand side by side, holding about as many frames; the picture shows the same.
+It reads lengths, never a frame (and one video's index per camera, for the distance of its key frames): of the datasets
+named, or of a synthetic table like DROID's. Our order and five others stand side by side, holding about as many frames;
+the picture shows the same.
 
 Not here: the figures (`understudy.order.audit`), the other orders (`understudy.order.rivals`), the picture.
 """
@@ -39,8 +40,8 @@ class ExplainConfig:
     """Ranks."""
     workers: int = 8
     """Loader workers per rank, of the orders that depend on them."""
-    gop: int = 2
-    """Pictures from key frame to key frame in the videos."""
+    gop: int = 0
+    """Pictures from key frame to key frame; 0: as in the videos (2 for the synthetic table)."""
     reach: tuple[int, int] = (0, 0)
     """Pictures that a sample's windows reach back and ahead."""
     frame_bytes: float = 4096.0
@@ -54,13 +55,14 @@ class ExplainConfig:
         """What is wrong with the settings together, one line each."""
         found = [
             f"{name}: must be at least 1"
-            for name in ("batch", "world", "workers", "gop", "episodes", "frames_in_flight")
+            for name in ("batch", "world", "workers", "episodes", "frames_in_flight")
             if getattr(self, name) < 1
         ]
         if not found and self.batch % self.world:
             found.append(f"batch: {self.batch} does not divide among {self.world} ranks")
-        if min(self.reach) < 0:
-            found.append("reach: must not be negative")
+        if min(self.gop, *self.reach) < 0:
+            found.append("gop, reach: must not be negative")
+        found += [f"paths: {path} is named twice" for path in sorted(set(self.paths)) if self.paths.count(path) > 1]
         if self.weights and len(self.weights) != len(self.paths):
             found.append(f"weights: {len(self.weights)} given for {len(self.paths)} datasets")
         if self.picture and not self.picture.endswith((".png", ".svg", ".pdf")):
@@ -129,15 +131,17 @@ def read_tables(config: ExplainConfig) -> list[Table]:
 
     if not config.paths:
         lengths = droid_like(config.episodes)
-        return [Table("synthetic, like DROID", lengths, config.gop, config.reach, 30.0, 1)]
+        return [Table("synthetic, like DROID", lengths, config.gop or 2, config.reach, 30.0, 1)]
     from understudy.data.catalog import Catalog
+    from understudy.data.samples import EpisodeDataset
 
     tables = []
     for path in config.paths:
         catalog = Catalog.open(path)
         lengths = catalog.episodes.lengths
         cameras = max(1, len(catalog.camera_keys))
-        tables.append(Table(path, lengths[lengths > 0], config.gop, config.reach, float(catalog.fps), cameras))
+        gop = config.gop or EpisodeDataset(catalog).gop
+        tables.append(Table(path, lengths[lengths > 0], gop, config.reach, float(catalog.fps), cameras))
     return tables
 
 
@@ -195,7 +199,7 @@ def compare(tables: Sequence[Table], config: ExplainConfig) -> Comparison:
             world=config.world,
             start=start,
             span=span,
-            gop=config.gop,
+            gop=np.repeat([table.gop for table in tables], [table.lengths.size for table in tables]),
             reach=config.reach,
             fps=tables[0].fps,
             frame_bytes=config.frame_bytes * float(cameras),
@@ -215,16 +219,17 @@ def render(tables: Sequence[Table], comparison: Comparison, config: ExplainConfi
     lines = []
     for table in tables:
         total, mean = int(table.lengths.sum()), float(table.lengths.mean())
-        lines.append(f"{table.name}: {table.lengths.size:,} episodes, {total:,} frames, {mean:.0f} per episode")
+        size = f"{table.lengths.size:,} episodes, {total:,} frames, {mean:.0f} per episode"
+        lines.append(f"{table.name}: {size}, a key frame every {table.gop}")
     lines += ["", comparison.order.explain(), "", *_rows(comparison), ""]
     lines += [f"not shown: {side.missing}" for side in comparison.sides if side.missing]
     low, high = next(side.figures.stretch for side in comparison.sides if side.figures)
     notes = (
         f"Counted over positions {low:,} to {high:,}; global batch {config.batch}, {config.world} ranks, "
-        f"{config.workers} workers each, a key frame every {config.gop} pictures. deff: variance of the mean over so "
-        "many batches, in units of what independent draws would have, if two frames of one episode correlate by 0.3 + "
-        "0.3 exp(-distance / 30 frames) and frames of two episodes do not. A piece is what is opened, read and closed: "
-        "a clip, an episode, a single frame. deff rests on that model; all else is counted."
+        f"{config.workers} workers each. deff: variance of the mean over so many batches, in units of what independent "
+        "draws would have, if two frames of one episode correlate by 0.3 + 0.3 exp(-distance / 30 frames) and frames "
+        "of two episodes do not. A piece is what is opened, read and closed: a clip, an episode, a single frame. deff "
+        "rests on that model; all else is counted."
     )
     return "\n".join([*lines, fill(notes, 118)])
 

@@ -1,0 +1,155 @@
+"""How other libraries order an epoch, each in a process of its own: `python benchmarks/order_rivals.py NAME FRAMES`.
+
+Each rival does its own thing to the point where an index comes out: `construct_ms` is the time until the first index of
+a shuffled epoch is known, `ns_per_index` what each index then costs, the whole order spread over its indices where a
+library makes it at once; `peak_mb` is the growth of resident memory. Times are CPU times, medians of several runs.
+
+Not here: our own order (`order.py`), and what the orders are worth (deff, printed there).
+"""
+
+import importlib.util
+import json
+import sys
+import time
+import types
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from itertools import accumulate, islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+MEGABYTE = 1e6
+
+
+def peak_growth_mb(work: Callable[[], Any]) -> float:
+    """Megabytes by which resident memory grew at most while `work` ran (off Linux: the growth of the peak so far).
+
+    What `work` returns is held to the end, so that its result counts.
+    """
+    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if status.exists() and reset.exists():
+
+        def resident(key: str) -> float:
+            line = next(line for line in status.read_text().splitlines() if line.startswith(key))
+            return float(line.split()[1]) * 1024
+
+        before = resident("VmRSS")
+        reset.write_text("5")  # the peak counts from here
+        kept = work()
+        grown = resident("VmHWM") - before
+    else:
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        kept = work()
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - before
+    del kept
+    return max(grown, 0.0) / MEGABYTE
+
+
+def cpu_seconds(work: Callable[[], Any], runs: int) -> float:
+    """Median CPU seconds of `work`: its wall time on a quiet machine, and much the same on a busy one."""
+    times = []
+    for _ in range(runs):
+        start = time.process_time()
+        work()
+        times.append(time.process_time() - start)
+    return median(times)
+
+
+def whole(make: Callable[[], Any], frames: int, runs: int = 3) -> dict[str, float]:
+    """Figures of a library that makes the whole epoch's order at once."""
+    peak = peak_growth_mb(make)
+    seconds = cpu_seconds(make, runs)
+    return {"ns_per_index": seconds / frames * 1e9, "construct_ms": seconds * 1e3, "peak_mb": peak}
+
+
+def torch_randperm(frames: int) -> dict[str, float]:
+    """torch.randperm, what torch's RandomSampler and DistributedSampler shuffle with."""
+    import torch
+
+    torch.set_num_threads(1)
+    return whole(lambda: torch.randperm(frames, generator=torch.Generator().manual_seed(0)), frames)
+
+
+class PlainEpisodeSampler:
+    """LeRobot's sampler in our own words: episode boundaries, `torch.randperm` over all frames, and then for each index
+    a search for its episode. A generator in Python, walked by every rank."""
+
+    def __init__(self, starts: list[int], lengths: list[int], seed: int = 0) -> None:
+        self.starts, self.ends, self.seed = starts, list(accumulate(lengths)), seed
+
+    def __iter__(self) -> Iterator[int]:
+        import torch
+
+        order = torch.randperm(self.ends[-1], generator=torch.Generator().manual_seed(self.seed))
+        for k in range(len(order)):
+            p = int(order[k])
+            episode = bisect_right(self.ends, p)
+            yield self.starts[episode] + p - (self.ends[episode - 1] if episode else 0)
+
+
+def lerobot_sampler(frames: int) -> dict[str, float]:
+    import torch
+
+    torch.set_num_threads(1)
+    episodes, drawn = frames // 300, 200_000
+    lengths = [300] * (episodes - 1) + [frames - 300 * (episodes - 1)]
+    sampler = PlainEpisodeSampler(list(range(0, 300 * episodes, 300)), lengths)
+    peak = peak_growth_mb(lambda: next(iter(sampler)))
+    first = cpu_seconds(lambda: next(iter(sampler)), 3)
+    stream = iter(sampler)
+    next(stream)
+    each = cpu_seconds(lambda: list(islice(stream, drawn)), 3) / drawn
+    return {"ns_per_index": each * 1e9, "construct_ms": first * 1e3, "peak_mb": peak}
+
+
+def grain_index_shuffle(frames: int) -> dict[str, float]:
+    """Grain's index shuffle as its `MapDataset.shuffle` calls it: one call per index, four rounds."""
+    from grain._src.python.experimental.index_shuffle.python.index_shuffle_module import index_shuffle
+
+    calls = range(0, frames, max(1, frames // 100_000))
+
+    def shuffle() -> list[int]:
+        return [index_shuffle(index=i, max_index=frames - 1, seed=1, rounds=4) for i in calls]
+
+    peak = peak_growth_mb(lambda: index_shuffle(index=1, max_index=frames - 1, seed=1, rounds=4))
+    first = cpu_seconds(lambda: index_shuffle(index=1, max_index=frames - 1, seed=2, rounds=4), 101)
+    return {"ns_per_index": cpu_seconds(shuffle, 5) / len(calls) * 1e9, "construct_ms": first * 1e3, "peak_mb": peak}
+
+
+def _mosaic(name: str, frames: int) -> dict[str, float]:
+    """MosaicML Streaming's shuffle of a whole epoch: shards of 3,000 samples, 8 canonical nodes, its default block."""
+    found = importlib.util.find_spec("streaming")
+    if found is None or found.origin is None:
+        raise ImportError("No module named 'streaming'")
+    # Only the shuffles are needed; importing the package itself would import its storage clients.
+    root = Path(found.origin).parent
+    for package in ("streaming", "streaming.base", "streaming.base.shuffle"):
+        module = types.ModuleType(package)
+        module.__path__ = [str(root.joinpath(*package.split(".")[1:]))]
+        sys.modules[package] = module
+    shuffle = getattr(importlib.import_module(f"streaming.base.shuffle.{name}"), f"get_shuffle_{name}")
+    shards = np.full(-(-frames // 3000), 3000, np.int64)
+    shards[-1] -= shards.sum() - frames
+    return whole(lambda: shuffle(shards, 8, 0, 0), frames)
+
+
+RIVALS: dict[str, Callable[[int], dict[str, float]]] = {
+    "torch_randperm": torch_randperm,
+    "lerobot_sampler": lerobot_sampler,
+    "grain_index_shuffle": grain_index_shuffle,
+    "mosaic_py1e": lambda frames: _mosaic("py1e", frames),
+    "mosaic_py1br": lambda frames: _mosaic("py1br", frames),
+}
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps(RIVALS[sys.argv[1]](int(sys.argv[2]))))
+    except ImportError as missing:
+        print(json.dumps({"missing": f"not installed: {missing}"}))
