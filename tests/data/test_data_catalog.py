@@ -19,7 +19,7 @@ from support.datasets import TASKS, Spec, edit_json, write_dataset
 from understudy.data.catalog import Catalog
 from understudy.data.errors import DatasetError
 from understudy.data.layout import starts_within
-from understudy.data.stats import aggregate
+from understudy.data.recorded_stats import aggregate
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 VERSIONS = ["v2.0", "v2.1", "v3.0", "v3.1"]

@@ -18,7 +18,7 @@ from understudy.data.features import INDEX_KEYS, Feature, parse_features
 from understudy.data.files import Files
 from understudy.data.jsonlines import read_json
 from understudy.data.layout import EpisodeTable, FileTable, Videos
-from understudy.data.stats import PER_EPISODE, Stats, read_stats
+from understudy.data.recorded_stats import PER_EPISODE, Stats, read_stats
 
 INFO = "meta/info.json"
 VERSIONS = {"v2.0": lerobot_v2, "v2.1": lerobot_v2, "v3.0": lerobot_v3, "v3.1": lerobot_v3}
@@ -114,8 +114,8 @@ class Catalog:
 
     @cached_property
     def stats(self) -> Stats:
-        """The statistics recorded with the dataset (see `stats.py`), read when first asked for; {} when there are none.
-        v2.1's per-episode records are put together."""
+        """The statistics recorded with the dataset, read when first asked for (see `recorded_stats.py`); {} when there
+        are none. v2.1's per-episode records are put together."""
         return read_stats(self.files)
 
     def episode_texts(self) -> dict[str, dict[int, str]]:

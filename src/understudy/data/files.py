@@ -61,6 +61,8 @@ class Files:
         where = self.where(path)
         try:
             if self.is_local:
+                if os.path.exists(where) and not os.path.isfile(where) and not os.path.isdir(where):
+                    raise DatasetError("neither a file nor a folder", where=where, fix=_RESTORE)  # a pipe would wait
                 return open(where, "rb")
             fs, full = self._remote(path)
             handle: BinaryIO = fs.open(full, "rb")

@@ -145,7 +145,7 @@ class ContainerPackets:
 
     def _open(self) -> None:
         try:
-            self._container = av.open(self.path)
+            self._container = av.open(self.path, metadata_errors="replace")
         except (av.FFmpegError, OSError) as error:
             raise DatasetError(f"cannot be opened: {error.strerror}", where=self.path, fix=_REMEDY) from None
         if not self._container.streams.video:

@@ -215,6 +215,7 @@ class Rows:
         feature = catalog.features.get("timestamp")
         dtype = np.dtype(feature.dtype) if feature is not None else np.dtype(np.float32)
         columns.setdefault("timestamp", (frame / float(catalog.fps)).astype(dtype))
+        self._compare_times(columns["timestamp"], frame, episode >= 0, where)
         if "task_index" not in columns:
             columns["task_index"] = self._tasks(rows, start, total)
         tasks = columns["task_index"]
@@ -222,6 +223,13 @@ class Rows:
         if len(unknown):
             what = f"task_index {int(tasks[unknown[0]])} of episode {int(episode[unknown[0]])} is no task of meta/tasks"
             raise DatasetError(what, where=where, fix="restore the task list")
+
+    def _compare_times(self, times: Column, frame: np.ndarray, listed: np.ndarray, where: str) -> None:
+        """Note, once, timestamps that are not frame / fps: they are given as they are and choose nothing."""
+        off = np.abs(np.asarray(times, np.float64) * float(self.catalog.fps) - frame)[listed]
+        said = "timestamps are up to"
+        if off.size and off.max() > 0.5 and not any(note.startswith(said) for note in self.notes):
+            self.notes.append(f"{said} {off.max():.3g} frames off frame / fps, first in {where}; frames go by order")
 
     def _tasks(self, rows: np.ndarray, start: dict[int, int], total: int) -> np.ndarray:
         tasks = np.zeros(total, np.int64)

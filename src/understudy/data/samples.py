@@ -138,14 +138,22 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """The sample number `index` of those selected, in storage order; negative counts from the end."""
-        at = int(index)
-        if at < 0:
-            at += len(self)
-        if not 0 <= at < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
-        segment = int(np.searchsorted(self._ends, at, side="right"))
-        episode, _, stop = self.segments[segment].tolist()
-        return self.sample(episode, stop - (int(self._ends[segment]) - at))
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Several samples at once, which is how torch's DataLoader asks: each file is met once."""
+        batch = self.batch(*self.locate(indices))
+        return [{key: value[i] for key, value in batch.items()} for i in range(len(indices))]
+
+    def locate(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(episode ids, frames), int64 (B,), of samples by their number; negative counts from the end."""
+        asked = np.asarray(indices, np.int64)
+        at = np.where(asked < 0, asked + len(self), asked)
+        wrong = (at < 0) | (at >= len(self))
+        if wrong.any():
+            raise IndexError(f"sample {int(asked[wrong][0])} of {len(self)}")
+        segment = np.searchsorted(self._ends, at, side="right")
+        return self.segments[segment, 0], self.segments[segment, 2] - (self._ends[segment] - at)
 
     def sample(self, episode: int, frame: int) -> dict[str, Any]:
         """The sample at one frame of an episode (see `batch`)."""
