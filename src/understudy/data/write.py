@@ -97,7 +97,11 @@ class EpisodeWriter:
             if not resume:
                 raise DatasetError("is not empty", where=self.root, fix="name a new folder, or pass resume=True")
             self._lock()
-            self._resume()
+            try:
+                self._resume()
+            except BaseException:
+                self._unlock()
+                raise
         elif self.root.exists() and not self.root.is_dir():
             raise DatasetError("is a file", where=self.root, fix="name a new folder")
         else:

@@ -80,7 +80,7 @@ def _check_value(key: str, value: Any, feature: Feature, allow_nan: bool) -> Any
     if feature.is_picture or want.kind == "b":
         if array.dtype != want:
             raise ValueError(f"{key!r}: dtype {array.dtype}, expected {want}")
-        return array
+        return array if feature.is_picture else array.copy()  # pictures are encoded at once, the rest is kept
     if array.dtype.kind not in ("iuf" if want.kind == "f" else "iu"):
         raise ValueError(f"{key!r}: dtype {array.dtype} does not become {want}")
     with np.errstate(over="ignore"):
