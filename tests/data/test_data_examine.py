@@ -67,4 +67,6 @@ def test_real_recordings(real_data: Path) -> None:
     assert lines_of(real_data / "g1_v21") == []
     assert lines_of(real_data / "g1_v30") == []
     catalog = Catalog.open(real_data / "gr1_sim_v20")
-    assert list(examine(catalog)) == catalog.report()
+    found = list(examine(catalog))
+    assert found[:-1] == catalog.report()
+    assert found[-1].startswith("timestamps are up to 1 frames off frame / fps, first in ")

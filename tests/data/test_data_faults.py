@@ -1,6 +1,7 @@
 """Faults: each ends in one DatasetError that names file, episode and remedy; damaged bytes give that or right data."""
 
 import io
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -362,6 +363,14 @@ def test_shapes_of_a_batch(written: dict[str, tuple[Path, Truth]]) -> None:
     data = EpisodeDataset(written["v3.0"][0])
     for episodes, frames in [([0, 1], [0]), ([], []), ([[0]], [[0]])]:
         refused(lambda e=episodes, f=frames: data.batch(np.asarray(e), np.asarray(f)), "same length")
+
+
+def test_a_pipe_is_not_waited_for(copy: Callable[[str], Path]) -> None:
+    root = copy("v3.0")
+    path = root / "meta/info.json"
+    path.unlink()
+    os.mkfifo(path)
+    refused(lambda: Catalog.open(root), "info.json", "neither a file nor a folder")
 
 
 def test_catalog_of_a_file_given_as_root(written: dict[str, tuple[Path, Truth]]) -> None:

@@ -176,6 +176,13 @@ def test_index_rules(plain: tuple[Path, Truth]) -> None:
     for index in (17, -18):
         with pytest.raises(IndexError, match=str(index)):
             data[index]
+    episodes, frames = data.locate([0, -1, 9, 8])
+    assert episodes.tolist() == [1, 3, 3, 1]
+    assert frames.tolist() == [0, 7, 0, 8]
+    for sample, alone in zip(data.__getitems__([3, 12]), (data[3], data[12])):
+        assert sample["task"] == alone["task"]
+        assert torch.equal(sample[TOP], alone[TOP])
+        assert torch.equal(sample["action"], alone["action"])
 
 
 def test_only_selected_frames_are_given(plain: tuple[Path, Truth]) -> None:
