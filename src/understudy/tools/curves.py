@@ -12,7 +12,7 @@ Records = Sequence[Mapping[str, Any]]
 
 def loss(train: Records, val: Records) -> str:
     """Training loss of every step, faint, with its moving mean; held-out loss at the steps it was taken."""
-    figure, chart = axes()
+    figure, chart = axes(11.2, 3.2)
     steps, values = _series(train, "loss")
     if len(steps):
         chart.plot(steps, values, color=COLOURS[0], alpha=0.22, linewidth=0.7)
@@ -53,7 +53,7 @@ def per_task(val: Records) -> str:
         chart.plot(*zip(*points), marker="o", markersize=3, linewidth=1.5, label=task if len(tasks) <= 8 else None)
     if tasks and len(tasks) <= 8:
         chart.legend(fontsize=8)
-    chart.set_ylim(bottom=0)
+    chart.set_ylim(0, 1.08 * chart.get_ylim()[1])
     chart.set_xlabel("step")
     return svg(figure, "held-out loss per task over the steps")
 

@@ -39,14 +39,14 @@ p { margin: 6px 0 12px; max-width: 75ch; } .soft, small { color: var(--soft); }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 14px 16px;
   overflow-x: auto; }
 .grid { display: grid; gap: 14px; } .two { grid-template-columns: repeat(auto-fill, minmax(420px, 1fr)); }
-.tiles { grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); margin-top: 20px; }
+.tiles { grid-template-columns: repeat(auto-fit, minmax(138px, 1fr)); margin-top: 20px; }
 .samples { grid-template-columns: repeat(auto-fill, minmax(240px, 1fr)); }
 .tile b { display: block; font-size: 24px; font-weight: 650; font-variant-numeric: tabular-nums; }
 .tile span { color: var(--soft); font-size: 13px; }
 svg { display: block; width: 100%; height: auto; max-width: 100%; }
 img { display: block; max-width: 100%; border-radius: 6px; }
 img.pixels { image-rendering: pixelated; }
-.row { display: flex; gap: 10px; align-items: flex-start; flex-wrap: wrap; } .row > .fill { flex: 1; min-width: 120px; }
+.row { display: flex; gap: 10px; align-items: flex-start; flex-wrap: wrap; } .row > .fill { flex: 1; min-width: 110px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 6px 14px 6px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { font-weight: 600; color: var(--soft); font-size: 13px; } tr:last-child td { border-bottom: 0; }
@@ -139,7 +139,7 @@ def picture(pixels: np.ndarray, width: int, alt: str = "", *, magnify: bool | No
     return f'<img{pixelated} width="{width}" alt="{escape(alt, quote=True)}" src="data:image/{kind};base64,{data}">'
 
 
-def axes(width: float = 5.4, height: float = 2.5) -> "tuple[Figure, Axes]":
+def axes(width: float = 5.4, height: float = 2.4) -> "tuple[Figure, Axes]":
     """An empty chart in the page's style, inches at 72 per inch; draw on it and hand it to `svg`."""
     import matplotlib
     from matplotlib.figure import Figure

@@ -117,13 +117,13 @@ def _curves(kinds: dict[str, list[dict[str, Any]]]) -> str:
     if not kinds["train"]:
         return html.card('<p class="soft">No step has been logged yet.</p>')
     charts = {
-        "Loss": curves.loss(kinds["train"], kinds["val"]),
         "Gradient norm, before clipping": curves.series(kinds["train"], "grad_norm", 2, log=True, smooth=True),
         "Learning rate": curves.series(kinds["train"], "lr", 3),
         "Samples per second": curves.series(kinds["speed"], "samples_per_s", 5),
         "Share of the time spent waiting for data": curves.series(kinds["speed"], "wait", 6),
     }
-    return html.grid([html.card(f"<h3>{title}</h3>", chart) for title, chart in charts.items()], "two")
+    loss = html.card("<h3>Loss</h3>", curves.loss(kinds["train"], kinds["val"]))
+    return loss + "<br>" + html.grid([html.card(f"<h3>{title}</h3>", chart) for title, chart in charts.items()], "two")
 
 
 def _tasks(val: list[dict[str, Any]]) -> str:
@@ -179,7 +179,9 @@ def _rollout(result: dict[str, Any], folder: Path) -> str:
     title = f"{result['world']}, seed {result['seed']}" + (", another object named" if result["swap_text"] else "")
     strips = [_strip(result, int(episode), folder / name) for episode, name in result.get("pictures", {}).items()]
     films = (
-        f"<details><summary>pictures of {len(strips)} episodes</summary>{''.join(strips)}</details>" if strips else ""
+        f"<details open><summary>pictures of {len(strips)} episodes</summary>{''.join(strips)}</details>"
+        if strips
+        else ""
     )
     return html.card(f"<h3>{_text(title)}</h3>", table, films) + "<br>"
 
@@ -213,7 +215,7 @@ def _batch(config: Any, count: int = 8) -> str:
         return html.card(f'<p class="soft">The dataset cannot be opened any more: {_text(str(error))}</p>')
     cards = []
     for i in range(min(count, len(batch["task"]))):
-        pictures = [html.picture(batch[camera][i].permute(1, 2, 0).numpy(), 96, camera) for camera in cameras[:2]]
+        pictures = [html.picture(batch[camera][i].permute(1, 2, 0).numpy(), 84, camera) for camera in cameras[:2]]
         chart = curves.chunk(batch["action"][i].double().numpy(), batch["action_is_pad"][i].numpy())
         where = f"episode {int(batch['episode_index'][i])}, frame {int(batch['frame_index'][i])}"
         words = f"<h3>{_text(batch['task'][i]) or '<span class=soft>(no text)</span>'}</h3><small>{where}</small>"
