@@ -409,6 +409,7 @@ def test_weights_written_by_others_are_refused_until_someone_says_which_is_true(
     ours.load_state_dict(saved(ours.state_dict()))
     model.load_state_dict(saved(model.state_dict()))  # the same weights: fine
     run(model, ours, range(2, 3))
+    assert all(ours._versions[p] == p._version for p in model.parameters()), "an ordinary step compares no weights"
     model.load_state_dict(network(7).bfloat16().state_dict())
     with pytest.raises(RuntimeError, match=r"0\.weight was written .* reset_masters"):
         run(model, ours, range(3, 4))

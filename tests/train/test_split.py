@@ -236,6 +236,26 @@ def test_found_inf_leaves_every_bit_as_it_was() -> None:
     assert live["matrix"].isnan().any(), "and the flag is what kept it"
 
 
+def test_a_clip_is_for_one_step_and_zero_grad_forgets_it() -> None:
+    _, live = model_like(torch.bfloat16)
+    _, other = model_like(torch.bfloat16)
+    ours, plain = SplitAdamW(live.items(), eps=1e-2), SplitAdamW(other.items(), eps=1e-2)  # eps: the scale matters
+    stepped(ours, live, range(1))
+    stepped(plain, other, range(1))
+    ours.clip_grad_norm_(1e-6)
+    ours.zero_grad()
+    stepped(ours, live, range(1, 2))
+    stepped(plain, other, range(1, 2))
+    assert torch.equal(ours.master(live["kernel"]), plain.master(other["kernel"]))
+    for optimizer in (ours, plain):
+        optimizer.clip_grad_norm_(1e-6)
+        optimizer.step()
+    plain.clip_grad_norm_(1e9)
+    ours.step()
+    plain.step()
+    assert torch.equal(ours.master(live["kernel"]), plain.master(other["kernel"]))
+
+
 def one_weight() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     hi, lo = split(torch.randn(4096, generator=generator) * 0.02)
