@@ -170,9 +170,9 @@ def compare(tables: Sequence[Table], config: ExplainConfig) -> Comparison:
     held = sum(s.frames if s.clip == 1 else s.clip * s.lanes for s in order.spec.sources)
     episodes = _whole(held / float(lengths.mean()), config.batch, lengths.size)
     pool = max(1, episodes // (config.world * config.workers))
-    # A pool needs some ten turnovers to forget that it started full; the stretch must see several more.
-    start = 10 * held // config.batch * config.batch
-    span = max(2048 * config.batch, 8 * held)
+    # A pool has forgotten after about two turnovers that it started full; the stretch must see several more.
+    start = 3 * held // config.batch * config.batch
+    span = max(2048 * config.batch, 4 * held)
     last = start + span
     each = {"batch": config.batch, "ranks": config.world, "workers": config.workers, "positions": last}
     makers = {
