@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from support.index_dataset import Indices
-from understudy import EpisodeSampler
+from understudy import EpisodeSampler, Order
 
 DATA = Indices(13, 8, 21, 30)  # 72 frames
 N = 72
@@ -100,7 +100,7 @@ def test_passes_of_whole_batches_drop_and_repeat_nothing(batch):
 @given(st.data())
 def test_stops_worlds_and_batches_change_and_the_stream_does_not(data):
     """The fourth of the known faults and the rest of them: position is what was consumed, and not step times batch."""
-    expected, position, state = stream(1500), 0, None
+    expected, position, state = stream(5 * 30 * 36), 0, None
     for _ in range(data.draw(st.integers(1, 5))):
         world = data.draw(st.integers(1, 4))
         batch = world * data.draw(st.integers(1, 9))
@@ -117,6 +117,17 @@ def test_stops_worlds_and_batches_change_and_the_stream_does_not(data):
         assert all(one == states[0] for one in states)
         assert states[0]["position"] == position
         state = states[0]
+
+
+def test_a_rank_walks_only_its_own_indices(monkeypatch):
+    asked = []
+    locate = Order.locate
+    monkeypatch.setattr(Order, "locate", lambda order, positions: asked.append(positions) or locate(order, positions))
+    sampler = EpisodeSampler(DATA, batch=12, rank=1, world=4)
+    assert len(list(sampler)) == 18
+    offsets = np.concatenate(asked) % 12
+    assert len(offsets) == 18
+    assert set(offsets.tolist()) == {3, 4, 5}
 
 
 @pytest.mark.parametrize("workers", [0, 2])

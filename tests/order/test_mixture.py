@@ -42,7 +42,7 @@ def test_a_period_places_every_slot_once():
     assert np.bincount(period.source, minlength=4).tolist() == [3, 0, 5, 1]
     for d in range(4):
         assert (period.source[period.slots_of[d]] == d).all()
-        assert period.before[period.slots_of[d]].tolist() == list(range(period.counts[d]))
+        assert period.before[period.slots_of[d]].tolist() == list(range(int(period.counts[d])))
 
 
 def test_sampling_at_random_would_fail_the_same_measure():

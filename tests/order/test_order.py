@@ -175,6 +175,17 @@ def test_a_change_of_weights_leaves_the_past_alone_and_every_epoch_whole():
     assert not (source[2500:] == 1).any()
 
 
+def test_another_batch_is_the_same_order():
+    order = Order.of([episodes(*[100] * 50)], batch=8, frames_in_flight=900)
+    larger = order.rebatched(64)
+    assert (order.batch, larger.batch) == (8, 64)
+    assert larger.spec.fingerprint == order.spec.fingerprint
+    for old, new in zip(order.locate(np.arange(9000)), larger.locate(np.arange(9000))):
+        assert np.array_equal(old, new)
+    with pytest.raises(ValueError, match="batch 0"):
+        order.rebatched(0)
+
+
 def test_the_inverse_follows_the_schedule():
     pair = [episodes(*[20] * 3, name="a"), episodes(*[20] * 2, name="b")]
     order = Order.of(pair, batch=8, frames_in_flight=30).reweighted(333, {"a": 1, "b": 5}).reweighted(700, {"a": 1})

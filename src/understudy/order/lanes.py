@@ -15,6 +15,7 @@ Not here: choosing S and V (`defaults.py`), several sources (`mixture.py`).
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -66,24 +67,9 @@ class Lanes:
             out[group] = step(int(epoch[group[0]]), p[group])
         return out
 
-    def _keys(self, epoch: int) -> tuple[int, Sorted | Feistel]:
-        """The shift and the permutation of the clips in this epoch."""
-        clips = -(-self.frames // self.clip)
-        shift = make_key(self.seed, "shift", self.source, epoch) % self.frames
-        return shift, permutation(clips, make_key(self.seed, "clip", self.source, epoch))
-
-    def _hole(self, order: Sorted | Feistel) -> tuple[int, int]:
-        """(where the clips read after the short one would start if it were full, by how much it is not)."""
-        clips = -(-self.frames // self.clip)
-        short = self.frames - (clips - 1) * self.clip
-        if short == self.clip:
-            return 0, 0
-        rank = int(order.inverse(np.array([clips - 1], np.uint64))[0])
-        return rank * self.clip + short, self.clip - short
-
     def _forward(self, epoch: int, p: Words) -> Words:
         n, s = np.uint64(self.frames), np.uint64(self.clip)
-        shift, order = self._keys(epoch)
+        of = _epoch(self, epoch)
         q = p
         if self.lanes > 1:
             length, longer = divmod(self.frames, self.lanes)
@@ -91,16 +77,15 @@ class Lanes:
             lane = p - q * np.uint64(self.lanes)
             q += lane * np.uint64(length)
             q += np.minimum(lane, np.uint64(longer))
-        q = q + np.uint64(shift)
+        q = q + np.uint64(of.shift)
         np.minimum(q, q - n, out=q)  # modulo n: below n, q - n wraps to a huge number
         if self.clip == 1:
-            return order.forward(q)
-        edge, missing = self._hole(order)
-        if missing:
-            q += (q >= np.uint64(edge)) * np.uint64(missing)
+            return of.clips.forward(q)
+        if of.missing:
+            q += (q >= np.uint64(of.edge)) * np.uint64(of.missing)
         rank = q // s
         offset = q - rank * s
-        clip = order.forward(rank)
+        clip = of.clips.forward(rank)
         if self.inside == "permuted":
             offset = permute_each(offset, self._sizes(clip), self._clip_keys(epoch, clip))
         clip *= s
@@ -109,16 +94,15 @@ class Lanes:
 
     def _backward(self, epoch: int, line: Words) -> Words:
         n, s = np.uint64(self.frames), np.uint64(self.clip)
-        shift, order = self._keys(epoch)
+        of = _epoch(self, epoch)
         clip = line // s
         offset = line - clip * s
         if self.inside == "permuted" and self.clip > 1:
             offset = unpermute_each(offset, self._sizes(clip), self._clip_keys(epoch, clip))
-        q = order.inverse(clip) * s + offset
-        edge, missing = self._hole(order)
-        if missing:
-            q -= (q >= np.uint64(edge)) * np.uint64(missing)
-        q = q - np.uint64(shift)
+        q = of.clips.inverse(clip) * s + offset
+        if of.missing:
+            q -= (q >= np.uint64(of.edge)) * np.uint64(of.missing)
+        q = q - np.uint64(of.shift)
         np.minimum(q, q + n, out=q)
         if self.lanes == 1:
             return q
@@ -143,3 +127,28 @@ class Lanes:
         z *= np.uint64(0x94D049BB133111EB)
         z ^= z >> np.uint64(31)
         return z
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    """What an epoch adds: the shift, the permutation of the clips, and where the short clip leaves a hole.
+
+    If all clips were full, those read after the short one would start at `edge`, `missing` further on than they do.
+    """
+
+    shift: int
+    clips: Sorted | Feistel
+    edge: int
+    missing: int
+
+
+@lru_cache(maxsize=64)
+def _epoch(lanes: Lanes, epoch: int) -> _Epoch:
+    clips = -(-lanes.frames // lanes.clip)
+    shift = make_key(lanes.seed, "shift", lanes.source, epoch) % lanes.frames
+    order = permutation(clips, make_key(lanes.seed, "clip", lanes.source, epoch))
+    short = lanes.frames - (clips - 1) * lanes.clip
+    if short == lanes.clip:
+        return _Epoch(shift, order, 0, 0)
+    rank = int(order.inverse(np.array([clips - 1], np.uint64))[0])
+    return _Epoch(shift, order, rank * lanes.clip + short, lanes.clip - short)

@@ -19,6 +19,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from understudy.order.philox import Words
 from understudy.order.search import Ints
 
 
@@ -52,14 +53,14 @@ def share_slots(weights: Sequence[float], slots: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Period:
-    """One period of M slots: `source` int64 (M,) of each slot, and `before` int64 (M,): its source's slots so far.
+    """One period of M slots: `source` int64 (M,) of each slot, and `before` uint64 (M,): its source's slots so far.
 
-    `slots_of[d]` int64 (m_d,) are the slots of source d in order.
+    `counts` uint64 (D,) are the m_d, `slots_of[d]` int64 (m_d,) the slots of source d in order.
     """
 
-    counts: tuple[int, ...]
+    counts: Words
     source: Ints
-    before: Ints
+    before: Words
     slots_of: tuple[Ints, ...]
 
 
@@ -87,6 +88,6 @@ def make_period(counts: tuple[int, ...]) -> Period:
                 by_release[max(done[d] * total // counts[d], slot + 1)].append(d)
     grouped = np.argsort(placed, kind="stable")
     starts = np.cumsum((0, *counts))
-    before = np.empty(total, np.int64)
+    before = np.empty(total, np.uint64)
     before[grouped] = np.arange(total) - np.repeat(starts[:-1], counts)
-    return Period(counts, placed, before, tuple(np.split(grouped, starts[1:-1])))
+    return Period(np.array(counts, np.uint64), placed, before, tuple(np.split(grouped, starts[1:-1])))

@@ -11,6 +11,7 @@ Not here: who makes a position (`placement.py`), how its bytes are read (the loa
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ class Order:
             Lanes(spec.seed, d, s.frames, s.clip, s.lanes, s.shuffle, s.inside) for d, s in enumerate(spec.sources)
         )
         self._starts = np.array([entry.position for entry in spec.schedule], np.uint64)
+        self._periods = tuple(make_period(entry.slots) for entry in spec.schedule)
         self._before = self._streams_before()
 
     @classmethod
@@ -183,6 +185,10 @@ class Order:
         why = [*self._why, *((),) * (len(self.layouts) - len(self._why)), *(one.why for one in added)]
         return Order(spec, [*self.layouts, *(one.layout for one in added)], why)
 
+    def rebatched(self, batch: int) -> "Order":
+        """The same order for a run that goes on with another global batch. Positions keep their samples."""
+        return Order(replace(self.spec, batch=batch), self.layouts, self._why)
+
     def explain(self) -> str:
         """The order in words: per source its settings and, for an order just made, why they were chosen."""
         lines = [f"order {self.spec.fingerprint[:12]}, seed {self.seed}, global batch {self.batch}"]
@@ -201,29 +207,28 @@ class Order:
     def _streams_before(self) -> list[list[int]]:
         """Per schedule entry: how far each source's stream had come when the entry began."""
         before = [[0] * len(self._lanes)]
-        for entry, following in zip(self.spec.schedule, self.spec.schedule[1:]):
-            rounds, rest = divmod(following.position - entry.position, sum(entry.slots))
-            period, reached = make_period(entry.slots), list(before[-1])
+        for (entry, following), period in zip(pairwise(self.spec.schedule), self._periods):
+            rounds, rest = divmod(following.position - entry.position, len(period.source))
+            reached = list(before[-1])
             for d, count in enumerate(entry.slots):
                 reached[d] += rounds * count + int(np.searchsorted(period.slots_of[d], rest))
             before.append(reached)
         return before
 
     def _in_entry(self, number: int, positions: Words) -> tuple[Ints, Words]:
-        entry, before = self.spec.schedule[number], self._before[number]
-        total = sum(entry.slots)
+        entry, period, before = self.spec.schedule[number], self._periods[number], self._before[number]
+        total = len(period.source)
         relative = positions - np.uint64(entry.position) if entry.position else positions
         if total == 1:
             d = entry.slots.index(1)
             return np.full(positions.shape, d, np.int64), relative + np.uint64(before[d])
-        period = make_period(entry.slots)
         rounds = relative // np.uint64(total)
         slot = (relative - rounds * np.uint64(total)).view(np.int64)
         source = period.source[slot]
-        index = rounds * np.array(entry.slots, np.uint64)[source]
-        index += period.before[slot].view(np.uint64)
+        index = rounds * period.counts[source]
+        index += period.before[slot]
         if number:
-            index += np.array([*before], np.uint64)[source]
+            index += np.array(before, np.uint64)[source]
         return source, index
 
     def _position(self, d: int, index: int) -> int | None:
@@ -233,7 +238,7 @@ class Order:
             if d >= len(entry.slots) or not entry.slots[d] or index < before:
                 continue
             rounds, slot = divmod(index - before, entry.slots[d])
-            relative = rounds * sum(entry.slots) + int(make_period(entry.slots).slots_of[d][slot])
+            relative = rounds * sum(entry.slots) + int(self._periods[number].slots_of[d][slot])
             position = entry.position + relative
             later = self.spec.schedule[number + 1].position if number + 1 < len(self.spec.schedule) else None
             return position if later is None or position < later else None
