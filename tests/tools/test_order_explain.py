@@ -73,7 +73,7 @@ def test_real_datasets(real_data: Path, capsys: pytest.CaptureFixture[str]) -> N
     [
         ({"batch": 0}, "batch: must be at least 1"),
         ({"world": 3}, "batch: 32 does not divide among 3 ranks"),
-        ({"reach": (-1, 0)}, "gop, reach: must not be negative"),
+        ({"reach": (-1, 0)}, "gop, reach, clip, lanes: must not be negative"),
         ({"paths": ("a", "a")}, "paths: a is named twice"),
         ({"weights": (1.0,)}, "weights: 1 given for 0 datasets"),
         ({"picture": "order.gif"}, "must end in .png, .svg or .pdf"),
@@ -82,3 +82,8 @@ def test_real_datasets(real_data: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_settings_that_cannot_be_are_named(wrong: dict, said: str) -> None:
     assert any(said in line for line in ExplainConfig(**SMALL | wrong).problems())
     assert ExplainConfig(**SMALL).problems() == []
+
+
+def test_clip_lanes_and_the_order_inside_can_be_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain(ExplainConfig(**SMALL, clip=24, lanes=128, inside="permuted")) == 0
+    assert "128 lanes of clips of 24, permuted inside a clip" in capsys.readouterr().out

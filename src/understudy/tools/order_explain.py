@@ -10,7 +10,7 @@ Not here: the figures (`understudy.order.audit`), the other orders (`understudy.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
@@ -36,6 +36,12 @@ class ExplainConfig:
     """Seed of the order."""
     frames_in_flight: int = 100_000
     """Frames that all ranks together may hold open."""
+    clip: int = 0
+    """Frames per clip, to try another one; 0: chosen for the data."""
+    lanes: int = 0
+    """Lanes, to try another number; 0: chosen for the data, or the batch where a clip is given."""
+    inside: Literal["sequential", "permuted"] = "sequential"
+    """Order of the frames inside a clip."""
     world: int = 8
     """Ranks."""
     workers: int = 8
@@ -60,8 +66,8 @@ class ExplainConfig:
         ]
         if not found and self.batch % self.world:
             found.append(f"batch: {self.batch} does not divide among {self.world} ranks")
-        if min(self.gop, *self.reach) < 0:
-            found.append("gop, reach: must not be negative")
+        if min(self.gop, self.clip, self.lanes, *self.reach) < 0:
+            found.append("gop, reach, clip, lanes: must not be negative")
         found += [f"paths: {path} is named twice" for path in sorted(set(self.paths)) if self.paths.count(path) > 1]
         if self.weights and len(self.weights) != len(self.paths):
             found.append(f"weights: {len(self.weights)} given for {len(self.paths)} datasets")
@@ -161,6 +167,9 @@ def compare(tables: Sequence[Table], config: ExplainConfig) -> Comparison:
             seed=config.seed,
             frames_in_flight=config.frames_in_flight,
             mode=mode,
+            clip=config.clip or None,
+            lanes=config.lanes or None,
+            inside=config.inside,
         )
 
     order = ours("clips")
