@@ -301,7 +301,7 @@ def test_pictures_that_mean_rgb(copy: Callable[[str], Path]) -> None:
 @pytest.mark.parametrize(
     ("value", "word"),
     [
-        (None, "nulls"),
+        (None, "no picture bytes"),
         ({"bytes": None, "path": None}, "no picture bytes"),
         ({"bytes": b"", "path": None}, "no readable picture"),
         ({"bytes": b"no picture", "path": None}, "no readable picture"),

@@ -137,6 +137,16 @@ def test_any_shape_reads_back(tmp_path_factory: pytest.TempPathFactory, gaps: li
     read_back(root, truth, {"action": seconds, TOP: seconds, "timestamp": seconds})
 
 
+@pytest.mark.parametrize("one_row_group", [False, True])
+def test_pictures_in_rows_are_read_by_row_group(tmp_path: Path, one_row_group: bool) -> None:
+    spec = Spec(lengths=(3, 4, 5), per_data_file=3, cameras=(), images=(PNG,), one_row_group=one_row_group)
+    truth = write_dataset(tmp_path / "d", spec)
+    data = read_back(tmp_path / "d", truth, {PNG: [-0.1, 0.0]}, row_cache_bytes=0)
+    data.sample(1, 0)
+    assert list(data._stored._groups) == [(0, 0 if one_row_group else 1)]  # the one in use
+    assert sum(len(table) for table in data._stored._groups.values()) == (12 if one_row_group else 4)
+
+
 def test_missing_task_index(tmp_path: Path) -> None:
     truth = write_dataset(tmp_path / "d", Spec(lengths=(3, 0, 4), omit=("task_index",)))
     data = EpisodeDataset(tmp_path / "d")

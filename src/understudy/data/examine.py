@@ -13,20 +13,23 @@ from understudy.data.catalog import Catalog
 from understudy.data.errors import DatasetError
 from understudy.data.pictures import Pictures
 from understudy.data.rows import Rows
+from understudy.data.stored_pictures import StoredPictures
 
 
 def examine(catalog: Catalog) -> Iterator[str]:
     """What is odd or wrong, one line each, as it is found: the report of the catalog, then file by file."""
     yield from catalog.report()
-    features = catalog.features
-    rows = Rows(catalog, [key for key, feature in features.items() if not feature.is_video], cache_bytes=0)
+    features = catalog.features.values()
+    rows = Rows(catalog, [feature.key for feature in features if not feature.is_picture], cache_bytes=0)
+    stored = StoredPictures(catalog, [feature.key for feature in features if feature.dtype == "image"], cache_bytes=0)
     pictures = Pictures(catalog, cache_bytes=0, backend="pyav")
     with_frames = catalog.episodes.lengths > 0
     for row in _first_rows(catalog.episodes.data_file, with_frames):
-        yield from _tried(rows, partial(rows.check, row))
+        yield from _tried(rows.notes, partial(rows.check, row))
+        yield from _tried([], partial(stored.check, row))
     for camera, videos in catalog.episodes.videos.items():
         for row in _first_rows(videos.file, with_frames & (videos.file >= 0)):
-            yield from _tried(pictures, partial(pictures.reader, camera, row))
+            yield from _tried(pictures.notes, partial(pictures.reader, camera, row))
             pictures.close()
 
 
@@ -36,12 +39,12 @@ def _first_rows(file: np.ndarray, chosen: np.ndarray) -> list[int]:
     return np.sort(rows[np.unique(file[rows], return_index=True)[1]]).tolist()
 
 
-def _tried(source: Rows | Pictures, act: Callable[[], object]) -> Iterator[str]:
-    known = len(source.notes)
+def _tried(notes: list[str], act: Callable[[], object]) -> Iterator[str]:
+    known = len(notes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # each note is said here
         try:
             act()
         except DatasetError as error:
             yield str(error)
-    yield from source.notes[known:]
+    yield from notes[known:]

@@ -123,12 +123,13 @@ class Files:
         with guard(self.where(path), "not a readable parquet file", _RESTORE), self.open(path) as handle:
             yield pq.ParquetFile(handle, page_checksum_verification=True)
 
-    def table(self, path: str, columns: list[str] | None = None) -> pa.Table:
-        """The named columns of a parquet file, those of them that it has; all by default."""
+    def table(self, path: str, columns: list[str] | None = None, group: int | None = None) -> pa.Table:
+        """The named columns of a parquet file, those of them that it has, or of one row group; all by default."""
         with self.parquet(path) as file:
             names = file.schema_arrow.names
             have = names if columns is None else [name for name in columns if name in names]
-            table = file.read(columns=have, use_threads=False).select(have)
+            groups = range(file.metadata.num_row_groups) if group is None else [group]
+            table = file.read_row_groups(list(groups), columns=have, use_threads=False).select(have)
             table.validate(full=True)  # offsets and text: nothing behind this checks them again
             return table
 
@@ -142,6 +143,15 @@ def guard(where: object, what: str, fix: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise DatasetError(f"{what}: {_short(error)}", where=where, fix=fix) from error
+
+
+@contextmanager
+def renamed(where: object) -> Iterator[None]:
+    """Let a DatasetError say more of where it is (which episode, too)."""
+    try:
+        yield
+    except DatasetError as error:
+        raise DatasetError(error.what, where=where, fix=error.fix) from error
 
 
 def _short(error: BaseException) -> str:

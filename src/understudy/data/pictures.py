@@ -1,22 +1,20 @@
 """Pictures of episodes by (table row, frame): which file, which picture in it, and a bounded memory of open files.
 
 Frame i of an episode is the i-th picture after the episode's first one in its file, in integers. A file whose number
-of pictures disagrees with the rows is named, and refused where the pairing would be a guess. Also decodes pictures that
-lie in the rows (`image` dtype). Not here: decoding video (`video.py`), windows, tensors.
+of pictures disagrees with the rows is named, and refused where the pairing would be a guess. Not here: decoding video
+(`video.py`), pictures that lie in the rows (`stored_pictures.py`), windows, tensors.
 """
 
-import io
 import os
 import threading
 import warnings
 from collections import OrderedDict
 
 import numpy as np
-from PIL import Image
 
 from understudy.data.catalog import Catalog
 from understudy.data.errors import DatasetError
-from understudy.data.features import Feature
+from understudy.data.files import renamed
 from understudy.data.video import VideoReader, open_video
 
 _CODECS = {"libx264": "h264", "avc1": "h264", "libx265": "hevc", "h265": "hevc", "hvc1": "hevc"}
@@ -139,11 +137,8 @@ class Pictures:
                 self._held -= self._kept.popitem(last=False)[1].nbytes
 
     def _decode(self, camera: str, opened: _Open, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-        try:
-            with opened.lock:
-                return opened.reader.read(wanted)
-        except DatasetError as error:
-            raise DatasetError(error.what, where=self._where(camera, int(rows[0])), fix=error.fix) from error
+        with renamed(self._where(camera, int(rows[0]))), opened.lock:
+            return opened.reader.read(wanted)
 
     def _open(self, camera: str, file: int, rows: np.ndarray) -> _Open:
         with self._lock:
@@ -161,11 +156,9 @@ class Pictures:
             raise DatasetError(
                 "this video is not there", where=where, fix=f"restore it, or leave the key {camera!r} out"
             )
-        try:
+        with renamed(where):
             files.open(path).close()  # says what is wrong with a folder or a forbidden file, in plain words
             reader = open_video(files.where(path), self.backend)
-        except DatasetError as error:
-            raise DatasetError(error.what, where=where, fix=error.fix) from error
         self._check_count(camera, file, reader, where)
         self._compare(camera, reader, where)
         with self._lock:
@@ -229,56 +222,3 @@ class Pictures:
         if text not in self.notes:
             self.notes.append(text)
             warnings.warn(text, stacklevel=2)
-
-
-def decode_image(value: object, feature: Feature, catalog: Catalog, where: str) -> np.ndarray:
-    """One picture of an `image` column as uint8 (C, H, W), C as declared.
-
-    Args:
-        value: {"bytes": encoded picture or None, "path": file under the root}, or the encoded bytes.
-
-    Grey pictures fill all three channels where colour is declared; an alpha channel that hides nothing is dropped.
-
-    Raises:
-        DatasetError: no bytes, bytes that are no picture, real transparency, or more than 8 bits per channel.
-    """
-    fix = "repair the row, or leave the key out with keys=[...]"
-    data = value.get("bytes") if isinstance(value, dict) else value
-    if data is None and isinstance(value, dict) and isinstance(value.get("path"), str):
-        path = value["path"]
-        if ".." in path.split("/"):
-            raise DatasetError(f"{feature.key!r} lies outside the dataset: {path!r}", where=where, fix=fix)
-        data = catalog.files.read(path)
-    if not isinstance(data, bytes):
-        raise DatasetError(f"{feature.key!r} holds no picture bytes", where=where, fix=fix)
-    try:
-        with Image.open(io.BytesIO(data)) as picture:
-            picture.load()
-            array = _channels(picture, feature, where)
-    except DatasetError:
-        raise
-    except Exception as error:
-        what = f"{feature.key!r} is no readable picture: {type(error).__name__}: {str(error)[:100]}"
-        raise DatasetError(what, where=where, fix=fix) from error
-    return np.ascontiguousarray(array.transpose(2, 0, 1))
-
-
-def _channels(picture: Image.Image, feature: Feature, where: str) -> np.ndarray:
-    """uint8 (H, W, C) of an opened picture."""
-    want = feature.channels or 3
-    if picture.mode not in ("RGB", "L", "P", "RGBA", "LA", "1"):
-        what = f"{feature.key!r} is a picture of mode {picture.mode}, not 8-bit grey or RGB"
-        raise DatasetError(what, where=where, fix="store RGB pictures, or leave the key out with keys=[...]")
-    if want == 4:
-        return np.asarray(picture.convert("RGBA"))
-    if picture.mode in ("RGBA", "LA") or "transparency" in picture.info:
-        alpha = np.asarray(picture.convert("RGBA"))[..., 3]
-        if (alpha < 255).any():
-            what = f"{feature.key!r} is transparent in {int((alpha < 255).sum())} pixels"
-            raise DatasetError(what, where=where, fix="store RGB pictures, or leave the key out with keys=[...]")
-    if want == 1:
-        if picture.mode not in ("L", "1"):
-            what = f"{feature.key!r} is a colour picture, one channel is declared"
-            raise DatasetError(what, where=where, fix="correct the shape in info.json")
-        return np.asarray(picture.convert("L"))[..., None]
-    return np.asarray(picture.convert("RGB"))

@@ -20,9 +20,10 @@ from understudy.data.catalog import Catalog
 from understudy.data.columns import is_numeric, to_numpy
 from understudy.data.errors import DatasetError
 from understudy.data.features import INDEX_KEYS
+from understudy.data.files import renamed
 
 Column: TypeAlias = np.ndarray | pa.ChunkedArray
-"""Numbers as an array (rows, ...); strings, records and picture bytes as they lie in Arrow memory."""
+"""Numbers as an array (rows, ...); strings and records as they lie in Arrow memory."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,11 @@ class Rows:
             return parts[0][1]
         return {key: _scatter([(at, values[key]) for at, values in parts], len(rows)) for key in frames}
 
+    def places(self, rows: np.ndarray, frames: np.ndarray) -> np.ndarray:
+        """Rows of their data files, of the shape of `frames`: int64 (B,) or (B, T)."""
+        starts = np.asarray([self._start(self._load(int(self.catalog.episodes.data_file[r])), int(r)) for r in rows])
+        return starts.reshape(-1, *[1] * (frames.ndim - 1)) + frames
+
     def check(self, row: int) -> None:
         """Load the file with the rows of a table row; raises DatasetError, or notes, what is wrong with it."""
         self._load(int(self.catalog.episodes.data_file[row]))
@@ -115,10 +121,8 @@ class Rows:
         path = catalog.data_path(first)
         where = f"{catalog.files.where(path)} ({self._episodes(rows)})"
         wanted = list(dict.fromkeys([*self.keys, *INDEX_KEYS]))
-        try:
+        with renamed(where):
             table = catalog.files.table(path, wanted)
-        except DatasetError as error:
-            raise DatasetError(error.what, where=where, fix=error.fix) from error
         columns: dict[str, Column] = {}
         for key in table.column_names:
             columns[key] = self._column(table.column(key), key, where)
@@ -137,7 +141,7 @@ class Rows:
 
     def _column(self, column: pa.ChunkedArray, key: str, where: str) -> Column:
         feature = self.catalog.features.get(key)
-        if feature is not None and (feature.is_picture or feature.is_text):
+        if feature is not None and feature.is_text:
             if column.null_count and feature.dtype != "language":
                 raise DatasetError(f"column {key!r} has {column.null_count} nulls", where=where, fix="repair the file")
             return column

@@ -17,9 +17,10 @@ import torch
 from understudy.data.catalog import Catalog
 from understudy.data.errors import DatasetError
 from understudy.data.features import INDEX_KEYS
-from understudy.data.pictures import Pictures, decode_image
+from understudy.data.pictures import Pictures
 from understudy.data.rows import Rows
 from understudy.data.select import Keep, select
+from understudy.data.stored_pictures import StoredPictures
 from understudy.data.windows import frame_offsets, reach, window
 
 
@@ -39,7 +40,8 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         keys: the features to deliver, all declared ones by default. Columns that info.json does not declare are left
             out unless named here. The index keys and `task` are always there.
         video_backend: see `open_video`.
-        row_cache_bytes, picture_cache_bytes: memory for loaded data files and for decoded pictures.
+        row_cache_bytes: memory for loaded rows, and as much again for encoded pictures that lie in the rows.
+        picture_cache_bytes: memory for pictures decoded from video.
 
     A sample holds `index`, `episode_index`, `frame_index`, `task_index` (int64 scalars), `timestamp`, `task` (str) and
     the features: tensors of the declared dtype and shape ((1,) is a scalar), strings as str, pictures as uint8
@@ -88,8 +90,9 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         features = self.catalog.features
         self._videos = tuple(k for k in self.keys if k in features and features[k].is_video)
         self._images = tuple(k for k in self.keys if k in features and features[k].dtype == "image")
-        self._columns = tuple(k for k in known if k not in self._videos)
+        self._columns = tuple(k for k in known if k not in (*self._videos, *self._images))
         self._rows = Rows(self.catalog, [k for k in self._columns if k not in INDEX_KEYS], row_cache_bytes)
+        self._stored = StoredPictures(self.catalog, self._images, row_cache_bytes)
         self.pictures = Pictures(self.catalog, picture_cache_bytes, video_backend)
 
     def _chosen(self, keys: Sequence[str] | None) -> tuple[str, ...]:
@@ -174,18 +177,18 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         rows = self.catalog.episodes.rows_of(episodes)
         at: dict[str, np.ndarray] = {}
         pads: dict[str, np.ndarray] = {}
-        for key in (*self._columns, *self._videos):
+        for key in (*self._columns, *self._videos, *self._images):
             at[key] = frames
             if key in self._offsets:
                 at[key], pads[key] = window(frames, self._offsets[key], np.zeros_like(frames), stop)
         taken = self._rows.take(rows, {key: at[key] for key in self._columns})
         out: dict[str, Any] = {}
         for key, value in taken.items():
-            if key in self._images:
-                value = self._decoded(key, value, rows)
             out[key] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         for key in self._videos:
             out[key] = torch.from_numpy(self.pictures.take(key, rows, at[key]))
+        for key in self._images:
+            out[key] = torch.from_numpy(self._stored.take(key, rows, self._rows.places(rows, at[key])))
         for key, pad in pads.items():
             out[f"{key}_is_pad"] = torch.from_numpy(pad)
         now = (
@@ -214,19 +217,3 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             what = f"frame {int(frames[bad])} of episode {int(episodes[bad])} is not selected"
             raise DatasetError(what, where=self.catalog.root, fix=f"selected of that episode: {kept}")
         return found
-
-    def _decoded(self, key: str, values: Any, rows: np.ndarray) -> np.ndarray:
-        """Pictures of an `image` column: (B,) or (B, T) encoded -> uint8 (B, [T,] C, H, W)."""
-        feature = self.catalog.features[key]
-        stacks = []
-        for row, value in zip(rows.tolist(), values):
-            path = self.catalog.files.where(self.catalog.data_path(row))
-            where = f"{path} (episode {int(self.catalog.episodes.ids[row])})"
-            many = value if isinstance(value, list) else [value]
-            pictures = [decode_image(one, feature, self.catalog, where) for one in many]
-            stacks.append(np.stack(pictures) if isinstance(value, list) else pictures[0])
-        sizes = {stack.shape for stack in stacks}
-        if len(sizes) > 1:
-            what = f"{key!r}: pictures of {' and '.join(map(str, sorted(sizes)))} in one batch"
-            raise DatasetError(what, where=self.catalog.root, fix="select episodes of one size")
-        return np.stack(stacks)
