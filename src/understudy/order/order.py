@@ -20,6 +20,7 @@ from understudy.order.defaults import choose_slots
 from understudy.order.lanes import Lanes
 from understudy.order.layout import Layout, check_segments, fingerprint
 from understudy.order.mixture import check_weights, make_period
+from understudy.order.permute import CHUNK
 from understudy.order.philox import Words
 from understudy.order.plan import Frames, Wish, layout_of, plan, plan_source, shares_of
 from understudy.order.search import Ints
@@ -115,10 +116,19 @@ class Order:
         `frame` counts inside the episode. Any positions, in any order; raises ValueError for a negative one.
         """
         wanted = as_positions(positions)
-        source, index = self.streams(wanted)
+        source, episode, frame = (np.empty(wanted.shape, np.int64) for _ in range(3))
+        for start in range(0, len(wanted), CHUNK):  # one after the other, they stay in the cache
+            part = slice(start, start + CHUNK)
+            source[part], episode[part], frame[part] = self._locate(wanted[part])
+        return source, episode, frame
+
+    def _locate(self, positions: Words) -> tuple[Ints, Ints, Ints]:
+        source, index = self.streams(positions)
+        if len(self._lanes) == 1:
+            return source, *self.layouts[0].locate(self._lanes[0].line(index))
         episode, frame = np.empty_like(source), np.empty_like(source)
-        for own in _groups(source) if len(self._lanes) > 1 else [slice(None)] if len(wanted) else []:
-            d = int(source[own][0])
+        for own in _groups(source):
+            d = int(source[own[0]])
             episode[own], frame[own] = self.layouts[d].locate(self._lanes[d].line(index[own]))
         return source, episode, frame
 
@@ -130,7 +140,7 @@ class Order:
         source, index = np.empty(wanted.shape, np.int64), np.empty_like(wanted)
         entry = np.searchsorted(self._starts, wanted, side="right") - 1
         for own in _groups(entry):
-            source[own], index[own] = self._in_entry(int(entry[own][0]), wanted[own])
+            source[own], index[own] = self._in_entry(int(entry[own[0]]), wanted[own])
         return source, index
 
     def epochs(self, positions: Any) -> tuple[Ints, Ints]:
