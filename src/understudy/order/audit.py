@@ -111,7 +111,7 @@ def audit(
         batch: global batch, samples per step.
         world: ranks; each makes its own slice of every batch (`rank_positions`).
         span: long enough for pieces to come and go several times: many times the frames in flight. What cannot be known
-            at the ends of the stretch (was this piece open before?) is counted in its second quarter only.
+            at the ends of the stretch (was this piece open before?) is counted in its middle half only.
         gop: pictures from key frame to key frame, of all episodes or int64 (episodes,).
         reach: pictures that a sample's window reaches back and ahead.
         frame_bytes: compressed bytes of a frame, all cameras together.
@@ -129,7 +129,7 @@ def audit(
     opened = np.bincount(first, minlength=steps)
     opens = _running(opened, last)
     frames_open = _running(np.bincount(first, weights=size, minlength=steps), last, size)
-    settled = slice(steps // 4, steps // 2)
+    settled = slice(steps // 4, steps * 3 // 4)
 
     fresh = (first >= settled.start) & (first < settled.stop)  # the pieces opened in the settled part ...
     if not fresh.any():
@@ -139,7 +139,7 @@ def audit(
     owners = np.unique(of[rows] * world + rank).size
     gops = np.broadcast_to(np.asarray(gop, np.int64), len(lengths))
     decoded = _decoded(of[rows] * world + rank, episode[rows], frame[rows], np.asarray(lengths), gops, reach)
-    revisit = _revisit(episode, settled.start * batch, settled.stop * batch)
+    revisit = _revisit(episode, steps // 4 * batch, steps // 2 * batch)
     in_flight = float(frames_open[settled].max())
     return Audit(
         name=name,
