@@ -36,7 +36,7 @@ class PictureDecoder:
         self._packets, self._index, self._where = packets, index, where
         shown = np.flatnonzero(index.display >= 0)
         self.count = len(shown)
-        self._sample = np.empty(self.count, np.int64)  # decode position of each display position
+        self._sample = np.empty(self.count, np.int32)  # decode position of each display position
         self._sample[index.display[shown]] = shown
         # A frame that no later frame precedes in display waits for (decode - display) pictures; that is the maximum.
         self._reorder = int((shown - index.display[shown]).max(initial=0))

@@ -42,7 +42,7 @@ class VideoIndex:
     """The samples of one video track in decode order, and the display position of each.
 
     codec is FFmpeg's name of the codec, extradata what its decoder needs before the first packet. With n samples:
-    keys int64[k] are the decode positions of the key frames (sorted), display int64[n] the display position of each
+    keys int32[k] are the decode positions of the key frames (sorted), display int32[n] the display position of each
     sample (a permutation of 0..n-1 in an mp4; -1 where a container says that a sample is never shown). fps is pictures
     per second over the whole track.
     """
@@ -58,7 +58,7 @@ class VideoIndex:
 
 @dataclass(frozen=True)
 class Mp4Index(VideoIndex):
-    """A `VideoIndex` with the bytes of each sample: offset int64[n] in the file, size int64[n]."""
+    """A `VideoIndex` with the bytes of each sample: offset int64[n] in the file, size int32[n]."""
 
     offset: np.ndarray
     size: np.ndarray
@@ -198,7 +198,10 @@ def _read_track(track: _Box, media: _Box, movie_scale: int, file_size: int) -> M
     _check_edits(track, time, delta, scale, movie_scale)
     total = int(delta.sum())
     fps = n * scale / total if total else 0.0
-    return Mp4Index(codec, extradata, width, height, fps, _keys(table, n), display, offset, size)
+    if n and int(size.max()) > np.iinfo(np.int32).max:
+        raise table.bad(f"gives a picture of {int(size.max())} bytes")
+    keys, display, size = (array.astype(np.int32) for array in (_keys(table, n), display, size))
+    return Mp4Index(codec, extradata, width, height, fps, keys, display, offset, size)
 
 
 def _description(stsd: _Box) -> tuple[str, bytes, int, int]:

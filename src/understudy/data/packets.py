@@ -129,7 +129,7 @@ class ContainerPackets:
         if len(np.unique(self._times)) < len(times):
             raise DatasetError("has two pictures at one time", where=path, fix="remux it into mp4")
         visible = np.flatnonzero(np.array(shown, bool))
-        display = np.full(len(times), -1, np.int64)
+        display = np.full(len(times), -1, np.int32)
         display[visible[np.argsort(self._times[visible])]] = np.arange(len(visible))
         context = stream.codec_context
         self.index = VideoIndex(
@@ -138,7 +138,7 @@ class ContainerPackets:
             width=context.width,
             height=context.height,
             fps=float(stream.average_rate or 0),
-            keys=np.array(keys or [0], np.int64),
+            keys=np.array(keys or [0], np.int32),
             display=display,
         )
         self._cursor = len(times)

@@ -61,7 +61,7 @@ def open_video(path: str | os.PathLike[str], backend: str = "pyav") -> VideoRead
 
 def key_positions(index: VideoIndex) -> np.ndarray:
     """Display positions of the key frames, int64, sorted."""
-    shown = index.display[index.keys]
+    shown = index.display[index.keys].astype(np.int64)
     return np.sort(shown[shown >= 0])
 
 
