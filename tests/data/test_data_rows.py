@@ -270,12 +270,38 @@ def test_files_that_are_refused(
     assert caught.value.fix
 
 
+def test_a_bad_episode_leaves_the_others_of_its_file(copy: Callable[[str], Path]) -> None:
+    root = copy("v3.0")
+    change(root / "data/chunk-000/file-000.parquet", lambda table: table.slice(1))
+    rows = rows_of(root, ("note",))
+    zero = np.zeros(1, np.int64)
+    assert rows.take(np.asarray([1]), {"note": zero})["note"] == ["episode 2, frame 0 é"]
+    with pytest.raises(DatasetError, match=r"\(episode 0\).*leave the episode out"):
+        rows.take(np.asarray([0]), {"note": zero})
+
+
 def test_lengths_that_lie(copy: Callable[[str], Path]) -> None:
     root = copy("v2.1")
     lines = (root / "meta/episodes.jsonl").read_text().replace('"length": 7', '"length": 8')
     (root / "meta/episodes.jsonl").write_text(lines)
     with pytest.raises(DatasetError, match=r"episode_000003\.parquet.*length 8 in meta/, the file 7 rows"):
         take(rows_of(root))
+
+
+def test_index_columns_that_are_not_declared(copy: Callable[[str], Path]) -> None:
+    """They come in the usual dtypes, however they are stored."""
+    root = copy("v3.0")
+    keys = ("index", "episode_index", "frame_index", "task_index", "timestamp")
+    edit_json(root / "meta/info.json", lambda info: [info["features"].pop(key) for key in keys])
+
+    def doubles(table: pa.Table) -> pa.Table:
+        return table.cast(pa.schema([pa.field(f.name, pa.float64()) if f.name in keys else f for f in table.schema]))
+
+    for path in root.glob("data/chunk-*/*.parquet"):
+        change(path, doubles)
+    got = take(rows_of(root), keys)
+    assert [str(got[key].dtype) for key in keys] == ["int64"] * 4 + ["float32"]
+    assert got["index"].tolist() == [0, 5, 8, 15]
 
 
 def test_missing_file(copy: Callable[[str], Path]) -> None:

@@ -152,8 +152,10 @@ def test_missing_task_index(tmp_path: Path) -> None:
     data = EpisodeDataset(tmp_path / "d")
     assert [data[i]["task"] for i in range(7)] == truth.tasks[0] + truth.tasks[2]
     write_dataset(tmp_path / "two", Spec(lengths=(3, 4), omit=("task_index",)))  # episode 1 has two tasks
+    two = EpisodeDataset(tmp_path / "two")
+    assert two[2]["task"] == truth.tasks[0][2]
     with pytest.raises(DatasetError, match=r"file-000.parquet \(episode 1\).*2 tasks"):
-        EpisodeDataset(tmp_path / "two")[0]
+        two[3]
 
 
 def test_float_drift_does_not_move_pictures(tmp_path: Path) -> None:

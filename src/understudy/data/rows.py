@@ -11,6 +11,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -19,17 +20,20 @@ import pyarrow as pa
 from understudy.data.catalog import Catalog
 from understudy.data.columns import is_numeric, to_numpy
 from understudy.data.errors import DatasetError
-from understudy.data.features import INDEX_KEYS
+from understudy.data.features import INDEX_KEYS, Feature
 from understudy.data.files import renamed
 
 Column: TypeAlias = np.ndarray | pa.ChunkedArray
 """Numbers as an array (rows, ...); strings and records as they lie in Arrow memory."""
+
+_INDEX_FEATURES = {key: Feature(key, "float32" if key == "timestamp" else "int64", (1,)) for key in INDEX_KEYS}
 
 
 @dataclass(frozen=True)
 class _Loaded:
     columns: dict[str, Column]
     start: dict[int, int]  # table row -> first row in the file
+    bad: dict[int, str]  # table row -> why its rows cannot be given; the others of the file still can
     nbytes: int
 
 
@@ -93,11 +97,17 @@ class Rows:
 
     def check(self, row: int) -> None:
         """Load the file with the rows of a table row; raises DatasetError, or notes, what is wrong with it."""
-        self._load(int(self.catalog.episodes.data_file[row]))
+        bad = self._load(int(self.catalog.episodes.data_file[row])).bad
+        if bad:
+            first, more = (
+                next(iter(bad)),
+                f" ({len(bad) - 1} more episodes of this file are wrong, too)" if len(bad) > 1 else "",
+            )
+            raise self._refuse(first, bad[first] + more)
 
     def _start(self, loaded: _Loaded, row: int) -> int:
-        if row not in loaded.start:
-            raise self._refuse(row, "the file holds no rows of this episode")
+        if row in loaded.bad:
+            raise self._refuse(row, loaded.bad[row])
         return loaded.start[row]
 
     def _load(self, file: int) -> _Loaded:
@@ -130,17 +140,17 @@ class Rows:
         if lacking:
             fix = "restore the file, or leave the key out with keys=[...]"
             raise DatasetError(f"there is no column {lacking[0]!r}", where=where, fix=fix)
-        start = self._starts(rows, columns.get("episode_index"), len(table), where)
-        self._complete(columns, rows, start, len(table), where)
+        start, bad = self._starts(rows, columns.get("episode_index"), len(table), where)
+        self._complete(columns, start, bad, len(table), where)
         size = sum(int(column.nbytes) for column in columns.values())
-        return _Loaded(columns, start, size)
+        return _Loaded(columns, start, bad, size)
 
     def _episodes(self, rows: np.ndarray) -> str:
         ids = self.catalog.episodes.ids[rows]
         return f"episode {int(ids[0])}" if len(ids) == 1 else f"episodes {int(ids[0])} to {int(ids[-1])}"
 
     def _column(self, column: pa.ChunkedArray, key: str, where: str) -> Column:
-        feature = self.catalog.features.get(key)
+        feature = self.catalog.features.get(key) or _INDEX_FEATURES.get(key)
         if feature is not None and feature.is_text:
             if column.null_count and feature.dtype != "language":
                 raise DatasetError(f"column {key!r} has {column.null_count} nulls", where=where, fix="repair the file")
@@ -160,73 +170,74 @@ class Rows:
             values = values[:, 0]
         return values
 
-    def _starts(self, rows: np.ndarray, ids: Column | None, total: int, where: str) -> dict[int, int]:
-        """Where each of the file's episodes starts in it, checked against the metadata's lengths."""
+    def _starts(
+        self, rows: np.ndarray, ids: Column | None, total: int, where: str
+    ) -> tuple[dict[int, int], dict[int, str]]:
+        """Where each of the file's episodes starts in it, and which do not have the rows that the metadata says."""
         table = self.catalog.episodes
-        lengths, expected = table.lengths[rows], table.data_row[rows]
-        fix = "repair the episode's length in meta/ or restore the file"
+        lengths = table.lengths[rows].tolist()
         if table.own_files:
-            if total != lengths[0]:
-                what = f"episode {int(table.ids[rows[0]])} has length {int(lengths[0])} in meta/, the file {total} rows"
-                raise DatasetError(what, where=where, fix=fix)
             if isinstance(ids, np.ndarray) and total and (ids != table.ids[rows[0]]).any():
                 self._note(f"{where}: its episode_index column says {int(ids[0])}; the file's name is taken")
-            return {int(rows[0]): 0}
-        if not isinstance(ids, np.ndarray):
-            if total != int(lengths.sum()):
-                what = f"no episode_index column, and {total} rows where meta/ says {int(lengths.sum())}"
-                raise DatasetError(what, where=where, fix=fix)
-            return {int(row): int(at) for row, at in zip(rows, expected)}
-        change = np.flatnonzero(np.diff(ids)) + 1
-        run_start = np.concatenate([[0], change]) if total else change
-        run_length = np.diff(np.concatenate([run_start, [total]]))
-        runs: dict[int, tuple[int, int]] = {}
-        for episode, begin, length in zip(ids[run_start].tolist(), run_start.tolist(), run_length.tolist()):
-            if episode in runs:
-                raise DatasetError(f"rows of episode {episode} lie apart", where=where, fix="rewrite the file in order")
-            runs[episode] = (begin, length)
-        start = {}
-        for row, episode, length in zip(rows.tolist(), table.ids[rows].tolist(), lengths.tolist()):
-            begin, held = runs.get(episode, (0, 0))
-            if held != length:
-                what = f"episode {episode} has length {length} in meta/, the file {held} rows of it"
-                raise DatasetError(what, where=where, fix=fix)
-            start[row] = begin
-        return start
+            runs = {int(table.ids[rows[0]]): [(0, total)]}
+        elif isinstance(ids, np.ndarray):
+            cuts = [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist(), total]
+            runs = {}
+            for begin, end in pairwise(cuts):
+                if end > begin:
+                    runs.setdefault(int(ids[begin]), []).append((begin, end - begin))
+        else:
+            if total != sum(lengths):
+                what = f"no episode_index column, and {total} rows where meta/ says {sum(lengths)}"
+                raise DatasetError(what, where=where, fix="restore the file")
+            runs = {int(table.ids[row]): [(int(table.data_row[row]), int(table.lengths[row]))] for row in rows}
+        start, bad = {}, {}
+        for row, episode, length in zip(rows.tolist(), table.ids[rows].tolist(), lengths):
+            found = runs.get(episode, [(0, 0)])
+            start[row] = found[0][0]
+            if len(found) > 1:
+                bad[row] = f"the rows of episode {episode} lie apart"
+            elif found[0][1] != length:
+                bad[row] = f"episode {episode} has length {length} in meta/, the file {found[0][1]} rows of it"
+        return start, bad
 
     def _complete(
-        self, columns: dict[str, Column], rows: np.ndarray, start: dict[int, int], total: int, where: str
+        self, columns: dict[str, Column], start: dict[int, int], bad: dict[int, str], total: int, where: str
     ) -> None:
         """Check the index columns and make up those that are not there."""
         table, catalog = self.catalog.episodes, self.catalog
-        frame, episode = np.zeros(total, np.int64), np.full(total, -1, np.int64)
-        index = np.zeros(total, np.int64)
-        for row in rows.tolist():
-            length, begin = int(table.lengths[row]), start[row]
-            frame[begin : begin + length] = np.arange(length)
-            episode[begin : begin + length] = table.ids[row]
-            index[begin : begin + length] = np.arange(length) + table.index_from[row]
-        stored = columns.get("frame_index")
-        if isinstance(stored, np.ndarray):
-            inside = (episode[1:] == episode[:-1]) & (episode[1:] >= 0)
-            if (np.diff(stored)[inside] <= 0).any():
-                bad = int(episode[1:][inside][np.diff(stored)[inside] <= 0][0])
-                raise DatasetError(f"frame_index of episode {bad} does not rise", where=where, fix="sort the rows")
-            if (stored != frame)[episode >= 0].any():
-                self._note(f"{where}: frame_index does not count 0, 1, 2, ...; the place in the episode is given")
+        frame, episode, index = np.zeros(total, np.int64), np.full(total, -1, np.int64), np.zeros(total, np.int64)
+        tasks = np.zeros(total, np.int64)
+        for row, begin in start.items():
+            if row in bad:
+                continue
+            length = int(table.lengths[row])
+            here = slice(begin, begin + length)
+            frame[here], episode[here] = np.arange(length), table.ids[row]
+            index[here] = np.arange(length) + table.index_from[row]
+            stored = columns.get("frame_index")
+            if isinstance(stored, np.ndarray):
+                if (np.diff(stored[here]) <= 0).any():
+                    bad[row] = f"frame_index of episode {int(table.ids[row])} does not rise"
+                elif (stored[here] != frame[here]).any():
+                    self._note(f"{where}: frame_index does not count 0, 1, 2, ...; the place in the episode is given")
+            own = columns.get("task_index")
+            if isinstance(own, np.ndarray):
+                unknown = (own[here] < 0) | (own[here] >= len(catalog.tasks))
+                if unknown.any():
+                    task = int(own[here][unknown][0])
+                    bad[row] = f"task_index {task} of episode {int(table.ids[row])} is no task of meta/tasks"
+            elif length:
+                named = table.tasks_of(row)
+                tasks[here] = named[0] if len(named) else -1
+                if len(named) != 1 or named[0] < 0:
+                    bad[row] = f"no task_index column, and meta/ names {len(named)} tasks for the episode"
         columns["frame_index"], columns["episode_index"] = frame, episode
+        feature = catalog.features.get("timestamp", _INDEX_FEATURES["timestamp"])
         columns.setdefault("index", index)
-        feature = catalog.features.get("timestamp")
-        dtype = np.dtype(feature.dtype) if feature is not None else np.dtype(np.float32)
-        columns.setdefault("timestamp", (frame / float(catalog.fps)).astype(dtype))
+        columns.setdefault("task_index", tasks)
+        columns.setdefault("timestamp", (frame / float(catalog.fps)).astype(feature.dtype))
         self._compare_times(columns["timestamp"], frame, episode >= 0, where)
-        if "task_index" not in columns:
-            columns["task_index"] = self._tasks(rows, start, total)
-        tasks = columns["task_index"]
-        unknown = np.flatnonzero((tasks < 0) | (tasks >= len(catalog.tasks)) & (episode >= 0))
-        if len(unknown):
-            what = f"task_index {int(tasks[unknown[0]])} of episode {int(episode[unknown[0]])} is no task of meta/tasks"
-            raise DatasetError(what, where=where, fix="restore the task list")
 
     def _compare_times(self, times: Column, frame: np.ndarray, listed: np.ndarray, where: str) -> None:
         """Note, once, timestamps that are not frame / fps: they are given as they are and choose nothing."""
@@ -235,20 +246,11 @@ class Rows:
         if off.size and off.max() > 0.5 and not any(note.startswith(said) for note in self.notes):
             self.notes.append(f"{said} {off.max():.3g} frames off frame / fps, first in {where}; frames go by order")
 
-    def _tasks(self, rows: np.ndarray, start: dict[int, int], total: int) -> np.ndarray:
-        tasks = np.zeros(total, np.int64)
-        for row in rows[self.catalog.episodes.lengths[rows] > 0].tolist():
-            own = self.catalog.episodes.tasks_of(row)
-            if len(own) != 1 or own[0] < 0:
-                raise self._refuse(row, f"no task_index column, and meta/ names {len(own)} tasks for the episode")
-            tasks[start[row] : start[row] + int(self.catalog.episodes.lengths[row])] = own[0]
-        return tasks
-
     def _refuse(self, row: int, what: str) -> DatasetError:
         where = (
             f"{self.catalog.files.where(self.catalog.data_path(row))} (episode {int(self.catalog.episodes.ids[row])})"
         )
-        return DatasetError(what, where=where, fix="restore the file")
+        return DatasetError(what, where=where, fix="repair meta/ or the file, or leave the episode out")
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
