@@ -106,23 +106,20 @@ def _guarded(name: str, arguments: list[str], debug: bool) -> int:
         settings = _settings(name, verb, arguments)
         code = _named(verb.work)(settings)
         return int(code or 0)
-    except (ConfigError, DatasetError) as error:
-        code = WRONG_INPUT
-        message = str(error)
-    except KeyboardInterrupt:
-        code, message = INTERRUPTED, "interrupted"
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has left; say nothing into the void
         return FAILED
-    except OSError as error:
-        code, message = FAILED, str(error)
+    except (ConfigError, DatasetError, KeyboardInterrupt, OSError) as error:
+        if debug:
+            traceback.print_exc()
+        message = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+        print(f"understudy {name}: {message}", file=sys.stderr)
+        if isinstance(error, KeyboardInterrupt):
+            return INTERRUPTED
+        return FAILED if isinstance(error, OSError) else WRONG_INPUT
     except Exception:
         traceback.print_exc()
         return FAILED
-    if debug:
-        traceback.print_exc()
-    print(f"understudy {name}: {message}", file=sys.stderr)
-    return code
 
 
 def _settings(name: str, verb: Verb, arguments: list[str]) -> Any:

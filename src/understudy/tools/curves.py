@@ -49,8 +49,10 @@ def per_task(val: Records) -> str:
     figure, chart = axes(11.2, 2.8)
     tasks = sorted({task for record in val for task in record["tasks"]})
     for task in tasks:
-        points = [(r["step"], r["tasks"][task]["loss"]) for r in val if task in r["tasks"]]
-        chart.plot(*zip(*points), marker="o", markersize=3, linewidth=1.5, label=task if len(tasks) <= 8 else None)
+        losses = [{"step": r["step"], **r["tasks"][task]} for r in val if task in r["tasks"]]
+        chart.plot(
+            *_series(losses, "loss"), marker="o", markersize=3, linewidth=1.5, label=task if len(tasks) <= 8 else None
+        )
     if tasks and len(tasks) <= 8:
         chart.legend(fontsize=8)
     chart.set_ylim(0, 1.08 * chart.get_ylim()[1])

@@ -105,7 +105,7 @@ def page(catalog: "Catalog", facts: dict[str, Any], shown: int) -> str:
     tiles = [
         (f"{facts['episodes']:,}", "episodes"),
         (f"{facts['frames']:,}", "frames"),
-        (_time(facts["seconds"]), "hours:minutes:seconds"),
+        (_time(facts["seconds"]), "recorded, h:mm:ss"),
         (f"{facts['fps']:g}", "frames per second"),
         (f"{lengths['min']}–{lengths['max']}", f"frames per episode, median {lengths['median']:g}"),
         (str(len(facts["wrong"])), "oddities"),
@@ -121,10 +121,10 @@ def page(catalog: "Catalog", facts: dict[str, Any], shown: int) -> str:
         html.tiles(tiles),
         html.section("Wrong or odd", html.card(f"<ul>{wrong}</ul>" if wrong else "nothing")),
         html.section("Encoding", html.card(html.table(["camera", "encoding"], videos)) if videos else ""),
+        html.section("Episodes", *_episodes(catalog, shown)),
         html.section("Tasks", html.card(html.table(["task", "episodes"], tasks)) if tasks else ""),
         html.section("Features", html.card(html.table(["key", "dtype", "shape"], features))),
         html.section("Lengths of the episodes", html.card(_histogram(catalog.episodes.lengths))),
-        html.section("Episodes", *_episodes(catalog, shown)),
     )
 
 
@@ -167,7 +167,8 @@ def _episode(catalog: "Catalog", row: int, pictures: int = 8) -> str:
             at = np.unique(np.linspace(0, length - 1, min(pictures, length)).round().astype(int))
             batch = data.batch(np.full(len(at), episode), at)
             task = batch["task"][0]
-            strip = np.concatenate(list(_small(batch[camera].numpy())), axis=1)
+            small = np.pad(_small(batch[camera].numpy()), ((0, 0), (0, 0), (0, 2), (0, 0)), constant_values=128)
+            strip = np.concatenate(list(small), axis=1)[:, :-2]
             parts.append(f"<p><small>{escape(camera)}</small></p>" + html.picture(strip, 1040, camera))
     with finding(wrong):
         keys = [key for key in row_keys(catalog) if key.startswith(("action", "observation."))]

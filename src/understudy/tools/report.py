@@ -89,7 +89,7 @@ def _headlines(kinds: dict[str, list[dict[str, Any]]], rollouts: list[dict[str, 
     if losses:
         found.append((f"{np.mean(losses[-100:]):.3f}", f"training loss, mean of the last {len(losses[-100:])} steps"))
     if kinds["val"]:
-        found.append((f"{kinds['val'][-1]['loss']:.3f}", "held-out loss"))
+        found.append((_number(kinds["val"][-1]["loss"], 3), "held-out loss"))
     for result in rollouts:
         rate = result["success"]
         name = "success with swapped text" if result["swap_text"] else "success"
@@ -132,20 +132,23 @@ def _tasks(val: list[dict[str, Any]]) -> str:
     if not val:
         return ""
     last = val[-1]
-    best = {task: min(r["tasks"][task]["loss"] for r in val if task in r["tasks"]) for task in last["tasks"]}
-    rows: list[list[Any]] = [
-        [task, entry["samples"], _number(entry["loss"]), _number(best[task])] for task, entry in last["tasks"].items()
+
+    def row(name: str, samples: int | str, now: float | None, before: list[float | None]) -> list[Any]:
+        return [name, samples, _number(now), _number(min((x for x in before if x is not None), default=None))]
+
+    rows = [
+        row(task, entry["samples"], entry["loss"], [r["tasks"][task]["loss"] for r in val if task in r["tasks"]])
+        for task, entry in last["tasks"].items()
     ]
-    rows.append(
-        ["all samples", sum(row[1] for row in rows), _number(last["loss"]), _number(min(r["loss"] for r in val))]
-    )
-    rows.append(["mean of the tasks", "", _number(last["macro"]), _number(min(r["macro"] for r in val))])
+    samples = sum(entry["samples"] for entry in last["tasks"].values())
+    rows.append(row("all samples", samples, last["loss"], [r["loss"] for r in val]))
+    rows.append(row("mean of the tasks", "", last["macro"], [r["macro"] for r in val]))
     table = html.table(["task", "samples", f"at step {last['step']:,}", "lowest so far"], rows)
     return html.card(table) + ("<br>" + html.card(curves.per_task(val)) if len(val) > 1 else "")
 
 
-def _number(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.4f}"
+def _number(value: float | None, digits: int = 4) -> str:
+    return "not finite" if value is None else f"{value:.{digits}f}"
 
 
 def _rollouts(folder: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,173 @@
+"""The command line: quick help, settings from files and flags, one clear line for a mistake, exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.runs import series, tiny_config, tiny_dataset
+from understudy import cli
+from understudy.train.rundir import RunDir
+from understudy.train.settings import dump_yaml
+
+HEAVY = ("torch", "pyarrow", "av", "matplotlib", "mujoco", "PIL", "gymnasium", "scipy")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_dataset(tmp_path_factory.mktemp("cli") / "dataset")
+
+
+def run(*arguments: object) -> int:
+    try:
+        return cli.main([str(argument) for argument in arguments])
+    except SystemExit as exit:  # tyro's own: help and unknown flags
+        return int(exit.code or 0)
+
+
+def test_help_of_every_verb_needs_nothing_heavy() -> None:
+    """Modules and not seconds are counted: a busy machine must not fail this, an import must."""
+    code = f"""
+import contextlib, io, sys
+from understudy import cli
+with contextlib.redirect_stdout(io.StringIO()) as out:
+    for verb in [[], *[name.split() for name in cli.VERBS]]:
+        try:
+            code = cli.main([*verb, "--help"])
+        except SystemExit as exit:
+            code = exit.code
+        assert not code, (verb, code)
+for verb in cli.VERBS:
+    assert verb in out.getvalue(), verb
+print([name for name in {HEAVY} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_overview_needs_no_settings_at_all() -> None:
+    code = "import sys; from understudy import cli; cli.main(['--help']); assert 'tyro' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_asking_for_nothing_or_the_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == cli.WRONG_INPUT
+    assert run("--help") == 0
+    assert run("--version") == 0
+    assert "understudy 0." in capsys.readouterr().out
+    assert run("trian") == cli.WRONG_INPUT
+    assert "did you mean 'train'" in capsys.readouterr().err
+    assert run("order", "explode") == cli.WRONG_INPUT
+
+
+def test_every_verb_leads_to_its_work() -> None:
+    for verb in cli.VERBS.values():
+        assert callable(cli._named(verb.work))
+        assert callable(cli._named(verb.settings))
+
+
+@pytest.mark.parametrize("verb", ["rollout", "validate", "report", "inspect", "resume", "record"])
+def test_what_is_required_is_asked_for(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(verb) == cli.WRONG_INPUT
+    error = capsys.readouterr().err
+    assert "required" in error or "say which run" in error
+    assert "Traceback" not in error
+
+
+def test_a_file_with_flags_over_it(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(dump_yaml(tiny_config(data, tmp_path / "r")))
+    assert run("train", file, "--steps", 2, "--optim.lr", "1e-4", "--val-every", 0) == 0
+    saved = RunDir(tmp_path / "r").settings()
+    assert (saved.steps, saved.optim.lr, saved.batch) == (2, 1e-4, 4)
+    assert (tmp_path / "r/report.html").exists()
+    assert "report: " in capsys.readouterr().out
+    assert run("train", file) == cli.WRONG_INPUT  # there is a run already
+    assert "understudy resume" in capsys.readouterr().err
+    assert run("resume", tmp_path / "r", "--steps", 4, "--no-report") == 0
+    assert [r["step"] for r in series(tmp_path / "r")] == [1, 2, 3, 4]
+    assert run("resume", tmp_path / "r", "--seed", 9) == cli.WRONG_INPUT
+    assert "seed: 7 -> 9" in capsys.readouterr().err
+    assert run("validate", tmp_path / "r", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 4
+
+
+def test_a_file_may_leave_to_the_flags_what_is_required(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(
+        "steps = 1\nbatch = 2\nval_every = 0\nreport = false\n[policy]\nchannels = 8\nblocks = 1\nwidth = 16\n"
+    )
+    assert run("train", file) == cli.WRONG_INPUT
+    assert "data.root: required" in capsys.readouterr().err
+    assert run("train", file, "--data.root", data, "--out", tmp_path / "r") == 0
+    assert not (tmp_path / "r/report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["train", "--data.root", "{}/nowhere"], "no such folder"),
+        (["train", "--data.root", "{}"], "meta/info.json"),
+        (["train", "--data.root", "{}", "--steps", "0"], "steps: input should be greater than"),
+        (["train", "--steps", "many"], "invalid"),
+        (["train", "--stepz", "3"], "--steps"),
+        (["train", "{}/none.yaml"], "cannot be read"),
+        (["inspect", "{}/nowhere"], "no such folder"),
+        (["resume", "{}"], "no run here"),
+        (["report", "{}"], "no run here"),
+        (["validate", "{}"], "no run here"),
+        (["rollout", "{}"], "no"),
+    ],
+)
+def test_mistakes_are_told_without_a_traceback(
+    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*[argument.format(tmp_path) for argument in arguments]) == cli.WRONG_INPUT
+    printed = capsys.readouterr()
+    assert told in printed.err + printed.out
+    assert "Traceback" not in printed.err
+
+
+def test_all_errors_of_a_file_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("batch: -3\noptim:\n  lrr: 1\n")
+    assert run("train", file) == cli.WRONG_INPUT
+    error = capsys.readouterr().err
+    assert "batch:" in error
+    assert "optim.lrr: unknown name; did you mean 'lr'?" in error
+
+
+def test_debug_shows_where_an_error_comes_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("inspect", tmp_path, "--debug") == cli.WRONG_INPUT
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_what_is_our_fault_keeps_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(_: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    real = cli._named
+    monkeypatch.setattr(cli, "_named", lambda where: work if where.endswith(":inspect") else real(where))
+    assert run("inspect", "x") == cli.FAILED
+    assert "ZeroDivisionError: ours" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(KeyboardInterrupt(), cli.INTERRUPTED), (OSError(28, "No space left on device"), cli.FAILED)]
+)
+def test_exit_codes_of_what_the_world_does(
+    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(_: object) -> None:
+        raise error
+
+    real = cli._named
+    monkeypatch.setattr(cli, "_named", lambda where: work if where.endswith(":inspect") else real(where))
+    assert run("inspect", "x") == code
+    assert "Traceback" not in capsys.readouterr().err

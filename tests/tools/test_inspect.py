@@ -1,0 +1,192 @@
+"""inspect: the facts are right, faults become lines, the page is whole; nothing ever is a traceback."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.datasets import Spec, edit_json, write_dataset
+from understudy import cli
+from understudy.data.catalog import Catalog
+from understudy.tools.examine import examine
+from understudy.tools.inspect import page, told
+
+TOP = "observation.images.top"
+
+
+def facts(root: Path, limit: int = 100) -> dict[str, Any]:
+    found = examine(Catalog.open(root), limit)
+    json.dumps(found, allow_nan=False)  # plain values only
+    return found
+
+
+class Balanced(HTMLParser):
+    """Fails on a tag that is closed in the wrong place; counts tags."""
+
+    VOID = ("meta", "img", "br", "path", "use", "rect", "circle", "line", "stop")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.counts: dict[str, int] = {}
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def checked(html: str) -> dict[str, int]:
+    """Balanced and self-contained: nothing is fetched from anywhere."""
+    parser = Balanced()
+    parser.feed(html)
+    assert parser.open == []
+    assert not re.search(r"""(src|href)=["'](?!data:|#)""", html)
+    assert not re.search(r"url\((?!#)", html)
+    assert "@import" not in html
+    return parser.counts
+
+
+@pytest.mark.parametrize("version", ["v2.0", "v2.1", "v3.0"])
+def test_what_a_dataset_holds(tmp_path: Path, version: str) -> None:
+    truth = write_dataset(
+        tmp_path / "d",
+        Spec(version=version, lengths=(6, 9, 4), gop=3, b_frames=1, cameras=(TOP, "observation.images.hand")),
+    )
+    found = facts(tmp_path / "d")
+    assert (found["format"], found["episodes"], found["frames"], found["fps"]) == (version, 3, 19, 10)
+    assert found["lengths"] == {"min": 4, "median": 6.0, "max": 9}
+    assert found["rows"]["episodes_read"] == 3
+    video = found["videos"][TOP]
+    assert (video["codec"], video["pixels"], video["gop"], video["b_frames"]) == ("h264", "yuv420p", 3, True)
+    assert (video["width"], video["height"], video["pictures"]) == (64, 64, 19)
+    size = sum(path.stat().st_size for path in (tmp_path / "d/videos").rglob("*.mp4") if TOP in str(path))
+    assert video["bytes"] == size
+    actions = np.concatenate([rows["action"] for rows in truth.rows.values()])
+    np.testing.assert_allclose(found["rows"]["columns"]["action"]["min"], actions.min(0))
+    assert found["rows"]["columns"]["observation.state"]["constant"] == [2]
+    by_task = {
+        t: sum(t in tasks for tasks in truth.tasks.values()) for t in {x for y in truth.tasks.values() for x in y}
+    }
+    assert {t["task"]: t["episodes"] for t in found["tasks"] if t["episodes"]} == by_task
+
+
+def test_no_b_frames_are_not_claimed(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "d", Spec(gop=12))
+    assert facts(tmp_path / "d")["videos"][TOP]["b_frames"] is False
+
+
+def test_odd_but_readable(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "d", Spec(nan_row=True, late_timestamps=True))
+    edit_json(tmp_path / "d/meta/info.json", lambda i: i["features"][TOP]["info"].update({"video.codec": "av1"}))
+    edit_json(tmp_path / "d/meta/info.json", lambda i: i.update(total_frames=999))
+    lines = "\n".join(facts(tmp_path / "d")["wrong"])
+    for line in (
+        "observation.state: not finite in 3 of the rows",
+        "timestamps start up to 0.100 s away from 0",
+        "info.json says av1, the files hold h264",
+        "total_frames is 999",
+        "observation.state: constant in dimensions 2",
+    ):
+        assert line in lines
+    assert lines.count("observation.state: ") == len([x for x in lines.splitlines() if "observation.state: " in x])
+
+
+def damage(root: Path, what: str) -> None:
+    data, video = sorted((root / "data").rglob("file-*.parquet")), sorted((root / "videos").rglob("*.mp4"))
+    data = [path for path in data if ".cache" not in str(path)]
+    match what:
+        case "no video":
+            video[0].unlink()
+        case "torn video":
+            video[0].write_bytes(video[0].read_bytes()[:300])
+        case "another video":
+            video[0].write_bytes(video[-1].read_bytes())
+        case "no rows":
+            data[0].unlink()
+        case "torn rows":
+            data[0].write_bytes(data[0].read_bytes()[:200])
+        case "a folder":
+            video[0].unlink()
+            video[0].mkdir()
+        case "wrong length":
+            (root / "meta/stats.json").write_text("[")
+
+
+@pytest.mark.parametrize(
+    "what", ["no video", "torn video", "another video", "no rows", "torn rows", "a folder", "wrong length"]
+)
+def test_what_is_broken_is_a_line_and_the_rest_is_shown(
+    tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_dataset(tmp_path / "d", Spec(lengths=(6, 9, 4, 5, 7)))
+    damage(tmp_path / "d", what)
+    assert cli.main(["inspect", str(tmp_path / "d"), "--page", str(tmp_path / "p.html")]) == 0
+    printed = capsys.readouterr()
+    assert "Traceback" not in printed.err
+    assert "  nothing" not in printed.out.splitlines()
+    checked((tmp_path / "p.html").read_text())
+
+
+def test_broken_metadata_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_dataset(tmp_path / "d", Spec())
+    (tmp_path / "d/meta/info.json").write_text("{")
+    assert cli.main(["inspect", str(tmp_path / "d")]) == cli.WRONG_INPUT
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "info.json" in error
+
+
+def test_the_page_shows_every_camera_and_column(tmp_path: Path) -> None:
+    spec = Spec(lengths=(6, 9, 4), cameras=(TOP,), images=("observation.images.still",), rich=True)
+    write_dataset(tmp_path / "d", spec)
+    edit_json(tmp_path / "d/meta/info.json", lambda info: info.update(robot_type="<script>alert(1)</script>"))
+    catalog = Catalog.open(tmp_path / "d")
+    html = page(catalog, examine(catalog, 100), shown=2)
+    counts = checked(html)
+    assert counts["img"] == 2 * 2
+    assert counts["svg"] >= 2 * 2 + 1
+    assert "<script>" not in html
+    assert "&lt;script&gt;" in html
+    assert "lift the red block" in html
+
+
+def test_the_limit_is_kept_and_said(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "d", Spec(lengths=(3,) * 9, per_video_file=1))
+    found = facts(tmp_path / "d", limit=4)
+    assert found["rows"]["episodes_read"] == 4
+    assert (found["videos"][TOP]["files_read"], found["videos"][TOP]["files"]) == (4, 9)
+    assert "4 of 9 episodes read" in told(found)
+    assert "4 of 9 files read" in told(found)
+
+
+def test_json_is_one_object_and_writes_no_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_dataset(tmp_path / "d", Spec())
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["inspect", "d", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["frames"] == 19
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
+    assert cli.main(["inspect", "d"]) == 0
+    assert (tmp_path / "d-inspect.html").exists()
+
+
+def test_real_recordings(real_data: Path) -> None:
+    found = facts(real_data / "gr1_sim_v20")
+    video = found["videos"]["observation.images.ego_view"]
+    assert (video["codec"], video["gop"], video["b_frames"], video["pictures"]) == ("h264", 250, True, 2096)
+    assert found["rows"]["columns"]["action"]["constant"].__len__() == 25
+    assert any("timestamps start up to 0.050 s" in line for line in found["wrong"])
+    assert facts(real_data / "g1_v30")["wrong"] == []
