@@ -309,3 +309,11 @@ def test_decoders_are_told_to_fail_on_damage(clips: dict[str, tuple[Path, np.nda
         video.read(video.key_frames[-1:])
         decoder: decode.PictureDecoder = video._decoder
         assert decoder._strict == (kind != "h264-open"), kind
+
+
+def test_a_video_without_pictures_is_refused(tmp_path: Path) -> None:
+    whole = write_video(tmp_path / "whole.mkv", "h264-gop2").read_bytes()
+    path = tmp_path / "cut.mkv"
+    path.write_bytes(whole[: whole.index(b"\x1f\x43\xb6\x75")])  # up to the first cluster of pictures
+    with pytest.raises(DatasetError, match=r"cut\.mkv: "):
+        open_video(path)

@@ -122,7 +122,7 @@ class PictureDecoder:
         self._floor = position
         while position not in self._ahead:
             if self._expected > position:
-                return self._give_up("pictures come out in another order than the index says")
+                return self._give_up("it comes before the first key frame")
             if self._next >= len(self._index.display) or self._next > self._sample[position] + self._reorder + _SLACK:
                 why = self._drain()
                 frame = self._ahead.pop(position, None)
@@ -150,15 +150,18 @@ class PictureDecoder:
         except av.FFmpegError as error:
             if tag < self._from:
                 return ""  # a leading picture of the open GOP we started on: not asked for, not decodable
-            self._drain()  # what was decoded before the damage is sound and may be what is wanted
+            self._drain(sample)  # what was decoded before the damage is sound and may be what is wanted
             return f"the packet of picture {tag} is damaged ({error.strerror})"
         return self._take(frames)
 
-    def _drain(self) -> str:
-        """Take what the decoder still holds; it then needs a restart."""
+    def _drain(self, before: int | None = None) -> str:
+        """Take what the decoder still holds (of packets `before` this one, if given); it then needs a restart."""
         assert self._context is not None
         try:
-            why = self._take(self._context.decode(None))
+            frames = self._context.decode(None)
+            if before is not None:
+                frames = [f for f in frames if f.pts is not None and f.pts >= 0 and self._sample[f.pts] < before]
+            why = self._take(frames)
         except av.FFmpegError as error:
             why = f"the decoder failed at the end of the file ({error.strerror})"
         self._context = None

@@ -39,9 +39,13 @@ class Packets(Protocol):
 def open_packets(path: str) -> Packets:
     """The packets of a video file, whatever its container. Raises `DatasetError` if it cannot be read as a video."""
     try:
-        return Mp4Packets(path)
+        packets: Packets = Mp4Packets(path)
     except UnknownLayout:
-        return ContainerPackets(path)
+        packets = ContainerPackets(path)
+    if not (packets.index.display >= 0).any():
+        packets.close()
+        raise DatasetError("holds no pictures", where=path, fix=_REMEDY)
+    return packets
 
 
 def _packet(data: memoryview, display: int) -> av.Packet:
