@@ -147,6 +147,17 @@ def test_keys_out_of_the_rows(tmp_path: Path) -> None:
     assert got.segments.tolist() == [[2, 1, 3]]
 
 
+def test_text_that_episodes_share_names_none(tmp_path: Path) -> None:
+    """Every episode of this dataset was recorded in the same folder: the folder alone is no key."""
+    write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(3, 4), cameras=(), recorded_as=True))
+    path = tmp_path / "d/meta/episodes.jsonl"
+    path.write_text(path.read_text().replace("day-1", "day-0"))
+    catalog = Catalog.open(tmp_path / "d")
+    with pytest.raises(DatasetError, match="none of its 1 keys"):
+        select(catalog, keep={"gs://lab/day-0": [[0, 2]]})
+    assert select(catalog, keep={"gs://lab/day-0--/data/run-1.h5": [[0, 2]]}).segments.tolist() == [[1, 0, 2]]
+
+
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 def test_no_match_shows_both_sides(catalogs: dict[str, Catalog], version: str) -> None:
     with pytest.raises(DatasetError) as caught:

@@ -59,9 +59,11 @@ def _names(columns: dict[str, dict[int, str]], ids: np.ndarray) -> Iterator[dict
     }
     folder, file = ends[_PARTS[0]], ends[_PARTS[1]]
     if folder is not None and file is not None:
-        yield {f"{folder[e]}--{file[e]}": row_of[e] for e in folder if e in file and e in row_of}
+        columns = {"both": {e: f"{folder[e]}--{file[e]}" for e in folder if e in file}, **columns}
     for column in columns.values():
-        yield {text: row_of[e] for e, text in column.items() if e in row_of}
+        texts = {text: row_of[e] for e, text in column.items() if e in row_of}
+        if len(texts) == len(column):  # what several episodes share names none of them
+            yield texts
 
 
 def _row_texts(catalog: Catalog) -> dict[str, dict[int, str]]:
