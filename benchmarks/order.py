@@ -179,7 +179,7 @@ def render(found: dict[str, Any]) -> str:
         f"{'construct, seek to the middle, make 256':<40}{'ms':>12}{'peak MB':>12}",
         *(
             f"{name + ' frames':<40}{each['construct_seek_first256_ms']:>12.2f}{each['peak_mb']:>12.1f}"
-            for name, each in (*sizes.items(), ("9.9e8, 3.3e6 episodes", found["episodes_3300000"]))
+            for name, each in (*sizes.items(), ("3.3e6 episodes, 9.9e8", found["episodes_3300000"]))
         ),
         "",
         f"{f'elsewhere, an epoch of {epoch:.1e} frames':<40}{'ns/index':>12}{'to first ms':>12}{'peak MB':>12}",
