@@ -132,7 +132,7 @@ def test_what_is_broken_is_a_line_and_the_rest_is_shown(
 ) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=(6, 9, 4, 5, 7)))
     damage(tmp_path / "d", what)
-    assert cli.main(["inspect", str(tmp_path / "d"), "--page", str(tmp_path / "p.html")]) == 0
+    assert cli.main(["inspect", str(tmp_path / "d"), "--page", str(tmp_path / "p.html"), "--shown", "1"]) == 0
     printed = capsys.readouterr()
     assert "Traceback" not in printed.err
     assert "  nothing" not in printed.out.splitlines()

@@ -26,7 +26,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_killed_before_any_change_of_the_disk(data: Path, tmp_path: Path) -> None:
     """Real processes, killed inside saving, pruning, logging and exporting; some are killed again while resuming."""
-    count = 12
+    count = 9
     done = subprocess.run(
         [sys.executable, KILLED, data, tmp_path, "3", str(count)],
         stdout=subprocess.PIPE,

@@ -52,7 +52,7 @@ def training(config: DemoConfig) -> "TrainConfig":
         data=DataConfig(root=str(out / "dataset")),
         checkpoint_every=every,
         val_every=2 * every,
-        keep=6,  # from the end of the compared stretch on
+        keep=2 + (config.steps - 6 * every) // every,  # from the end of the compared stretch on
         log_every=10,
         report=False,  # written once, when the rollouts are there
     ).resolved()
