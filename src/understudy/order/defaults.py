@@ -106,8 +106,9 @@ def _without_resonance(frames: int, clip: int, gop: int, counts: Sequence[int], 
         while clip > 1 and shared_factor(frames, clip, counts[0]) > 1:
             clip += 1
         return clip, counts[0]
-    sizes = [size for size in range(clip, clip + 4 * gop, gop) if size == clip or size * counts[-1] <= limit]
-    return min(((s, v) for v in counts for s in sizes), key=lambda sv: shared_factor(frames, *sv))
+    pairs = [(size, lanes) for lanes in counts for size in range(clip, clip + 4 * gop, gop)]
+    fitting = [(size, lanes) for size, lanes in pairs if size == clip or size * lanes <= limit]
+    return min(fitting, key=lambda pair: shared_factor(frames, *pair))
 
 
 def shared_factor(frames: int, clip: int, lanes: int) -> int:
