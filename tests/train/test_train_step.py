@@ -13,7 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.datasets import Spec, edit_json, write_dataset
 from support.runs import tiny_config, tiny_dataset
+from understudy.data.errors import DatasetError
 from understudy.policies.flow_policy import FlowPolicy
 from understudy.train.config import AugmentConfig, OptimConfig, ScheduleConfig
 from understudy.train.data import RunData, fingerprint, first_batch, normalisation, open_data
@@ -241,6 +243,31 @@ def test_the_fingerprint_names_what_changed(root: Path, data: RunData) -> None:
     other = open_data(replace(config, data=replace(config.data, val_fraction=0.6)))
     changed = {k for k, v in fingerprint(other).items() if v != fingerprint(data)[k]}
     assert changed == {"held-out episodes"}
+
+
+def test_what_a_policy_cannot_use_is_told_early(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "d", Spec(images=("observation.images.still",)))
+    config = tiny_config(tmp_path / "d", tmp_path)
+
+    def opened(**changes: Any) -> RunData:
+        return open_data(replace(config, data=replace(config.data, **changes)))
+
+    assert opened().cameras == ("observation.images.top", "observation.images.still")
+    assert opened(cameras=("observation.images.still",)).cameras == ("observation.images.still",)
+    with pytest.raises(
+        DatasetError, match=r"no camera .*hand.*its cameras: observation.images.top"
+    ):
+        opened(cameras=("observation.images.hand",))
+    write_dataset(tmp_path / "one", Spec(lengths=(5,)))
+    with pytest.raises(DatasetError, match="cannot be split"):
+        opened(root=str(tmp_path / "one"))
+    grey = {"dtype": "image", "shape": [1, 64, 64], "names": ["channels", "height", "width"]}
+    edit_json(tmp_path / "d/meta/info.json", lambda info: info["features"].update({"observation.images.still": grey}))
+    with pytest.raises(DatasetError, match=r"1 channels.*data\.cameras"):
+        opened()
+    edit_json(tmp_path / "d/meta/info.json", lambda info: info["features"].pop("action"))
+    with pytest.raises(DatasetError, match="needs 'action' as a vector: there is no such feature"):
+        opened()
 
 
 # -- validation

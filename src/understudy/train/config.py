@@ -16,6 +16,8 @@ class DataConfig:
 
     root: str = ""
     """Folder of a LeRobot dataset (v2.0, v2.1, v3.x). Required."""
+    cameras: tuple[str, ...] = ()
+    """Keys of the cameras that the policy sees; none named: all there are."""
     chunk: Annotated[int, Ge(1)] = 8
     """Actions per chunk: the policy predicts this many frames ahead, starting with the present one."""
     val_fraction: Annotated[float, Interval(ge=0, lt=1)] = 0.1
@@ -76,7 +78,7 @@ class PolicyConfig:
     """Height and width the network sees; pictures of another size are area-averaged to it."""
     text_bytes: Annotated[int, Ge(1)] = 96
     """Length of the instruction in bytes, with its start token; longer ones are cut."""
-    channels: Annotated[int, Ge(1)] = 32
+    channels: Annotated[int, Ge(1)] = 24
     """Channels of the picture network (a multiple of 8)."""
     blocks: Annotated[int, Ge(1)] = 3
     """Residual blocks of the picture network."""

@@ -27,6 +27,7 @@ class RunData:
     """A run's data, opened."""
 
     catalog: Catalog
+    cameras: tuple[str, ...]
     training: EpisodeDataset
     held_out: EpisodeDataset | None
     """None when nothing is held out."""
@@ -49,7 +50,7 @@ class RunData:
         return FlowPolicyConfig(
             action_dim=features[ACTION].value_shape[0],
             state_dim=state.value_shape[0] if state is not None else 0,
-            cameras=self.catalog.camera_keys,
+            cameras=self.cameras,
             chunk=config.data.chunk,
             **network,
         )
@@ -73,13 +74,21 @@ def open_data(config: TrainConfig) -> RunData:
             what = "there is no such feature" if feature is None else f"it is {feature.dtype} of shape {feature.shape}"
             raise DatasetError(f"a policy needs {key!r} as a vector: {what}", where=catalog.root, fix="see `inspect`")
     windows = {ACTION: [i / catalog.fps for i in range(config.data.chunk)]}
-    keys = [ACTION, *((STATE,) if STATE in catalog.features else ()), *catalog.camera_keys]
+    cameras = config.data.cameras or catalog.camera_keys
+    for camera in cameras:
+        if camera not in catalog.camera_keys:
+            known = ", ".join(catalog.camera_keys) or "none"
+            raise DatasetError(f"there is no camera {camera!r}", where=catalog.root, fix=f"its cameras: {known}")
+        if (channels := catalog.features[camera].channels) not in (3, None):
+            what = f"{camera!r} has {channels} channels, a policy sees RGB"
+            raise DatasetError(what, where=catalog.root, fix="name the cameras to use in data.cameras")
+    keys = [ACTION, *((STATE,) if STATE in catalog.features else ()), *cameras]
     trained, held = split_episodes(catalog.episodes.ids, config.data.val_fraction)
 
     def part(episodes: np.ndarray) -> EpisodeDataset:
         return EpisodeDataset(catalog, delta_timestamps=windows, episodes=episodes, keys=keys)
 
-    return RunData(catalog, part(trained), part(held) if len(held) else None)
+    return RunData(catalog, cameras, part(trained), part(held) if len(held) else None)
 
 
 def normalisation(data: RunData, mode: Mode) -> dict[str, dict[str, list[float]]]:
@@ -131,4 +140,4 @@ def first_batch(config: TrainConfig) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The batch of step 0 as the policy gets it, and the names of its cameras; for the eye."""
     data = open_data(config)
     with Loader([data.training], order=data.order(config), threads=1, memory=1) as loader:
-        return augmented(next(loader), data.catalog.camera_keys, config.augment, config.seed), data.catalog.camera_keys
+        return augmented(next(loader), data.cameras, config.augment, config.seed), data.cameras
