@@ -50,6 +50,15 @@ def test_defaults_are_what_lerobot_records(tmp_path: Path) -> None:
         assert [packet.is_keyframe for packet in file.demux(stream) if packet.size] == [True, False] * 3
 
 
+@pytest.mark.parametrize("codec", ENCODERS)
+def test_encoders_are_quiet(codec: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    encode_video(tmp_path / "clip.mp4", smooth(4), 30, codec)
+    encoder = VideoEncoder(tmp_path / "other.mp4", 30, 64, 64, codec)
+    encoder.add(next(smooth(1)))
+    encoder.abandon()
+    assert capfd.readouterr() == ("", "")
+
+
 def test_the_index_is_in_front(tmp_path: Path) -> None:
     encode_video(tmp_path / "a.mp4", smooth(4), 30, "libx264")
     concat_videos([tmp_path / "a.mp4"] * 3, tmp_path / "b.mp4")

@@ -444,7 +444,7 @@ def test_folders_that_are_not_to_be_touched(tmp_path: Path) -> None:
     with EpisodeWriter(mine, **options) as writer:
         writer.add_frame({"a": 1.0}, task="go")
         writer.save_episode()
-        with pytest.raises(DatasetError, match="recorded into by another process"):
+        with pytest.raises(DatasetError, match="recorded into by another writer"):
             EpisodeWriter(mine, resume=True, **options)
     with pytest.raises(DatasetError, match="is not empty"):
         EpisodeWriter(mine, **options)
@@ -459,6 +459,16 @@ def test_folders_that_are_not_to_be_touched(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="was not recorded by EpisodeWriter"):
         EpisodeWriter(mine, resume=True, **options)
     assert (mine / "data/chunk-000/file-007.parquet").exists()
+
+
+def test_a_writer_that_was_dropped_does_not_lock_the_folder(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"fps": 20, "features": {"a": {"dtype": "float32", "shape": (1,)}}}
+    writer = EpisodeWriter(tmp_path / "data", **options)
+    writer.add_frame({"a": 1.0}, task="go")
+    writer.save_episode()
+    del writer
+    with EpisodeWriter(tmp_path / "data", resume=True, **options) as writer:
+        assert writer.episodes == 1
 
 
 def test_resuming_names_a_lost_file(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ Not here: reading (`video.py`) and what belongs into which file (`write.py`). De
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -99,6 +100,9 @@ class VideoEncoder:
 
     def abandon(self) -> None:
         """Drop what was encoded."""
+        if self.count:
+            with contextlib.suppress(av.FFmpegError):
+                self._stream.encode(None)  # SVT-AV1 complains on stderr about an encoder that is not run out
         self._container.close()
         self._temporary.unlink(missing_ok=True)
 

@@ -18,10 +18,10 @@ Not here: depth video, audio, language columns, other versions of the format.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import shutil
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -96,17 +96,17 @@ class EpisodeWriter:
         if self.root.is_dir() and any(self.root.iterdir()):
             if not resume:
                 raise DatasetError("is not empty", where=self.root, fix="name a new folder, or pass resume=True")
-            self._lock()
+            self._lock = _locked(self)
             try:
                 self._resume()
             except BaseException:
-                self._unlock()
+                self._lock()
                 raise
         elif self.root.exists() and not self.root.is_dir():
             raise DatasetError("is a file", where=self.root, fix="name a new folder")
         else:
             self._create()
-            self._lock()
+            self._lock = _locked(self)
         self._clear()
 
     # -- one frame, one episode -------------------------------------------------------------------------------------
@@ -171,14 +171,14 @@ class EpisodeWriter:
 
     def finish(self) -> None:
         """Pack what lies in small files and end the recording. Frames not saved as an episode are an error."""
-        if self._handle is None:
+        if not self._lock.alive:
             return
         if self._frame_tasks:
             what = f"{len(self._frame_tasks)} frames were added and not saved"
             raise ValueError(f"{what}: call save_episode or discard_episode before finish")
         self._write_totals(statistics=True)
         self._group = pack(self.root, self.features, self._group, self.fps)
-        self._unlock()
+        self._lock()
 
     def __enter__(self) -> EpisodeWriter:
         return self
@@ -188,7 +188,7 @@ class EpisodeWriter:
             self.finish()
         else:  # what is saved is safe as it lies; the next recorder packs it
             self.discard_episode()
-            self._unlock()
+            self._lock()
 
     # -- files ------------------------------------------------------------------------------------------------------
 
@@ -298,25 +298,19 @@ class EpisodeWriter:
         self._frame_tasks: list[str] = []
 
     def _check_open(self) -> None:
-        if self._handle is None:
+        if not self._lock.alive:
             raise ValueError(f"{self.root}: the recording is finished")
 
-    def _lock(self) -> None:
-        """One recorder at a time: a lock on the folder itself, which ends with the process however it ends."""
-        self._handle: int | None = os.open(self.root, os.O_RDONLY)
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._handle)
-            raise DatasetError(
-                "is being recorded into by another process", where=self.root, fix="wait for it"
-            ) from None
 
-    def _unlock(self) -> None:
-        if self._handle is not None:
-            with contextlib.suppress(OSError):
-                os.close(self._handle)
-            self._handle = None
+def _locked(owner: EpisodeWriter) -> weakref.finalize:
+    """One recorder at a time: a lock on the folder itself, which ends with its owner or with the process."""
+    handle = os.open(owner.root, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise DatasetError("is being recorded into by another writer", where=owner.root, fix="wait for it") from None
+    return weakref.finalize(owner, os.close, handle)
 
 
 def _accumulators(features: Mapping[str, Feature]) -> Statistics:
