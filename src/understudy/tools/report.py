@@ -50,9 +50,10 @@ def write_report(root: Path) -> Path:
     rollouts = _rollouts(root / "rollouts")
     done = kinds["train"][-1]["step"] if kinds["train"] else 0
     state = "complete" if done >= config.steps else "under way, or stopped"
+    name = "/".join(root.resolve().parts[-2:])  # "run" alone would say little
     page = html.page(
-        f"{root.resolve().name} · understudy",
-        f'<h1>{_text(root.resolve().name)}</h1><p class="soft">step {done:,} of {config.steps:,}, {state} · '
+        f"{name} · understudy",
+        f'<h1>{_text(name)}</h1><p class="soft">step {done:,} of {config.steps:,}, {state} · '
         f"{_text(config.data.root)}</p>",
         html.tiles(_headlines(kinds, rollouts)),
         html.section("Training", _curves(kinds)),
