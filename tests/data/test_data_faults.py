@@ -1,6 +1,7 @@
 """Faults: each ends in one DatasetError that names file, episode and remedy; damaged bytes give that or right data."""
 
 import io
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -117,6 +118,63 @@ def test_damaged_bytes(written: dict[str, tuple[Path, Truth]], suffix: str) -> N
             path.write_bytes(sound)
 
     check()
+
+
+WRONG_TYPES = [None, True, -1, 1.5, 1e300, 10**30, "x", [], {}, [None], {"x": [1]}]
+
+
+def _paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where every value inside a JSON value is."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [at, *(path for key, one in inner for path in _paths(one, (*at, key)))]
+
+
+def _replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    if not path:
+        return new
+    copy = value.copy()
+    copy[path[0]] = _replaced(copy[path[0]], path[1:], new)
+    return copy
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        ("v2.1", "info.json"),
+        ("v3.0", "info.json"),
+        ("v2.1", "episodes.jsonl"),
+        ("v2.1", "tasks.jsonl"),
+        ("v2.1", "episodes_stats.jsonl"),
+        ("v3.0", "stats.json"),
+    ],
+)
+def test_every_value_of_every_wrong_type(copy: Callable[[str], Path], version: str, name: str) -> None:
+    """Each value in the first object of the metadata, replaced by each of these: refused in one line, or read right."""
+    root = copy(version)
+    path = root / "meta" / name
+    first, *rest = path.read_text().splitlines() if name.endswith("l") else [path.read_text()]
+    sound = json.loads(first)
+    if name == "info.json":  # a few of its features stand for all
+        sound["features"] = {key: sound["features"][key] for key in ("action", "note", TOP, "timestamp")}
+    elif "stats" in name:
+        entries = sound.get("stats", sound)
+        for key in [key for key in entries if key != "action"]:
+            del entries[key]
+    outcomes = set()
+    for place in _paths(sound):
+        for new in WRONG_TYPES:
+            path.write_text("\n".join([json.dumps(_replaced(sound, place, new)), *rest]))
+            try:
+                catalog = Catalog.open(root)
+                catalog.report()
+                EpisodeDataset(catalog)[0]
+                outcomes.add("read")
+            except DatasetError as error:
+                assert "\n" not in str(error), (place, new)  # noqa: PT017
+                outcomes.add("refused")
+    assert "read" in outcomes
+    assert ("refused" in outcomes) == ("stats" not in name)
 
 
 def test_the_judge_of_damage_sees_wrong_data(written: dict[str, tuple[Path, Truth]], tmp_path: Path) -> None:

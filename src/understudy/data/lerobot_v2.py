@@ -57,7 +57,7 @@ def read_episodes(
     if not np.array_equal(order, np.arange(len(order))):
         tasks_column = tasks_column.take(pa.array(order))
     size = info.get("chunks_size")
-    if type(size) is not int or size <= 0:
+    if type(size) is not int or not 0 < size < 1 << 31:
         oddities.append(f"info.json: chunks_size {size!r} is no positive number; taking 1000")
         size = 1000
     chunk = ids // size

@@ -45,7 +45,8 @@ def aggregate(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     mean, std = (np.stack([part[name] for part in parts]) for name in ("mean", "std"))
     weight = (count / count.sum()).reshape(-1, *[1] * (mean.ndim - 1)) if count.sum() > 0 else np.zeros((len(parts), 1))
     total = (weight * mean).sum(0)
-    variance = (weight * (std**2 + (mean - total) ** 2)).sum(0)
+    with np.errstate(over="ignore", invalid="ignore"):  # absurd figures stay absurd
+        variance = (weight * (std**2 + (mean - total) ** 2)).sum(0)
     return {
         "min": np.min([part["min"] for part in parts], axis=0),
         "max": np.max([part["max"] for part in parts], axis=0),
@@ -82,8 +83,9 @@ def _read_per_episode(files: Files) -> Stats:
 def _together(parts: list[dict[str, np.ndarray]], where: str, key: str) -> dict[str, np.ndarray]:
     try:
         return aggregate(parts)
-    except ValueError as error:
-        raise DatasetError(f"{key!r}: episodes disagree in shape: {error}", where=where, fix="restore it") from error
+    except (ValueError, IndexError) as error:
+        what = f"{key!r}: episodes disagree in shape, or have no count: {error}"
+        raise DatasetError(what, where=where, fix="restore it") from error
 
 
 def _arrays(entry: Any, where: str, key: str) -> dict[str, np.ndarray]:
