@@ -448,8 +448,8 @@ def test_folders_that_are_not_to_be_touched(tmp_path: Path) -> None:
             EpisodeWriter(mine, resume=True, **options)
     with pytest.raises(DatasetError, match="is not empty"):
         EpisodeWriter(mine, **options)
-    for other in [{"fps": 30}, {"features": {"b": {"dtype": "float32", "shape": (1,)}}}]:
-        with pytest.raises(DatasetError, match="other features"):
+    for other, told in [({"fps": 30}, "at 20 fps"), ({"features": {"b": features["a"]}}, "other settings of a, b")]:
+        with pytest.raises(DatasetError, match=told):
             EpisodeWriter(mine, resume=True, **(options | other))
 
     table_path = mine / "meta/episodes/chunk-000/file-000.parquet"
@@ -469,6 +469,22 @@ def test_a_writer_that_was_dropped_does_not_lock_the_folder(tmp_path: Path) -> N
     del writer
     with EpisodeWriter(tmp_path / "data", resume=True, **options) as writer:
         assert writer.episodes == 1
+
+
+def test_resuming_with_other_encoder_settings(tmp_path: Path) -> None:
+    root, features = tmp_path / "data", {TOP: FEATURES[TOP]}
+    picture = np.full((32, 48, 3), 90, np.uint8)
+    for gop in (2, 1):
+        writer = EpisodeWriter(root, fps=20, features=features, codec="libx264", gop=gop, crf=20 + gop, resume=True)
+        for _ in range(3):
+            writer.add_frame({TOP: picture}, task="go")
+        writer.save_episode()
+        del writer  # as if the process had died: nothing is packed
+    with pytest.raises(DatasetError, match=rf"at 20 fps with other settings of {TOP}"):
+        EpisodeWriter(root, fps=20, features=features, codec="libsvtav1", resume=True)
+    EpisodeWriter(root, fps=20, features=features, codec="libx264", resume=True).finish()
+    assert len(us.EpisodeDataset(root)) == 6
+    assert sorted(path.name for path in (root / "videos" / TOP).rglob("*.mp4")) == ["file-000.mp4", "file-001.mp4"]
 
 
 def test_resuming_names_a_lost_file(tmp_path: Path) -> None:

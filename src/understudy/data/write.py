@@ -283,7 +283,9 @@ class EpisodeWriter:
         self._group, self.episodes, self.frames = recording.group, recording.episodes, recording.frames
         if self._robot_type is None:
             self._robot_type = recording.robot_type
-        remeasure(self.root, self.features, recording.tables, self._statistics)
+        remeasure(self.root, self.features, recording.tables, self._statistics)  # while the small files are there
+        # What lies open is packed now: joining needs one encoder's settings, and ours may differ.
+        self._group = pack(self.root, self.features, self._group, self.fps)
         self._write_tasks(recording.tasks)
         self._write_totals(statistics=True)
 

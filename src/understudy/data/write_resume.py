@@ -27,7 +27,7 @@ from understudy.data.files import Files
 from understudy.data.lerobot_v3 import episode_files
 from understudy.data.statistics import PictureStatistics, RunningStatistics
 from understudy.data.video import open_video
-from understudy.data.write_group import Group, empty_group, file_numbers, small_files
+from understudy.data.write_group import Group, empty_group, file_numbers
 from understudy.data.write_layout import DATA_PATH, EPISODES_PATH, MARK, VIDEO_PATH, episode_schema, place
 
 _PICTURES = 1000  # pictures per camera that are read back
@@ -35,7 +35,7 @@ _PICTURES = 1000  # pictures per camera that are read back
 
 @dataclass
 class Recording:
-    """What a folder holds: the tables of meta/episodes in order, and the group to go on with."""
+    """What a folder holds: the tables of meta/episodes in order, and the group that was open."""
 
     tables: list[pa.Table]
     tasks: list[str]
@@ -57,25 +57,17 @@ def load_recording(root: Path, features: Mapping[str, Feature], entries: Mapping
         raise DatasetError(what, where=root, fix=fix) from None
     if not tables or not all(MARK.items() <= (table.schema.metadata or {}).items() for table in tables):
         raise DatasetError("was not recorded by EpisodeWriter, so it is not continued", where=root, fix=fix)
-    shapes = {key: (entry["dtype"], list(entry["shape"])) for key, entry in info["features"].items()}
-    wanted = {key: (entry["dtype"], list(entry["shape"])) for key, entry in entries.items()}
-    if shapes != wanted or info["fps"] != fps:
+    shapes, wanted = _settings(info.get("features", {})), _settings(entries)
+    if shapes != wanted or info.get("fps") != fps:
         differ = sorted(key for key in shapes.keys() | wanted.keys() if shapes.get(key) != wanted.get(key))
-        what = f"was recorded at {info['fps']} fps with other features" + (f" ({', '.join(differ)})" if differ else "")
-        raise DatasetError(what, where=root, fix="continue with the same fps and features, or record into a new folder")
+        of = f" with other settings of {', '.join(differ)}" if differ else ""
+        fix = "continue with the same fps, features and codec, or record into a new folder"
+        raise DatasetError(f"was recorded at {info.get('fps')} fps{of}", where=root, fix=fix)
     schema = episode_schema(features)
     tables = [table.select(schema.names).cast(schema) for table in tables]
     number = len(tables) - 1
-    last = tables[-1]
-    group = Group(number, last, number + 1)
-    numbers = file_numbers(last, "data")
-    if number in numbers:  # packed and closed
-        group = empty_group(number + 1, features)
-    elif numbers:
-        group.next_file = max(numbers) + 1
-        for each in numbers:
-            for key, path in small_files(root, features, each).items():
-                group.sizes[key] = group.sizes.get(key, 0) + (path.stat().st_size if path.exists() else 0)
+    packed = number in file_numbers(tables[-1], "data")
+    group = empty_group(number + 1, features) if packed else Group(number, tables[-1], number + 1)
     episodes = sum(table.num_rows for table in tables)
     ids = [int(i) for table in tables for i in table.column("episode_index").to_pylist()]
     if ids != list(range(episodes)):
@@ -86,6 +78,14 @@ def load_recording(root: Path, features: Mapping[str, Feature], entries: Mapping
         tasks.pop()
     frames = sum(int(np.sum(table.column("length").to_numpy())) for table in tables)
     return Recording(tables, tasks, group, episodes, frames, info.get("robot_type"))
+
+
+def _settings(entries: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """What must stay the same of each feature of info.json."""
+    return {
+        key: (entry.get("dtype"), list(entry.get("shape", [])), entry.get("info", {}).get("video.codec"))
+        for key, entry in entries.items()
+    }
 
 
 def remeasure(
