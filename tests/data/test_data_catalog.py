@@ -399,7 +399,7 @@ def test_forgiven_lines_of_episodes(copy: Any) -> None:
     """Whole numbers written as floats, one task without its list, a byte order mark, blank lines, unknown keys."""
     root = copy("v2.1")
     lines = [
-        '\ufeff{"episode_index": 0.0, "length": 4, "tasks": "wait", "more": {"x": 1}}',
+        '\ufeff{"episode_index": 0.0, "length": 4, "tasks": "wait", "more": {"x": "line\u2028separator"}}',
         "",
         '{"length": 2, "episode_index": 1}',
     ]
