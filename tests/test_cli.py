@@ -114,6 +114,7 @@ def test_a_file_may_leave_to_the_flags_what_is_required(
         (["train", "--data.root", "{}"], "meta/info.json"),
         (["train", "--data.root", "{}", "--steps", "0"], "steps: input should be greater than"),
         (["train", "--steps", "many"], "invalid"),
+        (["train", "--data.root", "{}", "--memory", "lots"], "memory 'lots'"),
         (["train", "--stepz", "3"], "--steps"),
         (["train", "{}/none.yaml"], "cannot be read"),
         (["inspect", "{}/nowhere"], "no such folder"),

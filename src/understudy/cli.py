@@ -29,16 +29,19 @@ class Verb:
     settings: str
     work: str
     about: str
-    usage: str = ""
-    file: bool = False
-    """Whether settings may come from a file, named first."""
+    first: str = ""
+    """What is named before the flags: FILE (settings in YAML or TOML, may be left out), RUN or PATH."""
 
 
 VERBS = {
-    "demo": Verb("tools.demo:DemoConfig", "tools.demo:demo", "the whole job in minutes, on a simulated table"),
-    "record": Verb("tools.record:RecordConfig", "tools.record:record", "record demonstrations of a scripted expert"),
-    "train": Verb("train.config:TrainConfig", "tools.verbs:train", "train a policy", "[FILE.yaml] [--…]", file=True),
-    "resume": Verb("train.config:TrainConfig", "tools.verbs:resume", "carry on at the exact next sample", "RUN [--…]"),
+    "demo": Verb(
+        "tools.demo:DemoConfig", "tools.demo:demo", "the whole job in minutes, on a simulated table", "[FILE]"
+    ),
+    "record": Verb(
+        "tools.record:RecordConfig", "tools.record:record", "record demonstrations of a scripted expert", "[FILE]"
+    ),
+    "train": Verb("train.config:TrainConfig", "tools.verbs:train", "train a policy", "[FILE]"),
+    "resume": Verb("train.config:TrainConfig", "tools.verbs:resume", "carry on at the exact next sample", "RUN"),
     "validate": Verb("tools.verbs:ValidateConfig", "tools.verbs:validate", "held-out loss per task", "RUN"),
     "rollout": Verb("train.rollout:RolloutConfig", "train.rollout:rollout_run", "success per task, simulated", "RUN"),
     "report": Verb("tools.report:ReportConfig", "tools.report:report", "write a run's report.html anew", "RUN"),
@@ -73,11 +76,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def overview() -> str:
     """The help text of the command itself."""
-    width = max(map(len, VERBS)) + 2
-    lines = [f"  {name:<{width}}{verb.about}" for name, verb in VERBS.items()]
+    calls = {f"{name} {verb.first}": verb.about for name, verb in VERBS.items()}
+    width = max(map(len, calls)) + 2
+    lines = [f"  {call:<{width}}{about}" for call, about in calls.items()]
     return "\n".join(
         [
-            "usage: understudy VERB …",
+            "usage: understudy VERB … [--setting VALUE …]",
             "",
             "Train robot policies from demonstrations.",
             "",
@@ -135,7 +139,7 @@ def _settings(name: str, verb: Verb, arguments: list[str]) -> Any:
         from understudy.train.settings import ConfigError
 
         raise ConfigError("say which run: understudy resume RUN [--…]")
-    elif verb.file and arguments and Path(arguments[0]).suffix in FILES:
+    elif "FILE" in verb.first and arguments and Path(arguments[0]).suffix in FILES:
         default = load(cls, arguments.pop(0))
 
     import tyro

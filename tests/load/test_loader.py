@@ -13,7 +13,8 @@ from understudy.data.errors import DatasetError
 from understudy.data.pictures import Pictures
 from understudy.data.samples import EpisodeDataset
 from understudy.load.loader import Loader
-from understudy.load.residency import parse_bytes, resident
+from understudy.load.residency import resident
+from understudy.load.sizes import parse_bytes
 from understudy.order import Order
 
 TOP = "observation.images.top"

@@ -254,9 +254,7 @@ def test_what_a_policy_cannot_use_is_told_early(tmp_path: Path) -> None:
 
     assert opened().cameras == ("observation.images.top", "observation.images.still")
     assert opened(cameras=("observation.images.still",)).cameras == ("observation.images.still",)
-    with pytest.raises(
-        DatasetError, match=r"no camera .*hand.*its cameras: observation.images.top"
-    ):
+    with pytest.raises(DatasetError, match=r"no camera .*hand.*its cameras: observation.images.top"):
         opened(cameras=("observation.images.hand",))
     write_dataset(tmp_path / "one", Spec(lengths=(5,)))
     with pytest.raises(DatasetError, match="cannot be split"):

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from understudy.data.samples import EpisodeDataset
-from understudy.load.residency import parse_bytes, resident
+from understudy.load.residency import resident
+from understudy.load.sizes import parse_bytes
 from understudy.order import Order
 from understudy.order.placement import batch_positions, rank_slice
 

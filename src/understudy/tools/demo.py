@@ -70,14 +70,18 @@ def demo(config: DemoConfig) -> int:
     kill_at, end = plan.checkpoint_every * 26 // 5, plan.checkpoint_every * 6
     _say(f"train {config.steps} steps; beside it {end} steps in a process that is never stopped")
     short = replace(plan, out=str(beside), steps=end, checkpoint_every=end, val_every=0)
+    started: list[subprocess.Popen[bytes]] = []
     with (out / "never-stopped.log").open("w") as log:
-        never_stopped = _start("train", _written(short, out), stderr=log)
         try:
-            _kill(_start("train", _written(plan, out)), run, kill_at, end)
-            _finish(_start("resume", run))
-            _finish(never_stopped)
+            started.append(_start("train", _written(short, out), stderr=log))
+            started.append(_start("train", _written(plan, out)))
+            _kill(started[1], run, kill_at, end)
+            started.append(_start("resume", run))
+            _finish(started[2])
+            _finish(started[0])
         finally:
-            never_stopped.kill()  # where we failed; one that has ended does not mind
+            for process in started:
+                process.kill()  # where we failed; one that has ended does not mind
     identical = _compare(run, beside, kill_at, end)
 
     _say("held-out loss per task")
@@ -120,11 +124,11 @@ def _make_room(out: Path) -> None:
 
 
 def _do(*arguments: object) -> None:
-    """A command, in this process."""
+    """A command, in this process; one that fails has said why, and ends the demonstration."""
     from understudy.cli import main
 
     if (code := main([str(argument) for argument in arguments])) != 0:
-        raise RuntimeError(f"understudy {arguments[0]} ended with {code}")
+        raise SystemExit(code)
 
 
 def _start(*arguments: object, stderr: IO[str] | None = None) -> "subprocess.Popen[bytes]":
@@ -134,8 +138,10 @@ def _start(*arguments: object, stderr: IO[str] | None = None) -> "subprocess.Pop
 
 
 def _finish(process: "subprocess.Popen[bytes]") -> None:
+    """Wait for a command's process; one that fails ends the demonstration."""
     if (code := process.wait()) != 0:
-        raise RuntimeError(f"{' '.join(map(str, process.args[2:]))} ended with {code}")  # type: ignore[index]
+        print(f"demo: {' '.join(map(str, process.args))} ended with {code}", file=sys.stderr)  # type: ignore[arg-type]
+        raise SystemExit(code)
 
 
 def _written(config: "TrainConfig", out: Path) -> Path:

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Interval, Le
 
+from understudy.load.sizes import parse_bytes
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -134,6 +136,10 @@ class TrainConfig:
     def problems(self) -> list[str]:
         """What is wrong between fields, one line each."""
         found = []
+        try:
+            parse_bytes(self.memory)
+        except ValueError as error:
+            found.append(str(error))
         if not self.data.root:
             found.append("data.root: required: the folder of the dataset to learn from")
         if self.policy.channels % 8 or self.policy.width % 8:
