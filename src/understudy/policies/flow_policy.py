@@ -42,7 +42,7 @@ class FlowPolicyConfig:
     """Height and width the network sees; pictures of another size are area-averaged to it."""
     text_bytes: int = 96
     """Length of the instruction in bytes, with its start token; longer ones are cut."""
-    channels: int = 32
+    channels: int = 24
     """Channels of the picture network (a multiple of 8)."""
     blocks: int = 3
     """Residual blocks of the picture network."""

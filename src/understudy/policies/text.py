@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from understudy.policies.layers import Conv1d, Linear, layer_norm
 
+FREQUENCY = 4.0  # deviation of a fresh phase in radians: from 4 on, sentences that differ in a word are unrelated
 START, PAD = 256, 257  # after the 256 byte values; START makes the empty text a text of one token
 
 
@@ -26,10 +27,13 @@ def byte_tokens(texts: Sequence[str], length: int) -> Tensor:
 
 class TextEncoder(nn.Module):
     """Byte tokens -> one vector per text, by word detectors: convolutions over the bytes, then the maximum over places
-    (Kim 2014, "Convolutional Neural Networks for Sentence Classification").
+    (Kim 2014, "Convolutional Neural Networks for Sentence Classification"), then the sine of a random projection to
+    pull the sentences apart (random Fourier features, Rahimi & Recht 2007).
 
-    The maximum matters. Sentences of a dataset often differ in one word, and a mean over all tokens makes their vectors
-    nearly parallel: a policy then learns the training scenes by heart before it finds out that the words say something.
+    The pulling apart matters. Sentences of a dataset often differ in one word, and a mean over their tokens differs by
+    a tenth: a policy then learns the training scenes by heart before it finds out that the words say something. Here
+    two different sentences start out nearly orthogonal.
+
     Texts repeat within a batch (a dataset has few tasks), so each distinct one is encoded once.
     """
 
@@ -40,9 +44,10 @@ class TextEncoder(nn.Module):
         self.near = Conv1d(width, out, 5, padding=2)  # letters within a word
         self.far = Conv1d(out, out, 5, padding=8, dilation=4)  # a word and its neighbours
         self.out = Linear(out, out)
+        nn.init.normal_(self.out.weight, std=FREQUENCY * out**-0.5)
 
     def forward(self, texts: Sequence[str], dtype: torch.dtype) -> Tensor:
-        """texts: B strings -> [B, out] in `dtype`, on the parameters' device."""
+        """texts: B strings -> [B, out] in -1..1, in `dtype`, on the parameters' device."""
         device = self.embed.weight.device
         distinct = sorted(set(texts))
         where = {text: row for row, text in enumerate(distinct)}
@@ -51,5 +56,6 @@ class TextEncoder(nn.Module):
         x = torch.where(valid, self.embed(tokens).transpose(1, 2), 0).to(dtype)  # [U, W, L]
         x = torch.where(valid, F.relu(self.near(x)), 0)  # [U, out, L]
         x = torch.where(valid, x + F.relu(self.far(x)), 0)
-        found = self.out(layer_norm(x.amax(dim=2)))  # [U, out]
+        phase = self.out(layer_norm(x.amax(dim=2).float()))  # [U, out], float32: a phase in radians bears no rounding
+        found = torch.sin(phase).to(dtype)
         return found[torch.tensor([where[text] for text in texts], device=device)]

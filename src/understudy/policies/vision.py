@@ -12,6 +12,10 @@ from torch import Tensor, nn
 
 from understudy.policies.layers import Conv2d, Linear, group_norm, layer_norm
 
+SHARPNESS = (
+    3.0  # deviation of a fresh keypoint's logits: at 1 every keypoint would start near the middle of the picture
+)
+
 
 def as_network_input(pictures: Tensor, size: tuple[int, int], dtype: torch.dtype) -> Tensor:
     """uint8 [B, 3, H, W] -> [B, 3, *size] in -1..1, area-averaged where the size differs."""
@@ -62,7 +66,8 @@ class PictureEncoder(nn.Module):
         self.camera = nn.Parameter(torch.randn(cameras, condition) * 0.5)
         self.stem = Conv2d(3, channels, 6, stride=4, padding=1)
         self.blocks = nn.ModuleList(FilmBlock(channels, condition) for _ in range(blocks))
-        self.points = Conv2d(channels, points, 1)
+        self.filters = Linear(condition, points * channels)
+        nn.init.normal_(self.filters.weight, std=SHARPNESS * (condition * channels) ** -0.5)
 
     def forward(self, pictures: list[Tensor], condition: Tensor) -> Tensor:
         """pictures: uint8 [B, 3, H, W] per camera; condition [B, condition] -> float32 [B, cameras * 2 * points]."""
@@ -72,5 +77,7 @@ class PictureEncoder(nn.Module):
             x = F.relu(self.stem(as_network_input(picture, self.size, condition.dtype)))  # [B, C, H/4, W/4]
             for block in self.blocks:
                 x = block(x, told)
-            seen.append(keypoints(self.points(x)))
+            filters = self.filters(told).view(len(x), -1, x.shape[1])  # [B, K, C]
+            logits = filters @ group_norm(x, 8).flatten(2)  # [B, K, h w]
+            seen.append(keypoints(logits.view(*logits.shape[:2], *x.shape[2:])))
         return torch.cat(seen, dim=1)
