@@ -296,7 +296,7 @@ def test_urls(written: Path, version: str, kind: str, monkeypatch: pytest.Monkey
     if "cannot" in kind:
 
         def unable(*_: Any, **__: Any) -> Any:
-            raise NotImplementedError("no listing here")
+            raise OSError("no listing here")
 
         monkeypatch.setattr(MemoryFileSystem, "ls", unable)
     here, there = Catalog.open(written / version), Catalog.open(url)

@@ -311,6 +311,28 @@ def test_missing_file(copy: Callable[[str], Path]) -> None:
         take(rows_of(root))
 
 
+def test_a_flipped_value_is_noticed_by_its_checksum(copy: Callable[[str], Path]) -> None:
+    """The file stays a valid one with another number in it; only the checksum of the page tells."""
+    root = copy("v2.1")
+    path = root / "data/chunk-000/episode_000000.parquet"
+    table = pq.read_table(path)
+    value = table["next.reward"][3].as_py()
+    options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    for checked in (True, False):
+        pq.write_table(table, path, write_page_checksum=checked, **options)
+        damaged = bytearray(path.read_bytes())
+        at = damaged.index(np.float32(value).tobytes())
+        damaged[at] ^= 1
+        path.write_bytes(damaged)
+        rows = rows_of(root, ("next.reward",))
+        if checked:
+            with pytest.raises(DatasetError, match=r"episode_000000\.parquet \(episode 0\)"):
+                take(rows, ("next.reward",))
+        else:  # the control: without checksums nothing can notice
+            got = rows.take(np.zeros(1, np.int64), {"next.reward": np.full(1, 3)})["next.reward"]
+            assert got[0] != np.float32(value)
+
+
 def test_no_copy_is_written(
     written: dict[str, tuple[Path, Truth]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
