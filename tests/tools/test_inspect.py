@@ -82,6 +82,13 @@ def test_what_a_dataset_holds(tmp_path: Path, version: str) -> None:
     assert {t["task"]: t["episodes"] for t in found["tasks"] if t["episodes"]} == by_task
 
 
+def test_an_episode_without_frames_needs_no_video(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "d", Spec(lengths=(0, 5, 0), per_video_file=1))
+    found = facts(tmp_path / "d")
+    assert (found["videos"][TOP]["files"], found["rows"]["episodes_read"]) == (1, 1)
+    assert not any("cannot be opened" in line for line in found["wrong"])
+
+
 def test_no_b_frames_are_not_claimed(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(gop=12))
     assert facts(tmp_path / "d")["videos"][TOP]["b_frames"] is False

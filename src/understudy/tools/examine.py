@@ -141,7 +141,7 @@ def _plain(value: float) -> float | None:
 def _videos(catalog: Catalog, camera: str, limit: int, wrong: list[str]) -> dict[str, Any]:
     """How one camera's files are encoded; picture counts against the rows."""
     videos = catalog.videos(camera)
-    used = np.unique(videos.file[videos.file >= 0])
+    used = np.flatnonzero(videos.expected > 0)  # a file for episodes without frames need not be there
     opened: list[dict[str, Any]] = []
     for place in _spread(len(used), limit):
         with finding(wrong):

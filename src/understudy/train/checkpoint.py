@@ -63,7 +63,7 @@ def load(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     import torch.distributed.checkpoint as dcp
 
     state = read_state(path)
-    with _told(f"{path}: cannot be loaded"):
+    with _told(f"{path}: cannot be loaded (removing this folder lets the run go on from an earlier one)"):
         # A copy of the mapping: DCP replaces entries that are not tensors, and all of ours are.
         dcp.load(dict(tensors), checkpoint_id=path, no_dist=True)
     return state
