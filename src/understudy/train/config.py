@@ -120,7 +120,8 @@ class TrainConfig:
     log_every: Annotated[int, Ge(1)] = 20
     """Steps between visits to the host: metrics are written and the progress line is refreshed."""
     threads: Annotated[int, Ge(1)] = 1
-    """Arithmetic threads of torch. More than one can cost a factor of a hundred when the machine is busy."""
+    """Arithmetic threads of torch. More than one can cost a factor of a hundred when the machine is busy, and another
+    number may round sums differently."""
     loader_threads: Annotated[int, Ge(1)] | Literal["auto"] = "auto"
     """Threads that read and decode."""
     memory: str = "4GB"
