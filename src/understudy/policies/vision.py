@@ -56,7 +56,13 @@ class FilmBlock(nn.Module):
 
 
 class PictureEncoder(nn.Module):
-    """One network for all cameras, each camera known to it by a learned vector added to the condition."""
+    """One network for all cameras, each camera known to it by a learned vector added to the condition.
+
+    The instruction writes the filters that look for the keypoints, on the network's maps and on the plain colours. So
+    from the first step on, other words look at other things, and some of them at what they mean: without that a policy
+    explains the demonstrations by the hand's way through each scene, and on a few hundred episodes it may never need
+    the words again.
+    """
 
     def __init__(
         self, cameras: int, size: tuple[int, int], channels: int, blocks: int, points: int, condition: int
@@ -66,18 +72,32 @@ class PictureEncoder(nn.Module):
         self.camera = nn.Parameter(torch.randn(cameras, condition) * 0.5)
         self.stem = Conv2d(3, channels, 6, stride=4, padding=1)
         self.blocks = nn.ModuleList(FilmBlock(channels, condition) for _ in range(blocks))
-        self.filters = Linear(condition, points * channels)
-        nn.init.normal_(self.filters.weight, std=SHARPNESS * (condition * channels) ** -0.5)
+        self.filters = _filters(condition, points, channels)
+        self.colours = _filters(condition, points, 3)
 
     def forward(self, pictures: list[Tensor], condition: Tensor) -> Tensor:
         """pictures: uint8 [B, 3, H, W] per camera; condition [B, condition] -> float32 [B, cameras * 2 * points]."""
         seen = []
         for camera, picture in zip(self.camera, pictures, strict=True):
             told = layer_norm(condition + camera.to(condition.dtype))
-            x = F.relu(self.stem(as_network_input(picture, self.size, condition.dtype)))  # [B, C, H/4, W/4]
+            rgb = as_network_input(picture, self.size, condition.dtype)
+            x = F.relu(self.stem(rgb))  # [B, C, h, w], h = H / 4
             for block in self.blocks:
                 x = block(x, told)
-            filters = self.filters(told).view(len(x), -1, x.shape[1])  # [B, K, C]
-            logits = filters @ group_norm(x, 8).flatten(2)  # [B, K, h w]
-            seen.append(keypoints(logits.view(*logits.shape[:2], *x.shape[2:])))
+            colour = group_norm(F.avg_pool2d(rgb, 4), 3)  # [B, 3, h, w], each channel by itself
+            logits = _apply(self.filters(told), group_norm(x, 8)) + _apply(self.colours(told), colour)
+            seen.append(keypoints(logits))
         return torch.cat(seen, dim=1)
+
+
+def _filters(condition: int, points: int, channels: int) -> Linear:
+    """Condition [B, condition] -> one filter of `channels` numbers per keypoint, [B, points * channels]."""
+    filters = Linear(condition, points * channels)
+    nn.init.normal_(filters.weight, std=SHARPNESS * (condition * channels) ** -0.5)
+    return filters
+
+
+def _apply(filters: Tensor, maps: Tensor) -> Tensor:
+    """Each sample's own filters [B, K * C] on its maps [B, C, h, w] -> [B, K, h, w]."""
+    batch, channels, height, width = maps.shape
+    return (filters.view(batch, -1, channels) @ maps.flatten(2)).view(batch, -1, height, width)
