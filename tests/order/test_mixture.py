@@ -99,6 +99,17 @@ def test_weights_by_name_by_temperature_and_one_epoch_of_each():
         assert abs(slots[0] / sum(slots) - share) < 0.01
 
 
+def test_a_mixture_keeps_to_the_frames_in_flight():
+    """Each source takes its share of the memory, and of the batch: not each all of it."""
+    trio = [episodes(*[300] * 3000, name=name) for name in "abc"]
+    order = Order.of(trio, weights=[6, 3, 1], batch=64, frames_in_flight=50_000)
+    held = [s.clip * s.lanes for s in order.spec.sources]
+    assert 0.7 * 50_000 < sum(held) <= 1.05 * 50_000
+    assert [h / sum(held) for h in held] == pytest.approx([0.6, 0.3, 0.1], abs=0.02)
+    tight = Order.of(trio, weights=[6, 3, 1], batch=512, frames_in_flight=16_000)  # 512 clips of 64 are twice as many
+    assert sum(s.clip * s.lanes for s in tight.spec.sources) <= 1.2 * 16_000
+
+
 def test_one_epoch_of_each_ends_together():
     pair = [episodes(*[30] * 20, name="a"), episodes(*[30] * 10, name="b")]
     order = Order.of(pair, batch=9)

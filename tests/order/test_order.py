@@ -16,15 +16,19 @@ modes = st.sampled_from(["clips", "uniform", "episodes", "sequential"])
 
 @st.composite
 def orders(draw: st.DrawFn) -> tuple[Order, Source]:
-    source = draw(sources())
-    chosen = {} if draw(st.booleans()) else {"clip": draw(st.integers(1, 70)), "lanes": draw(st.integers(1, 40))}
+    source, mode = draw(sources()), draw(modes)
+    chosen: dict[str, int | str] = {}
+    if mode in ("clips", "episodes"):
+        chosen["inside"] = draw(st.sampled_from(["sequential", "permuted"]))
+        if draw(st.booleans()):
+            chosen["lanes"] = draw(st.integers(1, 40))
+            chosen |= {"clip": draw(st.integers(1, 70))} if mode == "clips" else {}
     order = Order.of(
         [source],
         batch=draw(st.integers(1, 12)),
         seed=draw(st.integers(0, 2**64 - 1)),
         frames_in_flight=draw(st.integers(1, 500)),
-        mode=draw(modes),
-        inside=draw(st.sampled_from(["sequential", "permuted"])),
+        mode=mode,
         **chosen,
     )
     return order, source
@@ -137,7 +141,11 @@ def test_positions_may_be_one_number_or_none():
         ({"clip": 0}, "clip 0"),
         ({"lanes": -1}, "lanes -1"),
         ({"seed": -1}, "seed -1"),
-        ({"inside": "backwards"}, "inside is 'backwards'"),
+        ({"inside": "backwards"}, "inside 'backwards'"),
+        ({"mode": "uniform", "clip": 2}, "clip 2: mode 'uniform' takes none"),
+        ({"mode": "uniform", "inside": "permuted"}, "inside 'permuted': mode 'uniform'"),
+        ({"mode": "sequential", "lanes": 2}, "lanes 2: mode 'sequential' takes none"),
+        ({"mode": "episodes", "clip": 2}, "clip 2: mode 'episodes' takes none"),
     ],
 )
 def test_bad_settings_are_refused(kwargs, words):

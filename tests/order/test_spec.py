@@ -114,9 +114,19 @@ def test_a_spec_that_is_damaged_or_of_another_version_is_refused():
         ({"sources": [saved["sources"][0]] * 2}, "named 'a'"),
         ({"sources": [{**saved["sources"][0], "clip": 0}]}, "clip is 0"),
         ({"seed": -3}, "seed -3"),
+        ({"sources": [{**saved["sources"][0], "inside": "backwards"}]}, "inside is 'backwards'"),
+        ({"seed": "0"}, "'0' is str, need int"),
+        ({"batch": 8.0}, "8.0 is float"),
+        ({"schedule": [{"position": 0, "slots": [1.5, 1]}]}, "1.5 is float"),
+        ({"schedule": [{"position": 0, "slots": []}]}, "0 shares"),
+        ({"sources": [{**saved["sources"][0], "clip": "64"}]}, "clip: '64' is str"),
+        ({"sources": [{**saved["sources"][0], "shuffle": 1}]}, "shuffle: 1 is int, need bool"),
+        ({"sources": ["a"]}, "'a' is no JSON object"),
     ):
         with pytest.raises(ValueError, match=words):
             Spec.from_json({**saved, **change})
+    with pytest.raises(ValueError, match="no JSON object"):
+        Spec.from_json("[]")
     del saved["seed"]
     with pytest.raises(ValueError, match=r"missing.*seed"):
         Spec.from_json(saved)

@@ -74,7 +74,7 @@ class Layout:
         episode, start, stop = self.segments[row].T
         first, last = -(-start // self.stretch), stop // self.stretch
         frame = stop - (self.rests.ends[row] - line)
-        before = (last > first) & (frame < last * self.stretch)  # it lies before the whole stretches, not behind them
+        before = frame < last * self.stretch  # it lies before the whole stretches, not behind them
         return episode, np.where(before, frame - (last - first) * self.stretch, frame)
 
 

@@ -64,8 +64,9 @@ class Order:
         frames_in_flight: pictures (of one camera) that all ranks together may hold open.
         mode: "clips" (shuffled clips read in lanes), "uniform" (any frame anywhere), "episodes" (runs as long as the
             longest episode), "sequential" (storage order; no shuffling).
-        clip, lanes: S and V instead of the derived ones (lanes: over all sources).
-        inside: order inside a clip, "sequential" or "permuted".
+        clip, lanes: S and V instead of the derived ones (lanes: over all sources; without `clip`, a source of so few
+            frames that it is shuffled one by one takes none).
+        inside: order inside a clip (or episode), "sequential" or "permuted".
 
         Raises ValueError, naming the source, the value and the rule, for anything it cannot make an order of.
         """

@@ -14,7 +14,13 @@ from understudy.order.layout import Layout, check_segments, fingerprint, make_la
 from understudy.order.mixture import check_weights
 from understudy.order.spec import SourceSpec
 
-MODES = ("clips", "uniform", "episodes", "sequential")
+MODES = {
+    "clips": (),
+    "uniform": ("clip", "lanes", "inside"),
+    "episodes": ("clip",),
+    "sequential": ("clip", "lanes", "inside"),
+}
+"""The modes, and which settings have no meaning in them."""
 
 
 class Frames(Protocol):
@@ -59,6 +65,11 @@ class Wish:
         ):
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value}: need at least 1")
+        if self.inside not in ("sequential", "permuted"):
+            raise ValueError(f"inside {self.inside!r}: choose sequential or permuted")
+        for name in MODES[self.mode]:
+            if (value := getattr(self, name)) not in (None, "sequential"):
+                raise ValueError(f"{name} {value!r}: mode {self.mode!r} takes none; leave it out, or use mode 'clips'")
 
 
 @dataclass(frozen=True)
@@ -123,7 +134,7 @@ def plan_source(source: Frames, share: float, wish: Wish, lanes: int | None = No
         clip=choice.clip,
         lanes=min(choice.lanes, frames),
         shuffle=wish.mode != "sequential",
-        inside=wish.inside,
+        inside=wish.inside if choice.clip > 1 else "sequential",
         cut=choice.cut,
     )
     return Planned(spec, layout_of(spec, rows), choice.why)

@@ -76,12 +76,15 @@ class Spec:
         if not positions or positions[0] != 0 or any(a >= b for a, b in pairwise(positions)):
             raise ValueError(f"schedule positions {positions}: they must start at 0 and rise")
         for entry in self.schedule:
-            if len(entry.slots) > len(self.sources) or min(entry.slots) < 0 or sum(entry.slots) < 1:
+            if len(entry.slots) > len(self.sources) or min(entry.slots, default=0) < 0 or sum(entry.slots) < 1:
                 raise ValueError(f"schedule entry at {entry.position}: {len(entry.slots)} shares, none may be negative")
 
     @property
     def fingerprint(self) -> str:
-        """32 hex digits that name the order: equal exactly if every position holds the same sample."""
+        """32 hex digits that name the order: where they are equal, every position holds the same sample.
+
+        The same frames cut into other segments, or the same order by other settings, has another name.
+        """
         order = asdict(self)
         del order["batch"]
         for source in order["sources"]:
@@ -101,7 +104,9 @@ class Spec:
         schedule = []
         for entry in data["schedule"]:
             _check_keys(Entry, entry, "order spec, schedule entry")
-            schedule.append(Entry(int(entry["position"]), tuple(int(count) for count in entry["slots"])))
+            _check_types(int, [entry["position"], *entry["slots"]], "order spec, schedule entry")
+            schedule.append(Entry(entry["position"], tuple(entry["slots"])))
+        _check_types(int, [data[name] for name in ("seed", "batch", "version")], "order spec")
         return cls(data["seed"], data["batch"], sources, tuple(schedule), data["version"])
 
 
@@ -198,7 +203,9 @@ def _shares(entry: Entry, spec: Spec) -> str:
     return f"from {entry.position}: {shares} of {sum(entry.slots)}"
 
 
-def _check_keys(kind: type, data: dict[str, Any], where: str) -> None:
+def _check_keys(kind: type, data: Any, where: str) -> None:
+    if not isinstance(data, dict):
+        raise ValueError(f"{where}: {str(data)[:80]!r} is no JSON object; give what `to_json` wrote")
     names = {field.name for field in fields(kind)}
     missing, unknown = sorted(names - set(data)), sorted(set(data) - names)
     if missing or unknown:
@@ -207,7 +214,16 @@ def _check_keys(kind: type, data: dict[str, Any], where: str) -> None:
 
 def _make(kind: Any, data: dict[str, Any], where: str) -> Any:
     _check_keys(kind, data, where)
+    for field in fields(kind):
+        _check_types(field.type, [data[field.name]], f"{where}, {field.name}")
     return kind(**data)
+
+
+def _check_types(kind: Any, values: Sequence[Any], where: str) -> None:
+    """ValueError for a value of another type; a rounded or quoted number would be another order."""
+    for value in values:
+        if type(value) is not kind:
+            raise ValueError(f"{where}: {value!r} is {type(value).__name__}, need {kind.__name__}; it was edited")
 
 
 def _check_names(names: Sequence[str]) -> None:
