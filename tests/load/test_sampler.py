@@ -184,6 +184,26 @@ def test_set_epoch_is_as_with_other_samplers():
             sampler.set_epoch(bad)
 
 
+def test_naming_the_next_epoch_goes_on_where_this_one_ends():
+    """Also where another batch before a restart has left passes that end elsewhere than in a run of this batch."""
+    sampler = EpisodeSampler(DATA, batch=16)
+    sampler.load_state_dict(sampler.state_dict(consumed=75))
+    seen = []
+    for epoch in range(1, 6):
+        sampler.set_epoch(epoch)
+        seen += list(sampler)
+    assert seen == stream(75 + len(seen))[75:]
+    assert len(seen) > 4 * N
+
+
+def test_epochs_that_are_less_than_a_batch_are_numbered_by_batches():
+    sampler = EpisodeSampler(DATA, batch=100)
+    expected = stream(900)
+    for epoch in (0, 1, 2, 3, 4, 5, 8, 2):
+        sampler.set_epoch(epoch)
+        assert list(sampler) == expected[100 * epoch : 100 * (epoch + 1)]
+
+
 def test_a_pass_that_is_started_again_starts_again():
     sampler = EpisodeSampler(DATA)
     first = list(itertools.islice(sampler, 10))
@@ -218,6 +238,9 @@ def test_a_state_is_plain_and_another_order_is_refused():
         with pytest.raises(ValueError, match=words):
             other.load_state_dict(state)
     EpisodeSampler(DATA, batch=16).load_state_dict(state)
+    for wrong in ({}, {"epoch": 3, "start": 5}, {**state, "position": -8}):
+        with pytest.raises(ValueError, match="no state of an EpisodeSampler"):
+            EpisodeSampler(DATA).load_state_dict(wrong)
     with pytest.raises(ValueError, match="consumed -1"):
         EpisodeSampler(DATA).state_dict(consumed=-1)
 

@@ -116,7 +116,6 @@ class EpisodeSampler(Sampler[int]):
         if wanted != self._epoch:
             following = wanted == self._epoch + 1
             self._go_to(self._end() if following else -(-wanted * self._pass // self._batch) * self._batch)
-            self._epoch = wanted
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """{"position", "order"}: where to go on, and what the positions mean.
@@ -133,8 +132,12 @@ class EpisodeSampler(Sampler[int]):
         """Go on where `state_dict` was taken, in the same epoch or, if it was at its end, in the next.
 
         Batch, rank and world may differ. Raises ValueError that tells each difference if the data, the selection, the
-        seed or the shuffling does.
+        seed or the shuffling does, or if this is no state of such a sampler.
         """
+        if set(state_dict) != {"position", "order"} or int(state_dict["position"]) < 0:
+            raise ValueError(
+                f"{str(state_dict)[:80]} is no state of an EpisodeSampler: give what `state_dict` returned"
+            )
         saved = Spec.from_json(state_dict["order"])
         if differences := [d for d in compare(saved, self._order.spec) if d.changes_order]:
             raise ValueError("this sampler is not the saved one:\n" + "\n".join(map(str, differences)))
