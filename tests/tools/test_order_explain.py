@@ -76,12 +76,32 @@ def test_real_datasets(real_data: Path, capsys: pytest.CaptureFixture[str]) -> N
         ({"reach": (-1, 0)}, "gop, reach, clip, lanes: must not be negative"),
         ({"paths": ("a", "a")}, "paths: a is named twice"),
         ({"weights": (1.0,)}, "weights: 1 given for 0 datasets"),
+        ({"paths": ("a", "b"), "weights": (1.0, 0.0)}, "weights: (1.0, 0.0) must be above 0"),
+        ({"paths": ("a", "b"), "weights": (1.0, 1e7)}, "less than a million times the smallest"),
+        ({"paths": ("a", "b"), "weights": (1.0, float("nan"))}, "weights: (1.0, nan)"),
+        ({"seed": -1}, "seed: must be in"),
+        ({"frame_bytes": 0.0}, "frame_bytes: must be above 0"),
+        ({"picture": "no/such/folder/order.png"}, "there is no folder no/such/folder"),
         ({"picture": "order.gif"}, "must end in .png, .svg or .pdf"),
     ],
 )
 def test_settings_that_cannot_be_are_named(wrong: dict, said: str) -> None:
     assert any(said in line for line in ExplainConfig(**SMALL | wrong).problems())
     assert ExplainConfig(**SMALL).problems() == []
+
+
+def test_what_is_looked_at_is_bounded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A clip as long as all data, memory for all data: the stretch stays short, and what it cannot show is said."""
+    monkeypatch.setattr("understudy.tools.order_explain.MOST", 1 << 16)
+    for kwargs in ({"frames_in_flight": 10**9}, {"clip": 10**12, "lanes": 32}):
+        config = ExplainConfig(**SMALL | kwargs)
+        comparison = compare(read_tables(config), config)
+        assert not comparison.settled
+        assert {side.figures.stretch for side in comparison.sides if side.figures} == {(1 << 16, 1 << 17)}
+    assert explain(ExplainConfig(**SMALL, clip=10**12, lanes=1)) == 0
+    text = capsys.readouterr().out
+    assert "take their figures as a sketch" in text
+    assert "not shown: audit: 'clips' opens nothing" in text
 
 
 def test_clip_lanes_and_the_order_inside_can_be_tried(capsys: pytest.CaptureFixture[str]) -> None:

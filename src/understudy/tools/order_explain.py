@@ -9,8 +9,9 @@ Not here: the figures (`understudy.order.audit`), the other orders (`understudy.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional
 
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from understudy.order import Order
     from understudy.order.audit import Audit
     from understudy.order.rivals import Read
+
+
+MOST = 1 << 22
+"""Positions to look at, and as many before them: memory and time stay bounded, whatever is held. What holds more than a
+quarter of this (as a rule, all there is) is not seen to come and go often enough to settle, and the text says so."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,8 @@ class ExplainConfig:
     clip: int = 0
     """Frames per clip, to try another one; 0: chosen for the data."""
     lanes: int = 0
-    """Lanes, to try another number; 0: chosen for the data, or the batch where a clip is given."""
+    """Lanes, to try another number; 0: chosen for the data, or the batch where a clip is given. (Few frames that are
+    shuffled one by one have none; give a clip as well.)"""
     inside: Literal["sequential", "permuted"] = "sequential"
     """Order of the frames inside a clip."""
     world: int = 8
@@ -71,6 +78,14 @@ class ExplainConfig:
         found += [f"paths: {path} is named twice" for path in sorted(set(self.paths)) if self.paths.count(path) > 1]
         if self.weights and len(self.weights) != len(self.paths):
             found.append(f"weights: {len(self.weights)} given for {len(self.paths)} datasets")
+        elif self.weights and not all(0 < weight < 2**20 * min(self.weights) for weight in self.weights):
+            found.append(f"weights: {self.weights} must be above 0, the largest less than a million times the smallest")
+        if not 0 <= self.seed < 2**64:
+            found.append("seed: must be in [0, 2**64)")
+        if not 0 < self.frame_bytes < float("inf"):
+            found.append("frame_bytes: must be above 0")
+        if self.picture and not Path(self.picture).absolute().parent.is_dir():
+            found.append(f"picture: there is no folder {Path(self.picture).parent}; make it first")
         if self.picture and not self.picture.endswith((".png", ".svg", ".pdf")):
             found.append(f"picture: {self.picture!r} must end in .png, .svg or .pdf")
         return found
@@ -116,6 +131,8 @@ class Comparison:
     start: int
     """The first position looked at: far enough into a run for every order to have settled."""
     sides: tuple[Side, ...]
+    settled: bool
+    """Whether the stretch sees what is held come and go several times."""
 
 
 def explain(config: ExplainConfig) -> int:
@@ -159,29 +176,18 @@ def compare(tables: Sequence[Table], config: ExplainConfig) -> Comparison:
     from understudy.order import rivals as other
     from understudy.order.audit import audit, reading
 
-    def ours(mode: str) -> Order:
-        return Order.of(
-            tables,
-            weights=config.weights or None,
-            batch=config.batch,
-            seed=config.seed,
-            frames_in_flight=config.frames_in_flight,
-            mode=mode,
-            clip=config.clip or None,
-            lanes=config.lanes or None,
-            inside=config.inside,
-        )
-
-    order = ours("clips")
+    asked: Any = {"weights": config.weights or None, "batch": config.batch, "seed": config.seed}
+    tried: Any = {"clip": config.clip or None, "lanes": config.lanes or None, "inside": config.inside}
+    order = Order.of(tables, **asked, frames_in_flight=config.frames_in_flight, **tried)
     clips, lengths = reading(order)
-    uniform, _ = reading(ours("uniform"))
+    uniform, _ = reading(Order.of(tables, **asked, mode="uniform"))
     # A source whose order is the uniform shuffle is held whole; otherwise V lanes hold a clip of S each.
-    held = sum(s.frames if s.clip == 1 else s.clip * s.lanes for s in order.spec.sources)
+    held = sum(s.frames if s.clip == 1 else min(s.frames, s.clip * s.lanes) for s in order.spec.sources)
     episodes = _whole(held / float(lengths.mean()), config.batch, lengths.size)
     pool = max(1, episodes // (config.world * config.workers))
     # A pool has forgotten after about two turnovers that it started full; the stretch must see several more.
-    start = 3 * held // config.batch * config.batch
-    span = max(2048 * config.batch, 4 * held)
+    start = min(3 * held, MOST) // config.batch * config.batch
+    span = max(256 * config.batch, min(max(2048 * config.batch, 4 * held), MOST))
     last = start + span
     each = {"batch": config.batch, "ranks": config.world, "workers": config.workers, "positions": last}
     makers = {
@@ -197,24 +203,24 @@ def compare(tables: Sequence[Table], config: ExplainConfig) -> Comparison:
     for name, make in makers.items():
         try:
             read = make()
-        except ValueError as error:  # too few episodes to give every worker one
+            figures = audit(
+                read,
+                lengths,
+                config.batch,
+                name=name,
+                world=config.world,
+                start=start,
+                span=span,
+                gop=np.repeat([table.gop for table in tables], [table.lengths.size for table in tables]),
+                reach=config.reach,
+                fps=tables[0].fps,
+                frame_bytes=config.frame_bytes * float(cameras),
+            )
+        except ValueError as error:  # too few episodes to give every worker one; a clip that outlasts the stretch
             sides.append(Side(name, None, None, str(error)))
             continue
-        figures = audit(
-            read,
-            lengths,
-            config.batch,
-            name=name,
-            world=config.world,
-            start=start,
-            span=span,
-            gop=np.repeat([table.gop for table in tables], [table.lengths.size for table in tables]),
-            reach=config.reach,
-            fps=tables[0].fps,
-            frame_bytes=config.frame_bytes * float(cameras),
-        )
         sides.append(Side(name, read, figures))
-    return Comparison(order, lengths, start, tuple(sides))
+    return Comparison(order, lengths, start, tuple(sides), settled=4 * held <= MOST)
 
 
 def _whole(fitting: float, batch: int, most: int) -> int:
@@ -232,6 +238,8 @@ def render(tables: Sequence[Table], comparison: Comparison, config: ExplainConfi
         lines.append(f"{table.name}: {size}, a key frame every {table.gop}")
     lines += ["", comparison.order.explain(), "", *_rows(comparison), ""]
     lines += [f"not shown: {side.missing}" for side in comparison.sides if side.missing]
+    if not comparison.settled:
+        lines.append("Orders that hold pieces hold too many here to be seen settled: take their figures as a sketch.")
     low, high = next(side.figures.stretch for side in comparison.sides if side.figures)
     notes = (
         f"Counted over positions {low:,} to {high:,}; global batch {config.batch}, {config.world} ranks, "
