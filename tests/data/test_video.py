@@ -244,6 +244,15 @@ def test_what_is_no_video_is_refused(what: str, tmp_path: Path) -> None:
         open_video(path)
 
 
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "file.mp4"
+    os.mkfifo(path)
+    both_ends = os.open(path, os.O_RDWR)  # so that a reader that does open it fails instead of waiting
+    with pytest.raises(DatasetError, match=r"file\.mp4: is no file"):
+        open_video(path)
+    os.close(both_ends)
+
+
 def test_pickles_as_its_path_and_can_be_closed(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
     path, pictures = clips["hevc-open"]
     video = open_video(path)

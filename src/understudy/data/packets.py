@@ -38,6 +38,8 @@ class Packets(Protocol):
 
 def open_packets(path: str) -> Packets:
     """The packets of a video file, whatever its container. Raises `DatasetError` if it cannot be read as a video."""
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+        raise DatasetError("is no file", where=path, fix=_REMEDY)
     try:
         packets: Packets = Mp4Packets(path)
     except UnknownLayout:
