@@ -194,6 +194,11 @@ def test_naming_the_next_epoch_goes_on_where_this_one_ends():
         seen += list(sampler)
     assert seen == stream(75 + len(seen))[75:]
     assert len(seen) > 4 * N
+    sampler.load_state_dict(sampler.state_dict(consumed=75))  # a pass from 75 to 155, the first whole batch behind 144
+    sampler.set_epoch(1)
+    assert list(itertools.islice(sampler, 20)) == stream(95)[75:]
+    sampler.set_epoch(2)
+    assert list(itertools.islice(sampler, 20)) == stream(175)[155:]
 
 
 def test_epochs_that_are_less_than_a_batch_are_numbered_by_batches():

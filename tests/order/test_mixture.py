@@ -125,6 +125,8 @@ def test_a_weight_that_is_none_is_refused_by_name(weight):
 
 def test_weights_that_do_not_fit_the_sources_are_refused():
     pair = [episodes(5, name="a"), episodes(5, name="b")]
+    with pytest.raises(ValueError, match="add up to infinity"):
+        Order.of(pair, weights=[1e308, 1e308], batch=2)
     with pytest.raises(ValueError, match="3 weights for 2"):
         Order.of(pair, weights=[1, 1, 1], batch=2)
     with pytest.raises(ValueError, match="sources are"):

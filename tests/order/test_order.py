@@ -66,6 +66,8 @@ def test_at_which_positions_does_a_frame_appear():
         order.positions_of(0, 1, 40)
     with pytest.raises(ValueError, match="source 1"):
         order.positions_of(1, 1, 4)
+    with pytest.raises(ValueError, match="epochs start at 0"):
+        order.positions_of(0, 1, 4, range(-1, 2))
 
 
 def test_sequential_is_storage_order_and_the_others_are_not():
@@ -141,6 +143,8 @@ def test_positions_may_be_one_number_or_none():
         ({"clip": 0}, "clip 0"),
         ({"lanes": -1}, "lanes -1"),
         ({"seed": -1}, "seed -1"),
+        ({"batch": 2.5}, "batch 2.5: need a whole number"),
+        ({"lanes": "8"}, "lanes '8': need a whole"),
         ({"inside": "backwards"}, "inside 'backwards'"),
         ({"mode": "uniform", "clip": 2}, "clip 2: mode 'uniform' takes none"),
         ({"mode": "uniform", "inside": "permuted"}, "inside 'permuted': mode 'uniform'"),
@@ -194,6 +198,14 @@ def test_another_batch_is_the_same_order():
         order.rebatched(0)
 
 
+def test_numbers_of_numpy_are_numbers():
+    eight = np.int64(8)
+    order = Order.of([episodes(*[100] * 50)], batch=eight, seed=np.uint64(3), clip=eight, lanes=eight)
+    order = order.reweighted(np.int64(77), {"source": np.float32(1)}).rebatched(np.int32(16))
+    plain = Order.of([episodes(*[100] * 50)], batch=8, seed=3, clip=8, lanes=8).reweighted(77, {"source": 1})
+    assert order.to_json() == plain.rebatched(16).to_json()
+
+
 def test_the_inverse_follows_the_schedule():
     pair = [episodes(*[20] * 3, name="a"), episodes(*[20] * 2, name="b")]
     order = Order.of(pair, batch=8, frames_in_flight=30).reweighted(333, {"a": 1, "b": 5}).reweighted(700, {"a": 1})
@@ -209,6 +221,10 @@ def test_a_change_must_come_after_the_last_and_name_its_sources():
         order.reweighted(10, {"b": 1})
     with pytest.raises(ValueError, match="'x'"):
         order.reweighted(20, {"x": 1})
+    with pytest.raises(ValueError, match="name at least one"):
+        order.reweighted(20, {})
+    with pytest.raises(ValueError, match=r"position 20\.5"):
+        order.reweighted(20.5, {"a": 1})
     with pytest.raises(ValueError, match="'c'"):
         order.reweighted(20, {"a": 1}, add=[episodes(5, name="c")])
     with pytest.raises(ValueError, match="named 'a'"):

@@ -91,6 +91,8 @@ def test_the_fingerprint_changes_exactly_if_the_order_does():
     spec = Order.of(pair(), batch=8, frames_in_flight=500).spec
     a, b = spec.sources
     same = [replace(spec, batch=16), replace(spec, sources=(replace(a, name="z"), b))]
+    few = [Order.of(pair(), batch=8, inside=inside).spec for inside in ("sequential", "permuted")]
+    assert few[0].fingerprint == few[1].fingerprint  # shuffled one by one, there is no inside
     others = [
         replace(spec, seed=1),
         replace(spec, sources=(b, a)),

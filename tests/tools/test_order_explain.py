@@ -92,6 +92,8 @@ def test_settings_that_cannot_be_are_named(wrong: dict, said: str) -> None:
 
 def test_what_is_looked_at_is_bounded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A clip as long as all data, memory for all data: the stretch stays short, and what it cannot show is said."""
+    config = ExplainConfig(**SMALL | {"episodes": 40}, clip=10**12, lanes=32)
+    assert compare(read_tables(config), config).settled  # no more is held than there is
     monkeypatch.setattr("understudy.tools.order_explain.MOST", 1 << 16)
     for kwargs in ({"frames_in_flight": 10**9}, {"clip": 10**12, "lanes": 32}):
         config = ExplainConfig(**SMALL | kwargs)

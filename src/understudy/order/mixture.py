@@ -32,6 +32,8 @@ def check_weights(weights: Sequence[float], names: Sequence[str]) -> list[float]
             raise ValueError(
                 f"weight {weight} of source {name!r}: weights are finite numbers above 0; leave a source out to skip it"
             )
+    if not math.isfinite(sum(map(float, weights))):
+        raise ValueError(f"weights {list(weights)} add up to infinity: only their ratios count, give smaller numbers")
     return [float(weight) for weight in weights]
 
 

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from understudy.order.defaults import choose_slots
+from understudy.order.keys import check_seed
 from understudy.order.lanes import Lanes
 from understudy.order.layout import Layout, check_segments, fingerprint
 from understudy.order.mixture import check_weights, make_period
 from understudy.order.permute import CHUNK
 from understudy.order.philox import Words
-from understudy.order.plan import Frames, Wish, layout_of, plan, plan_source, shares_of
+from understudy.order.plan import Frames, Wish, layout_of, plan, plan_source, shares_of, whole
 from understudy.order.search import Ints
 from understudy.order.spec import Entry, SourceSpec, Spec, compare
 
@@ -70,6 +71,8 @@ class Order:
 
         Raises ValueError, naming the source, the value and the rule, for anything it cannot make an order of.
         """
+        batch, seed = whole("global batch", batch), check_seed(seed)
+        clip, lanes = (None if n is None else whole(name, n) for name, n in (("clip", clip), ("lanes", lanes)))
         wish = Wish(mode, batch, frames_in_flight, clip, lanes, inside)
         if not sources:
             raise ValueError("no sources: an order needs at least one")
@@ -158,6 +161,8 @@ class Order:
         """
         if not 0 <= source < len(self.layouts):
             raise ValueError(f"source {source}: there are {len(self.layouts)} sources, counted from 0")
+        if len(epochs) and min(epochs) < 0:
+            raise ValueError(f"epochs {epochs}: epochs start at 0")
         layout, lanes = self.layouts[source], self._lanes[source]
         rows = layout.segments
         holding = np.flatnonzero((rows[:, 0] == episode) & (rows[:, 1] <= frame) & (frame < rows[:, 2]))
@@ -174,10 +179,12 @@ class Order:
         """This order up to `position`, and from there on sources in other shares: a new schedule entry.
 
         weights: by name, of the sources that go on (a source not named leaves); `add` are new sources, which must be
-        named too. A source that goes on is read on from where it was, so it is still read once per its own epoch.
+        named too. A source that goes on is read on from where it was, so it is still read once per its own epoch, in
+        the same clips and lanes; as its slots are others now, its lanes no longer keep to one rank each. What is added
+        is read in clips, with its defaults.
         Raises ValueError if `position` is not behind the last entry of the schedule.
         """
-        last = self.spec.schedule[-1].position
+        position, last = whole("position", position), self.spec.schedule[-1].position
         if position <= last:
             raise ValueError(f"position {position}: the schedule already has an entry at {last}; change after it")
         known = [s.name for s in self.spec.sources] + [source.name for source in add]
@@ -185,6 +192,8 @@ class Order:
             if name not in known or name not in weights:
                 raise ValueError(f"source {name!r}: weights must name each added source and only known ones: {known}")
         named = [name for name in known if name in weights]
+        if not named:
+            raise ValueError(f"weights name no source that goes on: name at least one of {known}")
         values = check_weights([weights[name] for name in named], named)
         slots = choose_slots(values, self.batch, max(sum(self.spec.schedule[-1].slots), 16 * self.batch))
         by_name = dict(zip(named, slots))
@@ -198,7 +207,7 @@ class Order:
 
     def rebatched(self, batch: int) -> "Order":
         """The same order for a run that goes on with another global batch. Positions keep their samples."""
-        return Order(replace(self.spec, batch=batch), self.layouts, self._why)
+        return Order(replace(self.spec, batch=whole("global batch", batch)), self.layouts, self._why)
 
     def explain(self) -> str:
         """The order in words: per source its settings and, for an order just made, why they were chosen."""

@@ -5,7 +5,8 @@ Not here: the rules by which clips and lanes are chosen (`defaults.py`), the ord
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from operator import index
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -70,6 +71,14 @@ class Wish:
         for name in MODES[self.mode]:
             if (value := getattr(self, name)) not in (None, "sequential"):
                 raise ValueError(f"{name} {value!r}: mode {self.mode!r} takes none; leave it out, or use mode 'clips'")
+
+
+def whole(name: str, value: Any) -> int:
+    """`value` as a plain int, which JSON can hold; ValueError for what is none (2.5, "8"). numpy's integers are."""
+    try:
+        return index(value)
+    except TypeError:
+        raise ValueError(f"{name} {value!r}: need a whole number") from None
 
 
 @dataclass(frozen=True)
