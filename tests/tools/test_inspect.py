@@ -102,12 +102,23 @@ def test_odd_but_readable(tmp_path: Path) -> None:
     for line in (
         "observation.state: not finite in 3 of the rows",
         "timestamps start up to 0.100 s away from 0",
-        "info.json says av1, the files hold h264",
+        "info.json says codec av1, the files are h264",
         "total_frames is 999",
         "observation.state: constant in dimensions 2",
     ):
         assert line in lines
     assert lines.count("observation.state: ") == len([x for x in lines.splitlines() if "observation.state: " in x])
+
+
+def test_what_the_number_columns_do_not_show(tmp_path: Path) -> None:
+    """A column of text or stored pictures that is declared and not there."""
+    write_dataset(tmp_path / "d", Spec())
+    for key, dtype, shape in [("note", "string", [1]), ("png", "image", [8, 8, 3])]:
+        entry = {"dtype": dtype, "shape": shape, "names": None}
+        edit_json(tmp_path / "d/meta/info.json", lambda info, k=key, e=entry: info["features"].update({k: e}))
+    lines = "\n".join(facts(tmp_path / "d")["wrong"])
+    assert "there is no column 'note'" in lines
+    assert "there is no column 'png'" in lines
 
 
 def damage(root: Path, what: str) -> None:

@@ -16,27 +16,39 @@ from understudy.data.rows import Rows
 from understudy.data.stored_pictures import StoredPictures
 
 
-def examine(catalog: Catalog) -> Iterator[str]:
-    """What is odd or wrong, one line each, as it is found: the report of the catalog, then file by file."""
+def examine(catalog: Catalog, limit: int | None = None) -> Iterator[str]:
+    """What is odd or wrong, one line each, as it is found: the report of the catalog, then file by file.
+
+    Args:
+        limit: at most this many files of rows, and of videos per camera, are opened, spread evenly.
+    """
     yield from catalog.report()
     features = catalog.features.values()
     rows = Rows(catalog, [feature.key for feature in features if not feature.is_picture], cache_bytes=0)
     stored = StoredPictures(catalog, [feature.key for feature in features if feature.dtype == "image"], cache_bytes=0)
     pictures = Pictures(catalog, cache_bytes=0, backend="pyav")
     with_frames = catalog.episodes.lengths > 0
-    for row in _first_rows(catalog.episodes.data_file, with_frames):
+    for row in _first_rows(catalog.episodes.data_file, with_frames, limit):
         yield from _tried(rows.notes, partial(rows.check, row))
         yield from _tried([], partial(stored.check, row))
     for camera, videos in catalog.episodes.videos.items():
-        for row in _first_rows(videos.file, with_frames & (videos.file >= 0)):
+        for row in _first_rows(videos.file, with_frames & (videos.file >= 0), limit):
             yield from _tried(pictures.notes, partial(pictures.reader, camera, row))
             pictures.close()
 
 
-def _first_rows(file: np.ndarray, chosen: np.ndarray) -> list[int]:
-    """One table row for each file, the first that is chosen."""
+def spread(count: int, limit: int | None) -> list[int]:
+    """At most `limit` of range(count), from the first to the last."""
+    if limit is None or count <= limit:
+        return list(range(count))
+    return sorted(set(np.linspace(0, count - 1, limit).round().astype(int).tolist()))
+
+
+def _first_rows(file: np.ndarray, chosen: np.ndarray, limit: int | None) -> list[int]:
+    """One table row for each file that has one chosen, the first; of at most `limit` files."""
     rows = np.flatnonzero(chosen)
-    return np.sort(rows[np.unique(file[rows], return_index=True)[1]]).tolist()
+    first = rows[np.unique(file[rows], return_index=True)[1]]
+    return [int(first[place]) for place in spread(len(first), limit)]
 
 
 def _tried(notes: list[str], act: Callable[[], object]) -> Iterator[str]:

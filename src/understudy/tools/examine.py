@@ -1,25 +1,26 @@
 """What a dataset holds, how it is encoded and what is wrong with it, as plain facts (JSON-serialisable).
 
 Reads metadata whole, rows of many episodes and the index of many video files, decodes nothing. What cannot be read
-becomes a finding, not an error. Not here: how the facts are told and shown (`inspect.py`).
+becomes a finding, not an error. Not here: what is wrong inside a file (`data/examine.py`), how the facts are told and
+shown (`inspect.py`).
 """
 
 import os
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 
 from understudy.data.catalog import Catalog
 from understudy.data.errors import DatasetError
+from understudy.data.examine import examine as faults
+from understudy.data.examine import spread
 from understudy.data.features import INDEX_KEYS
 from understudy.data.samples import EpisodeDataset
 from understudy.data.video import open_video
-
-_SAME_CODEC = {"libsvtav1": "av1", "libaom-av1": "av1", "libx264": "h264", "libx265": "hevc", "h265": "hevc"}
 
 
 def examine(catalog: Catalog, limit: int) -> dict[str, Any]:
@@ -29,8 +30,8 @@ def examine(catalog: Catalog, limit: int) -> dict[str, Any]:
         limit: at most this many episodes (rows) and video files per camera are opened, spread evenly.
     """
     lengths = catalog.episodes.lengths
-    wrong = list(catalog.report())
-    rows = _rows(catalog, _spread(len(catalog.episodes), limit), wrong)
+    wrong = list(faults(catalog, limit))
+    rows = _rows(catalog, spread(len(catalog.episodes), limit), wrong)
     videos = {key: _videos(catalog, key, limit, wrong) for key in catalog.episodes.videos}
     return {
         "root": catalog.root,
@@ -66,11 +67,6 @@ def finding(wrong: list[str]) -> Iterator[None]:
         except (DatasetError, OSError, ValueError, MemoryError) as error:
             wrong.append(" ".join(str(error).split()) or type(error).__name__)
     wrong += [str(warning.message) for warning in said if issubclass(warning.category, UserWarning)]
-
-
-def _spread(count: int, limit: int) -> list[int]:
-    """At most `limit` of range(count), from the first to the last."""
-    return sorted(set(np.linspace(0, count - 1, min(count, limit)).round().astype(int).tolist())) if count else []
 
 
 def _tasks(catalog: Catalog) -> list[dict[str, Any]]:
@@ -139,13 +135,13 @@ def _plain(value: float) -> float | None:
 
 
 def _videos(catalog: Catalog, camera: str, limit: int, wrong: list[str]) -> dict[str, Any]:
-    """How one camera's files are encoded; picture counts against the rows."""
+    """How one camera's files are encoded."""
     videos = catalog.videos(camera)
     used = np.flatnonzero(videos.expected > 0)  # a file for episodes without frames need not be there
     opened: list[dict[str, Any]] = []
-    for place in _spread(len(used), limit):
-        with finding(wrong):
-            opened.append(_video(catalog, camera, int(used[place]), wrong))
+    for place in spread(len(used), limit):
+        with suppress(DatasetError, OSError, ValueError):  # told by `faults`
+            opened.append(_video(catalog, camera, int(used[place])))
     facts: dict[str, Any] = {"files": len(used), "files_read": len(opened)}
     for name in ("codec", "pixels", "width", "height", "fps", "gop", "b_frames"):
         values = [one[name] for one in opened]
@@ -156,13 +152,10 @@ def _videos(catalog: Catalog, camera: str, limit: int, wrong: list[str]) -> dict
                 wrong.append(f"{camera}: files differ in {name}: {shown}")
     pictures, size = sum(one["pictures"] for one in opened), sum(one["bytes"] for one in opened)
     facts |= {"pictures": pictures, "bytes": size, "bytes_per_picture": size / pictures if pictures else None}
-    said = catalog.features[camera].info.get("video.codec") if camera in catalog.features else None
-    if said and facts["codec"] and _SAME_CODEC.get(str(said), str(said)) != facts["codec"]:
-        wrong.append(f"{camera}: info.json says {said}, the files hold {facts['codec']}")
     return facts
 
 
-def _video(catalog: Catalog, camera: str, file: int, wrong: list[str]) -> dict[str, Any]:
+def _video(catalog: Catalog, camera: str, file: int) -> dict[str, Any]:
     """One file, by its index; nothing is decoded."""
     import av
 
@@ -172,9 +165,6 @@ def _video(catalog: Catalog, camera: str, file: int, wrong: list[str]) -> dict[s
     if not catalog.files.is_local:
         raise DatasetError("videos are examined in a local folder only", where=path, fix="copy the dataset to disk")
     reader = open_video(path)
-    expected = int(videos.expected[file])
-    if reader.count != expected:
-        wrong.append(f"{path}: holds {reader.count} pictures, the rows of its episodes are {expected}")
     with av.open(path) as container:
         context = container.streams.video[0].codec_context
         pixels, b_frames = str(context.pix_fmt), bool(context.has_b_frames)
