@@ -1,7 +1,10 @@
 """Samples: what was written is what is read, for every version, layout, codec and window, single and in batches."""
 
+import gc
 import multiprocessing
+import os
 import pickle
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -195,6 +198,45 @@ def test_index_rules(plain: tuple[Path, Truth]) -> None:
         assert sample["task"] == alone["task"]
         assert torch.equal(sample[TOP], alone[TOP])
         assert torch.equal(sample["action"], alone["action"])
+
+
+@pytest.mark.parametrize("number", [1.5, "1", True, None, slice(0, 2)], ids=repr)
+def test_what_is_no_whole_number_is_not_cut_down_to_one(plain: tuple[Path, Truth], number: Any) -> None:
+    data = EpisodeDataset(plain[0], keys=["action"])
+    with pytest.raises(TypeError, match="sample numbers are whole numbers"):
+        data[number]
+    with pytest.raises(TypeError, match="frames are whole numbers"):
+        data.batch(np.asarray([1]), np.asarray([number]))
+    with pytest.raises(TypeError, match="episodes are whole numbers"):
+        data.sample(number, 1)
+    for kind in (np.int32, np.uint8, torch.tensor):
+        assert data[kind(3)]["index"] == data[3]["index"]
+
+
+def test_keys_that_nothing_has(plain: tuple[Path, Truth]) -> None:
+    """Told when the dataset is opened, not at the first sample."""
+    for keys, words in [(["acton"], "'acton'.*the keys are .*action"), ("action", "keys is 'action'.*a list")]:
+        with pytest.raises(DatasetError, match=words):
+            EpisodeDataset(plain[0], keys=keys)
+
+
+def test_a_dropped_dataset_closes_its_files(plain: tuple[Path, Truth]) -> None:
+    def descriptors() -> set[str]:
+        return {
+            os.readlink(f"/proc/self/fd/{fd}")
+            for fd in os.listdir("/proc/self/fd")
+            if Path(f"/proc/self/fd/{fd}").exists()
+        }
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        data = EpisodeDataset(plain[0], keys=[TOP])
+        data[0]
+        assert any(name.endswith(".mp4") for name in descriptors())
+        del data
+        gc.collect()
+    assert not any(name.endswith(".mp4") and str(plain[0]) in name for name in descriptors())
+    assert [str(w.message) for w in said] == []
 
 
 def test_only_selected_frames_are_given(plain: tuple[Path, Truth]) -> None:

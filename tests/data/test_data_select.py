@@ -113,6 +113,7 @@ def test_storage_order_whatever_is_asked(catalog: Catalog) -> None:
         ({"keep": {1: [0, 4]}}, ["[0, 4]"]),
         ({"keep": {1: [[0, 4.0]]}}, ["4.0"]),
         ({"keep": {1: "all"}}, ["all"]),
+        ({"keep": {1: [[0, 2]], "1": [[1, 3]]}}, ["1 and '1' are both episode 1"]),
         ({"keep": {1: [[0, 4]]}, "episodes": [2]}, ["keeps no frame"]),
     ],
 )
@@ -183,6 +184,17 @@ def test_broken_keep_files(catalog: Catalog, tmp_path: Path, text: str) -> None:
         select(catalog, keep=path)
     with pytest.raises(DatasetError, match=r"nowhere\.json"):
         select(catalog, keep=str(tmp_path / "nowhere.json"))
+
+
+def test_a_key_twice_in_a_file_loses_nothing(catalog: Catalog, tmp_path: Path) -> None:
+    path = tmp_path / "keep.json"
+    path.write_text('{"1": [[0, 2]], "2": [[0, 1]], "1": [[3, 4]]}')
+    with pytest.raises(DatasetError, match=r"keep\.json: '1' is there twice"):
+        select(catalog, keep=path)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers(catalog: Catalog) -> None:
+    assert np.array_equal(select(catalog, drop_first=np.int64(1)).segments, select(catalog, drop_first=1).segments)  # type: ignore[arg-type]
 
 
 # The split

@@ -11,6 +11,7 @@ Not here: decoding (`decode.py`).
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -67,7 +68,8 @@ class Mp4Packets:
     def __init__(self, path: str) -> None:
         self.path = path
         try:
-            self._file = open(path, "rb")  # noqa: SIM115 - closed by close() or by __del__ of the file object
+            self._file = open(path, "rb")  # noqa: SIM115 - closed by close(), or with this object
+            weakref.finalize(self, self._file.close)
         except OSError as error:
             raise DatasetError(f"cannot be opened: {error.strerror}", where=path, fix="check path and rights") from None
         try:

@@ -91,6 +91,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._videos = tuple(k for k in self.keys if k in features and features[k].is_video)
         self._images = tuple(k for k in self.keys if k in features and features[k].dtype == "image")
         self._columns = tuple(k for k in known if k not in (*self._videos, *self._images))
+        self._look_for([k for k in self._columns if k not in features and k not in INDEX_KEYS])
         self._rows = Rows(self.catalog, [k for k in self._columns if k not in INDEX_KEYS], row_cache_bytes)
         self._stored = StoredPictures(self.catalog, self._images, row_cache_bytes)
         self.pictures = Pictures(self.catalog, picture_cache_bytes, video_backend)
@@ -101,10 +102,24 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             for key, why in self.catalog.left_out.items():
                 warnings.warn(f"{self.catalog.root}: {key} {why}: left out", stacklevel=3)
             return tuple(features)
+        if isinstance(keys, str):
+            raise DatasetError(f"keys is {keys!r}", fix="give a list of keys")
         for key, why in self.catalog.left_out.items():
             if key in keys:
                 raise DatasetError(f"{key} {why}", where=self.catalog.root, fix="leave it out of keys")
         return tuple(dict.fromkeys(keys))
+
+    def _look_for(self, keys: Sequence[str]) -> None:
+        """Refuse keys that are neither declared nor columns of the first file that is used."""
+        if not keys:
+            return
+        first = self.catalog.episodes.row_of(int(self.segments[0, 0]))
+        with self.catalog.files.parquet(self.catalog.data_path(first)) as file:
+            there = file.schema_arrow.names
+        for key in keys:
+            if key not in there:
+                known = ", ".join(dict.fromkeys([*self.catalog.features, *INDEX_KEYS, *there]))
+                raise DatasetError(f"keys names {key!r}", where=self.catalog.root, fix=f"the keys are {known}")
 
     @property
     def name(self) -> str:
@@ -150,7 +165,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def locate(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(episode ids, frames), int64 (B,), of samples by their number; negative counts from the end."""
-        asked = np.asarray(indices, np.int64)
+        asked = _whole(indices, "sample numbers")
         at = np.where(asked < 0, asked + len(self), asked)
         wrong = (at < 0) | (at >= len(self))
         if wrong.any():
@@ -172,7 +187,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         Raises:
             DatasetError: a frame is not among those selected, or cannot be read.
         """
-        episodes, frames = np.asarray(episodes, np.int64), np.asarray(frames, np.int64)
+        episodes, frames = _whole(episodes, "episodes"), _whole(frames, "frames")
         stop = self._stop[self._segments_of(episodes, frames)]
         rows = self.catalog.episodes.rows_of(episodes)
         at: dict[str, np.ndarray] = {}
@@ -217,3 +232,11 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             what = f"frame {int(frames[bad])} of episode {int(episodes[bad])} is not selected"
             raise DatasetError(what, where=self.catalog.root, fix=f"selected of that episode: {kept}")
         return found
+
+
+def _whole(numbers: Sequence[int] | np.ndarray, what: str) -> np.ndarray:
+    """Whole numbers as int64; others are refused, where numpy would cut them down to whole ones."""
+    array = np.asarray(numbers)
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"{what} are whole numbers, not {array.reshape(-1)[0]!r}")
+    return array.astype(np.int64)

@@ -7,8 +7,10 @@ validation by episode. Not here: what a window reads around a kept frame (`windo
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -73,7 +75,7 @@ def select(
             "the selection holds no episode", where=catalog.root, fix=f"there are {describe_ids(table.ids)}"
         )
     for name, count in (("drop_n_first_frames", drop_first), ("drop_n_last_frames", drop_last)):
-        if type(count) is not int or count < 0:
+        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:
             raise DatasetError(f"{name} is {count!r}", fix="give a whole number, 0 or more")
     if keep_rule not in ("window", "start"):
         raise DatasetError(f"keep_rule is {keep_rule!r}", fix="it is 'window' or 'start'")
@@ -146,6 +148,11 @@ def _kept(catalog: Catalog, rows: np.ndarray, keep: Keep) -> tuple[np.ndarray, n
     where = "keep" if isinstance(keep, Mapping) else os.fspath(keep)
     content: Mapping[Any, Any] = keep if isinstance(keep, Mapping) else _read(where)
     matched, notes = episodes_of_keys(catalog, list(content), where)
+    twice = [key for key, count in Counter(matched.values()).items() if count > 1]
+    if twice:
+        keys = " and ".join(repr(key) for key, row in matched.items() if row == twice[0])
+        what = f"{keys} are both episode {int(catalog.episodes.ids[twice[0]])}"
+        raise DatasetError(what, where=where, fix="give each episode one key")
     selected, pieces, cut = set(rows.tolist()), [], 0
     for key, row in sorted(matched.items(), key=lambda item: item[1]):
         ranges = _ranges(key, content[key], where)
@@ -172,15 +179,26 @@ def _kept(catalog: Catalog, rows: np.ndarray, keep: Keep) -> tuple[np.ndarray, n
 
 def _read(path: str) -> dict[str, Any]:
     try:
-        content = json.loads(Path(path).read_bytes())
+        content = json.loads(Path(path).read_bytes(), object_pairs_hook=partial(_once, path))
     except OSError as error:
         raise DatasetError(
             f"cannot be read: {error.strerror}", where=path, fix="give a JSON file of keep-ranges"
         ) from error
+    except DatasetError:
+        raise
     except (ValueError, RecursionError) as error:
         raise DatasetError(f"not valid JSON: {error}", where=path, fix="repair or restore it") from error
     if not isinstance(content, dict) or not content:
         raise DatasetError("holds no object of keep-ranges", where=path, fix="key of an episode -> [[start, end], ...]")
+    return content
+
+
+def _once(path: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, each key of it once: the parser itself would drop all but the last."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise DatasetError(f"{key!r} is there twice", where=path, fix="put its ranges into one list")
     return content
 
 
