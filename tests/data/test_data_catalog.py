@@ -1,6 +1,7 @@
 """Catalog: one table for all versions, oddities named, broken metadata refused, small with many episodes."""
 
 import json
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -214,6 +215,39 @@ def test_missing_files_are_named(copy: Any) -> None:
     lines = Catalog.open(root).report()
     assert "data: 1 of 3 files are not there, first data/chunk-002/episode_000004.parquet (episode 4)" in lines
     assert any(line.startswith(f"{WRIST}: 1 of 3 files") and "(episode 6)" in line for line in lines)
+
+
+def test_a_link_to_nowhere_is_a_missing_file(copy: Any) -> None:
+    """Caches of downloads are full of links, and are cleared in part. A link to itself is no reason to stop."""
+    root = copy("v2.1")
+    for name, target in [
+        ("data/chunk-002/episode_000004.parquet", "gone"),
+        (f"videos/chunk-003/{WRIST}/episode_000006.mp4", ""),
+    ]:
+        (root / name).unlink()
+        (root / name).symlink_to(target or (root / name))
+    lines = Catalog.open(root).report()
+    assert "data: 1 of 3 files are not there, first data/chunk-002/episode_000004.parquet (episode 4)" in lines
+    assert any(line.startswith(f"{WRIST}: 1 of 3 files") and "(episode 6)" in line for line in lines)
+
+
+def test_folders_that_may_not_be_looked_into(copy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated, since a test may run as a user who may read everything. Not the same as nothing there."""
+    root, scandir, stat = copy("v2.1"), os.scandir, os.stat
+    catalog = Catalog.open(root)
+
+    def forbidding(plain: Any, part: str) -> Any:
+        def operation(path: Any, *rest: Any, **named: Any) -> Any:
+            if part in str(path):
+                raise PermissionError(13, "Permission denied", str(path))
+            return plain(path, *rest, **named)
+
+        return operation
+
+    monkeypatch.setattr("os.scandir", forbidding(scandir, WRIST))
+    assert any(WRIST in line and "no permission to look into it" in line for line in catalog.report())
+    monkeypatch.setattr("os.stat", forbidding(stat, "meta/info.json"))
+    refused(root, "info.json", "no permission")
 
 
 def test_depth_video_is_left_out(copy: Any) -> None:

@@ -166,7 +166,10 @@ class Catalog:
         return lines
 
     def _missing(self, table: FileTable, file_of: np.ndarray, what: str) -> list[str]:
-        absent = table.missing(self.files)
+        try:
+            absent = table.missing(self.files)
+        except DatasetError as error:  # a folder that may not be listed
+            return [str(error)]
         if not len(absent):
             moved = [f for f in range(min(len(table), 64)) if table.find(self.files, f) != table.path(f)]
             if not moved:

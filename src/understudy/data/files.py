@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from understudy.data.errors import DatasetError
 
 _RESTORE = "restore the file or download the dataset again"
+_ALLOW = "change its owner or mode"
 
 
 class Files:
@@ -67,12 +68,12 @@ class Files:
             fs, full = self._remote(path)
             handle: BinaryIO = fs.open(full, "rb")
             return handle
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise DatasetError("this file is not there", where=where, fix=_RESTORE) from error
         except IsADirectoryError as error:
             raise DatasetError("a folder lies where a file should be", where=where, fix=_RESTORE) from error
         except PermissionError as error:
-            raise DatasetError("no permission to read it", where=where, fix="change its owner or mode") from error
+            raise DatasetError("no permission to read it", where=where, fix=_ALLOW) from error
         except DatasetError:
             raise
         except Exception as error:
@@ -84,24 +85,31 @@ class Files:
             return handle.read()
 
     def exists(self, path: str) -> bool:
-        """Whether a file or folder of that name is there (False where that cannot be found out)."""
+        """Whether a file or folder of that name is there (False where that cannot be found out). Raises DatasetError
+        where looking is forbidden, which is not the same as nothing there."""
         try:
             if self.is_local:
-                return os.path.exists(self.where(path))
+                os.stat(self.where(path))
+                return True
             fs, full = self._remote(path)
             return bool(fs.exists(full))
+        except PermissionError as error:
+            raise DatasetError("no permission to look there", where=self.where(path), fix=_ALLOW) from error
         except Exception:  # opening the file will say what is wrong
             return False
 
     def entries(self, folder: str) -> list[tuple[str, bool]] | None:
-        """(name, is a folder) of each entry, sorted by name; [] where there is no such folder; None where the
-        file system cannot list (plain HTTP), so that absence is not mistaken for an answer."""
+        """(name, is a folder) of each entry, sorted by name, without links that lead nowhere; [] where there is no such
+        folder; None where the file system cannot list (plain HTTP), so that absence is not mistaken for an answer."""
         if self.is_local:
             try:
                 with os.scandir(self.where(folder)) as found:
-                    return sorted((entry.name, entry.is_dir()) for entry in found)
+                    there = [entry for entry in found if not entry.is_symlink() or os.path.exists(entry.path)]
+                    return sorted((entry.name, entry.is_dir()) for entry in there)
             except (FileNotFoundError, NotADirectoryError):
                 return []
+            except PermissionError as error:
+                raise DatasetError("no permission to look into it", where=self.where(folder), fix=_ALLOW) from error
             except OSError as error:
                 raise DatasetError(
                     f"this folder cannot be listed: {_short(error)}", where=self.where(folder)
