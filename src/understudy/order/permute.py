@@ -6,7 +6,7 @@ Above 4096 elements it is a mixed-radix Feistel network: write x = L*b + R with 
 add a keyed hash of one half to the other, modulo a or b, eight times. Each round can be undone, so the network is a
 bijection of [0, a*b); results at or above n are sent through again until they fall below it ("cycle-walking": Black and
 Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002), which keeps it a bijection of [0, n) and is rare,
-as a*b exceeds n by less than sqrt(n) + 1. Six rounds are the fewest that pass our statistical tests; we use eight.
+as a*b exceeds n by less than sqrt(n) + 1. Four rounds fail our statistical tests, five pass them; we use eight.
 
 Up to 4096 elements it is the order of n random 64-bit words: uniform over all n! orders, where a Feistel network over
 five to seven elements measurably is not.
