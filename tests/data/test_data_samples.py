@@ -171,6 +171,14 @@ def test_float_drift_does_not_move_pictures(tmp_path: Path) -> None:
     assert "episode 1" in lines[0]
 
 
+def test_videos_packed_in_another_order_than_the_ids(tmp_path: Path) -> None:
+    """What the recorded start times are for."""
+    spec = Spec(lengths=(5, 3, 4, 6, 2), per_video_file=3, reverse_videos=True)
+    truth = write_dataset(tmp_path / "d", spec)
+    read_back(tmp_path / "d", truth, {TOP: [-0.1, 0.0]})
+    assert not [line for line in Catalog.open(tmp_path / "d").report() if "from_timestamp" in line]
+
+
 def test_small_drift_is_no_oddity(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=(5, 5, 5, 5), per_video_file=4, drift_s=0.01))
     assert not [line for line in Catalog.open(tmp_path / "d").report() if "from_timestamp" in line]

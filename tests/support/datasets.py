@@ -53,6 +53,7 @@ class Spec:
     drift_s: float = 0.0  # added to from_timestamp per episode in a packed file
     chunks_size: int = 2
     reverse_meta: bool = False
+    reverse_videos: bool = False  # the last episode of a packed video comes first in it
     recorded_as: bool = False  # DROID's two text columns in the episode metadata
 
     @property
@@ -353,7 +354,7 @@ def _write_v3(root: Path, spec: Spec, truth: Truth, tables: dict[int, pa.Table],
         each = spec.per_video_file + c
         for n, first in enumerate(range(0, len(ids), each)):
             chunk, file = divmod(n, spec.files_per_chunk)
-            members = range(first, min(first + each, len(ids)))
+            members = range(first, min(first + each, len(ids)))[:: -1 if spec.reverse_videos else 1]
             pictures = [p for k in members for p in episode_pictures(spec, c, k)]
             if pictures:
                 write_video(root / video.format(video_key=key, chunk_index=chunk, file_index=file), pictures, spec)
