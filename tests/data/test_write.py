@@ -535,3 +535,18 @@ def test_a_dataset_without_video_has_no_video_path(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "data/meta/info.json").read_text())["video_path"] is None
     assert not (tmp_path / "data/videos").exists()
     assert pa.types.is_float32(pq.read_schema(tmp_path / "data/data/chunk-000/file-000.parquet").field("a").type)
+
+
+def test_a_flipped_bit_of_a_recording_is_noticed(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path / "data", fps=20, features={"a": {"dtype": "float64", "shape": (1,)}}) as writer:
+        for value in np.random.default_rng(0).normal(size=64):  # so that nothing is compressed: a bit is a number
+            writer.add_frame({"a": value}, task="go")
+        writer.save_episode()
+    path = tmp_path / "data/data/chunk-000/file-000.parquet"
+    pages = pq.read_metadata(path).row_group(0).column(0)
+    content = bytearray(path.read_bytes())
+    content[pages.data_page_offset + pages.total_compressed_size // 2] ^= 1
+    path.write_bytes(content)
+    assert pq.read_table(path).num_rows == 64  # still a parquet file
+    with pytest.raises(DatasetError, match=r"file-000\.parquet \(episode 0\)"):
+        us.EpisodeDataset(tmp_path / "data")[0]
