@@ -167,6 +167,7 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         ({"state_dim": -1}, "state_dim=-1"),
         ({"channels": 12}, "multiples of 8"),
         ({"picture": (64, 30)}, "picture="),
+        ({"points": 3}, "points=3"),
     ],
 )
 def test_impossible_configs_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -84,6 +84,21 @@ def test_the_order_of_the_letters_matters() -> None:
     assert not torch.allclose(ab, ba, atol=1e-3)
 
 
+def test_a_colour_is_found_to_the_pixel() -> None:
+    """A filter that asks for red puts its keypoint on the middle of a red block, wherever that is."""
+    torch.manual_seed(0)
+    encoder = PictureEncoder(1, (64, 64), channels=8, blocks=1, points=2, condition=6)
+    torch.nn.init.zeros_(encoder.colours.weight)
+    encoder.colours.bias.data = torch.tensor([3.0, -3.0, -3.0])
+    for top, left in ((5, 40), (6, 41), (30, 9)):
+        picture = torch.tensor([220, 210, 180], dtype=torch.uint8).view(1, 3, 1, 1).repeat(1, 1, 64, 64)
+        picture[:, :, 50:56, 50:56] = torch.tensor([30, 60, 230], dtype=torch.uint8).view(1, 3, 1, 1)
+        picture[:, :, top : top + 6, left : left + 6] = torch.tensor([220, 30, 30], dtype=torch.uint8).view(1, 3, 1, 1)
+        y, x = encoder([picture], torch.zeros(1, 6))[0, 2:].tolist()
+        middle = ((y + 1) / 2 * 62 + 1, (x + 1) / 2 * 62 + 1)  # the map's cells are 2 pixels wide, centres at 1..63
+        assert middle == pytest.approx((top + 3, left + 3), abs=1)
+
+
 @pytest.mark.parametrize(("row", "column"), [(0, 0), (2, 4), (1, 3)])
 def test_a_keypoint_is_where_its_map_peaks(row: int, column: int) -> None:
     maps = torch.zeros(1, 2, 3, 5)

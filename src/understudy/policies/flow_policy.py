@@ -47,7 +47,7 @@ class FlowPolicyConfig:
     blocks: int = 3
     """Residual blocks of the picture network."""
     points: int = 32
-    """Keypoints read from each picture."""
+    """Keypoints read from each picture (even: half from the network's maps, half from the plain colours)."""
     width: int = 192
     """Width of the condition and of the action network."""
     layers: int = 3
@@ -63,6 +63,8 @@ class FlowPolicyConfig:
             raise ValueError(f"state_dim={self.state_dim}: must be 0 (no state) or more")
         if self.channels % 8 or self.width % 8:
             raise ValueError(f"channels={self.channels}, width={self.width}: both must be multiples of 8")
+        if self.points % 2:
+            raise ValueError(f"points={self.points}: must be even, half of them look at colours")
         if len(self.picture) != 2 or any(side < 8 or side % 4 for side in self.picture):
             raise ValueError(f"picture={self.picture}: height and width must be multiples of 4, at least 8")
 

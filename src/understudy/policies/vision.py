@@ -58,10 +58,11 @@ class FilmBlock(nn.Module):
 class PictureEncoder(nn.Module):
     """One network for all cameras, each camera known to it by a learned vector added to the condition.
 
-    The instruction writes the filters that look for the keypoints, on the network's maps and on the plain colours. So
-    from the first step on, other words look at other things, and some of them at what they mean: without that a policy
-    explains the demonstrations by the hand's way through each scene, and on a few hundred episodes it may never need
-    the words again.
+    The instruction writes the filters that look for the keypoints: half of them on the network's maps, half on the
+    plain colours at twice the resolution. So from the first step on, other words look at other things, and some of them
+    at what they mean: without that a policy explains the demonstrations by the hand's way through each scene, and on a
+    few hundred episodes it may never need the words again. The finer map is for precision: a hand must come within a
+    pixel or two of what it takes.
     """
 
     def __init__(
@@ -72,8 +73,8 @@ class PictureEncoder(nn.Module):
         self.camera = nn.Parameter(torch.randn(cameras, condition) * 0.5)
         self.stem = Conv2d(3, channels, 6, stride=4, padding=1)
         self.blocks = nn.ModuleList(FilmBlock(channels, condition) for _ in range(blocks))
-        self.filters = _filters(condition, points, channels)
-        self.colours = _filters(condition, points, 3)
+        self.filters = _filters(condition, points // 2, channels)
+        self.colours = _filters(condition, points // 2, 3)
 
     def forward(self, pictures: list[Tensor], condition: Tensor) -> Tensor:
         """pictures: uint8 [B, 3, H, W] per camera; condition [B, condition] -> float32 [B, cameras * 2 * points]."""
@@ -84,9 +85,9 @@ class PictureEncoder(nn.Module):
             x = F.relu(self.stem(rgb))  # [B, C, h, w], h = H / 4
             for block in self.blocks:
                 x = block(x, told)
-            colour = group_norm(F.avg_pool2d(rgb, 4), 3)  # [B, 3, h, w], each channel by itself
-            logits = _apply(self.filters(told), group_norm(x, 8)) + _apply(self.colours(told), colour)
-            seen.append(keypoints(logits))
+            colour = group_norm(F.avg_pool2d(rgb, 2), 3)  # [B, 3, 2 h, 2 w], each channel by itself
+            seen.append(keypoints(_apply(self.filters(told), group_norm(x, 8))))  # [B, points]: points / 2 times y, x
+            seen.append(keypoints(_apply(self.colours(told), colour)))
         return torch.cat(seen, dim=1)
 
 
