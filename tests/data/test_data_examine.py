@@ -4,6 +4,7 @@ import shutil
 import warnings
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,6 +13,7 @@ import pytest
 from support.datasets import Spec, edit_json, picture, write_dataset, write_video
 from understudy.data.catalog import Catalog
 from understudy.data.examine import examine
+from understudy.data.files import Files
 
 TOP, SIDE_CAM = "observation.images.top", "observation.images.side"
 
@@ -61,6 +63,26 @@ def test_every_fault_is_listed(sound: Path, tmp_path: Path) -> None:
     assert f"{sides[-1]} (episode" in text
     assert f"{TOP}: info.json says codec mpeg4, the files are h264" in text
     assert f"{TOP}: info.json says shape (48, 48, 3), the pictures are 64x64" in text
+
+
+def test_a_dataset_elsewhere_is_one_line_per_camera(sound: Path) -> None:
+    url = f"memory://examine-{sound.name}"
+    elsewhere = fsspec.filesystem("memory")
+    elsewhere.put(f"{sound}/", f"/examine-{sound.name}/", recursive=True)
+    lines = list(examine(Catalog.open(url)))
+    elsewhere.rm(f"/examine-{sound.name}", recursive=True)
+    assert [line for line in lines if "constant" not in line] == [
+        f"{camera}: its videos were not opened, which takes a local folder" for camera in (TOP, SIDE_CAM)
+    ]
+
+
+def test_the_limit_is_kept(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    table = Files.table
+    monkeypatch.setattr(Files, "table", lambda files, path, *rest: opened.append(path) or table(files, path, *rest))
+    every = sorted(str(path.relative_to(sound)) for path in sound.glob("data/chunk-*/*.parquet"))
+    list(examine(Catalog.open(sound), limit=2))
+    assert sorted(path for path in opened if path.startswith("data/")) == [every[0], every[-1]]
 
 
 def test_real_recordings(real_data: Path) -> None:

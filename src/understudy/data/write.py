@@ -9,9 +9,10 @@
             writer.add_frame({"observation.images.top": picture, ...}, task="pick up the red block")
         writer.save_episode()
 
-The folder opens as a valid dataset at every instant, `kill -9` included, and then holds exactly the episodes whose
-`save_episode` came to its commit (see `write_group.py`); `resume=True` clears what a killed recording left behind and
-carries on. `stats.json` may lag behind the last tenth of the frames until `finish`.
+The folder is a valid dataset at every instant, `kill -9` included, of exactly the episodes whose `save_episode` came to
+its commit (see `write_group.py`; with none yet there is nothing to read, which `Catalog.open` says). `resume=True`
+clears what a killed recording left behind and carries on. `stats.json` may lag behind the last tenth of the frames
+until `finish`.
 
 Not here: depth video, audio, language columns, other versions of the format.
 """
