@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from support.datasets import TASKS, Spec, edit_json, write_dataset
 from understudy.data.catalog import Catalog
 from understudy.data.errors import DatasetError
+from understudy.data.features import Feature
 from understudy.data.layout import starts_within
 from understudy.data.recorded_stats import aggregate
 
@@ -248,6 +249,22 @@ def test_folders_that_may_not_be_looked_into(copy: Any, monkeypatch: pytest.Monk
     assert any(WRIST in line and "no permission to look into it" in line for line in catalog.report())
     monkeypatch.setattr("os.stat", forbidding(stat, "meta/info.json"))
     refused(root, "info.json", "no permission")
+
+
+@pytest.mark.parametrize(
+    ("shape", "names", "channels"),
+    [
+        ((48, 64, 1), None, 1),
+        ((48, 64, 4), {"axes": 3}, 4),
+        ((1, 48, 64), None, 1),
+        ((3, 48, 4), ["channels", "height", "width"], 3),
+        ((3, 48, 1), ["height", "width", "channels"], 1),
+        ((48, 64), None, None),
+    ],
+)
+def test_channels_of_a_declared_picture(shape: tuple[int, ...], names: Any, channels: int | None) -> None:
+    assert Feature("camera", "image", shape, names).channels == channels
+    assert Feature("numbers", "float32", shape, names).channels is None
 
 
 def test_depth_video_is_left_out(copy: Any) -> None:

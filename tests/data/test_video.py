@@ -301,6 +301,14 @@ def test_readers_in_threads(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
     assert wrong == []
 
 
+def test_a_size_that_changes_on_the_way_is_told(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+    reader = open_video(next(iter(clips.values()))[0])
+    assert isinstance(reader, PyavReader)
+    other = av.VideoFrame.from_ndarray(np.zeros((reader.height * 2, reader.width * 2, 3), np.uint8), format="rgb24")
+    with pytest.raises(DatasetError, match=f"picture 7 is {reader.width * 2}x{reader.height * 2}"):
+        reader._convert(other, 7, np.empty((reader.height, reader.width, 3), np.uint8))
+
+
 def test_unknown_backend() -> None:
     with pytest.raises(ValueError, match="'pyav' or 'torchcodec'"):
         open_video("clip.mp4", backend="opencv")

@@ -118,6 +118,7 @@ def test_every_point_opens_with_what_was_saved_and_goes_on(
         check(root, found)
         with recording.open_writer(root, resume=True) as writer:
             assert writer.episodes == found
+            assert writer.tasks == list(dict.fromkeys(recording.task(e) for e in range(found)))
             recording.record(writer, range(found, recording.EPISODES))
         check(root, recording.EPISODES)
         check_leftovers(root)
