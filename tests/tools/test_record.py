@@ -204,6 +204,17 @@ def test_only_successes_are_kept_and_failures_are_told(
         demonstrate(Clumsy(16), settings(tmp_path), 0)
 
 
+def test_settings_that_never_succeeded_bind_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says that less noise may help: so it must."""
+    with monkeypatch.context() as patch:
+        patch.setattr("understudy.worlds.world.open_world", lambda *_: Clumsy(32))
+        patch.setattr(Clumsy, "failures", 64)
+        with pytest.raises(ConfigError, match="less noise"):
+            record(settings(tmp_path / "data", episodes=1, noise=0.2))
+    record(settings(tmp_path / "data", episodes=1, noise=0.1))
+    assert len(Catalog.open(tmp_path / "data").episodes) == 1
+
+
 # -- settings -----------------------------------------------------------------------------------------------------
 
 

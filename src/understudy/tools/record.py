@@ -71,7 +71,7 @@ def record(config: RecordConfig) -> int:
     with EpisodeWriter(
         config.out, fps=world.fps, features=world.features, robot_type=world.name, codec=config.codec, resume=True
     ) as writer:
-        _note(config, fresh=writer.episodes == 0)
+        _own(config, fresh=writer.episodes == 0)
         begun, failures = writer.episodes, 0
         if begun:
             print(f"{config.out}: carrying on after {begun} episodes", file=sys.stderr)
@@ -81,6 +81,8 @@ def record(config: RecordConfig) -> int:
             failures += failed
             for frame in frames:
                 writer.add_frame(frame, task=task)
+            if not writer.episodes:
+                _note(config)  # not earlier: settings with which the expert never succeeds bind nobody
             writer.save_episode()
         print(f"{config.out}: {writer.episodes} episodes, {writer.frames} frames, {len(writer.tasks)} tasks")
     if ahead:
@@ -109,16 +111,22 @@ def _compare(config: RecordConfig) -> None:
         )
 
 
-def _note(config: RecordConfig, fresh: bool) -> None:
-    """Keep the settings beside the dataset. Raises ConfigError where there are episodes and no settings."""
+def _own(config: RecordConfig, fresh: bool) -> None:
+    """Raises ConfigError where there are episodes and no settings."""
+    from understudy.train.settings import ConfigError
+
+    if not fresh and not (Path(config.out) / NOTE).exists():
+        raise ConfigError(f"{config.out} was not recorded by `understudy record` (no {NOTE}); name another folder")
+
+
+def _note(config: RecordConfig) -> None:
+    """Keep the settings beside the dataset."""
     import json
 
     from understudy.train.rundir import write_whole
-    from understudy.train.settings import ConfigError, plain
+    from understudy.train.settings import plain
 
     note = Path(config.out) / NOTE
-    if not fresh and not note.exists():
-        raise ConfigError(f"{config.out} was not recorded by `understudy record` (no {NOTE}); name another folder")
     write_whole(note, json.dumps({key: plain(config)[key] for key in FIXED}, indent=1) + "\n")
 
 
