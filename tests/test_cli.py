@@ -114,6 +114,7 @@ def test_a_file_may_leave_to_the_flags_what_is_required(
         (["train", "--data.root", "{}"], "meta/info.json"),
         (["train", "--data.root", "{}", "--steps", "0"], "steps: input should be greater than"),
         (["train", "--steps", "many"], "invalid"),
+        (["train", "--data.root", "{}", "--optim.lr", "inf"], "optim.lr"),
         (["train", "--data.root", "{}", "--memory", "lots"], "memory 'lots'"),
         (["train", "--stepz", "3"], "--steps"),
         (["train", "{}/none.yaml"], "cannot be read"),
@@ -160,7 +161,12 @@ def test_what_is_our_fault_keeps_its_traceback(
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(KeyboardInterrupt(), cli.INTERRUPTED), (OSError(28, "No space left on device"), cli.FAILED)]
+    ("error", "code"),
+    [
+        (KeyboardInterrupt(), cli.INTERRUPTED),
+        (OSError(28, "No space left on device"), cli.FAILED),
+        (MemoryError(), cli.FAILED),
+    ],
 )
 def test_exit_codes_of_what_the_world_does(
     error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -113,14 +113,14 @@ def _guarded(name: str, arguments: list[str], debug: bool) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has left; say nothing into the void
         return FAILED
-    except (ConfigError, DatasetError, KeyboardInterrupt, OSError) as error:
+    except (ConfigError, DatasetError, KeyboardInterrupt, MemoryError, OSError) as error:
         if debug:
             traceback.print_exc()
-        message = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+        message = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or "not enough memory"
         print(f"understudy {name}: {message}", file=sys.stderr)
         if isinstance(error, KeyboardInterrupt):
             return INTERRUPTED
-        return FAILED if isinstance(error, OSError) else WRONG_INPUT
+        return FAILED if isinstance(error, OSError | MemoryError) else WRONG_INPUT
     except Exception:
         traceback.print_exc()
         return FAILED

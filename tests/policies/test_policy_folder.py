@@ -97,6 +97,14 @@ def test_a_wrong_config_is_refused(tmp_path: Path, text: str, message: str) -> N
         FlowPolicy.load(tmp_path)
 
 
+def test_damaged_weights_are_named(tmp_path: Path) -> None:
+    policy().save(tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read"):
+        FlowPolicy.load(tmp_path)
+
+
 def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     policy(width=64).save(tmp_path / "wide")
     policy().save(tmp_path / "policy")

@@ -78,6 +78,12 @@ def test_losses_that_are_not_finite(done: Path, tmp_path: Path) -> None:
     assert "<b>x" not in html
 
 
+def test_a_damaged_checkpoint_hinders_no_report(done: Path, tmp_path: Path) -> None:
+    shutil.copytree(done, tmp_path / "r")
+    (tmp_path / "r/checkpoints/step-00000012/state.json").write_text("{")
+    assert "step 12 of 12" in html_of(tmp_path / "r")
+
+
 def test_a_dataset_that_is_gone_is_said(done: Path, tmp_path: Path) -> None:
     shutil.copytree(done, tmp_path / "r")
     config = (tmp_path / "r/config.yaml").read_text()

@@ -238,7 +238,12 @@ def test_the_verb_plays_the_policy_of_a_run(tmp_path: Path, capsys: pytest.Captu
     assert (tmp_path / "rollouts" / "tabletop-seed0-episode0.png").is_file()
     assert rollout_run(asked) == 0
     assert (tmp_path / "rollouts" / "tabletop-seed0.json").read_text() == content
-    for wrong, told in (({"execute": 5}, "execute=5"), ({"tasks": ("pink",)}, "'pink'")):
+    for wrong, told in (
+        ({"execute": 5}, "execute=5"),
+        ({"tasks": ("pink",)}, "'pink'"),
+        ({"device": "fpga"}, "device: 'fpga' cannot be used"),
+        ({"device": "nonsense"}, "device: 'nonsense' cannot be used"),
+    ):
         with pytest.raises(ConfigError, match=told):
             rollout_run(RolloutConfig(**{**vars(asked), **wrong}))
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -58,7 +59,11 @@ def load(directory: str | Path, kind: type[Config]) -> tuple[Config, dict[str, A
         raise ValueError(f"{source / CONFIG} has fields that {kind.__name__} does not know: {unknown}")
     # JSON has lists where the frozen config has tuples.
     config = kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()})
-    return config, _object(source / NORMALISATION), load_file(source / WEIGHTS)
+    try:
+        weights = load_file(source / WEIGHTS)
+    except SafetensorError as error:
+        raise ValueError(f"{source / WEIGHTS} cannot be read: {error}") from error
+    return config, _object(source / NORMALISATION), weights
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ of a run under way, stopped or done. Not here: the charts (`curves.py`), the pag
 """
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -46,7 +47,9 @@ def write_report(root: Path) -> Path:
     records = metrics.read(run.metrics)
     kinds = {kind: [r for r in records if r["kind"] == kind] for kind in ("train", "speed", "val")}
     latest = checkpoint.latest(run.checkpoints)
-    versions = checkpoint.read_state(latest).get("versions", {}) if latest is not None else {}
+    versions: dict[str, str] = {}
+    with suppress(checkpoint.CheckpointError):  # a report is for looking at what went wrong, too
+        versions = checkpoint.read_state(latest).get("versions", {}) if latest is not None else {}
     rollouts = _rollouts(root / "rollouts")
     done = kinds["train"][-1]["step"] if kinds["train"] else 0
     state = "complete" if done >= config.steps else "under way, or stopped"

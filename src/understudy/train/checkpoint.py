@@ -64,6 +64,7 @@ def load(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
     state = read_state(path)
     with _told(f"{path}: cannot be loaded (removing this folder lets the run go on from an earlier one)"):
+        _contents(path)  # DCP would print a traceback before it fails
         # A copy of the mapping: DCP replaces entries that are not tensors, and all of ours are.
         dcp.load(dict(tensors), checkpoint_id=path, no_dist=True)
     return state
@@ -71,11 +72,10 @@ def load(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a checkpoint by name, without a model to fill; raises as `load` does."""
-    from torch.distributed.checkpoint import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     with _told(f"{path}: cannot be loaded"):
-        kept = FileSystemReader(path).read_metadata().state_dict_metadata.items()
+        kept = _contents(path).items()
     tensors = {
         name: torch.empty(item.size, dtype=item.properties.dtype)
         for name, item in kept
@@ -83,6 +83,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     }
     load(path, tensors)
     return tensors
+
+
+def _contents(path: Path) -> dict[str, Any]:
+    """What DCP says is in there, by name. Raises ValueError when it cannot be read."""
+    from torch.distributed.checkpoint import FileSystemReader
+
+    try:
+        return FileSystemReader(path).read_metadata().state_dict_metadata
+    except Exception as error:  # a damaged pickle may raise anything
+        raise ValueError(f".metadata: {_cause(error)}") from error
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.train.rundir import write_whole
+from understudy.train.settings import ConfigError
 
 
 class MetricsFile:
@@ -41,7 +42,7 @@ def read(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
     """The records, of one kind if given; a last line torn by a kill is left out. No file: no records.
 
     Raises:
-        ValueError: a line in the middle is not a record; names file and line.
+        ConfigError: a line in the middle is not a record; names file and line.
     """
     if not path.exists():
         return []
@@ -52,7 +53,7 @@ def read(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
             record = json.loads(line)
             record["step"], record["kind"]
         except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{path}: line {number} is not a record: {line[:80]!r}") from error
+            raise ConfigError(f"{path}: line {number} is not a record: {line[:80]!r}; remove that line") from error
         records.append(record)
     return [record for record in records if kind is None or record["kind"] == kind]
 

@@ -210,6 +210,10 @@ def rollout_run(config: RolloutConfig) -> int:
     if not run.policy.is_dir():
         raise ConfigError(f"{run.policy}: no policy here; a finished `understudy train` writes it")
     try:
+        torch.empty(0, device=config.device)
+    except (RuntimeError, AssertionError) as error:  # unknown, not built in, not there: each has its own
+        raise ConfigError(f"device: {config.device!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    try:
         policy = FlowPolicy.load(run.policy).to(config.device).eval()
         cameras = [key.removeprefix(PICTURES) for key in policy.config.cameras]
         count = min(config.parallel, config.episodes)
