@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,13 @@ import torch
 
 from support.datasets import edit_json
 from support.runs import final_tensors, same_run, series, tiny_config, tiny_dataset
+from understudy.policies.flow_policy import FlowPolicy
 from understudy.train import checkpoint, run
+from understudy.train.data import open_data
 from understudy.train.rundir import RunDir
 from understudy.train.settings import ConfigError
+from understudy.train.step import Draws
+from understudy.train.validate import DRAWS, validation
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +82,27 @@ def test_the_series_depends_on_nothing_else(whole: Path, data: Path, tmp_path: P
     assert all(vals[r["step"]] == r for r in series(whole, "val") if r["step"] in vals)
 
 
+def test_each_step_uses_its_rate_and_the_average_is_judged_and_handed_out(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    config = tiny_config(data, out, steps=5, checkpoint_every=1, keep=5)
+    run.train(config)
+    assert [r["lr"] for r in series(out)] == pytest.approx([3e-3 * f for f in (1 / 3, 2 / 3, 1, 1, 0.5)])
+    tensors = [checkpoint.read_tensors(out / f"checkpoints/step-{step:08d}") for step in range(1, 6)]
+    averaged = [name.removeprefix("average/") for name in tensors[0] if name.startswith("average/")]
+    assert averaged
+    for step, (before, now) in enumerate(pairwise(tensors), start=2):
+        decay = min(0.9, (1 + step) / (10 + step))
+        for name in averaged:
+            expected = decay * before[f"average/{name}"] + (1 - decay) * now[f"weights/{name}"]
+            torch.testing.assert_close(now[f"average/{name}"], expected)
+    policy = FlowPolicy.load(out / "policy")
+    assert all(torch.equal(tensor, tensors[-1][f"average/{name}"]) for name, tensor in policy.state_dict().items())
+    held_out = open_data(config).held_out
+    assert held_out is not None
+    again = validation(policy, held_out, Draws(config.seed, DRAWS, config.data.chunk, policy.config.action_dim))
+    assert series(out, "val")[-1] == {"kind": "val", "step": 5, **again}
+
+
 def test_it_does_depend_on_the_seed(whole: Path, data: Path, tmp_path: Path) -> None:
     run.train(tiny_config(data, tmp_path / "r", seed=8))
     assert all(a["loss"] != b["loss"] for a, b in zip(series(whole), series(tmp_path / "r")))
@@ -96,11 +122,11 @@ def test_the_global_generator_is_neither_read_nor_moved(whole: Path, data: Path,
 def test_a_signal_saves_and_resume_goes_on(
     whole: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals
 ) -> None:
-    config = tiny_config(data, tmp_path / "r")
+    config, handler = tiny_config(data, tmp_path / "r"), signal.getsignal(number)
     with monkeypatch.context() as patch:
         stop_at(patch, step, number)
         assert run.train(config) == run.STOPPED
-    assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)  # as it was before
+    assert signal.getsignal(number) is handler  # as it was before
     assert checkpoint.steps(tmp_path / "r/checkpoints")[-1] == step
     assert not (tmp_path / "r/policy").exists()
     assert run.resume(RunDir(tmp_path / "r").settings()) == run.DONE
@@ -133,6 +159,34 @@ def test_changed_settings_are_refused_all_at_once(whole: Path) -> None:
     assert all(line in told for line in ("seed: 7 -> 1", "batch: 4 -> 8", "optim.lr: 0.003 -> 0.5"))
     assert "log_every" not in told
     assert RunDir(whole).settings() == config
+
+
+def test_settings_edited_in_the_run_directory_are_refused_too(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "r")
+    path = tmp_path / "r/config.yaml"
+    path.write_text(path.read_text().replace("batch: 4", "batch: 8"))
+    with pytest.raises(ConfigError, match="batch: 4 -> 8"):
+        run.resume(RunDir(tmp_path / "r").settings())
+    path.write_text(path.read_text().replace("batch: 8", "batch: 4").replace("log_every: 3", "log_every: 5"))
+    assert run.resume(RunDir(tmp_path / "r").settings()) == run.DONE  # what is free may be edited
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", "{}", '{"order": 1, "dataset": 2}'])
+def test_a_damaged_order_is_one_clear_error(whole: Path, tmp_path: Path, content: str | None) -> None:
+    shutil.copytree(whole, tmp_path / "r")
+    path = tmp_path / "r/order.json"
+    path.unlink() if content is None else path.write_text(content)
+    for use in (lambda: run.resume(RunDir(tmp_path / "r").settings()), lambda: run.judge(tmp_path / "r")):
+        with pytest.raises(ConfigError, match=r"order\.json"):
+            use()
+
+
+def test_a_frozen_order_of_other_data_is_one_clear_error(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "r")
+    path = tmp_path / "r/order.json"
+    edit_json(path, lambda frozen: frozen["order"]["sources"][0].update(data="another"))
+    with pytest.raises(ConfigError, match=r"order\.json"):
+        run.resume(RunDir(tmp_path / "r").settings())
 
 
 def test_a_dataset_that_moved_is_the_same_and_one_that_changed_is_not(data: Path, whole: Path, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given
@@ -95,6 +97,8 @@ def test_draws_belong_to_the_position_alone(batch: dict[str, Any]) -> None:
     assert torch.equal(noise[shuffled], again)
     assert torch.equal(time[shuffled], times)
     assert noise.shape == (8, 2, 3, 2)
+    assert len(noise.reshape(16, -1).unique(dim=0)) == 16  # none has what another has
+    assert len(time.unique()) == 16
     assert ((time >= 0) & (time <= 1)).all()
     assert not torch.equal(noise, Draws(8, 2, 3, 2).noise_and_time(batch["position"])[0])
 
@@ -105,6 +109,9 @@ def test_augmentation_is_one_samples_affair(root: Path) -> None:
     changed = augmented(plain, cameras, some, seed=1)
     assert plain["task"].count("") == 0 < changed["task"].count("")
     assert not torch.equal(changed[cameras[0]], plain[cameras[0]])
+    same = {k: v[[0] * 8] if isinstance(v, torch.Tensor) else [v[0]] * 8 for k, v in plain.items()}
+    moved = augmented(same | {"position": plain["position"]}, cameras, some, seed=1)[cameras[0]]
+    assert len(moved.flatten(1).unique(dim=0)) > 4  # one picture, moved differently at each position
     rows = [6, 1]
     part = {k: v[rows] if isinstance(v, torch.Tensor) else [v[i] for i in rows] for k, v in plain.items()}
     alone = augmented(part, cameras, some, seed=1)
@@ -234,6 +241,32 @@ def test_normalisation_ignores_held_out_episodes(root: Path, data: RunData) -> N
     np.testing.assert_allclose(maps["action"]["offset"], actions.mean(0), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(maps["action"]["spread"], actions.std(0, correction=0), rtol=1e-5)
     assert maps["observation.state"]["spread"][2] == 0  # a constant dimension
+
+
+@pytest.mark.filterwarnings("ignore:.*not finite")
+def test_a_value_that_is_not_finite_is_told_wherever_it_is_and_can_be_left_out(tmp_path: Path) -> None:
+    """Held-out episodes included: their NaN would be the only held-out loss that the run ever showed."""
+    write_dataset(tmp_path / "d", Spec(lengths=(6, 9, 4, 5), per_data_file=1))
+    config = tiny_config(tmp_path / "d", tmp_path)
+    held = open_data(config).held_out
+    assert held is not None
+    bad = int(held.segments[0, 0])
+    path = sorted((tmp_path / "d/data").glob("chunk-*/file-*.parquet"))[bad]
+    rows = pq.read_table(path)
+    state = np.stack(rows["observation.state"].to_numpy())
+    state[1, 0] = np.nan
+    column = pa.FixedSizeListArray.from_arrays(pa.array(state.ravel(), pa.float32()), state.shape[1])
+    at = rows.schema.get_field_index("observation.state")
+    pq.write_table(rows.set_column(at, "observation.state", column), path)
+    with pytest.raises(DatasetError, match=rf"episode {bad}: observation.state\[0\] is nan.*exclude_episodes"):
+        normalisation(open_data(config), "mean_std")
+    config = replace(config, data=replace(config.data, exclude_episodes=(bad,)))
+    data = open_data(config)
+    normalisation(data, "mean_std")
+    assert data.held_out is not None
+    assert bad not in [*data.training.segments[:, 0], *data.held_out.segments[:, 0]]
+    with pytest.raises(DatasetError, match="no episode 99 to exclude"):
+        open_data(replace(config, data=replace(config.data, exclude_episodes=(99,))))
 
 
 def test_the_fingerprint_names_what_changed(root: Path, data: RunData) -> None:

@@ -5,6 +5,7 @@ cameras, how wide an action is) happens in `run.py`; reading and checking files 
 """
 
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Interval, Le
@@ -20,6 +21,8 @@ class DataConfig:
     """Folder of a LeRobot dataset (v2.0, v2.1, v3.x). Required."""
     cameras: tuple[str, ...] = ()
     """Keys of the cameras that the policy sees; none named: all there are."""
+    exclude_episodes: tuple[int, ...] = ()
+    """Ids of episodes that are neither trained on nor held out: those that `inspect` finds fault with, say."""
     chunk: Annotated[int, Ge(1)] = 8
     """Actions per chunk: the policy predicts this many frames ahead, starting with the present one."""
     val_fraction: Annotated[float, Interval(ge=0, lt=1)] = 0.1
@@ -36,15 +39,15 @@ class DataConfig:
 class OptimConfig:
     """AdamW."""
 
-    lr: Annotated[float, Gt(0)] = 1e-3
+    lr: Annotated[float, Interval(gt=0, lt=inf)] = 1e-3
     """Peak learning rate."""
     beta1: Annotated[float, Interval(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Interval(ge=0, lt=1)] = 0.95
-    eps: Annotated[float, Gt(0)] = 1e-8
-    weight_decay: Annotated[float, Ge(0)] = 0.01
+    eps: Annotated[float, Interval(gt=0, lt=inf)] = 1e-8
+    weight_decay: Annotated[float, Interval(ge=0, lt=inf)] = 0.01
     """Decoupled weight decay, on matrices only (not on biases, gains and embeddings of one dimension)."""
     clip: Annotated[float, Gt(0)] = 1.0
-    """Gradients are scaled down to this global norm."""
+    """Gradients are scaled down to this global norm; `inf` leaves them as they are."""
     ema: Annotated[float, Interval(ge=0, lt=1)] = 0.0
     """Decay of an exponential moving average of the weights, which is then validated and saved; 0 keeps none."""
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from understudy.data.catalog import Catalog
 from understudy.data.errors import DatasetError
-from understudy.data.normalize import Mode, offset_and_spread, statistics
+from understudy.data.normalize import Mode, Statistics, offset_and_spread, statistics
 from understudy.data.samples import EpisodeDataset
 from understudy.data.select import split_episodes
 from understudy.load.loader import Loader
@@ -83,7 +83,11 @@ def open_data(config: TrainConfig) -> RunData:
             what = f"{camera!r} has {channels} channels, a policy sees RGB"
             raise DatasetError(what, where=catalog.root, fix="name the cameras to use in data.cameras")
     keys = [ACTION, *((STATE,) if STATE in catalog.features else ()), *cameras]
-    trained, held = split_episodes(catalog.episodes.ids, config.data.val_fraction)
+    ids, exclude = catalog.episodes.ids, np.array(config.data.exclude_episodes, np.int64)
+    if len(strangers := np.setdiff1d(exclude, ids)):
+        what = f"there is no episode {strangers[0]} to exclude"
+        raise DatasetError(what, where=catalog.root, fix=f"its episodes: {ids[0]} to {ids[-1]}, see `inspect`")
+    trained, held = split_episodes(np.setdiff1d(ids, exclude), config.data.val_fraction)
 
     def part(episodes: np.ndarray) -> EpisodeDataset:
         return EpisodeDataset(catalog, delta_timestamps=windows, episodes=episodes, keys=keys)
@@ -95,11 +99,18 @@ def normalisation(data: RunData, mode: Mode) -> dict[str, dict[str, list[float]]
     """Offset and spread of action and state by key, from the training episodes alone; as `FlowPolicy` takes them.
 
     Raises:
-        DatasetError: a value is not finite; names episode and dimension.
+        DatasetError: a value is not finite, held-out episodes included; names episode and dimension.
     """
-    keys = [key for key in (ACTION, STATE) if key in data.catalog.features]
-    rows = data.training.segments
-    plain_rows = EpisodeDataset(data.catalog, episodes=np.unique(rows[:, 0]), keys=keys)
+    if data.held_out is not None:
+        _statistics(data.catalog, data.held_out.segments)  # for its errors alone: one NaN is the loss of them all
+    maps = {key: offset_and_spread(s, mode) for key, s in _statistics(data.catalog, data.training.segments).items()}
+    return {key: {name: array.tolist() for name, array in each.items()} for key, each in maps.items()}
+
+
+def _statistics(catalog: Catalog, rows: np.ndarray) -> dict[str, Statistics]:
+    """Of action and state over `rows`, int64 (K, 3) segments."""
+    keys = [key for key in (ACTION, STATE) if key in catalog.features]
+    plain_rows = EpisodeDataset(catalog, episodes=np.unique(rows[:, 0]), keys=keys)
     columns: dict[str, list[np.ndarray]] = {key: [] for key in (*keys, "episode_index")}
     for episode, start, stop in rows.tolist():
         batch = plain_rows.batch(np.full(stop - start, episode), np.arange(start, stop))
@@ -107,8 +118,7 @@ def normalisation(data: RunData, mode: Mode) -> dict[str, dict[str, list[float]]
             values.append(batch[key].numpy())
     joined = {key: np.concatenate(values) for key, values in columns.items()}
     index = joined.pop("episode_index")
-    maps = {key: offset_and_spread(s, mode) for key, s in statistics(joined, index, np.unique(index)).items()}
-    return {key: {name: array.tolist() for name, array in each.items()} for key, each in maps.items()}
+    return statistics(joined, index, np.unique(index))
 
 
 def fingerprint(data: RunData) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from understudy.train.data import RunData, fingerprint, normalisation, open_data
 from understudy.train.optim import adamw, average_of, named_tensors, table, update_average
 from understudy.train.rundir import RunDir, write_whole
 from understudy.train.schedule import rate
-from understudy.train.settings import ConfigError, differences, dump_yaml
+from understudy.train.settings import ConfigError, differences, dump_yaml, plain, validate
 from understudy.train.signals import Stop, stop_signals
 from understudy.train.step import Draws, StepResult, augmented, optimizer_step
 from understudy.train.validate import DRAWS, validation
@@ -55,6 +55,7 @@ def train(config: TrainConfig) -> int:
         "order": json.loads(data.order(config).to_json()),
         "dataset": fingerprint(data),
         "normalisation": normalisation(data, config.data.normalise),
+        "settings": plain(config),
     }
     with closing(run.lock()):
         run.begin(config, json.dumps(frozen, indent=2))
@@ -70,18 +71,20 @@ def resume(config: TrainConfig) -> int:
         ConfigError: another setting, or the dataset, is not what it was; lists each difference.
     """
     run = RunDir(Path(config.out))
-    saved = run.settings()
-    changed = differences(saved, config)
-    refused = [f"{path}: {old} -> {new}" for path, (old, new) in changed.items() if path not in FREE]
+    saved, frozen = run.settings(), _frozen(run)
+    # Against those of the beginning, not against config.yaml: a person may have edited that.
+    began = differences(validate(TrainConfig, frozen["settings"], where=run.order), config)
+    refused = [f"{path}: {old} -> {new}" for path, (old, new) in began.items() if path not in FREE]
     if refused:
         raise ConfigError(_listed(f"{run.root}: a run cannot go on with other settings", refused))
     data = open_data(config)
-    then, now = json.loads(run.order.read_text(encoding="utf-8"))["dataset"], fingerprint(data)
+    then, now = frozen["dataset"], fingerprint(data)
     moved = [
         f"{name}: {then.get(name)} -> {now.get(name)}" for name in {**then, **now} if then.get(name) != now.get(name)
     ]
     if moved:
         raise ConfigError(_listed(f"{run.root}: the dataset is not the one that the run was started on", moved))
+    changed = differences(saved, config)
     for path, (old, new) in changed.items():
         print(f"resume: {path}: {old} -> {new}", file=sys.stderr)
     if "steps" in changed and config.schedule.kind != "constant":
@@ -91,6 +94,17 @@ def resume(config: TrainConfig) -> int:
         if changed:
             write_whole(run.config, dump_yaml(config))
         return _carry_on(run, config, data)
+
+
+def _frozen(run: RunDir) -> dict[str, Any]:
+    """What was decided when the run began. Raises ConfigError when it is not there any more, or damaged."""
+    try:
+        content = json.loads(run.order.read_text(encoding="utf-8"))
+        if missing := {"order", "dataset", "normalisation", "settings"} - set(content):
+            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{run.order}: cannot be read ({error}); put it back, or start a new run") from error
+    return dict(content)
 
 
 def _listed(what: str, lines: list[str]) -> str:
@@ -111,7 +125,7 @@ def judge(root: Path) -> dict[str, Any]:
     data = open_data(config)
     if data.held_out is None:
         raise ConfigError(f"{root}: nothing is held out (data.val_fraction is 0)")
-    training = _begun(config, data, json.loads(run.order.read_text(encoding="utf-8")))
+    training = _begun(config, data, _frozen(run))
     step = checkpoint.load(latest, training.tensors())["step"]
     return {"step": step, **training.judged(data.held_out)}
 
@@ -156,8 +170,11 @@ def _begun(config: TrainConfig, data: RunData, saved: dict[str, Any]) -> _Traini
 def _carry_on(run: RunDir, config: TrainConfig, data: RunData) -> int:
     """From the latest checkpoint, or from nothing, to the end."""
     torch.set_num_threads(config.threads)
-    saved = json.loads(run.order.read_text(encoding="utf-8"))
-    order = Order.from_json(saved["order"], [data.training])
+    saved = _frozen(run)
+    try:
+        order = Order.from_json(saved["order"], [data.training])
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"{run.order}: {error}") from error
     training = _begun(config, data, saved)
     print(table(training.policy, training.optimizer, training.average, training.policy.config.compute), file=sys.stderr)
     latest, position = checkpoint.latest(run.checkpoints), 0
@@ -200,11 +217,13 @@ def _loop(
 
             complete = training.step == config.steps
             last = complete or stop.asked
-            validate = held_out is not None and config.val_every and (complete or _due(training.step, config.val_every))
+            judge_now = (
+                held_out is not None and config.val_every and (complete or _due(training.step, config.val_every))
+            )
             save = last or _due(training.step, config.checkpoint_every)
-            if validate or save or _due(training.step, config.log_every):
+            if judge_now or save or _due(training.step, config.log_every):
                 log.write([*_flushed(training, bar), clock.record(training.step, config.batch)])
-            if validate and held_out is not None:
+            if judge_now and held_out is not None:
                 log.write([{"kind": "val", "step": training.step, **training.judged(held_out)}])
             if save:
                 log.sync()  # what a checkpoint stands for is on disk before the checkpoint is
@@ -212,7 +231,7 @@ def _loop(
                 checkpoint.prune(run.checkpoints, config.keep)
             if last:
                 return
-            if validate or save:
+            if judge_now or save:
                 clock.restart(training.step)
 
 
