@@ -214,6 +214,14 @@ def test_sizes_that_are_none(size: Any) -> None:
         parse_bytes(size)
 
 
+def test_datasets_that_are_not_the_orders_are_refused(root: Path, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "other", Spec(lengths=(4, 3)))
+    one, two = opened(root), opened(tmp_path / "other")
+    for order, given in ((order_of(one, two), [one]), (order_of(one), [one, two]), (order_of(one, two), [two, one])):
+        with pytest.raises(ValueError, match="order"):
+            Loader(given, order=order)
+
+
 def test_impossible_requests_are_refused(root: Path) -> None:
     data = [opened(root)]
     order = order_of(data[0])

@@ -39,7 +39,8 @@ class Loader:
         start: the position to begin with: `position` of the loader that is carried on.
 
     Raises:
-        ValueError: a size that is not understood, a negative start, a rank outside the world.
+        ValueError: a size that is not understood, a negative start, a rank outside the world, datasets that are not
+            those of the order.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Loader:
         start: int = 0,
     ) -> None:
         rank_slice(order.batch, rank, world)  # refuses a rank outside the world
+        Order.from_json(order.spec, datasets)  # refuses other datasets, or a selection other than the order's
         if start < 0:
             raise ValueError(f"start {start}: positions start at 0")
         self._order, self._rank, self._world = order, rank, world
