@@ -89,10 +89,10 @@ def test_differences_are_the_leaves_that_differ() -> None:
 
 
 def test_rules_between_fields_are_told_together() -> None:
-    config = replace(TrainConfig(), policy=PolicyConfig(width=12, picture=(63, 64)))
+    config = replace(TrainConfig(), policy=PolicyConfig(width=12, picture=(63, 64), points=3))
     with pytest.raises(ConfigError) as caught:
         complete(config)
-    assert all(place in str(caught.value) for place in ("data.root", "width=12", "policy.picture"))
+    assert all(place in str(caught.value) for place in ("data.root", "width=12", "policy.picture", "policy.points"))
 
 
 def test_free_settings_exist() -> None:

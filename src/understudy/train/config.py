@@ -88,7 +88,7 @@ class PolicyConfig:
     blocks: Annotated[int, Ge(1)] = 3
     """Residual blocks of the picture network."""
     points: Annotated[int, Ge(1)] = 32
-    """Keypoints read from each picture."""
+    """Keypoints read from each picture (even: half from the network's maps, half from the plain colours)."""
     width: Annotated[int, Ge(1)] = 192
     """Width of the condition and of the action network."""
     layers: Annotated[int, Ge(1)] = 3
@@ -150,6 +150,8 @@ class TrainConfig:
             found.append(
                 f"policy: channels={self.policy.channels} and width={self.policy.width} must be multiples of 8"
             )
+        if self.policy.points % 2:
+            found.append(f"policy.points: {self.policy.points}: must be even, half of them look at plain colours")
         if any(side < 8 or side % 4 for side in self.policy.picture):
             found.append(f"policy.picture: {self.policy.picture}: height and width must be multiples of 4, at least 8")
         return found
