@@ -60,6 +60,7 @@ def test_asking_for_nothing_or_the_unknown(capsys: pytest.CaptureFixture[str]) -
     assert run("trian") == cli.WRONG_INPUT
     assert "did you mean 'train'" in capsys.readouterr().err
     assert run("order", "explode") == cli.WRONG_INPUT
+    assert "did you mean 'order explain'" in capsys.readouterr().err
 
 
 def test_every_verb_leads_to_its_work() -> None:

@@ -95,7 +95,7 @@ def overview() -> str:
 def _unknown(word: str) -> str:
     import difflib
 
-    close = difflib.get_close_matches(word, VERBS, n=1)
+    close = [verb for verb in VERBS if verb.split()[0] == word] or difflib.get_close_matches(word, VERBS, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(VERBS)}"
     return f"understudy: no verb {word!r}; {hint}"
 

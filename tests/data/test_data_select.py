@@ -103,6 +103,8 @@ def test_storage_order_whatever_is_asked(catalog: Catalog) -> None:
         ({"exclude": IDS}, ["holds no episode"]),
         ({"episodes": ["one"]}, ["'one'"]),
         ({"episodes": [1.5]}, ["1.5"]),
+        ({"episodes": 3}, ["episodes is 3", "episodes=[0, 1]"]),
+        ({"exclude": "12"}, ["exclude_episodes is '12'"]),
         ({"drop_first": -1}, ["drop_n_first_frames", "-1"]),
         ({"drop_last": 1.0}, ["drop_n_last_frames", "1.0"]),
         ({"drop_first": 8, "drop_last": 4}, ["no frame is left", "8", "4"]),

@@ -50,6 +50,11 @@ def test_what_is_no_window(deltas: list[float]) -> None:
         frame_offsets({"action": deltas}, 30, KEYS)
 
 
+def test_windows_come_by_key() -> None:
+    with pytest.raises(DatasetError, match=r"delta_timestamps is \[0, 0\.1\] .*seconds by key"):
+        frame_offsets([0, 0.1], 30, KEYS)  # type: ignore[arg-type]
+
+
 def test_unknown_key_shows_the_known() -> None:
     with pytest.raises(DatasetError, match=r"actions.*action, observation\.state"):
         frame_offsets({"actions": [0]}, 30, KEYS)

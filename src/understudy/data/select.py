@@ -137,6 +137,8 @@ def _mark(seed: int, episode: int) -> float:
 
 
 def _ids(episodes: Iterable[int], name: str) -> np.ndarray:
+    if isinstance(episodes, (str, bytes)) or not isinstance(episodes, Iterable):
+        raise DatasetError(f"{name} is {episodes!r}", fix=f"give episode ids, as in {name}=[0, 1]")
     ids = np.asarray(list(episodes) if not isinstance(episodes, np.ndarray) else episodes)
     if ids.size and ids.dtype.kind not in "iu":
         raise DatasetError(f"{name} holds {ids.reshape(-1)[0]!r}", fix="give whole episode ids")

@@ -23,6 +23,9 @@ def frame_offsets(
     Raises:
         DatasetError: an unknown key, no deltas, or a delta that is no multiple of 1/fps within `TOLERANCE_S`.
     """
+    if not isinstance(delta_timestamps, Mapping | None):
+        what = f"delta_timestamps is {str(delta_timestamps)[:80]}"
+        raise DatasetError(what, fix='give seconds by key, as in {"action": [0, 0.1]}')
     offsets = {}
     for key, deltas in (delta_timestamps or {}).items():
         if key not in keys:
