@@ -176,9 +176,9 @@ def _each(x: Words, sizes: Words, keys: Words, forward: bool) -> Words:
     a += a * a < sizes
     b = (sizes + a - np.uint64(1)) // a
     y = x.copy()
-    todo = np.arange(len(x))
-    while len(todo):
-        at, radix_a, radix_b, key = y[todo], a[todo], b[todo], keys[todo]
+    outside = np.arange(len(x))  # those whose image does not lie in the domain yet
+    while len(outside):
+        at, radix_a, radix_b, key = y[outside], a[outside], b[outside], keys[outside]
         left = at // radix_b
         right = at - left * radix_b
         scratch, spare = np.empty_like(left), np.empty_like(left)
@@ -201,6 +201,6 @@ def _each(x: Words, sizes: Words, keys: Words, forward: bool) -> Words:
                 np.add(half, radix, out=spare)
             np.minimum(half, spare, out=half)
         at = left * radix_b + right
-        y[todo] = at
-        todo = todo[at >= sizes[todo]]
+        y[outside] = at
+        outside = outside[at >= sizes[outside]]
     return y
