@@ -29,7 +29,7 @@ from understudy.order.keys import make_key
 from understudy.order.permute import permutation
 
 FRAMES = 27_000_000
-BULK = 16_384
+BULK = 65_536
 # Frames and frames per episode: a thousand segments each, as what grows is the number of segments and nothing else.
 SIZES = {"1e6": (10**6, 10**3), "1e9": (10**9, 10**6), "1e12": (10**12, 10**9)}
 EPISODES = (3_300_000 * 300, 300)
