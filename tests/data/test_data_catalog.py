@@ -82,6 +82,15 @@ def test_a_clean_dataset_has_only_its_gaps_to_report(written: Path, version: str
     assert "observation.state: 1 of 3 dimensions are constant" in lines[1]
 
 
+def test_what_a_notebook_shows_is_one_line(written: Path) -> None:
+    catalog = Catalog.open(written / "v3.0")
+    table = catalog.episodes
+    assert f"{len(table)} episodes, {table.frames} frames" in repr(catalog)
+    assert len(repr(catalog)) < 100 + len(str(written))
+    assert catalog == Catalog.open(catalog)
+    assert catalog != Catalog.open(written / "v3.0"), "compared by identity: arrays have no one truth value"
+
+
 def test_ids_that_are_not_there(written: Path) -> None:
     table = Catalog.open(written / "v3.0").episodes
     for wrong in (0, 2, 7, -1, 1 << 40):

@@ -24,7 +24,7 @@ INFO = "meta/info.json"
 VERSIONS = {"v2.0": lerobot_v2, "v2.1": lerobot_v2, "v3.0": lerobot_v3, "v3.1": lerobot_v3}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Catalog:
     """A dataset's metadata.
 
@@ -144,6 +144,11 @@ class Catalog:
             cameras = ", ".join(self.episodes.videos) or "none"
             raise DatasetError(f"no video camera {camera!r}", where=self.root, fix=f"its video cameras: {cameras}")
         return self.episodes.videos[camera]
+
+    def __repr__(self) -> str:
+        table = self.episodes
+        size = f"{len(table)} episodes, {table.frames} frames, {self.fps} fps"
+        return f"Catalog({self.root!r}: LeRobot {self.version}, {size})"
 
     def report(self) -> list[str]:
         """Everything odd that metadata and folder listings show, one line each and how it is read; [] for a clean

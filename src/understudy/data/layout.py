@@ -99,7 +99,7 @@ class Videos:
     expected: np.ndarray
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EpisodeTable:
     """All episodes, keyed by episode id and in ascending order of it. A *row* is a position in this table.
 

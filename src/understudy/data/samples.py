@@ -151,6 +151,12 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         """What was odd in the selection and in the files read so far; see `Catalog.report` for the metadata."""
         return (*self._notes, *self._rows.notes, *self.pictures.notes)
 
+    def __repr__(self) -> str:
+        episodes = len(np.unique(self.segments[:, 0]))
+        return (
+            f"EpisodeDataset({self.catalog.root!r}: {len(self)} samples of {episodes} episodes, {', '.join(self.keys)})"
+        )
+
     def __len__(self) -> int:
         return int(self._ends[-1])
 
