@@ -27,7 +27,7 @@ FRONT = "observation.images.front"
 
 
 def settings(out: Path, **more: Any) -> RecordConfig:
-    return complete(RecordConfig(out=str(out), **{"episodes": 5, "size": 32, "codec": "libx264", **more}))
+    return complete(RecordConfig(out=str(out), **{"episodes": 5, "size": 32, **more}))
 
 
 def contents(root: Path) -> list[dict[str, Any]]:
@@ -117,7 +117,7 @@ def add_frame(self, values, task):
         os.kill(os.getpid(), signal.SIGKILL)
     add(self, values, task)
 EpisodeWriter.add_frame = add_frame
-record(RecordConfig(out=sys.argv[1], episodes=5, size=32, codec="libx264"))
+record(RecordConfig(out=sys.argv[1], episodes=5, size=32))
 """
 
 
