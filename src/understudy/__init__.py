@@ -14,6 +14,7 @@ _WHERE = {
     "DatasetError": "understudy.data.errors",
     "EpisodeDataset": "understudy.data.samples",
     "EpisodeSampler": "understudy.load.sampler",
+    "EpisodeStream": "understudy.load.stream",
     "EpisodeWriter": "understudy.data.write",
     "Loader": "understudy.load.loader",
     "MasterWeights": "understudy.train.master",
@@ -26,6 +27,7 @@ __all__ = [
     "DatasetError",
     "EpisodeDataset",
     "EpisodeSampler",
+    "EpisodeStream",
     "EpisodeWriter",
     "Loader",
     "MasterWeights",
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from understudy.data.write import EpisodeWriter
     from understudy.load.loader import Loader
     from understudy.load.sampler import EpisodeSampler
+    from understudy.load.stream import EpisodeStream
     from understudy.order import Order, sample_rng
     from understudy.train.master import MasterWeights
 
