@@ -1,98 +1,100 @@
 """Checkpoints that are whole or not there: the directory protocol around torch's distributed checkpoint format (DCP).
 
-    write step-00001000.tmp/ (DCP's files, then state.json), fsync files and folder, rename to step-00001000/, fsync
-    the parent; never overwrite; the latest is the highest complete one; prune only when a newer one is durable.
+    every rank   its shards into step-00001000.tmp/ (DCP's files), fsync, agree
+    rank 0       look whether all of it is there, state.json, fsync files and folder, rename to step-00001000/, fsync
+                 the parent, tell the others
 
-A name without `.tmp` is therefore a promise. The tensors are named (`optim.named_tensors`), float32, and loaded in
-place, which is also how DCP re-shards them onto another mesh. DCP's `.metadata` is a pickle: load only runs you trust.
+Never overwrite; the latest is the highest complete one; prune only when a newer one is durable. A name without `.tmp`
+is therefore a promise. Whatever goes wrong, on whichever rank, is one CheckpointError on all of them, and earlier
+checkpoints are as they were.
+
+The tensors are named and float32, DTensors or plain (the same on every rank), and loaded in place, which is also how
+they move to another number of ranks or another mesh. DCP's `.metadata` is a pickle: load only runs you trust. Not here:
+writing behind the training's back, and when (`saver.py`).
 """
 
 import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 
 from understudy.train.rundir import sync_folder
 
-FORMAT = 1
-"""Version of what a checkpoint holds; another one is refused, never guessed at."""
+FORMAT = 2
+"""Version of what a checkpoint holds; another one is refused, never guessed at. 1 had no settings in its state."""
 
 
 class CheckpointError(OSError):
     """A checkpoint could not be written or read; earlier ones are untouched."""
 
 
-def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
+def save(
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    group: dist.ProcessGroup | None = None,
+) -> Path:
     """Write checkpoint `step` below `folder` and return its path; one that is there already is left as it is.
 
+    Args:
+        group: whose ranks call this together, each with its shards; of a backend that moves CPU tensors. None: this
+            process is alone.
     Raises:
-        CheckpointError: disk full, no permission …; what was half written is removed again if possible.
+        CheckpointError: on every rank: disk full, no permission …; what was half written is removed again if possible.
     """
     import torch.distributed.checkpoint as dcp
 
     final = folder / f"step-{step:08d}"
-    if final.exists():
-        return final
-    unfinished = final.with_name(final.name + ".tmp")
-    with _told(f"{final}: cannot be saved", remove=unfinished):
-        shutil.rmtree(unfinished, ignore_errors=True)
-        dcp.save(dict(tensors), checkpoint_id=unfinished, no_dist=True)  # fsyncs its files
-        with (unfinished / "state.json").open("w", encoding="utf-8") as file:
-            json.dump({"format": FORMAT, "step": step, **state}, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
-        sync_folder(unfinished)
-        unfinished.rename(final)
-        sync_folder(folder)
+    unfinished = _unfinished(final)
+    with _told(f"{final}: cannot be saved", on_failure=lambda: _first(group) and _remove(unfinished)):
+        if not _agreed(group, lambda: _make_room(final, unfinished)):
+            return final
+        dcp.save(
+            dict(tensors), checkpoint_id=unfinished, process_group=group, no_dist=group is None
+        )  # fsyncs its files
+        _agreed(group, lambda: _promise(unfinished, final, {"format": FORMAT, "step": step, **state}))
     return final
 
 
-def load(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Fill `tensors` in place from checkpoint `path`; returns its state.
+def load(path: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> dict[str, Any]:
+    """Fill `tensors` in place from checkpoint `path`; returns its state. `group` as in `save`.
 
     Raises:
-        CheckpointError: another format, a missing tensor, another shape, unreadable files.
+        CheckpointError: another format, a missing tensor, another shape or dtype, unreadable files.
     """
     import torch.distributed.checkpoint as dcp
 
     state = read_state(path)
     with _told(f"{path}: cannot be loaded (removing this folder lets the run go on from an earlier one)"):
-        _contents(path)  # DCP would print a traceback before it fails
+        stored = _contents(path)  # DCP would print a traceback before it fails
+        for name, tensor in tensors.items():
+            if name in stored and (kept := stored[name].properties.dtype) != tensor.dtype:
+                raise ValueError(f"{name} is {kept} in the checkpoint and {tensor.dtype} here")  # DCP would cast
         # A copy of the mapping: DCP replaces entries that are not tensors, and all of ours are.
-        dcp.load(dict(tensors), checkpoint_id=path, no_dist=True)
+        dcp.load(dict(tensors), checkpoint_id=path, process_group=group, no_dist=group is None)
     return state
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a checkpoint by name, without a model to fill; raises as `load` does."""
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
+def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
+    """The tensors of a checkpoint whose names begin with `prefix`, whole, on the CPU; raises as `load` does."""
     with _told(f"{path}: cannot be loaded"):
-        kept = _contents(path).items()
+        stored = _contents(path)
     tensors = {
         name: torch.empty(item.size, dtype=item.properties.dtype)
-        for name, item in kept
-        if isinstance(item, TensorStorageMetadata)
+        for name, item in stored.items()
+        if name.startswith(prefix)
     }
     load(path, tensors)
     return tensors
-
-
-def _contents(path: Path) -> dict[str, Any]:
-    """What DCP says is in there, by name. Raises ValueError when it cannot be read."""
-    from torch.distributed.checkpoint import FileSystemReader
-
-    try:
-        return FileSystemReader(path).read_metadata().state_dict_metadata
-    except Exception as error:  # a damaged pickle may raise anything
-        raise ValueError(f".metadata: {_cause(error)}") from error
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -103,7 +105,10 @@ def read_state(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: state.json cannot be read: {error}") from error
     if version != FORMAT:
-        raise CheckpointError(f"{path}: format {version}, this version of understudy reads {FORMAT}")
+        raise CheckpointError(
+            f"{path}: checkpoint format {version}, this version of understudy reads {FORMAT}: "
+            "carry on with the version that wrote it, or start a new run"
+        )
     return dict(state)
 
 
@@ -119,17 +124,122 @@ def latest(folder: Path) -> Path | None:
     return folder / f"step-{found[-1]:08d}" if found else None
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Remove what a kill left unfinished and all but the `keep` highest; call it once the newest is durable."""
+def best(folder: Path, metric: str) -> Path | None:
+    """The complete checkpoint with the lowest `metric` of its validation (the earliest of equals), if one has it."""
+    found: list[tuple[float, Path]] = []
+    for step in steps(folder):
+        path = folder / f"step-{step:08d}"
+        try:
+            value = read_state(path).get("judged", {}).get(metric)
+        except CheckpointError:  # an older one that is damaged must not stop the run
+            continue
+        if value is not None:
+            found.append((value, path))
+    return min(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def prune(folder: Path, keep: int, best_by: str | None = None) -> None:
+    """Remove what a kill left unfinished and all but the `keep` highest; call it once the newest is durable.
+
+    The best one by validation metric `best_by`, if given, stays as well.
+    """
+    spared = best(folder, best_by) if best_by else None
     for step in steps(folder)[:-keep]:
         old = folder / f"step-{step:08d}"
-        old.rename(old.with_name(old.name + ".tmp"))  # first take the promise back: a half removed one is not complete
+        if old != spared:
+            old.rename(old.with_name(old.name + ".tmp"))  # first take the promise back: half removed is not complete
     for leftover in folder.glob("step-*.tmp"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        _remove(leftover)
+
+
+# -- inside -------------------------------------------------------------------------------------------------------
+
+
+def _unfinished(final: Path) -> Path:
+    """Where a checkpoint is written before it is one."""
+    return final.with_name(final.name + ".tmp")
+
+
+def _make_room(final: Path, unfinished: Path) -> bool:
+    """False where there is a complete one already; else what an earlier attempt left is gone."""
+    if final.exists():
+        return False
+    _remove(unfinished)
+    unfinished.mkdir(parents=True)
+    return True
+
+
+def _promise(unfinished: Path, final: Path, state: Mapping[str, Any]) -> None:
+    """Everything is written: make it durable and give it its name.
+
+    Raises ValueError when a file that another rank wrote is not here: DCP makes missing folders, so a rank with another
+    disk than this one's, or a folder that was removed and made anew, would otherwise go unnoticed.
+    """
+    for name, size in _files(unfinished).items():
+        file = unfinished / name
+        if not file.is_file() or file.stat().st_size < size:
+            raise ValueError(
+                f"{file} is not there, or not whole: the run directory was changed meanwhile, or not all ranks see the "
+                "same one (it must lie on a file system that all nodes share)"
+            )
+    with (unfinished / "state.json").open("w", encoding="utf-8") as file_:
+        json.dump(state, file_, indent=2)
+        file_.flush()
+        os.fsync(file_.fileno())
+    sync_folder(unfinished)
+    unfinished.rename(final)
+    sync_folder(final.parent)
+
+
+def _metadata(path: Path) -> Any:
+    """DCP's own table. Raises ValueError when it cannot be read."""
+    from torch.distributed.checkpoint import FileSystemReader
+
+    try:
+        return FileSystemReader(path).read_metadata()
+    except Exception as error:  # a damaged pickle may raise anything
+        raise ValueError(f".metadata: {_cause(error)}") from error
+
+
+def _contents(path: Path) -> dict[str, Any]:
+    """Name -> size and dtype (`TensorStorageMetadata`) of each tensor in there."""
+    return {name: item for name, item in _metadata(path).state_dict_metadata.items() if hasattr(item, "size")}
+
+
+def _files(path: Path) -> dict[str, int]:
+    """File name -> least size in bytes of each file that the tensors lie in."""
+    sizes: dict[str, int] = {}
+    for piece in (_metadata(path).storage_data or {}).values():
+        sizes[piece.relative_path] = max(sizes.get(piece.relative_path, 0), piece.offset + piece.length)
+    return sizes
+
+
+def _first(group: dist.ProcessGroup | None) -> bool:
+    return group is None or dist.get_rank(group) == 0
+
+
+def _agreed(group: dist.ProcessGroup | None, work: Callable[[], Any]) -> Any:
+    """Rank 0 does `work`; all get its result, or raise its failure."""
+    if group is None:
+        return work()
+    outcome: list[Any] = [None, None]
+    if _first(group):
+        try:
+            outcome[0] = work()
+        except (OSError, ValueError) as error:
+            outcome[1] = _cause(error)
+    dist.broadcast_object_list(outcome, group=group, group_src=0)
+    if outcome[1] is not None:
+        raise CheckpointError(outcome[1])
+    return outcome[0]
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def _told(what: str, remove: Path | None = None) -> Iterator[None]:
+def _told(what: str, on_failure: Callable[[], object] = lambda: None) -> Iterator[None]:
     """DCP's errors (no Exceptions) and the system's as a CheckpointError; DCP's single-process warning is silenced."""
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -138,14 +248,17 @@ def _told(what: str, remove: Path | None = None) -> Iterator[None]:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             yield
     except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
-        if remove is not None:
-            shutil.rmtree(remove, ignore_errors=True)
+        on_failure()
         raise CheckpointError(f"{what}: {_cause(error)}") from error
 
 
 def _cause(error: BaseException) -> str:
-    """The first failure inside DCP's envelope, in one line."""
-    for inner, _ in getattr(error, "failures", {}).values():
-        error = inner
+    """The first failure inside DCP's envelope, in one line; of several ranks, which one."""
+    rank = ""
+    failures = getattr(error, "failures", {})
+    for number, (inner, _) in failures.items():
+        error, rank = inner, f"rank {number}: " if number else ""
         break
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    if isinstance(error, CheckpointError):
+        return str(error)
+    return rank + " ".join(f"{type(error).__name__}: {error}".split())
