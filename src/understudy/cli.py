@@ -10,6 +10,7 @@ Only names stand here. A verb's settings are imported when it is called and its 
 that help costs no torch, and a typing mistake no waiting.
 """
 
+import inspect
 import sys
 import traceback
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from typing import Any
 
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
 FILES = (".yaml", ".yml", ".toml")
+RANKS = "\n\n--launch N does it with N processes on this host, as `torchrun --nproc-per-node N -m understudy …` would."
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Verb:
     about: str
     first: str = ""
     """What is named before the flags: FILE (settings in YAML or TOML, may be left out), RUN or PATH."""
+    ranks: bool = False
+    """Whether several processes may do it together: `--launch N`, or torchrun."""
 
 
 VERBS = {
@@ -40,8 +44,10 @@ VERBS = {
     "record": Verb(
         "tools.record:RecordConfig", "tools.record:record", "record demonstrations of a scripted expert", "[FILE]"
     ),
-    "train": Verb("train.config:TrainConfig", "tools.verbs:train", "train a policy", "[FILE]"),
-    "resume": Verb("train.config:TrainConfig", "tools.verbs:resume", "carry on at the exact next sample", "RUN"),
+    "train": Verb("train.config:TrainConfig", "tools.verbs:train", "train a policy", "[FILE]", ranks=True),
+    "resume": Verb(
+        "train.config:TrainConfig", "tools.verbs:resume", "carry on at the exact next sample", "RUN", ranks=True
+    ),
     "validate": Verb("tools.verbs:ValidateConfig", "tools.verbs:validate", "held-out loss per task", "RUN"),
     "rollout": Verb("train.rollout:RolloutConfig", "train.rollout:rollout_run", "success per task, simulated", "RUN"),
     "report": Verb("tools.report:ReportConfig", "tools.report:report", "write a run's report.html anew", "RUN"),
@@ -107,7 +113,11 @@ def _guarded(name: str, arguments: list[str], debug: bool) -> int:
 
     try:
         verb = VERBS[name]
-        settings = _settings(name, verb, arguments)
+        count, arguments = _launched(arguments) if verb.ranks else (None, arguments)
+        settings = _settings(name, verb, list(arguments))  # checked once here before every rank reads them too
+        if count is not None:
+            command = [sys.executable, "-m", "understudy", *name.split(), *arguments, *(["--debug"] if debug else [])]
+            return int(_named("train.launch:launch")(command, count, f"understudy {name}"))
         code = _named(verb.work)(settings)
         return int(code or 0)
     except BrokenPipeError:
@@ -124,6 +134,22 @@ def _guarded(name: str, arguments: list[str], debug: bool) -> int:
     except Exception:
         traceback.print_exc()
         return FAILED
+
+
+def _launched(arguments: list[str]) -> tuple[int | None, list[str]]:
+    """`--launch N` is about processes and no setting of a run, so it is taken out before the settings are read."""
+    from understudy.train.settings import ConfigError
+
+    for index, argument in enumerate(arguments):
+        if argument == "--launch" or argument.startswith("--launch="):
+            _, equals, text = argument.partition("=")
+            rest = arguments[index + 1 :]
+            if not equals:
+                text, rest = (rest[0], rest[1:]) if rest else ("", rest)
+            if not (text.isascii() and text.isdigit()):
+                raise ConfigError(f"--launch {text!r}: say how many processes this host runs")
+            return int(text), arguments[:index] + rest
+    return None, arguments
 
 
 def _settings(name: str, verb: Verb, arguments: list[str]) -> Any:
@@ -144,7 +170,8 @@ def _settings(name: str, verb: Verb, arguments: list[str]) -> Any:
 
     import tyro
 
-    parsed = tyro.cli(cls, args=arguments, default=default, prog=program)
+    about = inspect.cleandoc(cls.__doc__ or "") + (RANKS if verb.ranks else "")
+    parsed = tyro.cli(cls, args=arguments, default=default, prog=program, description=about)
     return complete(validate(cls, plain(parsed)))
 
 

@@ -1,0 +1,50 @@
+"""A rank that does as told, without torch: `python rank.py FOLDER WORD...`, one word per rank (the last for the rest).
+
+say      write what it was told about itself into FOLDER/rank-N.json, print a line, leave with 0
+exit=N   leave with N, after a line on stderr
+die      kill itself with SIGKILL
+stay     write FOLDER/rank-N.json, then wait for a signal: leave with 75 a moment after the first, noting each
+deaf     write FOLDER/rank-N.json, then wait and heed no SIGTERM
+young    write FOLDER/rank-N.json, then wait, with every signal acting as it does before a program has begun
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+KEYS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+
+
+def main() -> int:
+    folder, words, rank = Path(sys.argv[1]), sys.argv[2:], int(os.environ["RANK"])
+    word = words[min(rank, len(words) - 1)]
+    got: list[int] = []
+    if word == "stay":
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, lambda number, _: got.append(number))
+    if word == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    told = {key: os.environ.get(key) for key in KEYS} | {"pid": os.getpid()}
+    new = folder / f"rank-{rank}.new"
+    new.write_text(json.dumps(told))
+    new.rename(folder / f"rank-{rank}.json")
+    if word == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if word.startswith("exit="):
+        print(f"rank {rank} leaves because of a reason", file=sys.stderr)
+        return int(word.removeprefix("exit="))
+    if word == "say":
+        print(f"rank {rank} is here")
+        return 0
+    while not got:
+        time.sleep(0.02)
+    time.sleep(0.2 * rank)  # the later ones still write while the first have left
+    (folder / f"saved-{rank}.json").write_text(json.dumps(got))
+    return 75
+
+
+if __name__ == "__main__":
+    sys.exit(main())

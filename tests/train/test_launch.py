@@ -1,0 +1,273 @@
+"""The launcher: ranks know who they are, stop together, fail together and leave nobody behind. Ranks without torch."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy import cli
+from understudy.train import launch as launcher
+from understudy.train.launch import hosts, launch
+from understudy.train.settings import ConfigError
+
+RANK = Path(__file__).parents[1] / "support" / "rank.py"
+ENVIRONMENT = ("RANK", "WORLD_SIZE", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+
+
+def ranks(folder: Path, *words: str) -> list[str]:
+    return [sys.executable, "-S", str(RANK), str(folder), *words]
+
+
+def told(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(file.read_text()) for file in sorted(folder.glob("rank-*.json"))]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until, "waited a minute"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Launched:
+    """A launcher in a process of its own, so that signals and kills meet it as they do in the world."""
+
+    def __init__(self, folder: Path, count: int, *words: str) -> None:
+        code = f"import sys; from understudy.train.launch import launch; sys.exit(launch(sys.argv[1:], {count}))"
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, *ranks(folder, *words)], stderr=subprocess.PIPE, text=True
+        )
+        wait_for(lambda: len(told(folder)) == count)
+        self.pids = [rank["pid"] for rank in told(folder)]
+
+    def end(self) -> tuple[int, str]:
+        _, said = self.process.communicate(timeout=60)
+        wait_for(lambda: not any(map(alive, self.pids)))
+        return self.process.returncode, said
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
+    begun: list[Launched] = []
+
+    def begin(count: int, *words: str) -> Launched:
+        folder = tmp_path / str(len(begun))
+        folder.mkdir()
+        begun.append(Launched(folder, count, *words))
+        return begun[-1]
+
+    yield begin
+    for one in begun:
+        for pid in [one.process.pid, *one.pids]:
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_ranks_are_told_who_they_are_and_only_the_first_speaks(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    assert launch(ranks(tmp_path, "say"), 3) == 0
+    mine = told(tmp_path)
+    assert [(r["RANK"], r["LOCAL_RANK"], r["WORLD_SIZE"], r["LOCAL_WORLD_SIZE"]) for r in mine] == [
+        (str(n), str(n), "3", "3") for n in range(3)
+    ]
+    assert {(r["MASTER_ADDR"], r["OMP_NUM_THREADS"]) for r in mine} == {("127.0.0.1", "1")}
+    assert len({r["MASTER_PORT"] for r in mine}) == 1
+    assert capfd.readouterr() == ("rank 0 is here\n", "")
+
+
+def test_what_is_set_is_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    given = {
+        "NNODES": "2",
+        "NODE_RANK": "1",
+        "MASTER_ADDR": "the-first-host",
+        "MASTER_PORT": "1234",
+        "OMP_NUM_THREADS": "3",
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert launch(ranks(tmp_path, "say"), 2) == 0
+    mine = told(tmp_path)
+    assert [(r["RANK"], r["LOCAL_RANK"], r["WORLD_SIZE"]) for r in mine] == [("2", "0", "4"), ("3", "1", "4")]
+    assert {(r["MASTER_ADDR"], r["MASTER_PORT"], r["OMP_NUM_THREADS"]) for r in mine} == {
+        ("the-first-host", "1234", "3")
+    }
+    assert capfd.readouterr() == ("", "")  # rank 0 is on the other host
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({"RANK": "1"}, "already is rank 1"),
+        ({"NNODES": "two"}, "NNODES='two'"),
+        ({"NNODES": "0"}, "at least 1"),
+        ({"NNODES": "2", "NODE_RANK": "0"}, "MASTER_ADDR is not set"),
+        ({"NNODES": "2", "MASTER_ADDR": "a"}, "NODE_RANK is not set"),
+        ({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "a"}, "from 0 to 1"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT='70000'"),
+    ],
+)
+def test_an_environment_that_cannot_be_is_told(environment: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        hosts(environment)
+
+
+def test_hosts_meet_at_a_port_they_all_know_and_one_host_at_any() -> None:
+    assert hosts({}).port is None
+    assert hosts({"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "a"}).port == launcher.PORT
+    with pytest.raises(ConfigError, match="at least 1 process"):
+        launch(["true"], 0)
+
+
+def test_the_port_is_ours_and_a_store_may_listen_on_it() -> None:
+    with socket.socket() as held, socket.socket() as other, socket.socket() as store:
+        port = launcher._reserve(held)
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))  # a program that does not know of it
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's store does
+        store.bind(("", port))
+        store.listen()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+def test_a_signal_reaches_every_rank_once_and_nobody_is_cut_short(
+    start: Callable[..., Launched], number: signal.Signals
+) -> None:
+    """The last rank still writes for 0.4 s when the first has left with 75."""
+    job = start(3, "stay")
+    job.process.send_signal(number)
+    assert job.end() == (75, "")
+    saved = [json.loads((job.folder / f"saved-{rank}.json").read_text()) for rank in range(3)]
+    assert saved == [[launcher.FORWARDED[number]]] * 3
+
+
+def test_ranks_that_stop_by_themselves_are_waited_for(start: Callable[..., Launched]) -> None:
+    """One of several hosts' ranks got the signal, and the ranks agreed: the launcher never heard of it."""
+    job = start(2, "stay")
+    for pid in job.pids:
+        os.kill(pid, signal.SIGUSR1)
+    assert job.end() == (75, "")
+
+
+def test_a_killed_rank_ends_the_job_and_is_named(start: Callable[..., Launched]) -> None:
+    job = start(3, "deaf", "stay", "deaf")
+    os.kill(job.pids[1], signal.SIGKILL)
+    code, said = job.end()
+    assert code == 1
+    assert f"rank 1 of 3 was killed by SIGKILL (process {job.pids[1]}" in said
+    assert "the others were stopped" in said
+
+
+def test_ranks_end_with_a_launcher_that_is_killed(start: Callable[..., Launched]) -> None:
+    job = start(2, "stay")
+    job.process.kill()
+    assert job.end()[0] == -signal.SIGKILL
+    saved = [json.loads((job.folder / f"saved-{rank}.json").read_text()) for rank in range(2)]
+    assert saved == [[signal.SIGTERM]] * 2  # they could still write a checkpoint
+
+
+def test_a_signal_before_the_ranks_listen(start: Callable[..., Launched]) -> None:
+    job = start(2, "young")
+    job.process.send_signal(signal.SIGUSR1)
+    code, said = job.end()
+    assert code == 128 + signal.SIGUSR1
+    assert "before there was anything to save" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("stay", "exit=1"), 1, ["rank 1 of 2 failed with exit code 1", "| rank 1 leaves because of a reason"]),
+        (("stay", "exit=2"), 2, ["rank 1 of 2 failed with exit code 2", "| rank 1 leaves because of a reason"]),
+        (("exit=1", "stay"), 1, ["rank 0 leaves because of a reason\n", "rank 0 of 2 failed with exit code 1"]),
+        (("stay", "die"), 1, ["rank 1 of 2 was killed by SIGKILL"]),
+        (("exit=1", "die"), 1, ["rank 1 of 2 was killed by SIGKILL", "rank 0 then failed with exit code 1"]),
+    ],
+)
+def test_who_failed_is_told(
+    words: tuple[str, ...],
+    code: int,
+    says: list[str],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if "stay" not in words:
+        monkeypatch.setattr(launcher, "SETTLE", 60)  # until all have left
+    assert launch(ranks(tmp_path, *words), 2) == code
+    told = capfd.readouterr().err
+    for text in says:
+        assert text in told
+
+
+def test_what_all_ranks_find_wrong_is_said_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "SETTLE", 60)
+    assert launch(ranks(tmp_path, "exit=2"), 2) == 2
+    assert capfd.readouterr().err.count("because of a reason") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--launch", "2", "--steps", "3"], ["--launch=2", "--steps", "3"], ["--steps", "3", "--launch", "2"]]
+)
+def test_the_command_line_launches_the_same_command_without_the_flag(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[object] = []
+
+    def record(*given: object) -> int:
+        called.extend(given)
+        return 75
+
+    monkeypatch.setattr(launcher, "launch", record)
+    assert cli.main(["train", *arguments, "--data.root", "d"]) == 75
+    command = [sys.executable, "-m", "understudy", "train", "--steps", "3", "--data.root", "d"]
+    assert called == [command, 2, "understudy train"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["train", "--launch"], "say how many processes"),
+        (["train", "--launch", "many"], "--launch 'many'"),
+        (["train", "--launch", "0", "--data.root", "d"], "at least 1 process"),
+        (["train", "--launch", "2"], "data.root: required"),  # once, not from every rank
+        (["resume", "nowhere", "--launch", "2"], "no run here"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_launched(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert cli.main(arguments) == cli.WRONG_INPUT
+    assert told in capsys.readouterr().err
+
+
+def test_launching_costs_no_torch() -> None:
+    code = "import sys; from understudy import cli; cli.main(['train', '--launch', '0', '--data.root', 'd'])"
+    done = subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"], capture_output=True)
+    assert b"at least 1 process" in done.stderr
+    assert done.returncode == 0
