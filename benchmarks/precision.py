@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from understudy import MasterWeights
-from understudy.train.split import SplitAdamW
+from understudy.train.adamw import Float32AdamW
 
 OBSERVED, ACTION, WIDTH = 16, 8, 256
 FINE_TUNE_LR = 2.5e-5
@@ -45,9 +45,9 @@ class Variant:
 VARIANTS = {
     "fp32": Variant(torch.float32, lambda named, _, lr: fused(named, lr=lr)),
     "autocast": Variant(torch.float32, lambda named, _, lr: fused(named, lr=lr), autocast=True),
-    "split": Variant(torch.bfloat16, lambda named, m, lr: SplitAdamW(named, lr, weight_decay=0.0, masters=m)),
+    "split": Variant(torch.bfloat16, lambda named, m, lr: Float32AdamW(named, lr, weight_decay=0.0, masters=m)),
     "split_compiled": Variant(
-        torch.bfloat16, lambda named, m, lr: SplitAdamW(named, lr, weight_decay=0.0, masters=m, compiled=True)
+        torch.bfloat16, lambda named, m, lr: Float32AdamW(named, lr, weight_decay=0.0, masters=m, compiled=True)
     ),
     "masters": Variant(torch.bfloat16, lambda named, m, lr: MasterWeights(fused(named, lr=lr), masters=m)),
     "bf16": Variant(torch.bfloat16, lambda named, _, lr: fused(named, lr=lr)),
@@ -141,7 +141,7 @@ def master_mismatches(device: torch.device, steps: int = 1000) -> int:
     start = torch.randn(200, 172, device=device, generator=generator) * 0.02
     truth, live = nn.Parameter(start.clone()), nn.Parameter(start.bfloat16())
     theirs = torch.optim.AdamW([truth], lr=1e-3, fused=True)
-    ours = SplitAdamW([("w", live)], lr=1e-3, masters={"w": start})
+    ours = Float32AdamW([("w", live)], lr=1e-3, masters={"w": start})
     for step in range(steps):
         size = 10 ** (step % 7 - 4)
         live.grad = (torch.randn(start.shape, device=device, generator=generator) * size).bfloat16()

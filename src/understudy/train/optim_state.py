@@ -47,6 +47,11 @@ def refuse_sharded(name: str, parameter: Tensor) -> None:
             f"{name} is a DTensor (FSDP2 or tensor parallel): shard float32 weights and compute in bfloat16 with "
             f"MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32); the shard is the master"
         )
+    refuse_foreign(name, parameter)
+
+
+def refuse_foreign(name: str, parameter: Tensor) -> None:
+    """Raise TypeError for a parameter that FSDP1's or DeepSpeed's machinery owns."""
     if getattr(parameter, "_is_flat_param", False) or getattr(parameter, "_fsdp_flattened", False):
         raise TypeError(
             f"{name} belongs to FullyShardedDataParallel: keep float32 weights and give it "
