@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from understudy.data.errors import DatasetError
+from understudy.data.sources import ByteSource, LocalSource
 
 _RESTORE = "restore the file or download the dataset again"
 _ALLOW = "change its owner or mode"
@@ -78,6 +79,18 @@ class Files:
             raise
         except Exception as error:
             raise DatasetError(f"cannot be opened: {_short(error)}", where=where, fix=_RESTORE) from error
+
+    def source(self, path: str) -> ByteSource:
+        """A file to read by place, pinned to what it is now. Raises DatasetError where it cannot be opened."""
+        self.open(path).close()  # says what is wrong with a folder or a forbidden file, in plain words
+        if self.is_local:
+            return LocalSource(self.where(path))
+        raise DatasetError("videos are read from a local folder only", where=self.where(path), fix="copy it to disk")
+
+    @property
+    def latency(self) -> float:
+        """Seconds from asking for a span to having it, measured; 0 on this machine."""
+        return 0.0
 
     def read(self, path: str) -> bytes:
         """The whole content of a small file."""

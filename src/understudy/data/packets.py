@@ -1,6 +1,6 @@
 """Coded pictures, one packet at a time, in decode order: from byte slices of an mp4 file, or through a container.
 
-`Mp4Packets` is the hot path: one `pread` for a run of samples, no seeking, no time. `ContainerPackets` is for what
+`Mp4Packets` is the hot path: one read for a run of samples, no seeking, no time. `ContainerPackets` is for what
 `mp4.py` does not describe (fragmented mp4, Matroska, edit lists that cut): it walks the whole file once without
 decoding to number its pictures, then lets the container seek. Both tag each packet with its display position as `pts`,
 which the decoder hands on to the picture, so a picture is known by its tag and never by a guess.
@@ -10,8 +10,6 @@ Not here: decoding (`decode.py`).
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -20,8 +18,10 @@ import numpy as np
 
 from understudy.data.errors import DatasetError
 from understudy.data.mp4 import UnknownLayout, VideoIndex, read_mp4
+from understudy.data.sources import ByteSource, LocalSource, as_file
 
 _READ_AHEAD = 4 << 20  # bytes of one read at most, unless a single picture is larger
+_BUFFER = 1 << 20  # of a container that is not local
 _REMEDY = "the file is damaged: copy or record it again"
 
 
@@ -34,21 +34,46 @@ class Packets(Protocol):
     def packet(self, i: int, until: int) -> av.Packet:
         """Packet i in decode order, `pts` = display position; `until` says how far the caller will read on."""
 
+    def spans(self, first: int, last: int) -> np.ndarray:
+        """Where the packets lie that give the pictures shown from `first` to `last`: int64 (k, 2) of (offset, size),
+        coalesced, from the key frame on; empty where places are not known."""
+
+    def prefetch(self, first: int, last: int) -> None:
+        """Have them fetched; see `ByteSource.prefetch`."""
+
     def close(self) -> None: ...
 
 
-def open_packets(path: str) -> Packets:
-    """The packets of a video file, whatever its container. Raises `DatasetError` if it cannot be read as a video."""
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
-        raise DatasetError("is no file", where=path, fix=_REMEDY)
+def open_packets(source: ByteSource | str) -> Packets:
+    """The packets of a video (a source, or the path of a local file), whatever its container.
+
+    They close the source with themselves. Raises `DatasetError` if it cannot be read as a video.
+    """
+    if isinstance(source, str):
+        source = LocalSource(source)
     try:
-        packets: Packets = Mp4Packets(path)
-    except UnknownLayout:
-        packets = ContainerPackets(path)
-    if not (packets.index.display >= 0).any():
-        packets.close()
-        raise DatasetError("holds no pictures", where=path, fix=_REMEDY)
+        packets: Packets
+        try:
+            packets = Mp4Packets(source)
+        except UnknownLayout:
+            packets = ContainerPackets(source)
+        if not (packets.index.display >= 0).any():
+            raise DatasetError("holds no pictures", where=source.where, fix=_REMEDY)
+    except BaseException:
+        source.close()
+        raise
     return packets
+
+
+def coalesced(offset: np.ndarray, size: np.ndarray, gap: int = 0) -> np.ndarray:
+    """Spans int64 (k, 2) of (offset, size), in file order, that cover pieces (n,) of a file: those at most `gap` bytes
+    apart as one."""
+    order = np.argsort(offset, kind="stable")
+    begin = offset[order].astype(np.int64)
+    end = np.maximum.accumulate(begin + size[order]) if len(begin) else begin
+    fresh = np.flatnonzero(np.append(True, begin[1:] > end[:-1] + gap)) if len(begin) else np.zeros(0, np.int64)
+    last = np.append(fresh[1:], len(begin)) - 1 if len(begin) else fresh
+    return np.stack([begin[fresh], end[last] - begin[fresh]], axis=1)
 
 
 def _packet(data: memoryview, display: int) -> av.Packet:
@@ -63,22 +88,11 @@ def _packet(data: memoryview, display: int) -> av.Packet:
 
 
 class Mp4Packets:
-    """Packets as byte slices of a local mp4 file."""
+    """Packets as byte slices of an mp4 file."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        try:
-            self._file = open(path, "rb")  # noqa: SIM115 - closed by close(), or with this object
-            weakref.finalize(self, self._file.close)
-        except OSError as error:
-            raise DatasetError(f"cannot be opened: {error.strerror}", where=path, fix="check path and rights") from None
-        try:
-            self.index = read_mp4(self._file, path)
-        except BaseException as error:
-            self._file.close()
-            if isinstance(error, OSError):
-                raise DatasetError(f"cannot be read: {error.strerror}", where=path, fix="check the disk") from None
-            raise
+    def __init__(self, source: ByteSource) -> None:
+        self.path, self._source = source.where, source
+        self.index = read_mp4(as_file(source), source.where)
         self._first, self._window, self._base = 0, b"", 0  # samples [_first, ...) lie in _window, which starts at _base
 
     def packet(self, i: int, until: int) -> av.Packet:
@@ -97,22 +111,41 @@ class Mp4Packets:
         last = int(np.argmin(follows)) if not follows.all() else len(follows)
         begin, count = int(offset[0]), int(end[last] - offset[0])
         try:
-            self._window, self._base = os.pread(self._file.fileno(), count, begin), begin
-        except OSError as error:
-            raise DatasetError(f"cannot be read: {error.strerror}", where=self.path, fix="check the disk") from None
-        if len(self._window) < int(self.index.size[i]):
-            what = f"ends inside picture {int(self.index.display[i])}: it was cut after it was opened"
-            raise DatasetError(what, where=self.path, fix=_REMEDY)
+            self._window, self._base = self._source.read(begin, count), begin
+        except DatasetError as error:
+            whose = f"{self.path}, picture {int(self.index.display[i])}"
+            raise DatasetError(error.what, where=whose, fix=error.fix) from error
+
+    def spans(self, first: int, last: int) -> np.ndarray:
+        start, stop = self._needed(first, last)
+        return coalesced(self.index.offset[start:stop], self.index.size[start:stop])
+
+    def _needed(self, first: int, last: int) -> tuple[int, int]:
+        """Decode positions [start, stop) that give the pictures shown from `first` to `last`: from the key frame before
+        the first, in decode order and in display, to what the decoder is fed before it gives out the last."""
+        display, keys = self.index.display, self.index.keys
+        shown = np.flatnonzero((display >= first) & (display <= last))
+        if not len(shown):
+            return 0, 0
+        key = int(np.searchsorted(keys, shown[0], side="right")) - 1
+        while key > 0 and display[keys[key]] > first:
+            key -= 1
+        waits = int((np.arange(len(display)) - display).max(initial=0))  # pictures that a decoder holds back
+        return int(keys[max(key, 0)]), min(int(shown[-1]) + waits + 1, len(display))
+
+    def prefetch(self, first: int, last: int) -> None:
+        self._source.prefetch(self.spans(first, last))
 
     def close(self) -> None:
-        self._file.close()
+        self._source.close()
         self._window = b""
 
 
 class ContainerPackets:
     """Packets through PyAV's demuxer; opening costs one walk over the whole file, without decoding."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, source: ByteSource) -> None:
+        self._source, path = source, source.where
         self.path = path
         self._open()
         stream = self._container.streams.video[0]
@@ -153,7 +186,8 @@ class ContainerPackets:
 
     def _open(self) -> None:
         try:
-            self._container = av.open(self.path, metadata_errors="replace")
+            file = self.path if isinstance(self._source, LocalSource) else as_file(self._source, _BUFFER)
+            self._container: av.container.InputContainer = av.open(file, "r", metadata_errors="replace")
         except (av.FFmpegError, OSError) as error:
             raise DatasetError(f"cannot be opened: {error.strerror}", where=self.path, fix=_REMEDY) from None
         if not self._container.streams.video:
@@ -190,5 +224,12 @@ class ContainerPackets:
                 return found
         return None
 
+    def spans(self, first: int, last: int) -> np.ndarray:
+        return np.zeros((0, 2), np.int64)
+
+    def prefetch(self, first: int, last: int) -> None:
+        return None
+
     def close(self) -> None:
         self._container.close()
+        self._source.close()

@@ -104,6 +104,14 @@ class Pictures:
             self._forget()
         return self._open(camera, int(self.catalog.videos(camera).file[row]), np.asarray([row])).reader
 
+    def prefetch(self, camera: str, row: int, first: int, last: int) -> None:
+        """Say that the pictures of frames `first` to `last` of an episode (table row) will be read soon. Returns at
+        once where the video is open; nothing to do for a local dataset. Raises what opening the video raises."""
+        if self.catalog.files.is_local:
+            return
+        start = int(self.catalog.videos(camera).first[row])
+        self.reader(camera, row).prefetch(start + first, start + last)
+
     def _read(self, camera: str, file: int, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         """uint8 (n, H, W, 3) of picture numbers (n,), increasing."""
         opened = self._open(camera, file, rows)
@@ -150,15 +158,12 @@ class Pictures:
         files = self.catalog.files
         path = self.catalog.video_path(camera, row)
         where = self._where(camera, row)
-        if not files.is_local:
-            raise DatasetError("videos are read from a local folder only", where=where, fix="copy the dataset to disk")
         if not files.exists(path):
             raise DatasetError(
                 "this video is not there", where=where, fix=f"restore it, or leave the key {camera!r} out"
             )
         with renamed(where):
-            files.open(path).close()  # says what is wrong with a folder or a forbidden file, in plain words
-            reader = open_video(files.where(path), self.backend)
+            reader = open_video(files.source(path), self.backend)
         self._check_count(camera, file, reader, where)
         self._compare(camera, reader, where)
         with self._lock:

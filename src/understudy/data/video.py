@@ -20,6 +20,7 @@ from understudy.data.decode import PictureDecoder
 from understudy.data.errors import DatasetError
 from understudy.data.mp4 import VideoIndex
 from understudy.data.packets import open_packets
+from understudy.data.sources import ByteSource, LocalSource
 
 
 class VideoReader(Protocol):
@@ -40,23 +41,27 @@ class VideoReader(Protocol):
         Raises `IndexError` for a position outside [0, count) and `DatasetError` for a picture that cannot be decoded.
         """
 
+    def prefetch(self, first: int, last: int) -> None:
+        """Say that the pictures from position `first` to `last` will be read soon; see `ByteSource.prefetch`."""
+
     def close(self) -> None:
         """Release decoder and file; the reader can be used again and then reopens them."""
 
 
-def open_video(path: str | os.PathLike[str], backend: str = "pyav") -> VideoReader:
-    """Open a video file for reading pictures; `backend` is "pyav" or "torchcodec" (same pictures).
+def open_video(file: str | os.PathLike[str] | ByteSource, backend: str = "pyav") -> VideoReader:
+    """Open a video (a path, or a source) for reading pictures; `backend` is "pyav" or "torchcodec" (same pictures).
 
-    Opening parses the index and decodes nothing. The reader pickles as its path and may be used after a fork: the child
-    opens its own file and decoder. Raises `DatasetError` when the file cannot be read as a video.
+    Opening parses the index and decodes nothing. The reader pickles as its address and may be used after a fork: the
+    child opens its own decoder. Raises `DatasetError` when the file cannot be read as a video.
     """
+    if backend not in ("pyav", "torchcodec"):
+        raise ValueError(f"backend={backend!r}: it must be 'pyav' or 'torchcodec'")
+    source = LocalSource(os.fspath(file)) if isinstance(file, (str, os.PathLike)) else file
     if backend == "pyav":
-        return PyavReader(os.fspath(path))
-    if backend == "torchcodec":
-        from understudy.data.video_torchcodec import TorchcodecReader
+        return PyavReader(source)
+    from understudy.data.video_torchcodec import TorchcodecReader
 
-        return TorchcodecReader(os.fspath(path))
-    raise ValueError(f"backend={backend!r}: it must be 'pyav' or 'torchcodec'")
+    return TorchcodecReader(source)
 
 
 def key_positions(index: VideoIndex) -> np.ndarray:
@@ -86,8 +91,8 @@ def check_positions(indices: np.ndarray, count: int, path: str) -> np.ndarray:
 class PyavReader:
     """Pictures through bare PyAV decoders; see `VideoReader`."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, source: ByteSource) -> None:
+        self.path, self._source = source.where, source
         self._open()
         index = self._packets.index
         self.count, self.height, self.width = self._decoder.count, index.height, index.width
@@ -100,7 +105,7 @@ class PyavReader:
 
     def _open(self) -> None:
         self._pid: int | None = os.getpid()
-        self._packets = open_packets(self.path)
+        self._packets = open_packets(self._source)
         self._decoder = PictureDecoder(self._packets, self.path)
         self._to_rgb = VideoReformatter()
 
@@ -115,6 +120,9 @@ class PyavReader:
         for row, (position, frame) in enumerate(self._decoder.pictures(wanted)):
             self._convert(frame, position, pictures[row])
         return pictures if in_order else pictures[place]
+
+    def prefetch(self, first: int, last: int) -> None:
+        self._packets.prefetch(first, last)
 
     def _convert(self, frame: av.VideoFrame, position: int, out: np.ndarray) -> None:
         """Write one decoded picture into out (height, width, 3)."""
@@ -132,4 +140,4 @@ class PyavReader:
             del self._decoder
 
     def __reduce__(self) -> tuple[object, ...]:
-        return open_video, (self.path, "pyav")
+        return open_video, (self._source, "pyav")

@@ -12,7 +12,10 @@ import numpy as np
 
 from understudy.data.errors import DatasetError
 from understudy.data.packets import open_packets
+from understudy.data.sources import ByteSource, LocalSource, as_file
 from understudy.data.video import check_positions, key_positions, median_gop, open_video
+
+_BUFFER = 1 << 20  # of a file that is not local
 
 
 def _decoder_class() -> Any:
@@ -30,11 +33,11 @@ def _decoder_class() -> Any:
 class TorchcodecReader:
     """Pictures through torchcodec; facts come from the same index as the PyAV reader's."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, source: ByteSource) -> None:
+        self.path, self._source = source.where, source
         self._pid: int | None = None
         self._class = _decoder_class()
-        packets = open_packets(path)
+        packets = open_packets(source)
         index = packets.index
         packets.close()
         self.count, self.height, self.width = int((index.display >= 0).sum()), index.height, index.width
@@ -51,7 +54,8 @@ class TorchcodecReader:
             return np.empty((0, self.height, self.width, 3), np.uint8)
         try:
             if self._pid != os.getpid():
-                self._decoder = self._class(self.path, dimension_order="NHWC", num_ffmpeg_threads=1, seek_mode="exact")
+                file = self.path if isinstance(self._source, LocalSource) else as_file(self._source, _BUFFER)
+                self._decoder = self._class(file, dimension_order="NHWC", num_ffmpeg_threads=1, seek_mode="exact")
                 self._pid = os.getpid()
             if len(self._decoder) != self.count:
                 what = f"torchcodec counts {len(self._decoder)} pictures, the file's index {self.count}"
@@ -64,10 +68,13 @@ class TorchcodecReader:
             raise DatasetError(what, where=self.path, fix="the file is damaged: copy or record it again") from None
         return pictures
 
+    def prefetch(self, first: int, last: int) -> None:
+        return None  # torchcodec reads where it likes
+
     def close(self) -> None:
         if self._pid is not None:
             del self._decoder
             self._pid = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return open_video, (self.path, "torchcodec")
+        return open_video, (self._source, "torchcodec")
