@@ -1,0 +1,70 @@
+"""Decoded pictures into arrays: `Converter().write(frame, out)` fills uint8 (3, H, W), planes of red, green, blue.
+
+Colours are those of swscale's packed `rgb24` (bilinear chroma, the matrix and range that the stream names), to the bit.
+How they get there is chosen by measurement: swscale writes the planar `gbrp` form a third faster than `rgb24`, and
+planes are copied as they lie, where packed colours would have to be taken apart (at 640x480: 66 us instead of 96, then
+a copy of 80 us instead of a transposition of 270). So pictures are contiguous (C, H, W) everywhere, at less than what
+(H, W, C) memory would cost. Where swscale's planar form differs from its packed one, on noise tried once per format and
+size on this very machine, the packed one is used: FFmpeg 8's x86 code leaves up to eight columns unwritten where the
+width modulo 16 is 1 to 8. Formats other than 8-bit 4:2:0 round differently and are always taken apart.
+
+Not here: decoding (`decode.py`), who owns the arrays.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import av
+import numpy as np
+from av.video.reformatter import VideoReformatter
+
+_PLANES = (1, 2, 0)  # gbrp holds green, blue, red
+_PLANAR = ("yuv420p", "yuvj420p")  # formats with one and the same routine behind both forms
+
+
+class Converter:
+    """Colour conversion with its scratch memory. For one thread at a time; the work itself releases the GIL."""
+
+    def __init__(self) -> None:
+        self._reformatter = VideoReformatter()
+
+    def write(self, frame: av.VideoFrame, out: np.ndarray) -> None:
+        """Write one picture into `out`, uint8 (3, H, W) of the frame's size, any strides (contiguous is fastest).
+
+        Raises ValueError where `out` is of another shape or dtype: nothing is resized or broadcast silently.
+        """
+        height, width = frame.height, frame.width
+        if out.shape != (3, height, width) or out.dtype != np.uint8:
+            raise ValueError(f"a picture of {width}x{height} does not fit {out.dtype} {out.shape}")
+        name = frame.format.name
+        if planar_is_equal(name, height, width):
+            for plane, channel in zip(self._reformatter.reformat(frame, None, None, "gbrp", threads=1).planes, _PLANES):
+                out[channel] = _lines(plane, height)[:, :width]  # lines may be padded
+        else:
+            plane = self._reformatter.reformat(frame, None, None, "rgb24", threads=1).planes[0]
+            packed = _lines(plane, height)[:, : width * 3].reshape(height, width, 3)
+            out[...] = packed.transpose(2, 0, 1)
+
+
+@lru_cache(maxsize=64)
+def planar_is_equal(name: str, height: int, width: int) -> bool:
+    """Whether swscale converts noise of this pixel format and size to the same colours as planes and packed."""
+    if name not in _PLANAR:
+        return False
+    noise = av.VideoFrame(width, height, name)
+    rng = np.random.default_rng(0)
+    for plane in noise.planes:
+        plane.update(rng.bytes(plane.buffer_size))
+    planes = VideoReformatter().reformat(noise, format="gbrp", threads=1).planes
+    packed = VideoReformatter().reformat(noise, format="rgb24", threads=1).planes[0]
+    expected = _lines(packed, height)[:, : width * 3].reshape(height, width, 3)
+    return all(
+        np.array_equal(_lines(plane, height)[:, :width], expected[:, :, channel])
+        for plane, channel in zip(planes, _PLANES)
+    )
+
+
+def _lines(plane: av.video.plane.VideoPlane, height: int) -> np.ndarray:
+    """uint8 (height, line) of a plane, padding at the end of each line included; a view."""
+    return np.frombuffer(memoryview(plane), np.uint8).reshape(height, -1)

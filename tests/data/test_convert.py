@@ -1,0 +1,100 @@
+"""Colours of pictures: whatever way they take, they are those of the packed form, to the bit."""
+
+import av
+import numpy as np
+import pytest
+from av.video.reformatter import VideoReformatter
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from understudy.data import convert
+from understudy.data.convert import Converter, planar_is_equal
+
+FORMATS = ("yuv420p", "yuvj420p", "yuv422p", "yuv444p", "nv12", "gray", "rgb24", "gbrp", "yuv420p10le")
+
+
+def noise(name: str, height: int, width: int, seed: int = 0) -> av.VideoFrame:
+    rng, frame = np.random.default_rng(seed), av.VideoFrame(width, height, name)
+    for plane in frame.planes:
+        small = name.endswith("10le")
+        data = rng.integers(0, 1024, plane.buffer_size // 2).astype("<u2").tobytes() if small else None
+        plane.update(data or rng.bytes(plane.buffer_size))
+    return frame
+
+
+def packed(frame: av.VideoFrame) -> np.ndarray:
+    return frame.to_ndarray(format="rgb24", threads=1).transpose(2, 0, 1)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    name=st.sampled_from(FORMATS),
+    height=st.one_of(st.integers(1, 70), st.sampled_from([224, 480])),
+    width=st.one_of(st.integers(2, 140), st.sampled_from([224, 640, 848])),
+    matrix=st.sampled_from([None, 1, 2, 5, 6, 7, 9]),
+    colours=st.sampled_from([None, 1, 2]),
+    seed=st.integers(0, 3),
+)
+def test_any_picture_equals_the_packed_conversion(
+    name: str, height: int, width: int, matrix: int | None, colours: int | None, seed: int
+) -> None:
+    frame = noise(name, height, width, seed)
+    if matrix is not None:
+        frame.colorspace = matrix
+    if colours is not None:
+        frame.color_range = colours
+    out = np.full((3, height, width), 7, np.uint8)
+    Converter().write(frame, out)
+    assert np.array_equal(out, packed(frame))
+
+
+def test_one_converter_for_pictures_of_all_kinds_and_into_any_strides() -> None:
+    converter = Converter()
+    for seed, (name, height, width) in enumerate([("yuv420p", 48, 64), ("gray", 20, 30), ("yuv420p", 18, 50)] * 2):
+        frame = noise(name, height, width, seed)
+        wide = np.zeros((2, 3, height, width + 5), np.uint8)
+        converter.write(frame, wide[1, :, :, 2 : 2 + width])
+        assert np.array_equal(wide[1, :, :, 2 : 2 + width], packed(frame))
+        assert not wide[0].any()
+        assert not wide[1, :, :, :2].any()
+        assert not wide[1, :, :, 2 + width :].any()
+        last = np.zeros((height, width, 3), np.uint8)
+        converter.write(frame, last.transpose(2, 0, 1))
+        assert np.array_equal(last.transpose(2, 0, 1), packed(frame))
+
+
+@pytest.mark.parametrize(("height", "width"), [(480, 640), (224, 224), (256, 256)])
+def test_what_cameras_record_takes_the_fast_way(height: int, width: int) -> None:
+    assert planar_is_equal("yuv420p", height, width)
+
+
+def test_planes_that_differ_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial on noise is what protects: planes of another order are noticed, and with it switched off they are
+    delivered."""
+    monkeypatch.setattr(convert, "_PLANES", (0, 1, 2))
+    planar_is_equal.cache_clear()
+    try:
+        frame, out = noise("yuv420p", 48, 64, 1), np.zeros((3, 48, 64), np.uint8)
+        Converter().write(frame, out)
+        assert np.array_equal(out, packed(frame))
+        monkeypatch.setattr(convert, "planar_is_equal", lambda *_: True)
+        Converter().write(frame, out)
+        assert not np.array_equal(out, packed(frame))
+    finally:
+        planar_is_equal.cache_clear()
+
+
+def test_the_trial_leaves_no_trace_on_the_picture() -> None:
+    frame = noise("yuv420p", 48, 64)
+    before = [bytes(plane) for plane in frame.planes]
+    Converter().write(frame, np.zeros((3, 48, 64), np.uint8))
+    assert [bytes(plane) for plane in frame.planes] == before
+    assert VideoReformatter().reformat(frame, format="yuv420p") is frame
+
+
+@pytest.mark.parametrize("shape", [(3, 48, 60), (48, 64, 3), (3, 24, 32), (1, 48, 64), (2, 3, 48, 64)])
+def test_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="64x48 does not fit uint8"):
+        Converter().write(noise("yuv420p", 48, 64), np.zeros(shape, np.uint8))
+    with pytest.raises(ValueError, match="does not fit float32"):
+        Converter().write(noise("yuv420p", 48, 64), np.zeros((3, 48, 64), np.float32))
