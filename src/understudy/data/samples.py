@@ -193,32 +193,58 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         Raises:
             DatasetError: a frame is not among those selected, or cannot be read.
         """
-        episodes, frames = _whole(episodes, "episodes"), _whole(frames, "frames")
-        stop = self._stop[self._segments_of(episodes, frames)]
-        rows = self.catalog.episodes.rows_of(episodes)
+        out = self.tables(episodes, frames)
+        rows, pictures = self.video_frames(episodes, frames)
+        for key, wanted in pictures.items():
+            out[key] = torch.from_numpy(self.pictures.take(key, rows, wanted))
+        return out
+
+    def tables(self, episodes: np.ndarray, frames: np.ndarray) -> dict[str, Any]:
+        """What `batch` gives, without the pictures that come from video (whose `<key>_is_pad` are there)."""
+        rows, frames, stop = self._located(episodes, frames)
         at: dict[str, np.ndarray] = {}
-        pads: dict[str, np.ndarray] = {}
+        out: dict[str, Any] = {}
         for key in (*self._columns, *self._videos, *self._images):
             at[key] = frames
             if key in self._offsets:
-                at[key], pads[key] = window(frames, self._offsets[key], np.zeros_like(frames), stop)
+                at[key], pad = window(frames, self._offsets[key], np.zeros_like(frames), stop)
+                out[f"{key}_is_pad"] = torch.from_numpy(pad)
         taken = self._rows.take(rows, {key: at[key] for key in self._columns})
-        out: dict[str, Any] = {}
         for key, value in taken.items():
             out[key] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-        for key in self._videos:
-            out[key] = torch.from_numpy(self.pictures.take(key, rows, at[key]))
         for key in self._images:
             out[key] = torch.from_numpy(self._stored.take(key, rows, self._rows.places(rows, at[key])))
-        for key, pad in pads.items():
-            out[f"{key}_is_pad"] = torch.from_numpy(pad)
         now = (
             taken["task_index"]
-            if "task_index" not in pads
+            if "task_index" not in self._offsets
             else self._rows.take(rows, {"task_index": frames})["task_index"]
         )
         out["task"] = [self.catalog.tasks[int(task)] for task in now]
         return out
+
+    def video_frames(self, episodes: np.ndarray, frames: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Which pictures `batch` takes from video: (table rows int64 (B,), key -> frame numbers int64 (B,) or (B, T)).
+
+        Each frame number counts inside the episode of its row and is clamped as the windows are.
+        """
+        rows, frames, stop = self._located(episodes, frames)
+        wanted = {}
+        for key in self._videos:
+            wanted[key] = frames
+            if key in self._offsets:
+                wanted[key] = window(frames, self._offsets[key], np.zeros_like(frames), stop)[0]
+        return rows, wanted
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """The keys whose pictures come from video."""
+        return self._videos
+
+    def _located(self, episodes: np.ndarray, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(table rows, frames, where the windows of each sample end), int64 (B,) each."""
+        episodes, frames = _whole(episodes, "episodes"), _whole(frames, "frames")
+        stop = self._stop[self._segments_of(episodes, frames)]
+        return self.catalog.episodes.rows_of(episodes), frames, stop
 
     def _segments_of(self, episodes: np.ndarray, frames: np.ndarray) -> np.ndarray:
         """Which segment (B,) holds each frame."""

@@ -57,6 +57,34 @@ class Lanes:
         p = self._backward(epoch, np.array([line], np.uint64))[0] if self.shuffle else line
         return epoch * self.frames + int(p)
 
+    def lane(self, index: Words) -> Words:
+        """Stream indices uint64 (n,) -> the lane 0..V-1 each is in."""
+        return self.split(index)[1] % np.uint64(self.lanes)
+
+    def rest_of_clip(self, index: int, most: int) -> Words:
+        """Stream indices uint64 (k,) from `index` on that are in its epoch, lane and clip, in the order they come.
+
+        An unshuffled line is one clip; `most` bounds k.
+        """
+        epoch, p = divmod(index, self.frames)
+        if not self.shuffle:
+            count = self.frames - p
+        elif self.clip == 1:
+            count = 1
+        else:
+            i, lane = divmod(p, self.lanes)
+            length, longer = divmod(self.frames, self.lanes)
+            of = _epoch(self, epoch)
+            q = (lane * length + min(lane, longer) + i + of.shift) % self.frames
+            if of.missing and q >= of.edge:
+                end = (q + of.missing) // self.clip * self.clip + self.clip - of.missing
+            else:
+                end = q // self.clip * self.clip + self.clip
+                end = min(end, of.edge) if of.missing else end
+            count = min(end - q, length + (lane < longer) - i)
+        steps = np.arange(min(count, most), dtype=np.uint64)
+        return np.uint64(index) + steps * np.uint64(self.lanes if self.shuffle else 1)
+
     def _by_epoch(self, epoch: Words, p: Words, step: Callable[[int, Words], Words]) -> Words:
         """Apply `step(epoch, p)` to the elements of each epoch; nearly every call has one epoch, or two."""
         if not len(p) or (epoch[0] == epoch[-1] and epoch.min() == epoch.max()):

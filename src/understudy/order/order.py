@@ -153,6 +153,39 @@ class Order:
         frames = np.array([s.frames for s in self.spec.sources], np.uint64)
         return source, (index // frames[source]).view(np.int64)
 
+    def lanes(self, positions: Any) -> tuple[Ints, Ints]:
+        """Positions (n,) -> (source, lane of that source), int64 (n,) each. A source that is not cut has lane 0 only."""
+        source, index = self.streams(positions)
+        lane = np.empty_like(source)
+        for own in _groups(source):
+            lane[own] = self._lanes[int(source[own[0]])].lane(index[own]).view(np.int64)
+        return source, lane
+
+    def rest_of_clip(self, position: int, most: int) -> tuple[Ints, Ints, Ints]:
+        """The samples from `position` on that share its clip in its lane: (positions, episode, frame), int64 (k,) each.
+
+        They are what one reader of that clip makes, in the order they come; k is 1 where frames are shuffled one by
+        one, and at most `most`. A source read in storage order is one clip.
+        """
+        source, first = self.streams([position])
+        d, lanes = int(source[0]), self._lanes[int(source[0])]
+        index = lanes.rest_of_clip(int(first[0]), most)
+        positions = self._positions(d, position, index)
+        index = index[: len(positions)]
+        return positions, *self.layouts[d].locate(lanes.line(index))
+
+    def _positions(self, d: int, position: int, index: Words) -> Ints:
+        """Where the stream indices (rising) of source d come up, the first of them at `position`: int64, and as many
+        as come up before the source leaves."""
+        number = int(np.searchsorted(self._starts, np.uint64(position), side="right")) - 1
+        entry, period = self.spec.schedule[number], self._periods[number]
+        rounds, slot = np.divmod(index.view(np.int64) - self._before[number][d], entry.slots[d])
+        found = entry.position + rounds * len(period.source) + period.slots_of[d][slot]
+        if number + 1 == len(self.spec.schedule) or found[-1] < self.spec.schedule[number + 1].position:
+            return found
+        each = [self._position(d, i) for i in index.tolist()]
+        return np.array([p for p in each if p is not None], np.int64)
+
     def positions_of(self, source: int, episode: int, frame: int, epochs: range = range(1)) -> Ints:
         """The inverse of `locate`: at which positions this frame comes up in these epochs of its source.
 
