@@ -12,6 +12,7 @@ from understudy.train import checkpoint, metrics
 from understudy.train.config import (
     AugmentConfig,
     DataConfig,
+    EmaConfig,
     OptimConfig,
     PolicyConfig,
     ScheduleConfig,
@@ -38,7 +39,7 @@ def tiny_config(data: Path, out: Path, **changes: Any) -> TrainConfig:
             picture=(16, 16), text_bytes=16, channels=8, blocks=1, points=4, width=16, layers=1, draws=2
         ),
         augment=AugmentConfig(shift=2, text_dropout=0.3),
-        optim=OptimConfig(lr=3e-3, ema=0.9),
+        optim=OptimConfig(lr=3e-3, ema=EmaConfig(0.9)),
         schedule=ScheduleConfig(warmup=3),
         checkpoint_every=4,
         val_every=5,

@@ -6,7 +6,7 @@ is an argument, so the same batch, noise and time give the same numbers anywhere
 normalisation belongs to the policy and is saved with it. Not here: dataset, optimizer, mesh, files (`folder.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,11 +19,12 @@ from understudy.policies import folder
 from understudy.policies.affine import Affine
 from understudy.policies.flow import euler, noisy_actions, velocity
 from understudy.policies.layers import Linear, layer_norm, sinusoids, zero_init
-from understudy.policies.losses import Loss, masked_squared_error
+from understudy.policies.losses import Loss, masked_squared_error, valid_elements
 from understudy.policies.text import TextEncoder
 from understudy.policies.vision import PictureEncoder
 
 STATE, ACTION, TASK = "observation.state", "action", "task"
+FLOW = "flow"
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,30 @@ class FlowPolicy(nn.Module):
         """Keys a batch must have to act: the cameras, `observation.state` where used, `task`."""
         return (*self.config.cameras, *((STATE,) if self.config.state_dim else ()), TASK)
 
-    def losses(self, batch: Mapping[str, Any], noise: Tensor, time: Tensor) -> dict[str, Loss]:
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """Names of the loss terms."""
+        return (FLOW,)
+
+    def blocks(self) -> list[nn.Module]:
+        """Where the network may be cut: modules that are called once each, hold most of it, and not one another.
+
+        A run recomputes, compiles and shards these one by one.
+        """
+        return [self.text, *(self.eyes.blocks if self.eyes is not None else ()), *self.layers]
+
+    def float32_modules(self) -> list[nn.Module]:
+        """Modules that compute in float32 from float32 weights whatever `config.compute` says."""
+        return [self.text.out]
+
+    def counts(self, batch: Mapping[str, Any], draws: int) -> dict[str, Tensor]:
+        """Valid elements of a batch per loss term with `draws` draws per sample, int64 []: known before any loss is,
+        so that a step can divide by the count over all ranks and micro-batches."""
+        return {FLOW: valid_elements(_get(batch, f"{ACTION}_is_pad"), draws, self.config.action_dim).sum()}
+
+    def losses(
+        self, batch: Mapping[str, Any], noise: Tensor, time: Tensor, terms: Collection[str] | None = None
+    ) -> dict[str, Loss]:
         """Flow-matching loss per sample.
 
         Args:
@@ -135,18 +159,21 @@ class FlowPolicy(nn.Module):
             noise: float32 [B, D, T, A], standard normal; D independent draws per sample share one look at the pictures,
                 which is most of the cost.
             time: float32 [B, D] in [0, 1], 1 is noise (see `flow.spread_times`).
+            terms: those to compute, of `self.terms`; None: all.
         Returns:
             {"flow": Loss}, mean squared velocity error in normalised units over unpadded slots.
         Raises:
             ValueError: a missing key or a wrong shape, by name.
         """
+        if terms is not None and FLOW not in terms:
+            return {}
         actions, is_pad = self._targets(batch)
         _check("noise", noise, (len(actions), None, self.config.chunk, self.config.action_dim))
         _check("time", time, tuple(noise.shape[:2]))
         clean = actions[:, None].expand_as(noise)  # [B, D, T, A]
         condition = self._condition(batch)
         predicted = self._velocity(noisy_actions(clean, noise, time), time, condition)
-        return {"flow": masked_squared_error(predicted, velocity(clean, noise), is_pad)}
+        return {FLOW: masked_squared_error(predicted, velocity(clean, noise), is_pad)}
 
     @torch.no_grad()
     def sample_actions(self, batch: Mapping[str, Any], noise: Tensor, steps: int = 10) -> Tensor:

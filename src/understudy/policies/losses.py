@@ -20,6 +20,11 @@ class Loss(NamedTuple):
     count: Tensor  # type: ignore[assignment]  # the field hides tuple.count, which nobody needs here
 
 
+def valid_elements(is_pad: Tensor, draws: int, dim: int) -> Tensor:
+    """Elements of each sample behind a masked loss: bool [B, T] -> int64 [B], draws * dim * unpadded slots."""
+    return (~is_pad).sum(dim=1) * (draws * dim)
+
+
 def masked_squared_error(predicted: Tensor, target: Tensor, is_pad: Tensor) -> Loss:
     """Squared error summed per sample over every element whose slot is not padded.
 
@@ -27,7 +32,7 @@ def masked_squared_error(predicted: Tensor, target: Tensor, is_pad: Tensor) -> L
         predicted, target: float32 [B, D, T, A]; D draws of noise and time for the same sample.
         is_pad: bool [B, T]; True where the target repeats a frame beyond the episode.
     Returns:
-        Loss whose count is D * A * (number of unpadded slots).
+        Loss whose count is `valid_elements`.
 
     `torch.where` before the arithmetic, not a product after it: 0 * NaN is NaN, and the gradient of a `where` placed
     after a NaN is still 0 * NaN. Selecting a zero difference first keeps both value and gradient clean.
@@ -36,7 +41,7 @@ def masked_squared_error(predicted: Tensor, target: Tensor, is_pad: Tensor) -> L
     pad = is_pad[:, None, :, None]  # [B, 1, T, 1]
     zero = torch.zeros((), dtype=predicted.dtype, device=predicted.device)
     difference = torch.where(pad, zero, predicted) - torch.where(pad, zero, target)
-    return Loss(difference.square().sum(dim=(1, 2, 3)), (~is_pad).sum(dim=1) * (draws * dim))
+    return Loss(difference.square().sum(dim=(1, 2, 3)), valid_elements(is_pad, draws, dim))
 
 
 def scalar(losses: Mapping[str, Loss]) -> Tensor:

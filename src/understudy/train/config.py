@@ -18,7 +18,7 @@ class DataConfig:
     """What is learnt from."""
 
     root: str = ""
-    """Folder of a LeRobot dataset (v2.0, v2.1, v3.x). Required."""
+    """Folder or URL of a LeRobot dataset (v2.0, v2.1, v3.x). Required."""
     cameras: tuple[str, ...] = ()
     """Keys of the cameras that the policy sees; none named: all there are."""
     exclude_episodes: tuple[int, ...] = ()
@@ -33,6 +33,22 @@ class DataConfig:
     """How positions walk through the frames; `clips` is well shuffled and decodes each picture about once."""
     frames_in_flight: Annotated[int, Ge(1)] = 100_000
     """How many frames the shuffle may spread over: more is better shuffled, fewer needs less memory."""
+    on_bad_frame: Literal["raise", "substitute"] = "raise"
+    """A picture or row that cannot be read: stop and name it, or take a neighbour from the same clip and write it
+    down."""
+
+
+@dataclass(frozen=True)
+class EmaConfig:
+    """A moving average of the float32 weights, which is then validated and saved in their place."""
+
+    decay: Annotated[float, Interval(ge=0, lt=1)] = 0.0
+    """Share of the average that a step leaves as it is; 0 keeps no average."""
+    kind: Literal["constant", "power"] = "constant"
+    """How the decay gets there from step t = 1, 2, ... on: `constant` is min(decay, (1 + t) / (10 + t)), `power` is
+    min(decay, 1 - (1 + t) ** -power)."""
+    power: Annotated[float, Interval(gt=0, le=1)] = 0.75
+    """2/3 suits very long runs, 3/4 shorter ones."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +64,15 @@ class OptimConfig:
     """Decoupled weight decay, on matrices only (not on biases, gains and embeddings of one dimension)."""
     clip: Annotated[float, Gt(0)] = 1.0
     """Gradients are scaled down to this global norm; `inf` leaves them as they are."""
-    ema: Annotated[float, Interval(ge=0, lt=1)] = 0.0
-    """Decay of an exponential moving average of the weights, which is then validated and saved; 0 keeps none."""
+    lr_scale: dict[str, Annotated[float, Interval(ge=0, lt=inf)]] = field(default_factory=dict)
+    """Factor on the learning rate by pattern of parameter names (`eyes.*`: 0.1); the first that fits counts."""
+    weight_decay_of: dict[str, Annotated[float, Interval(ge=0, lt=inf)]] = field(default_factory=dict)
+    """Weight decay by pattern of parameter names, whatever their dimensions; the first that fits counts."""
+    freeze: tuple[str, ...] = ()
+    """Patterns of parameter names that are not trained: they keep every bit, and have no moments."""
+    loss_weights: dict[str, Annotated[float, Interval(ge=0, lt=inf)]] = field(default_factory=dict)
+    """Weight of a policy's loss terms by name; terms not named weigh 1, a term that weighs 0 is not computed."""
+    ema: EmaConfig = field(default_factory=EmaConfig)
 
 
 @dataclass(frozen=True)
@@ -98,6 +121,20 @@ class PolicyConfig:
 
 
 @dataclass(frozen=True)
+class ParallelConfig:
+    """How the processes of a run share it: R replicas of S shards of the weights. (N, 1) is DDP, (1, N) FSDP2, (R, S)
+    HSDP. Neither the samples nor, up to the sequence of sums, the numbers depend on it."""
+
+    dp_shard: Annotated[int, Ge(1)] = 1
+    """Over how many processes the weights, gradients and moments of one replica are spread."""
+    dp_replicate: Annotated[int, Ge(1)] | None = None
+    """Replicas; none is as many as there are processes for."""
+    timeout: Annotated[float, Gt(0)] = 600.0
+    """Seconds that a process waits for another one in a step before it gives up. (One that has ended is noticed at
+    once; this is for one that hangs.)"""
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """A training run. Everything that it consumes is a function of these settings and the dataset."""
 
@@ -106,7 +143,9 @@ class TrainConfig:
     steps: Annotated[int, Ge(1)] = 2500
     """Optimizer steps."""
     batch: Annotated[int, Ge(1)] = 64
-    """Samples per step."""
+    """Samples per step, over all processes and micro-batches."""
+    accumulate: Annotated[int, Ge(1)] = 1
+    """Micro-batches that a step is computed in: as many times less memory for activations, the same gradient."""
     seed: Annotated[int, Interval(ge=0, lt=2**63)] = 0
     """Decides the order, every draw inside a sample, and the first weights."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -114,14 +153,30 @@ class TrainConfig:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the arithmetic is done; `auto` is a GPU per process where there are any."""
+    precision: Literal["fp32", "bf16", "bf16-split"] = "fp32"
+    """fp32: all arithmetic in float32. bf16: the network computes in bfloat16 from float32 weights. bf16-split: it also
+    keeps them in bfloat16, and the 16 bits they lack beside them. Moments and checkpoints are float32 with all."""
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    compile: bool = False
+    """Compile each block of the network (`torch.compile`): slower to start, faster from then on, on GPUs."""
+    activation_checkpoint: Literal["none", "selective", "full"] = "none"
+    """What of each block is computed again in the backward pass instead of being kept: nothing, what is cheap, all."""
     checkpoint_every: Annotated[int, Ge(1)] = 500
     """Steps between checkpoints; there is always one at the end."""
     keep: Annotated[int, Ge(1)] = 2
     """Checkpoints kept; an older one goes only when the newer ones are safe on disk."""
+    keep_best: bool = False
+    """Also keep the checkpoint with the lowest held-out loss."""
+    async_save: bool = False
+    """Write checkpoints beside the training; costs a copy of the weights and moments in memory."""
     val_every: Annotated[int, Ge(0)] = 500
     """Steps between validations, and one at the end; 0 never validates. Training does not notice."""
     log_every: Annotated[int, Ge(1)] = 20
     """Steps between visits to the host: metrics are written and the progress line is refreshed."""
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Where metrics go besides metrics.jsonl, which is always written."""
     threads: Annotated[int, Ge(1)] = 1
     """Arithmetic threads of torch. More than one can cost a factor of a hundred when the machine is busy, and another
     number may round sums differently."""
@@ -150,6 +205,8 @@ class TrainConfig:
             found.append(
                 f"policy: channels={self.policy.channels} and width={self.policy.width} must be multiples of 8"
             )
+        if self.accumulate > self.batch:
+            found.append(f"accumulate: {self.accumulate}: a batch of {self.batch} has no more parts than samples")
         if self.policy.points % 2:
             found.append(f"policy.points: {self.policy.points}: must be even, half of them look at plain colours")
         if any(side < 8 or side % 4 for side in self.policy.picture):
@@ -162,10 +219,21 @@ class TrainConfig:
 FREE = (
     "data.root",
     "steps",
+    "accumulate",
+    "device",
+    "precision",
+    "parallel.dp_shard",
+    "parallel.dp_replicate",
+    "parallel.timeout",
+    "compile",
+    "activation_checkpoint",
     "checkpoint_every",
     "keep",
+    "keep_best",
+    "async_save",
     "val_every",
     "log_every",
+    "trackers",
     "threads",
     "loader_threads",
     "memory",

@@ -162,7 +162,7 @@ def _begun(config: TrainConfig, data: RunData, saved: dict[str, Any]) -> _Traini
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(make_key(config.seed, "first weights"))
         policy = FlowPolicy(data.policy_config(config), saved["normalisation"])
-    average = average_of(policy) if config.optim.ema else None
+    average = average_of(policy) if config.optim.ema.decay else None
     draws = Draws(config.seed, config.policy.draws, config.data.chunk, policy.config.action_dim)
     return _Training(config, policy, adamw(policy, config.optim), average, draws)
 
@@ -211,7 +211,7 @@ def _loop(
             result = optimizer_step(policy, training.optimizer, batch, noise, flow_time, lr=lr, clip=config.optim.clip)
             training.step += 1
             if training.average is not None:
-                update_average(training.average, policy, config.optim.ema, training.step)
+                update_average(training.average, policy, config.optim.ema.decay, training.step)
             training.pending.append((training.step, lr, result))
             bar.update()
 

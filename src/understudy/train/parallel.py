@@ -1,0 +1,265 @@
+"""The mesh: who the processes of a run are, how they agree, and how the weights are spread over them.
+
+    (dp_replicate, dp_shard)    (1, 1) one process    (N, 1) DDP    (1, N) FSDP2    (R, S) HSDP
+
+The mesh is always two-dimensional and there is always a process group, so nothing else asks whether a run is
+distributed: with one process every sum is over one. On a CPU the processes talk through gloo; on GPUs tensors of the
+device go through NCCL and the host's words through gloo.
+
+A rank that dies is noticed by the others when its connections close, at once; one that hangs, after `parallel.timeout`.
+Not here: who starts the processes (`launch.py`, torchrun, a scheduler), what a step sums (`step.py`).
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from understudy.data.errors import DatasetError
+from understudy.policies.flow_policy import FlowPolicy
+from understudy.train.config import TrainConfig
+from understudy.train.settings import ConfigError
+
+T = TypeVar("T")
+DIMENSIONS = ("dp_replicate", "dp_shard")
+
+
+class RankError(OSError):
+    """Another process of this run failed or went away; what it said itself is the reason."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The processes of a run as one of them sees it."""
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    """Processes on this host: they share its memory and cores."""
+    device: torch.device
+    device_mesh: DeviceMesh
+    """Two-dimensional, `DIMENSIONS`; neighbouring ranks are shards of one replica."""
+    ours: bool
+    """Whether `begin` began the process group, or a program around us."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(replicas, shards)."""
+        replicas, shards = self.device_mesh.shape
+        return replicas, shards
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """`tensor` summed over all ranks, in place, on host or device; bit-equal on all of them."""
+        dist.all_reduce(tensor)
+        return tensor
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says yes; does not wait for the device."""
+        votes = torch.tensor([int(flag)])
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX)
+        return bool(votes.item())
+
+    def gather(self, value: T) -> list[T]:
+        """The value of each rank, by rank; anything that pickles."""
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
+
+    def first(self, make: Callable[[], T]) -> T:
+        """What `make` returns on rank 0, on every rank; the others wait meanwhile. What it raises, all raise."""
+        box: list[Any] = [None]
+        with self.together():
+            if self.rank == 0:
+                box[0] = make()
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """A block that fails on all ranks if it fails on one; a rank without an error of its own gets the first one's.
+
+        For blocks in which ranks do not talk to each other: settings, data, files. Wrong input stays wrong input
+        (ConfigError), anything else is a RankError elsewhere.
+        """
+        mine: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            mine = error
+        told = None if mine is None else (isinstance(mine, ConfigError | DatasetError), str(mine) or repr(mine))
+        failed = [(rank, each) for rank, each in enumerate(self.gather(told)) if each is not None]
+        if mine is not None:
+            raise mine
+        if failed:
+            rank, (wrong_input, message) = failed[0]
+            raise ConfigError(message) if wrong_input else RankError(f"rank {rank} failed: {message}")
+
+
+def begin(config: TrainConfig) -> Mesh:
+    """Join the other processes of this run, as RANK, WORLD_SIZE, LOCAL_RANK, … say; alone where they are not set.
+
+    Raises:
+        ConfigError: the processes cannot be arranged as `config.parallel` asks, or there is no such device.
+        RankError: the others did not come.
+    """
+    ours = not dist.is_initialized()
+    rank, world = (_told("RANK", 0), _told("WORLD_SIZE", 1)) if ours else (dist.get_rank(), dist.get_world_size())
+    local_rank, local_world = _told("LOCAL_RANK", 0), _told("LOCAL_WORLD_SIZE", 1)
+    shape, device = arrangement(config, world), chosen_device(config, local_rank)
+    if ours:
+        alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        try:
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+                timeout=timedelta(seconds=config.parallel.timeout),
+                **(alone if world == 1 else {}),
+            )
+        except (RuntimeError, ValueError) as error:
+            raise RankError(f"the {world} processes of the run did not find each other: {_line(error)}") from error
+    made = init_device_mesh(device.type, shape, mesh_dim_names=DIMENSIONS)
+    return Mesh(rank, world, local_rank, local_world, device, made, ours)
+
+
+def end(mesh: Mesh) -> None:
+    """Part from the other processes, if `begin` joined them."""
+    if mesh.ours and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@contextmanager
+def joined(config: TrainConfig) -> Iterator[Mesh]:
+    """`begin`, the block, `end`. A collective that fails because another rank is gone becomes a RankError."""
+    mesh = begin(config)
+    try:
+        yield mesh
+    except RuntimeError as error:
+        if mesh.world > 1 and _lost(error):
+            raise RankError(f"rank {mesh.rank}: another process of the run is gone: {_line(error)}") from error
+        raise
+    finally:
+        end(mesh)
+
+
+def arrangement(config: TrainConfig, world: int) -> tuple[int, int]:
+    """(replicas, shards) of `world` processes. Raises ConfigError, with what would do, where it does not come out."""
+    shards, wanted = config.parallel.dp_shard, config.parallel.dp_replicate
+    replicas = wanted or max(1, world // shards)
+    if replicas * shards != world:
+        fitting = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
+        free = "" if wanted is None else ", and leave out parallel.dp_replicate"
+        raise ConfigError(
+            f"parallel: dp_replicate {replicas} x dp_shard {shards} is {replicas * shards} processes, and there are "
+            f"{world}: start {replicas * shards}, or set parallel.dp_shard to one of {fitting}{free}"
+        )
+    if world * config.accumulate > config.batch:
+        raise ConfigError(
+            f"batch: {config.batch} samples are not enough for {world} processes x {config.accumulate} micro-batches: "
+            f"use a larger batch, fewer processes or a smaller accumulate"
+        )
+    return replicas, shards
+
+
+def chosen_device(config: TrainConfig, local_rank: int) -> torch.device:
+    """The CPU, or this process's own GPU, which becomes torch's current one.
+
+    Raises:
+        ConfigError: there is no GPU, or not one for each process on this host.
+    """
+    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise ConfigError(
+            f"device: {count} GPUs on this host, and none for its process {local_rank}: start at most {count} here, "
+            "or use --device cpu"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def shard(policy: FlowPolicy, mesh: Mesh, config: TrainConfig) -> None:
+    """Spread `policy` over the mesh, in place: fully_shard per block, the rest as one group with the root.
+
+    The policy is on `mesh.device` already and has the same weights on every rank. Gradients are summed in float32,
+    not averaged: the loss is divided by the global count (`step.py`).
+    """
+    if mesh.world == 1:
+        # Nothing to spread, and the wrapping alone costs a small network on a CPU a quarter of its step. Its numbers
+        # would be the same: the network casts its weights itself, as the sharded one's are cast for it.
+        return
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+    def spread(module: nn.Module, computed_in: torch.dtype | None) -> None:
+        # Inputs are not cast: actions and states are normalised in float32 first.
+        kept = MixedPrecisionPolicy(param_dtype=computed_in, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        # Unsharded weights need not be gathered again for the backward pass.
+        fully_shard(module, mesh=mesh.device_mesh, mp_policy=kept, reshard_after_forward=mesh.shape[1] > 1)
+
+    compute = torch.bfloat16 if config.precision == "bf16" else None
+    for module in policy.float32_modules():
+        spread(module, None)
+    for module in policy.blocks():
+        spread(module, compute)
+    spread(policy, compute)
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no other, and nothing is divided anyway
+    for method in ("losses", "sample_actions"):
+        register_fsdp_forward_method(policy, method)
+
+
+def gather_later(policy: FlowPolicy, mesh: Mesh) -> None:
+    """Forget gathered weights, so that the next forward pass gathers those of then; for passes without a backward.
+
+    A backward pass does so by itself. Without one, the root (and everything in a mesh without shards) would go on
+    computing with what was gathered first.
+    """
+    if mesh.world == 1:
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def sync_gradients(policy: FlowPolicy, mesh: Mesh, last: bool) -> None:
+    """Whether the next backward pass sums gradients over the ranks: after the last micro-batch, once.
+
+    Where weights are sharded, each micro-batch is scattered, or every rank would hold gradients of the whole network;
+    only the replicas wait for the last one.
+    """
+    if mesh.world == 1:
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    assert isinstance(policy, FSDPModule)
+    if mesh.shape[1] > 1:
+        policy.set_requires_all_reduce(last)
+    else:
+        policy.set_requires_gradient_sync(last)
+
+
+def _told(name: str, default: int) -> int:
+    return int(os.environ.get(name, default))
+
+
+def _lost(error: RuntimeError) -> bool:
+    """Whether a collective failed because of another process; gloo has no type of its own for it."""
+    words = str(error).lower()
+    return isinstance(error, dist.DistError) or any(
+        word in words for word in ("gloo", "connection", "nccl", "timed out")
+    )
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

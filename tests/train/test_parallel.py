@@ -1,0 +1,90 @@
+"""The mesh: who is who, agreement, errors that reach every rank, and weights spread over processes."""
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from support.ranks import in_ranks, outcomes_in_ranks
+from understudy.train import parallel
+from understudy.train.config import ParallelConfig, TrainConfig
+from understudy.train.settings import ConfigError
+
+
+def config(**changes: Any) -> TrainConfig:
+    return replace(TrainConfig(device="cpu", parallel=ParallelConfig(timeout=20)), **changes)
+
+
+def agreement() -> dict[str, Any]:
+    with parallel.joined(config()) as mesh:
+        told: dict[str, Any] = {"who": (mesh.rank, mesh.world, mesh.local_rank, mesh.local_world, mesh.shape)}
+        told["sum"] = mesh.sum(torch.tensor([mesh.rank + 0.25], dtype=torch.float64)).item()
+        told["any"] = [mesh.any(mesh.rank == 1), mesh.any(False)]
+        told["first"] = mesh.first(lambda: os.getpid())
+        told["gather"] = mesh.gather((mesh.rank, os.getpid()))
+        for wrong in (ConfigError("the words of one"), KeyError("another")):
+            try:
+                with mesh.together():
+                    if mesh.rank == 1:
+                        raise wrong
+            except Exception as error:
+                told[type(wrong).__name__] = f"{type(error).__name__}: {error}"
+        return told
+
+
+def test_ranks_agree() -> None:
+    one, two = in_ranks(2, agreement)
+    assert one["who"] == (0, 2, 0, 2, (2, 1))
+    assert two["who"] == (1, 2, 1, 2, (2, 1))
+    for told in (one, two):
+        assert told["sum"] == 1.5
+        assert told["any"] == [True, False]
+        assert told["first"] == one["gather"][0][1] != two["gather"][1][1]
+        assert told["ConfigError"] == "ConfigError: the words of one"
+    assert one["KeyError"] == "RankError: rank 1 failed: 'another'"
+    assert two["KeyError"] == "KeyError: 'another'"
+
+
+def vanishing() -> None:
+    with parallel.joined(config()) as mesh:
+        if mesh.rank == 1:
+            os._exit(7)
+        mesh.sum(torch.zeros(()))
+
+
+def test_a_rank_that_dies_ends_the_others_with_one_clear_error() -> None:
+    (kind, said), other = outcomes_in_ranks(2, vanishing, timeout=60)
+    assert other == ("died", 7)
+    assert kind == "raised"
+    assert "RankError: rank 0: another process of the run is gone" in said
+
+
+def test_arrangements_that_do_not_come_out_say_what_would() -> None:
+    def arranged(world: int, **changes: Any) -> tuple[int, int]:
+        return parallel.arrangement(TrainConfig(parallel=ParallelConfig(**changes)), world)
+
+    assert [arranged(1), arranged(4), arranged(4, dp_shard=2), arranged(4, dp_shard=4, dp_replicate=1)] == [
+        (1, 1),
+        (4, 1),
+        (2, 2),
+        (1, 4),
+    ]
+    with pytest.raises(ConfigError, match=r"dp_replicate 1 x dp_shard 3 is 3 processes, and there are 4.*1, 2, 4"):
+        arranged(4, dp_shard=3)
+    with pytest.raises(ConfigError, match=r"dp_replicate 2 x dp_shard 1 is 2 .* there are 1: start 2.*leave out"):
+        arranged(1, dp_replicate=2)
+    with pytest.raises(ConfigError, match=r"64 samples are not enough for 40 processes x 2 micro-batches"):
+        parallel.arrangement(replace(TrainConfig(), accumulate=2), 40)
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="0 GPUs on this host"):
+            parallel.chosen_device(replace(TrainConfig(), device="cuda"), 0)
+
+
+def test_one_process_is_a_mesh_too_and_leaves_no_group_behind() -> None:
+    with parallel.joined(config()) as mesh:
+        assert (mesh.rank, mesh.world, mesh.shape) == (0, 1, (1, 1))
+        assert mesh.sum(torch.tensor(2.0)).item() == 2.0
+        assert mesh.first(lambda: "made") == "made"
+    assert not torch.distributed.is_initialized()
