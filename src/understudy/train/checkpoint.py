@@ -55,7 +55,12 @@ def save(
 
     final = folder / f"step-{step:08d}"
     unfinished = _unfinished(final)
-    with _told(f"{final}: cannot be saved", on_failure=lambda: _first(group) and _remove(unfinished)):
+
+    def undo() -> None:
+        if _first(group):
+            _remove(unfinished)
+
+    with _told(f"{final}: cannot be saved", on_failure=undo):
         if not _agreed(group, lambda: _make_room(final, unfinished)):
             return final
         dcp.save(
@@ -239,7 +244,7 @@ def _remove(folder: Path) -> None:
 
 
 @contextmanager
-def _told(what: str, on_failure: Callable[[], object] = lambda: None) -> Iterator[None]:
+def _told(what: str, on_failure: Callable[[], None] = lambda: None) -> Iterator[None]:
     """DCP's errors (no Exceptions) and the system's as a CheckpointError; DCP's single-process warning is silenced."""
     from torch.distributed.checkpoint.api import CheckpointException
 
