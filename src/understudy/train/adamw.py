@@ -96,9 +96,10 @@ class Float32AdamW(Optimizer):
     def master(self, parameter: Tensor) -> Tensor:
         """The float32 truth of a parameter: a new tensor for a bfloat16 one, the weight itself otherwise.
 
-        A DTensor of the same layout where the parameter is one.
+        A DTensor of the same layout where the parameter is one. A parameter that is not stepped here (a frozen one) is
+        its own truth.
         """
-        lo = self.state[parameter].get("lo")
+        lo = self.state.get(parameter, {}).get("lo")
         return parameter.detach() if lo is None else _like(parameter, join(_local(parameter), _local(lo)))
 
     @torch.no_grad()
@@ -108,7 +109,7 @@ class Float32AdamW(Optimizer):
         Raises ValueError for another dtype or shape.
         """
         check_master("the parameter", parameter, master)
-        lo = self.state[parameter].get("lo")
+        lo = self.state.get(parameter, {}).get("lo")
         if lo is None:
             parameter.copy_(master)
         else:

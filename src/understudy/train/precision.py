@@ -1,0 +1,166 @@
+"""The setting `precision`: how the weights are kept, what the network computes in, and what a checkpoint holds of it.
+
+    precision     weights                     arithmetic  gradients  moments   bytes per parameter
+    fp32          float32                     float32     float32    float32   16 / shards
+    bf16          float32                     bfloat16    float32    float32   16 / shards
+    bf16-split    bfloat16 and 16 low bits    bfloat16    bfloat16   float32   14
+
+The truth is float32 with all three, and a checkpoint holds that truth and nothing of its storage: one written with any
+of them is loaded with any other, on any mesh, bit for bit. The sequence is: build the policy in float32 (or load it),
+`store`, shard, `make_optimizer`; whoever casts weights before `store` has thrown their low bits away.
+
+Not here: the step (`adamw.py`), the bits (`split.py`), the files (`checkpoint.py`).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from understudy.train.adamw import Float32AdamW
+from understudy.train.config import TrainConfig
+from understudy.train.optim_state import check_moments
+from understudy.train.settings import ConfigError
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+def arithmetic(precision: str) -> Literal["float32", "bfloat16"]:
+    """What the network computes in: `FlowPolicyConfig.compute`."""
+    return "float32" if precision == "fp32" else "bfloat16"
+
+
+def store(policy: nn.Module, config: TrainConfig) -> dict[str, Tensor]:
+    """Put the weights of a float32 policy into their storage, in place, before anything is sharded.
+
+    With bf16-split every trained parameter becomes bfloat16; small ones too, since FSDP2 wants one dtype in a group.
+    Frozen ones and buffers (statistics) stay float32.
+
+    Returns the float32 values of what became bfloat16, by name, for `make_optimizer`; empty with the other settings.
+
+    Raises:
+        ConfigError: bf16-split on a mesh that shards. ValueError: a trained parameter is not float32.
+    """
+    trained = {name: p for name, p in _named(policy) if p.requires_grad}
+    for name, parameter in trained.items():
+        if parameter.dtype != torch.float32:
+            raise ValueError(f"{name} is {parameter.dtype}: training starts from float32 weights; their low bits count")
+    if config.precision != "bf16-split":
+        return {}
+    if config.parallel.dp_shard > 1:
+        raise ConfigError(
+            f"precision: bf16-split saves nothing with parallel.dp_shard={config.parallel.dp_shard}: a float32 shard "
+            f"takes 4 bytes, as do 2 + 2; use bf16, which computes the same way from float32 shards"
+        )
+    masters = {name: p.detach().clone() for name, p in trained.items()}
+    for parameter in trained.values():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    return masters
+
+
+def make_optimizer(policy: nn.Module, config: TrainConfig, masters: Mapping[str, Tensor]) -> Float32AdamW:
+    """The optimizer over the stored and sharded policy; `masters` is what `store` returned.
+
+    Split weights are stepped by the compiled kernel on a GPU and by its specification on a CPU.
+    """
+    optim = config.optim
+    optimizer = Float32AdamW(
+        _groups(policy, config),
+        lr=optim.lr,
+        betas=(optim.beta1, optim.beta2),
+        eps=optim.eps,
+        compiled=next(policy.parameters()).device.type == "cuda",
+    )
+    for name, parameter in _named(policy):
+        if name in masters:
+            optimizer.set_master(parameter, masters[name])
+    check_moments(optimizer)
+    return optimizer
+
+
+def _groups(policy: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
+    """Matrices decay, vectors (biases, gains) do not."""
+    trained = [(name, p) for name, p in _named(policy) if p.requires_grad]
+    return [
+        {"params": [(name, p) for name, p in trained if p.ndim >= 2], "weight_decay": config.optim.weight_decay},
+        {"params": [(name, p) for name, p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+def named_tensors(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module | None = None) -> dict[str, Tensor]:
+    """All that a checkpoint must hold, by name: weights and average in float32, moments and step counts.
+
+    Filling these in place and then calling `restore` brings the training back. Split weights come joined, 4 bytes per
+    parameter more while the mapping lives; everything else is what it is, live.
+    """
+    tensors = {f"weights/{name}": tensor for name, tensor in policy.state_dict().items()}
+    for name, parameter in _named(policy):
+        tensors[f"weights/{name}"] = optimizer.master(parameter)
+        for kind in MOMENTS if parameter in optimizer.state else ():
+            tensors[f"{kind}/{name}"] = optimizer.state[parameter][kind]
+    if average is not None:
+        tensors.update({f"average/{name}": tensor for name, tensor in average.state_dict().items()})
+    return tensors
+
+
+def restore(policy: nn.Module, optimizer: Float32AdamW, tensors: Mapping[str, Tensor]) -> None:
+    """Take over what was loaded into `named_tensors`. Raises ValueError where a moment came back in fewer bits."""
+    for name, parameter in _named(policy):
+        if parameter in optimizer.state:
+            optimizer.set_master(parameter, tensors[f"weights/{name}"])
+    check_moments(optimizer)
+
+
+def table(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module | None, compute: str) -> str:
+    """What is kept in which precision, and its bytes on this rank: one line per group of parameters, for the eye."""
+    rows = [("", "parameters", "kept in", "computes in", "gradients", "optimizer state", "B/param", "MiB")]
+
+    def row(label: str, params: list[Tensor], gradients: bool) -> None:
+        state = [t for p in params for t in optimizer.state.get(p, {}).values() if t.ndim or t.numel() != 1]
+        kept = [*params, *(params if gradients else []), *state]
+        count = sum(p.numel() for p in params)
+        size = sum(_local_bytes(t) for t in kept)
+        rows.append(
+            (
+                label,
+                f"{count:,}",
+                _dtypes(params),
+                compute,
+                _dtypes(params) if gradients else "-",
+                _dtypes(state) or "-",
+                f"{size / max(1, sum(_local_numel(p) for p in params)):.1f}",
+                f"{size / 2**20:.2f}",
+            )
+        )
+
+    for number, group in enumerate(optimizer.param_groups):
+        label = f"group {number}, weight decay {group['weight_decay']:g}"
+        if (factor := group.get("lr_scale", 1.0)) != 1.0:
+            label += f", lr x {factor:g}"
+        row(label, group["params"], gradients=True)
+    frozen: list[Tensor] = [p for p in policy.parameters() if p not in optimizer.state]
+    if frozen:
+        row("frozen", frozen, gradients=False)
+    if average is not None:
+        row("average", list(average.parameters()), gradients=False)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows)
+
+
+def _named(policy: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters by the names they have in the policy itself, whatever wraps its blocks."""
+    for name, parameter in policy.named_parameters():
+        yield name.replace("_checkpoint_wrapped_module.", "").replace("_orig_mod.", ""), parameter
+
+
+def _dtypes(tensors: list[Tensor]) -> str:
+    return " + ".join(sorted({str(t.dtype).removeprefix("torch.") for t in tensors}))
+
+
+def _local_numel(tensor: Tensor) -> int:
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).numel()
+
+
+def _local_bytes(tensor: Tensor) -> int:
+    return _local_numel(tensor) * tensor.element_size()

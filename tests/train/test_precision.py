@@ -1,0 +1,262 @@
+"""The setting `precision`: what is kept in which dtype, before and after all that could change it, on any mesh."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from support import policies
+from support.ranks import in_ranks
+from understudy.policies.losses import scalar
+from understudy.train.adamw import Float32AdamW
+from understudy.train.config import OptimConfig, ParallelConfig, TrainConfig
+from understudy.train.optim_state import check_moments, clip_factor, grad_norm
+from understudy.train.precision import arithmetic, make_optimizer, named_tensors, restore, store, table
+from understudy.train.settings import ConfigError
+
+SETTINGS = ("fp32", "bf16", "bf16-split")
+KEPT = {"fp32": torch.float32, "bf16": torch.float32, "bf16-split": torch.bfloat16}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def setting(precision: Any, **parallel: int) -> TrainConfig:
+    return TrainConfig(precision=precision, optim=OptimConfig(lr=1e-2), parallel=ParallelConfig(**parallel))
+
+
+def built(precision: str, seed: int = 0) -> tuple[nn.Module, Float32AdamW]:
+    policy = policies.policy(seed, compute=arithmetic(precision))
+    masters = store(policy, setting(precision))
+    return policy, make_optimizer(policy, setting(precision), masters)
+
+
+def trained(policy: nn.Module, optimizer: Float32AdamW, steps: range) -> list[float]:
+    losses = []
+    for step in steps:
+        optimizer.zero_grad()
+        loss = scalar(policy.losses(policies.batch(4, step), *policies.draws(4, seed=step)))  # type: ignore[operator]
+        loss.backward()
+        norm = grad_norm(list(policy.parameters()))
+        optimizer.step(scale=clip_factor(norm, 1.0))
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize("precision", SETTINGS)
+def test_what_is_kept_in_which_dtype(precision: str) -> None:
+    policy, optimizer = built(precision)
+    for _ in range(2):
+        assert {p.dtype for p in policy.parameters()} == {KEPT[precision]}
+        assert {b.dtype for b in policy.buffers()} == {torch.float32}, "statistics are no weights"
+        moments = [s[k] for s in optimizer.state.values() for k in ("exp_avg", "exp_avg_sq", "step")]
+        assert {m.dtype for m in moments} == {torch.float32}
+        assert {t.dtype for t in named_tensors(policy, optimizer).values()} == {torch.float32}
+        trained(policy, optimizer, range(3))
+        assert {p.grad.dtype for p in policy.parameters() if p.grad is not None} == {KEPT[precision]}
+    report = table(policy, optimizer, None, arithmetic(precision))
+    header, matrices, vectors = report.splitlines()
+    words = ("parameters", "kept in", "computes in", "gradients", "optimizer state", "B/param", "MiB")
+    assert all(word in header for word in words)
+    for line, p in ((matrices, "14.0" if precision == "bf16-split" else "16.0"), (vectors, "")):
+        assert arithmetic(precision) in line
+        assert str(KEPT[precision]).removeprefix("torch.") in line
+        assert p in line
+    assert ("float32 + int16" in matrices) == (precision == "bf16-split")
+
+
+def test_all_settings_start_from_the_same_truth_and_the_bits_below_bfloat16_are_kept() -> None:
+    first = [copied(named_tensors(*built(precision))) for precision in SETTINGS]
+    assert equal(first[0], first[1])
+    assert equal(first[0], first[2])
+    # The negative control: cast first, and store what is left.
+    policy = policies.policy(0)
+    for p in policy.parameters():
+        p.data = p.data.bfloat16()
+    with pytest.raises(ValueError, match=r"is torch\.bfloat16: training starts from float32 weights"):
+        store(policy, setting("bf16-split"))
+    lost = named_tensors(policy, Float32AdamW(policy.named_parameters()))
+    assert not equal(first[0], {k: v for k, v in lost.items() if k in first[0]})
+
+
+@pytest.mark.parametrize("into", SETTINGS)
+@pytest.mark.parametrize("precision", SETTINGS)
+def test_a_checkpoint_of_any_storage_fills_any_other_bit_for_bit(precision: str, into: str) -> None:
+    policy, optimizer = built(precision)
+    trained(policy, optimizer, range(4))
+    saved = copied(named_tensors(policy, optimizer))
+    other, resumed = built(into, seed=1)
+    tensors = named_tensors(other, resumed)
+    assert not equal(tensors, saved)
+    for name, tensor in tensors.items():  # what a checkpoint does: fill in place
+        with torch.no_grad():
+            tensor.copy_(saved[name])
+    restore(other, resumed, tensors)
+    assert equal(named_tensors(other, resumed), saved)
+    # And it goes on: the same bits where arithmetic and storage are the same, the same training otherwise.
+    here, there = (trained(p, o, range(4, 8)) for p, o in ((policy, optimizer), (other, resumed)))
+    if precision == into:
+        assert here == there
+        assert equal(named_tensors(policy, optimizer), named_tensors(other, resumed))
+    assert there == pytest.approx(here, rel=0.05)
+
+
+def test_a_moment_of_fewer_bits_fails_the_run_at_once() -> None:
+    policy, optimizer = built("bf16-split")
+    tensors = named_tensors(policy, optimizer)
+    p = next(policy.parameters())
+    optimizer.state[p]["exp_avg_sq"] = optimizer.state[p]["exp_avg_sq"].bfloat16()
+    with pytest.raises(ValueError, match=r"exp_avg_sq is torch\.bfloat16, and must be float32"):
+        restore(policy, optimizer, tensors)
+
+
+def test_frozen_parameters_keep_float32_and_have_no_state() -> None:
+    policy = policies.policy(0, compute="bfloat16")
+    frozen = policy.text.embed.weight.requires_grad_(False)
+    before = frozen.clone()
+    optimizer = make_optimizer(policy, setting("bf16-split"), store(policy, setting("bf16-split")))
+    trained(policy, optimizer, range(2))
+    assert frozen.dtype == torch.float32
+    assert torch.equal(frozen, before)
+    tensors = named_tensors(policy, optimizer)
+    assert torch.equal(tensors["weights/text.embed.weight"], before)
+    assert "exp_avg/text.embed.weight" not in tensors
+    assert table(policy, optimizer, None, "bfloat16").splitlines()[-1].startswith("frozen")
+
+
+def test_split_is_refused_where_it_saves_nothing() -> None:
+    with pytest.raises(ConfigError, match=r"bf16-split saves nothing with parallel.dp_shard=2: .* use bf16"):
+        store(policies.policy(0), setting("bf16-split", dp_shard=2))
+
+
+# On every mesh
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.Linear(16, 3))
+
+
+def spread(kind: str, precision: str) -> tuple[nn.Module, nn.Module, Float32AdamW]:
+    """The network on two ranks, whom to call, and the optimizer: `ddp` is torch's own wrapper, the others FSDP2."""
+    model: nn.Module = network()
+    shape = {"ddp": (2, 1), "hsdp (2, 1)": (2, 1), "fsdp2 (1, 2)": (1, 2)}[kind]
+    config = setting(precision, dp_shard=shape[1])
+    masters = store(model, config)
+    called: nn.Module = model
+    if kind == "ddp":
+        called = DistributedDataParallel(model)
+    else:
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp_replicate", "dp_shard"))
+        low = torch.bfloat16 if precision == "bf16" else None
+        policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
+        for part in (*model.children(), model):
+            fully_shard(part, mesh=mesh, mp_policy=policy)
+    return model, called, make_optimizer(model, config, masters)
+
+
+def check_dtypes(model: nn.Module, optimizer: Float32AdamW, kept: torch.dtype, when: str) -> None:
+    assert {p.dtype for p in model.parameters()} == {kept}, when
+    wanted = {"step": torch.float32, "exp_avg": torch.float32, "exp_avg_sq": torch.float32}
+    wanted |= {"lo": torch.int16} if kept == torch.bfloat16 else {}
+    for p in model.parameters():
+        assert {kind: t.dtype for kind, t in optimizer.state[p].items()} == wanted, when
+    check_moments(optimizer)
+
+
+def whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {k: (t.full_tensor() if hasattr(t, "full_tensor") else t).clone() for k, t in tensors.items()}
+
+
+def dtypes_on_two_ranks() -> None:
+    """Every mesh and storage: dtypes after construction, step, state dict, loading, and DCP's own state functions."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    try:
+        cases = [("ddp", "fp32"), ("ddp", "bf16-split"), ("hsdp (2, 1)", "bf16"), ("hsdp (2, 1)", "bf16-split")]
+        for kind, precision in [*cases, ("fsdp2 (1, 2)", "fp32"), ("fsdp2 (1, 2)", "bf16")]:
+            model, called, optimizer = spread(kind, precision)
+            kept, case = KEPT[precision], f"{kind} {precision}"
+            reference = built_alone(precision)
+
+            def step(seed: int, called: nn.Module = called, optimizer: Float32AdamW = optimizer) -> None:
+                optimizer.zero_grad()
+                generator = torch.Generator().manual_seed(10 * seed + rank)
+                x = torch.randn(8, 6, generator=generator).to(next(called.parameters()).dtype)
+                called(x).float().square().mean().backward()
+                optimizer.step()
+
+            check_dtypes(model, optimizer, kept, f"{case}: constructed")
+            assert equal(whole(named_tensors(model, optimizer)), reference), f"{case}: the truth it starts from"
+            for k in range(3):
+                step(k)
+            check_dtypes(model, optimizer, kept, f"{case}: stepped")
+            state = optimizer.state_dict()
+            optimizer.load_state_dict(state)
+            check_dtypes(model, optimizer, kept, f"{case}: loaded")
+
+            fetched = get_optimizer_state_dict(model, optimizer)
+            for name, entry in fetched["state"].items():
+                assert entry["exp_avg"].dtype == torch.float32, f"{case}: DCP, {name}"
+            before = whole(named_tensors(model, optimizer))
+            set_optimizer_state_dict(model, optimizer, fetched)
+            check_dtypes(model, optimizer, kept, f"{case}: DCP")
+            assert equal(whole(named_tensors(model, optimizer)), before), f"{case}: DCP changes no bit"
+            step(3)  # what the load brought is what goes on
+            after = whole(named_tensors(model, optimizer))
+            assert not torch.equal(after["weights/0.weight"], before["weights/0.weight"]), case
+
+            both: list[Any] = [None, None]
+            dist.all_gather_object(both, after)
+            assert equal(*both), f"{case}: ranks drifted apart, in weights or in what only the masters know"
+
+            # A fresh optimizer, through DCP's template: state was there before, so no zero step counts as the first.
+            other, _, fresh = spread(kind, precision)
+            get_optimizer_state_dict(other, fresh)
+            assert {float(whole({"t": s["step"]})["t"]) for s in fresh.state.values()} == {0.0}, case
+            # Another storage's truth, put back.
+            tensors = named_tensors(other, fresh)
+            with torch.no_grad():
+                for name, tensor in named_tensors(model, optimizer).items():
+                    tensors[name].copy_(tensor)
+            restore(other, fresh, tensors)
+            assert equal(whole(named_tensors(other, fresh)), after), f"{case}: restored"
+    finally:
+        dist.destroy_process_group()
+
+
+def built_alone(precision: str) -> dict[str, Tensor]:
+    model = network()
+    masters = store(model, setting(precision))
+    return copied(named_tensors(model, make_optimizer(model, setting(precision), masters)))
+
+
+def test_dtypes_on_every_mesh() -> None:
+    in_ranks(2, dtypes_on_two_ranks)
+
+
+def test_torch_leaves_a_fresh_optimizer_at_step_one() -> None:
+    """Why state is made with the optimizer: the trap, in torch itself."""
+    model = network()
+    stock = torch.optim.AdamW(model.parameters())
+    get_optimizer_state_dict(model, stock)
+    assert {float(s["step"]) for s in stock.state.values()} == {1.0}
+    ours = Float32AdamW(model.named_parameters())
+    get_optimizer_state_dict(model, ours)
+    assert {float(s["step"]) for s in ours.state.values()} == {0.0}
