@@ -1,0 +1,29 @@
+"""Hugging Face Accelerate: each process loads its share of every global batch; Accelerate keeps model and optimizer.
+
+accelerate launch examples/accelerate_loop.py [DATASET]
+"""
+
+import torch
+from accelerate import Accelerator
+from tiny import dataset
+
+import understudy as us
+
+accelerator = Accelerator(cpu=not torch.cuda.is_available())
+data = us.EpisodeDataset(dataset())
+order = us.Order.of([data], batch=32, seed=0)  # the global batch, whatever the number of processes
+
+sample = data[0]
+model = torch.nn.Linear(len(sample["observation.state"]), len(sample["action"]))
+model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+
+place = {"rank": accelerator.process_index, "world": accelerator.num_processes}
+with us.Loader([data], order=order, memory="1GB", start=0, **place) as loader:
+    for step, batch in zip(range(20), loader):
+        state, action = (batch[key].to(accelerator.device) for key in ("observation.state", "action"))
+        loss = (model(state) - action).square().mean()
+        optimizer.zero_grad()
+        accelerator.backward(loss)
+        optimizer.step()
+        if step % 5 == 0:
+            accelerator.print(f"step {step}: loss {loss.item():.4f}, position to save {loader.position}")
