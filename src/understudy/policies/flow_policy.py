@@ -134,11 +134,16 @@ class FlowPolicy(nn.Module):
         return (FLOW,)
 
     def blocks(self) -> list[nn.Module]:
-        """Where the network may be cut: modules that are called once each, hold most of it, and not one another.
+        """Where the network may be cut: modules of tensors in, tensors out that hold much of it, and not one another.
 
         A run recomputes, compiles and shards these one by one.
         """
-        return [self.text, *(self.eyes.blocks if self.eyes is not None else ()), *self.layers]
+        return [*(self.eyes.blocks if self.eyes is not None else ()), *self.layers]
+
+    def blocks_of_tensors(self) -> list[nn.Module]:
+        """Those of `blocks` that are given tensors of the same shapes in every step: what is worth compiling. (The text
+        encoder is given sentences, as many as differ.)"""
+        return [block for block in self.blocks() if block is not self.text]
 
     def float32_modules(self) -> list[nn.Module]:
         """Modules that compute in float32 from float32 weights whatever `config.compute` says."""
@@ -190,12 +195,15 @@ class FlowPolicy(nn.Module):
 
         return self.action_map.unnormalise(euler(field, noise, steps))
 
-    def save(self, directory: str | Path) -> None:
-        """Write model.safetensors (float32), config.json and normalisation.json; an older folder is replaced whole."""
+    def save(self, directory: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Write model.safetensors (float32), config.json and normalisation.json; an older folder is replaced whole.
+
+        weights: those to write, by name, where this policy does not hold them whole.
+        """
         normalisation = {ACTION: self.action_map.arrays()}
         if self.state_map is not None:
             normalisation[STATE] = self.state_map.arrays()
-        folder.save(directory, self.config, normalisation, self.state_dict())
+        folder.save(directory, self.config, normalisation, self.state_dict() if weights is None else weights)
 
     @staticmethod
     def load(directory: str | Path) -> "FlowPolicy":
