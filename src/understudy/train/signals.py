@@ -1,13 +1,18 @@
 """Being asked to stop: a signal sets a flag, the loop looks at it between two steps. Nothing is ever cut in half."""
 
+import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SAME = 5.0
+"""Seconds within which signals are one request: a scheduler signals all processes of a job, so that a rank hears from
+the scheduler and from its launcher, who hands on what it was told."""
 
 
 @dataclass
@@ -19,7 +24,7 @@ class Stop:
 
 @contextmanager
 def stop_signals() -> Iterator[Stop]:
-    """While this lasts, SIGTERM, SIGINT and SIGUSR1 ask for a stop; a second one of them acts as it always does.
+    """While this lasts, SIGTERM, SIGINT and SIGUSR1 ask for a stop; a second request acts as the signal always does.
 
     Signals reach the main thread alone, so in any other thread this changes nothing.
     """
@@ -29,10 +34,16 @@ def stop_signals() -> Iterator[Stop]:
         return
     before = {number: signal.getsignal(number) for number in SIGNALS}
 
+    first = 0.0
+
     def ask(number: int, _: FrameType | None) -> None:
-        stop.asked = True
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        nonlocal first
+        if not stop.asked:
+            stop.asked, first = True, time.monotonic()
+        elif time.monotonic() - first > SAME:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+            os.kill(os.getpid(), number)
 
     for number in SIGNALS:
         signal.signal(number, ask)
