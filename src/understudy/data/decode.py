@@ -7,177 +7,198 @@ The rules, all in integers:
   an H.264 decoder started inside a stream of open GOPs must forgive what refers to the group before.
   Damage that the codec itself cannot notice (AV1 and CABAC have no checksums) cannot be noticed here either.
 - Decoding starts at the last key frame that precedes the picture in decode order *and* in display order: a leading
-  picture of an open GOP needs the group before its key frame.
-- A decoder stays alive between calls and is continued while that feeds no more packets than a restart would.
+  picture of an open GOP needs the group before its key frame. Groups that hold nothing wanted are not decoded.
+- A decoder stays alive between calls and is continued while that feeds no more packets than a restart would. `park`
+  hands its codec context to the next one that decodes the same kind of video in this thread (`contexts.py`).
 
-Not here: where packets come from (`packets.py`), colour conversion and arrays (`video.py`).
+One picture costs a few microseconds of Python beside the codec; everything heavier runs without the GIL. Not here:
+where packets come from (`packets.py`), colour conversion (`convert.py`).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
+from functools import cached_property
 
 import av
 import numpy as np
 
+from understudy.data.contexts import Kind, borrow, give_back, live_bytes
 from understudy.data.errors import DatasetError
 from understudy.data.packets import Packets
 
-_DECODERS = {"av1": "libdav1d"}  # FFmpeg's own "av1" decoder only drives hardware
 _RECENT = 8  # pictures of a small read that are kept, so that sliding windows do not start over at a key frame
 _SLACK = 32  # packets fed beyond the reordering depth before a picture is given up as missing
 
 
 class PictureDecoder:
-    """One live decoder over one video. Not thread-safe; the decoding itself releases the GIL."""
+    """A forward cursor over one video, with at most one live decoder. Not thread-safe.
+
+    Many decoders may read one video, from as many threads, where each has `Packets` of its own or is the only one that
+    uses them at a time.
+    """
 
     def __init__(self, packets: Packets, where: str) -> None:
         index = packets.index
         self._packets, self._index, self._where = packets, index, where
-        shown = np.flatnonzero(index.display >= 0)
-        self.count = len(shown)
-        self._sample = np.empty(self.count, np.int32)  # decode position of each display position
-        self._sample[index.display[shown]] = shown
-        # A frame that no later frame precedes in display waits for (decode - display) pictures; that is the maximum.
-        self._reorder = int((shown - index.display[shown]).max(initial=0))
+        self.count = index.count
+        # Single numbers are read from these; a memoryview gives them three times faster than an array.
+        self._display, self._keys = index.display.data, index.keys.data
+        self._sample, self._reorder = index.sample.data, index.reorder
         self._context: av.VideoCodecContext | None = None
-        self._strict = True
+        self._kind = Kind(index.codec, index.extradata, min(self._reorder, 16), True)
         self._next = 0  # decode position of the next packet to feed
         self._from = 0  # display position of the key frame the decoder was started on
         self._expected = 0  # display position that must come out next
-        self._floor = 0  # pictures before this one are decoded but not kept
         self._ahead: dict[int, av.VideoFrame] = {}  # came out, not asked for yet
         self._recent: dict[int, av.VideoFrame] = {}  # the pictures of the last small read
 
+    @cached_property
+    def live_bytes(self) -> int:
+        """What a decoder of this video takes while it is live, as `contexts.live_bytes` estimates it."""
+        return live_bytes(self._index)
+
     def pictures(self, wanted: np.ndarray) -> Iterator[tuple[int, av.VideoFrame]]:
-        """(position, picture) for each of `wanted` (int64, increasing, without repeats, inside the video)."""
-        recent, last = self._recent, int(wanted[-1]) if len(wanted) else 0
-        self._recent = {}
-        for position in wanted.tolist():
-            frame = recent.get(position) or self._reach(position, last)
-            if len(wanted) <= _RECENT:
+        """(position, picture) for each of `wanted` (int64, increasing, without repeats, inside the video).
+
+        A picture may be kept as long as one likes, in any thread: it holds its own memory, 1.5 bytes a pixel.
+
+        Raises:
+            DatasetError: a picture cannot be decoded, or has another size than the file says; names it.
+        """
+        positions = wanted.tolist()
+        recent, self._recent = self._recent, {}
+        until = min(self._sample[positions[-1]] + self._reorder, len(self._display) - 1) if positions else 0
+        height, width = self._index.height, self._index.width
+        for position in positions:
+            frame = recent.get(position) or self._reach(position, until)
+            if frame.height != height or frame.width != width:
+                what = f"picture {position} is {frame.width}x{frame.height}, the file says {width}x{height}"
+                raise DatasetError(what, where=self._where, fix="split the file where the size changes")
+            if len(positions) <= _RECENT:
                 self._recent[position] = frame
             yield position, frame
 
-    def _reach(self, position: int, last: int) -> av.VideoFrame:
+    def park(self) -> None:
+        """Let go of decoder and pictures; the next call begins anew at a key frame."""
+        if self._context is not None:
+            give_back(self._kind, self._context, self.live_bytes)
+        self._context = None
+        self._ahead.clear()
+        self._recent = {}
+
+    def _reach(self, position: int, until: int) -> av.VideoFrame:
         """Decode on until `position` comes out; start over at an earlier key frame if it is not there by then."""
-        key = self._key_before(position)
-        keys = self._index.keys
-        if position in self._ahead or (
-            self._context is not None and position >= self._expected and int(keys[key]) <= self._next
-        ):
-            frame, why = self._advance(position, last)
+        frame = self._ahead.get(position)
+        if frame is not None:
+            del self._ahead[position]
+            return frame
+        key, why = self._key_before(position), ""
+        if self._context is not None and position >= self._expected and self._keys[key] <= self._next:
+            frame, why = self._advance(position, until)
             if frame is not None:
                 return frame
         # Where key frames are no clean starts (gradual refresh), what is not recovered yet is dropped: go back further.
-        for start in keys[max(key - 2, 0) : key + 1][::-1].tolist():
-            self._restart(start)
-            frame, why = self._advance(position, last)
+        for earlier in range(key, max(key - 3, -1), -1):
+            self._restart(self._keys[earlier])
+            frame, why = self._advance(position, until)
             if frame is not None:
                 return frame
         what = f"picture {position} cannot be decoded: {why or 'the decoder does not give it out'}"
         raise DatasetError(what, where=self._where, fix="the file is damaged: copy or record it again")
 
     def _key_before(self, position: int) -> int:
-        """Index into `keys` of the key frame to start on for this picture."""
-        keys, display = self._index.keys, self._index.display
-        key = int(np.searchsorted(keys, self._sample[position], side="right")) - 1
+        """Index into the key frames of the one to start on for this picture."""
+        keys, display = self._keys, self._display
+        key = bisect_right(keys, self._sample[position]) - 1
         while key > 0 and display[keys[key]] > position:
             key -= 1
         return max(key, 0)
 
     def _restart(self, sample: int) -> None:
         strict = self._index.codec != "h264" or not self._has_leading(sample)
-        if self._context is None or strict != self._strict:
-            self._context, self._strict = self._create(strict), strict
+        if self._context is None or strict != self._kind.strict:
+            self._kind = self._kind._replace(strict=strict)
+            self._context = borrow(self._kind, self._where)
         else:
             self._context.flush_buffers()
         self._ahead.clear()
         self._next = sample
-        self._from = self._expected = max(int(self._index.display[sample]), 0)
+        self._from = self._expected = max(self._display[sample], 0)
 
     def _has_leading(self, key: int) -> bool:
         """Whether pictures are shown before the key frame at this decode position although they come behind it."""
-        after = int(np.searchsorted(self._index.keys, key, side="right"))
-        end = int(self._index.keys[after]) if after < len(self._index.keys) else len(self._index.display)
+        if self._reorder == 0:
+            return False
+        after = bisect_right(self._keys, key)
+        end = self._keys[after] if after < len(self._keys) else len(self._display)
         display = self._index.display[key:end]
         return bool((display[display >= 0] < display[0]).any())
 
-    def _create(self, strict: bool) -> av.VideoCodecContext:
-        name = _DECODERS.get(self._index.codec, self._index.codec)
-        try:
-            context = av.CodecContext.create(name, "r")
-        except (ValueError, av.FFmpegError):
-            what = f"is coded as {self._index.codec}, for which this PyAV has no decoder"
-            raise DatasetError(what, where=self._where, fix="install PyAV's own wheel or convert the video") from None
-        assert isinstance(context, av.VideoCodecContext)
-        context.extradata = self._index.extradata or None
-        context.thread_count = 1
-        # Without has_b_frames, H.264 decoders guess the reordering depth and may drop the first pictures.
-        context.options = {"has_b_frames": str(min(self._reorder, 16))} | ({"err_detect": "explode"} if strict else {})
-        return context
+    def _advance(self, position: int, until: int) -> tuple[av.VideoFrame | None, str]:
+        """Feed packets until `position` is out; (None, why) when it will not come, with the decoder given up.
 
-    def _advance(self, position: int, last: int) -> tuple[av.VideoFrame | None, str]:
-        """Feed packets until `position` is out; (None, why) when it will not come, with the decoder given up."""
-        self._floor = position
-        while position not in self._ahead:
+        until: how far the caller will surely go on, in decode order; bytes are read that far.
+        """
+        assert self._context is not None
+        ahead, why = self._ahead, ""
+        packet, decode = self._packets.packet, self._context.decode
+        last = min(self._sample[position] + self._reorder + _SLACK, len(self._display) - 1)
+        while position not in ahead and not why:
             if self._expected > position:
                 return self._give_up("it comes before the first key frame")
-            if self._next >= len(self._index.display) or self._next > self._sample[position] + self._reorder + _SLACK:
-                why = self._drain()
-                frame = self._ahead.pop(position, None)
-                if frame is None:
-                    return self._give_up(why)
-                return frame, ""
-            why = self._feed(self._next, last)
-            if why:
-                frame = self._ahead.pop(position, None)
-                return (frame, "") if frame is not None else self._give_up(why)
-        frame = self._ahead.pop(position)
-        for passed in [p for p in self._ahead if p < position]:
-            del self._ahead[passed]
+            sample = self._next
+            if sample > last:
+                why = self._drain(position) or "the decoder does not give it out"
+                break
+            fed = packet(sample, max(sample, until))
+            self._next = sample + 1
+            try:
+                frames = decode(fed)
+            except av.FFmpegError as error:
+                tag = self._display[sample]
+                if tag < self._from:
+                    continue  # a leading picture of the open GOP we started on: not asked for, not decodable
+                self._drain(position, sample)  # what was decoded before the damage is sound and may be what is wanted
+                why = f"the packet of picture {tag} is damaged ({error.strerror})"
+                break
+            why = self._take(frames, position)
+        frame = ahead.pop(position, None)
+        if frame is None:
+            return self._give_up(why)
+        if ahead:
+            for passed in [p for p in ahead if p < position]:
+                del ahead[passed]
         return frame, ""
 
-    def _feed(self, sample: int, last: int) -> str:
-        """Give the decoder one packet and take what comes out; says what is wrong, or nothing."""
-        assert self._context is not None
-        until = max(sample, min(int(self._sample[last]) + self._reorder, len(self._index.display) - 1))
-        packet = self._packets.packet(sample, until)
-        tag = int(self._index.display[sample])
-        self._next = sample + 1
-        try:
-            frames = self._context.decode(packet)
-        except av.FFmpegError as error:
-            if tag < self._from:
-                return ""  # a leading picture of the open GOP we started on: not asked for, not decodable
-            self._drain(sample)  # what was decoded before the damage is sound and may be what is wanted
-            return f"the packet of picture {tag} is damaged ({error.strerror})"
-        return self._take(frames)
+    def _take(self, frames: list[av.VideoFrame], floor: int) -> str:
+        """Keep what came out in its place, from position `floor` on; says what is wrong, or nothing."""
+        for frame in frames:
+            tag = frame.pts
+            if tag is None or tag < self._from:
+                continue  # leading pictures of an open GOP, and samples that are never shown
+            if tag != self._expected or frame.is_corrupt:
+                return f"picture {self._expected} is missing or damaged"
+            if tag >= floor:
+                self._ahead[tag] = frame
+            self._expected = tag + 1
+        return ""
 
-    def _drain(self, before: int | None = None) -> str:
+    def _drain(self, floor: int, before: int | None = None) -> str:
         """Take what the decoder still holds (of packets `before` this one, if given); it then needs a restart."""
         assert self._context is not None
         try:
             frames = self._context.decode(None)
             if before is not None:
                 frames = [f for f in frames if f.pts is not None and f.pts >= 0 and self._sample[f.pts] < before]
-            why = self._take(frames)
+            why = self._take(frames, floor)
         except av.FFmpegError as error:
             why = f"the decoder failed at the end of the file ({error.strerror})"
+        if before is None and not why:
+            give_back(self._kind, self._context, self.live_bytes)
         self._context = None
         return why
-
-    def _take(self, frames: list[av.VideoFrame]) -> str:
-        for frame in frames:
-            tag = -1 if frame.pts is None else frame.pts
-            if tag < self._from:
-                continue  # leading pictures of an open GOP, and samples that are never shown
-            if tag != self._expected or frame.is_corrupt:
-                return f"picture {self._expected} is missing or damaged"
-            if tag >= self._floor:
-                self._ahead[tag] = frame
-            self._expected += 1
-        return ""
 
     def _give_up(self, why: str) -> tuple[None, str]:
         self._context = None

@@ -13,6 +13,7 @@ believed before it has been held against the bytes that are there.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import BinaryIO
 
 import numpy as np
@@ -54,6 +55,25 @@ class VideoIndex:
     fps: float
     keys: np.ndarray
     display: np.ndarray
+
+    @cached_property
+    def count(self) -> int:
+        """Pictures that are shown."""
+        return int((self.display >= 0).sum())
+
+    @cached_property
+    def sample(self) -> np.ndarray:
+        """int32[count], decode position of each display position."""
+        shown = np.flatnonzero(self.display >= 0)
+        found = np.empty(len(shown), np.int32)
+        found[self.display[shown]] = shown
+        return found
+
+    @cached_property
+    def reorder(self) -> int:
+        """For how many pictures a decoder holds one back at most: a frame that no later one precedes in display waits
+        for (decode - display) pictures."""
+        return int((self.sample - np.arange(self.count)).max(initial=0))
 
 
 @dataclass(frozen=True)

@@ -93,15 +93,18 @@ class Mp4Packets:
     def __init__(self, source: ByteSource) -> None:
         self.path, self._source = source.where, source
         self.index = read_mp4(as_file(source), source.where)
-        self._first, self._window, self._base = 0, b"", 0  # samples [_first, ...) lie in _window, which starts at _base
+        # Single numbers are read from these: a memoryview gives them three times faster than an array.
+        self._offset, self._size = self.index.offset.data, self.index.size.data
+        self._display = self.index.display.data
+        self._window, self._base = b"", 0  # bytes of the last read, and where in the file they begin
 
     def packet(self, i: int, until: int) -> av.Packet:
-        begin, size = int(self.index.offset[i]), int(self.index.size[i])
+        begin, size = self._offset[i], self._size[i]
         at = begin - self._base
         if at < 0 or at + size > len(self._window):
             self._read(i, until)
             at = 0
-        return _packet(memoryview(self._window)[at : at + size], int(self.index.display[i]))
+        return _packet(memoryview(self._window)[at : at + size], self._display[i])
 
     def _read(self, i: int, until: int) -> None:
         """One read of sample i and of those after it, up to `until`, that follow without a gap in the file."""

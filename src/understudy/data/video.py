@@ -12,10 +12,9 @@ from __future__ import annotations
 import os
 from typing import Protocol
 
-import av
 import numpy as np
-from av.video.reformatter import VideoReformatter
 
+from understudy.data.convert import Converter
 from understudy.data.decode import PictureDecoder
 from understudy.data.errors import DatasetError
 from understudy.data.mp4 import VideoIndex
@@ -38,6 +37,7 @@ class VideoReader(Protocol):
     def read(self, indices: np.ndarray) -> np.ndarray:
         """uint8 (n, height, width, 3) RGB for int positions [n] in any order, repeats allowed.
 
+        The memory may lie by planes: `transpose(0, 3, 1, 2)` is then contiguous.
         Raises `IndexError` for a position outside [0, count) and `DatasetError` for a picture that cannot be decoded.
         """
 
@@ -107,7 +107,7 @@ class PyavReader:
         self._pid: int | None = os.getpid()
         self._packets = open_packets(self._source)
         self._decoder = PictureDecoder(self._packets, self.path)
-        self._to_rgb = VideoReformatter()
+        self._converter = Converter()
 
     def read(self, indices: np.ndarray) -> np.ndarray:
         wanted, place = np.unique(check_positions(indices, self.count, self.path), return_inverse=True)
@@ -116,22 +116,13 @@ class PyavReader:
             if self._decoder.count != self.count:
                 raise DatasetError(f"had {self.count} pictures, now has {self._decoder.count}", where=self.path)
         in_order = len(wanted) == len(place) and bool((np.diff(place) > 0).all())
-        pictures = np.empty((len(wanted), self.height, self.width, 3), np.uint8)
-        for row, (position, frame) in enumerate(self._decoder.pictures(wanted)):
-            self._convert(frame, position, pictures[row])
-        return pictures if in_order else pictures[place]
+        pictures = np.empty((len(wanted), 3, self.height, self.width), np.uint8)
+        for row, (_, frame) in enumerate(self._decoder.pictures(wanted)):
+            self._converter.write(frame, pictures[row])
+        return (pictures if in_order else pictures[place]).transpose(0, 2, 3, 1)
 
     def prefetch(self, first: int, last: int) -> None:
         self._packets.prefetch(first, last)
-
-    def _convert(self, frame: av.VideoFrame, position: int, out: np.ndarray) -> None:
-        """Write one decoded picture into out (height, width, 3)."""
-        if (frame.height, frame.width) != (self.height, self.width):
-            what = f"picture {position} is {frame.width}x{frame.height}, the file says {self.width}x{self.height}"
-            raise DatasetError(what, where=self.path, fix="split the file where the size changes")
-        plane = self._to_rgb.reformat(frame, format="rgb24", threads=1).planes[0]
-        rows = np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)  # lines are padded
-        out[...] = rows[: self.height, : self.width * 3].reshape(self.height, self.width, 3)
 
     def close(self) -> None:
         if self._pid is not None:
