@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from support.ranks import in_ranks
 from understudy import MasterWeights
 from understudy.train.optim_state import check_moments
 
@@ -85,8 +86,8 @@ def test_master_equals_the_float32_optimizer_bit_for_bit(kind: str) -> None:
     masters = {name: p.detach().clone() for name, p in live.named_parameters()}
     live.bfloat16()
     ours, theirs = MasterWeights(build(live.named_parameters()), masters=masters), build(truth.parameters())
-    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(o, 300) for o in (ours, theirs)]
-    for step in range(300):
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(o, 1000) for o in (ours, theirs)]
+    for step in range(1000 if kind in ("single", "foreach", "fused") else 100):
         for p, q, grad in zip(live.parameters(), truth.parameters(), gradients(live, step)):
             p.grad, q.grad = grad, grad.float()
         assert torch.equal(ours.clip_grad_norm_(5.0), nn.utils.clip_grad_norm_(truth.parameters(), 5.0))
@@ -180,6 +181,7 @@ def test_clipping_is_in_float32_and_leaves_the_live_gradients() -> None:
 # An ordinary optimizer to others
 
 
+@pytest.mark.filterwarnings("error")
 def test_schedulers_hooks_and_groups_see_one_optimizer() -> None:
     model = network().bfloat16()
     inner = adamw(model.parameters())
@@ -438,6 +440,80 @@ def test_what_cannot_work_is_refused() -> None:
         run(late, uncast, range(1))
 
 
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_names_are_those_of_the_bare_model(prefix: str) -> None:
+    model, other = network().bfloat16(), network(1).bfloat16()
+    ours = MasterWeights(adamw([(prefix + name, p) for name, p in model.named_parameters()]))
+    run(model, ours, range(3))
+    bare = MasterWeights(adamw(other.named_parameters()))
+    bare.load_state_dict(saved(ours.state_dict()))
+    assert same(model, ours, other, bare)
+    assert bare.param_groups[0]["param_names"][0] == "0.weight"
+    given = {name: bare.master(p).clone() for name, p in other.named_parameters()}
+    again = network(2).bfloat16()
+    wrapped_again = MasterWeights(adamw([(prefix + name, p) for name, p in again.named_parameters()]), masters=given)
+    assert same(again, wrapped_again, other, bare)
+
+
+def test_names_that_would_coincide_stay_as_they_are() -> None:
+    p, q = (nn.Parameter(torch.zeros(2, dtype=torch.bfloat16)) for _ in range(2))
+    ours = MasterWeights(adamw([("w", p), ("module.w", q)]))
+    ours.set_master(q, torch.ones(2))
+    state = saved(ours.state_dict())
+    turned = MasterWeights(adamw([("module.w", p), ("w", q)]))
+    turned.load_state_dict(state)
+    assert torch.equal(turned.master(p), torch.ones(2))
+
+
+class KeepsItsOwn(torch.optim.SGD):
+    """Steps the weights that it was built with, whatever its groups say, as ZeroRedundancyOptimizer does."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=1.0)
+        self.own = [p for group in self.param_groups for p in group["params"]]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        with torch.no_grad():
+            for p in self.own:
+                p.sub_(1)
+
+
+def test_an_optimizer_that_steps_weights_of_its_own_is_refused(alone: None) -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    for build in (KeepsItsOwn, lambda ps: ZeroRedundancyOptimizer(ps, torch.optim.AdamW, lr=1e-2)):
+        model = network().bfloat16()
+        ours = MasterWeights(build(list(model.parameters())))
+        with pytest.raises(RuntimeError, match=r"stepped .* itself and not its master"):
+            run(model, ours, range(1))
+
+
+def test_a_wrapper_goes_around_and_not_inside() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    from accelerate.state import AcceleratorState
+
+    try:
+        prepared = accelerate.Accelerator(cpu=True).prepare(adamw(network().bfloat16().parameters()))
+        with pytest.raises(TypeError, match="AcceleratedOptimizer is a wrapper itself"):
+            MasterWeights(prepared)
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_clipping_spares_a_live_gradient_that_is_float32_already() -> None:
+    """torch 2.13 lets a bfloat16 weight have one (`grad_dtype`)."""
+    live = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    if not hasattr(live, "grad_dtype"):
+        pytest.skip("this torch has no grad_dtype")
+    live.grad_dtype = torch.float32
+    live.grad = torch.full((4,), 3.0)
+    ours = MasterWeights(torch.optim.SGD([live], lr=1.0))
+    ours.clip_grad_norm_(1.0)
+    ours.step()
+    assert torch.equal(live.grad, torch.full((4,), 3.0))
+    torch.testing.assert_close(ours.master(live), torch.full((4,), 0.5), rtol=1e-5, atol=0)
+
+
 def test_deepspeed_is_refused() -> None:
     model, ours = wrapped()
     ours.param_groups[0]["params"] = [nn.Parameter(torch.zeros(50))]  # what its engine does: one flat float32 tensor
@@ -476,10 +552,26 @@ def test_fsdp_is_refused(alone: None) -> None:
 # With others' loops
 
 
-def ddp_rank(rank: int, store: str) -> None:
+def on_two_ranks() -> None:
+    """DistributedDataParallel by hand, then Accelerate's over accumulated gradients."""
+    dist.init_process_group("gloo")
+    try:
+        by_hand(dist.get_rank())
+        with_accelerate(dist.get_rank())
+    finally:
+        dist.destroy_process_group()
+
+
+def check_equal_on_both(ours: MasterWeights, when: str) -> None:
+    """Each rank has other data, so masters agree only while gradients are still reduced."""
+    masters = torch.cat([ours.master(p).flatten() for group in ours.param_groups for p in group["params"]])
+    both = [torch.empty_like(masters) for _ in range(2)]
+    dist.all_gather(both, masters)
+    assert torch.equal(both[0], both[1]), f"ranks drifted apart: {when}"
+
+
+def by_hand(rank: int) -> None:
     """Eight steps on this rank's own data; at the fifth, rank 1's loss is not finite."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     model = DistributedDataParallel(network(seed=rank).bfloat16())  # broadcasts rank 0's weights
     ours = MasterWeights(adamw(model.named_parameters(), lr=1e-2), skip_nonfinite=True)
     p = model.module[0].weight
@@ -492,17 +584,36 @@ def ddp_rank(rank: int, store: str) -> None:
         before = ours.master(p).clone()
         ours.step()
         assert torch.equal(ours.master(p), before) == (step == 4)
-        # Each rank has other data, so these agree only while gradients are still reduced.
-        masters = torch.cat([ours.master(p).flatten() for p in model.parameters()])
-        both = [torch.empty_like(masters) for _ in range(2)]
-        dist.all_gather(both, masters)
-        assert torch.equal(both[0], both[1]), f"ranks drifted apart at step {step}"
+        check_equal_on_both(ours, f"DDP, step {step}")
     assert ours.skipped == 1
-    dist.destroy_process_group()
+
+    # Its state, with names that begin with "module.", goes on without the wrapper.
+    alone = network(seed=5).bfloat16()
+    resumed = MasterWeights(adamw(alone.named_parameters(), lr=1e-2))
+    resumed.load_state_dict(saved(ours.state_dict()))
+    assert same(model.module, ours, alone, resumed)
 
 
-def test_ranks_of_ddp_stay_together_and_skip_together(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(ddp_rank, args=(str(tmp_path / "store"),), nprocs=2)
+def with_accelerate(rank: int) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    assert accelerator.num_processes == 2
+    model = network().bfloat16()
+    masters = {name: p.float() for name, p in model.named_parameters()}
+    ours = MasterWeights(adamw(model.named_parameters(), lr=1e-2), masters=masters)
+    model, optimizer = accelerator.prepare(model, ours)
+    for step in range(6):
+        with accelerator.accumulate(model):
+            torch.manual_seed(10 * step + rank)
+            accelerator.backward(model(torch.randn(8, 6).bfloat16()).float().square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        check_equal_on_both(ours, f"Accelerate, step {step}")
+    assert int(ours.state[model.module[0].weight]["step"]) == 3
+
+
+def test_ranks_of_ddp_and_accelerate_stay_together_and_skip_together() -> None:
+    in_ranks(2, on_two_ranks)
 
 
 def test_storage_swapped_under_ddp_would_drop_its_hooks() -> None:

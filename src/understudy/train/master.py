@@ -79,6 +79,11 @@ class MasterWeights(Optimizer):
     ) -> None:
         if isinstance(optimizer, MasterWeights):
             raise TypeError("the optimizer is a MasterWeights already")
+        if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+            raise TypeError(
+                f"{type(optimizer).__name__} is a wrapper itself: wrap the optimizer in MasterWeights first, and give "
+                f"that to Accelerate's prepare or whatever else wraps"
+            )
         closure = signature(type(optimizer).step).parameters.get("closure")
         if closure is not None and closure.default is Argument.empty:
             raise TypeError(f"{type(optimizer).__name__} calls its closure many times in a step: use float32 weights")
@@ -197,11 +202,15 @@ class MasterWeights(Optimizer):
             if p.grad is None:
                 master.grad = None
                 continue
-            grad = p.grad if master is p else p.grad.float()
-            master.grad = grad if scale is None else grad.mul_(scale.to(grad.device))
+            if scale is not None:
+                factor = scale.to(p.device)
+                master.grad = p.grad.mul_(factor) if master is p else p.grad.float() * factor
+            else:
+                master.grad = p.grad.float()
         try:
             with self._on_masters() as inner:
                 inner.step()
+            self._check_steps()
         finally:
             for p, master in self._masters.items():
                 if master is not p:
@@ -245,6 +254,15 @@ class MasterWeights(Optimizer):
         if moved:
             with self._on_masters() as inner:
                 inner.load_state_dict(inner.state_dict())
+
+    def _check_steps(self) -> None:
+        """Refuse an optimizer that keeps weights of its own beside its groups (ZeroRedundancyOptimizer does so)."""
+        for name, p in named_parameters(self.param_groups):
+            if self._masters[p] is not p and p._version != self._versions[p]:
+                raise RuntimeError(
+                    f"{type(self.optimizer).__name__} stepped {name} itself and not its master: it does not go by its "
+                    f"param_groups, so masters cannot be put under it; use float32 weights with it"
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's, and each bfloat16 parameter's master under "master" in its state."""

@@ -20,6 +20,15 @@ def named_parameters(groups: Groups) -> Iterator[tuple[str, Tensor]]:
         yield from zip(names, group["params"], strict=True)
 
 
+def plain_names(names: Sequence[str]) -> list[str]:
+    """Names as the bare model has them, whatever wrapped it: DistributedDataParallel's `module.`, torch.compile's
+    `_orig_mod.`, activation checkpointing's `_checkpoint_wrapped_module.`; as given where they would coincide."""
+    plain = [name.removeprefix("module.") for name in names]
+    for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module."):
+        plain = [name.replace(wrapper, "") for name in plain]
+    return plain if len(set(plain)) == len(plain) else list(names)
+
+
 def check_moments(optimizer: Optimizer) -> None:
     """Raise ValueError where a moment, or any other floating state, has fewer than 32 bits.
 
@@ -81,8 +90,9 @@ def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
 def in_order_of(groups: Groups, state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """The state dict with its groups and parameters in this optimizer's order: torch itself loads by order alone.
 
-    Groups are matched by the set of their parameters' names. Where the optimizer or the file has no names, order is
-    all there is, and the numbers of groups and parameters must agree.
+    Groups are matched by the set of their parameters' plain names, so a state saved under DistributedDataParallel loads
+    without it. Where the optimizer or the file has no names, order is all there is, and the numbers of groups and
+    parameters must agree.
 
     Raises:
         ValueError: names that one side has and the other has not, or other groups.
@@ -94,23 +104,28 @@ def in_order_of(groups: Groups, state_dict: Mapping[str, Any]) -> dict[str, Any]
         if theirs != ours:
             raise ValueError(f"the saved optimizer has groups of {theirs} parameters, this one has {ours}")
         return dict(state_dict)
-    theirs_names = {name for group in saved for name in group["param_names"]}
-    our_names = {name for group in groups for name in group["param_names"]}
-    if theirs_names != our_names:
+    theirs_names, our_names = _plain_by_group(saved), _plain_by_group(groups)
+    theirs_all, our_all = (set().union(*names) for names in (theirs_names, our_names))
+    if theirs_all != our_all:
         raise ValueError(
             f"the saved optimizer and this one have different parameters: only saved "
-            f"{sorted(theirs_names - our_names)[:5]}, only here {sorted(our_names - theirs_names)[:5]}"
+            f"{sorted(theirs_all - our_all)[:5]}, only here {sorted(our_all - theirs_all)[:5]}"
         )
-    by_names = {frozenset(group["param_names"]): group for group in saved}
+    by_names = {frozenset(names): (names, group) for names, group in zip(theirs_names, saved)}
     ordered = []
-    for number, group in enumerate(groups):
-        match = by_names.get(frozenset(group["param_names"]))
-        if match is None:
-            raise ValueError(f"no saved group has the parameters of group {number}, {group['param_names'][:5]} …")
-        ids = dict(zip(match["param_names"], match["params"], strict=True))
-        names = list(group["param_names"])
-        ordered.append({**match, "param_names": names, "params": [ids[name] for name in names]})
+    for number, (names, group) in enumerate(zip(our_names, groups)):
+        if frozenset(names) not in by_names:
+            raise ValueError(f"no saved group has the parameters of group {number}, {names[:5]} …")
+        their_order, match = by_names[frozenset(names)]
+        ids = dict(zip(their_order, match["params"], strict=True))
+        ordered.append({**match, "param_names": list(group["param_names"]), "params": [ids[name] for name in names]})
     return {**state_dict, "param_groups": ordered}
+
+
+def _plain_by_group(groups: Groups) -> list[list[str]]:
+    """Plain names of each group's parameters; plain or not is decided over all of them."""
+    plain = iter(plain_names([name for group in groups for name in group["param_names"]]))
+    return [[next(plain) for _ in group["param_names"]] for group in groups]
 
 
 def given_masters(groups: Groups, masters: Mapping[str, Tensor]) -> dict[Tensor, Tensor]:
@@ -124,10 +139,12 @@ def given_masters(groups: Groups, masters: Mapping[str, Tensor]) -> dict[Tensor,
     if not all("param_names" in group for group in groups):
         raise ValueError("masters are given by name: build the optimizer from model.named_parameters()")
     found = {}
-    for name, parameter in named_parameters(groups):
+    given = dict(zip(plain_names(list(masters)), masters.values()))
+    named = list(named_parameters(groups))
+    for plain, (name, parameter) in zip(plain_names([name for name, _ in named]), named):
         if parameter.dtype != torch.bfloat16:
             continue
-        master = masters.get(name)
+        master = given.get(plain)
         if master is None:
             raise ValueError(f"{name} is bfloat16 and no float32 master was given for it")
         check_master(name, parameter, master)
