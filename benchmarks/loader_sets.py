@@ -1,0 +1,239 @@
+"""The datasets of the loader benchmark, made once into a cache folder: `sets(cache, real, quick)` -> name -> Set.
+
+Eight episodes are recorded (real ones where there are any, otherwise drawn), encoded in every way that is measured, and
+joined without re-encoding to 256 episodes, so that a batch of 32 finds different ones and no memory holds them all.
+A finished folder has its final name; an unfinished one is made again. About 2 GB at full size.
+
+Not here: what is measured on them (`loader.py`).
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import av
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from understudy.data.encode import concat_videos, encode_video
+from understudy.data.features import Feature
+from understudy.data.video import open_video
+from understudy.data.write_layout import (
+    DATA_PATH,
+    DEFAULTS,
+    EPISODES_PATH,
+    VIDEO_PATH,
+    data_schema,
+    feature_entries,
+    info_json,
+    place,
+    tasks_table,
+)
+
+CAMERAS = ("observation.images.one", "observation.images.two", "observation.images.three")
+FILE_BYTES = 200e6  # packed files are closed at LeRobot's default size
+WIDTH = 26  # numbers in a state and in an action
+X264 = {"preset": "veryfast"}
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How pictures are coded; `height` 0 is as recorded, anything else a square."""
+
+    codec: str
+    gop: int
+    height: int
+    crf: int | None = None
+    b_frames: int = 0
+
+
+@dataclass(frozen=True)
+class Set:
+    """A dataset to measure: where, which encoding, how many cameras; the same for LeRobot (None: it cannot read it)."""
+
+    name: str
+    root: Path
+    codec: str
+    gop: int
+    height: int
+    cameras: int
+    lerobot: Path | None
+
+
+def encodings(quick: bool) -> list[Encoding]:
+    """AV1 with GOP 2, H.264 with 2, 30 and 250 and B-frames, at 480 lines and at 224."""
+    if quick:
+        return [Encoding("libsvtav1", 2, 64), Encoding("libx264", 30, 64, 23)]
+    kinds = [("libsvtav1", 2, None, 0), ("libx264", 2, 30, 0), ("libx264", 30, 23, 0), ("libx264", 250, 23, 3)]
+    return [Encoding(codec, gop, height, crf, b) for height in (0, 224) for codec, gop, crf, b in kinds]
+
+
+def sets(cache: Path, real: Path | None, quick: bool) -> list[Set]:
+    """All of them, made where they are not there yet. `real`: the folder with the real recordings, if any."""
+    cache = cache / ("quick" if quick else "real" if real else "drawn")
+    tiles = 4 if quick else 32
+    recorded = Recording(cache, real, episodes=8, frames=24 if quick else 266, height=64 if quick else 480)
+    found: list[Set] = []
+    if real and not quick:
+        found.append(describe("g1_v30", real / "g1_v30", lerobot=real / "g1_v30"))
+        parts = sorted((real / "gr1_sim_v20" / "videos").rglob("*.mp4"))
+        twin = joined(cache / "gr1_sim_v30", parts, tiles=1, cameras=1)  # LeRobot reads no v2.0
+        found.append(describe("gr1_sim_v20", real / "gr1_sim_v20", lerobot=twin))
+    made = []
+    for encoding in encodings(quick):
+        parts = recorded.encoded(encoding)
+        name = f"{encoding.codec.removeprefix('lib')}-g{encoding.gop}-{encoding.height or recorded.height}"
+        made.append((name, joined(cache / name, parts, tiles, cameras=1), parts))
+    name, _, parts = made[0]
+    made += [(f"{name}-{n}cameras", joined(cache / f"{name}-{n}cameras", parts, tiles, n), parts) for n in (2, 3)]
+    return found + [describe(name, root, lerobot=root) for name, root, _ in made]
+
+
+def rows_only(cache: Path, quick: bool) -> Path:
+    """The same rows without any video."""
+    root = cache / ("quick" if quick else "rows") / "rows-only"
+    return joined(root, [24 if quick else 266] * 8, tiles=4 if quick else 32, cameras=0)
+
+
+def describe(name: str, root: Path, lerobot: Path | None) -> Set:
+    from understudy import EpisodeDataset
+
+    data = EpisodeDataset(root)
+    cameras = data.catalog.camera_keys
+    reader = data.pictures.reader(cameras[0], 0)
+    return Set(name, root, reader.codec, reader.gop, reader.height, len(cameras), lerobot)
+
+
+class Recording:
+    """Eight episodes of pictures, and their encodings as one file per episode."""
+
+    def __init__(self, cache: Path, real: Path | None, episodes: int, frames: int, height: int) -> None:
+        self.cache, self.episodes, self.frames, self.height = cache, episodes, frames, height
+        self.files = sorted((real / "g1_v21" / "videos").rglob("*.mp4")) if real else []
+
+    def encoded(self, encoding: Encoding) -> list[Path]:
+        """One video per episode."""
+        if self.files and (encoding.codec, encoding.gop, encoding.height) == ("libsvtav1", 2, 0):
+            return self.files  # recorded like that
+        folder = self.cache / "parts" / f"{encoding.codec}-g{encoding.gop}-{encoding.height}"
+        paths = [folder / f"episode-{episode}.mp4" for episode in range(self.episodes)]
+        folder.mkdir(parents=True, exist_ok=True)
+        options = {"bf": str(encoding.b_frames)} if encoding.codec == "libx264" else {}
+        for episode, path in enumerate(paths):
+            if not path.exists():
+                pictures = self.pictures(episode, encoding.height)
+                encode_video(path, pictures, 30, encoding.codec, encoding.gop, encoding.crf, options)
+        return paths
+
+    def pictures(self, episode: int, height: int) -> Iterator[np.ndarray]:
+        """uint8 (H, W, 3); scaled to a square of `height` unless that is 0."""
+        for picture in self.read(episode) if self.files else self.drawn(episode):
+            if height in (0, len(picture)):
+                yield picture
+            else:
+                frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+                yield frame.reformat(width=height, height=height, interpolation="AREA").to_ndarray()
+
+    def read(self, episode: int) -> Iterator[np.ndarray]:
+        reader = open_video(self.files[episode])
+        for first in range(0, reader.count, 32):
+            yield from reader.read(np.arange(first, min(first + 32, reader.count)))
+        reader.close()
+
+    def drawn(self, episode: int) -> Iterator[np.ndarray]:
+        """A textured scene, something that moves through it, and noise like that of a sensor, new in every picture."""
+        rng = np.random.default_rng([17, episode])
+        height, width = self.height, self.height // 3 * 4
+        coarse = rng.integers(30, 220, (8, 12, 3)).astype(np.uint8)
+        scene = av.VideoFrame.from_ndarray(coarse, format="rgb24").reformat(width, height, interpolation="BICUBIC")
+        still = scene.to_ndarray().astype(np.int16) + rng.integers(-12, 13, (height, width, 1), np.int16)
+        noise = rng.normal(0, 2.5, (8, height, width, 3)).round().astype(np.int16)
+        side = height // 5
+        for frame in range(self.frames):
+            picture = still.copy()
+            y = int((height - side) * (0.5 + 0.5 * np.sin(frame / 23)))
+            x = int((width - side) * (0.5 + 0.5 * np.cos(frame / 31 + episode)))
+            picture[y : y + side, x : x + side] = 255 - picture[y : y + side, x : x + side]
+            picture += np.roll(noise[frame % 8], frame * 7, axis=1)
+            yield np.clip(picture, 0, 255).astype(np.uint8)
+
+
+def joined(root: Path, parts: Sequence[Path] | Sequence[int], tiles: int, cameras: int) -> Path:
+    """A LeRobot v3.0 dataset of `tiles` times the episodes `parts`: their videos or, without cameras, their lengths."""
+    if root.exists():
+        return root
+    making = root.with_name(root.name + ".making")
+    shutil.rmtree(making, ignore_errors=True)
+    videos = [part for part in parts if isinstance(part, Path)]
+    readers = [open_video(part) for part in videos]
+    lengths = np.tile([reader.count for reader in readers] or list(parts), tiles).astype(np.int64)
+    height, width, fps = (readers[0].height, readers[0].width, round(readers[0].fps)) if readers else (0, 0, 30)
+    keys = CAMERAS[:cameras]
+    per_file = max(1, int(FILE_BYTES / max(1, sum(part.stat().st_size for part in videos)))) * len(parts)
+    for number, first in enumerate(range(0, len(lengths), per_file) if keys else []):
+        one = making / place(VIDEO_PATH, number, keys[0])
+        one.parent.mkdir(parents=True, exist_ok=True)
+        concat_videos(videos * (min(per_file, len(lengths) - first) // len(parts)), one)
+        for key in keys[1:]:
+            other = making / place(VIDEO_PATH, number, key)
+            other.parent.mkdir(parents=True, exist_ok=True)
+            os.link(one, other)
+    codec = {"av1": "libsvtav1", "h264": "libx264"}[readers[0].codec] if readers else "libx264"
+    features = {key: Feature(key, "video", (height, width, 3)) for key in keys}
+    features |= {key: Feature(key, "float32", (WIDTH,)) for key in ("observation.state", "action")} | DEFAULTS
+    _tables(making, features, lengths, fps, per_file)
+    entries = feature_entries(features, fps, codec, readers[0].gop if readers else 1, None)
+    sizes = {"data_file_mb": 100, "video_file_mb": FILE_BYTES / 1e6}
+    counts = {"episodes": len(lengths), "frames": int(lengths.sum()), "tasks": 1}
+    (making / "meta/info.json").write_text(
+        json.dumps(info_json(entries, fps=fps, robot_type="bench", **counts, **sizes))
+    )
+    making.rename(root)
+    return root
+
+
+def _tables(root: Path, features: dict[str, Feature], lengths: np.ndarray, fps: int, per_file: int) -> None:
+    """Rows, episodes, tasks and statistics."""
+    total, rng = int(lengths.sum()), np.random.default_rng(0)
+    start = np.cumsum(lengths) - lengths
+    frame = np.arange(total) - np.repeat(start, lengths)
+    values = {key: rng.normal(size=(total, WIDTH)).astype(np.float32) for key in ("observation.state", "action")}
+    columns = {
+        **{key: pa.FixedSizeListArray.from_arrays(value.reshape(-1), WIDTH) for key, value in values.items()},
+        "timestamp": (frame / fps).astype(np.float32),
+        "frame_index": frame,
+        "episode_index": np.repeat(np.arange(len(lengths)), lengths),
+        "index": np.arange(total),
+        "task_index": np.zeros(total, np.int64),
+    }
+    data = root / place(DATA_PATH, 0)
+    data.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns).cast(data_schema(features)), data)
+    rows = []
+    for episode, length in enumerate(lengths.tolist()):
+        number, begin = episode // per_file, int(start[episode] - start[episode // per_file * per_file])
+        row = {"episode_index": episode, "tasks": ["move the light"], "length": length}
+        row |= {"data/chunk_index": 0, "data/file_index": 0}
+        row |= {"dataset_from_index": int(start[episode]), "dataset_to_index": int(start[episode]) + length}
+        for key, feature in features.items():
+            if feature.is_video:
+                row |= {f"videos/{key}/chunk_index": 0, f"videos/{key}/file_index": number}
+                row |= {
+                    f"videos/{key}/from_timestamp": begin / fps,
+                    f"videos/{key}/to_timestamp": (begin + length) / fps,
+                }
+        rows.append(row | {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0})
+    episodes = root / place(EPISODES_PATH, 0)
+    episodes.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), episodes)
+    pq.write_table(tasks_table(["move the light"]), root / "meta/tasks.parquet")
+    stats = {
+        key: {"min": v.min(0), "max": v.max(0), "mean": v.mean(0), "std": v.std(0), "count": np.array([total])}
+        for key, v in values.items()
+    }
+    text = {key: {name: figure.tolist() for name, figure in each.items()} for key, each in stats.items()}
+    (root / "meta/stats.json").write_text(json.dumps(text))
