@@ -14,7 +14,7 @@ import torch
 from support.datasets import edit_json
 from support.runs import final_tensors, same_run, series, tiny_config, tiny_dataset
 from understudy.policies.flow_policy import FlowPolicy
-from understudy.train import checkpoint, run
+from understudy.train import checkpoint, parallel, run
 from understudy.train.data import open_data
 from understudy.train.rundir import RunDir
 from understudy.train.settings import ConfigError
@@ -37,7 +37,7 @@ def whole(data: Path) -> Path:
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:
     """Send ourselves a signal while step `step` (from 1) is computed."""
-    plain, seen = run.optimizer_step, [0]
+    plain, seen = run.Training.advance, [0]
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         seen[0] += 1
@@ -45,7 +45,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) 
             os.kill(os.getpid(), number)
         return plain(*args, **kwargs)
 
-    monkeypatch.setattr(run, "optimizer_step", counted)
+    monkeypatch.setattr(run.Training, "advance", counted)
 
 
 def test_a_finished_run_has_everything(whole: Path) -> None:
@@ -99,7 +99,9 @@ def test_each_step_uses_its_rate_and_the_average_is_judged_and_handed_out(data: 
     assert all(torch.equal(tensor, tensors[-1][f"average/{name}"]) for name, tensor in policy.state_dict().items())
     held_out = open_data(config).held_out
     assert held_out is not None
-    again = validation(policy, held_out, Draws(config.seed, DRAWS, config.data.chunk, policy.config.action_dim))
+    draws = Draws(config.seed, DRAWS, config.data.chunk, policy.config.action_dim)
+    with parallel.joined(config) as mesh:
+        again = validation(policy, held_out, draws, mesh, {"flow": 1.0})
     assert series(out, "val")[-1] == {"kind": "val", "step": 5, **again}
 
 

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,17 @@ from support.datasets import Spec, edit_json, write_dataset
 from support.runs import tiny_config, tiny_dataset
 from understudy.data.errors import DatasetError
 from understudy.policies.flow_policy import FlowPolicy
-from understudy.train.config import AugmentConfig, OptimConfig, ScheduleConfig
+from understudy.policies.losses import scalar
+from understudy.train import parallel
+from understudy.train.adamw import Float32AdamW
+from understudy.train.config import AugmentConfig, EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
 from understudy.train.data import RunData, fingerprint, first_batch, normalisation, open_data
-from understudy.train.optim import adamw, average_of, named_tensors, table, update_average
+from understudy.train.optim import average_of, decay_at, freeze, loss_weights, parameter_groups, update_average
+from understudy.train.parallel import Mesh
+from understudy.train.precision import make_optimizer, named_tensors, store
 from understudy.train.schedule import rate
-from understudy.train.step import Draws, augmented, optimizer_step
+from understudy.train.settings import ConfigError
+from understudy.train.step import Draws, StepResult, augmented, optimizer_step, parts_of
 from understudy.train.validate import DRAWS, sample_identity, validation
 
 
@@ -35,6 +42,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def data(root: Path) -> RunData:
     return open_data(tiny_config(root, root))
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    with parallel.joined(TrainConfig(device="cpu")) as alone:
+        yield alone
 
 
 @pytest.fixture
@@ -56,8 +69,28 @@ def drawn(batch: dict[str, Any], draws: int = 2) -> tuple[torch.Tensor, torch.Te
     return Draws(7, draws, 3, 2).noise_and_time(batch["position"])
 
 
-def snapshot(policy: FlowPolicy, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def snapshot(policy: FlowPolicy, optimizer: Float32AdamW) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in named_tensors(policy, optimizer, None).items()}
+
+
+def adamw(policy: FlowPolicy, config: OptimConfig) -> Float32AdamW:
+    return make_optimizer(policy, TrainConfig(optim=config), {})
+
+
+def stepped(
+    mesh: Mesh,
+    policy: FlowPolicy,
+    optimizer: Float32AdamW,
+    batch: dict[str, Any],
+    noise: torch.Tensor,
+    time: torch.Tensor,
+    *,
+    lr: float,
+    clip: float = 1.0,
+    accumulate: int = 1,
+) -> StepResult:
+    parts = parts_of(batch, noise, time, accumulate)
+    return optimizer_step(policy, optimizer, parts, mesh, lr=lr, clip=clip, weights={"flow": 1.0})
 
 
 # -- schedule
@@ -122,7 +155,7 @@ def test_augmentation_is_one_samples_affair(root: Path) -> None:
 # -- the step
 
 
-def test_the_gradient_is_that_of_sum_over_count(policy: FlowPolicy, batch: dict[str, Any]) -> None:
+def test_the_gradient_is_that_of_sum_over_count(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
     """By hand, sample by sample: one sum, one count. A mean of per-sample means is another number (the control)."""
     batch = dict(batch, action_is_pad=torch.rand(8, 3, generator=torch.Generator().manual_seed(1)) < 0.5)
     noise, time = drawn(batch)
@@ -135,34 +168,36 @@ def test_the_gradient_is_that_of_sum_over_count(policy: FlowPolicy, batch: dict[
         if int(loss.count.sum()):
             means.append(loss.sum.sum().item() / int(loss.count.sum()))
     (total / count).backward()
-    result = optimizer_step(policy, adamw(policy, OptimConfig()), batch, noise, time, lr=0.0, clip=1e9)
+    result = stepped(mesh, policy, adamw(policy, OptimConfig()), batch, noise, time, lr=0.0, clip=1e9)
     assert float(result.loss) == pytest.approx(total.item() / count, rel=1e-5)
     assert abs(float(result.loss) - float(np.mean(means))) > 1e-3
     for (name, mine), theirs in zip(policy.named_parameters(), other.parameters()):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-5, msg=name)
 
 
-def test_clipping_bounds_the_global_norm(policy: FlowPolicy, batch: dict[str, Any]) -> None:
+def test_clipping_bounds_the_global_norm(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
     noise, time = drawn(batch)
-    result = optimizer_step(policy, adamw(policy, OptimConfig()), batch, noise, time, lr=0.0, clip=0.01)
+    result = stepped(mesh, policy, adamw(policy, OptimConfig()), batch, noise, time, lr=0.0, clip=0.01)
     norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in policy.parameters() if p.grad is not None))
     assert float(result.grad_norm) > 0.1
     assert norm == pytest.approx(0.01, rel=1e-3)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_a_gradient_that_is_not_finite_changes_no_bit(policy: FlowPolicy, batch: dict[str, Any], poison: float) -> None:
+def test_a_gradient_that_is_not_finite_changes_no_bit(
+    mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any], poison: float
+) -> None:
     optimizer = adamw(policy, OptimConfig(weight_decay=0.1))
     noise, time = drawn(batch)
-    good = optimizer_step(policy, optimizer, batch, noise, time, lr=1e-2, clip=1.0)
+    good = stepped(mesh, policy, optimizer, batch, noise, time, lr=1e-2, clip=1.0)
     before = snapshot(policy, optimizer)
     spoilt = noise.clone()
     spoilt[0, 0, 0, 0] = poison
-    bad = optimizer_step(policy, optimizer, batch, spoilt, time, lr=1e-2, clip=1.0)
+    bad = stepped(mesh, policy, optimizer, batch, spoilt, time, lr=1e-2, clip=1.0)
     assert (float(good.skipped), float(bad.skipped)) == (0.0, 1.0)
     after = snapshot(policy, optimizer)
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
-    optimizer_step(policy, optimizer, batch, noise, time, lr=1e-2, clip=1.0)  # and the next one counts again
+    stepped(mesh, policy, optimizer, batch, noise, time, lr=1e-2, clip=1.0)  # and the next one counts again
     moved = snapshot(policy, optimizer)
     assert all(float(moved[name]) == 2 for name in moved if name.startswith("step/"))
     assert any(not torch.equal(moved[name], after[name]) for name in moved if name.startswith("weights/"))
@@ -171,21 +206,20 @@ def test_a_gradient_that_is_not_finite_changes_no_bit(policy: FlowPolicy, batch:
 # -- the optimizer
 
 
-def test_the_whole_state_is_there_from_the_start(policy: FlowPolicy, batch: dict[str, Any]) -> None:
+def test_the_whole_state_is_there_from_the_start(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
     fresh = adamw(policy, OptimConfig())
     names = {name: tuple(tensor.shape) for name, tensor in snapshot(policy, fresh).items()}
     assert all(float(t) == 0 for n, t in snapshot(policy, fresh).items() if n.startswith("step/"))
-    optimizer_step(policy, fresh, batch, *drawn(batch), lr=1e-3, clip=1.0)
+    stepped(mesh, policy, fresh, batch, *drawn(batch), lr=1e-3, clip=1.0)
     used = snapshot(policy, fresh)
     assert names == {name: tuple(tensor.shape) for name, tensor in used.items()}
     assert {tensor.dtype for tensor in used.values()} == {torch.float32}
     assert all(float(t) == 1 for n, t in used.items() if n.startswith("step/"))
 
 
-def test_equal_to_the_stock_optimizer(policy: FlowPolicy, batch: dict[str, Any]) -> None:
-    """Making the state early changes nothing: against a stock fused AdamW that makes its own."""
-    other = copy.deepcopy(policy)
-    config = OptimConfig(weight_decay=0.05)
+def test_equal_to_the_stock_optimizer(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
+    """The whole step against plain torch: its own scalar loss, its norm, its clipping, a stock fused AdamW."""
+    other, config = copy.deepcopy(policy), OptimConfig(weight_decay=0.05)
     optimizer = adamw(policy, config)
     split = [[p for p in other.parameters() if p.ndim >= 2], [p for p in other.parameters() if p.ndim < 2]]
     stock = torch.optim.AdamW(
@@ -195,35 +229,107 @@ def test_equal_to_the_stock_optimizer(policy: FlowPolicy, batch: dict[str, Any])
         fused=True,
     )
     for _ in range(3):
-        optimizer_step(policy, optimizer, batch, *drawn(batch), lr=1e-2, clip=1.0)
-        optimizer_step(other, stock, batch, *drawn(batch), lr=1e-2, clip=1.0)
-    assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), other.parameters()))
+        result = stepped(mesh, policy, optimizer, batch, *drawn(batch), lr=1e-2)
+        stock.zero_grad()
+        loss = scalar(other.losses(batch, *drawn(batch)))
+        loss.backward()
+        assert float(result.loss) == pytest.approx(loss.item(), rel=1e-6)
+        norm = torch.nn.utils.clip_grad_norm_(other.parameters(), 1.0)
+        assert float(result.grad_norm) == pytest.approx(norm.item(), rel=1e-5)
+        stock.step()
+    for mine, theirs in zip(policy.parameters(), other.parameters()):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_half_precision_weights_are_refused(policy: FlowPolicy) -> None:
-    with pytest.raises(ValueError, match="float32"):
-        adamw(policy.bfloat16(), OptimConfig())
+def test_groups_follow_patterns_and_dimensions(policy: FlowPolicy) -> None:
+    config = OptimConfig(
+        weight_decay=0.1,
+        lr_scale={"layers.0.grow.*": 0.5, "layers.*": 0.25},
+        weight_decay_of={"text.embed.weight": 0.0, "layers.0.grow.bias": 0.3},
+    )
+    groups = parameter_groups(policy.named_parameters(), config)
+    found = {name: (g["weight_decay"], g["lr_scale"]) for g in groups for name, _ in g["params"]}
+    assert len(found) == len(list(policy.parameters()))
+    assert found["layers.0.grow.weight"] == (0.1, 0.5)  # the first pattern that fits
+    assert found["layers.0.grow.bias"] == (0.3, 0.5)
+    assert found["layers.0.shrink.weight"] == (0.1, 0.25)
+    assert found["layers.0.shrink.bias"] == (0.0, 0.25)
+    assert found["text.embed.weight"] == found["fuse.bias"] == (0.0, 1.0)
+    assert len(groups) == len({(g["weight_decay"], g["lr_scale"]) for g in groups})
 
 
-def test_the_average_follows_its_formula(policy: FlowPolicy) -> None:
-    average = average_of(policy)
+def test_each_group_is_stepped_at_its_own_rate(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
+    before = copy.deepcopy(policy)
+    config = OptimConfig(weight_decay=0.0, lr_scale={"fuse.weight": 0.0, "enter.weight": 0.5})
+    stepped(mesh, policy, adamw(policy, config), batch, *drawn(batch), lr=1e-2)
+    moved = {n: (p - q).abs().max().item() for (n, p), q in zip(policy.named_parameters(), before.parameters())}
+    assert moved["fuse.weight"] == 0.0
+    assert moved["enter.weight"] == pytest.approx(0.5e-2, rel=1e-2)  # Adam's first step is one learning rate long
+    assert moved["leave.weight"] == pytest.approx(1e-2, rel=1e-2)
+
+
+def test_what_is_frozen_keeps_every_bit_and_has_no_moments(
+    mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]
+) -> None:
+    before = copy.deepcopy(policy)
+    freeze(policy, OptimConfig(freeze=("text.*", "*.bias")))
+    optimizer = adamw(policy, OptimConfig(weight_decay=0.1))
+    for _ in range(2):
+        stepped(mesh, policy, optimizer, batch, *drawn(batch), lr=1e-2)
+    for (name, p), q in zip(policy.named_parameters(), before.named_parameters()):
+        still = name.startswith("text.") or name.endswith(".bias")
+        assert torch.equal(p, q[1]) == still, name
+        assert (p in optimizer.state) != still, name
+
+
+def test_patterns_and_terms_that_fit_nothing_are_told(policy: FlowPolicy) -> None:
+    with pytest.raises(ConfigError, match=r"optim.freeze: 'layer\.\*' fits no parameter; there are .*layers"):
+        freeze(policy, OptimConfig(freeze=("text.*", "layer.*")))
+    with pytest.raises(ConfigError, match=r"optim.lr_scale: 'x'"):
+        freeze(policy, OptimConfig(lr_scale={"x": 1.0}))
+    with pytest.raises(ConfigError, match="nothing is left to train"):
+        freeze(policy, OptimConfig(freeze=("*",)))
+    with pytest.raises(ConfigError, match="no term 'flwo', it has flow"):
+        loss_weights(policy.terms, OptimConfig(loss_weights={"flwo": 1.0}))
+    with pytest.raises(ConfigError, match="every term weighs 0"):
+        loss_weights(policy.terms, OptimConfig(loss_weights={"flow": 0.0}))
+    assert loss_weights(["a", "b", "c"], OptimConfig(loss_weights={"a": 0.0, "c": 0.5})) == {"b": 1.0, "c": 0.5}
+
+
+def test_the_decay_of_the_average_at_its_corners() -> None:
+    constant, power = EmaConfig(0.99), EmaConfig(0.99, kind="power", power=0.75)
+    assert [decay_at(1, constant), decay_at(10_000, constant)] == [pytest.approx(2 / 11), 0.99]
+    assert [decay_at(1, power), decay_at(10_000, power)] == [pytest.approx(1 - 2**-0.75), 0.99]
+    assert decay_at(99, power) == pytest.approx(1 - 100**-0.75)
+
+
+@pytest.mark.parametrize("kind", ["constant", "power"])
+def test_the_average_follows_its_formula(policy: FlowPolicy, kind: Any) -> None:
+    average, optimizer = average_of(policy), adamw(policy, OptimConfig())
     start = policy.fuse.weight.detach().clone()
     expected = start.double()
     for step in (1, 2, 50, 10_000):
         with torch.no_grad():
             policy.fuse.weight.add_(1.0)
-        update_average(average, policy, 0.99, step)
-        decay = min(0.99, (1 + step) / (10 + step))
+        decay = decay_at(step, EmaConfig(0.99, kind=kind))
+        update_average(average, policy, optimizer, decay)
         expected = decay * expected + (1 - decay) * policy.fuse.weight.detach().double()
     torch.testing.assert_close(average.fuse.weight.double(), expected, rtol=1e-5, atol=1e-5)
     assert not any(p.requires_grad for p in average.parameters())
 
 
-def test_the_table_adds_up(policy: FlowPolicy) -> None:
-    text = table(policy, adamw(policy, OptimConfig()), average_of(policy), "float32")
-    count = sum(p.numel() for p in policy.parameters())
-    assert f"{count:,} parameters" in text
-    assert all(kind in text for kind in ("parameters", "gradients", "optimizer state", "average", "float32"))
+def test_the_average_of_split_weights_is_that_of_their_float32_truth(policy: FlowPolicy) -> None:
+    """Steps of a thousandth of a bfloat16 unit: a bfloat16 average, the control, does not move at all."""
+    average, config = average_of(policy), TrainConfig(precision="bf16-split")
+    optimizer = make_optimizer(policy, config, store(policy, config))
+    shadow, stays, began = *(policy.fuse.weight.detach().clone() for _ in range(2)), average.fuse.weight.clone()
+    for _ in range(100):
+        optimizer.set_master(policy.fuse.weight, optimizer.master(policy.fuse.weight) * (1 + 1e-6))
+        update_average(average, policy, optimizer, 0.99)
+        shadow.lerp_(policy.fuse.weight.detach(), 0.01)
+    assert average.fuse.weight.dtype == torch.float32
+    assert (average.fuse.weight != began).float().mean() > 0.99
+    assert torch.equal(shadow, stays)
 
 
 # -- data
@@ -304,11 +410,11 @@ def test_what_a_policy_cannot_use_is_told_early(tmp_path: Path) -> None:
 # -- validation
 
 
-def test_validation_is_sum_over_count_per_task(policy: FlowPolicy, data: RunData) -> None:
+def test_validation_is_sum_over_count_per_task(mesh: Mesh, policy: FlowPolicy, data: RunData) -> None:
     """Against a slow, obvious computation: one sample at a time."""
     assert data.held_out is not None
     draws = Draws(7, DRAWS, 3, 2)
-    result = validation(policy, data.held_out, draws)
+    result = validation(policy, data.held_out, draws, mesh, {"flow": 1.0})
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for episode, start, stop in data.held_out.segments.tolist():
         for frame in range(start, stop):
@@ -330,16 +436,16 @@ def test_validation_is_sum_over_count_per_task(policy: FlowPolicy, data: RunData
     assert sum(entry["samples"] for entry in result["tasks"].values()) == len(data.held_out)
 
 
-def test_validation_repeats_to_the_bit_and_leaves_no_trace(policy: FlowPolicy, data: RunData) -> None:
+def test_validation_repeats_to_the_bit_and_leaves_no_trace(mesh: Mesh, policy: FlowPolicy, data: RunData) -> None:
     assert data.held_out is not None
     policy.train()
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    first = validation(policy, data.held_out, Draws(7, DRAWS, 3, 2))
+    first = validation(policy, data.held_out, Draws(7, DRAWS, 3, 2), mesh, {"flow": 1.0})
     torch.manual_seed(6)
-    assert validation(policy, data.held_out, Draws(7, DRAWS, 3, 2)) == first
+    assert validation(policy, data.held_out, Draws(7, DRAWS, 3, 2), mesh, {"flow": 1.0}) == first
     torch.manual_seed(5)
     assert torch.equal(torch.get_rng_state(), state)
     assert policy.training
     assert all(p.grad is None for p in policy.parameters())
-    assert validation(policy, data.held_out, Draws(8, DRAWS, 3, 2)) != first
+    assert validation(policy, data.held_out, Draws(8, DRAWS, 3, 2), mesh, {"flow": 1.0}) != first

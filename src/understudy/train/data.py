@@ -19,6 +19,7 @@ from understudy.load.loader import Loader
 from understudy.order import Order
 from understudy.policies.flow_policy import ACTION, STATE, FlowPolicyConfig
 from understudy.train.config import TrainConfig
+from understudy.train.precision import arithmetic
 from understudy.train.step import augmented
 
 
@@ -52,6 +53,7 @@ class RunData:
             state_dim=state.value_shape[0] if state is not None else 0,
             cameras=self.cameras,
             chunk=config.data.chunk,
+            compute=arithmetic(config.precision),
             **network,
         )
 

@@ -1,90 +1,109 @@
-"""The optimizer: AdamW in float32 with its whole state there from the start, an average of the weights, and names.
+"""Which weights are trained, in which groups, and their moving average.
 
-Not here: the step itself (`step.py`), the learning rate over time (`schedule.py`), other storages of the float32 truth.
+A pattern is a shell's (`eyes.*`, `*.bias`) and is compared with parameter names as `policy.named_parameters()` has
+them. One that fits nothing is an error: a misspelt one would go unnoticed for a whole run. Not here: the step of the
+optimizer (`adamw.py`), how weights are kept (`precision.py`), the learning rate over time (`schedule.py`).
 """
 
 import copy
-from typing import TypeVar
+import difflib
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from understudy.train.config import OptimConfig
+from understudy.train.adamw import Float32AdamW
+from understudy.train.config import EmaConfig, OptimConfig
+from understudy.train.settings import ConfigError
+from understudy.train.step import local
 
 Policy = TypeVar("Policy", bound=nn.Module)
 
 
-def adamw(policy: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over the policy's parameters; matrices decay, vectors (biases, gains) do not.
+def freeze(policy: nn.Module, config: OptimConfig) -> None:
+    """Stop training what `config.freeze` names, in place: before anything is sharded and an optimizer is made.
 
-    The moments are made here, not in the first step, so that a fresh run and a resumed one are the same thing and a
-    checkpoint can be loaded in place. Fused, because that kernel alone can skip a step without asking the host
-    (`step.py`).
+    Raises:
+        ConfigError: a pattern fits no parameter, or nothing is left to train.
     """
-    named = [(name, p) for name, p in policy.named_parameters() if p.requires_grad]
+    names = [name for name, _ in policy.named_parameters()]
+    for setting in ("freeze", "lr_scale", "weight_decay_of"):
+        _check_patterns(f"optim.{setting}", getattr(config, setting), names)
+    for name, parameter in policy.named_parameters():
+        if _first(dict.fromkeys(config.freeze, True), name, False):
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in policy.parameters()):
+        raise ConfigError(f"optim.freeze: {', '.join(config.freeze)} is everything: nothing is left to train")
+
+
+def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], config: OptimConfig) -> list[dict[str, Any]]:
+    """Groups for a torch optimizer, in order of first appearance: one per weight decay and factor on the learning rate.
+
+    Matrices decay and vectors (biases, gains) do not, where no pattern says otherwise.
+
+    Args:
+        named: names and parameters that are trained.
+    Returns:
+        {"params": [(name, parameter), ...], "weight_decay": ..., "lr_scale": ...} each.
+    """
+    groups: dict[tuple[float, float], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in named:
-        if parameter.dtype != torch.float32:
-            raise ValueError(f"{name} is {parameter.dtype}: weights and moments are kept in float32")
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for _, p in named if p.ndim >= 2], "weight_decay": config.weight_decay},
-            {"params": [p for _, p in named if p.ndim < 2], "weight_decay": 0.0},
-        ],
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        fused=True,
-    )
-    for _, parameter in named:
-        optimizer.state[parameter] = {
-            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-            "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-        }
-    return optimizer
+        decay = _first(config.weight_decay_of, name, config.weight_decay if parameter.ndim >= 2 else 0.0)
+        groups.setdefault((decay, _first(config.lr_scale, name, 1.0)), []).append((name, parameter))
+    return [{"params": members, "weight_decay": d, "lr_scale": scale} for (d, scale), members in groups.items()]
+
+
+def loss_weights(terms: Iterable[str], config: OptimConfig) -> dict[str, float]:
+    """Weight by name of each loss term that is to be computed, of those that a policy has.
+
+    Raises:
+        ConfigError: a weight for a term that the policy does not have, or no term with a weight.
+    """
+    terms = list(terms)
+    if strangers := sorted(set(config.loss_weights) - set(terms)):
+        raise ConfigError(f"optim.loss_weights: the policy has no term {strangers[0]!r}, it has {', '.join(terms)}")
+    weights = {term: config.loss_weights.get(term, 1.0) for term in terms}
+    if not any(weights.values()):
+        raise ConfigError("optim.loss_weights: every term weighs 0: there is nothing to learn")
+    return {term: weight for term, weight in weights.items() if weight}
 
 
 def average_of(policy: Policy) -> Policy:
-    """A second policy that holds the moving average of the weights; it starts as a copy."""
+    """A second policy that holds the moving average of the weights, in float32; it starts as a copy."""
     return copy.deepcopy(policy).requires_grad_(False).eval()
 
 
-@torch.no_grad()
-def update_average(average: nn.Module, policy: nn.Module, decay: float, step: int) -> None:
-    """average += (1 - d) * (policy - average), in float32, with d = min(decay, (1 + step) / (10 + step)).
+def decay_at(step: int, config: EmaConfig) -> float:
+    """Share of the average that optimizer step `step` (1, 2, ...) leaves as it is; depends on the step alone.
 
-    The ramp (as in TensorFlow's ExponentialMovingAverage with `num_updates`) lets the first weights be forgotten; it
-    depends on the step alone. A skipped optimizer step counts like one that did not move the weights.
+    `constant` comes with a ramp (as in TensorFlow's ExponentialMovingAverage with `num_updates`), `power` is one all
+    the way (as in diffusers' EMAModel, which robot policies took over): the first weights are to be forgotten.
     """
-    weight = 1 - min(decay, (1 + step) / (10 + step))
-    torch._foreach_lerp_(list(average.parameters()), list(policy.parameters()), weight)
+    ramp = (1 + step) / (10 + step) if config.kind == "constant" else 1 - (1 + step) ** -config.power
+    return min(config.decay, ramp)
 
 
-def named_tensors(policy: nn.Module, optimizer: torch.optim.Optimizer, average: nn.Module | None) -> dict[str, Tensor]:
-    """All that a checkpoint must hold, as live tensors by name: filling these in place restores the training."""
-    tensors = {f"weights/{name}": tensor for name, tensor in policy.state_dict().items()}
-    for name, parameter in policy.named_parameters():
-        for kind, tensor in optimizer.state.get(parameter, {}).items():
-            tensors[f"{kind}/{name}"] = tensor
-    if average is not None:
-        tensors.update({f"average/{name}": tensor for name, tensor in average.state_dict().items()})
-    return tensors
+@torch.no_grad()
+def update_average(average: nn.Module, policy: nn.Module, optimizer: Float32AdamW, decay: float) -> None:
+    """average += (1 - decay) * (truth - average), on each rank's part, where the truth are the float32 weights.
+
+    A skipped optimizer step counts like one that did not move the weights.
+    """
+    pairs = [(a, p) for a, p in zip(average.parameters(), policy.parameters(), strict=True) if p.requires_grad]
+    for low in range(0, len(pairs), 64):  # the truth of bfloat16 weights is made anew, so not of all at once
+        some = pairs[low : low + 64]
+        averages, truths = [local(a) for a, _ in some], [local(optimizer.master(p)) for _, p in some]
+        torch._foreach_lerp_(averages, truths, 1 - decay)
 
 
-def table(policy: nn.Module, optimizer: torch.optim.Optimizer, average: nn.Module | None, compute: str) -> str:
-    """What is kept in which precision, and its bytes: one line per kind, for the eye at the start of a run."""
-    parameters = list(policy.parameters())
-    moments = [t for state in optimizer.state.values() for t in state.values()]
-    kinds = {
-        "parameters": parameters,
-        "gradients": [p for p in parameters if p.requires_grad],
-        "optimizer state": moments,
-        "average": list(average.parameters()) if average is not None else [],
-    }
-    lines = [f"{sum(p.numel() for p in parameters):,} parameters, arithmetic in {compute}"]
-    for kind, tensors in kinds.items():
-        if tensors:
-            dtypes = ", ".join(sorted({str(t.dtype).removeprefix("torch.") for t in tensors}))
-            size = sum(t.numel() * t.element_size() for t in tensors)
-            lines.append(f"  {kind:<16} {dtypes:<10} {size / 2**20:10.2f} MiB")
-    return "\n".join(lines)
+def _first(patterns: Mapping[str, Any], name: str, default: Any) -> Any:
+    return next((value for pattern, value in patterns.items() if fnmatchcase(name, pattern)), default)
+
+
+def _check_patterns(setting: str, patterns: Iterable[str], names: list[str]) -> None:
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.0)
+            raise ConfigError(f"{setting}: {pattern!r} fits no parameter; there are {', '.join(near)}, …")

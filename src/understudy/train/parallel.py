@@ -63,9 +63,13 @@ class Mesh:
 
     def any(self, flag: bool) -> bool:
         """Whether any rank says yes; does not wait for the device."""
-        votes = torch.tensor([int(flag)])
+        return self.votes(flag)[0]
+
+    def votes(self, *flags: bool) -> list[bool]:
+        """`any` of several questions at once."""
+        votes = torch.tensor(flags, dtype=torch.int32)
         dist.all_reduce(votes, op=dist.ReduceOp.MAX)
-        return bool(votes.item())
+        return [bool(vote) for vote in votes.tolist()]
 
     def gather(self, value: T) -> list[T]:
         """The value of each rank, by rank; anything that pickles."""
@@ -183,6 +187,12 @@ def chosen_device(config: TrainConfig, local_rank: int) -> torch.device:
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
+
+
+def fair_threads(mesh: Mesh) -> int:
+    """Loader threads for one of the processes on this host: its share of the cores, 1 to 8."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(8, cores // mesh.local_world))
 
 
 def shard(policy: FlowPolicy, mesh: Mesh, config: TrainConfig) -> None:

@@ -12,14 +12,17 @@ of them is loaded with any other, on any mesh, bit for bit. The sequence is: bui
 Not here: the step (`adamw.py`), the bits (`split.py`), the files (`checkpoint.py`).
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from understudy.policies.flow_policy import FlowPolicy
 from understudy.train.adamw import Float32AdamW
+from understudy.train.compile import missing
 from understudy.train.config import TrainConfig
+from understudy.train.optim import parameter_groups
 from understudy.train.optim_state import check_moments
 from understudy.train.settings import ConfigError
 
@@ -31,18 +34,18 @@ def arithmetic(precision: str) -> Literal["float32", "bfloat16"]:
     return "float32" if precision == "fp32" else "bfloat16"
 
 
-def store(policy: nn.Module, config: TrainConfig) -> dict[str, Tensor]:
+def store(policy: FlowPolicy, config: TrainConfig) -> dict[str, Tensor]:
     """Put the weights of a float32 policy into their storage, in place, before anything is sharded.
 
-    With bf16-split every trained parameter becomes bfloat16; small ones too, since FSDP2 wants one dtype in a group.
-    Frozen ones and buffers (statistics) stay float32.
+    With bf16-split every trained parameter becomes bfloat16, small ones too, since FSDP2 wants one dtype in a group.
+    Float32 stay those of modules that compute in float32 anyway, frozen ones, and buffers (statistics).
 
     Returns the float32 values of what became bfloat16, by name, for `make_optimizer`; empty with the other settings.
 
     Raises:
         ConfigError: bf16-split on a mesh that shards. ValueError: a trained parameter is not float32.
     """
-    trained = {name: p for name, p in _named(policy) if p.requires_grad}
+    trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
     for name, parameter in trained.items():
         if parameter.dtype != torch.float32:
             raise ValueError(f"{name} is {parameter.dtype}: training starts from float32 weights; their low bits count")
@@ -53,39 +56,32 @@ def store(policy: nn.Module, config: TrainConfig) -> dict[str, Tensor]:
             f"precision: bf16-split saves nothing with parallel.dp_shard={config.parallel.dp_shard}: a float32 shard "
             f"takes 4 bytes, as do 2 + 2; use bf16, which computes the same way from float32 shards"
         )
-    masters = {name: p.detach().clone() for name, p in trained.items()}
+    whole = {p for module in policy.float32_modules() for p in module.parameters()}
+    masters = {name: p.detach() for name, p in trained.items() if p not in whole}
     for parameter in trained.values():
-        parameter.data = parameter.data.to(torch.bfloat16)
+        if parameter not in whole:
+            parameter.data = parameter.data.to(torch.bfloat16)  # the float32 values live on in `masters`
     return masters
 
 
 def make_optimizer(policy: nn.Module, config: TrainConfig, masters: Mapping[str, Tensor]) -> Float32AdamW:
     """The optimizer over the stored and sharded policy; `masters` is what `store` returned.
 
-    Split weights are stepped by the compiled kernel on a GPU and by its specification on a CPU.
+    Split weights are stepped by the compiled kernel on a GPU that can have one, else by its specification.
     """
-    optim = config.optim
+    optim, device = config.optim, next(policy.parameters()).device
     optimizer = Float32AdamW(
-        _groups(policy, config),
+        parameter_groups([(name, p) for name, p in policy.named_parameters() if p.requires_grad], optim),
         lr=optim.lr,
         betas=(optim.beta1, optim.beta2),
         eps=optim.eps,
-        compiled=next(policy.parameters()).device.type == "cuda",
+        compiled=device.type == "cuda" and missing(device) is None,
     )
-    for name, parameter in _named(policy):
+    for name, parameter in policy.named_parameters():
         if name in masters:
             optimizer.set_master(parameter, masters[name])
     check_moments(optimizer)
     return optimizer
-
-
-def _groups(policy: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
-    """Matrices decay, vectors (biases, gains) do not."""
-    trained = [(name, p) for name, p in _named(policy) if p.requires_grad]
-    return [
-        {"params": [(name, p) for name, p in trained if p.ndim >= 2], "weight_decay": config.optim.weight_decay},
-        {"params": [(name, p) for name, p in trained if p.ndim < 2], "weight_decay": 0.0},
-    ]
 
 
 def named_tensors(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module | None = None) -> dict[str, Tensor]:
@@ -95,7 +91,7 @@ def named_tensors(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module
     parameter more while the mapping lives; everything else is what it is, live.
     """
     tensors = {f"weights/{name}": tensor for name, tensor in policy.state_dict().items()}
-    for name, parameter in _named(policy):
+    for name, parameter in policy.named_parameters():
         tensors[f"weights/{name}"] = optimizer.master(parameter)
         for kind in MOMENTS if parameter in optimizer.state else ():
             tensors[f"{kind}/{name}"] = optimizer.state[parameter][kind]
@@ -106,7 +102,7 @@ def named_tensors(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module
 
 def restore(policy: nn.Module, optimizer: Float32AdamW, tensors: Mapping[str, Tensor]) -> None:
     """Take over what was loaded into `named_tensors`. Raises ValueError where a moment came back in fewer bits."""
-    for name, parameter in _named(policy):
+    for name, parameter in policy.named_parameters():
         if parameter in optimizer.state:
             optimizer.set_master(parameter, tensors[f"weights/{name}"])
     check_moments(optimizer)
@@ -146,12 +142,6 @@ def table(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module | None,
         row("average", list(average.parameters()), gradients=False)
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows)
-
-
-def _named(policy: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters by the names they have in the policy itself, whatever wraps its blocks."""
-    for name, parameter in policy.named_parameters():
-        yield name.replace("_checkpoint_wrapped_module.", "").replace("_orig_mod.", ""), parameter
 
 
 def _dtypes(tensors: list[Tensor]) -> str:

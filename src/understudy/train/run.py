@@ -1,17 +1,19 @@
-"""A training run from first to last step: the only file that knows data, policy, optimizer and disk at once.
+"""A training run from first to last step: the only file that knows data, policy, optimizer, mesh and disk at once.
 
-Step k consumes positions [k * batch, (k + 1) * batch) of the order. One integer is the state of everything random, so a
-run that was killed and resumed computes what the run that was never stopped computes, bit for bit. Not here: what one
-step does (`step.py`), how a checkpoint is written (`checkpoint.py`), the report.
+Step k consumes positions [k * batch, (k + 1) * batch) of the order; each rank makes its share of them. One integer is
+the state of everything random, so a run that was killed and resumed computes what the run that was never stopped
+computes, bit for bit. Rank 0 alone writes the run's own files; all ranks write checkpoints. Not here: what a run holds
+and one step of it (`training.py`, `step.py`), how ranks talk (`parallel.py`), how a checkpoint is written
+(`checkpoint.py`), the report.
 """
 
 import json
 import platform
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,46 +22,51 @@ import torch
 from tqdm import tqdm
 
 import understudy
-from understudy.data.samples import EpisodeDataset
 from understudy.load.loader import Loader
 from understudy.load.residency import resident
+from understudy.load.sizes import parse_bytes
 from understudy.order import Order
-from understudy.order.keys import make_key
-from understudy.policies.flow_policy import FlowPolicy
-from understudy.train import checkpoint, metrics
-from understudy.train.config import FREE, TrainConfig
+from understudy.train import checkpoint, precision
+from understudy.train.config import FREE, ParallelConfig, TrainConfig
 from understudy.train.data import RunData, fingerprint, normalisation, open_data
-from understudy.train.optim import adamw, average_of, named_tensors, table, update_average
+from understudy.train.parallel import Mesh, fair_threads, joined
 from understudy.train.rundir import RunDir, write_whole
-from understudy.train.schedule import rate
+from understudy.train.saver import Saver
 from understudy.train.settings import ConfigError, differences, dump_yaml, plain, validate
 from understudy.train.signals import Stop, stop_signals
-from understudy.train.step import Draws, StepResult, augmented, optimizer_step
-from understudy.train.validate import DRAWS, validation
+from understudy.train.step import StepResult
+from understudy.train.trackers import Log
+from understudy.train.training import Training, begun
 
 DONE, STOPPED = 0, 75
 
 
 def train(config: TrainConfig) -> int:
-    """Start a new run in `config.out` and carry it to its end.
+    """Start a new run in `config.out` and carry it to its end; every process of the run calls this.
 
     Returns DONE, or STOPPED when a signal asked for it (there is then a checkpoint to resume from).
 
     Raises:
-        ConfigError: there is a run in that folder already. DatasetError: the dataset cannot be used.
+        ConfigError: there is a run in that folder already, or the settings do not go with the processes; on all ranks.
+        DatasetError: the dataset cannot be used. RankError: another process failed or went away.
     """
     run, config = RunDir(Path(config.out)), config.resolved()
-    run.refuse_existing()
-    data = open_data(config)
-    frozen = {
-        "order": json.loads(data.order(config).to_json()),
-        "dataset": fingerprint(data),
-        "normalisation": normalisation(data, config.data.normalise),
-        "settings": plain(config),
-    }
-    with closing(run.lock()):
-        run.begin(config, json.dumps(frozen, indent=2))
-        return _carry_on(run, config, data)
+    with joined(config) as mesh, _alone_there(run, config, mesh):
+        mesh.first(run.refuse_existing)
+        with mesh.together():
+            data = open_data(config)
+
+        def prepare() -> None:
+            frozen = {
+                "order": json.loads(data.order(config).to_json()),
+                "dataset": fingerprint(data),
+                "normalisation": normalisation(data, config.data.normalise),
+                "settings": plain(config),
+            }
+            run.begin(config, json.dumps(frozen, indent=2))
+
+        mesh.first(prepare)
+        return _carry_on(run, config, data, mesh)
 
 
 def resume(config: TrainConfig) -> int:
@@ -71,6 +78,17 @@ def resume(config: TrainConfig) -> int:
         ConfigError: another setting, or the dataset, is not what it was; lists each difference.
     """
     run = RunDir(Path(config.out))
+    run.settings()  # or there is nothing to lock
+    with joined(config) as mesh, _alone_there(run, config, mesh):
+        with mesh.together():
+            changed, data = _checked(run, config, told=mesh.rank == 0)
+        if changed:
+            mesh.first(lambda: write_whole(run.config, dump_yaml(config)))
+        return _carry_on(run, config, data, mesh)
+
+
+def _checked(run: RunDir, config: TrainConfig, told: bool) -> tuple[bool, RunData]:
+    """Whether settings changed, and the data; raises as `resume` does, and tells the changes."""
     saved, frozen = run.settings(), _frozen(run)
     # Against those of the beginning, not against config.yaml: a person may have edited that.
     began = differences(validate(TrainConfig, frozen["settings"], where=run.order), config)
@@ -85,15 +103,12 @@ def resume(config: TrainConfig) -> int:
     if moved:
         raise ConfigError(_listed(f"{run.root}: the dataset is not the one that the run was started on", moved))
     changed = differences(saved, config)
-    for path, (old, new) in changed.items():
+    for path, (old, new) in changed.items() if told else ():
         print(f"resume: {path}: {old} -> {new}", file=sys.stderr)
-    if "steps" in changed and config.schedule.kind != "constant":
+    if told and "steps" in changed and config.schedule.kind != "constant":
         end = config.schedule.steps
         print(f"resume: the learning rate still ends its decay at step {end}, and stays there", file=sys.stderr)
-    with closing(run.lock()):
-        if changed:
-            write_whole(run.config, dump_yaml(config))
-        return _carry_on(run, config, data)
+    return bool(changed), data
 
 
 def _frozen(run: RunDir) -> dict[str, Any]:
@@ -122,148 +137,195 @@ def judge(root: Path) -> dict[str, Any]:
     if latest is None:
         raise ConfigError(f"{root}: no checkpoint yet")
     torch.set_num_threads(config.threads)
-    data = open_data(config)
-    if data.held_out is None:
-        raise ConfigError(f"{root}: nothing is held out (data.val_fraction is 0)")
-    training = _begun(config, data, _frozen(run))
-    step = checkpoint.load(latest, training.tensors())["step"]
-    return {"step": step, **training.judged(data.held_out)}
+    config = replace(config, parallel=ParallelConfig(timeout=config.parallel.timeout))  # by however many we are now
+    with joined(config) as mesh:
+        with mesh.together():
+            data, frozen = open_data(config), _frozen(run)
+        if data.held_out is None:
+            raise ConfigError(f"{root}: nothing is held out (data.val_fraction is 0)")
+        training = begun(config, data, frozen["normalisation"], mesh)
+        with closing(Saver(run.checkpoints, keep=config.keep)) as saver:
+            state = _loaded(training, saver, latest)
+        return {"step": state["step"], **training.judged(data.held_out)}
 
 
-@dataclass
-class _Training:
-    """What a run holds in memory."""
-
-    config: TrainConfig
-    policy: FlowPolicy
-    optimizer: torch.optim.AdamW
-    average: FlowPolicy | None
-    draws: Draws
-    step: int = 0
-    pending: list[tuple[int, float, StepResult]] = field(default_factory=list)
-    """(step, learning rate, result) of steps whose results still lie on the device."""
-
-    @property
-    def best(self) -> FlowPolicy:
-        """The weights to judge and to hand out."""
-        return self.average or self.policy
-
-    def judged(self, held_out: EpisodeDataset) -> dict[str, Any]:
-        """Their held-out losses."""
-        draws = Draws(self.config.seed, DRAWS, self.config.data.chunk, self.policy.config.action_dim)
-        return validation(self.best, held_out, draws)
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        return named_tensors(self.policy, self.optimizer, self.average)
+@contextmanager
+def _alone_there(run: RunDir, config: TrainConfig, mesh: Mesh) -> Iterator[None]:
+    """The run's lock, held by rank 0 for all. Raises ConfigError when others train it, or the ranks disagree."""
+    settings = mesh.gather(plain(config))
+    for rank, others in enumerate(settings):
+        if odd := [name for name in others if others[name] != settings[0][name]]:
+            raise ConfigError(
+                f"{odd[0]}: rank 0 was started with {settings[0][odd[0]]}, rank {rank} with {others[odd[0]]}"
+            )
+    held = None
+    with mesh.together():
+        if mesh.rank == 0:
+            held = run.lock()
+    try:
+        yield
+    finally:
+        if held is not None:
+            held.close()
 
 
-def _begun(config: TrainConfig, data: RunData, saved: dict[str, Any]) -> _Training:
-    """The state at step 0: a function of settings and dataset; the global generator is left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(make_key(config.seed, "first weights"))
-        policy = FlowPolicy(data.policy_config(config), saved["normalisation"])
-    average = average_of(policy) if config.optim.ema.decay else None
-    draws = Draws(config.seed, config.policy.draws, config.data.chunk, policy.config.action_dim)
-    return _Training(config, policy, adamw(policy, config.optim), average, draws)
-
-
-def _carry_on(run: RunDir, config: TrainConfig, data: RunData) -> int:
+def _carry_on(run: RunDir, config: TrainConfig, data: RunData, mesh: Mesh) -> int:
     """From the latest checkpoint, or from nothing, to the end."""
     torch.set_num_threads(config.threads)
-    saved = _frozen(run)
-    try:
-        order = Order.from_json(saved["order"], [data.training])
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"{run.order}: {error}") from error
-    training = _begun(config, data, saved)
-    print(table(training.policy, training.optimizer, training.average, training.policy.config.compute), file=sys.stderr)
-    latest, position = checkpoint.latest(run.checkpoints), 0
-    if latest is not None:
-        state = checkpoint.load(latest, training.tensors())
-        training.step, position = state["step"], state["position"]
-        print(f"resume: from {latest.name}, position {position}", file=sys.stderr)
-    metrics.truncate(run.metrics, training.step)
-    checkpoint.prune(run.checkpoints, config.keep)
-    loader = Loader([data.training], order=order, threads=config.loader_threads, memory=config.memory, start=position)
-    with stop_signals() as stop, closing(loader), closing(metrics.MetricsFile(run.metrics)) as log:
-        _loop(run, training, data, loader, log, stop)
+    with mesh.together():
+        saved = _frozen(run)
+        try:
+            order = Order.from_json(saved["order"], [data.training])
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigError(f"{run.order}: {error}") from error
+    training = begun(config, data, saved["normalisation"], mesh)
+    if mesh.rank == 0:
+        print(_table(training), file=sys.stderr)
+    best = "loss" if config.keep_best else None
+    with closing(Saver(run.checkpoints, keep=config.keep, best_by=best, background=config.async_save)) as saver:
+        latest, position = mesh.first(lambda: checkpoint.latest(run.checkpoints)), 0
+        if latest is not None:
+            state = _loaded(training, saver, latest)
+            training.step, position = state["step"], state["position"]
+            if mesh.rank == 0:
+                print(f"resume: from {latest.name}, position {position}", file=sys.stderr)
+        with mesh.together():
+            log = Log(run, config, training.step, writes=mesh.rank == 0)
+        with closing(log), _loader(config, data, order, mesh, position) as loader, stop_signals() as stop:
+            saver.prune()
+            _loop(training, data, loader, saver, log, stop)
+            saver.wait()
     if training.step < config.steps:
-        print(f"stopped at step {training.step} of {config.steps}: understudy resume {run.root}", file=sys.stderr)
+        if mesh.rank == 0:
+            print(f"stopped at step {training.step} of {config.steps}: understudy resume {run.root}", file=sys.stderr)
         return STOPPED
-    training.best.save(run.policy)
+    _hand_out(training, run)
     return DONE
 
 
-def _loop(
-    run: RunDir, training: _Training, data: RunData, loader: Loader, log: metrics.MetricsFile, stop: Stop
-) -> None:
+def _loader(config: TrainConfig, data: RunData, order: Order, mesh: Mesh, position: int) -> Loader:
+    """This rank's share of every batch, made with its share of the host's memory and cores."""
+    return Loader(
+        [data.training],
+        order=order,
+        rank=mesh.rank,
+        world=mesh.world,
+        threads=config.loader_threads if config.loader_threads != "auto" else fair_threads(mesh),
+        memory=parse_bytes(config.memory) // mesh.local_world,
+        start=position,
+    )
+
+
+def _loaded(training: Training, saver: Saver, path: Path) -> dict[str, Any]:
+    """Put a checkpoint into `training`; returns its state."""
+    tensors = training.tensors()
+    state = saver.load(path, tensors)
+    precision.restore(training.policy, training.optimizer, tensors)
+    return state
+
+
+def _loop(training: Training, data: RunData, loader: Loader, saver: Saver, log: Log, stop: Stop) -> None:
     """Steps until the end or a signal. Within a step: compute, log, validate, checkpoint, in this sequence."""
-    config, policy = training.config, training.policy
+    config, mesh = training.config, training.mesh
     held_out = resident(data.held_out, loader.spare)[0] if data.held_out is not None else None
     if training.step >= config.steps:
         return
-    clock = _Clock(loader, training.step)
-    with _progress(training.step, config.steps) as bar:
+    clock, pending = _Clock(loader, training.step), list[tuple[int, float, StepResult]]()
+    with _progress(training.step, config.steps, shown=mesh.rank == 0) as bar:
         for batch in loader:
-            lr = config.optim.lr * rate(training.step, config.schedule, config.steps)
-            noise, flow_time = training.draws.noise_and_time(batch["position"])
-            batch = augmented(batch, policy.config.cameras, config.augment, config.seed)
-            result = optimizer_step(policy, training.optimizer, batch, noise, flow_time, lr=lr, clip=config.optim.clip)
-            training.step += 1
-            if training.average is not None:
-                update_average(training.average, policy, config.optim.ema.decay, training.step)
-            training.pending.append((training.step, lr, result))
+            lr, result = training.lr, training.advance(batch)
+            pending.append((training.step, lr, result))
             bar.update()
 
+            stopping, failed = mesh.votes(stop.asked, saver.failed)
+            if failed:
+                saver.wait()  # raises why
             complete = training.step == config.steps
-            last = complete or stop.asked
+            last = complete or stopping
             judge_now = (
                 held_out is not None and config.val_every and (complete or _due(training.step, config.val_every))
             )
             save = last or _due(training.step, config.checkpoint_every)
             if judge_now or save or _due(training.step, config.log_every):
-                log.write([*_flushed(training, bar), clock.record(training.step, config.batch)])
+                log.log_all([*_flushed(pending, bar), clock.record(training.step, config.batch)])
+            judged: dict[str, Any] = {}
             if judge_now and held_out is not None:
-                log.write([{"kind": "val", "step": training.step, **training.judged(held_out)}])
+                judged = training.judged(held_out)
+                log.log(training.step, {"kind": "val", **judged})
             if save:
                 log.sync()  # what a checkpoint stands for is on disk before the checkpoint is
-                checkpoint.save(run.checkpoints, training.step, training.tensors(), _state(config, loader.position))
-                checkpoint.prune(run.checkpoints, config.keep)
+                saver.save(training.step, training.tensors(), _state(config, mesh, loader.position, judged))
             if last:
                 return
             if judge_now or save:
                 clock.restart(training.step)
 
 
+def _hand_out(training: Training, run: RunDir) -> None:
+    """Write RUN/policy: the weights to hand out, whole and in float32, by rank 0."""
+    prefix, whole = "average/" if training.average is not None else "weights/", dict[str, torch.Tensor]()
+    for name, tensor in training.tensors().items():
+        if name.startswith(prefix):
+            full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # a collective: on every rank
+            if training.mesh.rank == 0:
+                whole[name.removeprefix(prefix)] = full.cpu()
+    training.mesh.first(lambda: training.best.save(run.policy, whole))
+
+
 def _due(step: int, every: int) -> bool:
     return step % every == 0
 
 
-def _flushed(training: _Training, bar: tqdm) -> Iterator[dict[str, Any]]:
-    """One record per pending step; the only place where the run waits for the device."""
-    steps, rates, results = zip(*training.pending)
-    training.pending.clear()
+def _flushed(pending: list[tuple[int, float, StepResult]], bar: tqdm) -> Iterator[dict[str, Any]]:
+    """One record per pending (step, learning rate, result); the only place where the run waits for the device."""
+    steps, rates, results = zip(*pending)
+    pending.clear()
     losses, norms, skipped = (torch.stack(values).tolist() for values in zip(*results))
     bar.set_postfix(loss=f"{np.mean(losses):.4f}", refresh=False)
     for step, lr, loss, norm, skip in zip(steps, rates, losses, norms, skipped):
-        if skip:
+        if skip and not bar.disable:
             tqdm.write(f"step {step}: the gradient is not finite; the weights stay as they were", file=sys.stderr)
         yield {"kind": "train", "step": step, "loss": loss, "lr": lr, "grad_norm": norm, "skipped": int(skip)}
 
 
-def _state(config: TrainConfig, position: int) -> dict[str, Any]:
+def _state(config: TrainConfig, mesh: Mesh, position: int, judged: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint says besides its tensors."""
     versions = {
         "understudy": understudy.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
-    return {"position": position, "seed": config.seed, "world": 1, "batch": config.batch, "versions": versions}
+    return {
+        "position": position,
+        "seed": config.seed,
+        "world": mesh.world,
+        "batch": config.batch,
+        "settings": plain(config),
+        "judged": {name: judged[name] for name in ("loss", "macro") if name in judged},
+        "versions": versions,
+    }
 
 
-def _progress(done: int, steps: int) -> tqdm:
+def _table(training: Training) -> str:
+    """What is kept and computed in which precision; and how it is spread."""
+    replicas, shards = training.mesh.shape
+    compute = training.policy.config.compute
+    where = f"{training.mesh.world} processes on {training.mesh.device.type}: {replicas} replicas of {shards} shards"
+    return "\n".join([where, precision.table(training.policy, training.optimizer, training.average, compute)])
+
+
+def _progress(done: int, steps: int, shown: bool) -> tqdm:
     seconds = 0.5 if sys.stderr.isatty() else 15.0
-    return tqdm(total=steps, initial=done, unit="step", mininterval=seconds, file=sys.stderr, dynamic_ncols=True)
+    return tqdm(
+        total=steps,
+        initial=done,
+        unit="step",
+        mininterval=seconds,
+        file=sys.stderr,
+        dynamic_ncols=True,
+        disable=not shown,
+    )
 
 
 class _Clock:

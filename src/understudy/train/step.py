@@ -1,11 +1,16 @@
-"""One optimizer step, and the draws that it needs: the same function is trained, tested and measured.
+"""One optimizer step, and the draws that it needs: the same function is trained, profiled and tested.
+
+The loss of a step is, per term, the sum over all valid elements of the global batch divided by their number, whatever
+ranks and micro-batches it is made on: the numbers are counted and added up over the ranks once, before anything is
+back-propagated, and gradients are summed, not averaged. A mean of per-rank means would be another loss wherever padding
+differs between ranks.
 
 Every draw is keyed by (seed, purpose, position), so a sample gets the same noise, time, shift and text wherever and
-whenever it is made. Nothing here waits for the host: losses and norms stay tensors until the run asks for them. Not
-here: the loop (`run.py`), validation's draws (`validate.py`).
+whenever it is made. Nothing here waits for the device: losses and norms stay tensors until the run asks for them. Not
+here: the loop (`run.py`), the state of a run (`training.py`), the arithmetic of the optimizer (`adamw.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,22 +19,34 @@ import torch
 from torch import Tensor
 
 from understudy.order import sample_normal, sample_uniform
+from understudy.order.placement import rank_slice
 from understudy.policies.augment import drop_texts, shift_pictures
 from understudy.policies.flow import spread_times
 from understudy.policies.flow_policy import TASK, FlowPolicy
-from understudy.policies.losses import scalar
+from understudy.train.adamw import Float32AdamW
 from understudy.train.config import AugmentConfig
+from understudy.train.optim_state import clip_factor
+from understudy.train.parallel import Mesh, sync_gradients
+from understudy.train.timer import NULL, Timer
 
 
 class StepResult(NamedTuple):
-    """Float32 scalars on the policy's device."""
+    """Float32 scalars on the policy's device, equal on all ranks."""
 
     loss: Tensor
-    """Of the batch before the step."""
+    """Of the global batch before the step."""
     grad_norm: Tensor
     """Global norm before clipping."""
     skipped: Tensor
     """1 where the gradient was not finite and the weights stayed as they were, else 0."""
+
+
+class Part(NamedTuple):
+    """A micro-batch, on the policy's device. noise float32 [B, D, T, A], time float32 [B, D]."""
+
+    batch: Mapping[str, Any]
+    noise: Tensor
+    time: Tensor
 
 
 @dataclass(frozen=True)
@@ -56,42 +73,106 @@ def augmented(batch: Mapping[str, Any], cameras: tuple[str, ...], augment: Augme
     if augment.shift:
         for camera in cameras:
             draws = torch.from_numpy(sample_uniform(seed, f"shift {camera}", at, (2,)))
-            changed[camera] = shift_pictures(batch[camera], draws, augment.shift)
+            changed[camera] = shift_pictures(batch[camera], placed(draws, batch[camera].device), augment.shift)
     if augment.text_dropout:
         draws = torch.from_numpy(sample_uniform(seed, "text dropout", at))
         changed[TASK] = drop_texts(batch[TASK], draws, augment.text_dropout)
     return changed
 
 
+def placed(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on `device`, copied without waiting for what the device still has to do."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)  # from pageable memory the copy would wait
+    return tensor.to(device)
+
+
+def moved(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """The batch on `device`; `position` and `source`, which the host reads, and texts stay where they are."""
+    at_host = ("position", "source")
+    return {
+        key: placed(value, device) if isinstance(value, Tensor) and key not in at_host else value
+        for key, value in batch.items()
+    }
+
+
+def parts_of(batch: Mapping[str, Any], noise: Tensor, time: Tensor, count: int) -> list[Part]:
+    """A rank's share of a batch as `count` micro-batches of consecutive samples, equally large up to one sample."""
+
+    def cut(value: Any, low: int, high: int) -> Any:
+        return value[low:high]
+
+    slices = [rank_slice(len(noise), number, count) for number in range(count)]
+    return [Part({k: cut(v, *at) for k, v in batch.items()}, cut(noise, *at), cut(time, *at)) for at in slices]
+
+
 def optimizer_step(
     policy: FlowPolicy,
-    optimizer: torch.optim.Optimizer,
-    batch: Mapping[str, Any],
-    noise: Tensor,
-    time: Tensor,
+    optimizer: Float32AdamW,
+    parts: Sequence[Part],
+    mesh: Mesh,
     *,
     lr: float,
     clip: float,
+    weights: Mapping[str, float],
+    timer: Timer = NULL,
 ) -> StepResult:
-    """Forward, backward, clip to global norm `clip`, step at learning rate `lr`.
+    """Forward and backward per micro-batch, clip to global norm `clip`, step at learning rate `lr` times the group's.
 
-    The loss is the sum over all valid elements divided by their number in the whole batch. A gradient that is not
-    finite changes neither weights nor moments nor step counts, bit for bit: the fused kernel reads `found_inf`, the
-    flag that a gradient scaler hands it, on the device.
+    A gradient that is not finite on any rank changes neither weights nor moments nor step counts on any, bit for bit,
+    and no host is asked: the kernel reads the flag on the device.
 
     Args:
-        batch: as `FlowPolicy.losses` wants it; noise float32 [B, D, T, A], time float32 [B, D].
+        parts: this rank's micro-batches; all ranks have equally many.
+        weights: of the loss terms to compute, by name.
     """
     optimizer.zero_grad()
-    loss = scalar(policy.losses(batch, noise, time))
-    loss.backward()
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    torch.nn.utils.clip_grads_with_norm_(parameters, clip, norm)
-    skipped = (~torch.isfinite(norm)).float()
+    terms, factors = list(weights), list(weights.values())
+    with timer("communication"):
+        counted = [policy.counts(part.batch, part.noise.shape[1]) for part in parts]
+        counts = torch.stack([torch.stack([each[term] for each in counted]).sum() for term in terms])
+        mesh.sum(counts).clamp_(min=1)  # int64 [K]
+    sums = torch.zeros(len(terms), dtype=torch.float64, device=mesh.device)
+    for number, part in enumerate(parts):
+        sync_gradients(policy, mesh, last=number == len(parts) - 1)
+        with timer("forward"):
+            losses = policy.losses(*part, terms=terms)
+            each = torch.stack([losses[term].sum.sum() for term in terms])  # [K]
+            loss = torch.stack([factor * total for factor, total in zip(factors, each / counts)]).sum()
+        with timer("backward"):
+            loss.backward()
+        sums += each.detach()
+    with timer("communication"):
+        told = mesh.sum(torch.cat([sums, squared_norm(optimizer)[None] / mesh.shape[0]]))
+    with timer("clip"):
+        norm = told[-1].sqrt().float()
+        skipped = (~torch.isfinite(norm)).float()
+        scale = clip_factor(norm, clip)
+    with timer("optimizer"):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group["lr_scale"]
+        optimizer.step(scale=scale, skip=skipped)
+    mean = torch.stack([factor * total for factor, total in zip(factors, told[:-1] / counts)]).sum()
+    return StepResult(mean.float(), norm, skipped)
+
+
+def squared_norm(optimizer: Float32AdamW) -> Tensor:
+    """Sum of the squares of this rank's parts of the gradients, float64 [].
+
+    In float64, so that it is the same number in whatever parts the gradient lies: the norm decides about clipping, and
+    clipping about every bit of the weights.
+    """
+    grads = [local(p.grad) for p in trained(optimizer) if p.grad is not None]
+    norms = torch._foreach_norm(grads, 2.0, dtype=torch.float64)
+    return torch.stack(norms).square().sum()
+
+
+def trained(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """The parameters that the optimizer steps."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
-    assert optimizer.defaults["fused"], "only the fused kernel looks at found_inf"
-    optimizer.found_inf = skipped  # type: ignore[attr-defined]
-    optimizer.step()
-    return StepResult(loss.detach(), norm.detach(), skipped)
+        yield from group["params"]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor, any other tensor as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

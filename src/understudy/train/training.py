@@ -1,0 +1,117 @@
+"""What a run holds in memory: policy, optimizer and average on the mesh, made, stepped and judged.
+
+Made in one sequence, the only one that is right: build in float32 -> freeze -> copy for the average -> store (which may
+keep the weights in bfloat16) -> to the device -> activation checkpoint per block -> compile per block -> shard ->
+optimizer. Not here: files and the loop (`run.py`), what a step does (`step.py`), how weights are kept (`precision.py`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from understudy.data.samples import EpisodeDataset
+from understudy.order.keys import make_key
+from understudy.policies.flow_policy import FlowPolicy
+from understudy.train import precision
+from understudy.train.adamw import Float32AdamW
+from understudy.train.compile import compile_blocks
+from understudy.train.config import TrainConfig
+from understudy.train.data import RunData
+from understudy.train.optim import average_of, decay_at, freeze, loss_weights, update_average
+from understudy.train.parallel import Mesh, gather_later, shard
+from understudy.train.remat import rematerialise
+from understudy.train.schedule import rate
+from understudy.train.step import Draws, StepResult, augmented, moved, optimizer_step, parts_of, placed
+from understudy.train.timer import NULL, Timer
+from understudy.train.validate import DRAWS, validation
+
+
+@dataclass
+class Training:
+    """The state of a run between two steps."""
+
+    config: TrainConfig
+    mesh: Mesh
+    policy: FlowPolicy
+    optimizer: Float32AdamW
+    average: FlowPolicy | None
+    draws: Draws
+    weights: dict[str, float]
+    """Of the loss terms that are computed, by name."""
+    step: int = 0
+    """Optimizer steps behind it."""
+    watched: bool = False
+    """Whether a step has been looked at for parameters without gradients."""
+
+    @property
+    def best(self) -> FlowPolicy:
+        """The weights to judge and to hand out."""
+        return self.average or self.policy
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the next step, before the factors of groups."""
+        return self.config.optim.lr * rate(self.step, self.config.schedule, self.config.steps)
+
+    def advance(self, batch: Mapping[str, Any], timer: Timer = NULL) -> StepResult:
+        """One optimizer step from this rank's share of a global batch, as the loader hands it out."""
+        config, device = self.config, self.mesh.device
+        with timer("host to device"):
+            noise, time = (placed(draw, device) for draw in self.draws.noise_and_time(batch["position"]))
+            batch = augmented(moved(batch, device), self.policy.config.cameras, config.augment, config.seed)
+            parts = parts_of(batch, noise, time, config.accumulate)
+        result = optimizer_step(
+            self.policy,
+            self.optimizer,
+            parts,
+            self.mesh,
+            lr=self.lr,
+            clip=config.optim.clip,
+            weights=self.weights,
+            timer=timer,
+        )
+        self.step += 1
+        if self.average is not None:
+            with timer("optimizer"):
+                update_average(self.average, self.policy, self.optimizer, decay_at(self.step, config.optim.ema))
+        return result
+
+    def judged(self, held_out: EpisodeDataset) -> dict[str, Any]:
+        """Held-out losses of the weights to hand out."""
+        draws = replace(self.draws, draws=DRAWS)
+        try:
+            return validation(self.best, held_out, draws, self.mesh, self.weights)
+        finally:
+            gather_later(self.best, self.mesh)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that a checkpoint must hold, by name (`precision.named_tensors`)."""
+        return precision.named_tensors(self.policy, self.optimizer, self.average)
+
+
+def begun(config: TrainConfig, data: RunData, normalisation: Mapping[str, Any], mesh: Mesh) -> Training:
+    """The state at step 0: a function of settings and dataset; the global generator is left as it was.
+
+    Raises:
+        ConfigError: settings that name what the policy does not have, or that do not go with the mesh or the machine.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(make_key(config.seed, "first weights"))
+        policy = FlowPolicy(data.policy_config(config), normalisation)
+    weights = loss_weights(policy.terms, config.optim)
+    freeze(policy, config.optim)
+    average = average_of(policy) if config.optim.ema.decay else None
+    masters = precision.store(policy, config)
+    rematerialise(policy.blocks(), config.activation_checkpoint)  # the average is never trained
+    for network in (policy, average):
+        if network is not None:
+            network.to(mesh.device)
+            if config.compile:
+                compile_blocks(network.blocks(), mesh.device)
+            shard(network, mesh, config)
+    optimizer = precision.make_optimizer(policy, config, masters)
+    draws = Draws(config.seed, config.policy.draws, config.data.chunk, policy.config.action_dim)
+    return Training(config, mesh, policy, optimizer, average, draws, weights)
