@@ -3,7 +3,7 @@
     PYTHON -P bench_lerobot.py         by an interpreter that has LeRobot, which need not be ours (-P: the files
                                        beside this one are no modules of its)
 
-First line out: {"version"} or {"missing"}. Then, for each line {"root", "batch", "chunk", "workers", "seconds"} of stdin
+First line out: {"version"} or {"missing"}. Then, for each line {"root", "batch", "chunk", "workers", "seconds"} in,
 a line {"samples", "seconds", "cpu_seconds", "episodes"} or {"missing"}: shuffled batches with action chunks, from
 behind a warm-up, CPU time of all processes together. A dataset stays open from round to round.
 
