@@ -63,9 +63,7 @@ def save(
     with _told(f"{final}: cannot be saved", on_failure=undo):
         if not _agreed(group, lambda: _make_room(final, unfinished)):
             return final
-        dcp.save(
-            dict(tensors), checkpoint_id=unfinished, process_group=group, no_dist=group is None
-        )  # fsyncs its files
+        dcp.save(dict(tensors), storage_writer=_writer(unfinished), process_group=group, no_dist=group is None)
         _agreed(group, lambda: _promise(unfinished, final, {"format": FORMAT, "step": step, **state}))
     return final
 
@@ -163,6 +161,27 @@ def prune(folder: Path, keep: int, best_by: str | None = None) -> None:
 def _unfinished(final: Path) -> Path:
     """Where a checkpoint is written before it is one."""
     return final.with_name(final.name + ".tmp")
+
+
+def _writer(unfinished: Path) -> Any:
+    """DCP's writer, which fsyncs its files; a write that fails says why.
+
+    torch's zip writer, when the system refuses a write, says that its own offsets are wrong; only the context of that
+    error knows of the full disk, and contexts are lost on the way to the other ranks.
+    """
+    from torch.distributed.checkpoint import FileSystemWriter
+
+    class Writer(FileSystemWriter):
+        def write_data(self, *args: Any) -> Any:
+            try:
+                return super().write_data(*args)
+            except RuntimeError as error:
+                cause: BaseException | None = error
+                while cause is not None and not isinstance(cause, OSError):
+                    cause = cause.__context__
+                raise cause or error from None
+
+    return Writer(unfinished)
 
 
 def _make_room(final: Path, unfinished: Path) -> bool:
