@@ -3,12 +3,16 @@
 import av
 import numpy as np
 import pytest
+import torch
 from av.video.reformatter import VideoReformatter
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import interpolate
 
 from understudy.data import convert
 from understudy.data.convert import Converter, planar_is_equal
+from understudy.data.resize import AreaResize
+from understudy.policies.vision import as_network_input
 
 FORMATS = ("yuv420p", "yuvj420p", "yuv422p", "yuv444p", "nv12", "gray", "rgb24", "gbrp", "yuv420p10le")
 
@@ -98,3 +102,79 @@ def test_another_shape_is_refused(shape: tuple[int, ...]) -> None:
         Converter().write(noise("yuv420p", 48, 64), np.zeros(shape, np.uint8))
     with pytest.raises(ValueError, match="does not fit float32"):
         Converter().write(noise("yuv420p", 48, 64), np.zeros((3, 48, 64), np.float32))
+
+
+def camera_like(height: int, width: int, seed: int) -> av.VideoFrame:
+    """Smooth colours, a few hard edges, a little noise."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width]
+    picture = 120 + 60 * np.stack([np.sin(x / 90 + seed), np.cos(y / 70), np.sin((x + y) / 120)], axis=-1)
+    for _ in range(12):
+        top, left = rng.integers(0, height - 40), rng.integers(0, width - 60)
+        picture[top : top + rng.integers(10, 40), left : left + rng.integers(10, 60)] = rng.integers(0, 256, 3)
+    picture = np.clip(picture + rng.normal(0, 3, picture.shape), 0, 255).astype(np.uint8)
+    return av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format="yuv420p")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    height=st.integers(1, 90),
+    width=st.integers(1, 90),
+    high=st.integers(1, 100),
+    wide=st.integers(1, 100),
+    data=st.data(),
+)
+def test_area_averaging_is_that_of_the_policies(
+    height: int, width: int, high: int, wide: int, data: st.DataObject
+) -> None:
+    planes = np.random.default_rng(data.draw(st.integers(0, 5))).integers(0, 256, (3, height, width), dtype=np.uint8)
+    out = np.full((3, high, wide), 7, np.uint8)
+    AreaResize(height, width, (high, wide))(planes, out)
+    expected = interpolate(torch.from_numpy(planes)[None].double(), size=(high, wide), mode="area")[0].numpy()
+    assert np.abs(out - expected).max() <= 0.5 + 1e-9
+
+
+def test_long_windows_do_not_overflow() -> None:
+    white = np.full((3, 1200, 700), 255, np.uint8)
+    out = np.zeros((3, 2, 2), np.uint8)
+    AreaResize(1200, 700, (2, 2))(white, out)
+    assert (out == 255).all()
+
+
+@pytest.mark.parametrize("size", [(64, 64), (224, 224), (96, 128), (480, 640)])
+def test_resized_pictures_are_what_the_policy_would_have_made(size: tuple[int, int]) -> None:
+    converter, out = Converter(size), np.zeros((3, *size), np.uint8)
+    for seed in range(2):
+        frame = camera_like(480, 640, seed)
+        converter.write(frame, out)
+        full = torch.from_numpy(packed(frame).copy())[None]
+        ours = as_network_input(torch.from_numpy(out)[None], size, torch.float32)
+        theirs = as_network_input(full, size, torch.float32)
+        assert (ours - theirs).abs().max() <= (0.5 + 1e-3) / 127.5
+
+
+@pytest.mark.parametrize("size", [(64, 64), (224, 224), (96, 128), (50, 90)])
+def test_the_quick_way_stays_within_its_tolerance(size: tuple[int, int]) -> None:
+    exact, quick = Converter(size), Converter(size, exact=False)
+    one, two = np.zeros((3, *size), np.uint8), np.zeros((3, *size), np.uint8)
+    for seed in range(3):
+        exact.write(camera_like(480, 640, seed), one)
+        quick.write(camera_like(480, 640, seed), two)
+        error = np.abs(one.astype(int) - two)
+        assert 0 < error.mean() <= 2
+        assert error.max() <= 50
+    exact.write(camera_like(480, 640, 9), one)
+    assert np.abs(one.astype(int) - two).mean() > 4  # another picture is far outside
+
+
+def test_without_a_change_of_size_the_quick_way_is_exact() -> None:
+    frame, out = noise("yuv420p", 48, 64), np.zeros((3, 48, 64), np.uint8)
+    Converter((48, 64), exact=False).write(frame, out)
+    assert np.array_equal(out, packed(frame))
+
+
+def test_sizes_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match=r"size=\(0, 5\)"):
+        AreaResize(48, 64, (0, 5))
+    with pytest.raises(ValueError, match=r"size \(24, 32\)"):
+        Converter((24, 32)).write(noise("yuv420p", 48, 64), np.zeros((3, 48, 64), np.uint8))
