@@ -3,14 +3,13 @@
 Step k consumes positions [k * batch, (k + 1) * batch) of the order; each rank makes its share of them. One integer is
 the state of everything random, so a run that was killed and resumed computes what the run that was never stopped
 computes, bit for bit. Rank 0 alone writes the run's own files; all ranks write checkpoints. Not here: what a run holds
-and one step of it (`training.py`, `step.py`), how ranks talk (`parallel.py`), how a checkpoint is written
-(`checkpoint.py`), the report.
+and one step of it (`training.py`, `step.py`), how steps follow each other (`pace.py`), how ranks talk (`parallel.py`),
+how a checkpoint is written (`checkpoint.py`), the report.
 """
 
 import json
 import platform
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -19,22 +18,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 import understudy
 from understudy.load.loader import Loader
 from understudy.load.residency import resident
-from understudy.load.sizes import parse_bytes
 from understudy.order import Order
 from understudy.train import checkpoint, precision
 from understudy.train.config import FREE, ParallelConfig, TrainConfig
 from understudy.train.data import RunData, fingerprint, normalisation, open_data
-from understudy.train.parallel import Mesh, fair_threads, joined
+from understudy.train.pace import Pace, loader_of
+from understudy.train.parallel import Mesh, joined
 from understudy.train.rundir import RunDir, write_whole
 from understudy.train.saver import Saver
 from understudy.train.settings import ConfigError, differences, dump_yaml, plain, validate
 from understudy.train.signals import Stop, stop_signals
-from understudy.train.step import StepResult
 from understudy.train.trackers import Log
 from understudy.train.training import Training, begun
 
@@ -191,7 +188,7 @@ def _carry_on(run: RunDir, config: TrainConfig, data: RunData, mesh: Mesh) -> in
                 print(f"resume: from {latest.name}, position {position}", file=sys.stderr)
         with mesh.together():
             log = Log(run, config, training.step, writes=mesh.rank == 0)
-        with closing(log), _loader(config, data, order, mesh, position) as loader, stop_signals() as stop:
+        with closing(log), loader_of(config, data, order, mesh, position) as loader, stop_signals() as stop:
             saver.prune()
             _loop(training, data, loader, saver, log, stop)
             saver.wait()
@@ -201,19 +198,6 @@ def _carry_on(run: RunDir, config: TrainConfig, data: RunData, mesh: Mesh) -> in
         return STOPPED
     _hand_out(training, run)
     return DONE
-
-
-def _loader(config: TrainConfig, data: RunData, order: Order, mesh: Mesh, position: int) -> Loader:
-    """This rank's share of every batch, made with its share of the host's memory and cores."""
-    return Loader(
-        [data.training],
-        order=order,
-        rank=mesh.rank,
-        world=mesh.world,
-        threads=config.loader_threads if config.loader_threads != "auto" else fair_threads(mesh),
-        memory=parse_bytes(config.memory) // mesh.local_world,
-        start=position,
-    )
 
 
 def _loaded(training: Training, saver: Saver, path: Path) -> dict[str, Any]:
@@ -230,13 +214,9 @@ def _loop(training: Training, data: RunData, loader: Loader, saver: Saver, log: 
     held_out = resident(data.held_out, loader.spare)[0] if data.held_out is not None else None
     if training.step >= config.steps:
         return
-    clock, pending = _Clock(loader, training.step), list[tuple[int, float, StepResult]]()
-    with _progress(training.step, config.steps, shown=mesh.rank == 0) as bar:
-        for batch in loader:
-            lr, result = training.lr, training.advance(batch)
-            pending.append((training.step, lr, result))
-            bar.update()
-
+    with Pace(training, loader, log) as pace:
+        while True:
+            pace.step()
             stopping, failed = mesh.votes(stop.asked, saver.failed)
             if failed:
                 saver.wait()  # raises why
@@ -247,7 +227,7 @@ def _loop(training: Training, data: RunData, loader: Loader, saver: Saver, log: 
             )
             save = last or _due(training.step, config.checkpoint_every)
             if judge_now or save or _due(training.step, config.log_every):
-                log.log_all([*_flushed(pending, bar), clock.record(training.step, config.batch)])
+                pace.write()
             judged: dict[str, Any] = {}
             if judge_now and held_out is not None:
                 judged = training.judged(held_out)
@@ -258,7 +238,7 @@ def _loop(training: Training, data: RunData, loader: Loader, saver: Saver, log: 
             if last:
                 return
             if judge_now or save:
-                clock.restart(training.step)
+                pace.pause_over()
 
 
 def _hand_out(training: Training, run: RunDir) -> None:
@@ -274,18 +254,6 @@ def _hand_out(training: Training, run: RunDir) -> None:
 
 def _due(step: int, every: int) -> bool:
     return step % every == 0
-
-
-def _flushed(pending: list[tuple[int, float, StepResult]], bar: tqdm) -> Iterator[dict[str, Any]]:
-    """One record per pending (step, learning rate, result); the only place where the run waits for the device."""
-    steps, rates, results = zip(*pending)
-    pending.clear()
-    losses, norms, skipped = (torch.stack(values).tolist() for values in zip(*results))
-    bar.set_postfix(loss=f"{np.mean(losses):.4f}", refresh=False)
-    for step, lr, loss, norm, skip in zip(steps, rates, losses, norms, skipped):
-        if skip and not bar.disable:
-            tqdm.write(f"step {step}: the gradient is not finite; the weights stay as they were", file=sys.stderr)
-        yield {"kind": "train", "step": step, "loss": loss, "lr": lr, "grad_norm": norm, "skipped": int(skip)}
 
 
 def _state(config: TrainConfig, mesh: Mesh, position: int, judged: Mapping[str, Any]) -> dict[str, Any]:
@@ -313,39 +281,3 @@ def _table(training: Training) -> str:
     compute = training.policy.config.compute
     where = f"{training.mesh.world} processes on {training.mesh.device.type}: {replicas} replicas of {shards} shards"
     return "\n".join([where, precision.table(training.policy, training.optimizer, training.average, compute)])
-
-
-def _progress(done: int, steps: int, shown: bool) -> tqdm:
-    seconds = 0.5 if sys.stderr.isatty() else 15.0
-    return tqdm(
-        total=steps,
-        initial=done,
-        unit="step",
-        mininterval=seconds,
-        file=sys.stderr,
-        dynamic_ncols=True,
-        disable=not shown,
-    )
-
-
-class _Clock:
-    """Speed and share of waiting between two looks; validation and checkpoints are left out by `restart`."""
-
-    def __init__(self, loader: Loader, step: int) -> None:
-        self._loader = loader
-        self._began = time.perf_counter()
-        self.restart(step)
-
-    def restart(self, step: int) -> None:
-        self._step, self._since, self._waited = step, time.perf_counter(), self._loader.waited
-
-    def record(self, step: int, batch: int) -> dict[str, Any]:
-        now = time.perf_counter()
-        seconds = max(now - self._since, 1e-9)
-        speed = {
-            "samples_per_s": (step - self._step) * batch / seconds,
-            "wait": (self._loader.waited - self._waited) / seconds,
-            "seconds": now - self._began,
-        }
-        self.restart(step)
-        return {"kind": "speed", "step": step, **speed}

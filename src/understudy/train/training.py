@@ -110,7 +110,7 @@ def begun(config: TrainConfig, data: RunData, normalisation: Mapping[str, Any], 
         if network is not None:
             network.to(mesh.device)
             if config.compile:
-                compile_blocks(network.blocks(), mesh.device)
+                compile_blocks(network.blocks_of_tensors(), mesh.device)
             shard(network, mesh, config)
     optimizer = precision.make_optimizer(policy, config, masters)
     draws = Draws(config.seed, config.policy.draws, config.data.chunk, policy.config.action_dim)

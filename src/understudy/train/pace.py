@@ -1,0 +1,117 @@
+"""Batch after batch through the one step, results to the host now and then: what `run` does and `profile` times.
+
+Between two visits to the host nothing waits for the device: losses and norms stay where they are. Not here: what
+happens between steps (validation, checkpoints, signals: `run.py`), the step itself (`training.py`).
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from understudy.load.loader import Loader
+from understudy.load.sizes import parse_bytes
+from understudy.order import Order
+from understudy.train.config import TrainConfig
+from understudy.train.data import RunData
+from understudy.train.parallel import Mesh, fair_threads
+from understudy.train.step import StepResult
+from understudy.train.timer import NULL, Timer
+from understudy.train.trackers import Log
+from understudy.train.training import Training
+
+
+def loader_of(config: TrainConfig, data: RunData, order: Order, mesh: Mesh, position: int) -> Loader:
+    """This rank's share of every batch, made with its share of the host's memory and cores."""
+    return Loader(
+        [data.training],
+        order=order,
+        rank=mesh.rank,
+        world=mesh.world,
+        threads=config.loader_threads if config.loader_threads != "auto" else fair_threads(mesh),
+        memory=parse_bytes(config.memory) // mesh.local_world,
+        start=position,
+    )
+
+
+class Pace:
+    """Steps of a training, their results until they are written, and a progress line on rank 0."""
+
+    def __init__(self, training: Training, loader: Loader, log: Log) -> None:
+        self._training, self._loader, self._log = training, loader, log
+        self._pending: list[tuple[int, float, StepResult]] = []
+        self._clock = _Clock(loader, training.step)
+        self._bar = tqdm(
+            total=training.config.steps,
+            initial=training.step,
+            unit="step",
+            mininterval=0.5 if sys.stderr.isatty() else 15.0,
+            file=sys.stderr,
+            dynamic_ncols=True,
+            disable=training.mesh.rank != 0,
+        )
+
+    def step(self, timer: Timer = NULL) -> None:
+        """Wait for the next batch and take one optimizer step."""
+        with timer("data wait"):
+            batch = next(self._loader)
+        lr, result = self._training.lr, self._training.advance(batch, timer)
+        self._pending.append((self._training.step, lr, result))
+        self._bar.update()
+
+    def write(self, timer: Timer = NULL) -> None:
+        """Write what has been measured since the last time; the only place where the run waits for the device."""
+        with timer("logging"):
+            results = list(self._flushed())
+            self._log.log_all([*results, self._clock.record(self._training.step, self._training.config.batch)])
+
+    def pause_over(self) -> None:
+        """What happened since the last `write` does not count as training."""
+        self._clock.restart(self._training.step)
+
+    def __enter__(self) -> "Pace":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+    def _flushed(self) -> Iterator[dict[str, Any]]:
+        """One record per pending step."""
+        steps, rates, results = zip(*self._pending)
+        self._pending.clear()
+        losses, norms, skipped = (torch.stack(values).tolist() for values in zip(*results))
+        self._bar.set_postfix(loss=f"{np.mean(losses):.4f}", refresh=False)
+        for step, lr, loss, norm, skip in zip(steps, rates, losses, norms, skipped):
+            if skip and not self._bar.disable:
+                tqdm.write(f"step {step}: the gradient is not finite; the weights stay as they were", file=sys.stderr)
+            yield {"kind": "train", "step": step, "loss": loss, "lr": lr, "grad_norm": norm, "skipped": int(skip)}
+
+
+class _Clock:
+    """Speed and share of waiting between two looks; validation and checkpoints are left out by `restart`."""
+
+    def __init__(self, loader: Loader, step: int) -> None:
+        self._loader = loader
+        self._began = time.perf_counter()
+        self.restart(step)
+
+    def restart(self, step: int) -> None:
+        self._step, self._since, self._waited = step, time.perf_counter(), self._loader.waited
+
+    def record(self, step: int, batch: int) -> dict[str, Any]:
+        now = time.perf_counter()
+        seconds = max(now - self._since, 1e-9)
+        speed = {
+            "samples_per_s": (step - self._step) * batch / seconds,
+            "wait": (self._loader.waited - self._waited) / seconds,
+            "seconds": now - self._began,
+        }
+        self.restart(step)
+        return {"kind": "speed", "step": step, **speed}
