@@ -90,7 +90,7 @@ class Pictures:
                 out = np.empty((len(rows), flat.shape[1], 3, height, width), np.uint8)
             if pictures.shape[1:3] != out.shape[3:]:
                 sizes = f"{out.shape[4]}x{out.shape[3]} and {pictures.shape[2]}x{pictures.shape[1]}"
-                where = self._where(camera, int(rows[at[0]]))
+                where = self.where(camera, int(rows[at[0]]))
                 raise DatasetError(f"pictures of {sizes} in one batch", where=where, fix="select episodes of one size")
             for i, row in zip(at.tolist(), place.reshape(len(at), -1).tolist()):
                 for t, p in enumerate(row):
@@ -122,7 +122,8 @@ class Pictures:
         if missing.all():
             pictures = self._decode(camera, opened, rows, wanted)
         else:
-            pictures = np.empty((len(wanted), opened.reader.height, opened.reader.width, 3), np.uint8)
+            size = opened.reader.height, opened.reader.width
+            pictures = np.empty((len(wanted), 3, *size), np.uint8).transpose(0, 2, 3, 1)  # by planes, as readers do
             for i, n in enumerate(numbers):
                 if n in kept:
                     pictures[i] = kept[n]
@@ -130,7 +131,7 @@ class Pictures:
                 pictures[missing] = self._decode(camera, opened, rows, wanted[missing])
         if self.cache_bytes:
             copies = {(camera, file, n): kept.get(n, pictures[i]) for i, n in enumerate(numbers)}
-            self._keep({key: one if one.base is None else one.copy() for key, one in copies.items()})
+            self._keep({key: one if one.base is None else one.copy("K") for key, one in copies.items()})
         return pictures
 
     def _keep(self, pictures: dict[tuple[str, int, int], np.ndarray]) -> None:
@@ -145,7 +146,7 @@ class Pictures:
                 self._held -= self._kept.popitem(last=False)[1].nbytes
 
     def _decode(self, camera: str, opened: _Open, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-        with renamed(self._where(camera, int(rows[0]))), opened.lock:
+        with renamed(self.where(camera, int(rows[0]))), opened.lock:
             return opened.reader.read(wanted)
 
     def _open(self, camera: str, file: int, rows: np.ndarray) -> _Open:
@@ -157,7 +158,7 @@ class Pictures:
         row = int(rows[0])
         files = self.catalog.files
         path = self.catalog.video_path(camera, row)
-        where = self._where(camera, row)
+        where = self.where(camera, row)
         if not files.exists(path):
             raise DatasetError(
                 "this video is not there", where=where, fix=f"restore it, or leave the key {camera!r} out"
@@ -218,7 +219,8 @@ class Pictures:
         if not any(note.startswith(start) for note in self.notes):
             self.notes.append(text)
 
-    def _where(self, camera: str, row: int) -> str:
+    def where(self, camera: str, row: int) -> str:
+        """A video file by its full name, with the episode, as messages give it."""
         catalog = self.catalog
         return f"{catalog.files.where(catalog.video_path(camera, row))} (episode {int(catalog.episodes.ids[row])})"
 

@@ -1,28 +1,26 @@
 """Loader: ready batches in the order's sequence, made ahead of time by threads. Its whole state is one position.
 
 Which samples a batch holds is the order's decision alone; threads and memory change when the work is done, never what
-comes out. Not here: what stays decoded in memory (`residency.py`), and a planner that knows which pictures come next.
+comes out. Not here: the threads (`engine.py`), what is decoded when (`chains.py`, `residency.py`).
 """
 
 import os
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import weakref
+from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Literal
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import Literal
 
 from understudy.data.samples import EpisodeDataset
+from understudy.load.buffers import Buffers
+from understudy.load.chains import Holding
+from understudy.load.engine import Batch, Engine, Means, Stream, join
 from understudy.load.residency import resident
 from understudy.load.sizes import parse_bytes
 from understudy.order import Order
-from understudy.order.placement import batch_positions, rank_slice
+from understudy.order.placement import rank_slice
 
-Batch = dict[str, Any]
+__all__ = ["Batch", "Loader", "join"]
 
 
 class Loader:
@@ -60,7 +58,7 @@ class Loader:
             raise ValueError(f"start {start}: positions start at 0")
         self._order, self._rank, self._world = order, rank, world
         budget = parse_bytes(memory)
-        self._sources = []
+        self._sources: list[EpisodeDataset] = []
         for dataset in datasets:
             view, kept = resident(dataset, budget)
             budget -= kept
@@ -70,9 +68,9 @@ class Loader:
         self._threads = min(8, _cores()) if threads == "auto" else threads
         if self._threads < 1:
             raise ValueError(f"threads {threads}: at least 1")
-        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="understudy-loader")
-        self._ahead: deque[Future[Batch]] = deque()
-        self._depth = 1  # until the first batch tells its size
+        self._means = Means(self._threads, 3, tuple(Holding(16, False) for _ in datasets), 4)
+        self._buffers = Buffers(8, False)
+        self._engine: Engine | None = None
         self.position = start
         """The next position to be handed out, in whole global batches; what was made ahead is not counted."""
         self.waited = 0.0
@@ -84,24 +82,24 @@ class Loader:
     def __next__(self) -> Batch:
         """The batch at `position`. An error in making it is raised here, and the next call tries again."""
         asked = time.perf_counter()
-        while len(self._ahead) < self._depth:
-            position = self.position + len(self._ahead) * self._order.batch
-            self._ahead.append(self._pool.submit(self._make, position))
+        if self._engine is None:
+            stream = Stream(self._order, tuple(self._sources), self._rank, self._world, self.position)
+            self._engine = Engine(stream, self._means, self._buffers)
+            self._finalizer = weakref.finalize(self, self._engine.ask_to_stop)
         try:
-            batch = self._ahead[0].result()
-        except BaseException:
-            self._drop()
+            batch = self._engine.take()
+        except Exception:
+            self.close()
             raise
-        self._ahead.popleft()
         self.position += self._order.batch
-        self._depth = max(1, min(self._threads + 1, self.spare // max(1, _size(batch))))
         self.waited += time.perf_counter() - asked
         return batch
 
     def close(self) -> None:
-        """Stop the threads and wait for them; the loader is then of no more use."""
-        self._drop()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """Stop the threads and wait for them. The next batch that is asked for starts new ones."""
+        if self._engine is not None:
+            self._engine.stop()
+            self._engine = None
 
     def __enter__(self) -> "Loader":
         return self
@@ -110,59 +108,6 @@ class Loader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _drop(self) -> None:
-        for future in self._ahead:
-            future.cancel()
-        self._ahead.clear()
-
-    def _make(self, position: int) -> Batch:
-        positions = batch_positions(position, self._order.batch, self._rank, self._world)
-        source, episode, frame = self._order.locate(positions)
-        batch = join(
-            {int(s): self._sources[s].batch(episode[source == s], frame[source == s]) for s in np.unique(source)},
-            source,
-        )
-        batch["position"] = torch.from_numpy(positions)
-        batch["source"] = torch.from_numpy(source)
-        return batch
-
-
-def join(parts: Mapping[int, Batch], source: np.ndarray) -> Batch:
-    """One batch from one per source: row i is the next row of part `source[i]`.
-
-    Raises:
-        ValueError: the sources differ in a key, a shape or a dtype; names both.
-    """
-    first, *others = parts
-    if not others:
-        return dict(parts[first])
-    batch: Batch = {}
-    for other in others:
-        if parts[other].keys() != parts[first].keys():
-            odd = sorted(parts[other].keys() ^ parts[first].keys())
-            raise ValueError(f"sources {first} and {other} deliver different keys: {odd} only in one; select the same")
-    for key, sample in parts[first].items():
-        if not isinstance(sample, Tensor):
-            rows = {s: iter(part[key]) for s, part in parts.items()}
-            batch[key] = [next(rows[int(s)]) for s in source]
-            continue
-        for other in others:
-            one, two = sample, parts[other][key]
-            if one.shape[1:] != two.shape[1:] or one.dtype != two.dtype:
-                raise ValueError(
-                    f"{key!r} is {one.dtype} {tuple(one.shape[1:])} in source {first} "
-                    f"and {two.dtype} {tuple(two.shape[1:])} in source {other}: one batch needs one shape"
-                )
-        joined = sample.new_empty((len(source), *sample.shape[1:]))
-        for s, part in parts.items():
-            joined[torch.from_numpy(source == s)] = part[key]
-        batch[key] = joined
-    return batch
-
-
-def _size(batch: Batch) -> int:
-    return sum(t.numel() * t.element_size() for t in batch.values() if isinstance(t, Tensor))
 
 
 def _cores() -> int:

@@ -1,74 +1,151 @@
-"""Residency: small data stays decoded. Each episode's pictures are decoded once, from its first to its last, and kept.
+"""Residency: pictures that stay decoded. Each is decoded when first needed, together with its neighbours, and kept.
 
-That is all there is for data that fits the memory given; data that does not is decoded when it is needed. Not here: a
-plan of which pictures come next, eviction, anything remote.
+Nothing is decoded up front, so the first batch comes as soon as its own pictures are out; from the second epoch on
+nothing is decoded at all. A run of pictures begins where a decoder must begin anyway (at a key frame) or goes on where
+one stands, and ends where the next can begin, so that each picture is decoded once. Not here: data that does not fit
+(`chains.py`), what fits (`plan.py`).
 """
 
 import copy
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 
+from understudy.data.convert import Converter
 from understudy.data.errors import DatasetError
 from understudy.data.pictures import Pictures
 from understudy.data.samples import EpisodeDataset
+from understudy.load.decoders import Cursors, write
+
+_RUN = 8  # pictures decoded in one go
+_IDLE = 8  # decoders that stand somewhere in a video
 
 
-def resident(dataset: EpisodeDataset, budget: int) -> tuple[EpisodeDataset, int]:
-    """The same samples with their videos decoded once and kept, and the bytes that takes once all have been met.
+def picture_bytes(dataset: EpisodeDataset, size: tuple[int, int] | None = None) -> int:
+    """Bytes of all pictures, decoded, of the episodes that a dataset selects, of all its cameras.
 
-    Where they do not fit `budget` (bytes), or there is no video: the dataset as it is, and 0.
+    size: (height, width) to which they are resized.
 
     Raises:
         DatasetError: a video cannot be opened.
     """
-    cameras = [key for key in dataset.keys if key in dataset.catalog.episodes.videos]
     episodes = dataset.catalog.episodes
     rows = episodes.rows_of(np.unique(dataset.segments[:, 0]))
-    needed = 0
-    for camera in cameras:
+    total = 0
+    for camera in dataset.cameras:
         reader = dataset.pictures.reader(camera, int(rows[0]))
-        needed += int(episodes.lengths[rows].sum()) * reader.height * reader.width * 3
-    if not needed or needed > budget:
-        return dataset, 0
+        height, width = size or (reader.height, reader.width)
+        total += int(episodes.lengths[rows].sum()) * height * width * 3
+    return total
+
+
+def kept(dataset: EpisodeDataset) -> EpisodeDataset:
+    """The same samples from pictures that are decoded once and kept."""
     view = copy.copy(dataset)
-    view.pictures = KeptPictures(dataset.pictures)
-    return view, needed
+    view.pictures = KeptPictures(dataset.pictures, view)
+    return view
+
+
+def resident(dataset: EpisodeDataset, budget: int) -> tuple[EpisodeDataset, int]:
+    """`kept(dataset)` and the bytes that takes once all pictures have been met, where these fit `budget` (bytes).
+
+    Where they do not, or there is no video: the dataset as it is, and 0.
+
+    Raises:
+        DatasetError: a video cannot be opened.
+    """
+    needed = picture_bytes(dataset)
+    return (kept(dataset), needed) if 0 < needed <= budget else (dataset, 0)
+
+
+class _Episode:
+    """One camera's pictures of one episode, and which of them are there."""
+
+    def __init__(self, pictures: np.ndarray) -> None:
+        self.pictures = pictures  # uint8 (n, 3, H, W)
+        self.there = np.zeros(len(pictures), bool)
+        self.filling = threading.Lock()
 
 
 class KeptPictures(Pictures):
-    """`Pictures` that decodes an episode whole when it is first asked for, and never again."""
+    """`Pictures` that keeps all that it decodes."""
 
-    def __init__(self, source: Pictures) -> None:
+    def __init__(self, source: Pictures, dataset: EpisodeDataset) -> None:
         super().__init__(source.catalog, 0, source.backend)
+        self._dataset = dataset
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**super().__getstate__(), "_dataset": self._dataset}
 
     def _forget(self) -> None:
         super()._forget()
-        self._episodes: dict[tuple[str, int], np.ndarray] = {}  # (camera, table row) -> uint8 (n, 3, H, W)
-        self._filling = threading.Lock()
+        self._episodes: dict[tuple[str, int], _Episode] = {}  # by camera and table row
+        self._cursors, self._converters = Cursors(_IDLE), threading.local()
+        self._taking = threading.Lock()  # of the cursors
+        self.decoded = 0
+        """Pictures that came out of decoders."""
 
     def take(self, camera: str, rows: np.ndarray, frames: np.ndarray) -> np.ndarray:
+        flat = frames.reshape(len(rows), -1)
         out: np.ndarray | None = None
-        for row in np.unique(rows).tolist():
+        for i, row in enumerate(rows.tolist()):
             episode = self._episode(camera, row)
             if out is None:
-                out = np.empty((*frames.shape, *episode.shape[1:]), np.uint8)
-            if episode.shape[1:] != out.shape[-3:]:
-                where = self.catalog.files.where(self.catalog.video_path(camera, row))
-                sizes = " and ".join(f"{w}x{h}" for _, h, w in (out.shape[-3:], episode.shape[1:]))
-                raise DatasetError(f"pictures of {sizes} in one batch", where=where, fix="select episodes of one size")
-            at = rows == row
-            out[at] = episode[frames[at]]
+                out = np.empty((*flat.shape, *episode.pictures.shape[1:]), np.uint8)
+            if episode.pictures.shape[1:] != out.shape[2:]:
+                sizes = " and ".join(f"{w}x{h}" for _, h, w in (out.shape[2:], episode.pictures.shape[1:]))
+                what = f"pictures of {sizes} in one batch"
+                raise DatasetError(what, where=self.where(camera, row), fix="select episodes of one size")
+            self.into(camera, row, flat[i].tolist(), out[i])
         assert out is not None
-        return out
+        return out if frames.ndim == 2 else out[:, 0]
 
-    def _episode(self, camera: str, row: int) -> np.ndarray:
+    def into(self, camera: str, row: int, frames: Sequence[int], out: np.ndarray) -> None:
+        """Write the pictures of `frames` (T numbers inside an episode, by table row) into `out`, uint8 (T, 3, H, W)."""
+        episode = self._episode(camera, row)
+        for t, frame in enumerate(frames):
+            if not episode.there[frame]:
+                self._fill(camera, row, episode, frame)
+            out[t] = episode.pictures[frame]
+
+    def _episode(self, camera: str, row: int) -> _Episode:
         found = self._episodes.get((camera, row))
         if found is None:
-            with self._filling:
-                found = self._episodes.get((camera, row))
-                if found is None:
-                    frames = np.arange(int(self.catalog.episodes.lengths[row]))
-                    found = super().take(camera, np.array([row]), frames[None])[0]
-                    self._episodes[camera, row] = found
+            reader = self.reader(camera, row)  # outside the lock, which it takes
+            empty = np.empty((int(self.catalog.episodes.lengths[row]), 3, reader.height, reader.width), np.uint8)
+            found = self._episodes.setdefault((camera, row), _Episode(empty))  # memory is taken where it is written
         return found
+
+    def _fill(self, camera: str, row: int, episode: _Episode, frame: int) -> None:
+        """Decode a run of pictures that are not there, one of which is `frame`."""
+        with episode.filling:
+            if episode.there[frame]:
+                return
+            first = int(self.catalog.videos(camera).first[row])
+            keys = self.reader(camera, row).key_frames
+            at = int(np.searchsorted(keys, first + frame, side="right"))
+            begin = max(int(keys[at - 1]) - first, 0) if at else 0
+            # What lies before it in its group is decoded on the way; as much again behind it, up to a key frame.
+            end = min(frame + max(_RUN, frame - begin), len(episode.there))
+            after = int(np.searchsorted(keys, first + end))
+            key = int(keys[after]) - first if after < len(keys) else len(episode.there)
+            if key - end < _RUN:
+                end = min(key, len(episode.there))
+            wanted = np.flatnonzero(~episode.there[begin:end]) + begin
+            with self._taking:
+                cursor = self._cursors.take(self._dataset, camera, row, first + int(wanted[0]))
+            try:
+                converter = self._converter()
+                for number, picture in zip(wanted.tolist(), cursor.pictures(first + wanted)):
+                    write(picture, converter, episode.pictures[number])
+                    episode.there[number] = True
+                    self.decoded += 1
+            finally:
+                with self._taking:
+                    self._cursors.give(cursor)
+
+    def _converter(self) -> Converter:
+        if not hasattr(self._converters, "own"):
+            self._converters.own = Converter()
+        return self._converters.own

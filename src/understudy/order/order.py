@@ -154,7 +154,7 @@ class Order:
         return source, (index // frames[source]).view(np.int64)
 
     def lanes(self, positions: Any) -> tuple[Ints, Ints]:
-        """Positions (n,) -> (source, lane of that source), int64 (n,) each. A source that is not cut has lane 0 only."""
+        """Positions (n,) -> (source, lane of that source), int64 (n,) each; a source of one lane has lane 0."""
         source, index = self.streams(positions)
         lane = np.empty_like(source)
         for own in _groups(source):

@@ -1,0 +1,35 @@
+"""Memory of pictures in batches, used again once nobody looks at it.
+
+Fresh memory costs as much as a tenth of the decoding: the system zeroes each page when it is first touched. A buffer is
+handed out as a tensor over a numpy array; when the consumer has dropped the tensor and everything that shares its
+memory, nobody but this pool refers to the array, and the next batch is written into it. A consumer that keeps its
+batches keeps them: then memory is fresh. Page-locked memory is torch's to reuse, which knows of copies under way.
+"""
+
+import sys
+import threading
+
+import numpy as np
+import torch
+
+
+class Buffers:
+    """uint8 arrays, of which at most `most` wait here to be used again. For any thread."""
+
+    def __init__(self, most: int, pin: bool) -> None:
+        self._most, self._pin = most, pin
+        self._lock = threading.Lock()
+        self._known: list[np.ndarray] = []  # the one longest known first
+
+    def take(self, shape: tuple[int, ...]) -> np.ndarray:
+        """An array of this shape that nobody else refers to; what is in it is undefined."""
+        if self._pin:
+            return torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
+        with self._lock:
+            for i in range(len(self._known)):
+                # Two refer to a free one: the list, and getrefcount's own argument.
+                if sys.getrefcount(self._known[i]) == 2 and self._known[i].shape == shape:
+                    return self._known[i]
+            array = np.empty(shape, np.uint8)
+            self._known = [*self._known, array][-self._most :]
+            return array

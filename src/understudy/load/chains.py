@@ -1,0 +1,202 @@
+"""Chains: the samples of one clip that this process makes, and their pictures, each decoded once and forward only.
+
+    the samples of the clip      s0        s1        s2        s3 ...              in the order they come
+    pictures they need           7 10      8 11      9 12      10 13               windows, clamped to the episode
+    each once, in file order     7 8 9 10 11 12 13 ...                             what is decoded, and no other
+
+A sample is made when all pictures up to its last one are out; one is dropped behind the last sample that needs it. So a
+sparse history decodes what it sees and not what lies between (the decoder skips to a key frame where that is less),
+and the halo of a window is decoded once for all samples that share it. Between two samples a chain holds
+
+- decoded pictures, in the decoder's own form (4:2:0, half the bytes of RGB): up to `ahead` of them, decoded in one go,
+  because a decoder that goes on is quicker than one that is woken for each picture; and
+- where `keep` is set, its decoder. Without it, decoders are shared: each run of pictures starts at a key frame.
+
+Not here: which positions are whose and when (`engine.py`), how much may be held (`plan.py`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import av
+import numpy as np
+
+from understudy.data.convert import Converter
+from understudy.data.samples import EpisodeDataset
+from understudy.load.decoders import Cursor, Cursors, write
+
+_PIECE = 40  # bits of a picture number; above them the place of its file among those of the chain
+
+
+class Stopped(Exception):
+    """The loader is being closed: what is under way is given up."""
+
+
+@dataclass
+class Spent:
+    """Seconds of one thread, by what they went into."""
+
+    decode: float = 0.0
+    convert: float = 0.0
+    assemble: float = 0.0
+    wait: float = 0.0
+    fetch: float = 0.0
+    pictures: int = 0
+    """Pictures that came out of decoders."""
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What the chains of a source hold between two samples: see the head of this file."""
+
+    ahead: int
+    """Pictures decoded in one go, at least; 1: none in advance."""
+    keep: bool
+
+
+class Chain:
+    """The samples of one clip, made one after the other: `make` them in the order they were given.
+
+    Args:
+        rows: int64 (n,), table rows of the samples.
+        frames: camera -> int64 (n,) or (n, T), the frames of their windows, clamped to the episode.
+        phase: pictures of the first run, at most `holding.ahead`: chains that open together then do not all decode in
+            the same batch for ever after.
+    """
+
+    def __init__(
+        self,
+        dataset: EpisodeDataset,
+        rows: np.ndarray,
+        frames: dict[str, np.ndarray],
+        holding: Holding,
+        phase: int,
+        cursors: Cursors,
+        stopped: Callable[[], bool],
+    ) -> None:
+        self._strands = {
+            camera: _Strand(dataset, camera, rows, wanted.reshape(len(rows), -1), holding, phase, cursors, stopped)
+            for camera, wanted in frames.items()
+        }
+        self._left = len(rows)
+        self._next = 0
+
+    @property
+    def done(self) -> bool:
+        return self._next == self._left
+
+    def make(self, outs: dict[str, np.ndarray], converter: Converter, spent: Spent) -> None:
+        """Write the next sample's pictures: camera -> uint8 (T, 3, H, W)."""
+        at, self._next = self._next, self._next + 1
+        for camera, strand in self._strands.items():
+            strand.make(at, outs[camera], converter, spent)
+
+    def close(self) -> None:
+        """Give back the decoders."""
+        for strand in self._strands.values():
+            strand.close()
+
+
+class _Strand:
+    """One camera of a chain."""
+
+    def __init__(
+        self,
+        dataset: EpisodeDataset,
+        camera: str,
+        rows: np.ndarray,
+        frames: np.ndarray,
+        holding: Holding,
+        phase: int,
+        cursors: Cursors,
+        stopped: Callable[[], bool],
+    ) -> None:
+        self._dataset, self._camera, self._cursors, self._stopped = dataset, camera, cursors, stopped
+        videos = dataset.catalog.videos(camera)
+        file = videos.file[rows]
+        number = videos.first[rows][:, None] + frames
+        if (file == file[0]).all():
+            self._rows = [int(rows[0])]  # a row of each file
+        else:
+            _, first, inverse = np.unique(file, return_index=True, return_inverse=True)
+            order = np.argsort(first)
+            place = np.empty_like(order)
+            place[order] = np.arange(len(order))
+            number = number + (place[inverse.reshape(-1)].astype(np.int64) << _PIECE)[:, None]
+            self._rows = rows[first[order]].tolist()
+        self._todo, inverse = np.unique(number, return_inverse=True)
+        which = inverse.reshape(number.shape)  # (n, T), into todo
+        self._which = which.tolist()
+        self._until = np.maximum.accumulate(which.max(1) + 1).tolist()
+        last = np.empty(len(self._todo), np.int64)
+        last[which.reshape(-1)] = np.repeat(np.arange(len(which)), which.shape[1])  # the last of equal ones stays
+        by_last = np.argsort(last, kind="stable")
+        cuts = np.searchsorted(last[by_last], np.arange(len(which) + 1))
+        self._drop, self._cuts = by_last.tolist(), cuts.tolist()
+        self._ahead, self._keep, self._run = holding.ahead, holding.keep, phase
+        self._decoded = 0  # how far into todo
+        self._held: dict[int, av.VideoFrame | np.ndarray] = {}
+        self._cursor: Cursor | None = None
+
+    def make(self, at: int, out: np.ndarray, converter: Converter, spent: Spent) -> None:
+        begin = perf_counter()
+        until = self._until[at]
+        if self._decoded < until:
+            self._advance(until, spent)
+        decoded = perf_counter()
+        spent.decode += decoded - begin
+        which, held = self._which[at], self._held
+        for t, k in enumerate(which):
+            if t and k == which[t - 1]:
+                out[t] = out[t - 1]
+            else:
+                write(held[k], converter, out[t])
+        for k in self._drop[self._cuts[at] : self._cuts[at + 1]]:
+            del held[k]
+        spent.convert += perf_counter() - decoded
+
+    def _advance(self, until: int, spent: Spent) -> None:
+        """Decode on to `until` (an index into todo) at least, and as far as a run goes."""
+        stop = self._stop(until)
+        begin = self._decoded
+        while begin < stop:
+            piece = int(self._todo[begin]) >> _PIECE
+            end = min(stop, int(np.searchsorted(self._todo, (piece + 1) << _PIECE)))
+            numbers = self._todo[begin:end] - (piece << _PIECE)
+            cursor = self._cursors.take(self._dataset, self._camera, self._rows[piece], int(numbers[0]), self._cursor)
+            self._cursor = None
+            k = begin
+            for picture in cursor.pictures(numbers):
+                self._held[k] = picture
+                k += 1
+                if self._stopped():
+                    raise Stopped
+            spent.pictures += end - begin
+            self._decoded = begin = end
+            if self._keep and end < len(self._todo):
+                self._cursor = cursor
+            else:
+                self._cursors.give(cursor)
+
+    def _stop(self, until: int) -> int:
+        """Where the run ends that decodes up to `until`: after `ahead` pictures, and with shared decoders at a key
+        frame, where the next run can begin for nothing."""
+        count = len(self._todo)
+        stop = max(until, min(self._decoded + self._run, count))
+        self._run = self._ahead
+        if self._keep or self._ahead == 1 or stop == count:
+            return stop
+        piece = int(self._todo[stop]) >> _PIECE
+        keys = self._cursors.reader(self._dataset, self._camera, self._rows[piece]).key_frames
+        number = int(self._todo[stop]) - (piece << _PIECE)
+        following = int(np.searchsorted(keys, number))
+        key = int(keys[following]) if following < len(keys) else number
+        aligned = int(np.searchsorted(self._todo, key + (piece << _PIECE)))
+        return aligned if aligned - stop < self._ahead else stop
+
+    def close(self) -> None:
+        self._held.clear()
+        if self._cursor is not None:
+            self._cursors.give(self._cursor)
+            self._cursor = None

@@ -1,0 +1,96 @@
+"""Decoders of one thread, each somewhere in a video: taken where they stand well, given back to be used again.
+
+Opening a video is done once for all threads (`Pictures.reader`); a cursor is a decoder of its own over it. Whoever goes
+on where a cursor stands decodes nothing twice; anybody else's pictures start over at a key frame, with the same
+decoder where the video is the same.
+
+Not here: which pictures are wanted (`chains.py`, `residency.py`).
+"""
+
+import copy
+from collections.abc import Iterator
+
+import av
+import numpy as np
+
+from understudy.data.convert import Converter
+from understudy.data.decode import PictureDecoder
+from understudy.data.files import renamed
+from understudy.data.packets import ContainerPackets, Mp4Packets, Packets
+from understudy.data.samples import EpisodeDataset
+from understudy.data.video import PyavReader, VideoReader
+
+
+class Cursor:
+    """One decoder over one video."""
+
+    def __init__(self, key: tuple[int, str, int], reader: VideoReader, where: str) -> None:
+        self.key, self.at, self._where, self._reader = key, -1, where, reader
+        self._decoder = PictureDecoder(_packets(reader), where) if isinstance(reader, PyavReader) else None
+
+    def pictures(self, numbers: np.ndarray) -> Iterator[av.VideoFrame | np.ndarray]:
+        """The pictures at positions int64 (n,), increasing: as the decoder gives them, or RGB uint8 (H, W, 3)."""
+        self.at = int(numbers[-1]) + 1
+        with renamed(self._where):
+            if self._decoder is None:
+                yield from self._reader.read(numbers)
+            else:
+                for _, frame in self._decoder.pictures(numbers):
+                    yield frame
+
+    def park(self) -> None:
+        """Let go of the codec context; the next picture starts over at a key frame."""
+        self.at = -1
+        if self._decoder is not None:
+            self._decoder.park()
+
+
+class Cursors:
+    """The cursors of one thread that nobody holds; the longest unused are dropped beyond `most`."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._idle: list[Cursor] = []  # the longest unused first
+
+    def reader(self, dataset: EpisodeDataset, camera: str, row: int) -> VideoReader:
+        """The open video of an episode."""
+        return dataset.pictures.reader(camera, row)
+
+    def take(self, dataset: EpisodeDataset, camera: str, row: int, number: int, held: Cursor | None = None) -> Cursor:
+        """A cursor over the video of an episode (table row), best one that stands at picture `number` or before.
+
+        `held` is what the caller still has of before: it is taken if it is of this video, and given back if not.
+        """
+        key = (id(dataset), camera, int(dataset.catalog.videos(camera).file[row]))
+        if held is not None:
+            if held.key == key:
+                return held
+            self.give(held)
+        own = [(number - one.at >= 0, -abs(number - one.at), i) for i, one in enumerate(self._idle) if one.key == key]
+        if own:
+            return self._idle.pop(max(own)[2])
+        return Cursor(key, self.reader(dataset, camera, row), dataset.pictures.where(camera, row))
+
+    def give(self, cursor: Cursor) -> None:
+        self._idle.append(cursor)
+        if len(self._idle) > self._most:
+            self._idle.pop(0).park()
+
+
+def write(picture: av.VideoFrame | np.ndarray, converter: Converter, out: np.ndarray) -> None:
+    """A picture of a cursor into `out`, uint8 (3, H, W)."""
+    if isinstance(picture, np.ndarray):
+        out[...] = picture.transpose(2, 0, 1)
+    else:
+        converter.write(picture, out)
+
+
+def _packets(reader: PyavReader) -> Packets:
+    """The packets of an open video once more, with a window of their own: index and file are shared."""
+    packets = reader._packets
+    if isinstance(packets, ContainerPackets):
+        return ContainerPackets(reader._source)
+    assert isinstance(packets, Mp4Packets)
+    twin = copy.copy(packets)
+    twin._window, twin._base = b"", 0
+    return twin

@@ -1,0 +1,70 @@
+"""The rest of a clip, which a reader decodes in one go, against the order looked up position by position."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.order_sources import episodes, sources
+from understudy.order import Order
+
+
+def brute_force(order: Order, position: int, span: int) -> list[int]:
+    """Positions from `position` on in its source, epoch, lane and clip, each looked up alone."""
+    same = np.ones(span, bool)
+    for one in whereabouts(order, np.arange(position, position + span)):
+        same &= one == one[0]
+    return (position + np.flatnonzero(same)).tolist()
+
+
+def whereabouts(order: Order, positions: np.ndarray) -> tuple[np.ndarray, ...]:
+    source, index = order.streams(positions)
+    _, epoch = order.epochs(positions)
+    _, lane = order.lanes(positions)
+    clip = np.empty_like(source)
+    for d in np.unique(source):
+        own, spec = source == d, order.spec.sources[d]
+        line = order._lanes[d].line(index[own]).view(np.int64)
+        clip[own] = line // spec.clip if spec.shuffle else 0
+    return source, epoch, clip, lane
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    one=sources("one"),
+    two=sources("two"),
+    mixed=st.booleans(),
+    clip=st.integers(2, 9),
+    lanes=st.integers(1, 8),
+    inside=st.sampled_from(["sequential", "permuted"]),
+    position=st.integers(0, 500),
+)
+def test_the_rest_of_a_clip_is_what_comes_of_it(one, two, mixed, clip, lanes, inside, position) -> None:  # type: ignore[no-untyped-def]
+    data = [one, two] if mixed else [one]
+    order = Order.of(data, batch=3, seed=1, clip=clip, lanes=max(lanes, 2), inside=inside)
+    positions, episode, frame = order.rest_of_clip(position, 1000)
+    assert positions.tolist() == brute_force(order, position, 2000)
+    _, expected_episode, expected_frame = order.locate(positions)
+    assert (episode == expected_episode).all()
+    assert (frame == expected_frame).all()
+    assert order.rest_of_clip(position, 2)[0].tolist() == positions[:2].tolist()
+
+
+@pytest.mark.parametrize("mode", ["uniform", "sequential"])
+def test_without_clips(mode: str) -> None:
+    order = Order.of([episodes(5, 8)], batch=3, mode=mode)
+    expected = [20] if mode == "uniform" else [20, 21, 22, 23, 24, 25]  # the epoch ends there
+    assert order.rest_of_clip(20, 100)[0].tolist() == expected
+
+
+def test_it_ends_where_the_source_leaves() -> None:
+    order = Order.of([episodes(40, name="one"), episodes(40, name="two")], batch=4, clip=8, lanes=4)
+    changed = order.reweighted(30, {"two": 1.0})
+    for position in range(22, 30):
+        wanted = [p for p in order.rest_of_clip(position, 100)[0].tolist() if p < 30]
+        found = changed.rest_of_clip(position, 100)[0].tolist()
+        if order.streams([position])[0][0] == 0:
+            assert found == wanted
+        else:  # it goes on, with every slot its own
+            assert found[0] == position
+            assert (changed.streams(found)[0] == 1).all()
