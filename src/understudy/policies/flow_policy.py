@@ -134,16 +134,10 @@ class FlowPolicy(nn.Module):
         return (FLOW,)
 
     def blocks(self) -> list[nn.Module]:
-        """Where the network may be cut: modules of tensors in, tensors out that hold much of it, and not one another.
-
-        A run recomputes, compiles and shards these one by one.
-        """
+        """Where the network may be cut: modules that are given tensors of the same shapes in every step, hold much of
+        it, and not one another. A run recomputes, compiles and shards these one by one. (The text encoder is given
+        sentences, as many as differ.)"""
         return [*(self.eyes.blocks if self.eyes is not None else ()), *self.layers]
-
-    def blocks_of_tensors(self) -> list[nn.Module]:
-        """Those of `blocks` that are given tensors of the same shapes in every step: what is worth compiling. (The text
-        encoder is given sentences, as many as differ.)"""
-        return [block for block in self.blocks() if block is not self.text]
 
     def float32_modules(self) -> list[nn.Module]:
         """Modules that compute in float32 from float32 weights whatever `config.compute` says."""

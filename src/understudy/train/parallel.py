@@ -198,8 +198,8 @@ def fair_threads(mesh: Mesh) -> int:
 def shard(policy: FlowPolicy, mesh: Mesh, config: TrainConfig) -> None:
     """Spread `policy` over the mesh, in place: fully_shard per block, the rest as one group with the root.
 
-    The policy is on `mesh.device` already and has the same weights on every rank. Gradients are summed in float32,
-    not averaged: the loss is divided by the global count (`step.py`).
+    The policy is on `mesh.device` already and has the same weights on every rank. Gradients are summed, in
+    float32 or better, not averaged: the loss is divided by the global count (`step.py`).
     """
     if mesh.world == 1:
         # Nothing to spread, and the wrapping alone costs a small network on a CPU a quarter of its step. Its numbers
@@ -207,9 +207,13 @@ def shard(policy: FlowPolicy, mesh: Mesh, config: TrainConfig) -> None:
         return
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
+    # Sums of a few float32 numbers are exact in float64, whatever the sequence in which a mesh adds them: so on a CPU
+    # meshes of any shape agree to the bit. On GPUs the traffic counts.
+    summed_in = torch.float64 if mesh.device.type == "cpu" else torch.float32
+
     def spread(module: nn.Module, computed_in: torch.dtype | None) -> None:
         # Inputs are not cast: actions and states are normalised in float32 first.
-        kept = MixedPrecisionPolicy(param_dtype=computed_in, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        kept = MixedPrecisionPolicy(param_dtype=computed_in, reduce_dtype=summed_in, cast_forward_inputs=False)
         # Unsharded weights need not be gathered again for the backward pass.
         fully_shard(module, mesh=mesh.device_mesh, mp_policy=kept, reshard_after_forward=mesh.shape[1] > 1)
 

@@ -92,16 +92,26 @@ class Training:
         return precision.named_tensors(self.policy, self.optimizer, self.average)
 
 
-def begun(config: TrainConfig, data: RunData, normalisation: Mapping[str, Any], mesh: Mesh) -> Training:
+def begun(
+    config: TrainConfig,
+    data: RunData,
+    normalisation: Mapping[str, Any],
+    mesh: Mesh,
+    weights: Mapping[str, Tensor] | None = None,
+) -> Training:
     """The state at step 0: a function of settings and dataset; the global generator is left as it was.
 
+    Args:
+        weights: a policy's state dict, float32, to begin with instead of fresh ones.
     Raises:
         ConfigError: settings that name what the policy does not have, or that do not go with the mesh or the machine.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(make_key(config.seed, "first weights"))
         policy = FlowPolicy(data.policy_config(config), normalisation)
-    weights = loss_weights(policy.terms, config.optim)
+    if weights is not None:
+        policy.load_state_dict(weights)
+    terms = loss_weights(policy.terms, config.optim)
     freeze(policy, config.optim)
     average = average_of(policy) if config.optim.ema.decay else None
     masters = precision.store(policy, config)
@@ -110,8 +120,8 @@ def begun(config: TrainConfig, data: RunData, normalisation: Mapping[str, Any], 
         if network is not None:
             network.to(mesh.device)
             if config.compile:
-                compile_blocks(network.blocks_of_tensors(), mesh.device)
+                compile_blocks(network.blocks(), mesh.device)
             shard(network, mesh, config)
     optimizer = precision.make_optimizer(policy, config, masters)
     draws = Draws(config.seed, config.policy.draws, config.data.chunk, policy.config.action_dim)
-    return Training(config, mesh, policy, optimizer, average, draws, weights)
+    return Training(config, mesh, policy, optimizer, average, draws, terms)
