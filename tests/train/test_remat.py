@@ -126,7 +126,7 @@ def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler -x")
     model = policy()
     with pytest.raises(ConfigError, match="there is no no-such-compiler"):
-        compile_blocks(model.blocks_of_tensors(), CPU)
+        compile_blocks(model.blocks(), CPU)
     assert all(block._compiled_call_impl is None for block in model.blocks())
     monkeypatch.setenv("CXX", "python")  # anything that is there
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
@@ -163,7 +163,7 @@ def sharded(shards: int) -> list[bool]:
             with pytest.raises(ValueError, match="sharded already"):
                 rematerialise(model.blocks(), "full")
             with pytest.raises(ValueError, match="sharded already"):
-                compile_blocks(model.blocks_of_tensors(), CPU) if missing(CPU) is None else raises()
+                compile_blocks(model.blocks(), CPU) if missing(CPU) is None else raises()
         (loss, gradients), *others = seen
 
         def local(tensor: Any) -> Tensor:
