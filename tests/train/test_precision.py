@@ -1,5 +1,6 @@
 """The setting `precision`: what is kept in which dtype, before and after all that could change it, on any mesh."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from support.ranks import in_ranks
 from understudy.policies.losses import scalar
 from understudy.train.adamw import Float32AdamW
 from understudy.train.config import OptimConfig, ParallelConfig, TrainConfig
+from understudy.train.optim import average_of, update_average
 from understudy.train.optim_state import check_moments, clip_factor, grad_norm
 from understudy.train.precision import arithmetic, make_optimizer, named_tensors, restore, store, table
 from understudy.train.settings import ConfigError
@@ -151,6 +153,85 @@ def test_split_is_refused_where_it_saves_nothing() -> None:
         store(policies.policy(0), setting("bf16-split", dp_shard=2))
 
 
+# What else would lose digits
+
+
+def test_micro_batches_are_summed_in_float32() -> None:
+    """In one process (FSDP2 does so by itself): 32 gradients of one bfloat16 weight, against float64."""
+    gradients = [torch.randn(4096, generator=torch.Generator().manual_seed(k)).bfloat16() for k in range(32)]
+    exact = torch.stack([g.double() for g in gradients]).sum(0)
+
+    def error(accumulate: int) -> float:
+        policy = policies.policy(0, compute="bfloat16", width=64)
+        config = replace(setting("bf16-split"), accumulate=accumulate)
+        optimizer = make_optimizer(policy, config, store(policy, config))
+        p = policy.layers[0].grow.weight  # 128 x 64
+        for g in gradients:
+            (p.flatten()[:4096] * g).sum().backward()
+        assert p.grad is not None
+        header, line, *_ = table(policy, optimizer, None, "bfloat16").splitlines()
+        gradients_in = line[header.index("gradients") : header.index("optimizer state")].strip()
+        assert gradients_in == ("float32" if accumulate > 1 else "bfloat16 + float32")
+        return float((p.grad.flatten()[:4096].double() - exact).norm() / exact.norm())
+
+    assert error(32) < 1e-6
+    assert error(1) > 1e-3, "what bfloat16 sums would cost"
+
+
+def test_an_average_in_bfloat16_never_moves_and_ours_is_of_the_float32_truth() -> None:
+    low, truth = torch.ones(8, dtype=torch.bfloat16), torch.full((8,), 1.5, dtype=torch.bfloat16)
+    for _ in range(2000):
+        low.lerp_(truth, 0.001)
+    assert torch.equal(low, torch.ones(8, dtype=torch.bfloat16)), "the trap: were this not so, bfloat16 would do"
+
+    policy = policies.policy(0, compute="bfloat16")
+    average = average_of(policy)
+    optimizer = make_optimizer(policy, setting("bf16-split"), store(policy, setting("bf16-split")))
+    exact = {name: p.detach().double() for name, p in average.named_parameters()}
+    for step in range(20):
+        trained(policy, optimizer, range(step, step + 1))
+        update_average(average, policy, optimizer, 0.999)
+        for name, p in policy.named_parameters():
+            exact[name].lerp_(optimizer.master(p).double(), 0.001)
+    for name, p in average.named_parameters():
+        torch.testing.assert_close(p.detach().double(), exact[name], rtol=1e-6, atol=1e-7)
+        assert p.dtype == torch.float32
+
+
+def test_torch_itself_does_not_check_dtypes_everywhere() -> None:
+    """Why `check_moments` does: on a CPU AdamW refuses float32 moments of a bfloat16 weight only when it steps, and a
+    GPU's kernel takes bfloat16 moments of a float32 one without a word."""
+    for options in ({"foreach": False}, {"foreach": True}, {"fused": True}):
+        p = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+        stock = torch.optim.AdamW([p], **options)
+        p.grad = torch.ones_like(p)
+        stock.step()
+        with pytest.raises(ValueError, match="exp_avg"):
+            check_moments(stock)
+        for kind in ("exp_avg", "exp_avg_sq"):
+            stock.state[p][kind] = stock.state[p][kind].float()
+        check_moments(stock)
+        with pytest.raises(RuntimeError):
+            stock.step()
+
+
+@pytest.fixture
+def alone() -> Any:
+    """A process group of one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_fsdp2_wants_one_dtype_in_a_group(alone: None) -> None:
+    """Why every trained weight of a group is split, small ones too."""
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp_replicate", "dp_shard"))
+    mixed = nn.Sequential(nn.Linear(4, 4).bfloat16(), nn.LayerNorm(4))
+    fully_shard(mixed, mesh=mesh)
+    with pytest.raises(AssertionError, match="uniform"):
+        mixed(torch.zeros(2, 4, dtype=torch.bfloat16))
+
+
 # On every mesh
 
 
@@ -200,6 +281,20 @@ def whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {k: (t.full_tensor() if hasattr(t, "full_tensor") else t).clone() for k, t in tensors.items()}
 
 
+def check_broadcast_after_the_optimizer(rank: int) -> None:
+    """DDP sends rank 0's weights and not their low bits: a rank that began elsewhere must not step with its own."""
+    torch.manual_seed(rank)
+    model = nn.Linear(6, 3)
+    masters = {name: p.detach().clone() for name, p in model.named_parameters()}
+    model.bfloat16()
+    optimizer = Float32AdamW(model.named_parameters(), masters=masters)
+    called = DistributedDataParallel(model)
+    called(torch.ones(2, 6, dtype=torch.bfloat16)).float().sum().backward()
+    if rank:
+        with pytest.raises(RuntimeError, match="was written since the last step"):
+            optimizer.step()
+
+
 def dtypes_on_two_ranks() -> None:
     """Every mesh and storage: dtypes after construction, step, state dict, loading, and DCP's own state functions."""
     dist.init_process_group("gloo")
@@ -241,6 +336,9 @@ def dtypes_on_two_ranks() -> None:
             both: list[Any] = [None, None]
             dist.all_gather_object(both, after)
             assert equal(*both), f"{case}: ranks drifted apart, in weights or in what only the masters know"
+
+            if case == "ddp bf16-split":
+                check_broadcast_after_the_optimizer(rank)
 
             # A fresh optimizer, through DCP's template: state was there before, so no zero step counts as the first.
             other, _, fresh = spread(kind, precision)

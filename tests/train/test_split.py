@@ -1,10 +1,14 @@
 """The split storage: a bijection on all float32 words, and two forms of one AdamW step over it."""
 
+import os
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from understudy.train.split import adamw_split_, adamw_split_pointwise_, join, split
+from understudy.train.split import adamw_pointwise, adamw_split_, adamw_split_pointwise_, compiled_step, join, split
 
 EDGES = [0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF]
 HALVES = torch.arange(1 << 16)
@@ -48,6 +52,17 @@ def test_split_and_join_are_a_bijection(x: Tensor) -> None:
     assert bool(hi[nan].isnan().all()), "the carry must not turn a NaN weight into a number"
 
 
+@pytest.mark.slow
+@pytest.mark.skipif("UNDERSTUDY_EXHAUSTIVE" not in os.environ, reason="minutes: set UNDERSTUDY_EXHAUSTIVE=1 to try all")
+def test_split_and_join_are_a_bijection_on_all_words() -> None:
+    for low in range(-(1 << 31), 1 << 31, 1 << 24):
+        x = torch.arange(low, low + (1 << 24)).to(torch.int32).view(torch.float32)
+        same = bits(join(*split(x))) == bits(x)
+        nan = x.isnan()
+        assert bool((same | nan).all())
+        assert not nan.any() or bool((bits(join(*split(x[nan]))) == 0x7FC00000).all())
+
+
 def test_hi_is_the_nearest_bfloat16_and_differs_from_torch_only_on_ties() -> None:
     x = torch.cat(GRIDS)
     x = x[x.isfinite()]
@@ -88,6 +103,31 @@ def test_the_pointwise_step_is_the_same_adamw_to_rounding() -> None:
     torch.testing.assert_close(join(ours[0], ours[1]), join(theirs[0], theirs[1]), rtol=1e-5, atol=1e-8)
     torch.testing.assert_close(ours[2], theirs[2], rtol=1e-5, atol=1e-8)
     torch.testing.assert_close(ours[3], theirs[3], rtol=1e-5, atol=1e-8)
+
+
+def check_pointwise(step_: Callable[..., None], arithmetic: Callable[..., Any], device: str) -> None:
+    """1,000 steps of a split weight end at the bits of a float32 weight through the same arithmetic."""
+    hi, lo, _, m, v = (t.to(device) for t in one_weight())
+    whole = (join(hi, lo), m.clone(), v.clone())
+    generator = torch.Generator().manual_seed(4)
+    for k in range(1, 1001):
+        grad = (torch.randn(4096, generator=generator) * 10 ** (k % 7 - 4)).bfloat16().to(device)
+        scalars = (torch.tensor(float(k)), torch.tensor(1e-3 / k, dtype=torch.float64), torch.tensor(0.7))
+        scalars = tuple(t.to(device) for t in scalars)
+        step_(hi, lo, grad, m, v, *scalars, torch.zeros((), device=device), **HYPER)
+        weight, *moments = arithmetic(whole[0], grad, *whole[1:], *scalars, **HYPER)
+        whole = (weight, *moments)
+    for mine, theirs in zip((join(hi, lo), m, v), whole):
+        assert torch.equal(bits(mine), bits(theirs))
+
+
+def test_the_pointwise_step_keeps_every_bit_of_its_own_arithmetic() -> None:
+    check_pointwise(adamw_split_pointwise_, adamw_pointwise, "cpu")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: the compiled step is compared on GPUs")
+def test_the_compiled_step_keeps_every_bit_of_its_own_arithmetic() -> None:
+    check_pointwise(compiled_step(), torch.compile(adamw_pointwise, fullgraph=True, dynamic=True), "cuda")
 
 
 def test_the_pointwise_step_is_one_graph_for_all_sizes_and_rates() -> None:

@@ -1,15 +1,16 @@
 """AdamW in float32, however the weights are kept: the one optimizer of a run.
 
-A float32 weight (whole, or this rank's shard of it) is stepped by torch's fused kernel as it is. A bfloat16 weight is
-the upper half of a float32 one whose lower half, `lo`, is in the optimizer's state (`split.py`). `master` gives the
-float32 truth of either, so averages, checkpoints and exports see one kind of weight.
+A float32 weight (whole, or this rank's shard of it: AdamW is elementwise) is stepped by torch's fused kernel as it is.
+A bfloat16 weight is the upper half of a float32 one whose lower half, `lo`, is in the optimizer's state (`split.py`).
+`master` gives the float32 truth of either, so averages, checkpoints and exports see one kind of weight.
 
 State is made with the optimizer, not in its first step: a fresh run and a resumed one are the same thing, and a
 checkpoint can be loaded in place. Not here: which weights are kept how, and in which groups (`precision.py`); masters
 beside other people's optimizers (`master.py`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,10 +21,14 @@ from understudy.train.optim_state import (
     check_master,
     given_masters,
     in_order_of,
+    local,
     named_parameters,
     refuse_foreign,
 )
 from understudy.train.split import adamw_split_, adamw_whole_, compiled_step, join, split_
+
+LINE = 64
+"""Elements; a multiple of what any CPU computes at once."""
 
 
 class Float32AdamW(Optimizer):
@@ -76,12 +81,12 @@ class Float32AdamW(Optimizer):
             refuse_foreign(name, p)
             if p.dtype not in (torch.bfloat16, torch.float32):
                 raise TypeError(f"{name} is {p.dtype}: weights are kept in float32, or in bfloat16 with their low bits")
-            if p.dtype == torch.bfloat16 and _local(p).shape != p.shape:
+            if p.dtype == torch.bfloat16 and local(p).shape != p.shape:
                 raise TypeError(
                     f"{name} is bfloat16 and sharded: keep float32 weights there; low bits save nothing (a float32 "
                     f"shard is its own master, 4 bytes = 2 + 2), and bfloat16 computation does not need them"
                 )
-            if self._compiled and p.dtype == torch.bfloat16 and not _local(p).is_contiguous():
+            if self._compiled and p.dtype == torch.bfloat16 and not local(p).is_contiguous():
                 raise TypeError(f"{name} is not contiguous, as the compiled step needs: use compiled=False")
             self.state[p] = {
                 "step": torch.zeros((), dtype=torch.float32, device=p.device),
@@ -90,7 +95,7 @@ class Float32AdamW(Optimizer):
             }
             if p.dtype == torch.bfloat16:
                 self.state[p]["lo"] = torch.zeros_like(p, dtype=torch.int16)
-                self._versions[p] = _local(p)._version
+                self._versions[p] = local(p)._version
 
     @torch.no_grad()
     def master(self, parameter: Tensor) -> Tensor:
@@ -100,7 +105,7 @@ class Float32AdamW(Optimizer):
         its own truth.
         """
         lo = self.state.get(parameter, {}).get("lo")
-        return parameter.detach() if lo is None else _like(parameter, join(_local(parameter), _local(lo)))
+        return parameter.detach() if lo is None else _like(parameter, join(local(parameter), local(lo)))
 
     @torch.no_grad()
     def set_master(self, parameter: Tensor, master: Tensor) -> None:
@@ -113,8 +118,8 @@ class Float32AdamW(Optimizer):
         if lo is None:
             parameter.copy_(master)
         else:
-            split_(_local(master).to(parameter.device), _local(parameter), _local(lo))
-            self._versions[parameter] = _local(parameter)._version
+            split_(local(master).to(parameter.device), local(parameter), local(lo))
+            self._versions[parameter] = local(parameter)._version
 
     @torch.no_grad()
     def step(
@@ -150,7 +155,7 @@ class Float32AdamW(Optimizer):
 
     def _check_weights(self) -> None:
         for name, p in named_parameters(self.param_groups):
-            if self._versions.get(p, _local(p)._version) != _local(p)._version:
+            if self._versions.get(p, local(p)._version) != local(p)._version:
                 raise RuntimeError(
                     f"{name} was written since the last step, and its low bits were not: give its float32 truth to "
                     f"set_master, or load the optimizer's state after the model's"
@@ -161,19 +166,17 @@ class Float32AdamW(Optimizer):
         if not params:
             return
         states = [self.state[p] for p in params]
-        gradients = [_local(p.grad) for p in params if p.grad is not None]
+        gradients = [local(p.grad) for p in params if p.grad is not None]
         if scale is not None:
             torch._foreach_mul_(gradients, scale)
-        adamw_whole_(
-            [_local(p) for p in params],
-            gradients,
-            [_local(s["exp_avg"]) for s in states],
-            [_local(s["exp_avg_sq"]) for s in states],
-            [s["step"] for s in states],
-            group["lr"],
-            skip,
-            **_hyper(group),
-        )
+        kept = [[local(p.detach()) for p in params], gradients]
+        kept += [[local(s[moment]) for s in states] for moment in ("exp_avg", "exp_avg_sq")]
+        steps = [s["step"] for s in states]
+        # A tensor is whole on one mesh and in parts on another, and both must become the same bits.
+        spread = hasattr(params[0], "placements") and params[0].device.type == "cpu"
+        with _in_full_lines(kept, steps) if spread else nullcontext((kept, steps)) as (tensors, counts):
+            weights, grads, exp_avgs, exp_avg_sqs = tensors
+            adamw_whole_(weights, grads, exp_avgs, exp_avg_sqs, counts, group["lr"], skip, **_hyper(group))
 
     def _step_split(self, params: list[Tensor], group: dict[str, Any], scale: Tensor, skip: Tensor) -> None:
         """bfloat16 parameters, one after another: what a step needs besides its state is one float32 parameter big."""
@@ -181,8 +184,8 @@ class Float32AdamW(Optimizer):
             assert p.grad is not None
             state = self.state[p]
             # A detached alias: compiled code must not touch the version of a leaf that requires grad.
-            hi, lo, grad = _local(p.detach()), _local(state["lo"]), _local(p.grad)
-            m, v, count = _local(state["exp_avg"]), _local(state["exp_avg_sq"]), state["step"]
+            hi, lo, grad = local(p.detach()), local(state["lo"]), local(p.grad)
+            m, v, count = local(state["exp_avg"]), local(state["exp_avg_sq"]), state["step"]
             if self._compiled:
                 # The rate is a tensor, since a number would be compiled in and the schedule changes it every step.
                 lr = torch.as_tensor(group["lr"], dtype=torch.float64).to(p.device, non_blocking=True)
@@ -190,7 +193,7 @@ class Float32AdamW(Optimizer):
                 compiled_step()(*flat, count, lr, scale, skip, **_hyper(group))
             else:
                 adamw_split_(hi, lo, grad, m, v, count, group["lr"], scale, skip, **_hyper(group))
-            self._versions[p] = _local(p)._version
+            self._versions[p] = local(p)._version
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, but by name where both sides have names, and state keeps its dtype.
@@ -217,10 +220,36 @@ class Float32AdamW(Optimizer):
         for p, state in kept.items():
             self.state[p] = state
             if "lo" in state:
-                self._versions[p] = _local(p)._version
+                self._versions[p] = local(p)._version
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_compiled": self._compiled, "_versions": {}}  # a copy's weights are its own
+
+
+@contextmanager
+def _in_full_lines(kept: list[list[Tensor]], steps: list[Tensor]) -> Iterator[tuple[list[list[Tensor]], list[Tensor]]]:
+    """The same elements in tensors whose sizes are multiples of LINE; what is done to them is done to `kept`.
+
+    On a CPU torch's fused kernel treats what does not fill a vector register by other instructions, which round
+    differently. Which elements those are depends on where a tensor was cut; in full lines there are none.
+
+    Args:
+        kept: weights, gradients, first and second moments; steps: one per weight.
+    """
+    flat = [[t.view(-1) for t in tensors] for tensors in kept]
+    rest = [t.numel() % LINE for t in flat[0]]
+    ragged = [i for i, size in enumerate(rest) if size]
+    lines = torch.zeros(len(kept), len(ragged), LINE)
+    ends = [tensors[i][-rest[i] :] for tensors in flat for i in ragged]
+    copies = [of_kind[k, : rest[i]] for of_kind in lines for k, i in enumerate(ragged)]
+    if ragged:
+        torch._foreach_copy_(copies, ends)
+    yield (
+        [[*(t[: t.numel() - size] for t, size in zip(ts, rest)), *line] for ts, line in zip(flat, lines)],
+        [*steps, *(steps[i] for i in ragged)],
+    )
+    if ragged:
+        torch._foreach_copy_(ends, copies)
 
 
 def _hyper(group: Mapping[str, Any]) -> dict[str, float]:
@@ -228,19 +257,14 @@ def _hyper(group: Mapping[str, Any]) -> dict[str, float]:
     return {"beta1": beta1, "beta2": beta2, "eps": group["eps"], "weight_decay": group["weight_decay"]}
 
 
-def _local(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor (FSDP2), any other tensor as it is; AdamW is elementwise, so parts suffice."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def _like(tensor: Tensor, local: Tensor) -> Tensor:
-    """`local` in the layout of `tensor`, whose part on this rank has its shape."""
+def _like(tensor: Tensor, part: Tensor) -> Tensor:
+    """`part` in the layout of `tensor`, whose part on this rank has its shape."""
     if not hasattr(tensor, "placements"):
-        return local
+        return part
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(
-        local,
+        part,
         tensor.device_mesh,  # type: ignore[attr-defined]
         tensor.placements,
         run_check=False,

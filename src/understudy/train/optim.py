@@ -16,8 +16,8 @@ from torch import nn
 
 from understudy.train.adamw import Float32AdamW
 from understudy.train.config import EmaConfig, OptimConfig
+from understudy.train.optim_state import local
 from understudy.train.settings import ConfigError
-from understudy.train.step import local
 
 Policy = TypeVar("Policy", bound=nn.Module)
 

@@ -20,6 +20,11 @@ def named_parameters(groups: Groups) -> Iterator[tuple[str, Tensor]]:
         yield from zip(names, group["params"], strict=True)
 
 
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor (DTensor), any other tensor as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
 def plain_names(names: Sequence[str]) -> list[str]:
     """Names as the bare model has them, whatever wrapped it: DistributedDataParallel's `module.`, torch.compile's
     `_orig_mod.`, activation checkpointing's `_checkpoint_wrapped_module.`; as given where they would coincide."""

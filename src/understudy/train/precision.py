@@ -23,7 +23,7 @@ from understudy.train.adamw import Float32AdamW
 from understudy.train.compile import missing
 from understudy.train.config import TrainConfig
 from understudy.train.optim import parameter_groups
-from understudy.train.optim_state import check_moments
+from understudy.train.optim_state import check_moments, local
 from understudy.train.settings import ConfigError
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -80,6 +80,9 @@ def make_optimizer(policy: nn.Module, config: TrainConfig, masters: Mapping[str,
     for name, parameter in policy.named_parameters():
         if name in masters:
             optimizer.set_master(parameter, masters[name])
+            if config.accumulate > 1 and local(parameter) is parameter:
+                # Sums of micro-batches lose digits in bfloat16. (FSDP2 sums them in float32 by itself.)
+                parameter.grad_dtype = torch.float32
     check_moments(optimizer)
     return optimizer
 
@@ -113,19 +116,20 @@ def table(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module | None,
     rows = [("", "parameters", "kept in", "computes in", "gradients", "optimizer state", "B/param", "MiB")]
 
     def row(label: str, params: list[Tensor], gradients: bool) -> None:
-        state = [t for p in params for t in optimizer.state.get(p, {}).values() if t.ndim or t.numel() != 1]
-        kept = [*params, *(params if gradients else []), *state]
-        count = sum(p.numel() for p in params)
-        size = sum(_local_bytes(t) for t in kept)
+        state = [t for p in params for kind, t in optimizer.state.get(p, {}).items() if kind != "step"]
+        count, here = sum(p.numel() for p in params), sum(local(p).numel() for p in params)
+        due = [(p, getattr(p, "grad_dtype", None) or p.dtype) for p in params] if gradients else []
+        size = sum(local(t).numel() * t.element_size() for t in (*params, *state))
+        size += sum(local(p).numel() * dtype.itemsize for p, dtype in due)
         rows.append(
             (
                 label,
                 f"{count:,}",
-                _dtypes(params),
+                _words({t.dtype for t in params}),
                 compute,
-                _dtypes(params) if gradients else "-",
-                _dtypes(state) or "-",
-                f"{size / max(1, sum(_local_numel(p) for p in params)):.1f}",
+                _words({dtype for _, dtype in due}),
+                _words({t.dtype for t in state}),
+                f"{size / max(1, here):.1f}",
                 f"{size / 2**20:.2f}",
             )
         )
@@ -144,13 +148,5 @@ def table(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module | None,
     return "\n".join("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows)
 
 
-def _dtypes(tensors: list[Tensor]) -> str:
-    return " + ".join(sorted({str(t.dtype).removeprefix("torch.") for t in tensors}))
-
-
-def _local_numel(tensor: Tensor) -> int:
-    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).numel()
-
-
-def _local_bytes(tensor: Tensor) -> int:
-    return _local_numel(tensor) * tensor.element_size()
+def _words(dtypes: set[torch.dtype]) -> str:
+    return " + ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)) or "-"

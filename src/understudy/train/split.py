@@ -118,6 +118,36 @@ def adamw_split_(
     split_(weight, hi, lo)
 
 
+def adamw_pointwise(
+    weight: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    step: Tensor,
+    lr: Tensor,
+    scale: Tensor,
+    *,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The arithmetic alone, all pointwise: float32 weight and moments after a step. Arguments as of `adamw_split_`, but
+    lr is a 0-d float64 tensor.
+
+    AdamW as in Loshchilov & Hutter 2019, algorithm 2, with the bias corrections in float64. It rounds elsewhere than
+    torch's kernel, so the two agree to rounding and not to the bit.
+    """
+    g = grad.float() * scale
+    m = exp_avg + (g - exp_avg) * (1 - beta1)
+    v = exp_avg_sq * beta2 + g * g * (1 - beta2)
+    t = step.double()
+    rate = (lr / (1 - beta1**t)).float()
+    root = torch.sqrt(1 - beta2**t).float()
+    decay = (1 - lr * weight_decay).float()
+    return weight * decay - rate * (m / (v.sqrt() / root + eps)), m, v
+
+
 def adamw_split_pointwise_(
     hi: Tensor,
     lo: Tensor,
@@ -128,26 +158,14 @@ def adamw_split_pointwise_(
     lr: Tensor,
     scale: Tensor,
     skip: Tensor,
-    *,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
+    **hyper: float,
 ) -> None:
-    """The step of `adamw_split_` (arguments there; lr a 0-d float64 tensor), all pointwise, for `torch.compile`.
+    """The step of `adamw_split_` as one pointwise expression, for `torch.compile`: join, `adamw_pointwise`, split.
 
-    AdamW as in Loshchilov & Hutter 2019, algorithm 2, with the bias corrections in float64. It rounds elsewhere than
-    torch's kernel, so the two agree to rounding and not to the bit; each is exact about what it keeps.
+    What it keeps it keeps exactly: the same arithmetic on a float32 weight gives the same bits.
     """
     weight = join(hi, lo)
-    g = grad.float() * scale
-    m = exp_avg + (g - exp_avg) * (1 - beta1)
-    v = exp_avg_sq * beta2 + g * g * (1 - beta2)
-    t = step.double()
-    rate = (lr / (1 - beta1**t)).float()
-    root = torch.sqrt(1 - beta2**t).float()
-    decay = (1 - lr * weight_decay).float()
-    stepped = weight * decay - rate * (m / (v.sqrt() / root + eps))
+    stepped, m, v = adamw_pointwise(weight, grad, exp_avg, exp_avg_sq, step, lr, scale, **hyper)
     stay = skip != 0
     exp_avg.copy_(torch.where(stay, exp_avg, m))
     exp_avg_sq.copy_(torch.where(stay, exp_avg_sq, v))

@@ -25,7 +25,7 @@ from understudy.policies.flow import spread_times
 from understudy.policies.flow_policy import TASK, FlowPolicy
 from understudy.train.adamw import Float32AdamW
 from understudy.train.config import AugmentConfig
-from understudy.train.optim_state import clip_factor
+from understudy.train.optim_state import clip_factor, local
 from understudy.train.parallel import Mesh, sync_gradients
 from understudy.train.timer import NULL, Timer
 
@@ -171,8 +171,3 @@ def trained(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     """The parameters that the optimizer steps."""
     for group in optimizer.param_groups:
         yield from group["params"]
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor, any other tensor as it is."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
