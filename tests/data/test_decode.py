@@ -1,0 +1,345 @@
+"""Decoders that are parked, shared, handed on and asked for little: the pictures stay those of the container decode."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.datasets import Spec, identity, write_dataset
+from support.videos import COUNT, KINDS, container_decode, write_video
+from understudy.data import contexts
+from understudy.data.contexts import SPARE_BYTES, Kind, live_bytes, picture_bytes
+from understudy.data.convert import Converter
+from understudy.data.decode import PictureDecoder
+from understudy.data.errors import DatasetError
+from understudy.data.mp4 import read_mp4
+from understudy.data.packets import Mp4Packets, open_packets
+from understudy.data.samples import EpisodeDataset
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, np.ndarray]]:
+    folder = tmp_path_factory.mktemp("clips")
+    paths = {kind: write_video(folder / f"{kind}.mp4", kind) for kind in KINDS}
+    return {kind: (path, container_decode(path)) for kind, path in paths.items()}
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Kind]:
+    """The kinds of all codec contexts that are created; this thread begins without spare ones."""
+    seen: list[Kind] = []
+    plain = contexts._create
+
+    def create(kind: Kind, where: str) -> av.VideoCodecContext:
+        seen.append(kind)
+        return plain(kind, where)
+
+    monkeypatch.setattr(contexts, "_create", create)
+    monkeypatch.setattr(contexts, "_spare", contexts._Spare())
+    return seen
+
+
+def decoder_of(path: Path) -> PictureDecoder:
+    return PictureDecoder(open_packets(str(path)), str(path))
+
+
+def take(decoder: PictureDecoder, wanted: list[int] | np.ndarray) -> np.ndarray:
+    """uint8 (n, H, W, 3) by the hot path: decoder and converter."""
+    converter, out = Converter(), []
+    for position, frame in decoder.pictures(np.asarray(wanted, np.int64)):
+        assert position == wanted[len(out)]
+        out.append(np.empty((3, frame.height, frame.width), np.uint8))
+        converter.write(frame, out[-1])
+    return np.stack(out).transpose(0, 2, 3, 1)
+
+
+steps = st.lists(
+    st.one_of(st.just("park"), st.sets(st.integers(0, COUNT - 1), min_size=1, max_size=9).map(sorted)), max_size=8
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(kind=st.sampled_from(sorted(KINDS)), plan=steps)
+def test_any_subsets_with_parks_between(
+    kind: str, plan: list[str | list[int]], clips: dict[str, tuple[Path, np.ndarray]]
+) -> None:
+    path, pictures = clips[kind]
+    decoder = decoder_of(path)
+    for step in plan:
+        if isinstance(step, str):
+            decoder.park()
+        else:
+            assert np.array_equal(take(decoder, step), pictures[step])
+
+
+@settings(max_examples=30, deadline=None)
+@given(kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=2, max_size=3), seed=st.integers(0, 99))
+def test_several_decoders_take_turns_with_the_same_contexts(
+    kinds: list[str], seed: int, clips: dict[str, tuple[Path, np.ndarray]]
+) -> None:
+    """Runs of pictures of several clips, a park after each: what one leaves in a context must not reach another."""
+    rng = np.random.default_rng(seed)
+    decoders = [(decoder_of(clips[kind][0]), clips[kind][1]) for kind in [*kinds, *kinds]]
+    at = [0] * len(decoders)
+    for i in rng.integers(0, len(decoders), 24):
+        decoder, pictures = decoders[i]
+        stop = min(at[i] + int(rng.integers(1, 9)), COUNT)
+        assert np.array_equal(take(decoder, np.arange(at[i], stop)), pictures[at[i] : stop])
+        at[i] = stop if stop < COUNT else 0
+        decoder.park()
+
+
+def test_contexts_are_handed_on(clips: dict[str, tuple[Path, np.ndarray]], tmp_path: Path, made: list[Kind]) -> None:
+    twin = write_video(tmp_path / "twin.mp4", "av1-gop2")
+    one, two, other = decoder_of(clips["av1-gop2"][0]), decoder_of(twin), decoder_of(clips["h264-bframes"][0])
+    for decoder in (one, two, other, one, other, two):
+        take(decoder, [4, 5, 6])
+        decoder.park()
+    assert [kind.codec for kind in made] == ["av1", "h264"]
+    take(one, [COUNT - 1])  # at the end of a file nothing is lost either
+    take(two, [COUNT - 1])
+    one.park()
+    two.park()
+    assert len(made) == 3  # two at a time are two
+
+
+def test_decoders_that_are_not_parked_are_not_shared(
+    clips: dict[str, tuple[Path, np.ndarray]], made: list[Kind]
+) -> None:
+    path, pictures = clips["h264-gop250"]
+    decoders = [decoder_of(path) for _ in range(3)]
+    for i in range(12):
+        for k, decoder in enumerate(decoders):
+            assert np.array_equal(take(decoder, [i + k])[0], pictures[i + k])
+    assert len(made) == 3
+
+
+def test_spare_contexts_are_bounded(
+    clips: dict[str, tuple[Path, np.ndarray]], made: list[Kind], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, pictures = clips["h264-gop2"]
+    size = decoder_of(path).live_bytes
+    monkeypatch.setattr(contexts, "SPARE_BYTES", 2 * size)
+    decoders = [decoder_of(path) for _ in range(5)]
+    for decoder in decoders:
+        take(decoder, [0])
+    for decoder in decoders:
+        decoder.park()
+    assert contexts._spare.bytes == 2 * size
+    assert len(contexts._spare.held) == 2
+    for decoder in decoders:
+        assert np.array_equal(take(decoder, [7])[0], pictures[7])
+    assert len(made) == 5 + 3
+    assert size < SPARE_BYTES  # the real bound holds at least one
+
+
+def test_each_thread_has_spare_contexts_of_its_own(clips: dict[str, tuple[Path, np.ndarray]], made: list[Kind]) -> None:
+    path, pictures = clips["av1-gop12"]
+
+    def work() -> None:
+        decoder = decoder_of(path)
+        assert np.array_equal(take(decoder, [3, 20]), pictures[[3, 20]])
+        decoder.park()
+        assert len(contexts._spare.held) == 1
+
+    work()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert len(made) == 2
+
+
+def test_two_threads_over_one_file(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+    wrong: list[tuple[str, int]] = []
+
+    def work(kind: str, first: int) -> None:
+        path, pictures = clips[kind]
+        decoder = decoder_of(path)
+        for begin in range(first, COUNT - 4, 5):
+            if not np.array_equal(take(decoder, np.arange(begin, begin + 4)), pictures[begin : begin + 4]):
+                wrong.append((kind, begin))
+            if begin % 3 == 0:
+                decoder.park()
+
+    threads = [threading.Thread(target=work, args=(kind, first)) for kind in KINDS for first in (0, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("kind", ["av1-gop2", "h264-bframes", "hevc-open", "mpeg4-bframes"])
+def test_pictures_outlive_their_decoder(kind: str, clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+    """What is held stays as it was while the same context decodes on, is parked, and decodes another video."""
+    path, pictures = clips[kind]
+    decoder = decoder_of(path)
+    held = dict(decoder.pictures(np.arange(6)))
+    take(decoder, np.arange(6, 30))
+    decoder.park()
+    take(decoder_of(path), np.arange(20))
+    del decoder
+    out = np.empty((3, *pictures.shape[1:3]), np.uint8)
+    for position, frame in held.items():
+        Converter().write(frame, out)
+        assert np.array_equal(out.transpose(1, 2, 0), pictures[position])
+
+
+@pytest.fixture
+def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The decode positions of all packets given to decoders."""
+    seen: list[int] = []
+    plain = Mp4Packets.packet
+
+    def packet(self: Mp4Packets, i: int, until: int) -> av.Packet:
+        seen.append(i)
+        return plain(self, i, until)
+
+    monkeypatch.setattr(Mp4Packets, "packet", packet)
+    return seen
+
+
+def test_sparse_wishes_skip_groups(clips: dict[str, tuple[Path, np.ndarray]], fed: list[int]) -> None:
+    for kind, wanted, expected in [
+        ("av1-gop2", [0, 15, 30], [0, 14, 15, 30]),
+        ("h264-gop2", [5, 6, 20, 43], [4, 5, 6, 20, 42, 43]),
+        ("h264-gop1", [3, 17, 44], [3, 17, 44]),
+        ("av1-gop12", [2, 25, 26], [0, 1, 2, 24, 25, 26]),
+        ("h264-gop250", [10, 12, 30], list(range(31))),
+    ]:
+        path, pictures = clips[kind]
+        fed.clear()
+        assert np.array_equal(take(decoder_of(path), wanted), pictures[wanted])
+        assert fed == expected, kind
+
+
+def test_a_parked_decoder_begins_at_the_key_frame(clips: dict[str, tuple[Path, np.ndarray]], fed: list[int]) -> None:
+    path, _ = clips["av1-gop12"]
+    decoder = decoder_of(path)
+    take(decoder, [24, 25, 26])
+    assert fed == [24, 25, 26]
+    decoder.park()
+    fed.clear()
+    take(decoder, [27])
+    assert fed == [24, 25, 26, 27]
+    fed.clear()
+    take(decoder, [28])
+    assert fed == [28]  # not parked: it goes on
+
+
+def broken_copy(path: Path, sample: int, to: Path) -> Path:
+    with open(path, "rb") as file:
+        index = read_mp4(file, str(path))
+    data, at = bytearray(path.read_bytes()), int(index.offset[sample])
+    data[at : at + int(index.size[sample])] = bytes(int(index.size[sample]))
+    to.write_bytes(data)
+    return to
+
+
+@pytest.mark.parametrize("kind", ["av1-gop2", "h264-bframes", "mpeg4-bframes"])
+def test_damage_is_named_and_stays_where_it_is(
+    kind: str, clips: dict[str, tuple[Path, np.ndarray]], tmp_path: Path, made: list[Kind]
+) -> None:
+    """A context that met damage is not handed on, and neighbours of the picture in other groups come out whole."""
+    path, pictures = clips[kind]
+    broken = broken_copy(path, 25, tmp_path / "broken.mp4")
+    bad, good = decoder_of(broken), decoder_of(path)
+    assert np.array_equal(take(bad, [2, 3]), pictures[[2, 3]])
+    with pytest.raises(DatasetError, match=r"broken\.mp4: picture 2\d cannot be decoded"):
+        take(bad, np.arange(20, 30))
+    bad.park()
+    assert contexts._spare.bytes == 0
+    assert np.array_equal(take(good, np.arange(COUNT)), pictures)
+    assert np.array_equal(take(bad, np.arange(40, COUNT)), pictures[40:])
+
+
+def container_pictures(path: Path) -> Iterator[np.ndarray]:
+    with av.open(str(path)) as file:
+        stream = file.streams.video[0]
+        stream.thread_count = 1
+        for frame in file.decode(stream):
+            yield frame.to_ndarray(format="rgb24", threads=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["g1_v30", "gr1_sim_v20"])
+def test_real_runs_with_parks(name: str, real_data: Path) -> None:
+    """Runs of real pictures (AV1 of GOP 2, H.264 of GOP 250 with B-frames) of random length, parked or not after each."""
+    path = min((real_data / name).glob("videos/**/*.mp4"), key=lambda file: file.stat().st_size)
+    rng, decoder, expected = np.random.default_rng(5), decoder_of(path), container_pictures(path)
+    at, stop = 0, 200
+    while at < stop:
+        run = np.arange(at, min(at + int(rng.integers(1, 20)), stop))
+        assert np.array_equal(take(decoder, run), np.stack([next(expected) for _ in run])), at
+        at += len(run)
+        if rng.random() < 0.3:
+            decoder.park()
+
+
+@pytest.mark.parametrize("cameras", [2, 3])
+@pytest.mark.parametrize("codec", ["libx264", "libsvtav1"])
+def test_cameras_are_kept_apart(cameras: int, codec: str, tmp_path: Path) -> None:
+    keys = tuple(f"observation.images.c{i}" for i in range(cameras))
+    truth = write_dataset(tmp_path, Spec(lengths=(6, 5), cameras=keys, codec=codec))
+    offsets = {keys[0]: [-2, 0], keys[-1]: [0, 1]}
+    data = EpisodeDataset(tmp_path, {key: [t / truth.spec.fps for t in frames] for key, frames in offsets.items()})
+    episodes, frames = data.locate(np.random.default_rng(0).permutation(len(data)))
+    batch = data.batch(episodes, frames)
+    for k, key in enumerate(keys):
+        assert batch[key].is_contiguous()
+        for i, (episode, frame) in enumerate(zip(episodes.tolist(), frames.tolist())):
+            seen = batch[key][i] if key in offsets else batch[key][i][None]
+            length = truth.spec.lengths[episode]
+            for picture, offset in zip(seen, offsets.get(key, [0])):
+                told = identity(picture.numpy())
+                assert told == (k, episode, min(max(frame + offset, 0), length - 1))
+
+
+_GROWTH = """
+import sys
+import numpy as np
+from understudy.data.decode import PictureDecoder
+from understudy.data.packets import open_packets
+
+def private():
+    with open("/proc/self/smaps_rollup") as file:
+        return sum(int(line.split()[1]) for line in file if line.startswith("Private")) * 1024
+
+def decoder():
+    made = PictureDecoder(open_packets(sys.argv[1]), "x")
+    for _ in made.pictures(np.arange(12)):
+        pass
+    made._recent.clear()
+    made._ahead.clear()
+    return made
+
+decoder()
+before = private()
+held = [decoder() for _ in range(16)]
+print((private() - before) / 16 / held[0].live_bytes)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="private memory is read from Linux's /proc")
+@pytest.mark.parametrize("kind", ["av1-gop12", "h264-bframes"])
+def test_live_decoders_take_what_is_estimated(kind: str, tmp_path: Path) -> None:
+    path = write_video(tmp_path / "clip.mp4", kind, 14, height=480, width=640)
+    done = subprocess.run([sys.executable, "-c", _GROWTH, str(path)], capture_output=True, text=True, check=True)
+    assert 0.6 < float(done.stdout) < 1.2
+    index = open_packets(str(path)).index
+    assert live_bytes(index) > 4 * picture_bytes(index) > 4 * 640 * 480
+
+
+def test_reference_pictures_are_read_from_the_configuration() -> None:
+    plain = bytes.fromhex("0164001effe100186764001eacb40501ed08000003000800000301e078b17501000568ef0472c0fd")
+    b_frames = bytes.fromhex("0164001effe100186764001eacd940a03da10000030001000003003c0f162d9601000468ef8fcbfd")
+    assert (contexts._h264_references(plain), contexts._h264_references(b_frames)) == (1, 4)
+    for junk in (b"", bytes(40), b"\xff" * 40, plain[:12]):
+        assert 0 <= contexts._h264_references(junk) <= 16
