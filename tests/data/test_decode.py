@@ -271,7 +271,7 @@ def container_pictures(path: Path) -> Iterator[np.ndarray]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["g1_v30", "gr1_sim_v20"])
 def test_real_runs_with_parks(name: str, real_data: Path) -> None:
-    """Runs of real pictures (AV1 of GOP 2, H.264 of GOP 250 with B-frames) of random length, parked or not after each."""
+    """Runs of real pictures (AV1 of GOP 2, H.264 of GOP 250 with B-frames) of random length, and parks between."""
     path = min((real_data / name).glob("videos/**/*.mp4"), key=lambda file: file.stat().st_size)
     rng, decoder, expected = np.random.default_rng(5), decoder_of(path), container_pictures(path)
     at, stop = 0, 200
@@ -332,7 +332,7 @@ print((private() - before) / 16 / held[0].live_bytes)
 def test_live_decoders_take_what_is_estimated(kind: str, tmp_path: Path) -> None:
     path = write_video(tmp_path / "clip.mp4", kind, 14, height=480, width=640)
     done = subprocess.run([sys.executable, "-c", _GROWTH, str(path)], capture_output=True, text=True, check=True)
-    assert 0.6 < float(done.stdout) < 1.2
+    assert 0.6 < float(done.stdout) < 1.4
     index = open_packets(str(path)).index
     assert live_bytes(index) > 4 * picture_bytes(index) > 4 * 640 * 480
 
