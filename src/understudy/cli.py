@@ -49,9 +49,18 @@ VERBS = {
         "train.config:TrainConfig", "tools.verbs:resume", "carry on at the exact next sample", "RUN", ranks=True
     ),
     "validate": Verb("tools.verbs:ValidateConfig", "tools.verbs:validate", "held-out loss per task", "RUN"),
+    "profile": Verb(
+        "tools.profile:ProfileConfig",
+        "tools.profile:profile",
+        "where a step's time and memory go",
+        "[FILE]",
+        ranks=True,
+    ),
     "rollout": Verb("train.rollout:RolloutConfig", "train.rollout:rollout_run", "success per task, simulated", "RUN"),
+    "export": Verb("train.export:ExportConfig", "train.export:export", "a run's policy, as a robot loads it", "RUN"),
     "report": Verb("tools.report:ReportConfig", "tools.report:report", "write a run's report.html anew", "RUN"),
     "inspect": Verb("tools.inspect:InspectConfig", "tools.inspect:inspect", "look at a dataset", "PATH"),
+    "bench": Verb("tools.bench:BenchConfig", "tools.bench:bench", "how fast a dataset loads, beside its codec", "PATH"),
     "order explain": Verb(
         "tools.order_explain:ExplainConfig",
         "tools.order_explain:explain",

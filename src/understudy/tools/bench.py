@@ -1,0 +1,169 @@
+"""`understudy bench PATH|URL`: what the loader delivers from a dataset, beside what the codec alone could.
+
+In each round the decode limit of the same files, our loader, and LeRobot where it is asked for, take turns on the same
+cores; the medians are told. Not here: how they are measured (`bench_measure.py`), the picture (`bench_picture.py`).
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from annotated_types import Ge, Gt
+from tyro.conf import Positional
+
+if TYPE_CHECKING:
+    from understudy.tools.bench_measure import Round, Trial
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """Measure loading: one frame of each camera and a chunk of actions per sample, shuffled."""
+
+    path: Positional[str] = ""
+    """Folder or URL of a LeRobot dataset."""
+    batch: Annotated[int, Ge(1)] = 32
+    """Samples per batch."""
+    chunk: Annotated[int, Ge(1)] = 16
+    """Actions per sample."""
+    cameras: tuple[str, ...] = ()
+    """Cameras to load; none given: all."""
+    threads: Annotated[int, Ge(0)] = 0
+    """Loader threads; 0: the loader chooses."""
+    memory: str = "1GB"
+    """What the loader may hold. Where all pictures fit, they are decoded once and then only copied."""
+    seconds: Annotated[float, Gt(0)] = 5.0
+    """Seconds per round and side."""
+    rounds: Annotated[int, Ge(1)] = 3
+    """Rounds; medians are told."""
+    against: Literal["", "lerobot"] = ""
+    """Measure LeRobot's loader as well."""
+    lerobot: str = ""
+    """Python interpreter that has LeRobot; none given: this one."""
+    json: bool = False
+    """Print one JSON object."""
+    picture: str | None = None
+    """Where the picture goes (.png, .svg, .pdf); by default NAME-bench.png in the current folder, none with --json."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with the settings together, one line each."""
+        from understudy.load.sizes import parse_bytes
+
+        found = [] if self.path else ["path: required, the folder or URL of a dataset"]
+        try:
+            parse_bytes(self.memory)
+        except ValueError as error:
+            found.append(str(error))
+        if self.picture and not Path(self.picture).absolute().parent.is_dir():
+            found.append(f"picture: there is no folder {Path(self.picture).parent}; make it first")
+        if self.picture and not self.picture.endswith((".png", ".svg", ".pdf")):
+            found.append(f"picture: {self.picture!r} must end in .png, .svg or .pdf")
+        if self.against and "://" in self.path:
+            found.append("against: LeRobot's loader reads local folders only; copy the dataset to disk to compare")
+        return found
+
+
+def bench(config: BenchConfig) -> None:
+    """Measure, print the table, draw the picture."""
+    found = measure(config)
+    target = config.picture if config.picture or config.json else f"{Path(config.path).name or 'dataset'}-bench.png"
+    if target:
+        from understudy.tools.bench_picture import draw
+
+        draw(found, target)
+    if config.json:
+        print(json.dumps(found, ensure_ascii=False))
+        return
+    print(told(found))
+    print(f"\npicture: {target}")
+
+
+def measure(config: BenchConfig) -> dict[str, Any]:
+    """All figures, as JSON holds them."""
+    from contextlib import ExitStack
+    from statistics import median
+
+    from understudy.tools import bench_measure as by
+    from understudy.tools.bench_limit import Limit
+
+    setting = by.Setting(config.path, config.batch, config.chunk, config.threads, config.memory, config.cameras or None)
+    with ExitStack() as stack:
+        trial = by.Trial(setting)
+        stack.callback(trial.close)
+        limit = Limit(trial.data)
+        rival = stack.enter_context(by.lerobot(config.lerobot or sys.executable)) if config.against else None
+        ours: list[Round] = []
+        theirs: list[dict[str, Any]] = []
+        for _ in range(config.rounds):
+            limit.measure(config.seconds)
+            ours.append(trial.measure(config.seconds))
+            if rival:
+                theirs.append(
+                    rival.measure(
+                        root=config.path, batch=config.batch, chunk=config.chunk, workers=2, seconds=config.seconds
+                    )
+                )
+        return {
+            "path": config.path,
+            "batch": config.batch,
+            "chunk": config.chunk,
+            **by.median_round(ours),
+            **_facts(trial),
+            "limit": limit.found(),
+            "over_limit": limit.share(median(one.per_s for one in ours)),
+            "lerobot": rival and by.rival_figures(rival, theirs),
+            "conditions": by.conditions(),
+        }
+
+
+def _facts(trial: "Trial") -> dict[str, Any]:
+    """What else our side knows."""
+    from understudy.tools.bench_measure import quality
+
+    spec = trial.order.spec.sources[0]
+    return {
+        "first_batch_s": trial.first_batch_s,
+        "batch_mb": trial.batch_bytes / 1e6,
+        "work": trial.work,
+        "waited_share": trial.waited_share,
+        "order": {"clip": spec.clip, "lanes": spec.lanes, "frames": spec.frames, **quality(trial.order)},
+        "plan": str(trial.loader.plan),
+    }
+
+
+def told(found: dict[str, Any]) -> str:
+    """The figures as a table with a few lines of words."""
+    rate = found["samples_per_s"]
+    rows = [("understudy", rate, found["cpu_ms_per_sample"], found["over_limit"], found["order"]["distinct_episodes"])]
+    if found["limit"]:
+        limit = found["limit"]
+        rows.append((f"decode limit ({limit['by']})", limit["samples_per_s"], limit["cpu_ms_per_sample"], 1.0, None))
+    rival = found["lerobot"]
+    if rival and "missing" not in rival:
+        share = rival["samples_per_s"] / found["limit"]["samples_per_s"] if found["limit"] else None
+        name = f"LeRobot {rival['version']}, 2 workers"
+        rows.append((name, rival["samples_per_s"], rival["cpu_ms_per_sample"], share, rival["distinct_episodes"]))
+    width = max(len(row[0]) for row in rows)
+    lines = [f"{'':<{width}}{'samples/s':>11}{'CPU ms/sample':>15}{'of limit':>10}{'episodes/batch':>16}"]
+    for name, per_s, cpu, share, episodes in rows:
+        cells = f"{per_s:>11,.0f}{cpu:>15.3f}"
+        cells += f"{'' if share is None else f'{share:.0%}':>10}{'' if episodes is None else f'{episodes:.1f}':>16}"
+        lines.append(f"{name:<{width}}{cells}")
+    if rival and "missing" in rival:
+        lines.append(f"LeRobot was not measured: {rival['missing']}")
+    work, order, at = found["work"], found["order"], found["conditions"]
+    deff = ", ".join(f"{value:.2f}" for value in order["deff"])
+    lines += [
+        "",
+        f"delivered     {found['batch_mb'] * rate / found['batch']:,.0f} MB/s in batches of {found['batch']}, "
+        f"first batch after {found['first_batch_s']:.2f} s",
+        "work          " + ", ".join(f"{name} {share:.0%}" for name, share in work.items())
+        + f"; the consumer, doing nothing, waited {found['waited_share']:.0%} of the time",
+        f"order         {order['lanes']} lanes of clips of {order['clip']}; deff over 1, 8, 64 batches: {deff} "
+        f"(1 batch of a uniform shuffle: {order['deff_uniform']:.2f})",
+        *(f"{'memory' if i == 0 else '':<14}{line}" for i, line in enumerate(found["plan"].splitlines())),
+        f"measured      {at['date']} UTC, {at['cpu']}, {at['cores']} cores, load average "
+        + ", ".join(f"{value:.1f}" for value in at["load_average"]),
+    ]  # fmt: skip
+    return "\n".join(lines)
