@@ -1,0 +1,174 @@
+"""`understudy profile CONFIG`: where the time and the memory of a training step go, as a table, a page and JSON.
+
+Not here: how it is measured (`train/profile.py`), the page's looks (`html.py`).
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import Ge
+
+from understudy.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from understudy.train.profile import Profile
+
+GROUPS = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer state": "optimizer state",
+    "average": "average of the weights",
+    "activations": "activations, left by forward for backward",
+    "peak": "peak, all of it at once",
+}
+
+
+@dataclass(frozen=True)
+class MeasureConfig:
+    """How long is measured."""
+
+    warmup: Annotated[int, Ge(1)] = 5
+    """Steps that are not measured: allocators, caches and compilers settle in them."""
+    steps: Annotated[int, Ge(1)] = 20
+    """Steps that are measured, once as they are trained and once with the device awaited at every phase."""
+
+
+@dataclass(frozen=True)
+class ProfileConfig(TrainConfig):
+    """Where the time and the memory of a training step with these settings go. Nothing that it trains is kept."""
+
+    out: str = "runs/profile"
+    """Where profile.html and profile.json go, and nothing else."""
+    profile: MeasureConfig = field(default_factory=MeasureConfig)
+    json: bool = False
+    """Print one JSON object instead of the table."""
+
+
+def profile(config: ProfileConfig) -> None:
+    """Measure on all ranks; rank 0 prints and writes."""
+    # Before torch is there: that memory of before a trace is freed in it is no news, nor that it begins and ends.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "9")
+    from understudy.train import profile as measuring
+    from understudy.train.rundir import write_whole
+
+    found = measuring.profile(config, config.profile.warmup, config.profile.steps)
+    if found is None:
+        return
+    facts, folder = found.plain(), Path(config.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "profile.json", json.dumps(facts, indent=2) + "\n")
+    write_whole(folder / "profile.html", page(found))
+    print(json.dumps(facts) if config.json else f"{told(found)}\npage: {folder / 'profile.html'}")
+
+
+def told(found: "Profile") -> str:
+    """The figures for a terminal."""
+    step, width = found.step_s, max(len(name) for name in [*found.phases, *GROUPS.values()]) + 2
+    lines = [_setting(found.conditions), ""]
+    lines += [f"{name:<{width}}{value}" for value, name in _headlines(found)]
+    lines += ["", f"{'phase, device awaited':<{width}}{'worst rank':>12}{'mean':>12}{'share':>8}"]
+    for name, phase in found.phases.items():
+        rank = f"  rank {phase.rank}" if found.conditions["ranks"] > 1 else ""
+        share = f"{phase.worst / found.timed_step_s:.0%}"
+        lines.append(f"{name:<{width}}{_ms(phase.worst):>12}{_ms(phase.mean):>12}{share:>8}{rank}")
+    lines.append(f"{'step, device awaited':<{width}}{_ms(found.timed_step_s):>12}")
+    lines.append(f"{'step, as it is trained':<{width}}{_ms(step):>12}")
+    lines += ["", f"{'memory per rank':<{width}}{'MiB':>12}"]
+    lines += [f"{GROUPS[name]:<{width}}{size / 2**20:>12.2f}" for name, size in found.memory.items()]
+    return "\n".join(lines)
+
+
+def page(found: "Profile") -> str:
+    """The same as one HTML page that opens offline."""
+    from understudy.tools.html import card, grid, section, table, tiles
+    from understudy.tools.html import page as whole
+
+    several = found.conditions["ranks"] > 1
+    rows = [
+        [name, _ms(phase.worst), *([f"rank {phase.rank}", _ms(phase.mean)] if several else [])]
+        for name, phase in found.phases.items()
+    ]
+    head = ["phase", "worst rank", *(["which", "mean of ranks"] if several else [])]
+    sizes = [[GROUPS[name], f"{size / 2**20:,.2f} MiB"] for name, size in found.memory.items()]
+    awaited = (
+        f"The device is awaited at both ends of every phase, so that what overlaps in training stands here one after "
+        f"the other: {_ms(found.timed_step_s)} a step, and {_ms(found.step_s)} as it is trained."
+    )
+    return whole(
+        "profile of a training step",
+        "<h1>Profile of a training step</h1>",
+        f'<p class="soft">{_setting(found.conditions)}</p>',
+        tiles(_headlines(found)),
+        section("Time", card(_time_chart(found)), card(table(head, rows)), note=awaited),
+        section("Memory", grid([card(_memory_chart(found)), card(table(["per rank", "size"], sizes))], "two")),
+        section("Conditions", card(table(["what", "value"], [[k, str(v)] for k, v in found.conditions.items()]))),
+    )
+
+
+def _headlines(found: "Profile") -> list[tuple[str, str]]:
+    """(value, what it is)."""
+    lines = [
+        (f"{found.samples_per_s:,.1f}", "samples per second"),
+        (_ms(found.step_s), "a step, as it is trained"),
+        (f"{found.waiting_s / found.step_s:.1%}", "of it waiting for data"),
+        (_operations(found.flops), "a step, over all ranks"),
+        (f"{_operations(found.flops_per_s)}/s", "per device"),
+        (f"{found.mfu:.1%}" if found.mfu is not None else "not known", "of the device's peak (MFU)"),
+    ]
+    if found.conditions["ranks"] > 1:
+        lines.append((f"{found.collectives} in {_ms(found.collectives_s)}", "sums and gathers over ranks a step"))
+    return lines
+
+
+def _setting(conditions: Mapping[str, Any]) -> str:
+    c = conditions
+    mesh = f"{c['ranks']} ranks ({c['replicas']} replicas of {c['shards']} shards)" if c["ranks"] > 1 else "1 rank"
+    extras = [f"in {c['accumulate']} parts" if c["accumulate"] > 1 else "", "compiled" if c["compile"] else ""]
+    if c["activation_checkpoint"] != "none":
+        extras.append(f"activation checkpointing {c['activation_checkpoint']}")
+    words = [f"{c['parameters']:,} parameters", f"batch {c['batch']}", *filter(None, extras), c["precision"], mesh]
+    return ", ".join([*words, c["device"]]) + f"; {c['steps']} steps after {c['warmup']} of warm-up"
+
+
+def _operations(count: float) -> str:
+    """Floating-point operations."""
+    thousands = min(5, int(math.log10(max(1.0, count)) // 3))
+    return f"{count / 1000**thousands:,.3g} {('', 'k', 'M', 'G', 'T', 'P')[thousands]}FLOP"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.2f} ms"
+
+
+def _time_chart(found: "Profile") -> str:
+    """Two bars: the phases one after the other, and the step as it is trained."""
+    from understudy.tools.html import COLOURS, axes, svg
+
+    figure, chart = axes(11.2, 2.2)
+    left = 0.0
+    for number, (name, phase) in enumerate(found.phases.items()):
+        width = 1e3 * max(0.0, phase.worst)
+        chart.barh(1, width, left=left, color=COLOURS[number % len(COLOURS)], label=name, height=0.55)
+        left += width
+    chart.barh(0, 1e3 * found.step_s, color="#7a8591", height=0.55)
+    chart.set_yticks([1, 0], ["phases, worst rank", "as it is trained"])
+    chart.set_xlabel("ms per step")
+    chart.legend(fontsize=8, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.3))
+    return svg(figure, "time of each phase of a step, beside a step as it is trained")
+
+
+def _memory_chart(found: "Profile") -> str:
+    from understudy.tools.html import COLOURS, axes, svg
+
+    figure, chart = axes(5.4, 2.4)
+    names = list(GROUPS)
+    chart.barh([GROUPS[n].split(",")[0] for n in names], [found.memory[n] / 2**20 for n in names], color=COLOURS[0])
+    chart.invert_yaxis()
+    chart.set_xlabel("MiB per rank")
+    return svg(figure, "memory of a rank by what it is for")
