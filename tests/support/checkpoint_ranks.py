@@ -300,8 +300,8 @@ def background(root: Path) -> dict[str, Any]:
 def no_agreement(root: Path) -> str:
     """The negative control: without agreement rank 0's failure to name the checkpoint is rank 0's secret."""
     dist.init_process_group("gloo")
-    plain = checkpoint._agreed
-    checkpoint._agreed = lambda group, work: work() if dist.get_rank() == 0 else True  # type: ignore[assignment]
+    plain = checkpoint.agreed
+    checkpoint.agreed = lambda group, work: work() if dist.get_rank() == 0 else True
     try:
         with broken(checkpoint, "sync_folder", raising(28, "No space left on device"), 0):
             checkpoint.save(root, 1, {"weights/a": torch.ones(3)}, {}, dist.group.WORLD)
@@ -309,4 +309,4 @@ def no_agreement(root: Path) -> str:
     except CheckpointError as error:
         return str(error)
     finally:
-        checkpoint._agreed = plain
+        checkpoint.agreed = plain

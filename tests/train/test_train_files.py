@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from understudy.train import checkpoint, metrics
 from understudy.train.config import DataConfig, TrainConfig
-from understudy.train.rundir import RunDir, resumed_settings, write_whole
+from understudy.train.rundir import FROZEN, RunDir, resumed_settings, write_whole
 from understudy.train.settings import ConfigError
 
 RECORDS = [{"kind": "train", "step": step, "loss": math.pi / (step + 1)} for step in range(1, 6)]
@@ -136,11 +136,27 @@ def test_a_run_begins_once(tmp_path: Path) -> None:
     run, config = RunDir(tmp_path / "r"), TrainConfig(data=DataConfig(root="d"))
     with pytest.raises(ConfigError, match="no run here"):
         run.settings()
-    run.begin(config, "{}")
+    decided = {name: {} for name in FROZEN - {"format"}}
+    run.begin(config, decided)
     with pytest.raises(ConfigError, match="understudy resume"):
-        run.begin(config, "{}")
+        run.begin(config, decided)
     moved = run.root.rename(tmp_path / "moved")
     assert resumed_settings(str(moved)).out == str(moved)
+
+
+@pytest.mark.parametrize("version", [None, 1, 3, "2"])
+def test_a_run_of_another_version_is_refused_in_one_line_before_its_settings_are_read(
+    tmp_path: Path, version: object
+) -> None:
+    run = RunDir(tmp_path)
+    run.begin(TrainConfig(data=DataConfig(root="d")), {name: {} for name in FROZEN - {"format"}})
+    content = json.loads(run.order.read_text()) | {"format": version}
+    if version is None:  # the first version did not say which it is
+        del content["format"]
+    run.order.write_text(json.dumps(content))
+    run.config.write_text("something: that this version has never heard of\n")
+    with pytest.raises(ConfigError, match=rf"a run of format {version or 1}, this version .* start a new run$"):
+        run.settings()
 
 
 def test_one_process_holds_a_run(tmp_path: Path) -> None:

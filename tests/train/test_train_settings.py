@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.train.config import FREE, PolicyConfig, TrainConfig
+from understudy.train.config import PolicyConfig, TrainConfig
 from understudy.train.settings import ConfigError, complete, differences, dump_yaml, load, plain, read_file, validate
 
 
@@ -93,12 +93,6 @@ def test_rules_between_fields_are_told_together() -> None:
     with pytest.raises(ConfigError) as caught:
         complete(config)
     assert all(place in str(caught.value) for place in ("data.root", "width=12", "policy.picture", "policy.points"))
-
-
-def test_free_settings_exist() -> None:
-    base = TrainConfig()
-    assert all(path in differences(base, replace(base, **{path: "other"})) for path in FREE if "." not in path)
-    assert "data.root" in differences(base, replace(base, data=replace(base.data, root="other")))
 
 
 def test_the_policy_settings_are_the_policys_own() -> None:

@@ -3,6 +3,7 @@
 Not here: how a run trains (`train/run.py`), what the report shows (`report.py`).
 """
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,20 +16,26 @@ if TYPE_CHECKING:
 
 def train(config: "TrainConfig") -> int:
     """Start a run; write its report when it ends or is stopped."""
-    from understudy.train import run
-
-    return _reported(run.train(config), config)
+    return _run("train", config)
 
 
 def resume(config: "TrainConfig") -> int:
     """Carry a run on; write its report when it ends or is stopped."""
-    from understudy.train import run
-
-    return _reported(run.resume(config), config)
+    return _run("resume", config)
 
 
-def _reported(code: int, config: "TrainConfig") -> int:
-    if config.report:
+def _run(verb: str, config: "TrainConfig") -> int:
+    from understudy.train.signals import Stopped, stop_signals
+
+    try:
+        with stop_signals(at_once=True):  # importing torch takes seconds
+            from understudy.train import run
+
+        code = run.train(config) if verb == "train" else run.resume(config)
+    except Stopped as asked:
+        print(f"stopped by {asked} before anything was begun", file=sys.stderr)
+        return 75
+    if config.report and Path(config.out, "config.yaml").exists():
         from understudy.tools.report import write_report
 
         print(f"report: {write_report(Path(config.out))}")

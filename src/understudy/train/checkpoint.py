@@ -61,10 +61,10 @@ def save(
             _remove(unfinished)
 
     with _told(f"{final}: cannot be saved", on_failure=undo):
-        if not _agreed(group, lambda: _make_room(final, unfinished)):
+        if not agreed(group, lambda: _make_room(final, unfinished)):
             return final
         dcp.save(dict(tensors), storage_writer=_writer(unfinished), process_group=group, no_dist=group is None)
-        _agreed(group, lambda: _promise(unfinished, final, {"format": FORMAT, "step": step, **state}))
+        agreed(group, lambda: _promise(unfinished, final, {"format": FORMAT, "step": step, **state}))
     return final
 
 
@@ -242,7 +242,7 @@ def _first(group: dist.ProcessGroup | None) -> bool:
     return group is None or dist.get_rank(group) == 0
 
 
-def _agreed(group: dist.ProcessGroup | None, work: Callable[[], Any]) -> Any:
+def agreed(group: dist.ProcessGroup | None, work: Callable[[], Any]) -> Any:
     """Rank 0 does `work`; all get its result, or raise its failure."""
     if group is None:
         return work()

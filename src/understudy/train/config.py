@@ -151,6 +151,8 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
+    init_from: str = ""
+    """Folder of an exported policy to begin with: its weights and its normalisation. None named: fresh weights."""
     optim: OptimConfig = field(default_factory=OptimConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -167,8 +169,9 @@ class TrainConfig:
     """Steps between checkpoints; there is always one at the end."""
     keep: Annotated[int, Ge(1)] = 2
     """Checkpoints kept; an older one goes only when the newer ones are safe on disk."""
-    keep_best: bool = False
-    """Also keep the checkpoint with the lowest held-out loss."""
+    keep_best: Literal["none", "loss", "macro"] = "none"
+    """Also keep the checkpoint with the lowest held-out loss: over all samples, or the mean of the tasks' losses. Each
+    validation that is better than all before it then makes a checkpoint."""
     async_save: bool = False
     """Write checkpoints beside the training; costs a copy of the weights and moments in memory."""
     val_every: Annotated[int, Ge(0)] = 500
@@ -212,31 +215,3 @@ class TrainConfig:
         if any(side < 8 or side % 4 for side in self.policy.picture):
             found.append(f"policy.picture: {self.policy.picture}: height and width must be multiples of 4, at least 8")
         return found
-
-
-# Settings that may change in the middle of a run without changing which samples come or what is computed from them.
-# (`data.root`: whether it still is the same data is decided by the fingerprint, not by where it lies.)
-FREE = (
-    "data.root",
-    "steps",
-    "accumulate",
-    "device",
-    "precision",
-    "parallel.dp_shard",
-    "parallel.dp_replicate",
-    "parallel.timeout",
-    "compile",
-    "activation_checkpoint",
-    "checkpoint_every",
-    "keep",
-    "keep_best",
-    "async_save",
-    "val_every",
-    "log_every",
-    "trackers",
-    "threads",
-    "loader_threads",
-    "memory",
-    "out",
-    "report",
-)

@@ -10,9 +10,9 @@ how a checkpoint is written (`checkpoint.py`), the report.
 import json
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,16 @@ from understudy.load.loader import Loader
 from understudy.load.residency import resident
 from understudy.order import Order
 from understudy.train import checkpoint, precision
-from understudy.train.config import FREE, ParallelConfig, TrainConfig
+from understudy.train.changes import review
+from understudy.train.config import ParallelConfig, TrainConfig
 from understudy.train.data import RunData, fingerprint, normalisation, open_data
+from understudy.train.export import initial
 from understudy.train.pace import Pace, loader_of
 from understudy.train.parallel import Mesh, joined
 from understudy.train.rundir import RunDir, write_whole
 from understudy.train.saver import Saver
 from understudy.train.settings import ConfigError, differences, dump_yaml, plain, validate
-from understudy.train.signals import Stop, stop_signals
+from understudy.train.signals import Stop, Stopped, stop_signals
 from understudy.train.trackers import Log
 from understudy.train.training import Training, begun
 
@@ -41,86 +43,97 @@ DONE, STOPPED = 0, 75
 def train(config: TrainConfig) -> int:
     """Start a new run in `config.out` and carry it to its end; every process of the run calls this.
 
-    Returns DONE, or STOPPED when a signal asked for it (there is then a checkpoint to resume from).
+    Returns DONE, or STOPPED when a signal or the file RUN/STOP asked for it: `resume` then goes on from there.
 
     Raises:
         ConfigError: there is a run in that folder already, or the settings do not go with the processes; on all ranks.
         DatasetError: the dataset cannot be used. RankError: another process failed or went away.
     """
     run, config = RunDir(Path(config.out)), config.resolved()
-    with joined(config) as mesh, _alone_there(run, config, mesh):
+
+    def work(mesh: Mesh, stop: Stop) -> int:
         mesh.first(run.refuse_existing)
         with mesh.together():
             data = open_data(config)
+        mesh.first(lambda: run.begin(config, _decided(config, data)))
+        return _carry_on(run, config, data, mesh, stop)
 
-        def prepare() -> None:
-            frozen = {
-                "order": json.loads(data.order(config).to_json()),
-                "dataset": fingerprint(data),
-                "normalisation": normalisation(data, config.data.normalise),
-                "settings": plain(config),
-            }
-            run.begin(config, json.dumps(frozen, indent=2))
-
-        mesh.first(prepare)
-        return _carry_on(run, config, data, mesh)
+    return _together(run, config, work)
 
 
 def resume(config: TrainConfig) -> int:
     """Carry on the run in `config.out` from its latest checkpoint, at the exact next sample.
 
-    `config` is the run's own (`RunDir.settings`), changed at most in the settings of `FREE`.
+    `config` is the run's own (`RunDir.settings`), or changed; what changes and what follows from it is told before
+    anything is trained (`changes.py`).
 
     Raises:
-        ConfigError: another setting, or the dataset, is not what it was; lists each difference.
+        ConfigError: with other settings it would be another run, or the dataset is not what it was; lists each
+            difference.
     """
     run = RunDir(Path(config.out))
     run.settings()  # or there is nothing to lock
-    with joined(config) as mesh, _alone_there(run, config, mesh):
+
+    def work(mesh: Mesh, stop: Stop) -> int:
         with mesh.together():
-            changed, data = _checked(run, config, told=mesh.rank == 0)
+            changed, data = _checked(run, config, mesh)
         if changed:
             mesh.first(lambda: write_whole(run.config, dump_yaml(config)))
-        return _carry_on(run, config, data, mesh)
+        return _carry_on(run, config, data, mesh, stop)
+
+    return _together(run, config, work)
 
 
-def _checked(run: RunDir, config: TrainConfig, told: bool) -> tuple[bool, RunData]:
+def _together(run: RunDir, config: TrainConfig, work: Callable[[Mesh, Stop], int]) -> int:
+    """`work` with the other processes, alone in the run's folder, and stoppable from the first moment on."""
+    try:
+        with stop_signals(at_once=True) as stop, joined(config) as mesh, _alone_there(run, config, mesh):
+            stop.at_once = mesh.world == 1  # several have to agree
+            if mesh.rank == 0:
+                run.stop.unlink(missing_ok=True)  # an old one, or the run would stop at once
+                stop.file = run.stop
+            return work(mesh, stop)
+    except Stopped as asked:
+        verb = f"resume {run.root}" if run.config.exists() else f"train --out {run.root} …"
+        print(f"stopped by {asked} before the first step: understudy {verb} starts where this did", file=sys.stderr)
+        return STOPPED
+
+
+def _decided(config: TrainConfig, data: RunData) -> dict[str, Any]:
+    """What the beginning of a run decides for good: order.json."""
+    computed, network = normalisation(data, config.data.normalise), data.policy_config(config)
+    first = initial(config.init_from, network) if config.init_from else None
+    return {
+        "order": json.loads(data.order(config).to_json()),
+        "dataset": fingerprint(data),
+        "normalisation": first.normalisation if first else computed,
+        "policy": asdict(network),
+        "init": first.digest if first else None,
+        "settings": plain(config),
+    }
+
+
+def _checked(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[bool, RunData]:
     """Whether settings changed, and the data; raises as `resume` does, and tells the changes."""
-    saved, frozen = run.settings(), _frozen(run)
-    # Against those of the beginning, not against config.yaml: a person may have edited that.
-    began = differences(validate(TrainConfig, frozen["settings"], where=run.order), config)
-    refused = [f"{path}: {old} -> {new}" for path, (old, new) in began.items() if path not in FREE]
-    if refused:
-        raise ConfigError(_listed(f"{run.root}: a run cannot go on with other settings", refused))
+    frozen, latest = run.frozen(), checkpoint.latest(run.checkpoints)
+    state = checkpoint.read_state(latest) if latest is not None else None
+    # Not against config.yaml: a person may have edited that.
+    then = validate(TrainConfig, (state or frozen)["settings"], where=latest or run.order)
+    here = {"world": mesh.world, "versions": _versions()}
+    lines = review(run.root, replace(then, out=config.out), config, state, here)
     data = open_data(config)
-    then, now = frozen["dataset"], fingerprint(data)
+    before, now = frozen["dataset"], fingerprint(data)
     moved = [
-        f"{name}: {then.get(name)} -> {now.get(name)}" for name in {**then, **now} if then.get(name) != now.get(name)
+        f"  {name}: {before.get(name)} -> {now.get(name)}"
+        for name in {**before, **now}
+        if before.get(name) != now.get(name)
     ]
     if moved:
-        raise ConfigError(_listed(f"{run.root}: the dataset is not the one that the run was started on", moved))
-    changed = differences(saved, config)
-    for path, (old, new) in changed.items() if told else ():
-        print(f"resume: {path}: {old} -> {new}", file=sys.stderr)
-    if told and "steps" in changed and config.schedule.kind != "constant":
-        end = config.schedule.steps
-        print(f"resume: the learning rate still ends its decay at step {end}, and stays there", file=sys.stderr)
-    return bool(changed), data
-
-
-def _frozen(run: RunDir) -> dict[str, Any]:
-    """What was decided when the run began. Raises ConfigError when it is not there any more, or damaged."""
-    try:
-        content = json.loads(run.order.read_text(encoding="utf-8"))
-        if missing := {"order", "dataset", "normalisation", "settings"} - set(content):
-            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{run.order}: cannot be read ({error}); put it back, or start a new run") from error
-    return dict(content)
-
-
-def _listed(what: str, lines: list[str]) -> str:
-    return "\n".join([f"{what}; start a new one with another --out", *(f"  {line}" for line in lines)])
+        head = f"{run.root}: the dataset is not the one that the run was started on; start a new one with another --out"
+        raise ConfigError("\n".join([head, *moved]))
+    for line in lines if mesh.rank == 0 else ():
+        print(f"resume: {line}", file=sys.stderr)
+    return bool(differences(run.settings(), config)), data
 
 
 def judge(root: Path) -> dict[str, Any]:
@@ -137,7 +150,7 @@ def judge(root: Path) -> dict[str, Any]:
     config = replace(config, parallel=ParallelConfig(timeout=config.parallel.timeout))  # by however many we are now
     with joined(config) as mesh:
         with mesh.together():
-            data, frozen = open_data(config), _frozen(run)
+            data, frozen = open_data(config), run.frozen()
         if data.held_out is None:
             raise ConfigError(f"{root}: nothing is held out (data.val_fraction is 0)")
         training = begun(config, data, frozen["normalisation"], mesh)
@@ -166,21 +179,22 @@ def _alone_there(run: RunDir, config: TrainConfig, mesh: Mesh) -> Iterator[None]
             held.close()
 
 
-def _carry_on(run: RunDir, config: TrainConfig, data: RunData, mesh: Mesh) -> int:
+def _carry_on(run: RunDir, config: TrainConfig, data: RunData, mesh: Mesh, stop: Stop) -> int:
     """From the latest checkpoint, or from nothing, to the end."""
     torch.set_num_threads(config.threads)
+    latest, position = mesh.first(lambda: checkpoint.latest(run.checkpoints)), 0
     with mesh.together():
-        saved = _frozen(run)
+        saved = run.frozen()
         try:
-            order = Order.from_json(saved["order"], [data.training])
+            order = Order.from_json(saved["order"], [data.training]).rebatched(config.batch)
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(f"{run.order}: {error}") from error
-    training = begun(config, data, saved["normalisation"], mesh)
+        weights = _first_weights(config, data, saved) if latest is None else None
+    training = begun(config, data, saved["normalisation"], mesh, weights)
     if mesh.rank == 0:
         print(_table(training), file=sys.stderr)
-    best = "loss" if config.keep_best else None
+    best = config.keep_best if config.keep_best != "none" else None
     with closing(Saver(run.checkpoints, keep=config.keep, best_by=best, background=config.async_save)) as saver:
-        latest, position = mesh.first(lambda: checkpoint.latest(run.checkpoints)), 0
         if latest is not None:
             state = _loaded(training, saver, latest)
             training.step, position = state["step"], state["position"]
@@ -188,12 +202,14 @@ def _carry_on(run: RunDir, config: TrainConfig, data: RunData, mesh: Mesh) -> in
                 print(f"resume: from {latest.name}, position {position}", file=sys.stderr)
         with mesh.together():
             log = Log(run, config, training.step, writes=mesh.rank == 0)
-        with closing(log), loader_of(config, data, order, mesh, position) as loader, stop_signals() as stop:
+        with closing(log), loader_of(config, data, order, mesh, position) as loader:
             saver.prune()
+            stop.at_once = False  # from here on there is something to save
             _loop(training, data, loader, saver, log, stop)
             saver.wait()
     if training.step < config.steps:
         if mesh.rank == 0:
+            run.stop.unlink(missing_ok=True)
             print(f"stopped at step {training.step} of {config.steps}: understudy resume {run.root}", file=sys.stderr)
         return STOPPED
     _hand_out(training, run)
@@ -212,7 +228,7 @@ def _loop(training: Training, data: RunData, loader: Loader, saver: Saver, log: 
     """Steps until the end or a signal. Within a step: compute, log, validate, checkpoint, in this sequence."""
     config, mesh = training.config, training.mesh
     held_out = resident(data.held_out, loader.spare)[0] if data.held_out is not None else None
-    if training.step >= config.steps:
+    if training.step >= config.steps or mesh.any(stop.asked):
         return
     with Pace(training, loader, log) as pace:
         while True:
@@ -232,7 +248,7 @@ def _loop(training: Training, data: RunData, loader: Loader, saver: Saver, log: 
             if judge_now and held_out is not None:
                 judged = training.judged(held_out)
                 log.log(training.step, {"kind": "val", **judged})
-            if save:
+            if save or saver.improves(judged):
                 log.sync()  # what a checkpoint stands for is on disk before the checkpoint is
                 saver.save(training.step, training.tensors(), _state(config, mesh, loader.position, judged))
             if last:
@@ -256,14 +272,18 @@ def _due(step: int, every: int) -> bool:
     return step % every == 0
 
 
+def _first_weights(config: TrainConfig, data: RunData, saved: Mapping[str, Any]) -> Mapping[str, torch.Tensor] | None:
+    """Those of the exported policy that the run begins from, if it does. Raises ConfigError when it is another now."""
+    if not config.init_from:
+        return None
+    first = initial(config.init_from, data.policy_config(config))
+    if first.digest != saved["init"]:
+        raise ConfigError(f"init_from: {config.init_from} is not the policy any more that the run began with")
+    return first.weights
+
+
 def _state(config: TrainConfig, mesh: Mesh, position: int, judged: Mapping[str, Any]) -> dict[str, Any]:
     """What a checkpoint says besides its tensors."""
-    versions = {
-        "understudy": understudy.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
     return {
         "position": position,
         "seed": config.seed,
@@ -271,7 +291,16 @@ def _state(config: TrainConfig, mesh: Mesh, position: int, judged: Mapping[str, 
         "batch": config.batch,
         "settings": plain(config),
         "judged": {name: judged[name] for name in ("loss", "macro") if name in judged},
-        "versions": versions,
+        "versions": _versions(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "understudy": understudy.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
     }
 
 

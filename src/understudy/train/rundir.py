@@ -1,22 +1,30 @@
 """The run directory: where a run's files lie, and how they are written so that no kill leaves a torn one.
 
     config.yaml     every setting, resolved
-    order.json      the frozen order, the dataset's fingerprint, the normalisation
+    order.json      what was decided when the run began: order, dataset's fingerprint, normalisation, policy, settings
     metrics.jsonl   what was measured, one JSON object a line (`metrics.py`)
     checkpoints/    step-00001000/ … (`checkpoint.py`)
     policy/         what a robot loads
     report.html     what a person reads
+    STOP            if someone makes it: stop as at a signal (`signals.py`); the run removes it
 
 Not here: what stands in those files.
 """
 
+import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from understudy.train.config import TrainConfig
 from understudy.train.settings import ConfigError, dump_yaml, load
+
+FORMAT = 2
+"""Version of a run directory; another one is refused. 1 did not say its version, and had a single process."""
+
+FROZEN = {"format", "order", "dataset", "normalisation", "policy", "settings"}
 
 
 @dataclass(frozen=True)
@@ -49,12 +57,37 @@ class RunDir:
     def report(self) -> Path:
         return self.root / "report.html"
 
+    @property
+    def stop(self) -> Path:
+        return self.root / "STOP"
+
+    def frozen(self) -> dict[str, Any]:
+        """order.json. Raises ConfigError when it is not there any more, damaged, or of another version."""
+        try:
+            content = json.loads(self.order.read_text(encoding="utf-8"))
+            old = {"order", "dataset", "normalisation", "settings"} <= set(content)
+            version = content.get("format", 1 if old else FORMAT)
+            if version == FORMAT and (missing := FROZEN - set(content)):
+                raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{self.order}: cannot be read ({error}); put it back, or start a new run") from error
+        if version != FORMAT:
+            raise ConfigError(
+                f"{self.root}: a run of format {version}, this version of understudy carries on format {FORMAT}: "
+                "carry on with the version that began it, or start a new run"
+            )
+        return dict(content)
+
     def settings(self) -> TrainConfig:
-        """The run's settings, with `out` where the run lies now. Raises ConfigError when there is no run."""
+        """The run's settings, with `out` where the run lies now.
+
+        Raises ConfigError when there is no run, or one of another version (whose settings might mean something else).
+        """
         if not self.config.is_file():
             raise ConfigError(
                 f"{self.root}: no run here (no config.yaml); `understudy train --out {self.root}` starts one"
             )
+        self.frozen()
         return replace(load(TrainConfig, self.config), out=str(self.root))
 
     def refuse_existing(self) -> None:
@@ -65,14 +98,17 @@ class RunDir:
                 "another --out starts a new one"
             )
 
-    def begin(self, config: TrainConfig, order: str) -> None:
+    def begin(self, config: TrainConfig, frozen: Mapping[str, Any]) -> None:
         """Write what makes this folder a run. config.yaml comes last: where it stands, the rest is complete.
 
-        Raises ConfigError when there is a run already.
+        Args:
+            frozen: for order.json, what `FROZEN` names but the format.
+        Raises:
+            ConfigError: there is a run already.
         """
         self.refuse_existing()
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        write_whole(self.order, order)
+        write_whole(self.order, json.dumps({"format": FORMAT, **frozen}, indent=2))
         write_whole(self.config, dump_yaml(config))
 
     def lock(self) -> IO[str]:

@@ -12,6 +12,7 @@ stop flag, each step), and then calls `wait`. Not here: how a checkpoint is writ
 import threading
 import warnings
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class Saver:
         self._folder, self._keep, self._best_by = folder, keep, best_by
         self.group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self._background = background
+        self._best = inf if best_by is None else checkpoint.agreed(self.group, lambda: _best(folder, best_by))
         self._stager: Any = None
         self._thread: threading.Thread | None = None
         self._error: CheckpointError | None = None
@@ -44,6 +46,10 @@ class Saver:
     def failed(self) -> bool:
         """This rank knows that the save in flight has failed."""
         return self._error is not None
+
+    def improves(self, judged: Mapping[str, Any]) -> bool:
+        """Whether a validation, the same on all ranks, is better than that of every checkpoint so far: worth one."""
+        return self._best_by is not None and judged.get(self._best_by, inf) < self._best
 
     def load(self, path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """`checkpoint.load` on this saver's group."""
@@ -56,6 +62,8 @@ class Saver:
             CheckpointError: this save failed or, in the background, the one before; on every rank.
         """
         self.wait()
+        if self._best_by is not None:
+            self._best = min(self._best, state.get("judged", {}).get(self._best_by, inf))
         if not self._background:
             self._write(step, tensors, state)
             return
@@ -106,3 +114,8 @@ class Saver:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             return dict(self._stager.stage(dict(tensors)))
+
+
+def _best(folder: Path, metric: str) -> float:
+    path = checkpoint.best(folder, metric)
+    return inf if path is None else float(checkpoint.read_state(path)["judged"][metric])

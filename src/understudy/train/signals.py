@@ -1,4 +1,8 @@
-"""Being asked to stop: a signal sets a flag, the loop looks at it between two steps. Nothing is ever cut in half."""
+"""Being asked to stop, by a signal or by a file: noted, and looked at between two steps. Nothing is cut in half.
+
+Before the first step, while data is being opened, there is nothing to save: a process on its own then leaves at once.
+Not here: how ranks agree on the step at which they stop (`run.py`).
+"""
 
 import os
 import signal
@@ -6,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -15,20 +19,33 @@ SAME = 5.0
 the scheduler and from its launcher, who hands on what it was told."""
 
 
-@dataclass
-class Stop:
-    """Whether a signal has asked the run to stop."""
+class Stopped(BaseException):
+    """Asked to stop where nothing needs to be saved first. As KeyboardInterrupt no Exception: nobody may swallow it."""
 
-    asked: bool = False
+
+class Stop:
+    """Whether the run has been asked to stop.
+
+    Attributes:
+        at_once: a request raises `Stopped` where it finds the process, instead of being noted.
+        file: a file that is such a request too, for where signals do not reach (containers); None: none.
+    """
+
+    def __init__(self, at_once: bool, file: Path | None) -> None:
+        self.at_once, self.file, self.noted = at_once, file, False
+
+    @property
+    def asked(self) -> bool:
+        return self.noted or (self.file is not None and self.file.exists())
 
 
 @contextmanager
-def stop_signals() -> Iterator[Stop]:
-    """While this lasts, SIGTERM, SIGINT and SIGUSR1 ask for a stop; a second request acts as the signal always does.
+def stop_signals(*, at_once: bool = False, file: Path | None = None) -> Iterator[Stop]:
+    """While this lasts, SIGTERM, SIGINT and SIGUSR1 ask for a stop; a second request acts as the signal did before.
 
-    Signals reach the main thread alone, so in any other thread this changes nothing.
+    Signals reach the main thread alone, so in any other thread they change nothing.
     """
-    stop = Stop()
+    stop = Stop(at_once, file)
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
@@ -38,8 +55,10 @@ def stop_signals() -> Iterator[Stop]:
 
     def ask(number: int, _: FrameType | None) -> None:
         nonlocal first
-        if not stop.asked:
-            stop.asked, first = True, time.monotonic()
+        if not stop.noted:
+            stop.noted, first = True, time.monotonic()
+            if stop.at_once:
+                raise Stopped(signal.Signals(number).name)
         elif time.monotonic() - first > SAME:
             for each, handler in before.items():
                 signal.signal(each, handler)
