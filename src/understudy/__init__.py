@@ -19,6 +19,7 @@ _WHERE = {
     "Loader": "understudy.load.loader",
     "MasterWeights": "understudy.train.master",
     "Order": "understudy.order",
+    "Remote": "understudy.data.remote.settings",
     "sample_rng": "understudy.order",
 }
 
@@ -32,6 +33,7 @@ __all__ = [
     "Loader",
     "MasterWeights",
     "Order",
+    "Remote",
     "__version__",
     "sample_rng",
 ]
@@ -39,6 +41,7 @@ __all__ = [
 if TYPE_CHECKING:
     from understudy.data.catalog import Catalog
     from understudy.data.errors import DatasetError
+    from understudy.data.remote.settings import Remote
     from understudy.data.samples import EpisodeDataset
     from understudy.data.write import EpisodeWriter
     from understudy.load.loader import Loader

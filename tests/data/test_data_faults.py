@@ -221,7 +221,7 @@ def test_no_permission(copy: Callable[[str], Path], monkeypatch: pytest.MonkeyPa
         return real(path, *rest, **named)
 
     data = EpisodeDataset(root, keys=["action"])
-    pictures = EpisodeDataset(root)
+    pictures = EpisodeDataset(root, keys=["action", TOP])
     pictures._rows.take(np.arange(3), {"action": np.zeros(3, np.int64)})  # the rows are in memory, the video is not
     monkeypatch.setattr("builtins.open", forbidding)
     refused(lambda: data.sample(1, 0), "episode_000001.parquet", "episode 1", "permission")
@@ -314,15 +314,15 @@ def test_sizes_that_differ_in_a_batch(copy: Callable[[str], Path]) -> None:
     refused(lambda: data.batch(np.asarray([0, 1]), np.asarray([0, 0])), "episode_000001.mp4", "64x64", "32x16")
 
 
-def test_videos_are_local(written: dict[str, tuple[Path, Truth]]) -> None:
+def test_videos_elsewhere_are_those_here(written: dict[str, tuple[Path, Truth]]) -> None:
     import fsspec
 
     root = written["v3.0"][0]
     for path in (p for p in root.rglob("*") if p.is_file()):
         fsspec.filesystem("memory").pipe(f"/faults/{path.relative_to(root)}", path.read_bytes())
-    refused(lambda: EpisodeDataset("memory://faults")[0], "memory://faults", "local")
-    sample = EpisodeDataset("memory://faults", keys=["action", PNG])[5]
-    assert identity(sample[PNG].numpy()) == (1, 1, 1)
+    here, there = EpisodeDataset(root), EpisodeDataset("memory://faults")
+    for key, value in here[5].items():
+        assert torch.equal(there[5][key], value) if isinstance(value, torch.Tensor) else there[5][key] == value
 
 
 # Pictures in the rows

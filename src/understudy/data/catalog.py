@@ -19,6 +19,7 @@ from understudy.data.files import Files
 from understudy.data.jsonlines import read_json
 from understudy.data.layout import EpisodeTable, FileTable, Videos
 from understudy.data.recorded_stats import PER_EPISODE, Stats, read_stats
+from understudy.data.remote.settings import Remote
 
 INFO = "meta/info.json"
 VERSIONS = {"v2.0": lerobot_v2, "v2.1": lerobot_v2, "v3.0": lerobot_v3, "v3.1": lerobot_v3}
@@ -53,15 +54,18 @@ class Catalog:
     left_out: Mapping[str, str]
 
     @classmethod
-    def open(cls, root: "str | os.PathLike[str] | Catalog") -> "Catalog":
-        """Read the metadata of the dataset at a path or fsspec URL.
+    def open(cls, root: "str | os.PathLike[str] | Catalog", remote: Remote | None = None) -> "Catalog":
+        """Read the metadata of the dataset at a path or fsspec URL (`https://`, `s3://`, `hf://datasets/...`, ...).
+
+        Args:
+            remote: how a dataset that is not on this machine is read (credentials, cache folder, deadlines).
 
         Raises:
             DatasetError: there is no dataset, its version is not one of those above, or its metadata is broken.
         """
         if isinstance(root, Catalog):
             return root
-        files = Files(root)
+        files = Files(root, remote)
         if files.is_local and not files.exists(INFO):
             there = "there is no meta/info.json" if files.exists("") else "there is no such folder"
             raise DatasetError(

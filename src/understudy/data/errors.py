@@ -14,8 +14,12 @@ class DatasetError(ValueError):
         super().__init__(f"{text} ({fix})" if fix else text)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (self.what, self.where, self.fix))
+        return (_rebuild, (type(self), self.what, self.where, self.fix))
 
 
-def _rebuild(what: str, where: object, fix: str) -> DatasetError:
-    return DatasetError(what, where=where, fix=fix)
+class MissingFile(DatasetError):
+    """There is no such file: the one failure that may be an answer."""
+
+
+def _rebuild(kind: type[DatasetError], what: str, where: object, fix: str) -> DatasetError:
+    return kind(what, where=where, fix=fix)

@@ -32,9 +32,6 @@ def examine(catalog: Catalog, limit: int | None = None) -> Iterator[str]:
         yield from _tried(rows.notes, partial(rows.check, row))
         yield from _tried([], partial(stored.check, row))
     for camera, videos in catalog.episodes.videos.items():
-        if not catalog.files.is_local:
-            yield f"{camera}: its videos were not opened, which takes a local folder"
-            continue
         for row in _first_rows(videos.file, with_frames & (videos.file >= 0), limit):
             yield from _tried(pictures.notes, partial(pictures.reader, camera, row))
             pictures.close()

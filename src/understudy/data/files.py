@@ -1,76 +1,96 @@
 """Every byte of a dataset comes through here: one root (a folder, or any fsspec URL), paths relative to it.
 
-A local root uses the operating system directly; any other root goes through fsspec. Whatever a file system or a
-library says about a broken file leaves here as one `DatasetError`. Not here: caches, retries, byte ranges, or what a
+A local root uses the operating system directly; any other goes through `remote/`, which fetches each byte once per
+host. Whatever a file system or a library says about a broken file leaves here as one `DatasetError`. Not here: what a
 file means.
 """
 
+from __future__ import annotations
+
 import os
+import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import PurePosixPath
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy.data.errors import DatasetError
-from understudy.data.sources import ByteSource, LocalSource
+from understudy.data.errors import DatasetError, MissingFile
+from understudy.data.sources import ByteSource, LocalSource, as_file
 
+if TYPE_CHECKING:  # nothing of it is loaded for a folder of this machine
+    from understudy.data.remote.settings import Remote
+    from understudy.data.remote.source import Elsewhere
+
+_BUFFER = 1 << 16  # of a file elsewhere; smaller ones come whole when they are opened
 _RESTORE = "restore the file or download the dataset again"
 _ALLOW = "change its owner or mode"
 
 
 class Files:
-    """The files of one dataset. Pickles as its root alone.
+    """The files of one dataset. Pickles as its root, with what pins it to one version of what lies there.
 
     Args:
         root: a path, `file://` URL, or any URL fsspec knows (`memory://`, `https://`, `s3://`, `hf://`).
+        remote: how a root that is not on this machine is read.
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], remote: Remote | None = None) -> None:
         text = os.fspath(root)
         if text.startswith("file://"):
             text = unquote(urlsplit(text).path)
         self.is_local = "://" not in text
         self.root = os.path.abspath(os.path.expanduser(text)) if self.is_local else text.rstrip("/")
-        self._fs: Any = None
-        self._base = ""
+        self.remote = remote
+        self._pin = ""
+        self._forget()
 
-    def __getstate__(self) -> str:
-        return self.root
+    def _forget(self) -> None:
+        self._elsewhere: Elsewhere | None = None
+        self._lock = threading.Lock()
+        _alive.add(self)
 
-    def __setstate__(self, root: str) -> None:
-        self.__init__(root)  # type: ignore[misc]
+    def _now(self) -> str:
+        """What pins the root to one version of what lies there."""
+        return self._pin if self._elsewhere is None else self._elsewhere.store.pin
+
+    def __getstate__(self) -> tuple[object, ...]:
+        return self.root, self.remote, self._now()
+
+    def __setstate__(self, state: tuple[str, Remote | None, str]) -> None:
+        root, remote, pin = state
+        self.__init__(root, remote)  # type: ignore[misc]
+        self._pin = pin
 
     def where(self, path: str) -> str:
         """The full name of a file, for people."""
         return f"{self.root}/{path}" if path else self.root
 
-    def _remote(self, path: str) -> tuple[Any, str]:
-        if self._fs is None:
-            from fsspec.core import url_to_fs
+    @property
+    def elsewhere(self) -> Elsewhere:
+        """The root, where it is not on this machine; of this process alone."""
+        with self._lock:
+            if self._elsewhere is None:
+                from understudy.data.remote.settings import Remote
+                from understudy.data.remote.source import Elsewhere
 
-            with guard(
-                self.root, "this address cannot be opened", "check the URL and that its fsspec driver is installed"
-            ):
-                self._fs, self._base = url_to_fs(self.root)
-        return self._fs, f"{self._base.rstrip('/')}/{path}" if path else self._base
+                self._elsewhere = Elsewhere(self.root, self.remote or Remote(), self._pin)
+            return self._elsewhere
 
     def open(self, path: str) -> BinaryIO:
         """Open a file for reading at any place. Raises DatasetError naming it when that cannot be."""
         where = self.where(path)
+        if not self.is_local:
+            return as_file(self._whole(path), _BUFFER)
         try:
-            if self.is_local:
-                if os.path.exists(where) and not os.path.isfile(where) and not os.path.isdir(where):
-                    raise DatasetError("neither a file nor a folder", where=where, fix=_RESTORE)  # a pipe would wait
-                return open(where, "rb")
-            fs, full = self._remote(path)
-            handle: BinaryIO = fs.open(full, "rb")
-            return handle
+            if os.path.exists(where) and not os.path.isfile(where) and not os.path.isdir(where):
+                raise DatasetError("neither a file nor a folder", where=where, fix=_RESTORE)  # a pipe would wait
+            return open(where, "rb")
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise DatasetError("this file is not there", where=where, fix=_RESTORE) from error
+            raise MissingFile("this file is not there", where=where, fix=_RESTORE) from error
         except IsADirectoryError as error:
             raise DatasetError("a folder lies where a file should be", where=where, fix=_RESTORE) from error
         except PermissionError as error:
@@ -80,17 +100,34 @@ class Files:
         except Exception as error:
             raise DatasetError(f"cannot be opened: {_short(error)}", where=where, fix=_RESTORE) from error
 
+    def _whole(self, path: str) -> ByteSource:
+        """A file of a root elsewhere that will be read whole: it comes in parts, several at a time."""
+        from understudy.data.remote.source import RemoteSource
+
+        source = RemoteSource(self, path)
+        if source.size > _BUFFER:
+            source.prefetch_all()
+        return source
+
     def source(self, path: str) -> ByteSource:
         """A file to read by place, pinned to what it is now. Raises DatasetError where it cannot be opened."""
+        if not self.is_local:
+            from understudy.data.remote.source import RemoteSource
+
+            return RemoteSource(self, path)
         self.open(path).close()  # says what is wrong with a folder or a forbidden file, in plain words
-        if self.is_local:
-            return LocalSource(self.where(path))
-        raise DatasetError("videos are read from a local folder only", where=self.where(path), fix="copy it to disk")
+        return LocalSource(self.where(path))
 
     @property
     def latency(self) -> float:
-        """Seconds from asking for a span to having it, measured; 0 on this machine."""
-        return 0.0
+        """Seconds from asking for a span of a file to having it, as lately measured (nine of ten took no longer); 0 on
+        this machine, and before anything was fetched."""
+        return 0.0 if self._elsewhere is None else self._elsewhere.latency.seconds
+
+    def close(self) -> None:
+        """Stop fetching ahead and leave no thread behind. Reading may go on."""
+        if self._elsewhere is not None:
+            self._elsewhere.close()
 
     def read(self, path: str) -> bytes:
         """The whole content of a small file."""
@@ -98,17 +135,24 @@ class Files:
             return handle.read()
 
     def exists(self, path: str) -> bool:
-        """Whether a file or folder of that name is there (False where that cannot be found out). Raises DatasetError
-        where looking is forbidden, which is not the same as nothing there."""
+        """Whether a file or folder of that name is there (plain HTTP knows no folders). Raises DatasetError where that
+        cannot be found out: forbidden, or no answer, is not the same as nothing there."""
+        if not self.is_local:
+            folder, _, name = path.rpartition("/")
+            listed = self.entries(folder)
+            if listed is not None:
+                return any(name == entry for entry, _ in listed)
+            try:
+                self.elsewhere.stat(path)
+            except MissingFile:
+                return False
+            return True
         try:
-            if self.is_local:
-                os.stat(self.where(path))
-                return True
-            fs, full = self._remote(path)
-            return bool(fs.exists(full))
+            os.stat(self.where(path))
+            return True
         except PermissionError as error:
             raise DatasetError("no permission to look there", where=self.where(path), fix=_ALLOW) from error
-        except Exception:  # opening the file will say what is wrong
+        except OSError:  # opening the file will say what is wrong
             return False
 
     def entries(self, folder: str) -> list[tuple[str, bool]] | None:
@@ -127,15 +171,7 @@ class Files:
                 raise DatasetError(
                     f"this folder cannot be listed: {_short(error)}", where=self.where(folder)
                 ) from error
-        fs, full = self._remote(folder)
-        try:
-            found = fs.ls(full, detail=True)
-        except FileNotFoundError:
-            return None if _cannot_list(fs) else []
-        except Exception:
-            return None
-        named = [(PurePosixPath(str(e["name"]).rstrip("/")).name, e.get("type") == "directory") for e in found]
-        return sorted(named)
+        return self.elsewhere.store.entries(folder)
 
     @contextmanager
     def parquet(self, path: str) -> Iterator[pq.ParquetFile]:
@@ -180,6 +216,13 @@ def _short(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 
 
-def _cannot_list(fs: Any) -> bool:
-    protocol = fs.protocol if isinstance(fs.protocol, (tuple, list)) else (fs.protocol,)
-    return "http" in protocol or "https" in protocol
+_alive: weakref.WeakSet[Files] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for files in list(_alive):  # threads, connections and locks are the parent's
+        files._pin = files._now()
+        files._forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -13,7 +13,7 @@ from collections import OrderedDict
 import numpy as np
 
 from understudy.data.catalog import Catalog
-from understudy.data.errors import DatasetError
+from understudy.data.errors import DatasetError, MissingFile
 from understudy.data.files import renamed
 from understudy.data.video import VideoReader, open_video
 
@@ -159,12 +159,15 @@ class Pictures:
         files = self.catalog.files
         path = self.catalog.video_path(camera, row)
         where = self.where(camera, row)
-        if not files.exists(path):
-            raise DatasetError(
-                "this video is not there", where=where, fix=f"restore it, or leave the key {camera!r} out"
-            )
+        try:
+            source = files.source(path)
+        except MissingFile as error:
+            fix = f"restore it, or leave the key {camera!r} out"
+            raise DatasetError("this video is not there", where=where, fix=fix) from error
+        except DatasetError as error:
+            raise DatasetError(error.what, where=where, fix=error.fix) from error
         with renamed(where):
-            reader = open_video(files.source(path), self.backend)
+            reader = open_video(source, self.backend)
         self._check_count(camera, file, reader, where)
         self._compare(camera, reader, where)
         with self._lock:

@@ -1,0 +1,406 @@
+"""What was read from elsewhere, kept on this host's disk: spans of files, shared by all its processes, within a budget.
+
+    <folder>/v1/objects/<key>/<start>-<end>-<crc32>     bytes [start, end) of one version of one file, complete
+                              <start>-<end>.claim       somebody is fetching these; locked while that somebody lives
+                              *.part                    being written; locked by its writer
+              v1/known/<hash>                             what a file was when it was last asked for (`source.py`)
+              v1/locks/<xx>                             held while claims are shared out, never during a transfer
+              v1/used                                   bytes in all spans, at least; locked while it changes
+
+Nothing is trusted because it is there. A span appears by a rename, under a name that holds its length and checksum, and
+is checked when a process first reads it; whatever a killed process leaves is either complete or has no lock, and is
+removed. The key is a hash of the address and version (etag, revision), so a changed source is another object. A span
+that somebody pinned is locked by him and never evicted; the rest goes by age of last use. Spans are what was fetched,
+not blocks of a fixed size, so that not one byte more is fetched than is needed. Not here: fetching (`source.py`).
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import itertools
+import os
+import threading
+import time
+import warnings
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from understudy.data.errors import DatasetError
+from understudy.data.remote import locks
+
+_STRIPES = 64
+_FRESH = 60.0  # seconds within which a span is not marked as used again
+_FULL = 0.5  # seconds for which a cache full of pinned spans is not searched again
+_PINS = 256  # spans that one process pins at most: each is an open file
+_number = itertools.count()
+
+
+@dataclass
+class _Span:
+    start: int
+    end: int
+    name: str
+    crc: int
+    verified: bool = False
+    used: float = 0.0
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The right to fetch [start, end), until it is given back."""
+
+    start: int
+    end: int
+    path: str
+    lock: int
+
+
+class DiskCache:
+    """The cache of a host, as seen by one process. Safe in threads, not across a fork; see the head of this file.
+
+    Args:
+        folder: made if it is not there.
+        budget: bytes. What does not fit is read without being kept.
+    """
+
+    def __init__(self, folder: str, budget: int) -> None:
+        self.folder, self.budget = os.path.join(folder, "v1"), budget
+        self._entries: dict[str, Entry] = {}
+        self._lock = threading.Lock()
+        self._full_until = 0.0
+        try:
+            for name in ("objects", "known", "locks"):
+                os.makedirs(os.path.join(self.folder, name), exist_ok=True)
+        except OSError as error:
+            what = f"the cache folder cannot be made: {error.strerror}"
+            raise DatasetError(what, where=folder, fix="name another with cache=") from error
+
+    def entry(self, key: str) -> Entry:
+        """What is kept of one version of one file."""
+        with self._lock:
+            return self._entries.setdefault(key, Entry(self, key))
+
+    def close(self) -> None:
+        """Unpin everything."""
+        with self._lock:
+            entries = list(self._entries.values())
+        for entry in entries:
+            entry.unpin_all()
+
+    def reserve(self, count: int) -> bool:
+        """Count bytes that the holder of a claim will write, making room for them; False where there is none."""
+        if count > self.budget:
+            return False
+        with self._used() as file:
+            said = os.pread(file, 32, 0)
+            used = int(said) if said.isdigit() else None
+            if used is not None and used + count <= self.budget:
+                fits, used = True, used + count
+            elif time.monotonic() < self._full_until:
+                return False
+            else:
+                used = self._evict(self.budget * 9 // 10)  # the claim is counted there
+                fits = used <= self.budget
+                if not fits:
+                    used -= count
+                    self._full_until = time.monotonic() + _FULL
+            os.pwrite(file, b"%032d" % used, 0)
+        return fits
+
+    def release(self, count: int) -> None:
+        """Take back a reservation of bytes that were not written."""
+        with self._used() as file:
+            said = os.pread(file, 32, 0)
+            if said.isdigit():
+                os.pwrite(file, b"%032d" % max(0, int(said) - count), 0)
+
+    @contextlib.contextmanager
+    def _used(self) -> Iterator[int]:
+        path = os.path.join(self.folder, "used")
+        with locks.holding(path) as file:
+            if file is None:
+                raise DatasetError("another process holds the cache's lock", where=path, fix="end that process")
+            yield file
+
+    def _evict(self, goal: int) -> int:
+        """Remove spans, those unused for longest first, until at most `goal` bytes are left, and what killed processes
+        left; the bytes that are there or being fetched. The caller holds the lock of `used`."""
+        total, spans = 0, []
+        for folder in _folders(os.path.join(self.folder, "objects")):
+            for entry in _entries(folder):
+                name = entry.name
+                if name.endswith((".part", ".claim")):
+                    if (number := locks.take(entry.path)) is not None:  # nobody's
+                        with contextlib.suppress(OSError):
+                            os.unlink(entry.path)
+                        locks.drop(number)
+                    elif name.endswith(".claim") and (whose := _claimed(name)):
+                        total += whose[1] - whose[0]
+                elif (span := _span(name)) is not None:
+                    with contextlib.suppress(OSError):
+                        spans.append((entry.stat().st_mtime, span.end - span.start, entry.path))
+                        total += span.end - span.start
+        spans.sort()
+        for _, size, path in spans:
+            if total <= goal:
+                break
+            if (number := locks.take(path)) is not None:  # else somebody pinned it
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+                    total -= size
+                locks.drop(number)
+                with contextlib.suppress(OSError):
+                    os.rmdir(os.path.dirname(path))  # the last of its file
+        return total
+
+
+class Entry:
+    """The spans of one version of one file."""
+
+    def __init__(self, cache: DiskCache, key: str) -> None:
+        self._cache = cache
+        self._folder = os.path.join(cache.folder, "objects", key[:2], key)
+        self._stripe = os.path.join(cache.folder, "locks", f"{zlib.crc32(key.encode()) % _STRIPES:02x}")
+        self._spans: list[_Span] = []  # by start; they may overlap
+        self._pins: dict[str, tuple[_Span, int]] = {}
+        self._changed = threading.Condition()
+
+    def take(self, offset: int, size: int) -> bytes | None:
+        """Bytes [offset, offset + size), or None when some of them are not here (as far as this process knows)."""
+        with self._changed:
+            spans = _cover(self._spans, offset, offset + size)
+        if spans is None:
+            return None
+        parts = []
+        for span, start, end in spans:
+            part = self._read(span, start, end)
+            if part is None:
+                return None
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _read(self, span: _Span, start: int, end: int) -> bytes | None:
+        path = os.path.join(self._folder, span.name)
+        try:
+            number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._forget(span)
+            return None
+        try:
+            if not span.verified:
+                whole = os.pread(number, span.end - span.start + 1, 0)
+                if len(whole) != span.end - span.start or zlib.crc32(whole) != span.crc:
+                    warnings.warn(f"{path}: damaged, fetched again", stacklevel=2)
+                    with contextlib.suppress(OSError):
+                        os.unlink(path)
+                    self._forget(span)
+                    return None
+                span.verified = True
+                data = whole[start - span.start : end - span.start]
+            else:
+                data = os.pread(number, end - start, start - span.start)
+            now = time.time()
+            if now - span.used > _FRESH:
+                os.utime(number)
+                span.used = now
+        except OSError:
+            self._forget(span)
+            return None
+        finally:
+            os.close(number)
+        if len(data) != end - start:
+            self._forget(span)
+            return None
+        return data
+
+    def _forget(self, span: _Span) -> None:
+        with self._changed:
+            self._spans = [other for other in self._spans if other.name != span.name]
+
+    def claim(self, offset: int, size: int, part: int) -> tuple[list[Claim], bool]:
+        """Claim what is not here of [offset, offset + size), in parts of at most `part` bytes; and whether something of
+        it is being fetched by others."""
+        claims: list[Claim] = []
+        with locks.holding(self._stripe) as held:
+            if held is None:
+                raise DatasetError("another process holds a lock", where=self._stripe, fix="end that process")
+            others = self._refresh()
+            busy = False
+            with self._changed:
+                gaps = _without([(offset, offset + size)], [(s.start, s.end) for s in self._spans])
+            for start, end, path in others:
+                if start < offset + size and offset < end and gaps:
+                    number = locks.take(path)
+                    if number is None:
+                        left = _without(gaps, [(start, end)])
+                        busy, gaps = busy or left != gaps, left
+                    else:  # its owner died
+                        os.unlink(path)
+                        locks.drop(number)
+            try:
+                for start, end in gaps:
+                    for begin in range(start, end, part):
+                        claims.append(self._claim(begin, min(begin + part, end)))
+            except BaseException:
+                for claim in claims:
+                    self.abandon(claim)
+                raise
+        return claims, busy
+
+    def _claim(self, start: int, end: int) -> Claim:
+        path = os.path.join(self._folder, f"{start:x}-{end:x}.claim")
+        for _ in range(100):
+            os.makedirs(self._folder, exist_ok=True)
+            if (number := locks.take(path, create=True)) is not None:  # None: the folder went, being empty
+                return Claim(start, end, path, number)
+            time.sleep(0.001)  # or an eviction looks whether the claim's owner lives
+        raise DatasetError("cannot be claimed", where=path, fix="look into the cache folder, or name another")
+
+    def _refresh(self) -> list[tuple[int, int, str]]:
+        """Look what is here; the claims of all (start, end, path)."""
+        claims, spans = [], []
+        for entry in _entries(self._folder):
+            if entry.name.endswith(".claim"):
+                if (whose := _claimed(entry.name)) is not None:
+                    claims.append((*whose, entry.path))
+            elif (span := _span(entry.name)) is not None:
+                spans.append(span)
+        with self._changed:
+            known = {span.name: span for span in self._spans}
+            self._spans = sorted((known.get(s.name, s) for s in spans), key=lambda s: (s.start, s.end))
+        return claims
+
+    def store(self, claim: Claim, data: bytes) -> None:
+        """Keep the bytes of a claim, which is given back, for which room was reserved."""
+        span = _Span(claim.start, claim.end, "", zlib.crc32(data), verified=True, used=time.time())
+        span.name = f"{span.start:x}-{span.end:x}-{span.crc:08x}"
+        part = os.path.join(self._folder, f"{os.getpid()}-{next(_number)}.part")
+        try:
+            number = locks.take(part, create=True)
+            if number is None:
+                raise FileNotFoundError(part)
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(number, view) :]
+                os.rename(part, os.path.join(self._folder, span.name))
+            finally:
+                locks.drop(number)
+        except OSError as error:  # a full disk costs speed, not samples
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+            self._cache.release(len(data))
+            if not isinstance(error, FileNotFoundError):
+                warnings.warn(f"{self._cache.folder}: cannot be written: {error.strerror}", stacklevel=2)
+        else:
+            with self._changed:
+                self._spans = sorted([*self._spans, span], key=lambda s: (s.start, s.end))
+        self.abandon(claim)
+
+    def abandon(self, claim: Claim) -> None:
+        """Give a claim back."""
+        with contextlib.suppress(OSError):
+            os.unlink(claim.path)
+        locks.drop(claim.lock)
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> None:
+        """Until something was stored by this process, or so long."""
+        with self._changed:
+            self._changed.wait(seconds)
+
+    def pin(self, offset: int, size: int) -> None:
+        """Keep what is here of [offset, offset + size) from being evicted by anybody, until it was read to its end."""
+        with self._changed:
+            inside = [s for s in self._spans if s.start < offset + size and offset < s.end and s.name not in self._pins]
+        for span in inside:
+            if len(self._pins) < _PINS:
+                number = locks.take(os.path.join(self._folder, span.name), shared=True)
+                if number is not None:
+                    with self._changed:
+                        number, spare = (None, number) if span.name in self._pins else (number, None)
+                        if number is not None:
+                            self._pins[span.name] = (span, number)
+                    if spare is not None:
+                        locks.drop(spare)
+
+    def unpin(self, offset: int, size: int) -> None:
+        """Let go of the spans that end in [offset, offset + size]: they were read to their end."""
+        if not self._pins:
+            return
+        with self._changed:
+            done = [name for name, (span, _) in self._pins.items() if offset < span.end <= offset + size]
+            numbers = [self._pins.pop(name)[1] for name in done]
+        for number in numbers:
+            locks.drop(number)
+
+    def unpin_all(self) -> None:
+        with self._changed:
+            numbers = [number for _, number in self._pins.values()]
+            self._pins.clear()
+        for number in numbers:
+            locks.drop(number)
+
+
+def _folders(root: str) -> Iterator[str]:
+    for outer in _entries(root):
+        yield from (inner.path for inner in _entries(outer.path))
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _span(name: str) -> _Span | None:
+    try:
+        start, end, crc = (int(part, 16) for part in name.split("-"))
+    except ValueError:
+        return None
+    return _Span(start, end, name, crc)
+
+
+def _claimed(name: str) -> tuple[int, int] | None:
+    try:
+        start, end = (int(part, 16) for part in name.removesuffix(".claim").split("-"))
+    except ValueError:
+        return None
+    return start, end
+
+
+def _cover(spans: list[_Span], start: int, end: int) -> list[tuple[_Span, int, int]] | None:
+    """Which span gives which part of [start, end), or None where some part is in none. `spans` are sorted by start."""
+    found = []
+    while start < end:
+        at = bisect.bisect_right(spans, start, key=lambda span: span.start)
+        span = next(
+            (spans[i] for i in range(at - 1, -1, -1) if spans[i].end > start), None
+        )  # nearly always the first of these
+        if span is None:
+            return None
+        stop = min(span.end, end)
+        found.append((span, start, stop))
+        start = stop
+    return found
+
+
+def _without(gaps: list[tuple[int, int]], there: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The intervals `gaps` less those of `there`."""
+    for begin, end in there:
+        left = []
+        for start, stop in gaps:
+            if end <= start or stop <= begin:
+                left.append((start, stop))
+                continue
+            if start < begin:
+                left.append((start, begin))
+            if end < stop:
+                left.append((end, stop))
+        gaps = left
+    return gaps

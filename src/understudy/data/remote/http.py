@@ -1,0 +1,242 @@
+"""One range of one file over HTTP, and what of the answer may be believed.
+
+`requests` carries the bytes (proxies, certificates, `.netrc` and redirects are its business); everything that decides
+whether they are the right bytes is here, because clients do not look: the range that was really sent, the total size,
+the etag, the length, no compression. Not here: trying again (`retry.py`), which address a path has (`stores.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from understudy.data.errors import DatasetError
+from understudy.data.remote.retry import Patience, Stopped, Transient
+
+_CHUNK = 1 << 18
+_SKIP = 1 << 20  # bytes of a whole file that are skipped to reach the range; a server that sends more is refused
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_UNSATISFIED = re.compile(r"bytes \*/(\d+)")
+_REFUSED_TRIES = 4  # in a row: then the server always does so
+_PASSING = {408, 421, 423, 425, 429}
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a file is asked for: `headers` go to the host of `url` only."""
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Bytes from the asked offset on, perhaps fewer than asked for, and what the server says of the file.
+
+    Attributes:
+        data: never empty unless the file is, or `unchanged`.
+        total: size of the file.
+        tag: its etag, else its time of change, else "".
+        modified, date: seconds since 1970 of the last change and of the answer, by the server's clock; 0 when unsaid.
+        final: the address that redirects led to.
+        unchanged: the file is still what the known tag said; nothing else is filled in.
+    """
+
+    data: bytes = b""
+    total: int = -1
+    tag: str = ""
+    modified: float = 0.0
+    date: float = 0.0
+    final: str = ""
+    unchanged: bool = False
+
+
+class Rejected(Exception):
+    """The server answered with a status that will not pass by itself."""
+
+    def __init__(self, status: int, where: str) -> None:
+        super().__init__(f"{status} from {where}")
+        self.status = status
+
+
+class HttpClient:
+    """Range requests with a connection per thread. Safe in threads and after a fork.
+
+    Args:
+        verify: of `requests`: False or a certificate bundle.
+    """
+
+    def __init__(self, verify: bool | str | None = None) -> None:
+        self._verify = verify
+        self._local = threading.local()
+        self._under_way: set[Any] = set()  # answers whose bytes are coming
+
+    def _session(self) -> Any:
+        if getattr(self._local, "pid", None) != os.getpid():
+            try:
+                import requests
+            except ImportError:
+                raise DatasetError("reading over HTTP needs requests", fix="pip install 'understudy[remote]'") from None
+            session = requests.Session()
+            session.mount("https://", requests.adapters.HTTPAdapter(pool_maxsize=4))
+            session.mount("http://", requests.adapters.HTTPAdapter(pool_maxsize=4))
+            self._local.session, self._local.pid = session, os.getpid()
+        return self._local.session
+
+    def get(
+        self, address: Address, offset: int, size: int, patience: Patience, stop: threading.Event, known: str = ""
+    ) -> Answer:
+        """Ask once for `size` > 0 bytes from `offset`.
+
+        Args:
+            known: a tag; if the file still has it, the answer is `unchanged`, without any bytes.
+
+        Raises:
+            Transient: may work later. Rejected: will not. Stopped: `stop` was set.
+        """
+        headers = {**address.headers, "Range": f"bytes={offset}-{offset + size - 1}", "Accept-Encoding": "identity"}
+        if known:
+            headers["If-None-Match" if known.startswith(('"', "W/")) else "If-Modified-Since"] = known
+        response = self._send(address.url, headers, patience)
+        self._under_way.add(response)
+        try:
+            if known and response.status_code == 304:
+                return Answer(unchanged=True, date=_time(response.headers.get("Date")))
+            return _checked(response, offset, size, patience, stop)
+        finally:
+            self._under_way.discard(response)
+            response.close()
+
+    def abort(self) -> None:
+        """End the answers under way, from any thread: their readers get what has come by now."""
+        for response in list(self._under_way):
+            with contextlib.suppress(Exception):  # it may just have ended by itself
+                response.raw.shutdown()
+
+    def _send(self, url: str, headers: dict[str, str], patience: Patience) -> Any:
+        session = self._session()
+        import requests
+
+        own = "Authorization" in headers
+        try:
+            return session.get(
+                url,
+                headers=headers,
+                stream=True,
+                timeout=(min(10.0, patience.stall), patience.stall),
+                verify=self._verify,
+                auth=(lambda request: request) if own else None,  # else .netrc would replace the header
+            )
+        except requests.exceptions.SSLError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise DatasetError("its certificate is not trusted", fix="set REQUESTS_CA_BUNDLE") from error
+            raise Transient(f"no safe connection ({_short(error)})") from error
+        except (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema) as error:
+            raise DatasetError(f"no address of the web: {_short(error)}", fix="check the URL") from error
+        except requests.exceptions.Timeout as error:
+            raise Transient(f"no answer in {patience.stall:g} s") from error
+        except (requests.exceptions.RequestException, OSError) as error:
+            raise Transient(f"no connection ({_short(error)})") from error
+
+
+def _checked(response: Any, offset: int, size: int, patience: Patience, stop: threading.Event) -> Answer:
+    """The answer, once its head says that it is what was asked for."""
+    status, headers = response.status_code, response.headers
+    etag = headers.get("ETag", "")
+    modified = _time(headers.get("Last-Modified"))
+    about = Answer(
+        tag=etag or (headers.get("Last-Modified", "") if modified else ""),
+        modified=modified,
+        date=_time(headers.get("Date")),
+        final=response.url if response.history else "",
+    )
+    if status == 416:
+        empty = _UNSATISFIED.fullmatch(headers.get("Content-Range", "").strip())
+        if empty and int(empty[1]) <= offset:
+            return replace(about, total=int(empty[1]))  # whoever knows the size can tell that it has changed
+        raise Transient(f"the server has no bytes {offset} to {offset + size}", tries=_REFUSED_TRIES)
+    if status == 429 or status >= 500 or status in _PASSING:
+        raise Transient(f"the server answers {status}", after=_after(headers))
+    if status not in (200, 206):
+        raise Rejected(status, response.url)
+    if headers.get("Content-Encoding", "identity") not in ("identity", ""):
+        raise Transient(
+            f"sent compressed ({headers['Content-Encoding']}) although plain was asked", tries=_REFUSED_TRIES
+        )
+    skip, total = 0, -1
+    if status == 206:
+        said = _RANGE.fullmatch(headers.get("Content-Range", "").strip())
+        if said is None:
+            raise Transient("a part was sent without saying which", tries=_REFUSED_TRIES)
+        begin, end = int(said[1]), int(said[2]) + 1
+        if begin != offset or not begin < end <= offset + size:
+            what = f"bytes {begin} to {end} were sent where {offset} to {offset + size} were asked"
+            raise Transient(what, tries=_REFUSED_TRIES)
+        size = end - begin
+        total = int(said[3]) if said[3] != "*" else -1
+    else:  # the whole file: take the right part of it, if that is near
+        length = headers.get("Content-Length", "")
+        total = int(length) if length.isdigit() else -1
+        if total < 0 or offset > _SKIP:
+            raise Transient("the server sends the whole file instead of a part", tries=_REFUSED_TRIES)
+        skip, size = offset, max(0, min(size, total - offset))
+    data = _body(response, skip, size, patience, stop)
+    if size and not data:
+        raise Transient("the connection ended before the first byte")
+    return replace(about, data=data, total=total)
+
+
+def _body(response: Any, skip: int, size: int, patience: Patience, stop: threading.Event) -> bytes:
+    """`size` bytes behind `skip`; fewer where the connection ended. Raises Transient if not even one came."""
+    parts: list[bytes] = []
+    have, end = -skip, time.monotonic() + patience.deadline + size / patience.slowest
+    try:
+        while have < size:
+            if stop.is_set():
+                raise Stopped
+            if time.monotonic() > end:
+                raise Transient(f"slower than {patience.slowest:g} bytes per second")
+            part = response.raw.read1(min(_CHUNK, size - have), decode_content=False)  # what is there, without waiting
+            if not part:
+                break
+            have += len(part)
+            parts.append(part)
+    except (Stopped, Transient):
+        raise
+    except Exception as error:  # whatever a broken connection makes urllib3, http.client or ssl raise
+        if have <= 0:
+            raise Transient(f"the connection broke ({_short(error)})") from error
+    data = parts[0] if len(parts) == 1 and not skip else b"".join(parts)[skip:]
+    return data
+
+
+def _after(headers: Mapping[str, str]) -> float | None:
+    """Seconds of a `Retry-After` header: a number, or a date by the server's own clock."""
+    text = headers.get("Retry-After", "").strip()
+    if not text:
+        return None
+    if text.isdigit():
+        return float(text)
+    then = _time(text)
+    return max(0.0, then - (_time(headers.get("Date")) or time.time())) if then else None
+
+
+def _time(text: str | None) -> float:
+    if not text:
+        return 0.0
+    try:
+        return parsedate_to_datetime(text).timestamp()
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def _short(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:160]}" if text else type(error).__name__

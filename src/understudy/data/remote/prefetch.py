@@ -1,0 +1,88 @@
+"""A few threads that fetch what will be read soon, and a measure of how long that takes.
+
+Threads start with the work and end by themselves soon after it, or at once when they are told to, so nobody has to
+clean up behind a reader that was dropped, a Ctrl-C or a fork. What fails here is tried again, and raised, by whoever
+needs it. Not here: what is fetched, and where it is kept (`source.py`).
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+_IDLE = 0.5  # seconds without work after which a thread ends
+_MEASURED = 64  # transfers that the latency is taken from
+
+
+class Fetcher:
+    """Runs jobs in at most `threads` threads, first come first served."""
+
+    def __init__(self, threads: int) -> None:
+        self._most = threads
+        self._jobs: deque[Callable[[threading.Event], None]] = deque()
+        self._wake = threading.Condition()
+        self._threads: set[threading.Thread] = set()
+        self._idle = 0
+        self.stop = threading.Event()  # of everything under way; a new one follows a stop
+
+    def submit(self, job: Callable[[threading.Event], None]) -> None:
+        """Run `job(stop)` soon; whatever it raises is dropped."""
+        with self._wake:
+            self._jobs.append(job)
+            if self._idle < len(self._jobs) and len(self._threads) < self._most:
+                thread = threading.Thread(target=self._run, args=(self.stop,), name="understudy-fetch", daemon=True)
+                self._threads.add(thread)
+                thread.start()
+            self._wake.notify()
+
+    def _run(self, stop: threading.Event) -> None:
+        try:
+            while not stop.is_set():
+                with self._wake:
+                    if not self._jobs:
+                        self._idle += 1
+                        try:
+                            self._wake.wait_for(lambda: self._jobs or stop.is_set(), timeout=_IDLE)
+                        finally:
+                            self._idle -= 1
+                        if not self._jobs or stop.is_set():
+                            self._threads.discard(threading.current_thread())  # under the lock: a new job sees it
+                            return
+                    job = self._jobs.popleft()
+                try:
+                    job(stop)
+                except Exception:  # the one who needs it will meet it again, and raise it
+                    continue
+        finally:
+            with self._wake:
+                self._threads.discard(threading.current_thread())
+
+    def close(self, abort: Callable[[], None], wait: float = 5.0) -> None:
+        """Drop the jobs, stop those under way (`abort` ends their transfers), and wait for the threads to end."""
+        with self._wake:
+            self._jobs.clear()
+            stop, self.stop = self.stop, threading.Event()
+            stop.set()
+            threads = list(self._threads)
+            self._wake.notify_all()
+        end = time.monotonic() + wait
+        while any(thread.is_alive() for thread in threads) and time.monotonic() < end:
+            abort()
+            for thread in threads:
+                thread.join(0.02)
+
+
+class Latency:
+    """Seconds that a transfer takes, as lately measured."""
+
+    def __init__(self) -> None:
+        self._lately: deque[float] = deque(maxlen=_MEASURED)
+
+    def add(self, seconds: float) -> None:
+        self._lately.append(seconds)
+
+    @property
+    def seconds(self) -> float:
+        """What nine of ten transfers did not exceed; 0 before the first."""
+        lately = sorted(self._lately)
+        return lately[len(lately) * 9 // 10] if lately else 0.0

@@ -1,0 +1,286 @@
+"""Files that are not on this machine, read by place through the cache of the host: each byte is fetched once per host.
+
+A read takes what the cache holds; it claims the rest, fetches it and stores it, and waits for what another thread or
+process has claimed. If that one dies, its claim is free. Not here: how bytes are fetched (`stores.py`, `web.py`), when
+that is tried again (`retry.py`), how they are kept (`cache.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from understudy.data.errors import DatasetError
+from understudy.data.remote import locks
+from understudy.data.remote.cache import Claim, DiskCache, Entry
+from understudy.data.remote.prefetch import Fetcher, Latency
+from understudy.data.remote.retry import Patience, Stopped, attempt
+from understudy.data.remote.settings import Remote
+from understudy.data.remote.stores import FsspecStore, Stat, Store
+from understudy.data.remote.web import web_store
+from understudy.data.sources import CHANGED, RESTART
+
+T = TypeVar("T")
+_PART = 8 << 20  # bytes of one transfer at most
+_FIRST_CONTACT = 15.0  # seconds for a server that has never answered: perhaps its name is misspelt
+
+
+class Root(Protocol):
+    """Whose files these are; `Files` is one. Pickles, and gives a fresh `elsewhere` after a fork."""
+
+    @property
+    def elsewhere(self) -> Elsewhere: ...
+
+
+class Elsewhere:
+    """A root that is not on this machine. Safe in threads; not across a fork or a pickle, for which `Root` is."""
+
+    def __init__(self, root: str, settings: Remote, pin: str = "") -> None:
+        self.root, self.settings = root, settings
+        store = web_store(root, settings.storage_options, pin)
+        self.store: Store = store if store is not None else FsspecStore(root, dict(settings.storage_options))
+        self.cache = DiskCache(settings.folder, settings.cache_bytes)
+        self.fetcher = Fetcher(settings.threads)
+        self.latency = Latency()
+        self._reached = bool(pin)
+        self._stats: dict[str, Stat] = {}
+        self._lock = threading.Lock()
+
+    def stat(self, path: str) -> Stat:
+        """What a file was when this process first asked for it. One process of the host asks for its first bytes, too;
+        the others only whether it is still the same. Raises DatasetError."""
+        with self._lock:
+            found = self._stats.get(path)
+        if found is not None:
+            return found
+        name = self.store.name(path)
+        note = os.path.join(self.cache.folder, "known", hashlib.sha256(name.encode()).hexdigest())
+        stop = self.fetcher.stop
+        with locks.holding(f"{note}.lock", stop, wait=self.settings.patience.deadline):
+            known = _read_note(note)
+            found, head = self.again(lambda p: self.store.stat(path, known, p, stop), path, stop)
+            if head:
+                self._keep(self.cache.entry(self.key(path, found)), head)
+            if found != known:
+                _write_note(note, found)
+        with self._lock:
+            return self._stats.setdefault(path, found)
+
+    def _keep(self, entry: Entry, head: bytes) -> None:
+        for claim in entry.claim(0, len(head), len(head))[0]:
+            if self.cache.reserve(claim.end - claim.start):
+                entry.store(claim, head[claim.start : claim.end])
+            else:
+                entry.abandon(claim)
+
+    def key(self, path: str, stat: Stat) -> str:
+        """The name of one version of a file in the cache."""
+        said = json.dumps([self.store.name(path), stat.size, stat.tag])
+        return hashlib.sha256(said.encode()).hexdigest()[:40]
+
+    def again(
+        self, act: Callable[[Patience], T], path: str, stop: threading.Event, patience: Patience | None = None
+    ) -> T:
+        """What `act` gives, tried again while that may help; errors name the file."""
+        where, patience = f"{self.root}/{path}", patience or self.settings.patience
+        if not self._reached:
+            patience = replace(patience, deadline=min(patience.deadline, _FIRST_CONTACT))
+        try:
+            result = attempt(lambda: act(patience), where, patience, stop)
+        except Stopped:
+            raise DatasetError(
+                "its dataset was closed while it was read", where=where, fix="close after reading"
+            ) from None
+        except DatasetError as error:
+            if error.where is not None:
+                raise
+            raise type(error)(error.what, where=where, fix=error.fix) from error
+        self._reached = True
+        return result
+
+    def close(self) -> None:
+        """Stop fetching ahead, leave no thread behind, unpin what was fetched and not read. Reading may go on."""
+        self.fetcher.close(self.store.abort)
+        self.cache.close()
+
+
+class RemoteSource:
+    """One version of one file; see `ByteSource`."""
+
+    def __init__(self, root: Root, path: str) -> None:
+        elsewhere = root.elsewhere
+        self._root, self._path, self._stat = root, path, elsewhere.stat(path)
+        self.where, self.size, self.tag = f"{elsewhere.root}/{path}", self._stat.size, self._stat.tag
+        self._key = elsewhere.key(path, self._stat)
+
+    def read(self, offset: int, size: int) -> bytes:
+        if offset < 0 or size < 0 or offset + size > self.size:
+            what = f"ends at byte {self.size}, where byte {offset + size} is needed"
+            raise DatasetError(what, where=self.where, fix="the file is damaged: copy or record it again")
+        elsewhere = self._root.elsewhere
+        entry = elsewhere.cache.entry(self._key)
+        data = entry.take(offset, size)
+        if data is None:
+            data = self._obtain(elsewhere, entry, offset, size)
+        entry.unpin(offset, size)
+        return data
+
+    def prefetch(self, spans: np.ndarray) -> None:
+        self._submit(spans, pin=True)
+
+    def prefetch_all(self) -> None:
+        """Have the whole file fetched: it is small, or every byte of it is needed."""
+        self._submit(np.array([[0, self.size]]), pin=False)
+
+    def _submit(self, spans: np.ndarray, pin: bool) -> None:
+        elsewhere = self._root.elsewhere
+        entry = elsewhere.cache.entry(self._key)
+        for offset, size in spans.tolist():
+            end = min(offset + size, self.size)
+            for begin in range(offset, end, _PART):
+                count = min(_PART, end - begin)
+                elsewhere.fetcher.submit(partial(self._ahead, elsewhere, entry, begin, count, pin))
+
+    def close(self) -> None:
+        self._root.elsewhere.cache.entry(self._key).unpin_all()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _reopened, (self._root, self._path, self.tag)
+
+    def _ahead(
+        self, elsewhere: Elsewhere, entry: Entry, offset: int, size: int, pin: bool, stop: threading.Event
+    ) -> None:
+        """Have a span in the cache, as far as the cache has room for it, and pin it there."""
+        if entry.take(offset, size) is None:
+            patience = elsewhere.settings.patience
+            hurried = replace(patience, deadline=patience.deadline / 4)  # who needs it then has the whole deadline
+            self._fill(elsewhere, entry, offset, size, hurried, stop, None)
+        if pin:
+            entry.pin(offset, size)
+
+    def _obtain(self, elsewhere: Elsewhere, entry: Entry, offset: int, size: int) -> bytes:
+        """Bytes of which some are not in the cache: fetch them, or wait for whoever fetches them."""
+        patience, stop = elsewhere.settings.patience, elsewhere.fetcher.stop
+        alone = time.monotonic() + 2 * patience.deadline + size / patience.slowest
+        have: dict[int, bytes] = {}  # by place; the cache may have no room
+        while True:
+            for begin, count in _gaps(offset, size, have):
+                data = entry.take(begin, count)
+                if data is not None:
+                    have[begin] = data
+            gaps = _gaps(offset, size, have)
+            if not gaps:
+                return _joined(offset, size, have)
+            if time.monotonic() > alone:  # whoever claims it lives and does nothing: perhaps it was stopped
+                return self._fetch(elsewhere, offset, size, patience, stop)
+            busy = [self._fill(elsewhere, entry, begin, count, patience, stop, have) for begin, count in gaps]
+            if any(busy):
+                entry.wait(0.01)
+
+    def _fill(
+        self,
+        elsewhere: Elsewhere,
+        entry: Entry,
+        offset: int,
+        size: int,
+        patience: Patience,
+        stop: threading.Event,
+        have: dict[int, bytes] | None,
+    ) -> bool:
+        """Fetch and store what is neither in the cache nor claimed by others; True when something is. Into `have`, too,
+        if given; otherwise only what the cache has room for is fetched."""
+        claims, busy = entry.claim(offset, size, _PART)
+        left: list[Claim] = list(reversed(claims))
+        try:
+            while left:
+                claim = left[-1]
+                count = claim.end - claim.start
+                room = elsewhere.cache.reserve(count)
+                if not room and have is None:
+                    break
+                try:
+                    data = self._fetch(elsewhere, claim.start, count, patience, stop)
+                except BaseException:
+                    if room:
+                        elsewhere.cache.release(count)
+                    raise
+                if have is not None:
+                    have[claim.start] = data
+                if room:
+                    entry.store(left.pop(), data)
+                else:
+                    entry.abandon(left.pop())
+        finally:
+            for claim in left:
+                entry.abandon(claim)
+        return busy
+
+    def _fetch(self, elsewhere: Elsewhere, offset: int, size: int, patience: Patience, stop: threading.Event) -> bytes:
+        """Bytes from the source, short answers continued until all are there."""
+        parts: list[bytes] = []
+        have = 0
+        while have < size:
+            begun = time.monotonic()
+            get = partial(elsewhere.store.get, self._path, self._stat, offset + have, size - have, stop=stop)
+            part = elsewhere.again(lambda p, get=get: get(patience=p), self._path, stop, patience)  # type: ignore[misc]
+            elsewhere.latency.add(time.monotonic() - begun)
+            parts.append(part)
+            have += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _reopened(root: Root, path: str, tag: str) -> RemoteSource:
+    source = RemoteSource(root, path)
+    if source.tag != tag:
+        raise DatasetError(CHANGED, where=source.where, fix=RESTART)
+    return source
+
+
+def _gaps(offset: int, size: int, have: dict[int, bytes]) -> list[tuple[int, int]]:
+    """What of [offset, offset + size) no piece holds, as (offset, size)."""
+    gaps, at = [], offset
+    for begin in sorted(have):
+        if begin > at:
+            gaps.append((at, begin - at))
+        at = max(at, begin + len(have[begin]))
+    if at < offset + size:
+        gaps.append((at, offset + size - at))
+    return gaps
+
+
+def _joined(offset: int, size: int, have: dict[int, bytes]) -> bytes:
+    if len(have) == 1:
+        return next(iter(have.values()))
+    out = bytearray(size)
+    for begin, data in have.items():
+        out[begin - offset : begin - offset + len(data)] = data
+    return bytes(out)
+
+
+def _read_note(path: str) -> Stat | None:
+    """What a file was when some process last asked; no more than a question to its server."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            size, tag, modified = json.load(file)
+        return Stat(int(size), str(tag), float(modified))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write_note(path: str, stat: Stat) -> None:
+    draft = f"{path}.{os.getpid()}.part"
+    try:
+        with open(draft, "w", encoding="utf-8") as file:
+            json.dump([stat.size, stat.tag, stat.modified], file)
+        os.replace(draft, path)
+    except OSError:
+        return  # the next process asks for the first bytes again

@@ -1,0 +1,179 @@
+"""Where bytes come from: one small protocol, and its form for whatever fsspec can open.
+
+A store answers once or says why not (`Transient` where it may pass); it never tries again, keeps nothing and knows no
+other process. Not here: the web (`web.py`), retries, the cache.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any, Protocol
+
+from understudy.data.errors import DatasetError, MissingFile
+from understudy.data.remote.retry import Patience, Transient
+from understudy.data.sources import CHANGED, RESTART
+
+_TAGS = ("etag", "sha256", "md5hash", "contentmd5", "md5", "crc32c", "checksum", "xethash", "generation", "versionid")
+_TIMES = ("lastmodified", "mtime", "modified", "updated", "created", "creationtime")
+
+
+@dataclass(frozen=True)
+class Stat:
+    """One version of a file: its size in bytes, a tag that no other version has, and when it was written (seconds since
+    1970 by the server's clock, 0 when unsaid)."""
+
+    size: int
+    tag: str
+    modified: float = field(default=0.0, compare=False)
+
+
+class Store(Protocol):
+    """The files under one root, by path relative to it. Safe in threads."""
+
+    @property
+    def pin(self) -> str:
+        """What must travel with a pickle so that all its copies read the same version; "" for nothing."""
+
+    def name(self, path: str) -> str:
+        """What tells this file from all others of the world, whatever credentials it is read with."""
+
+    def stat(self, path: str, known: Stat | None, patience: Patience, stop: threading.Event) -> tuple[Stat, bytes]:
+        """What the file is now, and its first bytes where they came along. `known`: what it was, which saves them.
+
+        Raises:
+            DatasetError: it is not there, is forbidden, or does not say what version it is. Transient: may pass.
+        """
+
+    def get(self, path: str, stat: Stat, offset: int, size: int, patience: Patience, stop: threading.Event) -> bytes:
+        """At least one and at most `size` bytes from `offset`, surely of the version `stat`.
+
+        Raises:
+            DatasetError: it is another version now, or as above. Transient: may pass.
+        """
+
+    def entries(self, folder: str) -> list[tuple[str, bool]] | None:
+        """See `Files.entries`."""
+
+    def abort(self) -> None:
+        """End transfers under way as soon as that can be done."""
+
+
+class FsspecStore:
+    """Any file system of fsspec, by `cat_file`. Its answers carry no version, so that is asked for after each of them:
+    what came before an unchanged version is of that version."""
+
+    pin = ""
+
+    def __init__(self, root: str, options: dict[str, Any]) -> None:
+        self._root, self._options = root, options
+        self._open()
+
+    def _open(self) -> tuple[Any, str]:
+        """The file system and the root in it. fsspec keeps them, apart for each process."""
+        return open_fs(self._root, self._options)
+
+    def _full(self, path: str) -> tuple[Any, str]:
+        fs, base = self._open()
+        return fs, f"{base.rstrip('/')}/{path}" if path else base
+
+    def name(self, path: str) -> str:
+        return f"{self._root.rstrip('/')}/{path}"
+
+    def stat(self, path: str, known: Stat | None, patience: Patience, stop: threading.Event) -> tuple[Stat, bytes]:
+        fs, full = self._full(path)
+        fs.invalidate_cache(fs._parent(full))
+        info = _tried(lambda: fs.info(full))
+        if info.get("type") == "directory":
+            raise DatasetError("a folder lies where a file should be", fix="restore the file")
+        return Stat(_size(info), _version(info)), b""
+
+    def get(self, path: str, stat: Stat, offset: int, size: int, patience: Patience, stop: threading.Event) -> bytes:
+        fs, full = self._full(path)
+        data = _tried(lambda: _cat(fs, full, offset, offset + size, patience))
+        if self.stat(path, None, patience, stop)[0] != stat:
+            raise DatasetError(CHANGED, fix=RESTART)
+        if not data or len(data) > size:
+            raise Transient(f"{len(data)} bytes came where {size} were asked", tries=4)
+        return bytes(data)
+
+    def entries(self, folder: str) -> list[tuple[str, bool]] | None:
+        fs, full = self._full(folder)
+        return listing(fs, full)
+
+    def abort(self) -> None:
+        return None
+
+
+def open_fs(root: str, options: dict[str, Any]) -> tuple[Any, str]:
+    """The fsspec file system of a URL and the path of the root in it. Raises DatasetError where there is no driver."""
+    from fsspec.core import url_to_fs
+
+    try:
+        fs, base = url_to_fs(root, **options)
+    except Exception as error:
+        what = f"this address cannot be opened: {short(error)}"
+        raise DatasetError(what, where=root, fix="check the URL and that its fsspec driver is installed") from error
+    return fs, base
+
+
+def listing(fs: Any, full: str) -> list[tuple[str, bool]] | None:
+    """(name, is a folder) of each entry of a folder, sorted; [] where there is none; None where listing fails."""
+    try:
+        found = fs.ls(full, detail=True)
+    except FileNotFoundError:
+        return []
+    except Exception:
+        return None
+    return sorted((PurePosixPath(str(e["name"]).rstrip("/")).name, e.get("type") == "directory") for e in found)
+
+
+def short(error: BaseException) -> str:
+    """One line of an error, for people."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+
+
+def _tried(act: Any) -> Any:
+    """What `act` gives, its errors sorted into those that pass and those that do not."""
+    try:
+        return act()
+    except (DatasetError, Transient):
+        raise
+    except FileNotFoundError as error:
+        raise MissingFile("this file is not there", fix="restore the file or download the dataset again") from error
+    except IsADirectoryError as error:
+        raise DatasetError("a folder lies where a file should be", fix="restore the file") from error
+    except PermissionError as error:
+        raise DatasetError("no permission to read it", fix="give credentials that may") from error
+    except (ImportError, ValueError, TypeError, NotImplementedError) as error:
+        raise DatasetError(f"cannot be read: {short(error)}", fix="check the URL and its storage options") from error
+    except Exception as error:
+        raise Transient(f"cannot be read ({short(error)})") from error
+
+
+def _cat(fs: Any, full: str, start: int, end: int, patience: Patience) -> Any:
+    if not fs.async_impl:
+        return fs.cat_file(full, start=start, end=end)
+    from fsspec.asyn import sync  # cat_file of these file systems waits for ever; this ends
+
+    limit = patience.deadline + (end - start) / patience.slowest
+    return sync(fs.loop, fs._cat_file, full, start=start, end=end, timeout=limit)
+
+
+def _size(info: dict[str, Any]) -> int:
+    size = info.get("size")
+    if not isinstance(size, int):
+        raise DatasetError("its file system does not say how many bytes it has", fix="copy the dataset to disk")
+    return size
+
+
+def _version(info: dict[str, Any]) -> str:
+    """The best that a file system says about which version a file is."""
+    plain = {key.lower().replace("_", "").replace("-", ""): value for key, value in info.items()}
+    for name in (*_TAGS, *_TIMES):
+        if plain.get(name) not in (None, "", 0):
+            return f"{name} {plain[name]} size {_size(info)}"
+    what = "its file system says neither a checksum nor a time of change, so a change could not be noticed"
+    raise DatasetError(what, fix="copy the dataset to disk")
