@@ -360,14 +360,14 @@ def report(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=600, help="of fine-tuning; the base is trained twice as long")
     parser.add_argument("--rounds", type=int, default=15, help="timed steps per variant on a CPU (a GPU takes 100)")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave the compiled step out")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     result = report(args, device)
     if args.json:

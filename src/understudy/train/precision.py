@@ -139,7 +139,8 @@ def table(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module | None,
         if (factor := group.get("lr_scale", 1.0)) != 1.0:
             label += f", lr x {factor:g}"
         row(label, group["params"], gradients=True)
-    frozen: list[Tensor] = [p for p in policy.parameters() if p not in optimizer.state]
+    stepped = {p for group in optimizer.param_groups for p in group["params"]}
+    frozen: list[Tensor] = [p for p in policy.parameters() if p not in stepped]
     if frozen:
         row("frozen", frozen, gradients=False)
     if average is not None:
