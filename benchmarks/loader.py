@@ -132,7 +132,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     real = Path(os.environ["UNDERSTUDY_TEST_DATA"]) if os.environ.get("UNDERSTUDY_TEST_DATA") else None
     quick, cache = arguments.quick, Path(arguments.cache)
     say("making the datasets that are not there yet, in", cache)
-    chosen = [one for one in sets(cache, real, quick) if arguments.only in one.name]
+    chosen = sets(cache, real, quick, arguments.only)
     rows_root = rows_only(cache, quick)
     seconds, rounds = (0.3, 1) if quick else (arguments.seconds, 3)
     at_start = conditions()

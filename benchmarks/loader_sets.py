@@ -72,25 +72,29 @@ def encodings(quick: bool) -> list[Encoding]:
     return [Encoding(codec, gop, height, crf, b) for height in (0, 224) for codec, gop, crf, b in kinds]
 
 
-def sets(cache: Path, real: Path | None, quick: bool) -> list[Set]:
-    """All of them, made where they are not there yet. `real`: the folder with the real recordings, if any."""
+def sets(cache: Path, real: Path | None, quick: bool, only: str = "") -> list[Set]:
+    """Those with `only` in their name, made where they are not there yet.
+
+    real: the folder with the real recordings, if any.
+    """
     cache = cache / ("quick" if quick else "real" if real else "drawn")
     tiles = 4 if quick else 32
     recorded = Recording(cache, real, episodes=8, frames=24 if quick else 266, height=64 if quick else 480)
     found: list[Set] = []
-    if real and not quick:
+    if real and not quick and only in "g1_v30":
         found.append(describe("g1_v30", real / "g1_v30", lerobot=real / "g1_v30"))
+    if real and not quick and only in "gr1_sim_v20":
         parts = sorted((real / "gr1_sim_v20" / "videos").rglob("*.mp4"))
         twin = joined(cache / "gr1_sim_v30", parts, tiles=1, cameras=1)  # LeRobot reads no v2.0
         found.append(describe("gr1_sim_v20", real / "gr1_sim_v20", lerobot=twin))
-    made = []
-    for encoding in encodings(quick):
-        parts = recorded.encoded(encoding)
+    kinds = [(one, 1) for one in encodings(quick)]
+    for encoding, cameras in [*kinds, *((kinds[0][0], n) for n in (2, 3))]:
         name = f"{encoding.codec.removeprefix('lib')}-g{encoding.gop}-{encoding.height or recorded.height}"
-        made.append((name, joined(cache / name, parts, tiles, cameras=1), parts))
-    name, _, parts = made[0]
-    made += [(f"{name}-{n}cameras", joined(cache / f"{name}-{n}cameras", parts, tiles, n), parts) for n in (2, 3)]
-    return found + [describe(name, root, lerobot=root) for name, root, _ in made]
+        name += f"-{cameras}cameras" if cameras > 1 else ""
+        if only in name:
+            root = joined(cache / name, recorded.encoded(encoding), tiles, cameras)
+            found.append(describe(name, root, lerobot=root))
+    return found
 
 
 def rows_only(cache: Path, quick: bool) -> Path:

@@ -1,0 +1,229 @@
+"""The loader over a long time: memory stays flat at full rate, and kills and restarts leave the stream as it is.
+
+    python benchmarks/soak_loader.py [--minutes 30] [--kills 1000] [--data PATH] [--cache DIR]
+
+Prints a line of a markdown table for each, as docs/reliability.md holds them; exit code 1 if one fails. Without --data
+the pictures are those of `loader.py` (AV1, a key frame every 2, 224 pixels), made on the first run.
+
+A victim is a process of its own: forked from this one, which has imported everything and opened nothing, it opens the
+dataset, loads from the last position that was reached, and is killed with SIGKILL at a random instant, on average once
+some batches have come, often before the first. What it delivered is told by the hash of each batch, written as the
+batch is used. Not here: the trainer under the same treatment.
+"""
+
+import argparse
+import hashlib
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+import torch.utils.data
+
+from understudy import Loader
+from understudy.load.loader import Batch
+from understudy.tools.bench_measure import Setting, conditions, resident_bytes
+
+STRETCHES = 10  # of equal length, whose median memories are compared
+PATIENCE = 20  # victims in a row that may die before their first batch, before they are given more time
+
+
+def fingerprint(batch: Batch) -> str:
+    """A hash of everything in a batch."""
+    hashed = hashlib.blake2b(digest_size=16)
+    for key in sorted(batch):
+        value = batch[key]
+        hashed.update(key.encode())
+        if isinstance(value, torch.Tensor):
+            hashed.update(f"{value.dtype} {tuple(value.shape)}".encode())
+            hashed.update(value.contiguous().numpy().data)
+        else:
+            hashed.update(repr(value).encode())
+    return hashed.hexdigest()
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What `steady` saw. `spread`: the largest median of ten stretches over the smallest, minus 1."""
+
+    seconds: float
+    samples: int
+    epochs: float
+    megabytes: float
+    spread: float
+
+
+def steady(setting: Setting, seconds: float, every: float) -> Memory:
+    """Load at full rate for so long and look at resident memory `every` so many seconds, after a tenth to warm up."""
+    data = setting.data()
+    order = setting.order(data)
+    seen: list[int] = []
+    with Loader([data], order=order, threads=setting.threads or "auto", memory=setting.memory) as loader:
+        start = last = time.monotonic()
+        for _ in loader:
+            now = time.monotonic()
+            if now - last >= every:
+                last = now
+                if now - start > seconds / 10:
+                    seen.append(resident_bytes())
+            if now - start >= seconds and len(seen) >= STRETCHES:
+                break
+        samples = loader.position
+    size = len(seen) // STRETCHES
+    medians = [median(seen[i * size : (i + 1) * size]) for i in range(STRETCHES)]
+    return Memory(now - start, samples, samples / len(data), median(seen) / 1e6, max(medians) / min(medians) - 1)
+
+
+@dataclass(frozen=True)
+class Kills:
+    """What `killed` saw."""
+
+    kills: int
+    in_vain: int
+    """Victims that died before their first batch."""
+    batches: int
+    seconds: float
+    differs_at: int | None
+    """Number of the first batch that is not the uninterrupted stream's; None where all are."""
+
+
+def victim(setting: Setting, log: Path, start: int, stop: int | None = None) -> None:
+    """Load from `start` on (until `stop`), and write down each batch when it has been used."""
+    data = setting.data()
+    order = setting.order(data)
+    handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    with Loader([data], order=order, threads=setting.threads or "auto", memory=setting.memory, start=start) as loader:
+        for batch in loader:
+            os.write(handle, f"{loader.position - order.batch} {fingerprint(batch)}\n".encode())  # whole or not at all
+            if stop is not None and loader.position >= stop:
+                break
+
+
+def forked(setting: Setting, log: Path, start: int, stop: int | None = None) -> int:
+    """A victim under way; its process id."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        victim(setting, log, start, stop)
+        code = 0
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(code)
+
+
+def lines(log: Path) -> list[str]:
+    return log.read_text().splitlines() if log.exists() else []
+
+
+def killed(setting: Setting, folder: Path, kills: int, seed: int = 0) -> Kills:
+    """Kill victims one after the other, then let one run undisturbed as far as they came, and compare.
+
+    Raises RuntimeError where a victim ends by itself or cannot get to a batch.
+    """
+    draw, begun, batch = random.Random(seed), time.monotonic(), setting.batch
+    log, whole = folder / "killed", folder / "whole"
+    patience, fruitless, in_vain = _until_first(setting, folder / "first"), 0, 0
+    reached = 0
+    for _ in range(kills):
+        child = forked(setting, log, reached * batch)
+        time.sleep(draw.uniform(0, 3 * patience))
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            raise RuntimeError(f"a victim ended by itself with {os.waitstatus_to_exitcode(status)}")
+        came = len(lines(log))
+        fruitless = 0 if came > reached else fruitless + 1
+        in_vain += came == reached
+        reached = came
+        if fruitless >= PATIENCE:  # the machine has become slower
+            patience, fruitless = 2 * patience, 0
+        if patience > 300:
+            raise RuntimeError("victims do not come to a batch any more")
+    _, status = os.waitpid(forked(setting, whole, 0, max(1, reached) * batch), 0)
+    if status:
+        raise RuntimeError(f"the undisturbed run failed with {os.waitstatus_to_exitcode(status)}")
+    return Kills(kills, in_vain, reached, time.monotonic() - begun, differs_at(lines(log), lines(whole)))
+
+
+def differs_at(broken: list[str], whole: list[str]) -> int | None:
+    """Number of the first batch of a stream that was broken off again and again which is not that of the whole one."""
+    if broken == whole[: len(broken)]:
+        return None if broken else 0
+    return next((n for n, (one, two) in enumerate(zip(broken, whole, strict=False)) if one != two), len(whole))
+
+
+def _until_first(setting: Setting, log: Path) -> float:
+    """Seconds from the fork to the first batch, now."""
+    start = time.monotonic()
+    child = forked(setting, log, 0)
+    while not lines(log):
+        time.sleep(0.005)
+        if os.waitpid(child, os.WNOHANG)[0]:
+            raise RuntimeError("a victim ended by itself")
+    seconds = time.monotonic() - start
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--minutes", type=float, default=30.0, help="at full rate; 0: not at all")
+    parser.add_argument("--kills", type=int, default=1000, help="how many; 0: none")
+    parser.add_argument("--data", default="", help="a dataset to load instead")
+    parser.add_argument("--memory", default="500MB", help="what the loader may hold")
+    parser.add_argument(
+        "--cache", default=str(Path(tempfile.gettempdir()) / "understudy-bench"), help="for the dataset"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the instants")
+    arguments = parser.parse_args()
+    if not arguments.data:
+        from loader_sets import sets
+
+        real = os.environ.get("UNDERSTUDY_TEST_DATA")
+        (made,) = sets(Path(arguments.cache), Path(real) if real else None, quick=False, only="svtav1-g2-224")
+        arguments.data = str(made.root)
+    setting, where = Setting(arguments.data, memory=arguments.memory), conditions()
+    place = f"{where['cores']} cores, {where['cpu']}, torch {where['torch']}"
+    passed = True
+    if arguments.kills:  # first: what is forked then has not loaded anything yet
+        with tempfile.TemporaryDirectory() as folder:
+            kills = killed(setting, Path(folder), arguments.kills, arguments.seed)
+        passed &= kills.differs_at is None
+        verdict = "every batch as in the uninterrupted run" if kills.differs_at is None else (
+            f"FAILED: batch {kills.differs_at} differs"
+        )  # fmt: skip
+        told = f"{kills.batches:,} batches, {kills.in_vain} killed before their first one, {kills.seconds / 60:.0f} min"
+        print(
+            f"| {_date()} | loader, {kills.kills:,} × SIGKILL and restart | {told} | {verdict} | {place} |", flush=True
+        )
+    if arguments.minutes:
+        memory = steady(setting, arguments.minutes * 60, every=1.0)
+        passed &= memory.spread <= 0.02
+        rate = f"{memory.samples / memory.seconds:,.0f} per second"
+        told = f"{memory.samples:,} samples ({memory.epochs:.1f} epochs), {rate}"
+        verdict = (
+            f"{'' if memory.spread <= 0.02 else 'FAILED: '}{memory.megabytes:,.0f} MB, flat within {memory.spread:.1%}"
+        )
+        print(f"| {_date()} | loader, {memory.seconds / 60:.0f} min at full rate | {told} | {verdict} | {place} |")
+    sys.exit(0 if passed else 1)
+
+
+def _date() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d")
+
+
+if __name__ == "__main__":
+    main()

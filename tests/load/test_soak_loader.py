@@ -1,0 +1,86 @@
+"""The short form of `make soak` for the loader, and that it would notice what it is there for."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from support.datasets import Spec, write_dataset
+from understudy import Loader
+from understudy.tools.bench_measure import Setting
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "soak_loader.py"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("soak") / "dataset"
+    write_dataset(path, Spec(lengths=(31, 27, 29, 33, 24), gop=4))
+    return path
+
+
+@pytest.fixture(scope="module")
+def soak() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("soak_loader", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["soak_loader"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_the_stream_is_the_uninterrupted_one(root: Path) -> None:
+    options = {"--data": root, "--kills": 8, "--minutes": 0, "--memory": "600KB", "--seed": os.getpid()}
+    command = [sys.executable, str(SCRIPT), *(str(word) for pair in options.items() for word in pair)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.search(r"8 × SIGKILL and restart \| ([\d,]+) batches.*every batch as in", done.stdout)
+    assert found, done.stdout
+    assert int(found[1].replace(",", "")) > 0
+
+
+def test_a_stream_that_is_not_the_same_is_noticed(soak: ModuleType) -> None:
+    whole = [f"{32 * n} {n:08x}" for n in range(6)]
+    assert soak.differs_at(whole[:4], whole) is None
+    assert soak.differs_at([*whole[:3], *whole[2:5]], whole) == 3  # one came twice
+    assert soak.differs_at([*whole[:3], *whole[4:]], whole) == 3  # one was left out
+    assert soak.differs_at([*whole[:3], "96 ffffffff"], whole) == 3  # other content
+    assert soak.differs_at([*whole, "more"], whole) == 6
+    assert soak.differs_at([], whole) == 0  # nothing ever came
+
+
+def test_the_hash_sees_every_part_of_a_batch(root: Path, soak: ModuleType) -> None:
+    setting = Setting(str(root))
+    data = setting.data()
+    with Loader([data], order=setting.order(data)) as loader:
+        batch = next(loader)
+    right = soak.fingerprint(batch)
+    assert right == soak.fingerprint({key: batch[key] for key in reversed(batch)})
+    for key, value in batch.items():
+        if isinstance(value, list):
+            other = [*value[:-1], "something else"]
+        else:
+            other = value.clone()
+            other.numpy().reshape(-1).view(np.uint8)[-1] ^= 1  # one bit
+        assert soak.fingerprint(batch | {key: other}) != right, key
+
+
+def test_memory_that_grows_is_noticed(root: Path, soak: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting(str(root), memory="600KB", threads=1)
+    assert soak.steady(setting, seconds=0.5, every=0.005).spread < 0.2  # in half a second a process settles, no more
+    plain, held = Loader.__next__, []
+
+    def leaking(self: Loader) -> dict:
+        held.append(bytearray(b"x" * 2_000_000))
+        return plain(self)
+
+    monkeypatch.setattr(Loader, "__next__", leaking)
+    assert soak.steady(setting, seconds=0.5, every=0.005).spread > 0.02
