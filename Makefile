@@ -8,7 +8,7 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 
-.PHONY: setup demo test lint types pytest clean
+.PHONY: setup demo test soak lint types pytest clean
 
 setup: .venv/.installed-dev
 
@@ -19,6 +19,10 @@ demo: .venv/.installed-demo
 	$(PY) -m understudy demo
 
 test: setup lint types pytest
+
+# The long forms (about an hour): what they print belongs into docs/reliability.md. Short forms are among the tests.
+soak: setup
+	$(PY) benchmarks/soak_loader.py --minutes 30 --kills 1000
 
 lint:
 	.venv/bin/ruff format --check .
