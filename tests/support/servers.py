@@ -215,7 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if fault in ("truncate", "stall"):
-            body = body[: len(body) * 2 // 3]
+            body = body[: max(1, len(body) * 2 // 3)]
             self.close_connection = True
         asked.sent = len(body)
         rate = self.owner.rate

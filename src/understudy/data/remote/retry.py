@@ -51,7 +51,7 @@ class Transient(Exception):
     Attributes:
         what: what happened, for people.
         after: seconds that the server asks us to wait.
-        tries: attempts in a row after which this kind of failure is believed to be no accident.
+        tries: such failures in a row after which they are believed to be no accident.
     """
 
     def __init__(self, what: str, after: float | None = None, tries: int | None = None) -> None:
@@ -66,21 +66,21 @@ class Stopped(Exception):
 def attempt(act: Callable[[], T], where: str, patience: Patience, stop: threading.Event) -> T:
     """What `act` gives, trying again on `Transient` failures. One success is progress: a caller that loops starts with
     the whole deadline again. Raises DatasetError when the deadline has passed, `Stopped` when `stop` is set."""
-    begun, waited, failures = time.monotonic(), 0.0, 0
+    begun, waited, failures, odd = time.monotonic(), 0.0, 0, 0
     while True:
         if stop.is_set():
             raise Stopped
         try:
             return act()
         except Transient as error:
-            failures += 1
+            failures, odd = failures + 1, odd + 1 if error.tries is not None else 0
             spent = time.monotonic() - begun - waited
             pause = patience.pause(failures)
             if error.after is not None and error.after > _LONGEST_WISH:
                 raise DatasetError(
                     f"{error.what}, and the server asks to wait {error.after:.0f} s", where=where, fix="try again later"
                 ) from error
-            if (error.tries is not None and failures >= error.tries) or spent + pause > patience.deadline:
+            if (error.tries is not None and odd >= error.tries) or spent + pause > patience.deadline:
                 times = "once" if failures == 1 else f"{failures} times in {spent:.1f} s"
                 fix = "check the connection and the server, then run again: what was fetched is kept"
                 raise DatasetError(f"{error.what} ({times})", where=where, fix=fix) from error
