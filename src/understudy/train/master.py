@@ -302,7 +302,8 @@ class MasterWeights(Optimizer):
                 continue
             if master is None:
                 raise ValueError(
-                    f"no float32 master of {names[p]} in this state: a plain optimizer saved it. Load it into that "
+                    f"no float32 master of {names[p]} in this state: a plain optimizer saved it (or torch flattened it "
+                    f"and left the masters behind: flatten_optimizer_state_dict=False keeps them). Load it into that "
                     f"optimizer first and wrap it then; its masters start from the bfloat16 weights"
                 )
             check_master(names[p], p, master)
