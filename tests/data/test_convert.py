@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from av.video.reformatter import VideoReformatter
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import interpolate
 
@@ -39,6 +39,7 @@ def packed(frame: av.VideoFrame) -> np.ndarray:
     colours=st.sampled_from([None, 1, 2]),
     seed=st.integers(0, 3),
 )
+@example(name="yuv420p", height=7, width=11, matrix=None, colours=2, seed=2)  # equal on the trial's noise
 def test_any_picture_equals_the_packed_conversion(
     name: str, height: int, width: int, matrix: int | None, colours: int | None, seed: int
 ) -> None:

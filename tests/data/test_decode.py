@@ -110,6 +110,18 @@ def test_contexts_are_handed_on(clips: dict[str, tuple[Path, np.ndarray]], tmp_p
     assert len(made) == 3  # two at a time are two
 
 
+def test_a_forgiving_context_is_never_lent_to_a_strict_decoder(
+    clips: dict[str, tuple[Path, np.ndarray]], made: list[Kind]
+) -> None:
+    """Only an H.264 decoder that starts in a stream of open groups forgives damage."""
+    path, pictures = clips["h264-open"]
+    decoder = decoder_of(path)
+    for position in (23, 2, 24, 3):
+        assert np.array_equal(take(decoder, [position])[0], pictures[position])
+        decoder.park()
+    assert sorted(kind.strict for kind in made) == [False, True]
+
+
 def test_decoders_that_are_not_parked_are_not_shared(
     clips: dict[str, tuple[Path, np.ndarray]], made: list[Kind]
 ) -> None:
@@ -256,6 +268,9 @@ def test_damage_is_named_and_stays_where_it_is(
         take(bad, np.arange(20, 30))
     bad.park()
     assert contexts._spare.bytes == 0
+    before = [p for p in range(20, COUNT) if open_packets(str(path)).index.sample[p] < 25]
+    for position in before:  # even those that were still to come when the damage was met
+        assert np.array_equal(take(bad, [position])[0], pictures[position])
     assert np.array_equal(take(good, np.arange(COUNT)), pictures)
     assert np.array_equal(take(bad, np.arange(40, COUNT)), pictures[40:])
 

@@ -6,7 +6,7 @@ planes are copied as they lie, where packed colours would have to be taken apart
 a copy of 80 us instead of a transposition of 270). So pictures are contiguous (C, H, W) everywhere, at less than what
 (H, W, C) memory would cost. Where swscale's planar form differs from its packed one, on noise tried once per format and
 size on this very machine, the packed one is used: FFmpeg 8's x86 code leaves up to eight columns unwritten where the
-width modulo 16 is 1 to 8. Formats other than 8-bit 4:2:0 round differently and are always taken apart.
+width modulo 16 is 1 to 8. Formats other than 8-bit 4:2:0, and odd sizes, round differently and are always taken apart.
 
 Pictures of another size than the policy eats are made smaller on the way (`Converter(size)`). By default that is exact:
 full-size colours, then area averaging in whole numbers (`resize.py`). `exact=False` lets swscale scale and convert in
@@ -81,7 +81,7 @@ class Converter:
 @lru_cache(maxsize=64)
 def planar_is_equal(name: str, height: int, width: int) -> bool:
     """Whether swscale converts noise of this pixel format and size to the same colours as planes and packed."""
-    if name not in _PLANAR:
+    if name not in _PLANAR or height % 2 or width % 2:
         return False
     noise = av.VideoFrame(width, height, name)
     rng = np.random.default_rng(0)
