@@ -1,0 +1,96 @@
+"""Runs that are stopped and carried on, and which positions each of their steps really consumed."""
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from understudy.train import checkpoint, run
+from understudy.train.config import TrainConfig
+from understudy.train.rundir import RunDir
+from understudy.train.training import Training
+
+
+@contextmanager
+def watched(out: Path, at: dict[int, Callable[[], object]] | None = None) -> Iterator[None]:
+    """Note the positions of every step below `out`.positions; do what `at` says while step k (from 1) is computed."""
+    plain = Training.advance
+    folder = out.with_name(out.name + ".positions")
+    folder.mkdir(exist_ok=True)
+
+    def advance(self: Training, batch: Any, *rest: Any) -> Any:
+        if at and self.step + 1 in at:
+            at[self.step + 1]()
+        result = plain(self, batch, *rest)
+        with (folder / f"rank-{self.mesh.rank}").open("a") as file:  # after the step: what was computed with
+            file.write(json.dumps([self.step, batch["position"].tolist()]) + "\n")
+        return result
+
+    Training.advance = advance  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Training.advance = plain  # type: ignore[method-assign]
+
+
+def consumed(out: Path, sessions: list[tuple[int, int]]) -> Counter[int]:
+    """How often each position went into the weights: in session i those of the steps (after, up to] count.
+
+    Steps behind a checkpoint that the run went back to are computed again; only their last computing counts.
+    """
+    counted: Counter[int] = Counter()
+    for file in out.with_name(out.name + ".positions").iterdir():
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        latest = dict(lines)
+        for after, up_to in sessions:
+            for step in range(after + 1, up_to + 1):
+                counted.update(latest.get(step, []))
+    return counted
+
+
+def send(number: int) -> Callable[[], object]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+# -- what each of several ranks does ----------------------------------------------------------------------------------
+
+
+def stops(config: TrainConfig, out: Path) -> dict[str, Any]:
+    """Runs of this rank: whole, stopped by a signal to one rank, by the file, before the first step; and carried on."""
+    from dataclasses import replace
+
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")  # around all of them: the ranks cannot meet at one port twice
+    rank, told = dist.get_rank(), {}
+
+    def named(name: str) -> TrainConfig:
+        return replace(config, out=str(out / name))
+
+    def steps(name: str) -> list[int]:
+        return checkpoint.steps(out / name / "checkpoints")
+
+    told["whole"] = run.train(named("whole"))
+    with watched(out / "signal", {5: send(signal.SIGUSR1)} if rank == 1 else {}):
+        told["signal"] = [run.train(named("signal")), steps("signal")]
+    told["signal, on"] = run.resume(RunDir(out / "signal").settings())
+    with watched(out / "file", {6: (out / "file/STOP").touch} if rank == 0 else {}):
+        told["file"] = [run.train(named("file")), steps("file")]
+    plain = run.open_data
+    if rank == 1:
+        run.open_data = lambda config: (os.kill(os.getpid(), signal.SIGTERM), plain(config))[1]  # type: ignore[func-returns-value]
+    told["early"] = [run.train(named("early")), steps("early")]
+    run.open_data = plain
+    told["early, on"] = run.resume(RunDir(out / "early").settings())
+    return told
+
+
+def carried_on(out: Path, stop_at: int | None) -> int:
+    """Resume with the ranks there are, and stop again at a step."""
+    rank = int(os.environ.get("RANK", "0"))
+    with watched(out, {stop_at: send(signal.SIGTERM)} if stop_at and rank == 0 else {}):
+        return run.resume(RunDir(out).settings())

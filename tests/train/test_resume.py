@@ -1,0 +1,255 @@
+"""Stopping and carrying on: when it is noticed, what is told, and that every sample is consumed once."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import resumed
+from support.ranks import in_ranks
+from support.runs import same_run, series, tiny_config, tiny_dataset
+from understudy.train import checkpoint, run
+from understudy.train.changes import CONSEQUENCES, REFUSED, _of, review
+from understudy.train.config import DataConfig, EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
+from understudy.train.rundir import RunDir
+from understudy.train.settings import ConfigError, differences, plain
+
+HERE = {"world": 1, "versions": {"torch": "2.0", "numpy": "1.0"}}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_dataset(tmp_path_factory.mktemp("resume") / "dataset")
+
+
+@pytest.fixture(scope="module")
+def half(data: Path) -> Path:
+    """A run stopped at step 6 of 12."""
+    out = data.parent / "half"
+    with resumed.watched(out, {6: resumed.send(signal.SIGTERM)}):
+        assert run.train(tiny_config(data, out)) == run.STOPPED
+    return out
+
+
+def told(then: TrainConfig, now: TrainConfig, step: int = 100, **state: Any) -> list[str]:
+    return review("runs/x", then, now, {"step": step, "position": step * then.batch, **HERE, **state}, HERE)
+
+
+# -- what is told -----------------------------------------------------------------------------------------------------
+
+
+def leaves(content: dict[str, Any], prefix: str = "") -> list[str]:
+    nested = [(prefix + key, value) for key, value in content.items()]
+    return [p for path, v in nested for p in (leaves(v, path + ".") if isinstance(v, dict) and v else [path])]
+
+
+def test_every_setting_has_a_consequence_or_a_reason() -> None:
+    for path in leaves(plain(TrainConfig())):
+        assert (_of(CONSEQUENCES, path) is not None) or _of(REFUSED, path), path
+    for table in (CONSEQUENCES, REFUSED):  # and none is about a setting that is not there
+        names = leaves(plain(TrainConfig()))
+        assert [pattern for pattern in table if not any(_of({pattern: "x"}, name) for name in names)] == []
+
+
+def test_a_run_that_goes_on_as_it_was_has_nothing_to_tell() -> None:
+    config = TrainConfig(data=DataConfig(root="d")).resolved()
+    assert told(config, config) == []
+    assert review("r", config, config, None, HERE) == []
+
+
+def test_what_would_be_another_run_is_refused_all_at_once_with_the_reasons(half: Path) -> None:
+    config = RunDir(half).settings()
+    other = replace(
+        config,
+        seed=1,
+        log_every=1,
+        data=replace(config.data, chunk=2),
+        policy=replace(config.policy, width=24),
+        optim=replace(config.optim, lr=0.5, freeze=("eyes.*",), ema=EmaConfig(0.0)),
+    )
+    before = {path: path.read_bytes() for path in half.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError) as caught:
+        run.resume(other)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == f"{half}: a run cannot go on with other settings; start a new one with another --out"
+    assert [line.split(":")[0].strip() for line in lines[1:]] == [
+        "seed",
+        "data.chunk",
+        "policy.width",
+        "optim.freeze",
+        "optim.ema.decay",
+    ]
+    assert "seed: 7 -> 1: it decides the order and every draw" in lines[1]
+    assert {path: path.read_bytes() for path in half.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "schedule", "expected"),
+    [
+        (
+            {"steps": 400},
+            {},
+            "its decay ends at step 200 as before, and stays at 0 for the last 200 steps, so nothing is learnt in "
+            "them; --schedule.steps 400 stretches it",
+        ),
+        ({"steps": 400}, {"final": 0.1}, "stays at 0.0001 for the last 200 steps; --schedule.steps 400"),
+        ({"steps": 400}, {"kind": "constant"}, "learning rate: 0.001 to the end, step 400"),
+        ({"steps": 150}, {"kind": "linear", "warmup": 0}, "ends at 0.000255, before the end of the decay at step 200"),
+        (
+            {"steps": 400, "schedule": ScheduleConfig(kind="linear", warmup=0, steps=400)},
+            {"kind": "linear", "warmup": 0},
+            "jumps from 0.0005 to 0.00075 at step 101, onto another curve",
+        ),
+        ({"optim": OptimConfig(lr=2e-3)}, {"kind": "constant"}, "jumps from 0.001 to 0.002 at step 101"),
+    ],
+)
+def test_what_becomes_of_the_learning_rate(change: dict[str, Any], schedule: dict[str, Any], expected: str) -> None:
+    then = TrainConfig(steps=200, data=DataConfig(root="d"), schedule=ScheduleConfig(**schedule)).resolved()
+    assert expected in "\n".join(told(then, replace(then, **change)))
+
+
+def test_processes_versions_and_storage_are_told() -> None:
+    config = TrainConfig(data=DataConfig(root="d")).resolved()
+    lines = told(config, replace(config, precision="bf16-split", batch=32), world=3, versions={"torch": "1.9"})
+    assert [line.split(":")[0] for line in lines] == ["batch", "precision", "batch", "processes", "torch"]
+    assert "bit for bit" in lines[1]
+    assert "positions keep their samples" in lines[2]
+    assert "from position 6400 on" in lines[2]
+    assert "3 -> 1" in lines[3]
+    assert "round" in lines[3]
+    assert lines[4].startswith("torch: 1.9 -> 2.0")
+
+
+def test_changes_are_told_before_anything_is_trained_and_kept(
+    half: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "r"
+    shutil.copytree(half, out)
+    seen = []
+    monkeypatch.setattr(run, "begun", lambda *_: seen.append(capsys.readouterr().err) or (_ for _ in ()).throw(OSError))
+    with pytest.raises(OSError):
+        run.resume(replace(RunDir(out).settings(), steps=14, log_every=1))
+    assert "resume: steps: 12 -> 14" in seen[0]
+    assert "stays at 0 for the last 2 steps" in seen[0]
+    assert "resume: log_every: 3 -> 1: the training does not notice" in seen[0]
+    monkeypatch.undo()
+    assert run.resume(RunDir(out).settings()) == run.DONE
+    # Still told: the latest checkpoint is one of the old settings.
+    assert "resume: steps: 12 -> 14" in capsys.readouterr().err
+    assert run.resume(RunDir(out).settings()) == run.DONE
+    assert "12 -> 14" not in capsys.readouterr().err
+
+
+def test_an_edited_config_is_noticed_as_a_flag_is(
+    half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(half, tmp_path / "r")
+    path = tmp_path / "r/config.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("seed: 7", "seed: 8"))
+    with pytest.raises(ConfigError, match="seed: 7 -> 8"):
+        run.resume(RunDir(tmp_path / "r").settings())
+    path.write_text(text.replace("text_dropout: 0.3", "text_dropout: 0.0"))
+    assert run.resume(RunDir(tmp_path / "r").settings()) == run.DONE
+    assert "augment.text_dropout: 0.3 -> 0.0: the samples are the same" in capsys.readouterr().err
+
+
+def test_another_batch_goes_on_at_the_exact_next_position(half: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    shutil.copytree(half, out)
+    shutil.copytree(half.with_name("half.positions"), tmp_path / "r.positions")
+    with resumed.watched(out):
+        assert run.resume(replace(RunDir(out).settings(), batch=6, accumulate=2)) == run.DONE
+    assert resumed.consumed(out, [(0, 12)]) == Counter(range(6 * 4 + 6 * 6))
+    assert series(out)[:6] == series(half)
+    assert checkpoint.read_state(out / "checkpoints/step-00000012")["position"] == 60
+
+
+# -- when it stops ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["open_data", "fingerprint", "begun"])
+def test_a_signal_before_the_first_step_leaves_at_once_and_cleanly(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    plain_one, config = getattr(run, where), tiny_config(data, tmp_path / "r", steps=4)
+
+    def asked(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return plain_one(*arguments)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(run, where, asked)
+    assert run.train(config) == run.STOPPED == 75
+    begun = where == "begun"
+    assert (tmp_path / "r/config.yaml").exists() == begun
+    assert f"understudy {'resume' if begun else 'train'}" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
+    monkeypatch.undo()
+    assert (run.resume(RunDir(tmp_path / "r").settings()) if begun else run.train(config)) == run.DONE
+
+
+def test_a_signal_while_torch_is_imported(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'torch': os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.meta_path.insert(0, Slow())\n"
+        "from understudy.cli import main\n"
+        f"sys.exit(main(['train', '--data.root', 'd', '--out', {str(tmp_path / 'r')!r}]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (75, ""), done.stderr
+    assert done.stderr == "stopped by SIGTERM before anything was begun\n"
+    assert not (tmp_path / "r").exists()
+
+
+def test_the_file_asks_for_a_stop_as_a_signal_does(half: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    with resumed.watched(out, {6: (out / "STOP").touch}):
+        assert run.train(tiny_config(data, out)) == run.STOPPED
+    assert checkpoint.steps(out / "checkpoints") == [4, 6]
+    assert not (out / "STOP").exists()
+    assert series(out) == series(half)
+    (out / "STOP").touch()  # of another day: whoever resumes wants the run to go on
+    assert run.resume(RunDir(out).settings()) == run.DONE
+
+
+def test_two_ranks_stop_at_one_step_and_every_sample_is_consumed_once(data: Path, tmp_path: Path) -> None:
+    """Signals and the file reach one rank only. Then 2 -> 1 -> 2 processes in one run."""
+    config = tiny_config(data, tmp_path, async_save=True, keep=9)
+    one, two = in_ranks(2, resumed.stops, config, tmp_path)
+    assert one == two
+    assert one == {
+        "whole": 0,
+        "signal": [75, [4, 5]],
+        "signal, on": 0,
+        "file": [75, [4, 6]],
+        "early": [75, []],
+        "early, on": 0,
+    }
+    for name in ("signal", "early"):
+        same_run(tmp_path / "whole", tmp_path / name)
+    out = tmp_path / "file"
+    assert not (out / "STOP").exists()
+    assert resumed.carried_on(out, stop_at=9) == run.STOPPED  # alone
+    assert in_ranks(2, resumed.carried_on, out, None) == [0, 0]
+    assert resumed.consumed(out, [(0, 12)]) == Counter(range(12 * 4))
+    assert [json.loads((out / f"checkpoints/step-{s:08d}/state.json").read_text())["world"] for s in (6, 9, 12)] == [
+        2,
+        1,
+        2,
+    ]
+    whole, mixed = series(tmp_path / "whole"), series(out)
+    assert mixed[:6] == whole[:6]
+    assert [r["loss"] for r in mixed] == pytest.approx([r["loss"] for r in whole], rel=1e-4)
+    assert differences(RunDir(out).settings(), RunDir(tmp_path / "whole").settings()).keys() == {"out"}
