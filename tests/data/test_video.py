@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from support.videos import COUNT, KINDS, container_decode, write_video
 from understudy.data import decode
 from understudy.data.errors import DatasetError
-from understudy.data.mp4 import read_mp4
+from understudy.data.mp4 import VideoIndex, read_mp4
 from understudy.data.packets import ContainerPackets, Mp4Packets
-from understudy.data.video import PyavReader, open_video
+from understudy.data.video import PyavReader, median_gop, open_video
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,16 @@ def test_facts(kind: str, clips: dict[str, tuple[Path, np.ndarray]]) -> None:
     assert video.codec == kind.split("-")[0]
     assert video.gop == min(KINDS[kind][1], COUNT)
     assert video.key_frames[0] == 0
+
+
+def test_the_tails_of_packed_episodes_do_not_pass_for_its_key_frame_distance() -> None:
+    """Episodes of 267 pictures with a key frame every 250, each beginning with one: the median distance would be 17."""
+    keys = np.concatenate([[267 * e, 267 * e + 250] for e in range(9)] + [[267 * 9]]).astype(np.int32)
+    index = VideoIndex("h264", b"", 64, 48, 30.0, keys, np.arange(267 * 9 + 40, dtype=np.int32))
+    assert np.median(np.diff(keys)) == 133.5
+    assert median_gop(index) == 250
+    alone = VideoIndex("h264", b"", 64, 48, 30.0, np.zeros(1, np.int32), np.arange(7, dtype=np.int32))
+    assert median_gop(alone) == 7
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -71,9 +71,12 @@ def key_positions(index: VideoIndex) -> np.ndarray:
 
 
 def median_gop(index: VideoIndex) -> int:
-    """Median distance between key frames in pictures; the length of the video where there is only one."""
-    keys = key_positions(index)
-    return int(np.median(np.diff(keys))) if len(keys) > 1 else max(1, int((index.display >= 0).sum()))
+    """Key-frame distance around the median picture. (The median distance itself would be that of the short tails where
+    every episode of a packed file begins with a key frame: 250, 17, 250, 30, … is a file of GOP 250.)"""
+    ends = np.append(key_positions(index), int((index.display >= 0).sum()))
+    distances = np.sort(np.diff(ends))  # the pictures before the first key frame, if any, belong to none
+    passed = np.cumsum(distances)
+    return max(1, int(distances[np.searchsorted(passed, passed[-1] / 2)])) if len(distances) else 1
 
 
 def check_positions(indices: np.ndarray, count: int, path: str) -> np.ndarray:
