@@ -11,6 +11,7 @@ that help costs no torch, and a typing mistake no waiting.
 """
 
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -48,7 +49,7 @@ VERBS = {
     "resume": Verb(
         "train.config:TrainConfig", "tools.verbs:resume", "carry on at the exact next sample", "RUN", ranks=True
     ),
-    "validate": Verb("tools.verbs:ValidateConfig", "tools.verbs:validate", "held-out loss per task", "RUN"),
+    "validate": Verb("tools.verbs:ValidateConfig", "tools.verbs:validate", "held-out loss per task", "RUN", ranks=True),
     "profile": Verb(
         "tools.profile:ProfileConfig",
         "tools.profile:profile",
@@ -136,7 +137,8 @@ def _guarded(name: str, arguments: list[str], debug: bool) -> int:
         if debug:
             traceback.print_exc()
         message = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or "not enough memory"
-        print(f"understudy {name}: {message}", file=sys.stderr)
+        rank = os.environ.get("RANK", "0")
+        print(f"understudy {name}{f', rank {rank}' if rank != '0' else ''}: {message}", file=sys.stderr)
         if isinstance(error, KeyboardInterrupt):
             return INTERRUPTED
         return FAILED if isinstance(error, OSError | MemoryError) else WRONG_INPUT

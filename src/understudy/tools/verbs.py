@@ -3,6 +3,7 @@
 Not here: how a run trains (`train/run.py`), what the report shows (`report.py`).
 """
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,11 +36,16 @@ def _run(verb: str, config: "TrainConfig") -> int:
     except Stopped as asked:
         print(f"stopped by {asked} before anything was begun", file=sys.stderr)
         return 75
-    if config.report and Path(config.out, "config.yaml").exists():
+    if config.report and _speaks() and Path(config.out, "config.yaml").exists():
         from understudy.tools.report import write_report
 
         print(f"report: {write_report(Path(config.out))}")
     return code
+
+
+def _speaks() -> bool:
+    """Whether this process is the one of its run that writes and prints."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,8 @@ def validate(config: ValidateConfig) -> None:
     from understudy.train.run import judge
 
     result = judge(Path(config.run))
+    if not _speaks():
+        return
     if config.json:
         print(json.dumps(result, ensure_ascii=False))
         return
