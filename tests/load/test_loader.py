@@ -69,12 +69,30 @@ def test_batches_are_the_orders_samples(root: Path) -> None:
         assert [identity(p)[1:] for p in batch[TOP].numpy()] == list(zip(episode.tolist(), frame.tolist()))
 
 
-@pytest.mark.parametrize("options", [{"threads": 1}, {"threads": 4}, {"memory": 1}, {"memory": "300KB", "threads": 3}])
+def least(*data: EpisodeDataset, order: Order, **options: Any) -> int:
+    """The smallest memory with which a loader works, as it says itself."""
+    with pytest.raises(ValueError, match="need") as told:
+        Loader(data, order=order, memory=1, **options)
+    return int(str(told.value).split("need ")[1].split(" bytes")[0])
+
+
+@pytest.mark.parametrize("options", [{"threads": 1}, {"threads": 4}, {"memory": 1.0}, {"memory": 1.5, "threads": 3}])
 def test_threads_and_memory_change_nothing(root: Path, options: dict[str, Any]) -> None:
     data = opened(root)
     order = order_of(data)
+    if "memory" in options:
+        options = {**options, "memory": int(options["memory"] * least(data, order=order))}
     expected = take(Loader([data], order=order, threads=1), 8)
     assert all(map(same, take(Loader([opened(root)], order=order, **options), 8), expected))
+
+
+def test_less_than_one_batch_is_refused_with_the_number_needed(root: Path) -> None:
+    data = opened(root)
+    order = order_of(data)
+    enough = least(data, order=order)
+    Loader([data], order=order, memory=enough).close()
+    with pytest.raises(ValueError, match=f"one batch of 6 samples .* {enough} bytes; give as much"):
+        Loader([data], order=order, memory=enough - 1)
 
 
 def test_the_position_is_the_whole_state(root: Path) -> None:
@@ -144,7 +162,7 @@ def test_small_data_is_decoded_once(root: Path, monkeypatch: pytest.MonkeyPatch)
     take(Loader([data], order=order_of(data), threads=3), 20)
     assert len(decoded) == len(data)
     decoded.clear()
-    take(Loader([data], order=order_of(data), memory=10**5), 20)
+    take(Loader([data], order=order_of(data), memory=least(data, order=order_of(data))), 20)
     assert len(decoded) > 2 * len(data)  # the negative control: too little memory decodes again and again
 
 
@@ -155,8 +173,14 @@ def test_what_is_kept_fits_the_budget(root: Path, twin: Path) -> None:
     assert resident(data, size - 1) == (data, 0)
     assert resident(opened(root, keys=["action"]), size)[1] == 0
     both = [data, opened(twin)]
-    with Loader(both, order=order_of(*both), memory=int(1.5 * size)) as loader:
-        assert loader.spare == int(1.5 * size) - size  # the first is kept, the second is not
+    order = order_of(*both)
+    seen = set()
+    for memory in range(least(*both, order=order), 40 * size, size // 4):
+        with Loader(both, order=order, memory=memory) as loader:
+            assert loader.plan.bytes + loader.spare == memory
+            assert sum(size for stays in loader.plan.kept if stays) <= memory
+            seen.add(loader.plan.kept)
+    assert seen == {(False, False), (True, False), (True, True)}  # the first is kept first
 
 
 def test_an_error_is_raised_where_the_batch_is_asked_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,11 +196,11 @@ def test_an_error_is_raised_where_the_batch_is_asked_for(root: Path, monkeypatch
         return plain(self, episodes, frames)
 
     monkeypatch.setattr(EpisodeDataset, "tables", failing)
-    with Loader([data], order=order, memory="1MB", threads=1) as loader:
+    with Loader([data], order=order, memory="2MB", threads=1) as loader:
         assert same(next(loader), expected[0])
         broken.set()
         with pytest.raises(DatasetError, match="disk is gone"):
-            [next(loader) for _ in range(4)]  # up to two batches were made before
+            [next(loader) for _ in range(8)]  # some batches were made before
         position = loader.position
         broken.clear()
         assert loader.position == position
@@ -201,12 +225,14 @@ def test_no_more_is_made_ahead_than_was_allowed(root: Path, monkeypatch: pytest.
         return plain(self, episodes, frames)
 
     monkeypatch.setattr(EpisodeDataset, "tables", counted)
-    for options, ahead in (({"memory": "1GB", "threads": 2}, 4), ({"memory": 1, "threads": 4}, 4)):
+    order = order_of(opened(root))
+    for memory, ahead in ((10**9, 4), (least(opened(root), order=order), 0)):
         made.clear()
-        with Loader([opened(root)], order=order_of(opened(root)), **options) as loader:  # type: ignore[arg-type]
+        with Loader([opened(root)], order=order, memory=memory, threads=2) as loader:
+            assert loader.plan.ahead == ahead
             for step in range(1, 9):
                 next(loader)
-                assert step <= len(made) <= step + ahead
+                assert step <= len(made) <= step + ahead + 1  # and one that is in the making
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ class Converter:
 
     def __init__(self, size: tuple[int, int] | None = None, exact: bool = True) -> None:
         self._reformatter = VideoReformatter()
-        self._size, self._exact = size, exact
+        self.size, self._exact = size, exact
         self._full = np.empty((3, 0, 0), np.uint8)  # a picture before it is resized
         self._resize: AreaResize | None = None
 
@@ -52,18 +52,18 @@ class Converter:
         Raises ValueError where `out` is of another shape or dtype.
         """
         height, width = frame.height, frame.width
-        if out.shape != (3, *(self._size or (height, width))) or out.dtype != np.uint8:
-            raise ValueError(f"a picture of {width}x{height} does not fit {out.dtype} {out.shape}, size {self._size}")
-        if self._size is None or self._size == (height, width):
+        if out.shape != (3, *(self.size or (height, width))) or out.dtype != np.uint8:
+            raise ValueError(f"a picture of {width}x{height} does not fit {out.dtype} {out.shape}, size {self.size}")
+        if self.size is None or self.size == (height, width):
             self._colours(frame, height, width, out)
         elif self._exact:
             if self._resize is None or self._full.shape != (3, height, width):
                 self._full = np.empty((3, height, width), np.uint8)
-                self._resize = AreaResize(height, width, self._size)
+                self._resize = AreaResize(height, width, self.size)
             self._colours(frame, height, width, self._full)
             self._resize(self._full, out)
         else:
-            high, wide = self._size
+            high, wide = self.size
             scaled = self._reformatter.reformat(frame, wide, high, "gbrp", interpolation=_AREA, threads=1)
             for plane, channel in zip(scaled.planes, _PLANES):
                 out[channel] = _lines(plane, high)[:, :wide]

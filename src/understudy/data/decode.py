@@ -80,6 +80,10 @@ class PictureDecoder:
                 self._recent[position] = frame
             yield position, frame
 
+    def forget(self) -> None:
+        """Let go of the pictures of the last read, which are kept for sliding windows."""
+        self._recent = {}
+
     def park(self) -> None:
         """Let go of decoder and pictures; the next call begins anew at a key frame."""
         if self._context is not None:

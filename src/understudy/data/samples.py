@@ -92,6 +92,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._images = tuple(k for k in self.keys if k in features and features[k].dtype == "image")
         self._columns = tuple(k for k in known if k not in (*self._videos, *self._images))
         self._look_for([k for k in self._columns if k not in features and k not in INDEX_KEYS])
+        self.row_cache_bytes = row_cache_bytes
         self._rows = Rows(self.catalog, [k for k in self._columns if k not in INDEX_KEYS], row_cache_bytes)
         self._stored = StoredPictures(self.catalog, self._images, row_cache_bytes)
         self.pictures = Pictures(self.catalog, picture_cache_bytes, video_backend)

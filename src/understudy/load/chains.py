@@ -15,8 +15,8 @@ and the halo of a window is decoded once for all samples that share it. Between 
 Not here: which positions are whose and when (`engine.py`), how much may be held (`plan.py`).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from time import perf_counter
 
 import av
@@ -46,6 +46,11 @@ class Spent:
     """Pictures that came out of decoders."""
 
 
+def sum_of(parts: Sequence[Spent]) -> Spent:
+    """What several threads spent together."""
+    return Spent(*(sum(getattr(part, f.name) for part in parts) for f in fields(Spent)))
+
+
 @dataclass(frozen=True)
 class Holding:
     """What the chains of a source hold between two samples: see the head of this file."""
@@ -53,6 +58,9 @@ class Holding:
     ahead: int
     """Pictures decoded in one go, at least; 1: none in advance."""
     keep: bool
+    """Whether each has its own decoder, which goes on where it stood."""
+    converted: bool = False
+    """Whether pictures are resized before they are held, where that makes them smaller."""
 
 
 class Chain:
@@ -73,10 +81,12 @@ class Chain:
         holding: Holding,
         phase: int,
         cursors: Cursors,
+        converter: Converter,
         stopped: Callable[[], bool],
     ) -> None:
+        common = holding, phase, cursors, converter, stopped
         self._strands = {
-            camera: _Strand(dataset, camera, rows, wanted.reshape(len(rows), -1), holding, phase, cursors, stopped)
+            camera: _Strand(dataset, camera, rows, wanted.reshape(len(rows), -1), *common)
             for camera, wanted in frames.items()
         }
         self._left = len(rows)
@@ -86,11 +96,11 @@ class Chain:
     def done(self) -> bool:
         return self._next == self._left
 
-    def make(self, outs: dict[str, np.ndarray], converter: Converter, spent: Spent) -> None:
+    def make(self, outs: dict[str, np.ndarray], spent: Spent) -> None:
         """Write the next sample's pictures: camera -> uint8 (T, 3, H, W)."""
         at, self._next = self._next, self._next + 1
         for camera, strand in self._strands.items():
-            strand.make(at, outs[camera], converter, spent)
+            strand.make(at, outs[camera], spent)
 
     def close(self) -> None:
         """Give back the decoders."""
@@ -110,9 +120,11 @@ class _Strand:
         holding: Holding,
         phase: int,
         cursors: Cursors,
+        converter: Converter,
         stopped: Callable[[], bool],
     ) -> None:
         self._dataset, self._camera, self._cursors, self._stopped = dataset, camera, cursors, stopped
+        self._converter, self._converted = converter, holding.converted
         videos = dataset.catalog.videos(camera)
         file = videos.file[rows]
         number = videos.first[rows][:, None] + frames
@@ -139,7 +151,7 @@ class _Strand:
         self._held: dict[int, av.VideoFrame | np.ndarray] = {}
         self._cursor: Cursor | None = None
 
-    def make(self, at: int, out: np.ndarray, converter: Converter, spent: Spent) -> None:
+    def make(self, at: int, out: np.ndarray, spent: Spent) -> None:
         begin = perf_counter()
         until = self._until[at]
         if self._decoded < until:
@@ -150,8 +162,10 @@ class _Strand:
         for t, k in enumerate(which):
             if t and k == which[t - 1]:
                 out[t] = out[t - 1]
+            elif self._converted:
+                out[t] = held[k]
             else:
-                write(held[k], converter, out[t])
+                write(held[k], self._converter, out[t])
         for k in self._drop[self._cuts[at] : self._cuts[at + 1]]:
             del held[k]
         spent.convert += perf_counter() - decoded
@@ -168,7 +182,7 @@ class _Strand:
             self._cursor = None
             k = begin
             for picture in cursor.pictures(numbers):
-                self._held[k] = picture
+                self._held[k] = self._smaller(picture) if self._converted else picture
                 k += 1
                 if self._stopped():
                     raise Stopped
@@ -178,6 +192,11 @@ class _Strand:
                 self._cursor = cursor
             else:
                 self._cursors.give(cursor)
+
+    def _smaller(self, picture: av.VideoFrame | np.ndarray) -> np.ndarray:
+        out = np.empty((3, *(self._converter.size or ())), np.uint8)
+        write(picture, self._converter, out)
+        return out
 
     def _stop(self, until: int) -> int:
         """Where the run ends that decodes up to `until`: after `ahead` pictures, and with shared decoders at a key

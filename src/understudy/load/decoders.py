@@ -16,6 +16,7 @@ import numpy as np
 from understudy.data.convert import Converter
 from understudy.data.decode import PictureDecoder
 from understudy.data.files import renamed
+from understudy.data.mp4 import VideoIndex
 from understudy.data.packets import ContainerPackets, Mp4Packets, Packets
 from understudy.data.samples import EpisodeDataset
 from understudy.data.video import PyavReader, VideoReader
@@ -37,6 +38,7 @@ class Cursor:
             else:
                 for _, frame in self._decoder.pictures(numbers):
                     yield frame
+                self._decoder.forget()  # nobody here asks for a picture twice
 
     def park(self) -> None:
         """Let go of the codec context; the next picture starts over at a key frame."""
@@ -83,6 +85,11 @@ def write(picture: av.VideoFrame | np.ndarray, converter: Converter, out: np.nda
         out[...] = picture.transpose(2, 0, 1)
     else:
         converter.write(picture, out)
+
+
+def index_of(reader: VideoReader) -> VideoIndex | None:
+    """The index of an open video; None where torchcodec reads it."""
+    return reader._packets.index if isinstance(reader, PyavReader) else None
 
 
 def _packets(reader: PyavReader) -> Packets:

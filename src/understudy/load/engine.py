@@ -19,9 +19,10 @@ from torch import Tensor
 
 from understudy.data.convert import Converter
 from understudy.data.samples import EpisodeDataset
-from understudy.load.buffers import Buffers
-from understudy.load.chains import Chain, Holding, Spent, Stopped
+from understudy.load.buffers import Buffers, keep_freed_memory
+from understudy.load.chains import Chain, Spent, Stopped
 from understudy.load.decoders import Cursors
+from understudy.load.plan import Plan
 from understudy.load.residency import KeptPictures
 from understudy.order import Order
 from understudy.order.placement import rank_slice
@@ -31,6 +32,7 @@ Batch: TypeAlias = dict[str, Any]
 SPAN = 64
 """Positions that one thread makes on end of a source that is read in storage order."""
 
+_IDLE = 1  # cursors that a thread keeps although no chain has them, for sources that are read in storage order
 _BLOCK = 512  # positions that are looked up at once
 
 
@@ -44,17 +46,8 @@ class Stream:
     rank: int
     world: int
     start: int
-
-
-@dataclass(frozen=True)
-class Means:
-    """What it is made with: how many threads, batches ahead of the one asked for, what chains of each source hold, and
-    how many cursors a thread keeps that no chain holds."""
-
-    threads: int
-    ahead: int
-    holdings: tuple[Holding, ...]
-    cursors: int
+    size: tuple[int, int] | None
+    """(height, width) that pictures are resized to."""
 
 
 @dataclass
@@ -75,8 +68,8 @@ class _Making:
 class Engine:
     """Makes the batches of a stream. `take` gives them in order; `stop` ends the threads."""
 
-    def __init__(self, stream: Stream, means: Means, buffers: Buffers) -> None:
-        self._stream, self._means, self._buffers = stream, means, buffers
+    def __init__(self, stream: Stream, plan: Plan, buffers: Buffers) -> None:
+        self._stream, self._plan, self._buffers = stream, plan, buffers
         self._low, self._high = rank_slice(stream.order.batch, stream.rank, stream.world)
         self._cameras = stream.datasets[0].cameras
         for number, dataset in enumerate(stream.datasets):
@@ -89,13 +82,14 @@ class Engine:
         self._planned: list[_Making] = []
         self._plan_from = 0
         self._taken = 0
-        self._until = means.ahead + 1  # threads make batches before this one
+        self._until = plan.ahead + 1  # threads make batches before this one
         self._stopping = False
         self._error: tuple[int, BaseException] | None = None  # the first batch that cannot be made, and why
-        self.spent = [Spent() for _ in range(means.threads)]
+        self.spent = [Spent() for _ in range(plan.threads)]
         self._threads = [
-            threading.Thread(target=self._run, args=(t,), name=f"understudy-loader-{t}") for t in range(means.threads)
+            threading.Thread(target=self._run, args=(t,), name=f"understudy-loader-{t}") for t in range(plan.threads)
         ]
+        keep_freed_memory()
         for thread in self._threads:
             thread.start()
 
@@ -137,12 +131,12 @@ class Engine:
     def _run(self, thread: int) -> None:
         """One thread: its part of each batch."""
         spent = self.spent[thread]
-        maker = _Maker(self._stream, self._means, self._shapes, self._low, self._high, self._stopped, spent)
+        maker = _Maker(self._stream, self._plan, self._shapes, self._low, self._high, self._stopped, spent)
         number = 0
         try:
             while (making := self._next(number, spent)) is not None:
                 maker.make(making, np.flatnonzero(making.thread == thread).tolist())
-                if number % self._means.threads == thread:
+                if number % self._plan.threads == thread:
                     begin = perf_counter()
                     making.tables = self._tables(making)
                     spent.assemble += perf_counter() - begin
@@ -175,10 +169,10 @@ class Engine:
                 return None
             making = self._made.get(number)
             if making is None:
-                making = self._made[number] = self._plan(number)
+                making = self._made[number] = self._look_up(number)
             return making
 
-    def _plan(self, number: int) -> _Making:
+    def _look_up(self, number: int) -> _Making:
         """Look up what is in a batch, for several at once."""
         at = number - self._plan_from
         if at >= len(self._planned):
@@ -193,7 +187,7 @@ class Engine:
             self._plan_from, at = number, 0
             # Copies: rows of one array would keep all of it alive for as long as a batch is.
             self._planned = [
-                _Making(self._means.threads, p.copy(), s.copy(), e.copy(), f.copy(), t.copy())
+                _Making(self._plan.threads, p.copy(), s.copy(), e.copy(), f.copy(), t.copy())
                 for p, s, e, f, t in zip(positions, *parts, strict=True)
             ]
         making = self._planned[at]
@@ -223,7 +217,7 @@ class Engine:
                 thread[own] = flat[own] // SPAN
             elif spec.clip == 1:
                 thread[own] = offset[own]
-        return thread % self._means.threads
+        return thread % self._plan.threads
 
     def _tables(self, making: _Making) -> Batch:
         source = making.source
@@ -240,7 +234,7 @@ class Engine:
         shapes = {}
         for camera, wanted in frames.items():
             reader = dataset.pictures.reader(camera, int(rows[0]))
-            shapes[camera] = (*wanted.shape[1:], 3, reader.height, reader.width)
+            shapes[camera] = (*wanted.shape[1:], 3, *(self._stream.size or (reader.height, reader.width)))
         return shapes
 
 
@@ -250,16 +244,16 @@ class _Maker:
     def __init__(
         self,
         stream: Stream,
-        means: Means,
+        plan: Plan,
         shapes: Sequence[Mapping[str, tuple[int, ...]]],
         low: int,
         high: int,
         stopped: Any,
         spent: Spent,
     ) -> None:
-        self._stream, self._means, self._shapes = stream, means, shapes
+        self._stream, self._plan, self._shapes = stream, plan, shapes
         self._low, self._high, self._stopped, self._spent = low, high, stopped, spent
-        self._cursors, self._converter = Cursors(means.cursors), Converter()
+        self._cursors, self._converter = Cursors(_IDLE), Converter(stream.size)
         self._open: dict[int, Chain] = {}  # position -> the chain that makes it
 
     def make(self, making: _Making, mine: Sequence[int]) -> None:
@@ -280,7 +274,7 @@ class _Maker:
                 continue
             position = int(making.positions[i])
             chain = self._open.pop(position, None) or self._begin(source, position)
-            chain.make(outs, self._converter, self._spent)
+            chain.make(outs, self._spent)
             if chain.done:
                 chain.close()
 
@@ -311,11 +305,11 @@ class _Maker:
                 own &= positions // SPAN == position // SPAN
             positions, episode, frame = positions[own], episode[own], frame[own]
         rows, frames = dataset.video_frames(episode, frame)
-        holding = self._means.holdings[source]
+        holding = self._plan.holdings[source]
         phase = holding.ahead
         if position < self._stream.start + self._first_round(source):
             phase = 1 + int(order.lanes([position])[1][0]) * 7 % holding.ahead
-        chain = Chain(dataset, rows, frames, holding, phase, self._cursors, self._stopped)
+        chain = Chain(dataset, rows, frames, holding, phase, self._cursors, self._converter, self._stopped)
         self._open.update(dict.fromkeys(positions[1:].tolist(), chain))
         return chain
 

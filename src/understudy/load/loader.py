@@ -13,9 +13,10 @@ from typing import Literal
 
 from understudy.data.samples import EpisodeDataset
 from understudy.load.buffers import Buffers
-from understudy.load.chains import Holding
-from understudy.load.engine import Batch, Engine, Means, Stream, join
-from understudy.load.residency import resident
+from understudy.load.chains import Spent, sum_of
+from understudy.load.engine import Batch, Engine, Stream, join
+from understudy.load.plan import make_plan
+from understudy.load.residency import kept
 from understudy.load.sizes import parse_bytes
 from understudy.order import Order
 from understudy.order.placement import rank_slice
@@ -32,13 +33,14 @@ class Loader:
         datasets: as given to `Order.of`, in the same sequence; all must deliver the same keys and shapes.
         rank, world: this process makes its share of every global batch (`placement.py`).
         threads: how many make batches; "auto" is one per available core, at most 8.
-        memory: bytes, or text such as "4GB", for decoded pictures and for batches made ahead. A dataset
-            whose pictures all fit (the first ones first) keeps them decoded, another one has them decoded when needed.
+        memory: bytes, or text such as "4GB", for all that is held: see `plan`. A dataset whose pictures all fit (the
+            first ones first) keeps them decoded, another one has them decoded when needed, each once per clip.
         start: the position to begin with: `position` of the loader that is carried on.
+        size: (height, width) that pictures are resized to, by area averaging.
 
     Raises:
         ValueError: a size that is not understood, a negative start, a rank outside the world, datasets that are not
-            those of the order.
+            those of the order, memory for less than one batch.
     """
 
     def __init__(
@@ -51,26 +53,25 @@ class Loader:
         threads: int | Literal["auto"] = "auto",
         memory: int | str = "4GB",
         start: int = 0,
+        size: tuple[int, int] | None = None,
     ) -> None:
         rank_slice(order.batch, rank, world)  # refuses a rank outside the world
         Order.from_json(order.spec, datasets)  # refuses other datasets, or a selection other than the order's
         if start < 0:
             raise ValueError(f"start {start}: positions start at 0")
         self._order, self._rank, self._world = order, rank, world
-        budget = parse_bytes(memory)
-        self._sources: list[EpisodeDataset] = []
-        for dataset in datasets:
-            view, kept = resident(dataset, budget)
-            budget -= kept
-            self._sources.append(view)
-        self.spare = budget
-        """Bytes of `memory` that kept pictures do not take."""
-        self._threads = min(8, _cores()) if threads == "auto" else threads
-        if self._threads < 1:
+        count = min(8, _cores()) if threads == "auto" else threads
+        if count < 1:
             raise ValueError(f"threads {threads}: at least 1")
-        self._means = Means(self._threads, 3, tuple(Holding(16, False) for _ in datasets), 4)
-        self._buffers = Buffers(8, False)
+        self._size = size
+        self.plan = make_plan(
+            datasets, order, rank=rank, world=world, threads=count, memory=parse_bytes(memory), size=size
+        )
+        """What is held in memory, and how it is used."""
+        self._sources = tuple(kept(d, size) if stays else d for d, stays in zip(datasets, self.plan.kept))
+        self._buffers = Buffers(self.plan.ahead + 3, False)
         self._engine: Engine | None = None
+        self._before = Spent()
         self.position = start
         """The next position to be handed out, in whole global batches; what was made ahead is not counted."""
         self.waited = 0.0
@@ -83,8 +84,8 @@ class Loader:
         """The batch at `position`. An error in making it is raised here, and the next call tries again."""
         asked = time.perf_counter()
         if self._engine is None:
-            stream = Stream(self._order, tuple(self._sources), self._rank, self._world, self.position)
-            self._engine = Engine(stream, self._means, self._buffers)
+            stream = Stream(self._order, self._sources, self._rank, self._world, self.position, self._size)
+            self._engine = Engine(stream, self.plan, self._buffers)
             self._finalizer = weakref.finalize(self, self._engine.ask_to_stop)
         try:
             batch = self._engine.take()
@@ -99,7 +100,17 @@ class Loader:
         """Stop the threads and wait for them. The next batch that is asked for starts new ones."""
         if self._engine is not None:
             self._engine.stop()
-            self._engine = None
+            self._before, self._engine = self.times, None
+
+    @property
+    def times(self) -> Spent:
+        """Seconds of all threads together so far, by what they went into."""
+        return sum_of([self._before, *(self._engine.spent if self._engine else ())])
+
+    @property
+    def spare(self) -> int:
+        """Bytes of `memory` that are not planned for."""
+        return max(0, self.plan.memory - self.plan.bytes)
 
     def __enter__(self) -> "Loader":
         return self

@@ -19,7 +19,8 @@ from understudy.data.samples import EpisodeDataset
 from understudy.load.decoders import Cursors, write
 
 _RUN = 8  # pictures decoded in one go
-_IDLE = 8  # decoders that stand somewhere in a video
+IDLE = 8
+"""Decoders that stand somewhere in a video, of each dataset."""
 
 
 def picture_bytes(dataset: EpisodeDataset, size: tuple[int, int] | None = None) -> int:
@@ -40,10 +41,10 @@ def picture_bytes(dataset: EpisodeDataset, size: tuple[int, int] | None = None) 
     return total
 
 
-def kept(dataset: EpisodeDataset) -> EpisodeDataset:
-    """The same samples from pictures that are decoded once and kept."""
+def kept(dataset: EpisodeDataset, size: tuple[int, int] | None = None) -> EpisodeDataset:
+    """The same samples from pictures that are decoded once and kept, resized to `size` (height, width)."""
     view = copy.copy(dataset)
-    view.pictures = KeptPictures(dataset.pictures, view)
+    view.pictures = KeptPictures(dataset.pictures, view, size)
     return view
 
 
@@ -71,17 +72,14 @@ class _Episode:
 class KeptPictures(Pictures):
     """`Pictures` that keeps all that it decodes."""
 
-    def __init__(self, source: Pictures, dataset: EpisodeDataset) -> None:
+    def __init__(self, source: Pictures, dataset: EpisodeDataset, size: tuple[int, int] | None = None) -> None:
         super().__init__(source.catalog, 0, source.backend)
-        self._dataset = dataset
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**super().__getstate__(), "_dataset": self._dataset}
+        self.dataset, self.size = dataset, size
 
     def _forget(self) -> None:
         super()._forget()
         self._episodes: dict[tuple[str, int], _Episode] = {}  # by camera and table row
-        self._cursors, self._converters = Cursors(_IDLE), threading.local()
+        self._cursors, self._converters = Cursors(IDLE), threading.local()
         self._taking = threading.Lock()  # of the cursors
         self.decoded = 0
         """Pictures that came out of decoders."""
@@ -113,7 +111,8 @@ class KeptPictures(Pictures):
         found = self._episodes.get((camera, row))
         if found is None:
             reader = self.reader(camera, row)  # outside the lock, which it takes
-            empty = np.empty((int(self.catalog.episodes.lengths[row]), 3, reader.height, reader.width), np.uint8)
+            height, width = self.size or (reader.height, reader.width)
+            empty = np.empty((int(self.catalog.episodes.lengths[row]), 3, height, width), np.uint8)
             found = self._episodes.setdefault((camera, row), _Episode(empty))  # memory is taken where it is written
         return found
 
@@ -134,7 +133,7 @@ class KeptPictures(Pictures):
                 end = min(key, len(episode.there))
             wanted = np.flatnonzero(~episode.there[begin:end]) + begin
             with self._taking:
-                cursor = self._cursors.take(self._dataset, camera, row, first + int(wanted[0]))
+                cursor = self._cursors.take(self.dataset, camera, row, first + int(wanted[0]))
             try:
                 converter = self._converter()
                 for number, picture in zip(wanted.tolist(), cursor.pictures(first + wanted)):
@@ -147,5 +146,5 @@ class KeptPictures(Pictures):
 
     def _converter(self) -> Converter:
         if not hasattr(self._converters, "own"):
-            self._converters.own = Converter()
+            self._converters.own = Converter(self.size)
         return self._converters.own

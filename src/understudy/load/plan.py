@@ -1,0 +1,337 @@
+"""Plan: what a loader will hold, in bytes, before it makes the first batch; and how it makes do with less.
+
+Memory goes, in this order, to what cannot be done without (the batches under way, rows, one decoder a thread), to whole
+datasets that stay decoded, and to chains: what each lane holds between two of its samples. Chains have several ways,
+the quickest first; the first way that fits is taken. Whatever is taken, the samples are the same.
+
+    short groups of pictures: runs of 16, 8 or 4 pictures with shared decoders; a decoder kept by each lane; nothing
+    long ones:                a decoder kept by each lane with runs of 8, 4 or 1; nothing
+
+With nothing held, every sample starts over at a key frame: half a group of pictures decoded for each.
+
+The order is frozen and stays. A new run can ask `fit_order` for one with so few frames in flight that the quickest way
+fits. Not here: what is done with the plan (`engine.py`, `chains.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from understudy.data.contexts import live_bytes
+from understudy.data.contexts import picture_bytes as decoded_bytes
+from understudy.data.samples import EpisodeDataset
+from understudy.load.chains import Holding
+from understudy.load.decoders import index_of
+from understudy.load.residency import IDLE, picture_bytes
+from understudy.order import Order, rank_slice
+from understudy.order.audit import WINDOWS, audit, reading
+
+_AHEAD = (4, 2)  # batches made before they are asked for, where memory allows
+_SHORT = 8  # pictures from key frame to key frame up to which a decoder that starts anew costs little
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing that takes memory: how many bytes, and why."""
+
+    name: str
+    bytes: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a loader holds at most, and how it works."""
+
+    memory: int
+    """Bytes that were allowed."""
+    items: tuple[Item, ...]
+    threads: int
+    ahead: int
+    """Batches made before they are asked for."""
+    kept: tuple[bool, ...]
+    """Of each source: whether all its pictures stay decoded."""
+    holdings: tuple[Holding, ...]
+    """Of each source: what its lanes hold between two samples."""
+    said: tuple[str, ...]
+    """What else the user should know, one sentence each."""
+
+    @property
+    def bytes(self) -> int:
+        """All items together."""
+        return sum(item.bytes for item in self.items)
+
+    @property
+    def is_quickest(self) -> bool:
+        """Whether nothing had to make do with less."""
+        return not self.said
+
+    def __str__(self) -> str:
+        lines = [f"memory: {_mb(self.bytes)} planned of {_mb(self.memory)}"]
+        lines += [f"  {_mb(item.bytes):>10}  {item.name}: {item.why}" for item in self.items]
+        lines += [f"  {sentence}" for sentence in self.said]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What the plan knows of one dataset."""
+
+    dataset: EpisodeDataset
+    lanes: int
+    """Lanes that this rank reads."""
+    alone: bool
+    """Whether its frames are shuffled one by one, so that no two share a clip."""
+    pictures: int
+    """Bytes of all its pictures, resized."""
+    sample: int
+    """Bytes of one sample's pictures, resized."""
+    decoded: tuple[int, ...]
+    """Per camera, bytes of one picture as a chain holds it."""
+    live: tuple[int, ...]
+    """Per camera, bytes of a live decoder."""
+    converted: bool
+    """Whether chains hold resized pictures, which are smaller than decoded ones."""
+    halo: int
+    """Pictures that samples of a clip share beyond their own."""
+    ways: tuple[Holding, ...]
+
+    def chains(self, way: Holding) -> int:
+        """Bytes that its chains hold. A kept decoder keeps the memory of all pictures it ever gave out at once."""
+        run = way.ahead if way.keep else (way.ahead + 1) / 2
+        held = sum(self.decoded) * (self.halo + (run if way.ahead > 1 or way.keep else 0))
+        return int(self.lanes * (held + (sum(self.live) if way.keep else 0)))
+
+
+def make_plan(
+    datasets: Sequence[EpisodeDataset],
+    order: Order,
+    *,
+    rank: int,
+    world: int,
+    threads: int,
+    memory: int,
+    size: tuple[int, int] | None = None,
+) -> Plan:
+    """The plan of one rank.
+
+    Args:
+        threads: how many may make batches; fewer are taken where memory is too small for so many.
+        memory: bytes.
+        size: (height, width) that pictures are resized to.
+
+    Raises:
+        ValueError: not even one batch fits; names the least that does.
+        DatasetError: a video cannot be opened.
+    """
+    low, high = rank_slice(order.batch, rank, world)
+    sources = [_look(dataset, order, d, low, high, threads, size) for d, dataset in enumerate(datasets)]
+    batch = (high - low) * max((source.sample for source in sources), default=0)
+    rows = sum(_row_bytes(source.dataset) for source in sources)
+    if not any(source.sample for source in sources):
+        threads = 1  # rows alone are made by Python, one thread at a time
+
+    def fixed(ahead: int, count: int) -> list[Item]:
+        """`ahead` made, one in the making, one in use, and one that the consumer still holds when it asks anew."""
+        decoder = max((sum(s.live) + sum(s.decoded) * (1 + s.halo) for s in sources), default=0)
+        return [
+            Item("batches", (ahead + 3) * batch, f"{ahead + 3} of {high - low} samples, {ahead} ahead"),
+            Item("rows", rows, "columns of the data files in use"),
+            Item("decoders", count * decoder, f"one for each of {count} threads"),
+        ]
+
+    def total(items: Sequence[Item]) -> int:
+        return sum(item.bytes for item in items)
+
+    slowest = [source.ways[-1] for source in sources]
+    fewest = total(fixed(0, 1)) + sum(s.chains(way) for s, way in zip(sources, slowest))
+    if fewest > memory:
+        raise ValueError(
+            f"memory {memory}: one batch of {high - low} samples and what it takes to make it need {fewest} bytes; "
+            "give as much, or make the batch or its pictures smaller"
+        )
+    least = total(fixed(0, threads)) + sum(s.chains(way) for s, way in zip(sources, slowest))
+    said: list[str] = []
+    if least > memory:
+        said.append(f"one thread instead of {threads}: memory allows no more")
+        threads, least = 1, fewest
+    spare = memory - least
+    kept = []
+    for source, way in zip(sources, slowest):
+        needed = source.pictures + IDLE * max(source.live, default=0) - source.chains(way)
+        kept.append(source.pictures > 0 and needed <= spare)
+        spare -= needed if kept[-1] else 0
+    read = [s for s, stays in zip(sources, kept) if not stays and s.sample]
+    ahead, level = _level(read, memory - _kept_bytes(sources, kept), lambda a: total(fixed(a, threads)))
+    items = fixed(ahead, threads)
+    holdings = []
+    for d, (source, stays) in enumerate(zip(sources, kept)):
+        way = source.ways[min(level, len(source.ways) - 1)]
+        holdings.append(way)
+        if stays:
+            bytes_ = source.pictures + IDLE * max(source.live)
+            items.append(Item(f"pictures of {source.dataset.name}", bytes_, "all of them, once they have been met"))
+        elif source.sample:
+            items.append(Item(f"chains of {source.dataset.name}", source.chains(way), _in_words(source, way)))
+            if way != source.ways[0]:
+                best = source.chains(source.ways[0])
+                said.append(
+                    f"{order.spec.sources[d].name}: {_in_words(source, source.ways[0])} would take {_mb(best)} and be "
+                    "quicker; the samples and their order are the same (fewer frames in flight would fit: `fit_order`)"
+                )
+    if ahead < _AHEAD[-1]:
+        said.append(f"{ahead} batches ahead: memory allows no more")
+    return Plan(memory, tuple(items), threads, ahead, tuple(kept), tuple(holdings), tuple(said))
+
+
+def fit_order(
+    datasets: Sequence[EpisodeDataset],
+    *,
+    memory: int,
+    world: int = 1,
+    threads: int = 2,
+    size: tuple[int, int] | None = None,
+    frames_in_flight: int = 100_000,
+    **options: Any,
+) -> tuple[Order, tuple[str, ...]]:
+    """A new order with as many frames in flight as the quickest way of reading holds in `memory` bytes on each rank.
+
+    `options` are those of `Order.of`. Returns the order, and what was changed in words: nothing where all that was
+    wished for fits, otherwise what it takes instead and what that does to the design effect (`order/deff.py`).
+
+    Raises:
+        ValueError: as `Order.of` and `make_plan` do.
+    """
+    wished = Order.of(datasets, frames_in_flight=frames_in_flight, **options)
+    order, frames = wished, frames_in_flight
+
+    def fits(one: Order) -> bool:
+        plan = make_plan(datasets, one, rank=0, world=world, threads=threads, memory=memory, size=size)
+        return all(
+            h.ahead > 1 or stays or s.clip == 1 for h, stays, s in zip(plan.holdings, plan.kept, one.spec.sources)
+        )
+
+    while not fits(order) and frames > order.batch:
+        frames //= 2
+        order = Order.of(datasets, frames_in_flight=frames, **options)
+    if order.spec == wished.spec:
+        return wished, ()
+    before, after = _deff(wished), _deff(order)
+    spans = ", ".join(f"{b:.2f} -> {a:.2f} over {w}" for w, b, a in zip(WINDOWS, before, after))
+    said = (
+        f"{frames} frames in flight instead of {frames_in_flight}: more do not fit {_mb(memory)}",
+        f"design effect of the batches, by batches looked at together: {spans}",
+    )
+    return order, said
+
+
+def _deff(order: Order) -> tuple[float, ...]:
+    read, lengths = reading(order)
+    return audit(read, lengths, order.batch, world=1, span=max(4 * WINDOWS[-1] * order.batch, 2**14)).deff
+
+
+def _level(read: Sequence[_Source], memory: int, fixed: Any) -> tuple[int, int]:
+    """(batches ahead, which of its ways each source takes): the quickest that fits."""
+    levels = max((len(source.ways) for source in read), default=1)
+
+    def needs(ahead: int, level: int) -> int:
+        return fixed(ahead) + sum(source.chains(source.ways[min(level, len(source.ways) - 1)]) for source in read)
+
+    for level in range(levels):
+        for ahead in _AHEAD:
+            if needs(ahead, level) <= memory:
+                return ahead, level
+    return (1 if needs(1, levels - 1) <= memory else 0), levels - 1
+
+
+def _kept_bytes(sources: Sequence[_Source], kept: Sequence[bool]) -> int:
+    return sum(s.pictures + IDLE * max(s.live, default=0) for s, stays in zip(sources, kept) if stays)
+
+
+def _look(
+    dataset: EpisodeDataset, order: Order, d: int, low: int, high: int, threads: int, size: tuple[int, int] | None
+) -> _Source:
+    spec = order.spec.sources[d]
+    alone = spec.clip == 1 and spec.shuffle
+    lanes = _lanes_of_rank(order, d, low, high) if spec.shuffle and not alone else min(threads, spec.frames)
+    segment = dataset.segments[dataset.segments[:, 2] > dataset.segments[:, 1]][:1]
+    rows, frames = dataset.video_frames(segment[:, 0], segment[:, 1])
+    decoded, live, sample, converted, windows = [], [], 0, False, 0
+    for camera, wanted in frames.items():
+        reader = dataset.pictures.reader(camera, int(rows[0]))
+        height, width = size or (reader.height, reader.width)
+        sample += wanted.size * height * width * 3
+        windows = max(windows, wanted.size)
+        if (index := index_of(reader)) is not None:
+            decoded.append(decoded_bytes(index))
+            live.append(live_bytes(index))
+        else:  # torchcodec gives RGB
+            decoded.append(reader.height * reader.width * 3)
+            live.append(4 * decoded[-1])
+        converted = size is not None and (height * width * 3 < decoded[-1])
+        if converted:
+            decoded[-1] = height * width * 3
+    halo = min(dataset.reach[0] + dataset.reach[1], windows * spec.clip)
+    return _Source(
+        dataset,
+        lanes,
+        alone,
+        picture_bytes(dataset, size) if frames else 0,
+        sample,
+        tuple(decoded),
+        tuple(live),
+        converted,
+        0 if alone else halo,
+        _ways(alone, dataset.gop if frames else 1, converted, spec.shuffle),
+    )
+
+
+def _ways(alone: bool, gop: int, converted: bool, shuffle: bool) -> tuple[Holding, ...]:
+    """The ways of holding a lane, the quickest first."""
+    if alone:
+        ways = [(1, False)]
+    elif gop <= _SHORT and shuffle:
+        ways = [(16, False), (8, False), (4, False), (1, True), (1, False)]
+    else:
+        ways = [(8, True), (4, True), (1, True), (1, False)]
+    return tuple(Holding(ahead, keep, converted) for ahead, keep in ways)
+
+
+def _lanes_of_rank(order: Order, d: int, low: int, high: int) -> int:
+    """How many lanes of a source come up on a rank: its share where each lane keeps to one offset in the batch."""
+    spec, slots = order.spec.sources[d], order.spec.schedule[-1].slots
+    if not slots[d] if d < len(slots) else True:
+        return 0
+    round_ = -(-spec.lanes * sum(slots) // slots[d])
+    if round_ % order.batch:
+        return spec.lanes
+    first = order.spec.schedule[-1].position
+    positions = np.arange(first, first + round_)
+    offset = (positions - first) % order.batch
+    source, lane = order.lanes(positions[(offset >= low) & (offset < high)])
+    return len(np.unique(lane[source == d]))
+
+
+def _row_bytes(dataset: EpisodeDataset) -> int:
+    """Bytes of the columns of the data files that hold selected episodes, as far as they may stay loaded."""
+    episodes, features = dataset.catalog.episodes, dataset.catalog.features
+    files = np.unique(episodes.data_file[episodes.rows_of(np.unique(dataset.segments[:, 0]))])
+    count = int(episodes.lengths[np.isin(episodes.data_file, files)].sum())
+    row = 6 * 8  # of the index
+    for key in dataset.keys:
+        feature = features.get(key)
+        if feature is not None and not feature.is_video and not feature.is_text and feature.dtype != "image":
+            row += int(np.prod(feature.shape, dtype=np.int64)) * np.dtype(feature.dtype).itemsize
+    return min(count * row, dataset.row_cache_bytes)
+
+
+def _in_words(source: _Source, way: Holding) -> str:
+    what = [f"runs of {way.ahead} pictures"] if way.ahead > 1 else []
+    what += ["a decoder each"] if way.keep else []
+    return f"{source.lanes} lanes, {' and '.join(what) if what else 'nothing held between two samples'}"
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:.1f} MB"
