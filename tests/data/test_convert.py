@@ -73,6 +73,11 @@ def test_what_cameras_record_takes_the_fast_way(height: int, width: int) -> None
     assert planar_is_equal("yuv420p", height, width)
 
 
+@pytest.mark.parametrize("name", ["yuv444p", "yuv420p10le", "nv12"])
+def test_other_formats_are_taken_apart(name: str) -> None:
+    assert not planar_is_equal(name, 480, 640)
+
+
 def test_planes_that_differ_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trial on noise is what protects: planes of another order are noticed, and with it switched off they are
     delivered."""

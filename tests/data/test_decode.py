@@ -204,6 +204,13 @@ def test_pictures_outlive_their_decoder(kind: str, clips: dict[str, tuple[Path, 
         assert np.array_equal(out.transpose(1, 2, 0), pictures[position])
 
 
+def test_pictures_that_were_passed_are_not_held(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+    decoder = decoder_of(clips["h264-bframes"][0])
+    for position in (3, 8, 9, 17, 30, 44):
+        take(decoder, [position])
+        assert all(held > position for held in decoder._ahead)
+
+
 @pytest.fixture
 def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The decode positions of all packets given to decoders."""
