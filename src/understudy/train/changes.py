@@ -22,6 +22,7 @@ SAMPLES = "the samples are the same, what is done to them from here on is not"
 CONSEQUENCES = {
     "out": NONE,
     "data.root": "the dataset there is the same by its fingerprint",
+    "data.cache*": NONE,
     "data.on_bad_frame": "matters where a picture or row cannot be read; the samples are the same elsewhere",
     "steps": "",  # `_learning_rate` says
     "schedule.*": "",

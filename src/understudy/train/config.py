@@ -33,6 +33,10 @@ class DataConfig:
     """How positions walk through the frames; `clips` is well shuffled and decodes each picture about once."""
     frames_in_flight: Annotated[int, Ge(1)] = 100_000
     """How many frames the shuffle may spread over: more is better shuffled, fewer needs less memory."""
+    cache: str = ""
+    """Folder on a local disk for what is read from a URL, shared by the processes of the host; none: the user's own."""
+    cache_size: str = "64GB"
+    """What that folder may hold at most."""
     on_bad_frame: Literal["raise", "substitute"] = "raise"
     """A picture or row that cannot be read: stop and name it, or take a neighbour from the same clip and write it
     down."""
@@ -198,10 +202,11 @@ class TrainConfig:
     def problems(self) -> list[str]:
         """What is wrong between fields, one line each."""
         found = []
-        try:
-            parse_bytes(self.memory)
-        except ValueError as error:
-            found.append(str(error))
+        for name, size in (("memory", self.memory), ("data.cache_size", self.data.cache_size)):
+            try:
+                parse_bytes(size)
+            except ValueError as error:
+                found.append(str(error).replace("memory", name, 1))
         if not self.data.root:
             found.append("data.root: required: the folder of the dataset to learn from")
         if self.policy.channels % 8 or self.policy.width % 8:

@@ -13,9 +13,11 @@ import numpy as np
 from understudy.data.catalog import Catalog
 from understudy.data.errors import DatasetError
 from understudy.data.normalize import Mode, Statistics, offset_and_spread, statistics
+from understudy.data.remote.settings import Remote
 from understudy.data.samples import EpisodeDataset
 from understudy.data.select import split_episodes
 from understudy.load.loader import Loader
+from understudy.load.sizes import parse_bytes
 from understudy.order import Order
 from understudy.policies.flow_policy import ACTION, STATE, FlowPolicyConfig
 from understudy.train.config import TrainConfig
@@ -67,7 +69,8 @@ def open_data(config: TrainConfig) -> RunData:
     Raises:
         DatasetError: the dataset cannot be read, or lacks what a policy needs.
     """
-    catalog = Catalog.open(config.data.root)
+    remote = Remote(cache=config.data.cache, cache_bytes=parse_bytes(config.data.cache_size))
+    catalog = Catalog.open(config.data.root, remote)
     for key in (ACTION, STATE):
         feature = catalog.features.get(key)
         if feature is None and key == STATE:
@@ -151,5 +154,5 @@ def _digest(*parts: bytes) -> str:
 def first_batch(config: TrainConfig) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The batch of step 0 as the policy gets it, and the names of its cameras; for the eye."""
     data = open_data(config)
-    with Loader([data.training], order=data.order(config), threads=1, memory=1) as loader:
+    with Loader([data.training], order=data.order(config), threads=1) as loader:
         return augmented(next(loader), data.cameras, config.augment, config.seed), data.cameras

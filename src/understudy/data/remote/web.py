@@ -182,6 +182,12 @@ class Bucket:
 
     def __init__(self, root: str, options: Mapping[str, Any]) -> None:
         self._root, self._options = root, dict(options)
+        if not options.get("anon"):  # older signatures are refused for encrypted files and in newer regions
+            signed = {"signature_version": "s3v4", **options.get("config_kwargs", {})}
+            self._options["config_kwargs"] = signed
+        client = options.get("client_kwargs", {})
+        if not (options.get("endpoint_url") or client.get("endpoint_url") or client.get("region_name")):
+            self._options.setdefault("cache_regions", True)  # such a signature names the bucket's region
         self._open()
 
     def _open(self) -> tuple[Any, str]:
@@ -257,6 +263,12 @@ class Hub:
         return Stat(int(info["size"]), f"commit {self.pin}")
 
 
+def _verify(client: Mapping[str, Any]) -> bool | str | None:
+    """What botocore would check certificates with."""
+    found: bool | str | None = client.get("verify", os.environ.get("AWS_CA_BUNDLE"))
+    return found
+
+
 def web_store(root: str, options: Mapping[str, Any], pin: str = "") -> WebStore | None:
     """The store of a URL whose bytes come over HTTP, None for any other."""
     protocol = root.partition("://")[0]
@@ -268,7 +280,7 @@ def web_store(root: str, options: Mapping[str, Any], pin: str = "") -> WebStore 
             raise DatasetError(f"storage option {min(asked)!r} means nothing here", where=root, fix="headers, verify")
         return WebStore(Plain(root, headers), HttpClient(verify), float(pin or 0))
     if protocol in ("s3", "s3a"):
-        verify = dict(options.get("client_kwargs", {})).get("verify", os.environ.get("AWS_CA_BUNDLE"))
+        verify = _verify(options.get("client_kwargs", {}))
         return WebStore(Bucket(root, options), HttpClient(verify), float(pin or 0))
     if protocol == "hf" and not root.startswith("hf://buckets/"):
         return WebStore(Hub(root, options, pin), HttpClient())
