@@ -80,13 +80,14 @@ class Converter:
 
 @lru_cache(maxsize=64)
 def planar_is_equal(name: str, height: int, width: int) -> bool:
-    """Whether swscale converts noise of this pixel format and size to the same colours as planes and packed."""
+    """Whether swscale converts this pixel format and size to the same colours as planes and packed; tried on noise."""
     if name not in _PLANAR or height % 2 or width % 2:
         return False
+    height = min(height, 32)  # lines are converted one like the other
     noise = av.VideoFrame(width, height, name)
-    rng = np.random.default_rng(0)
-    for plane in noise.planes:
-        plane.update(rng.bytes(plane.buffer_size))
+    for number, plane in enumerate(noise.planes):
+        count = np.arange(plane.buffer_size, dtype=np.uint32) + number
+        plane.update((count * np.uint32(2654435761) >> np.uint32(13)).astype(np.uint8).tobytes())
     planes = VideoReformatter().reformat(noise, format="gbrp", threads=1).planes
     packed = VideoReformatter().reformat(noise, format="rgb24", threads=1).planes[0]
     expected = _lines(packed, height)[:, : width * 3].reshape(height, width, 3)
