@@ -1,0 +1,54 @@
+"""docs/training.md: every command in it is one that the command line understands, every file it names is there."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from understudy import cli
+from understudy.train import rundir
+from understudy.train.config import DataConfig, TrainConfig
+from understudy.train.settings import dump_yaml
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "training.md").read_text()
+COMMANDS = [
+    line.split("#")[0].strip()
+    for block in re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL)
+    for line in block.splitlines()
+]
+
+
+def test_there_are_commands() -> None:
+    assert len(COMMANDS) >= 8
+    assert {command.split()[0] for command in COMMANDS} == {"understudy", "torchrun", "sbatch"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_understood(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = TrainConfig(data=DataConfig(root="d"))
+    (tmp_path / "CONFIG.yaml").write_text(dump_yaml(settings))
+    monkeypatch.setattr(rundir, "resumed_settings", {"RUN": settings}.__getitem__)
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command)
+    if words[0] == "sbatch":
+        script = next(number for number, word in enumerate(words) if word.endswith(".sbatch"))
+        assert (ROOT / words[script]).is_file()
+        run, *rest = words[script + 1 :]
+        words = ["understudy", "train", *rest, "--out", run]
+    if words[0] == "torchrun":
+        words = words[words.index("-m") + 1 :]
+    verb = cli.VERBS[words[1]]
+    count, arguments = cli._launched(words[2:])
+    assert verb.ranks
+    assert cli._settings(words[1], verb, arguments).data.root == "d"
+    assert (count is not None) == ("--launch" in command)
+
+
+def test_what_the_page_names_is_there() -> None:
+    for path in re.findall(r"\]\(\.\./([^)]+)\)", PAGE):
+        assert (ROOT / path).is_file(), path
+    launched = {name for name, verb in cli.VERBS.items() if verb.ranks}
+    (named,) = re.findall(r"`--launch N` works for (.*?)\.", PAGE)
+    assert set(re.findall(r"`(\w+)`", named)) == launched
