@@ -224,8 +224,8 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     dataset = Path(args.out) / "dataset"
     if not dataset.exists() and understudy(["record", "--out", str(dataset), "--episodes", str(args.episodes)]) != 0:
         raise SystemExit(1)
-    by_order = [orders(args, seed) for seed in args.seeds]
     by_precision = [precisions(args, seed) for seed in args.seeds]
+    by_order = [orders(args, seed) for seed in args.seeds]
     order_keys = ("distinct_episodes_per_batch", "grad_norm_median_last", "val_loss")
     result = {
         "order": {name: pooled([runs[name] for runs in by_order], order_keys) for name in ORDERS},
@@ -314,8 +314,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--episodes", type=int, default=200, help="to record")
     parser.add_argument("--steps", type=int, default=1500, help="of the two orders")
-    parser.add_argument("--base-steps", type=int, default=1000, help="before fine-tuning")
-    parser.add_argument("--tune-steps", type=int, default=600, help="of fine-tuning")
+    parser.add_argument("--base-steps", type=int, default=700, help="before fine-tuning")
+    parser.add_argument("--tune-steps", type=int, default=400, help="of fine-tuning")
     parser.add_argument("--lr", type=float, default=FINE_TUNE_LR, help="of fine-tuning")
     parser.add_argument("--rollouts", type=int, default=60, help="per policy")
     parser.add_argument("--out", default="runs/collapse")

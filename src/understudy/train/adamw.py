@@ -9,8 +9,7 @@ checkpoint can be loaded in place. Not here: which weights are kept how, and in 
 beside other people's optimizers (`master.py`).
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -26,9 +25,6 @@ from understudy.train.optim_state import (
     refuse_foreign,
 )
 from understudy.train.split import adamw_split_, adamw_whole_, compiled_step, join, split_
-
-LINE = 64
-"""Elements; a multiple of what any CPU computes at once."""
 
 
 class Float32AdamW(Optimizer):
@@ -169,14 +165,16 @@ class Float32AdamW(Optimizer):
         gradients = [local(p.grad) for p in params if p.grad is not None]
         if scale is not None:
             torch._foreach_mul_(gradients, scale)
-        kept = [[local(p.detach()) for p in params], gradients]
-        kept += [[local(s[moment]) for s in states] for moment in ("exp_avg", "exp_avg_sq")]
-        steps = [s["step"] for s in states]
-        # A tensor is whole on one mesh and in parts on another, and both must become the same bits.
-        spread = hasattr(params[0], "placements") and params[0].device.type == "cpu"
-        with _in_full_lines(kept, steps) if spread else nullcontext((kept, steps)) as (tensors, counts):
-            weights, grads, exp_avgs, exp_avg_sqs = tensors
-            adamw_whole_(weights, grads, exp_avgs, exp_avg_sqs, counts, group["lr"], skip, **_hyper(group))
+        adamw_whole_(
+            [local(p.detach()) for p in params],
+            gradients,
+            [local(s["exp_avg"]) for s in states],
+            [local(s["exp_avg_sq"]) for s in states],
+            [s["step"] for s in states],
+            group["lr"],
+            skip,
+            **_hyper(group),
+        )
 
     def _step_split(self, params: list[Tensor], group: dict[str, Any], scale: Tensor, skip: Tensor) -> None:
         """bfloat16 parameters, one after another: what a step needs besides its state is one float32 parameter big."""
@@ -224,32 +222,6 @@ class Float32AdamW(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_compiled": self._compiled, "_versions": {}}  # a copy's weights are its own
-
-
-@contextmanager
-def _in_full_lines(kept: list[list[Tensor]], steps: list[Tensor]) -> Iterator[tuple[list[list[Tensor]], list[Tensor]]]:
-    """The same elements in tensors whose sizes are multiples of LINE; what is done to them is done to `kept`.
-
-    On a CPU torch's fused kernel treats what does not fill a vector register by other instructions, which round
-    differently. Which elements those are depends on where a tensor was cut; in full lines there are none.
-
-    Args:
-        kept: weights, gradients, first and second moments; steps: one per weight.
-    """
-    flat = [[t.view(-1) for t in tensors] for tensors in kept]
-    rest = [t.numel() % LINE for t in flat[0]]
-    ragged = [i for i, size in enumerate(rest) if size]
-    lines = torch.zeros(len(kept), len(ragged), LINE)
-    ends = [tensors[i][-rest[i] :] for tensors in flat for i in ragged]
-    copies = [of_kind[k, : rest[i]] for of_kind in lines for k, i in enumerate(ragged)]
-    if ragged:
-        torch._foreach_copy_(copies, ends)
-    yield (
-        [[*(t[: t.numel() - size] for t, size in zip(ts, rest)), *line] for ts, line in zip(flat, lines)],
-        [*steps, *(steps[i] for i in ragged)],
-    )
-    if ragged:
-        torch._foreach_copy_(ends, copies)
 
 
 def _hyper(group: Mapping[str, Any]) -> dict[str, float]:

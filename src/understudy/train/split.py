@@ -15,10 +15,14 @@ refused there. Not here: the optimizer around the step (`adamw.py`), masters bes
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
+
+LINE = 64
+"""Elements; a multiple of what any CPU computes at once."""
 
 
 def split_(x: Tensor, hi: Tensor, lo: Tensor) -> None:
@@ -54,23 +58,55 @@ def adamw_whole_(
     eps: float,
     weight_decay: float,
 ) -> None:
-    """One AdamW step of float32 weights in place: torch's fused kernel, which does nothing where skip is 1."""
-    torch._fused_adamw_(
-        weights,
-        grads,
-        exp_avgs,
-        exp_avg_sqs,
-        [],
-        steps,
-        lr=lr,
-        beta1=beta1,
-        beta2=beta2,
-        weight_decay=weight_decay,
-        eps=eps,
-        amsgrad=False,
-        maximize=False,
-        found_inf=skip,
+    """One AdamW step of float32 weights in place: torch's fused kernel, which does nothing where skip is 1.
+
+    On a CPU in full lines, so that a tensor and its parts on several ranks become the same bits.
+    """
+    kept = [weights, grads, exp_avgs, exp_avg_sqs]
+    even = skip.device.type == "cpu" and all(t.is_contiguous() for tensors in kept for t in tensors)
+    with _in_full_lines(kept, steps) if even else nullcontext((kept, steps)) as (tensors, counts):
+        torch._fused_adamw_(
+            tensors[0],
+            tensors[1],
+            tensors[2],
+            tensors[3],
+            [],
+            counts,
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=weight_decay,
+            eps=eps,
+            amsgrad=False,
+            maximize=False,
+            found_inf=skip,
+        )
+
+
+@contextmanager
+def _in_full_lines(kept: list[list[Tensor]], steps: list[Tensor]) -> Iterator[tuple[list[list[Tensor]], list[Tensor]]]:
+    """The same elements in tensors whose sizes are multiples of LINE; what is done to them is done to `kept`.
+
+    On a CPU torch's fused kernel treats what does not fill a vector register by other instructions, which round
+    differently. Which elements those are depends on where a tensor was cut; in full lines there are none.
+
+    Args:
+        kept: weights, gradients, first and second moments; steps: one per weight.
+    """
+    flat = [[t.view(-1) for t in tensors] for tensors in kept]
+    rest = [t.numel() % LINE for t in flat[0]]
+    ragged = [i for i, size in enumerate(rest) if size]
+    lines = torch.zeros(len(kept), len(ragged), LINE)
+    ends = [tensors[i][-rest[i] :] for tensors in flat for i in ragged]
+    copies = [of_kind[k, : rest[i]] for of_kind in lines for k, i in enumerate(ragged)]
+    if ragged:
+        torch._foreach_copy_(copies, ends)
+    yield (
+        [[*(t[: t.numel() - size] for t, size in zip(ts, rest)), *line] for ts, line in zip(flat, lines)],
+        [*steps, *(steps[i] for i in ragged)],
     )
+    if ragged:
+        torch._foreach_copy_(ends, copies)
 
 
 def adamw_split_(
@@ -91,7 +127,7 @@ def adamw_split_(
 ) -> None:
     """One AdamW step in place, the specification: join, torch's own fused float32 kernel, split.
 
-    Equal to float32 `torch.optim.AdamW(fused=True)` bit for bit, on any device, because it is that kernel. The joined
+    Equal to the float32 step of `adamw_whole_` bit for bit, on any device, because it is that one. The joined
     weight and the float32 gradient live for the length of one call: 8 bytes times the largest parameter.
 
     Args:
