@@ -76,6 +76,6 @@ def test_the_order_uses_no_library_shuffle() -> None:
 
 def test_attention_is_torchs_own() -> None:
     """`F.scaled_dot_product_attention` picks the kernel, and activation checkpointing knows what it returns. A softmax
-    is where one written by hand would be; the one there is averages places of a picture."""
+    is where one written by hand would show; the only one averages the places of a picture."""
     found = {file.name for file in (SOURCE / "policies").glob("*.py") if "softmax(" in file.read_text()}
     assert found <= {"vision.py"}

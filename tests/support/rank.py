@@ -41,7 +41,7 @@ def main() -> int:
         return 0
     while not got:
         time.sleep(0.02)
-    time.sleep(0.2 * rank)  # the later ones still write while the first have left
+    time.sleep(0.4 * rank)  # the later ones still write long after the first has left
     (folder / f"saved-{rank}.json").write_text(json.dumps(got))
     return 75
 

@@ -155,7 +155,7 @@ def test_the_port_is_ours_and_a_store_may_listen_on_it() -> None:
 def test_a_signal_reaches_every_rank_once_and_nobody_is_cut_short(
     start: Callable[..., Launched], number: signal.Signals
 ) -> None:
-    """The last rank still writes for 0.4 s when the first has left with 75."""
+    """The last rank still writes for 0.8 s when the first has left with 75, longer than failures take to settle."""
     job = start(3, "stay")
     job.process.send_signal(number)
     assert job.end() == (75, "")
