@@ -9,9 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import interpolate
 
-from understudy.data import convert
+from understudy.data import convert, swscale
 from understudy.data.convert import Converter, planar_is_equal
 from understudy.data.resize import AreaResize
+from understudy.data.swscale import Kind
 from understudy.policies.vision import as_network_input
 
 FORMATS = ("yuv420p", "yuvj420p", "yuv422p", "yuv444p", "nv12", "gray", "rgb24", "gbrp", "yuv420p10le")
@@ -30,27 +31,121 @@ def packed(frame: av.VideoFrame) -> np.ndarray:
     return frame.to_ndarray(format="rgb24", threads=1).transpose(2, 0, 1)
 
 
-@settings(max_examples=150, deadline=None)
+def aligned(height: int, width: int, guard: int = 64) -> tuple[np.ndarray, np.ndarray]:
+    """uint8 (3, height, width) at an address that is a multiple of 64, and the whole memory around it, all sevens."""
+    flat = np.full(3 * height * width + 64 + 2 * guard, 7, np.uint8)
+    shift = guard + -(flat.__array_interface__["data"][0] + guard) % 64
+    return flat[shift : shift + 3 * height * width].reshape(3, height, width), flat
+
+
+@settings(max_examples=200, deadline=None)
 @given(
     name=st.sampled_from(FORMATS),
     height=st.one_of(st.integers(1, 70), st.sampled_from([224, 480])),
-    width=st.one_of(st.integers(2, 140), st.sampled_from([224, 640, 848])),
+    width=st.one_of(st.integers(2, 140), st.integers(1, 9).map(lambda n: 16 * n), st.sampled_from([224, 640, 848])),
     matrix=st.sampled_from([None, 1, 2, 5, 6, 7, 9]),
     colours=st.sampled_from([None, 1, 2]),
     seed=st.integers(0, 3),
+    direct=st.booleans(),
 )
-@example(name="yuv420p", height=7, width=11, matrix=None, colours=2, seed=2)  # equal on the trial's noise
+@example(name="yuv420p", height=7, width=11, matrix=None, colours=2, seed=2, direct=False)  # equal on the trial's noise
 def test_any_picture_equals_the_packed_conversion(
-    name: str, height: int, width: int, matrix: int | None, colours: int | None, seed: int
+    name: str, height: int, width: int, matrix: int | None, colours: int | None, seed: int, direct: bool
 ) -> None:
+    """Straight into the array or through PyAV, in aligned memory, and not one byte beside it."""
     frame = noise(name, height, width, seed)
     if matrix is not None:
         frame.colorspace = matrix
     if colours is not None:
         frame.color_range = colours
-    out = np.full((3, height, width), 7, np.uint8)
-    Converter().write(frame, out)
+    out, around = aligned(height, width)
+    with pytest.MonkeyPatch.context() as patch:
+        if not direct:
+            patch.setattr(convert, "is_equal", lambda kind: False)
+        Converter().write(frame, out)
     assert np.array_equal(out, packed(frame))
+    out[...] = 7
+    assert (around == 7).all()
+
+
+@pytest.mark.skipif(swscale.library() is None, reason="this PyAV hides the symbols of its FFmpeg")
+@pytest.mark.parametrize("matrix", [0, 1, 2, 4, 5, 6, 7, 9])
+@pytest.mark.parametrize(("height", "width"), [(480, 640), (224, 224), (256, 256), (720, 1280), (48, 64)])
+def test_what_cameras_record_is_written_straight(height: int, width: int, matrix: int) -> None:
+    assert all(swscale.is_equal(Kind("yuv420p", height, width, matrix, colours)) for colours in (0, 1, 2))
+
+
+def test_memory_that_does_not_suit_goes_through_pyav() -> None:
+    frame, converter = noise("yuv420p", 48, 64), Converter()
+    for shift in range(1, 40):
+        flat = np.full(3 * 48 * 64 + 64, 7, np.uint8)
+        out = flat[shift : shift + 3 * 48 * 64].reshape(3, 48, 64)
+        converter.write(frame, out)
+        assert np.array_equal(out, packed(frame))
+        assert (flat[:shift] == 7).all()
+        assert (flat[shift + out.size :] == 7).all()
+    frozen = np.full((3, 48, 64), 7, np.uint8)
+    frozen.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        converter.write(frame, frozen)
+    assert (frozen == 7).all()
+
+
+@pytest.mark.parametrize("fault", ["another order", "a byte beside", "nothing written", "fails"])
+def test_the_trial_notices(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a swscale that differs from PyAV's would do: nobody then uses it, and pictures are right all the same."""
+    plain = swscale.Scaler.write
+
+    def write(self: swscale.Scaler, frame: av.VideoFrame, out: np.ndarray) -> bool:
+        if fault == "fails":
+            raise RuntimeError("no")
+        done = plain(self, frame, out) if fault != "nothing written" else True
+        if fault == "another order":
+            out[:] = out[::-1].copy()
+        elif fault == "a byte beside" and out.base is not None:
+            np.lib.stride_tricks.as_strided(out, (out.size + 1,), (1,))[-1] += 1
+        return done
+
+    if swscale.library() is None:
+        pytest.skip("this PyAV hides the symbols of its FFmpeg")
+    kind = Kind("yuv420p", 48, 96, 2, 0)
+    swscale.is_equal.cache_clear()
+    monkeypatch.setattr(swscale.Scaler, "write", write)
+    try:
+        assert not swscale.is_equal(kind)
+        frame, out = noise("yuv420p", 48, 96, 1), np.zeros((3, 48, 96), np.uint8)
+        Converter().write(frame, out)
+        assert np.array_equal(out, packed(frame))
+    finally:
+        swscale.is_equal.cache_clear()
+
+
+def test_without_the_symbols_pictures_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hidden:
+        __file__ = "nowhere.so"
+
+    swscale.library.cache_clear()
+    swscale.is_equal.cache_clear()
+    try:
+        monkeypatch.setattr(av.video, "reformatter", Hidden)
+        assert swscale.library() is None
+        frame, out = noise("yuv420p", 48, 64, 3), np.zeros((3, 48, 64), np.uint8)
+        Converter().write(frame, out)
+        assert np.array_equal(out, packed(frame))
+        with pytest.raises(RuntimeError, match="cannot be reached"):
+            swscale.Scaler(Kind("yuv420p", 48, 64, 2, 0))
+    finally:
+        swscale.library.cache_clear()
+        swscale.is_equal.cache_clear()
+
+
+def test_colours_that_change_on_the_way_are_followed() -> None:
+    converter, (out, _) = Converter(), aligned(48, 64)
+    for matrix, colours in [(1, 1), (1, 2), (9, 2), (1, 1), (6, 0)]:
+        frame = noise("yuv420p", 48, 64)
+        frame.colorspace, frame.color_range = matrix, colours
+        converter.write(frame, out)
+        assert np.array_equal(out, packed(frame))
 
 
 def test_one_converter_for_pictures_of_all_kinds_and_into_any_strides() -> None:
@@ -69,7 +164,7 @@ def test_one_converter_for_pictures_of_all_kinds_and_into_any_strides() -> None:
 
 
 @pytest.mark.parametrize(("height", "width"), [(480, 640), (224, 224), (256, 256)])
-def test_what_cameras_record_takes_the_fast_way(height: int, width: int) -> None:
+def test_what_cameras_record_is_converted_by_planes(height: int, width: int) -> None:
     assert planar_is_equal("yuv420p", height, width)
 
 
@@ -81,6 +176,7 @@ def test_other_formats_are_taken_apart(name: str) -> None:
 def test_planes_that_differ_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trial on noise is what protects: planes of another order are noticed, and with it switched off they are
     delivered."""
+    monkeypatch.setattr(convert, "is_equal", lambda kind: False)
     monkeypatch.setattr(convert, "_PLANES", (0, 1, 2))
     planar_is_equal.cache_clear()
     try:

@@ -1,12 +1,15 @@
 """Decoded pictures into arrays: `Converter().write(frame, out)` fills uint8 (3, H, W), planes of red, green, blue.
 
 Colours are those of swscale's packed `rgb24` (bilinear chroma, the matrix and range that the stream names), to the bit.
-How they get there is chosen by measurement: swscale writes the planar `gbrp` form a third faster than `rgb24`, and
-planes are copied as they lie, where packed colours would have to be taken apart (at 640x480: 66 us instead of 96, then
-a copy of 80 us instead of a transposition of 270). So pictures are contiguous (C, H, W) everywhere, at less than what
-(H, W, C) memory would cost. Where swscale's planar form differs from its packed one, on noise tried once per format and
-size on this very machine, the packed one is used: FFmpeg 8's x86 code leaves up to eight columns unwritten where the
-width modulo 16 is 1 to 8. Formats other than 8-bit 4:2:0, and odd sizes, round differently and are always taken apart.
+How they get there is chosen by measurement, the cheapest way first that was tried equal on noise, once per kind of
+picture, on this very machine; CPU time at 640x480:
+- swscale writes planes straight into the array (`swscale.py`), 68 us. Sizes with a width that is a multiple of 16, in
+  memory aligned to 16 bytes: what cameras and policies have.
+- PyAV converts into a frame of planes (`gbrp`), which are copied as they lie, 66 + 95 us. FFmpeg 8's x86 code leaves up
+  to eight columns unwritten where the width modulo 16 is 1 to 8: the trial shows it.
+- PyAV converts into packed colours, which are taken apart, 96 + 270 us. Always right: odd sizes, other formats than
+  8-bit 4:2:0.
+So pictures are contiguous (C, H, W) everywhere, which here is also the cheapest layout.
 
 Pictures of another size than the policy eats are made smaller on the way (`Converter(size)`). By default that is exact:
 full-size colours, then area averaging in whole numbers (`resize.py`). `exact=False` lets swscale scale and convert in
@@ -26,6 +29,7 @@ import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
 
 from understudy.data.resize import AreaResize
+from understudy.data.swscale import Kind, Scaler, is_equal, noise
 
 _PLANES = (1, 2, 0)  # gbrp holds green, blue, red
 _AREA = Interpolation.AREA
@@ -43,6 +47,8 @@ class Converter:
     def __init__(self, size: tuple[int, int] | None = None, exact: bool = True) -> None:
         self._reformatter = VideoReformatter()
         self.size, self._exact = size, exact
+        self._kind: Kind | None = None
+        self._scaler: Scaler | None = None  # of `_kind`
         self._full = np.empty((3, 0, 0), np.uint8)  # a picture before it is resized
         self._resize: AreaResize | None = None
 
@@ -69,7 +75,12 @@ class Converter:
                 out[channel] = _lines(plane, high)[:, :wide]
 
     def _colours(self, frame: av.VideoFrame, height: int, width: int, out: np.ndarray) -> None:
-        if planar_is_equal(frame.format.name, height, width):
+        kind = Kind(frame.format.name, height, width, frame.colorspace, frame.color_range)
+        if kind != self._kind:
+            self._kind, self._scaler = kind, Scaler(kind) if is_equal(kind) else None
+        if self._scaler is not None and self._scaler.write(frame, out):
+            return
+        if planar_is_equal(kind.name, height, width):
             for plane, channel in zip(self._reformatter.reformat(frame, None, None, "gbrp", threads=1).planes, _PLANES):
                 out[channel] = _lines(plane, height)[:, :width]  # lines may be padded
         else:
@@ -84,12 +95,9 @@ def planar_is_equal(name: str, height: int, width: int) -> bool:
     if name not in _PLANAR or height % 2 or width % 2:
         return False
     height = min(height, 32)  # lines are converted one like the other
-    noise = av.VideoFrame(width, height, name)
-    for number, plane in enumerate(noise.planes):
-        count = np.arange(plane.buffer_size, dtype=np.uint32) + number
-        plane.update((count * np.uint32(2654435761) >> np.uint32(13)).astype(np.uint8).tobytes())
-    planes = VideoReformatter().reformat(noise, format="gbrp", threads=1).planes
-    packed = VideoReformatter().reformat(noise, format="rgb24", threads=1).planes[0]
+    frame = noise(name, height, width)
+    planes = VideoReformatter().reformat(frame, format="gbrp", threads=1).planes
+    packed = VideoReformatter().reformat(frame, format="rgb24", threads=1).planes[0]
     expected = _lines(packed, height)[:, : width * 3].reshape(height, width, 3)
     return all(
         np.array_equal(_lines(plane, height)[:, :width], expected[:, :, channel])

@@ -1,0 +1,119 @@
+"""FFmpeg's colour conversion straight into memory of ours: planes of red, green and blue where they shall lie.
+
+PyAV converts into a frame that it allocates, from where the picture is copied; that copy costs as much as the
+conversion, or more (at 640x480: 68 us instead of 160, at 224x224 14 instead of 28). So swscale itself is called,
+through the symbols that PyAV's own module is linked with: the same library, the oldest part of its interface (pointers
+and strides, no structures), without the GIL. Nothing is believed: a format is converted this way only after noise of
+this format, width, matrix and range came out as PyAV converts it, to the bit, and nothing was written beside it. Where
+PyAV hides the symbols, or the trial fails, `convert.py` goes through PyAV.
+
+Not here: formats other than 8-bit 4:2:0, resizing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from ctypes import c_char_p, c_int, c_void_p
+from functools import lru_cache
+from typing import NamedTuple
+
+import av
+import av.video.reformatter
+import numpy as np
+
+_BILINEAR = 2  # SWS_BILINEAR, what PyAV asks for
+_FULL = 2  # AVCOL_RANGE_JPEG
+_ALIGNED = 16  # bytes; what PyAV gives its own frames
+_GUARD = 64
+
+
+class Kind(NamedTuple):
+    """What a conversion is made for: pixel format, size, and the matrix and range that the stream names."""
+
+    name: str
+    height: int
+    width: int
+    matrix: int
+    range: int
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL | None:
+    """The swscale that PyAV is linked with; None where it cannot be reached."""
+    try:
+        found = ctypes.CDLL(av.video.reformatter.__file__)
+        found.sws_getContext.argtypes, found.sws_getContext.restype = [c_int] * 7 + [c_void_p] * 3, c_void_p
+        found.sws_freeContext.argtypes, found.sws_freeContext.restype = [c_void_p], None
+        found.sws_getCoefficients.argtypes, found.sws_getCoefficients.restype = [c_int], c_void_p
+        found.sws_setColorspaceDetails.argtypes = [c_void_p, c_void_p, c_int, c_void_p] + [c_int] * 4
+        found.sws_scale.argtypes = [c_void_p, c_void_p, c_void_p, c_int, c_int, c_void_p, c_void_p]
+        found.av_get_pix_fmt.argtypes = [c_char_p]
+    except (OSError, AttributeError, TypeError):
+        return None
+    return found
+
+
+class Scaler:
+    """A conversion of one kind, with its tables. For one thread at a time."""
+
+    def __init__(self, kind: Kind) -> None:
+        found = library()
+        if found is None:
+            raise RuntimeError("PyAV's swscale cannot be reached")
+        given, wanted = found.av_get_pix_fmt(kind.name.encode()), found.av_get_pix_fmt(b"gbrp")
+        size = kind.width, kind.height
+        self._context = found.sws_getContext(*size, given, *size, wanted, _BILINEAR, None, None, None)
+        if not self._context:
+            raise RuntimeError(f"swscale does not convert {kind}")
+        weakref.finalize(self, found.sws_freeContext, self._context)
+        table = found.sws_getCoefficients(kind.matrix)
+        found.sws_setColorspaceDetails(self._context, table, int(kind.range == _FULL), table, 1, 0, 1 << 16, 1 << 16)
+        self._scale, self._height = found.sws_scale, kind.height
+        self._from, self._from_lines = (c_void_p * 4)(), (c_int * 4)()
+        self._to, self._to_lines = (c_void_p * 4)(), (c_int * 4)()
+
+    def write(self, frame: av.VideoFrame, out: np.ndarray) -> bool:
+        """Fill `out`, uint8 (3, H, W) of the kind's size; False, and nothing done, where its memory does not suit."""
+        channel, line, pixel = out.strides
+        first = out.__array_interface__["data"][0]
+        if pixel != 1 or line < out.shape[2] or (first | channel | line) % _ALIGNED or not out.flags.writeable:
+            return False
+        for i, plane in enumerate(frame.planes):
+            self._from[i], self._from_lines[i] = plane.buffer_ptr, plane.line_size
+        to = self._to
+        to[0], to[1], to[2] = first + channel, first + 2 * channel, first  # gbrp
+        self._to_lines[0] = self._to_lines[1] = self._to_lines[2] = line
+        done = self._scale(self._context, self._from, self._from_lines, 0, self._height, to, self._to_lines)
+        if done != self._height:
+            raise RuntimeError(f"swscale wrote {done} lines of {self._height}")
+        return True
+
+
+@lru_cache(maxsize=64)
+def is_equal(kind: Kind) -> bool:
+    """Whether a `Scaler` of this kind may be used: tried on noise against PyAV, within guarded memory."""
+    if kind.name != "yuv420p" or kind.height % 2 or kind.width % _ALIGNED or library() is None:
+        return False
+    height = min(kind.height, 32)  # lines are converted one like the other
+    frame = noise(kind.name, height, kind.width)
+    frame.colorspace, frame.color_range = kind.matrix, kind.range
+    flat = np.full(3 * height * kind.width + 2 * _GUARD, 171, np.uint8)
+    shift = -flat.__array_interface__["data"][0] % _ALIGNED + 2 * _ALIGNED
+    out = flat[shift : shift + 3 * height * kind.width].reshape(3, height, kind.width)
+    try:
+        written = Scaler(kind._replace(height=height)).write(frame, out)
+        expected = frame.to_ndarray(format="rgb24", threads=1).transpose(2, 0, 1)
+    except (RuntimeError, OSError):  # PyAV refuses some matrices
+        return False
+    untouched = (flat[:shift] == 171).all() and (flat[shift + out.size :] == 171).all()
+    return bool(written and untouched and np.array_equal(out, expected))
+
+
+def noise(name: str, height: int, width: int) -> av.VideoFrame:
+    """A frame of 8-bit samples that look like chance and are the same each time."""
+    frame = av.VideoFrame(width, height, name)
+    for number, plane in enumerate(frame.planes):
+        count = np.arange(plane.buffer_size, dtype=np.uint32) + number
+        plane.update((count * np.uint32(2654435761) >> np.uint32(13)).astype(np.uint8).tobytes())
+    return frame
