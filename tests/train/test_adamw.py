@@ -164,8 +164,8 @@ def test_resume_is_bit_exact_by_name_and_nothing_is_cast() -> None:
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32], ids=["split", "whole"])
 def test_where_a_tensor_ends_decides_no_bit(stored: torch.dtype) -> None:
-    """The beginnings of one vector, of all lengths, step to the same bits. By torch's kernel alone they do not: the last
-    places of most lengths are rounded otherwise."""
+    """The beginnings of one vector, of all lengths, step to the same bits. By torch's kernel alone they do not: the
+    last places of some are rounded otherwise."""
     generator = torch.Generator().manual_seed(0)
     whole = torch.randn(130, generator=generator).to(stored)
     params = [nn.Parameter(whole[:size].clone()) for size in range(1, 131)]
