@@ -53,7 +53,7 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Set:
-    """A dataset to measure: where, which encoding, how many cameras; the same for LeRobot (None: it cannot read it)."""
+    """A dataset to measure: where, which encoding, how many cameras; where it lies for LeRobot, which reads v3.0."""
 
     name: str
     root: Path
@@ -61,7 +61,9 @@ class Set:
     gop: int
     height: int
     cameras: int
-    lerobot: Path | None
+    lerobot: Path
+    memory: float
+    """What the loader is given, in units of all pictures decoded."""
 
 
 def encodings(quick: bool) -> list[Encoding]:
@@ -81,19 +83,22 @@ def sets(cache: Path, real: Path | None, quick: bool, only: str = "") -> list[Se
     tiles = 4 if quick else 32
     recorded = Recording(cache, real, episodes=8, frames=24 if quick else 266, height=64 if quick else 480)
     found: list[Set] = []
-    if real and not quick and only in "g1_v30":
-        found.append(describe("g1_v30", real / "g1_v30", lerobot=real / "g1_v30"))
-    if real and not quick and only in "gr1_sim_v20":
+    if real and not quick:
         parts = sorted((real / "gr1_sim_v20" / "videos").rglob("*.mp4"))
         twin = joined(cache / "gr1_sim_v30", parts, tiles=1, cameras=1)  # LeRobot reads no v2.0
-        found.append(describe("gr1_sim_v20", real / "gr1_sim_v20", lerobot=twin))
+        for name, lerobot in (("g1_v30", real / "g1_v30"), ("gr1_sim_v20", twin)):
+            if only in name:  # as they fit into memory, and as if they did not
+                found += [
+                    describe(name, real / name, lerobot, 2.0),
+                    describe(f"{name}-half", real / name, lerobot, 0.5),
+                ]
     kinds = [(one, 1) for one in encodings(quick)]
     for encoding, cameras in [*kinds, *((kinds[0][0], n) for n in (2, 3))]:
         name = f"{encoding.codec.removeprefix('lib')}-g{encoding.gop}-{encoding.height or recorded.height}"
         name += f"-{cameras}cameras" if cameras > 1 else ""
         if only in name:
             root = joined(cache / name, recorded.encoded(encoding), tiles, cameras)
-            found.append(describe(name, root, lerobot=root))
+            found.append(describe(name, root, root, 0.5))
     return found
 
 
@@ -103,13 +108,13 @@ def rows_only(cache: Path, quick: bool) -> Path:
     return joined(root, [24 if quick else 266] * 8, tiles=4 if quick else 32, cameras=0)
 
 
-def describe(name: str, root: Path, lerobot: Path | None) -> Set:
+def describe(name: str, root: Path, lerobot: Path, memory: float) -> Set:
     from understudy import EpisodeDataset
 
     data = EpisodeDataset(root)
     cameras = data.catalog.camera_keys
     reader = data.pictures.reader(cameras[0], 0)
-    return Set(name, root, reader.codec, reader.gop, reader.height, len(cameras), lerobot)
+    return Set(name, root, reader.codec, reader.gop, reader.height, len(cameras), lerobot, memory)
 
 
 class Recording:

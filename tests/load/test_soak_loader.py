@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "soak_loader.py"
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("soak") / "dataset"
-    write_dataset(path, Spec(lengths=(31, 27, 29, 33, 24), gop=4))
+    write_dataset(path, Spec(lengths=(61, 57, 79, 83, 64, 90, 75, 81), gop=4))
     return path
 
 
@@ -38,7 +38,7 @@ def soak() -> ModuleType:
 
 @pytest.mark.slow
 def test_killed_again_and_again_the_stream_is_the_uninterrupted_one(root: Path) -> None:
-    options = {"--data": root, "--kills": 8, "--minutes": 0, "--memory": "600KB", "--seed": os.getpid()}
+    options = {"--data": root, "--kills": 8, "--minutes": 0, "--memory": "5MB", "--seed": os.getpid()}
     command = [sys.executable, str(SCRIPT), *(str(word) for pair in options.items() for word in pair)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -74,7 +74,7 @@ def test_the_hash_sees_every_part_of_a_batch(root: Path, soak: ModuleType) -> No
 
 
 def test_memory_that_grows_is_noticed(root: Path, soak: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    setting = Setting(str(root), memory="600KB", threads=1)
+    setting = Setting(str(root), memory="5MB", threads=1)
     assert soak.steady(setting, seconds=0.5, every=0.005).spread < 0.2  # in half a second a process settles, no more
     plain, held = Loader.__next__, []
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from understudy.data.errors import DatasetError
 from understudy.data.samples import EpisodeDataset
 from understudy.load.loader import Loader
+from understudy.load.plan import fit_order
 from understudy.load.sizes import parse_bytes
 from understudy.order import Order
 from understudy.order.audit import audit, reading
@@ -32,6 +33,8 @@ from understudy.order.deff import expected_uniform
 
 WARM_BATCHES = 8
 """Batches that are thrown away before each round: more than are made ahead while nobody asks."""
+FRAMES_IN_FLIGHT = 100_000
+"""As a training run has it."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +90,12 @@ class Setting:
         return EpisodeDataset(catalog, delta_timestamps=windows, keys=keys)
 
     def order(self, data: EpisodeDataset) -> Order:
-        """Clips over as many frames as the memory holds decoded, and enough for a batch of different clips."""
-        size = picture_bytes(data)
-        in_flight = max(64 * self.batch, parse_bytes(self.memory) // size) if size else 100_000
-        return Order.of([data], batch=self.batch, seed=self.seed, frames_in_flight=in_flight)
+        """The order of a new run with this memory: any frame anywhere where all pictures stay decoded, else clips."""
+        fits = picture_bytes(data) * len(data) <= parse_bytes(self.memory)
+        in_flight = FRAMES_IN_FLIGHT if fits else max(1, min(FRAMES_IN_FLIGHT, len(data) - 1))
+        return fit_order(
+            [data], memory=parse_bytes(self.memory), batch=self.batch, seed=self.seed, frames_in_flight=in_flight
+        )[0]
 
 
 def picture_bytes(data: EpisodeDataset) -> int:

@@ -1,0 +1,283 @@
+"""`understudy bench` and `benchmarks/loader.py`: every figure is there, and what is measured is what is said."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from support.datasets import Spec, write_dataset
+from understudy import cli
+from understudy.data.errors import DatasetError
+from understudy.tools import bench_limit, bench_measure
+from understudy.tools.bench import BenchConfig, measure, told
+from understudy.tools.bench_limit import Limit
+from understudy.tools.bench_measure import Asked, Round, Setting, Trial, lerobot, median_round, rival_figures
+
+TOP, WRIST = "observation.images.top", "observation.images.wrist"
+FAST = {"seconds": 0.05, "rounds": 1, "batch": 8, "chunk": 4}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bench") / "dataset"
+    write_dataset(path, Spec(lengths=(80, 61, 52, 94, 60, 75), cameras=(TOP, WRIST), gop=4))
+    return path
+
+
+def test_all_figures_are_there_and_can_be_told(root: Path) -> None:
+    found = json.loads(json.dumps(measure(BenchConfig(path=str(root), memory="4MB", **FAST))))
+    assert found["samples_per_s"] > 0
+    assert found["cpu_ms_per_sample"] > 0
+    assert found["limit"]["samples_per_s"] > 0
+    assert found["over_limit"] == pytest.approx(found["samples_per_s"] / found["limit"]["samples_per_s"])
+    assert found["batch_mb"] * 1e6 > 8 * 2 * 64 * 64 * 3  # two pictures in each of 8 samples, and the numbers
+    assert sum(found["work"].values()) == pytest.approx(1)
+    assert found["work"]["decode"] > 0
+    assert 0 <= found["waited_share"] <= 1
+    assert found["order"]["deff"][0] >= 1
+    assert 1 <= found["order"]["distinct_episodes"] <= 6
+    assert found["lerobot"] is None
+    assert found["conditions"]["cores"] >= 1
+    text = told(found)
+    assert "understudy" in text
+    assert "decode limit" in text
+    assert found["plan"].splitlines()[0] in text
+    rival = {"version": "9", "samples_per_s": 10.0, "cpu_ms_per_sample": 5.0, "distinct_episodes": 3.0}
+    assert "LeRobot 9, 2 workers" in told(found | {"lerobot": rival})
+    assert "not measured: no such thing" in told(found | {"lerobot": {"missing": "no such thing"}})
+
+
+def test_the_verb_prints_a_table_and_draws_a_picture(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["bench", str(root), "--seconds", "0.05", "--rounds", "1", "--batch", "8", "--cameras", TOP]
+    assert cli.main(arguments) == 0
+    assert "picture: dataset-bench.png" in capsys.readouterr().out
+    assert (tmp_path / "dataset-bench.png").stat().st_size > 5000
+    assert cli.main([*arguments, "--json", "--picture", "b.svg"]) == 0
+    assert json.loads(capsys.readouterr().out)["limit"]["samples_per_s"] > 0
+    assert "CPU ms per sample" in (tmp_path / "b.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "path: required"),
+        (("nowhere",), "nowhere"),
+        (("{root}", "--cameras", "none"), "no camera 'none'"),
+        (("{root}", "--memory", "lots"), "memory"),
+        (("{root}", "--seconds", "0"), "seconds"),
+        (("{root}", "--picture", "x.gif"), "must end in"),
+        (("{root}", "--picture", "no/folder/x.png"), "there is no folder"),
+        (("s3://bucket/data", "--against", "lerobot"), "local folders only"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(
+    root: Path, arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", *(word.format(root=root) for word in arguments)]) == cli.WRONG_INPUT
+    error = capsys.readouterr().err
+    assert says in error
+    assert "Traceback" not in error
+
+
+def test_without_video_there_is_no_limit(root: Path) -> None:
+    found = measure(BenchConfig(path=str(root), **FAST))
+    assert found["limit"] is not None
+    data = Setting(str(root), cameras=()).data()
+    limit = Limit(data)
+    limit.measure(0.01)
+    assert limit.found() is None
+    assert limit.share(5.0) is None
+    assert "decode limit" not in told(found | {"limit": None, "over_limit": None})
+
+
+def test_the_limit_decodes_the_pictures_of_the_dataset(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every way gives pictures of the files; the best of the first round is the one that stays."""
+    data = Setting(str(root)).data()
+    stretches = bench_limit.stretches(data, 4)
+    assert len({(one.path, one.packets[0]) for one in stretches}) == 4  # different cameras, files or places
+    for way in (bench_limit.bare, bench_limit.container):
+        pictures = way(stretches[0])
+        for _ in range(2 * len(stretches[0].packets)):  # beyond the end it goes on from the beginning
+            next(pictures)
+    counted = {"bare codec": 0, "container": 0}
+
+    def counting(name: str) -> Any:
+        def way(stretch: bench_limit.Stretch) -> Iterator[None]:
+            for _ in bench_limit.bare(stretch):
+                counted[name] += 1
+                yield
+
+        return way
+
+    monkeypatch.setattr(bench_limit, "WAYS", {name: counting(name) for name in counted})
+    limit = Limit(data)
+    for _ in range(3):
+        limit.measure(0.1)
+    found = limit.found()
+    assert found is not None
+    assert found["by"] == max(counted, key=lambda name: counted[name])
+    one_camera = Limit(Setting(str(root), cameras=(TOP,)).data())
+    one_camera._rounds, one_camera.by = limit._rounds, limit.by
+    halved = one_camera.found()
+    assert halved is not None
+    assert halved["samples_per_s"] == pytest.approx(2 * found["samples_per_s"])  # a sample of two cameras is two
+
+
+def test_an_error_of_the_decoder_is_raised_and_leaves_no_thread(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(stretch: bench_limit.Stretch) -> Iterator[None]:
+        yield
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(bench_limit, "WAYS", {"bare codec": broken})
+    with pytest.raises(OSError, match="disk is gone"):
+        Limit(Setting(str(root)).data()).measure(0.05)
+
+
+def test_medians() -> None:
+    rounds = [Round(100, 1.0, 0.5), Round(100, 2.0, 0.1), Round(100, 4.0, 0.3)]
+    assert median_round(rounds) == {"samples_per_s": 50.0, "cpu_ms_per_sample": 3.0}
+
+
+def test_a_trial_measures_what_it_was_asked_for(root: Path) -> None:
+    with pytest.raises(DatasetError, match="no camera"):
+        Setting(str(root), cameras=("none",)).data()
+    trial = Trial(Setting(str(root), batch=8, chunk=5, cameras=(WRIST,), memory="4MB"))
+    try:
+        before = trial.loader.position
+        found = trial.measure(0.05)
+        made = trial.loader.position - before
+        assert found.samples == made - 8 * bench_measure.WARM_BATCHES
+        batch = next(trial.loader)
+        assert batch["action"].shape[:2] == (8, 5)
+        assert WRIST in batch
+        assert TOP not in batch
+    finally:
+        trial.close()
+
+
+ANSWERS = """
+import json, sys
+print(json.dumps({"version": "7"}), flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["seconds"] > 5:
+        sys.exit(3)
+    print(json.dumps({"samples": 64, "seconds": 2.0, "cpu_seconds": 0.32, "episodes": 20}), flush=True)
+"""
+
+
+def test_a_rival_is_asked_in_its_own_process(tmp_path: Path) -> None:
+    script = tmp_path / "rival.py"
+    script.write_text(ANSWERS)
+    with Asked([sys.executable, str(script)]) as rival:
+        answers = [rival.measure(seconds=1), rival.measure(seconds=2)]
+        expected = {"version": "7", "samples_per_s": 32.0, "cpu_ms_per_sample": 5.0, "distinct_episodes": 20}
+        assert rival_figures(rival, answers) == expected
+        answers.append(rival.measure(seconds=9))  # it dies
+        assert rival_figures(rival, answers) == {"missing": "it ended with exit code 3"}
+        assert rival.measure(seconds=1) == {"missing": "it ended with exit code 3"}
+
+
+def test_lerobot_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # an interpreter without any package
+    bare.chmod(0o755)
+    with lerobot(str(bare)) as rival:
+        assert "No module named" in rival.missing
+        assert rival_figures(rival, []) == {"missing": rival.missing}
+
+
+def test_lerobot_on_the_same_files(root: Path) -> None:
+    if importlib.util.find_spec("lerobot") is None:
+        pytest.skip("LeRobot is not installed")
+    with lerobot(sys.executable) as rival:
+        answer = rival.measure(root=str(root), batch=8, chunk=4, workers=2, seconds=0.2)
+    assert answer["samples"] >= 32
+    assert answer["cpu_seconds"] > 0
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> Iterator[ModuleType]:
+    folder = Path(__file__).parents[2] / "benchmarks"
+    sys.path.insert(0, str(folder))
+    spec = importlib.util.spec_from_file_location("loader_benchmark", folder / "loader.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    sys.path.remove(str(folder))
+
+
+ROW = {"codec", "gop", "height", "cameras", "samples_per_s", "limit_per_s", "over_limit", "cpu_ms_per_sample", "deff1"}
+ROW |= {"peak_mb", "planned_mb", "lerobot_cpu_ms_per_sample"}
+
+
+def test_the_benchmark_of_the_loader_holds_its_keys(
+    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything but the processes: our side is measured in this one, and LeRobot is not there."""
+
+    class Here:
+        version = missing = ""
+
+        def __init__(self, command: list[str]) -> None:
+            setting = json.loads(command[-1])
+            self.trial = Trial(Setting(**setting))
+
+        def measure(self, seconds: float) -> dict[str, Any]:
+            return asdict(self.trial.measure(seconds)) | benchmark.facts(self.trial)
+
+        def __enter__(self) -> "Here":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.trial.close()
+
+    class Nobody(Here):
+        missing = "not installed"
+
+        def __init__(self) -> None:
+            self.trial = Namespace(close=lambda: None)
+
+    monkeypatch.delenv("UNDERSTUDY_TEST_DATA", raising=False)
+    monkeypatch.setattr(bench_measure, "Asked", Here)
+    monkeypatch.setattr(bench_measure, "lerobot", lambda python: Nobody())
+    monkeypatch.setattr(benchmark.subprocess, "check_output", lambda command: "0.25")
+    options = Namespace(quick=True, cache=str(tmp_path), only="svtav1-g2-64", lerobot="", seconds=1.0)
+    found = json.loads(json.dumps(benchmark.measure(options)))
+    assert [row["cameras"] for row in found["rows"]] == [1, 2, 3]
+    for row in found["rows"]:
+        assert row.keys() >= ROW
+        assert row["codec"] == "av1"
+        assert row["lerobot_cpu_ms_per_sample"] is None
+        assert all(row[key] > 0 for key in ROW - {"codec", "lerobot_cpu_ms_per_sample", "peak_mb"})
+    assert found["parquet_only_samples_per_s"] > 0
+    assert found["first_batch_s"] == 0.25
+    for row in found["remote"]:
+        assert row.keys() >= {"server", "gop", "amplification", "first_batch_fraction_of_file", "over_local"}
+    assert found["rows"][0]["name"] in benchmark.render(found)
+    again = benchmark.sets(tmp_path, None, True, "svtav1-g2-64")  # found again, not made again
+    assert [one.cameras for one in again] == [1, 2, 3]
+
+
+def test_our_side_of_the_benchmark_answers_from_its_own_process(benchmark: ModuleType, root: Path) -> None:
+    setting = asdict(Setting(str(root), batch=8, chunk=4, memory="4MB"))
+    asked = '{"seconds": 0.05}\n' * 2
+    done = subprocess.run(benchmark.child("ours", **setting), input=asked, capture_output=True, text=True, check=True)
+    first, *answers = map(json.loads, done.stdout.splitlines())
+    assert first["version"]
+    assert len(answers) == 2
+    assert all(answer["samples"] > 0 and answer["planned_mb"] > 0 for answer in answers)
+    assert benchmark.first_batch(str(root)) > 0
