@@ -77,6 +77,12 @@ def test_ranks_get_their_shares(data: EpisodeDataset, order: Order, world: int) 
         assert [stream.position_after(batch) for batch in got] == [BATCH * (k + 2) for k in range(4)]
 
 
+def test_pictures_come_in_the_size_asked_for(data: EpisodeDataset, order: Order) -> None:
+    got = by_stream(EpisodeStream([data], order=order, size=(32, 48)), 2, workers=1)
+    assert got[0]["observation.images.top"].shape == (BATCH, 3, 32, 48)
+    assert same(got, by_loader(data, order, 2, size=(32, 48)))
+
+
 def test_it_can_be_sent_to_a_spawned_worker(data: EpisodeDataset, order: Order) -> None:
     stream = pickle.loads(pickle.dumps(EpisodeStream([data], order=order, start=3 * BATCH)))
     assert same(by_stream(stream, 3), by_loader(data, order, 3, start=3 * BATCH))

@@ -32,7 +32,7 @@ from understudy.order.placement import rank_slice
 class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
     """Batches without end, equal to those of `Loader`. Give it to `DataLoader(stream, batch_size=None, ...)`.
 
-    datasets, order, rank, world: as for `Loader`.
+    datasets, order, rank, world, size: as for `Loader`.
     memory: bytes, or text such as "4GB", of all workers of this rank together; each takes an equal share.
     start: the position to begin with; settable between passes.
 
@@ -51,13 +51,14 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
         world: int = 1,
         memory: int | str = "4GB",
         start: int = 0,
+        size: tuple[int, int] | None = None,
     ) -> None:
         low, _ = rank_slice(order.batch, rank, world)
         Order.from_json(order.spec, datasets)  # refuses other datasets here, not in a worker
         if start < 0:
             raise ValueError(f"start {start}: positions start at 0")
         self._datasets, self._order, self._rank, self._world = list(datasets), order, rank, world
-        self._memory, self._first = parse_bytes(memory), low
+        self._memory, self._size, self._first = parse_bytes(memory), size, low
         self.start = start
 
     def __iter__(self) -> Iterator[Batch]:
@@ -75,6 +76,7 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
             threads="auto" if info is None else 1,
             memory=max(1, self._memory // workers),
             start=self.start,
+            size=self._size,
         ) as loader:
             yield from loader
 
