@@ -14,7 +14,6 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
 
 

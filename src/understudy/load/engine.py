@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from understudy.data.convert import Converter
+from understudy.data.remote.retry import give_up_when
 from understudy.data.samples import EpisodeDataset
+from understudy.load.ahead import Ahead
 from understudy.load.buffers import Buffers, keep_freed_memory
 from understudy.load.chains import Chain, Spent, Stopped
 from understudy.load.decoders import Cursors
@@ -89,6 +91,8 @@ class Engine:
         self._threads = [
             threading.Thread(target=self._run, args=(t,), name=f"understudy-loader-{t}") for t in range(plan.threads)
         ]
+        local = all(dataset.catalog.files.is_local for dataset in stream.datasets) or not self._cameras
+        self._ahead = None if local else Ahead(stream.order, stream.datasets, stream.start, self._low, self._high)
         keep_freed_memory()
         for thread in self._threads:
             thread.start()
@@ -106,6 +110,8 @@ class Engine:
             if not self._error:
                 self._until += 1
             self._change.notify_all()
+        if self._ahead is not None:
+            self._ahead.taken(number)
         batch = making.tables
         for camera, array in making.pictures.items():
             batch[camera] = torch.from_numpy(array)
@@ -118,10 +124,14 @@ class Engine:
         with self._change:
             self._stopping = True
             self._change.notify_all()
+        if self._ahead is not None:
+            self._ahead.ask_to_stop()
 
     def stop(self) -> None:
         """End the threads: each gives up what it is doing within a picture."""
         self.ask_to_stop()
+        if self._ahead is not None:
+            self._ahead.stop()
         for thread in self._threads:
             thread.join()
 
@@ -130,6 +140,7 @@ class Engine:
 
     def _run(self, thread: int) -> None:
         """One thread: its part of each batch."""
+        give_up_when(self._stopped)  # reading from afar, too
         spent = self.spent[thread]
         maker = _Maker(self._stream, self._plan, self._shapes, self._low, self._high, self._stopped, spent)
         number = 0

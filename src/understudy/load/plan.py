@@ -13,7 +13,7 @@ The order is frozen and stays. A new run can ask `fit_order` for one with so few
 fits. Not here: what is done with the plan (`engine.py`, `chains.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,11 +98,21 @@ class _Source:
     """Pictures that samples of a clip share beyond their own."""
     ways: tuple[Holding, ...]
 
-    def chains(self, way: Holding) -> int:
-        """Bytes that its chains hold. A kept decoder keeps the memory of all pictures it ever gave out at once."""
-        run = way.ahead if way.keep else (way.ahead + 1) / 2
-        held = sum(self.decoded) * (self.halo + (run if way.ahead > 1 or way.keep else 0))
-        return int(self.lanes * (held + (sum(self.live) if way.keep else 0)))
+    def chains(self, way: Holding, threads: int) -> int:
+        """Bytes that its chains hold.
+
+        A kept decoder keeps the memory of all pictures it ever gave out at once. Shared ones, one a thread, that of the
+        most that its chains ever held: half a run each in the mean, and three standard deviations of so many.
+        """
+        if way.keep:
+            run = self.lanes * float(way.ahead)
+        elif way.ahead > 1:
+            scatter = 3 * way.ahead * (self.lanes * threads / 12) ** 0.5
+            run = min(self.lanes * (way.ahead + 1) / 2 + scatter, self.lanes * way.ahead)
+        else:
+            run = 0.0
+        kept = self.lanes * sum(self.live) if way.keep else 0
+        return int(sum(self.decoded) * (run + self.lanes * self.halo)) + kept
 
 
 def make_plan(
@@ -146,13 +156,13 @@ def make_plan(
         return sum(item.bytes for item in items)
 
     slowest = [source.ways[-1] for source in sources]
-    fewest = total(fixed(0, 1)) + sum(s.chains(way) for s, way in zip(sources, slowest))
+    fewest = total(fixed(0, 1)) + sum(s.chains(way, 1) for s, way in zip(sources, slowest))
     if fewest > memory:
         raise ValueError(
             f"memory {memory}: one batch of {high - low} samples and what it takes to make it need {fewest} bytes; "
             "give as much, or make the batch or its pictures smaller"
         )
-    least = total(fixed(0, threads)) + sum(s.chains(way) for s, way in zip(sources, slowest))
+    least = total(fixed(0, threads)) + sum(s.chains(way, threads) for s, way in zip(sources, slowest))
     said: list[str] = []
     if least > memory:
         said.append(f"one thread instead of {threads}: memory allows no more")
@@ -160,11 +170,11 @@ def make_plan(
     spare = memory - least
     kept = []
     for source, way in zip(sources, slowest):
-        needed = source.pictures + IDLE * max(source.live, default=0) - source.chains(way)
+        needed = source.pictures + IDLE * max(source.live, default=0) - source.chains(way, threads)
         kept.append(source.pictures > 0 and needed <= spare)
         spare -= needed if kept[-1] else 0
     read = [s for s, stays in zip(sources, kept) if not stays and s.sample]
-    ahead, level = _level(read, memory - _kept_bytes(sources, kept), lambda a: total(fixed(a, threads)))
+    ahead, level = _level(read, memory - _kept_bytes(sources, kept), threads, lambda a: total(fixed(a, threads)))
     items = fixed(ahead, threads)
     holdings = []
     for d, (source, stays) in enumerate(zip(sources, kept)):
@@ -174,9 +184,9 @@ def make_plan(
             bytes_ = source.pictures + IDLE * max(source.live)
             items.append(Item(f"pictures of {source.dataset.name}", bytes_, "all of them, once they have been met"))
         elif source.sample:
-            items.append(Item(f"chains of {source.dataset.name}", source.chains(way), _in_words(source, way)))
+            items.append(Item(f"chains of {source.dataset.name}", source.chains(way, threads), _in_words(source, way)))
             if way != source.ways[0]:
-                best = source.chains(source.ways[0])
+                best = source.chains(source.ways[0], threads)
                 said.append(
                     f"{order.spec.sources[d].name}: {_in_words(source, source.ways[0])} would take {_mb(best)} and be "
                     "quicker; the samples and their order are the same (fewer frames in flight would fit: `fit_order`)"
@@ -232,12 +242,12 @@ def _deff(order: Order) -> tuple[float, ...]:
     return audit(read, lengths, order.batch, world=1, span=max(4 * WINDOWS[-1] * order.batch, 2**14)).deff
 
 
-def _level(read: Sequence[_Source], memory: int, fixed: Any) -> tuple[int, int]:
+def _level(read: Sequence[_Source], memory: int, threads: int, fixed: Callable[[int], int]) -> tuple[int, int]:
     """(batches ahead, which of its ways each source takes): the quickest that fits."""
     levels = max((len(source.ways) for source in read), default=1)
 
     def needs(ahead: int, level: int) -> int:
-        return fixed(ahead) + sum(source.chains(source.ways[min(level, len(source.ways) - 1)]) for source in read)
+        return fixed(ahead) + sum(s.chains(s.ways[min(level, len(s.ways) - 1)], threads) for s in read)
 
     for level in range(levels):
         for ahead in _AHEAD:
@@ -302,7 +312,7 @@ def _ways(alone: bool, gop: int, converted: bool, shuffle: bool) -> tuple[Holdin
 def _lanes_of_rank(order: Order, d: int, low: int, high: int) -> int:
     """How many lanes of a source come up on a rank: its share where each lane keeps to one offset in the batch."""
     spec, slots = order.spec.sources[d], order.spec.schedule[-1].slots
-    if not slots[d] if d < len(slots) else True:
+    if d >= len(slots) or not slots[d]:  # it has left the mixture
         return 0
     round_ = -(-spec.lanes * sum(slots) // slots[d])
     if round_ % order.batch:

@@ -1,0 +1,117 @@
+"""Fetching ahead: what coming batches need of videos that are not on this machine is asked for before they are made.
+
+The order is known, so a thread walks it in front of the makers and names spans of files; how far in front follows the
+measured latency and the rate at which batches are taken. Nothing depends on it but time: what was not fetched ahead is
+fetched when it is read. The first batch is left alone, so that it comes after as few bytes as can be.
+
+Not here: fetching itself (`data/remote/`), decoding (`engine.py`).
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from understudy.data.errors import DatasetError
+from understudy.data.samples import EpisodeDataset
+from understudy.order import Order
+
+_RUN = 64  # samples of a clip that are fetched at once: a request should be worth its latency
+_FIRST_RUN = 16  # while every batch opens new clips
+_LEAST, _MOST = 4, 96  # batches ahead
+_MARGIN = 4.0  # latencies: requests queue behind each other
+
+
+class Ahead:
+    """A thread that fetches ahead for one stream.
+
+    Args:
+        datasets: of the order; those on this machine are passed over.
+        start: the first position; low, high: this rank's part of every global batch.
+    """
+
+    def __init__(self, order: Order, datasets: tuple[EpisodeDataset, ...], start: int, low: int, high: int) -> None:
+        self._order, self._datasets, self._start, self._low, self._high = order, datasets, start, low, high
+        self._covered: set[int] = set()  # positions whose pictures were asked for
+        self._change = threading.Condition()
+        self._taken, self._stopping = 0, False
+        self._begun = 0.0
+        self._thread = threading.Thread(target=self._run, name="understudy-ahead", daemon=True)
+        self._thread.start()
+
+    def taken(self, number: int) -> None:
+        """Batch `number` was handed out."""
+        with self._change:
+            self._begun = self._begun or time.perf_counter()
+            self._taken = number + 1
+            self._change.notify()
+
+    def ask_to_stop(self) -> None:
+        """Have the thread end, without waiting for it."""
+        with self._change:
+            self._stopping = True
+            self._change.notify()
+
+    def stop(self) -> None:
+        """End the thread and what is being fetched, also by those who wait for it."""
+        self.ask_to_stop()
+        for dataset in self._datasets:
+            dataset.catalog.files.close()
+        self._thread.join()
+
+    def depth(self) -> int:
+        """Batches ahead that hide the latency at the rate at which batches are taken."""
+        latency = max((dataset.catalog.files.latency for dataset in self._datasets), default=0.0)
+        rate = self._taken / max(1e-3, time.perf_counter() - self._begun)
+        return int(np.clip(_MARGIN * latency * rate, _LEAST, _MOST))
+
+    def _run(self) -> None:
+        number = 1
+        while True:
+            with self._change:
+                while not self._stopping and (not self._taken or number >= self._taken + self.depth()):
+                    self._change.wait(0.5)
+                if self._stopping:
+                    return
+                if number < self._taken:  # overtaken: what was passed is read by now
+                    number = self._taken
+                    self._covered = {p for p in self._covered if p >= self._start + number * self._order.batch}
+            first = self._start + number * self._order.batch
+            self._fetch(np.arange(first + self._low, first + self._high, dtype=np.int64), lambda: self._stopping)
+            number += 1
+
+    def _fetch(self, positions: np.ndarray, stopped: Callable[[], bool]) -> None:
+        sources = self._order.locate(positions)[0]
+        for position, source in zip(positions.tolist(), sources.tolist()):
+            if position in self._covered:
+                self._covered.discard(position)
+                continue
+            dataset = self._datasets[source]
+            if stopped() or dataset.catalog.files.is_local or not dataset.cameras:
+                continue
+            try:
+                self._fetch_run(position, source, dataset)
+            except DatasetError:
+                continue  # the one who reads it will say so, at its position
+
+    def _fetch_run(self, position: int, source: int, dataset: EpisodeDataset) -> None:
+        """What the samples of a clip from `position` on need, as far as one request should reach."""
+        order, spec = self._order, self._order.spec.sources[source]
+        early = position < self._start + 2 * self._first_round(source)
+        count = _FIRST_RUN if early else _RUN
+        at, episode, frame = order.rest_of_clip(position, max(spec.clip, 1 if spec.shuffle else _RUN))
+        offset = (at - self._start) % order.batch
+        own = np.flatnonzero((offset >= self._low) & (offset < self._high))[:count]
+        at, episode, frame = at[own], episode[own], frame[own]
+        rows, frames = dataset.video_frames(episode, frame)
+        for camera, wanted in frames.items():
+            for row in np.unique(rows).tolist():
+                here = wanted[rows == row]
+                dataset.pictures.prefetch(camera, row, int(here.min()), int(here.max()))
+        self._covered.update(at[at > position].tolist())
+
+    def _first_round(self, source: int) -> int:
+        """Positions in which each lane of a source comes up once."""
+        slots = self._order.spec.schedule[-1].slots
+        return -(-self._order.spec.sources[source].lanes * sum(slots) // max(1, slots[source]))
