@@ -75,8 +75,11 @@ def test_arrangements_that_do_not_come_out_say_what_would() -> None:
         arranged(4, dp_shard=3)
     with pytest.raises(ConfigError, match=r"dp_replicate 2 x dp_shard 1 is 2 .* there are 1: start 2.*leave out"):
         arranged(1, dp_replicate=2)
-    with pytest.raises(ConfigError, match=r"64 samples are not enough for 40 processes x 2 micro-batches"):
-        parallel.arrangement(replace(TrainConfig(), accumulate=2), 40)
+    with pytest.raises(ConfigError, match="64 samples are not enough for 65 processes"):
+        arranged(65)
+    with pytest.raises(ConfigError, match="16 x 3 processes does not divide the batch of 64"):
+        parallel.arrangement(replace(TrainConfig(), micro_batch=16), 3)
+    assert arranged(3) == (3, 1)
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="0 GPUs on this host"):
             parallel.chosen_device(replace(TrainConfig(), device="cuda"), 0)

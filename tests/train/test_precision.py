@@ -161,9 +161,9 @@ def test_micro_batches_are_summed_in_float32() -> None:
     gradients = [torch.randn(4096, generator=torch.Generator().manual_seed(k)).bfloat16() for k in range(32)]
     exact = torch.stack([g.double() for g in gradients]).sum(0)
 
-    def error(accumulate: int) -> float:
+    def error(micro_batch: int | None) -> float:
         policy = policies.policy(0, compute="bfloat16", width=64)
-        config = replace(setting("bf16-split"), accumulate=accumulate)
+        config = replace(setting("bf16-split"), micro_batch=micro_batch)
         optimizer = make_optimizer(policy, config, store(policy, config))
         p = policy.layers[0].grow.weight  # 128 x 64
         for g in gradients:
@@ -171,11 +171,11 @@ def test_micro_batches_are_summed_in_float32() -> None:
         assert p.grad is not None
         header, line, *_ = table(policy, optimizer, None, "bfloat16").splitlines()
         gradients_in = line[header.index("gradients") : header.index("optimizer state")].strip()
-        assert gradients_in == ("float32" if accumulate > 1 else "bfloat16 + float32")
+        assert gradients_in == ("float32" if micro_batch else "bfloat16 + float32")
         return float((p.grad.flatten()[:4096].double() - exact).norm() / exact.norm())
 
-    assert error(32) < 1e-6
-    assert error(1) > 1e-3, "what bfloat16 sums would cost"
+    assert error(2) < 1e-6
+    assert error(None) > 1e-3, "what bfloat16 sums would cost"
 
 
 def test_an_average_in_bfloat16_never_moves_and_ours_is_of_the_float32_truth() -> None:

@@ -166,9 +166,9 @@ def test_another_batch_goes_on_at_the_exact_next_position(half: Path, tmp_path: 
     out = tmp_path / "r"
     shutil.copytree(half, out)
     shutil.copytree(half.with_name("half.positions"), tmp_path / "r.positions")
-    with resumed.watched(out):
-        assert run.resume(replace(RunDir(out).settings(), batch=6, accumulate=2)) == run.DONE
-    assert resumed.consumed(out, [(0, 12)]) == Counter(range(6 * 4 + 6 * 6))
+    with resumed.watched(out, session=1):
+        assert run.resume(replace(RunDir(out).settings(), batch=6, micro_batch=3)) == run.DONE
+    assert resumed.consumed(out) == Counter(range(6 * 4 + 6 * 6))
     assert series(out)[:6] == series(half)
     assert checkpoint.read_state(out / "checkpoints/step-00000012")["position"] == 60
 
@@ -241,9 +241,9 @@ def test_two_ranks_stop_at_one_step_and_every_sample_is_consumed_once(data: Path
         same_run(tmp_path / "whole", tmp_path / name)
     out = tmp_path / "file"
     assert not (out / "STOP").exists()
-    assert resumed.carried_on(out, stop_at=9) == run.STOPPED  # alone
-    assert in_ranks(2, resumed.carried_on, out, None) == [0, 0]
-    assert resumed.consumed(out, [(0, 12)]) == Counter(range(12 * 4))
+    assert resumed.carried_on(out, 9, 1) == run.STOPPED  # alone
+    assert in_ranks(2, resumed.carried_on, out, None, 2) == [0, 0]
+    assert resumed.consumed(out) == Counter(range(12 * 4))
     assert [json.loads((out / f"checkpoints/step-{s:08d}/state.json").read_text())["world"] for s in (6, 9, 12)] == [
         2,
         1,

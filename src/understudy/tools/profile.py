@@ -129,7 +129,7 @@ def _headlines(found: "Profile") -> list[tuple[str, str]]:
 def _setting(conditions: Mapping[str, Any]) -> str:
     c = conditions
     mesh = f"{c['ranks']} ranks ({c['replicas']} replicas of {c['shards']} shards)" if c["ranks"] > 1 else "1 rank"
-    extras = [f"in {c['accumulate']} parts" if c["accumulate"] > 1 else "", "compiled" if c["compile"] else ""]
+    extras = [f"in {c['micro_batches']} parts" if c["micro_batches"] > 1 else "", "compiled" if c["compile"] else ""]
     if c["activation_checkpoint"] != "none":
         extras.append(f"activation checkpointing {c['activation_checkpoint']}")
     words = [f"{c['parameters']:,} parameters", f"batch {c['batch']}", *filter(None, extras), c["precision"], mesh]

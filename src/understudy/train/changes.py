@@ -28,7 +28,7 @@ CONSEQUENCES = {
     "schedule.*": "",
     "optim.lr": "",
     "batch": "",  # `_batch` says
-    "accumulate": SUMS,
+    "micro_batch": SUMS,
     "device": SUMS,
     "precision": f"the checkpoint's float32 values are taken over bit for bit; {SUMS}",
     "parallel.timeout": NONE,

@@ -148,8 +148,10 @@ class TrainConfig:
     """Optimizer steps."""
     batch: Annotated[int, Ge(1)] = 64
     """Samples per step, over all processes and micro-batches."""
-    accumulate: Annotated[int, Ge(1)] = 1
-    """Micro-batches that a step is computed in: as many times less memory for activations, the same gradient."""
+    micro_batch: Annotated[int, Ge(1)] | None = None
+    """Samples that a process computes at a time; gradients are added up until the batch is whole. None is its share of
+    the batch at once: the fastest where the memory bears it. With a number, a run on CPUs is the same bits on however
+    many processes; without, their number changes how sums are rounded."""
     seed: Annotated[int, Interval(ge=0, lt=2**63)] = 0
     """Decides the order, every draw inside a sample, and the first weights."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -213,8 +215,8 @@ class TrainConfig:
             found.append(
                 f"policy: channels={self.policy.channels} and width={self.policy.width} must be multiples of 8"
             )
-        if self.accumulate > self.batch:
-            found.append(f"accumulate: {self.accumulate}: a batch of {self.batch} has no more parts than samples")
+        if self.micro_batch and self.batch % self.micro_batch:
+            found.append(f"micro_batch: {self.micro_batch}: must divide the batch of {self.batch}")
         if self.policy.points % 2:
             found.append(f"policy.points: {self.policy.points}: must be even, half of them look at plain colours")
         if any(side < 8 or side % 4 for side in self.policy.picture):

@@ -15,11 +15,13 @@ import torch
 from tqdm import tqdm
 
 from understudy.load.loader import Loader
+from understudy.load.plan import fit_order
 from understudy.load.sizes import parse_bytes
 from understudy.order import Order
 from understudy.train.config import TrainConfig
 from understudy.train.data import RunData
 from understudy.train.parallel import Mesh, fair_threads
+from understudy.train.settings import ConfigError
 from understudy.train.step import StepResult
 from understudy.train.timer import NULL, Timer
 from understudy.train.trackers import Log
@@ -27,16 +29,44 @@ from understudy.train.training import Training
 
 
 def loader_of(config: TrainConfig, data: RunData, order: Order, mesh: Mesh, position: int) -> Loader:
-    """This rank's share of every batch, made with its share of the host's memory and cores."""
-    return Loader(
-        [data.training],
-        order=order,
-        rank=mesh.rank,
-        world=mesh.world,
-        threads=config.loader_threads if config.loader_threads != "auto" else fair_threads(mesh),
-        memory=parse_bytes(config.memory) // mesh.local_world,
-        start=position,
-    )
+    """This rank's share of every batch, made with its share of the host's memory and cores.
+
+    Raises:
+        ConfigError: on all ranks: the memory does not do for a batch.
+    """
+    with mesh.together():
+        try:
+            return Loader([data.training], order=order, rank=mesh.rank, start=position, **_means(config, mesh))
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+
+def new_order(config: TrainConfig, data: RunData, mesh: Mesh) -> tuple[Order, tuple[str, ...]]:
+    """The order of a new run, and what it had to do without, in words, where the memory is too small for the wish.
+
+    Raises:
+        ConfigError: the memory does not do for a batch, or the settings for an order.
+    """
+    try:
+        return fit_order(
+            [data.training],
+            batch=config.batch,
+            seed=config.seed,
+            frames_in_flight=config.data.frames_in_flight,
+            mode=config.data.order,
+            **_means(config, mesh),
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _means(config: TrainConfig, mesh: Mesh) -> dict[str, Any]:
+    """What a rank's loader works with."""
+    return {
+        "world": mesh.world,
+        "threads": config.loader_threads if config.loader_threads != "auto" else fair_threads(mesh),
+        "memory": parse_bytes(config.memory) // mesh.local_world,
+    }
 
 
 class Pace:

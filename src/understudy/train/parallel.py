@@ -163,12 +163,21 @@ def arrangement(config: TrainConfig, world: int) -> tuple[int, int]:
             f"parallel: dp_replicate {replicas} x dp_shard {shards} is {replicas * shards} processes, and there are "
             f"{world}: start {replicas * shards}, or set parallel.dp_shard to one of {fitting}{free}"
         )
-    if world * config.accumulate > config.batch:
+    if world > config.batch:
         raise ConfigError(
-            f"batch: {config.batch} samples are not enough for {world} processes x {config.accumulate} micro-batches: "
-            f"use a larger batch, fewer processes or a smaller accumulate"
+            f"batch: {config.batch} samples are not enough for {world} processes: use fewer, or a larger batch"
+        )
+    if config.batch % (world * (config.micro_batch or 1)) and config.micro_batch:
+        raise ConfigError(
+            f"micro_batch: {config.micro_batch} x {world} processes does not divide the batch of {config.batch}: use "
+            "another number of processes, or leave out micro_batch"
         )
     return replicas, shards
+
+
+def micro_batches(config: TrainConfig, mesh: Mesh) -> int:
+    """In how many parts each process computes its share of a batch."""
+    return config.batch // (mesh.world * config.micro_batch) if config.micro_batch else 1
 
 
 def chosen_device(config: TrainConfig, local_rank: int) -> torch.device:
@@ -207,13 +216,11 @@ def shard(policy: FlowPolicy, mesh: Mesh, config: TrainConfig) -> None:
         return
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-    # Sums of a few float32 numbers are exact in float64, whatever the sequence in which a mesh adds them: so on a CPU
-    # meshes of any shape agree to the bit. On GPUs the traffic counts.
-    summed_in = torch.float64 if mesh.device.type == "cpu" else torch.float32
-
     def spread(module: nn.Module, computed_in: torch.dtype | None) -> None:
         # Inputs are not cast: actions and states are normalised in float32 first.
-        kept = MixedPrecisionPolicy(param_dtype=computed_in, reduce_dtype=summed_in, cast_forward_inputs=False)
+        kept = MixedPrecisionPolicy(
+            param_dtype=computed_in, reduce_dtype=summed_in(mesh.device), cast_forward_inputs=False
+        )
         # Unsharded weights need not be gathered again for the backward pass.
         fully_shard(module, mesh=mesh.device_mesh, mp_policy=kept, reshard_after_forward=mesh.shape[1] > 1)
 
@@ -246,18 +253,27 @@ def gather_later(policy: FlowPolicy, mesh: Mesh) -> None:
             module.reshard()
 
 
+def summed_in(device: torch.device) -> torch.dtype:
+    """In what gradients of ranks and micro-batches are added up.
+
+    Sums of a few float32 numbers are exact in float64 (where they are not 2^29 apart), in whatever sequence they are
+    added: so on CPUs one process and meshes of any shape agree to the bit. On GPUs the traffic counts.
+    """
+    return torch.float64 if device.type == "cpu" else torch.float32
+
+
 def sync_gradients(policy: FlowPolicy, mesh: Mesh, last: bool) -> None:
     """Whether the next backward pass sums gradients over the ranks: after the last micro-batch, once.
 
-    Where weights are sharded, each micro-batch is scattered, or every rank would hold gradients of the whole network;
-    only the replicas wait for the last one.
+    Where weights are sharded on GPUs, each micro-batch is scattered, or every rank would hold gradients of the whole
+    network; only the replicas wait for the last one.
     """
     if mesh.world == 1:
         return
     from torch.distributed.fsdp import FSDPModule
 
     assert isinstance(policy, FSDPModule)
-    if mesh.shape[1] > 1:
+    if mesh.shape[1] > 1 and mesh.device.type != "cpu":
         policy.set_requires_all_reduce(last)
     else:
         policy.set_requires_gradient_sync(last)

@@ -80,7 +80,7 @@ def make_optimizer(policy: nn.Module, config: TrainConfig, masters: Mapping[str,
     for name, parameter in policy.named_parameters():
         if name in masters:
             optimizer.set_master(parameter, masters[name])
-            if config.accumulate > 1 and local(parameter) is parameter:
+            if config.micro_batch and local(parameter) is parameter:
                 # Sums of micro-batches lose digits in bfloat16. (FSDP2 sums them in float32 by itself.)
                 parameter.grad_dtype = torch.float32
     check_moments(optimizer)

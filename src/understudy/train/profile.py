@@ -26,8 +26,8 @@ import understudy
 from understudy.train.config import TrainConfig
 from understudy.train.data import normalisation, open_data
 from understudy.train.flops import counted, peak
-from understudy.train.pace import Pace, loader_of
-from understudy.train.parallel import joined
+from understudy.train.pace import Pace, loader_of, new_order
+from understudy.train.parallel import joined, micro_batches
 from understudy.train.rundir import RunDir
 from understudy.train.step import local
 from understudy.train.timer import NULL, PHASES, PhaseTimer, Timer
@@ -95,7 +95,7 @@ def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
         torch.set_num_threads(config.threads)
         with mesh.together():
             data = open_data(config)
-            order, scales = data.order(config), normalisation(data, config.data.normalise)
+            (order, _), scales = new_order(config, data, mesh), normalisation(data, config.data.normalise)
             log = Log(RunDir(Path(folder)), config, 0, writes=mesh.rank == 0)
         training = begun(config, data, scales, mesh)
         with closing(log), loader_of(config, data, order, mesh, 0) as loader, Pace(training, loader, log) as pace:
@@ -260,7 +260,7 @@ def _conditions(training: Training) -> dict[str, Any]:
         "precision": config.precision,
         "parameters": sum(parameter.numel() for parameter in training.policy.parameters()),
         "batch": config.batch,
-        "accumulate": config.accumulate,
+        "micro_batches": micro_batches(config, training.mesh),
         "activation_checkpoint": config.activation_checkpoint,
         "compile": config.compile,
         "understudy": understudy.__version__,

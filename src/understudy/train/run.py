@@ -28,7 +28,7 @@ from understudy.train.changes import review
 from understudy.train.config import ParallelConfig, TrainConfig
 from understudy.train.data import RunData, fingerprint, normalisation, open_data
 from understudy.train.export import initial
-from understudy.train.pace import Pace, loader_of
+from understudy.train.pace import Pace, loader_of, new_order
 from understudy.train.parallel import Mesh, joined
 from understudy.train.rundir import RunDir, write_whole
 from understudy.train.saver import Saver
@@ -55,7 +55,7 @@ def train(config: TrainConfig) -> int:
         mesh.first(run.refuse_existing)
         with mesh.together():
             data = open_data(config)
-        mesh.first(lambda: run.begin(config, _decided(config, data)))
+        mesh.first(lambda: run.begin(config, _decided(config, data, mesh)))
         return _carry_on(run, config, data, mesh, stop)
 
     return _together(run, config, work)
@@ -99,12 +99,15 @@ def _together(run: RunDir, config: TrainConfig, work: Callable[[Mesh, Stop], int
         return STOPPED
 
 
-def _decided(config: TrainConfig, data: RunData) -> dict[str, Any]:
+def _decided(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, Any]:
     """What the beginning of a run decides for good: order.json."""
     computed, network = normalisation(data, config.data.normalise), data.policy_config(config)
     first = initial(config.init_from, network) if config.init_from else None
+    order, said = new_order(config, data, mesh)
+    for line in said:
+        print(f"order: {line}", file=sys.stderr)
     return {
-        "order": json.loads(data.order(config).to_json()),
+        "order": json.loads(order.to_json()),
         "dataset": fingerprint(data),
         "normalisation": first.normalisation if first else computed,
         "policy": asdict(network),

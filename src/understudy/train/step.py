@@ -26,7 +26,7 @@ from understudy.policies.flow_policy import TASK, FlowPolicy
 from understudy.train.adamw import Float32AdamW
 from understudy.train.config import AugmentConfig
 from understudy.train.optim_state import clip_factor, local
-from understudy.train.parallel import Mesh, sync_gradients
+from understudy.train.parallel import Mesh, summed_in, sync_gradients
 from understudy.train.timer import NULL, Timer
 
 
@@ -100,7 +100,9 @@ def parts_of(batch: Mapping[str, Any], noise: Tensor, time: Tensor, count: int) 
     """A rank's share of a batch as `count` micro-batches of consecutive samples, equally large up to one sample."""
 
     def cut(value: Any, low: int, high: int) -> Any:
-        return value[low:high]
+        # A copy, not a view: where a tensor begins in memory may decide how a matrix product is rounded.
+        part = value[low:high]
+        return part.clone() if count > 1 and isinstance(part, Tensor) else part
 
     slices = [rank_slice(len(noise), number, count) for number in range(count)]
     return [Part({k: cut(v, *at) for k, v in batch.items()}, cut(noise, *at), cut(time, *at)) for at in slices]
@@ -132,6 +134,7 @@ def optimizer_step(
         counted = [policy.counts(part.batch, part.noise.shape[1]) for part in parts]
         counts = torch.stack([torch.stack([each[term] for each in counted]).sum() for term in terms])
         mesh.sum(counts).clamp_(min=1)  # int64 [K]
+    wide = Wide(optimizer, mesh, len(parts))
     sums = torch.zeros(len(terms), dtype=torch.float64, device=mesh.device)
     for number, part in enumerate(parts):
         sync_gradients(policy, mesh, last=number == len(parts) - 1)
@@ -141,7 +144,9 @@ def optimizer_step(
             loss = torch.stack([factor * total for factor, total in zip(factors, each / counts)]).sum()
         with timer("backward"):
             loss.backward()
+            wide.add()
         sums += each.detach()
+    wide.finish()
     with timer("communication"):
         told = mesh.sum(torch.cat([sums, squared_norm(optimizer)[None] / mesh.shape[0]]))
     with timer("clip"):
@@ -154,6 +159,35 @@ def optimizer_step(
         optimizer.step(scale=scale, skip=skipped)
     mean = torch.stack([factor * total for factor, total in zip(factors, told[:-1] / counts)]).sum()
     return StepResult(mean.float(), norm, skipped)
+
+
+class Wide:
+    """Gradients of one process's micro-batches, added up as those of several ranks are (`parallel.summed_in`).
+
+    On a mesh of several processes fully_shard does this by itself, and autograd's own sums are in float32; so this has
+    something to do for float32 weights in one process on a CPU, and for one micro-batch never.
+    """
+
+    def __init__(self, optimizer: Float32AdamW, mesh: Mesh, parts: int) -> None:
+        self._dtype = summed_in(mesh.device)
+        needed = parts > 1 and mesh.world == 1
+        self._parameters = [p for p in trained(optimizer) if needed and p.dtype == torch.float32 != self._dtype]
+        self._sums: dict[Tensor, Tensor] = {}
+
+    def add(self) -> None:
+        """After a backward pass: take its gradients away and keep them."""
+        for p in self._parameters:
+            if p.grad is not None:
+                if p in self._sums:
+                    self._sums[p] += p.grad
+                else:
+                    self._sums[p] = p.grad.to(self._dtype)
+                p.grad = None
+
+    def finish(self) -> None:
+        """After the last one: the sums become the gradients, rounded once."""
+        for p, total in self._sums.items():
+            p.grad = total.to(p.dtype)
 
 
 def squared_norm(optimizer: Float32AdamW) -> Tensor:

@@ -21,7 +21,7 @@ from understudy.train.compile import compile_blocks
 from understudy.train.config import TrainConfig
 from understudy.train.data import RunData
 from understudy.train.optim import average_of, decay_at, freeze, loss_weights, update_average
-from understudy.train.parallel import Mesh, gather_later, shard
+from understudy.train.parallel import Mesh, gather_later, micro_batches, shard
 from understudy.train.remat import rematerialise
 from understudy.train.schedule import rate
 from understudy.train.step import Draws, StepResult, augmented, moved, optimizer_step, parts_of, placed
@@ -62,7 +62,7 @@ class Training:
         with timer("host to device"):
             noise, time = (placed(draw, device) for draw in self.draws.noise_and_time(batch["position"]))
             batch = augmented(moved(batch, device), self.policy.config.cameras, config.augment, config.seed)
-            parts = parts_of(batch, noise, time, config.accumulate)
+            parts = parts_of(batch, noise, time, micro_batches(config, self.mesh))
         result = optimizer_step(
             self.policy,
             self.optimizer,
