@@ -43,13 +43,17 @@ from understudy.train import metrics, precision
 from understudy.train.config import DataConfig, OptimConfig, ScheduleConfig, TrainConfig
 from understudy.train.data import open_data
 from understudy.train.optim import parameter_groups
+from understudy.train.parallel import joined
 from understudy.train.rollout import rollout
 from understudy.train.rollout_result import wilson
 from understudy.train.run import train
+from understudy.train.step import Draws
+from understudy.train.validate import DRAWS, validation
 from understudy.worlds.world import open_world
 
 FINE_TUNE_LR = 2.5e-5
 NEW = "blue"
+NEW_TEXT = f"pick up the {NEW} block"
 ORDERS = {"sequential": "sequential", "shuffled": "clips"}
 VARIANTS = ("bf16", "fp32_truth")
 
@@ -138,9 +142,11 @@ def outcome(config: TrainConfig, args: argparse.Namespace, tasks: tuple[str, ...
         train(config)
     cpu = sum(os.times()[:2]) - sum(began[:2])
     records = metrics.read(Path(config.out) / "metrics.jsonl", "train")
+    judged = metrics.read(Path(config.out) / "metrics.jsonl", "val")[-1]
     norms = [record["grad_norm"] for record in records]
     found = {
-        "val_loss": metrics.read(Path(config.out) / "metrics.jsonl", "val")[-1]["loss"],
+        "val_loss": judged["loss"],
+        "val_loss_new": judged["tasks"].get(NEW_TEXT, {}).get("loss"),
         "grad_norm_median_last": statistics.median(norms[-len(norms) // 5 :]),
         "grad_norm": norms,
         "train_loss": [record["loss"] for record in records],
@@ -157,6 +163,16 @@ def success(run: Path, args: argparse.Namespace, seed: int, tasks: tuple[str, ..
     worlds = [open_world("tabletop", tasks=tasks) for _ in range(min(20, args.rollouts))]
     result = rollout(FlowPolicy.load(run / "policy"), worlds, args.rollouts, seed)
     return {"successes": sum(episode.success for episode in result.episodes), "episodes": args.rollouts}
+
+
+def held_out_losses(config: TrainConfig) -> dict[str, float]:
+    """Of the policy that is in the run's folder, on the held-out episodes of `config`."""
+    policy, data = FlowPolicy.load(Path(config.out) / "policy"), open_data(config)
+    assert data.held_out is not None
+    with joined(config) as mesh:
+        draws = Draws(config.seed, DRAWS, config.data.chunk, policy.config.action_dim)
+        judged = validation(policy, data.held_out, draws, mesh, dict.fromkeys(policy.terms, 1.0))
+    return {"val_loss": judged["loss"], "val_loss_new": judged["tasks"][NEW_TEXT]["loss"]}
 
 
 def distinct_episodes(config: TrainConfig) -> float:
@@ -181,12 +197,13 @@ def orders(args: argparse.Namespace, seed: int) -> dict[str, dict[str, Any]]:
 
 def precisions(args: argparse.Namespace, seed: int) -> dict[str, dict[str, Any]]:
     """The policy before, and after fine-tuning in both ways: same samples, noise and times."""
-    plan = settings(args, args.seeds[0], "before", args.base_steps)
-    new = open_data(plan).catalog.episodes
-    task = open_data(plan).catalog.tasks.index(f"pick up the {NEW} block")
-    excluded = tuple(int(e) for i, e in enumerate(new.ids) if task in list(new.tasks_of(i)))
-    plan = replace(plan, data=replace(plan.data, exclude_episodes=excluded))
-    found = {"before": outcome(plan, args, (NEW,))}
+    whole = settings(args, args.seeds[0], "before", args.base_steps)
+    catalog = open_data(whole).catalog
+    new = catalog.tasks.index(NEW_TEXT)
+    excluded = tuple(int(e) for i, e in enumerate(catalog.episodes.ids) if new in list(catalog.episodes.tasks_of(i)))
+    plan = replace(whole, data=replace(whole.data, exclude_episodes=excluded))
+    # Its own held-out episodes are of the colours that it knows: judged by those that the others are judged by.
+    found = {"before": outcome(plan, args, (NEW,)) | held_out_losses(whole)}
     for name in VARIANTS:
         config = settings(
             args,
@@ -230,9 +247,10 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     result = {
         "order": {name: pooled([runs[name] for runs in by_order], order_keys) for name in ORDERS},
         "precision": {
-            name: pooled([runs[name] for runs in by_precision], ("weights_moved", "val_loss")) for name in VARIANTS
+            name: pooled([runs[name] for runs in by_precision], ("weights_moved", "val_loss", "val_loss_new"))
+            for name in VARIANTS
         },
-        "before": pooled([by_precision[0]["before"]], ("val_loss",)),
+        "before": pooled([by_precision[0]["before"]], ("val_loss", "val_loss_new")),
         "conditions": {
             "seeds": args.seeds,
             "episodes": args.episodes,
