@@ -23,6 +23,7 @@ import av
 import numpy as np
 
 from understudy.data.convert import Converter
+from understudy.data.errors import DatasetError
 from understudy.data.samples import EpisodeDataset
 from understudy.load.decoders import Cursor, Cursors, write
 
@@ -89,12 +90,12 @@ class Chain:
             camera: _Strand(dataset, camera, rows, wanted.reshape(len(rows), -1), *common)
             for camera, wanted in frames.items()
         }
-        self._left = len(rows)
+        self._count = len(rows)
         self._next = 0
 
     @property
     def done(self) -> bool:
-        return self._next == self._left
+        return self._next == self._count
 
     def make(self, outs: dict[str, np.ndarray], spent: Spent) -> None:
         """Write the next sample's pictures: camera -> uint8 (T, 3, H, W)."""
@@ -180,14 +181,20 @@ class _Strand:
             numbers = self._todo[begin:end] - (piece << _PIECE)
             cursor = self._cursors.take(self._dataset, self._camera, self._rows[piece], int(numbers[0]), self._cursor)
             self._cursor = None
-            k = begin
-            for picture in cursor.pictures(numbers):
-                self._held[k] = self._smaller(picture) if self._converted else picture
-                k += 1
-                if self._stopped():
-                    raise Stopped
-            spent.pictures += end - begin
-            self._decoded = begin = end
+            try:
+                for picture in cursor.pictures(numbers):
+                    self._held[self._decoded] = self._smaller(picture) if self._converted else picture
+                    self._decoded += 1
+                    if self._stopped():
+                        raise Stopped
+            except DatasetError:
+                self._cursors.give(cursor)
+                if self._decoded < until:
+                    raise
+                return  # nobody needs that picture yet; whoever does meets the error
+            finally:
+                spent.pictures += self._decoded - begin
+            begin = end
             if self._keep and end < len(self._todo):
                 self._cursor = cursor
             else:

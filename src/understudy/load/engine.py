@@ -4,67 +4,29 @@ A lane always has the same thread, so a chain has one owner and nothing is locke
 not wait for each other, only for room; a batch is ready when its last part is. Its rows come from whichever thread's
 turn it is. What is in a batch depends on its positions alone.
 
-Not here: what a chain decodes (`chains.py`), what may be held (`plan.py`), the consumer's side (`loader.py`).
+Not here: how a sample is made (`making.py`), what may be held (`plan.py`), the consumer's side (`loader.py`).
 """
 
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from time import perf_counter
-from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.data.convert import Converter
+from understudy.data.errors import DatasetError
 from understudy.data.remote.retry import give_up_when
 from understudy.data.samples import EpisodeDataset
 from understudy.load.ahead import Ahead
 from understudy.load.buffers import Buffers, keep_freed_memory
-from understudy.load.chains import Chain, Spent, Stopped
-from understudy.load.decoders import Cursors
+from understudy.load.chains import Spent, Stopped
+from understudy.load.making import SPAN, Batch, Maker, Making, Stream
 from understudy.load.plan import Plan
 from understudy.load.residency import KeptPictures
-from understudy.order import Order
 from understudy.order.placement import rank_slice
 
-Batch: TypeAlias = dict[str, Any]
-
-SPAN = 64
-"""Positions that one thread makes on end of a source that is read in storage order."""
-
-_IDLE = 1  # cursors that a thread keeps although no chain has them, for sources that are read in storage order
 _BLOCK = 512  # positions that are looked up at once
-
-
-@dataclass(frozen=True)
-class Stream:
-    """What is made: the positions `low` to `high` of every global batch from `start` on."""
-
-    order: Order
-    datasets: tuple[EpisodeDataset, ...]
-    """Those with `KeptPictures` keep their pictures, the others are read in chains."""
-    rank: int
-    world: int
-    start: int
-    size: tuple[int, int] | None
-    """(height, width) that pictures are resized to."""
-
-
-@dataclass
-class _Making:
-    """One batch under way."""
-
-    left: int
-    """Threads that have not done their part."""
-    positions: np.ndarray
-    source: np.ndarray
-    episode: np.ndarray
-    frame: np.ndarray
-    thread: np.ndarray
-    pictures: dict[str, np.ndarray] = field(default_factory=dict)
-    tables: Batch = field(default_factory=dict)
 
 
 class Engine:
@@ -80,8 +42,8 @@ class Engine:
                 raise ValueError(f"sources 0 and {number} deliver different keys: {odd} only in one; select the same")
         self._shapes = [self._shape(dataset) for dataset in stream.datasets]
         self._change = threading.Condition()
-        self._made: dict[int, _Making] = {}
-        self._planned: list[_Making] = []
+        self._made: dict[int, Making] = {}
+        self._planned: list[Making | None] = []
         self._plan_from = 0
         self._taken = 0
         self._until = plan.ahead + 1  # threads make batches before this one
@@ -101,7 +63,7 @@ class Engine:
         """The next batch. Raises what went wrong in making it."""
         number = self._taken
         with self._change:
-            while (making := self._made.get(number)) is None or making.left:
+            while (making := self._made.get(number)) is None or not making.ready:
                 if self._error and self._error[0] <= number:
                     raise self._error[1]
                 self._change.wait()
@@ -142,20 +104,26 @@ class Engine:
         """One thread: its part of each batch."""
         give_up_when(self._stopped)  # reading from afar, too
         spent = self.spent[thread]
-        maker = _Maker(self._stream, self._plan, self._shapes, self._low, self._high, self._stopped, spent)
+        maker = Maker(self._stream, self._plan, self._shapes, self._low, self._high, self._stopped, spent)
         number = 0
         try:
             while (making := self._next(number, spent)) is not None:
                 maker.make(making, np.flatnonzero(making.thread == thread).tolist())
                 if number % self._plan.threads == thread:
                     begin = perf_counter()
-                    making.tables = self._tables(making)
+                    self._fill_tables(making)
                     spent.assemble += perf_counter() - begin
-                number += 1
                 with self._change:
                     making.left -= 1
-                    if making.left == 0:
+                    last = making.left == 0
+                if last:
+                    if making.bad:
+                        self._mend(making, maker)
+                    with self._change:
+                        making.ready = True
                         self._change.notify_all()
+                number += 1
+                del making  # while this thread waits for room, the batch and its memory are the consumer's
         except Stopped:
             pass
         except BaseException as error:
@@ -166,7 +134,7 @@ class Engine:
                 self._change.notify_all()
         maker.close()
 
-    def _next(self, number: int, spent: Spent) -> _Making | None:
+    def _next(self, number: int, spent: Spent) -> Making | None:
         """Batch `number` once there is room for it; None when it is time to stop."""
         begin = perf_counter()
         with self._change:
@@ -183,7 +151,7 @@ class Engine:
                 making = self._made[number] = self._look_up(number)
             return making
 
-    def _look_up(self, number: int) -> _Making:
+    def _look_up(self, number: int) -> Making:
         """Look up what is in a batch, for several at once."""
         at = number - self._plan_from
         if at >= len(self._planned):
@@ -198,10 +166,11 @@ class Engine:
             self._plan_from, at = number, 0
             # Copies: rows of one array would keep all of it alive for as long as a batch is.
             self._planned = [
-                _Making(self._plan.threads, p.copy(), s.copy(), e.copy(), f.copy(), t.copy())
+                Making(self._plan.threads, p.copy(), s.copy(), e.copy(), f.copy(), t.copy())
                 for p, s, e, f, t in zip(positions, *parts, strict=True)
             ]
-        making = self._planned[at]
+        making, self._planned[at] = self._planned[at], None
+        assert making is not None  # asked for once
         for camera in self._cameras:
             shape = self._shapes[int(making.source[0])][camera]
             for source in np.unique(making.source).tolist():
@@ -230,13 +199,45 @@ class Engine:
                 thread[own] = offset[own]
         return thread % self._plan.threads
 
-    def _tables(self, making: _Making) -> Batch:
+    def _fill_tables(self, making: Making) -> None:
+        """Everything of a batch but its pictures."""
         source = making.source
-        parts = {}
-        for s in np.unique(source).tolist():
-            own = source == s
-            parts[s] = self._stream.datasets[s].tables(making.episode[own], making.frame[own])
-        return join(parts, source)
+        try:
+            parts = {}
+            for s in np.unique(source).tolist():
+                own = source == s
+                parts[s] = self._stream.datasets[s].tables(making.episode[own], making.frame[own])
+            making.tables = join(parts, source)
+        except DatasetError:
+            if self._stream.substitutes is None:
+                raise
+            for i in range(len(source)):
+                wrong = self._wrong_row(int(source[i]), int(making.episode[i]), int(making.frame[i]))
+                if wrong is not None:
+                    making.bad[i] = wrong
+            if not making.bad:
+                raise
+
+    def _wrong_row(self, source: int, episode: int, frame: int) -> str | None:
+        try:
+            self._stream.datasets[source].tables(np.asarray([episode]), np.asarray([frame]))
+        except DatasetError as error:
+            return str(error)
+        return None
+
+    def _mend(self, making: Making, maker: Maker) -> None:
+        """Put substitutes in the place of samples that cannot be read."""
+        assert self._stream.substitutes is not None
+        for i, why in sorted(making.bad.items()):
+            source = int(making.source[i])
+
+            def wrong(episode: int, frame: int, i: int = i, source: int = source) -> str | None:
+                return self._wrong_row(source, episode, frame) or maker.alone(making, i, source, episode, frame)
+
+            at = int(making.positions[i]), source, int(making.episode[i]), int(making.frame[i])
+            making.episode[i], making.frame[i] = self._stream.substitutes.find(*at, why, wrong)
+        making.bad = {}
+        self._fill_tables(making)
 
     def _shape(self, dataset: EpisodeDataset) -> dict[str, tuple[int, ...]]:
         """Of one sample's pictures: camera -> (3, H, W) or (T, 3, H, W)."""
@@ -247,88 +248,6 @@ class Engine:
             reader = dataset.pictures.reader(camera, int(rows[0]))
             shapes[camera] = (*wanted.shape[1:], 3, *(self._stream.size or (reader.height, reader.width)))
         return shapes
-
-
-class _Maker:
-    """The pictures of one thread's samples."""
-
-    def __init__(
-        self,
-        stream: Stream,
-        plan: Plan,
-        shapes: Sequence[Mapping[str, tuple[int, ...]]],
-        low: int,
-        high: int,
-        stopped: Any,
-        spent: Spent,
-    ) -> None:
-        self._stream, self._plan, self._shapes = stream, plan, shapes
-        self._low, self._high, self._stopped, self._spent = low, high, stopped, spent
-        self._cursors, self._converter = Cursors(_IDLE), Converter(stream.size)
-        self._open: dict[int, Chain] = {}  # position -> the chain that makes it
-
-    def make(self, making: _Making, mine: Sequence[int]) -> None:
-        """Fill in the pictures of samples number `mine` of a batch."""
-        if not making.pictures:
-            return
-        for i in mine:
-            source = int(making.source[i])
-            dataset = self._stream.datasets[source]
-            shapes = self._shapes[source]
-            outs = {}
-            for camera, array in making.pictures.items():
-                outs[camera] = array[i] if len(shapes[camera]) == 4 else array[i : i + 1]
-            if isinstance(dataset.pictures, KeptPictures):
-                self._copy(dataset, dataset.pictures, int(making.episode[i]), int(making.frame[i]), outs)
-                if self._stopped():
-                    raise Stopped
-                continue
-            position = int(making.positions[i])
-            chain = self._open.pop(position, None) or self._begin(source, position)
-            chain.make(outs, self._spent)
-            if chain.done:
-                chain.close()
-
-    def close(self) -> None:
-        self._open.clear()
-
-    def _copy(
-        self, dataset: EpisodeDataset, pictures: KeptPictures, episode: int, frame: int, outs: dict[str, np.ndarray]
-    ) -> None:
-        begin = perf_counter()
-        rows, frames = dataset.video_frames(np.asarray([episode]), np.asarray([frame]))
-        for camera, wanted in frames.items():
-            pictures.into(camera, int(rows[0]), wanted.reshape(-1).tolist(), outs[camera])
-        self._spent.assemble += perf_counter() - begin
-
-    def _begin(self, source: int, position: int) -> Chain:
-        """Open the chain of a clip at a position: all samples of it that are this rank's."""
-        order, dataset, spec = (
-            self._stream.order,
-            self._stream.datasets[source],
-            self._stream.order.spec.sources[source],
-        )
-        positions, episode, frame = order.rest_of_clip(position, max(spec.clip, 1 if spec.shuffle else SPAN))
-        if len(positions) > 1:
-            offset = (positions - self._stream.start) % order.batch
-            own = (offset >= self._low) & (offset < self._high)
-            if not spec.shuffle:
-                own &= positions // SPAN == position // SPAN
-            positions, episode, frame = positions[own], episode[own], frame[own]
-        rows, frames = dataset.video_frames(episode, frame)
-        holding = self._plan.holdings[source]
-        phase = holding.ahead
-        if position < self._stream.start + self._first_round(source):
-            phase = 1 + int(order.lanes([position])[1][0]) * 7 % holding.ahead
-        chain = Chain(dataset, rows, frames, holding, phase, self._cursors, self._converter, self._stopped)
-        self._open.update(dict.fromkeys(positions[1:].tolist(), chain))
-        return chain
-
-    def _first_round(self, source: int) -> int:
-        """Positions in which each lane of a source comes up once."""
-        order = self._stream.order
-        slots = order.spec.schedule[-1].slots
-        return -(-order.spec.sources[source].lanes * sum(slots) // max(1, slots[source]))
 
 
 def join(parts: Mapping[int, Batch], source: np.ndarray) -> Batch:

@@ -8,16 +8,22 @@ import os
 import time
 import weakref
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Literal
+
+import torch
 
 from understudy.data.samples import EpisodeDataset
 from understudy.load.buffers import Buffers
 from understudy.load.chains import Spent, sum_of
-from understudy.load.engine import Batch, Engine, Stream, join
+from understudy.load.delivery import Delivery
+from understudy.load.engine import Engine, join
+from understudy.load.making import Augment, Batch, Stream
 from understudy.load.plan import make_plan
 from understudy.load.residency import kept
 from understudy.load.sizes import parse_bytes
+from understudy.load.substitute import Substitutes, Substitution
 from understudy.order import Order
 from understudy.order.placement import rank_slice
 
@@ -37,6 +43,13 @@ class Loader:
             first ones first) keeps them decoded, another one has them decoded when needed, each once per clip.
         start: the position to begin with: `position` of the loader that is carried on.
         size: (height, width) that pictures are resized to, by area averaging.
+        augment: called in the thread for each sample with its pictures (camera -> uint8 tensor (T, 3, H, W), to be
+            changed in place) and the random numbers of its position (`order.draws.SampleRng`).
+        on_bad_frame: what to do with a sample that cannot be read: raise `DatasetError`, or deliver its neighbour
+            instead (`substitute.py`), which `substitutions` lists and the file `journal` records, up to
+            `bad_frame_cap`, a share of the frames of a source.
+        pin: batches in page-locked memory. device: where batches are copied to, beside the work of the current stream;
+            for a CUDA device this pins as well.
 
     Raises:
         ValueError: a size that is not understood, a negative start, a rank outside the world, datasets that are not
@@ -54,6 +67,12 @@ class Loader:
         memory: int | str = "4GB",
         start: int = 0,
         size: tuple[int, int] | None = None,
+        augment: Augment | None = None,
+        on_bad_frame: Literal["raise", "substitute"] = "raise",
+        journal: str | Path | None = None,
+        bad_frame_cap: float = 0.01,
+        pin: bool = False,
+        device: torch.device | str | None = None,
     ) -> None:
         rank_slice(order.batch, rank, world)  # refuses a rank outside the world
         Order.from_json(order.spec, datasets)  # refuses other datasets, or a selection other than the order's
@@ -63,13 +82,17 @@ class Loader:
         count = min(8, _cores()) if threads == "auto" else threads
         if count < 1:
             raise ValueError(f"threads {threads}: at least 1")
-        self._size = size
+        if on_bad_frame not in ("raise", "substitute"):
+            raise ValueError(f"on_bad_frame {on_bad_frame!r}: it is 'raise' or 'substitute'")
+        self._size, self._augment = size, augment
+        self._substitutes = Substitutes(order, journal, bad_frame_cap) if on_bad_frame == "substitute" else None
+        self._delivery = Delivery(torch.device(device)) if device is not None else None
         self.plan = make_plan(
             datasets, order, rank=rank, world=world, threads=count, memory=parse_bytes(memory), size=size
         )
         """What is held in memory, and how it is used."""
         self._sources = tuple(kept(d, size) if stays else d for d, stays in zip(datasets, self.plan.kept))
-        self._buffers = Buffers(self.plan.ahead + 3, False)
+        self._buffers = Buffers(self.plan.ahead + 3, pin or (self._delivery is not None and self._delivery.pins))
         self._engine: Engine | None = None
         self._before = Spent()
         self.position = start
@@ -84,17 +107,23 @@ class Loader:
         """The batch at `position`. An error in making it is raised here, and the next call tries again."""
         asked = time.perf_counter()
         if self._engine is None:
-            stream = Stream(self._order, self._sources, self._rank, self._world, self.position, self._size)
-            self._engine = Engine(stream, self.plan, self._buffers)
-            self._finalizer = weakref.finalize(self, self._engine.ask_to_stop)
+            self._engine = self._start()
         try:
             batch = self._engine.take()
+            if self._delivery is not None:
+                batch = self._delivery.copy(batch)
         except Exception:
             self.close()
             raise
         self.position += self._order.batch
         self.waited += time.perf_counter() - asked
         return batch
+
+    def _start(self) -> Engine:
+        place = self._order, self._sources, self._rank, self._world, self.position
+        engine = Engine(Stream(*place, self._size, self._augment, self._substitutes), self.plan, self._buffers)
+        weakref.finalize(self, engine.ask_to_stop)  # where nobody closes it
+        return engine
 
     def close(self) -> None:
         """Stop the threads and wait for them. The next batch that is asked for starts new ones."""
@@ -106,6 +135,11 @@ class Loader:
     def times(self) -> Spent:
         """Seconds of all threads together so far, by what they went into."""
         return sum_of([self._before, *(self._engine.spent if self._engine else ())])
+
+    @property
+    def substitutions(self) -> tuple[Substitution, ...]:
+        """What was delivered instead of what could not be read, so far."""
+        return tuple(self._substitutes.made) if self._substitutes is not None else ()
 
     @property
     def spare(self) -> int:

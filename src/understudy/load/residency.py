@@ -132,17 +132,24 @@ class KeptPictures(Pictures):
             if key - end < _RUN:
                 end = min(key, len(episode.there))
             wanted = np.flatnonzero(~episode.there[begin:end]) + begin
-            with self._taking:
-                cursor = self._cursors.take(self.dataset, camera, row, first + int(wanted[0]))
             try:
-                converter = self._converter()
-                for number, picture in zip(wanted.tolist(), cursor.pictures(first + wanted)):
-                    write(picture, converter, episode.pictures[number])
-                    episode.there[number] = True
-                    self.decoded += 1
-            finally:
-                with self._taking:
-                    self._cursors.give(cursor)
+                self._decode_into(camera, row, episode, first, wanted)
+            except DatasetError:
+                if not episode.there[frame]:  # is it this one, or one that nobody asked for?
+                    self._decode_into(camera, row, episode, first, np.asarray([frame]))
+
+    def _decode_into(self, camera: str, row: int, episode: _Episode, first: int, wanted: np.ndarray) -> None:
+        with self._taking:
+            cursor = self._cursors.take(self.dataset, camera, row, first + int(wanted[0]))
+        try:
+            converter = self._converter()
+            for number, picture in zip(wanted.tolist(), cursor.pictures(first + wanted), strict=True):
+                write(picture, converter, episode.pictures[number])
+                episode.there[number] = True
+                self.decoded += 1
+        finally:
+            with self._taking:
+                self._cursors.give(cursor)
 
     def _converter(self) -> Converter:
         if not hasattr(self._converters, "own"):

@@ -174,6 +174,22 @@ class Order:
         index = index[: len(positions)]
         return positions, *self.layouts[d].locate(lanes.line(index))
 
+    def neighbours(self, position: int, most: int) -> tuple[Ints, Ints]:
+        """Which selected frames of its source may stand in for the one at `position`: (episode, frame), int64 (k,).
+
+        The later frames of its clip first, then the earlier ones, then those of the clips that follow in storage; at
+        most `most`, and never the frame itself. They depend on the position alone.
+        """
+        source, index = self.streams([position])
+        d = int(source[0])
+        spec, line = self.spec.sources[d], int(self._lanes[d].line(index)[0])
+        start = line // spec.clip * spec.clip
+        stop = min(start + spec.clip, spec.frames)
+        count = min(most, spec.frames - 1)
+        near = [*range(line + 1, stop), *range(start, line)][:count]
+        far = (stop + np.arange(count - len(near))) % spec.frames
+        return self.layouts[d].locate(np.concatenate([np.array(near, np.int64), far]).view(np.uint64))
+
     def _positions(self, d: int, position: int, index: Words) -> Ints:
         """Where the stream indices (rising) of source d come up, the first of them at `position`: int64, and as many
         as come up before the source leaves."""

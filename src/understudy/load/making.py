@@ -1,0 +1,201 @@
+"""One thread's part of batches: pictures made in chains, copied where they are kept, or replaced where they are bad.
+
+A chain is opened at the first of its samples that comes up, for all that this rank makes of the clip from there on.
+Not here: threads and whose sample is whose (`engine.py`), decoding (`chains.py`), what replaces a bad sample
+(`substitute.py`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from understudy.data.convert import Converter
+from understudy.data.errors import DatasetError
+from understudy.data.samples import EpisodeDataset
+from understudy.load.chains import Chain, Holding, Spent, Stopped
+from understudy.load.decoders import Cursors
+from understudy.load.plan import Plan
+from understudy.load.residency import KeptPictures
+from understudy.load.substitute import Substitutes
+from understudy.order import Order
+from understudy.order.draws import SampleRng
+
+Batch: TypeAlias = dict[str, Any]
+Augment: TypeAlias = Callable[[dict[str, Tensor], SampleRng], None]
+
+SPAN = 64
+"""Positions that one thread makes on end of a source that is read in storage order."""
+
+_IDLE = 1  # cursors that a thread keeps although no chain has them, for sources that are read in storage order
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What is made: the positions `low` to `high` of every global batch from `start` on."""
+
+    order: Order
+    datasets: tuple[EpisodeDataset, ...]
+    """Those with `KeptPictures` keep their pictures, the others are read in chains."""
+    rank: int
+    world: int
+    start: int
+    size: tuple[int, int] | None = None
+    """(height, width) that pictures are resized to."""
+    augment: Augment | None = None
+    """Changes each sample's pictures in place; see `Loader`."""
+    substitutes: Substitutes | None = None
+    """What stands in for a sample that cannot be read; None: that is an error."""
+
+
+@dataclass
+class Making:
+    """One batch under way."""
+
+    left: int
+    """Threads that have not done their part."""
+    positions: np.ndarray
+    source: np.ndarray
+    episode: np.ndarray
+    frame: np.ndarray
+    thread: np.ndarray
+    pictures: dict[str, np.ndarray] = field(default_factory=dict)
+    tables: Batch = field(default_factory=dict)
+    bad: dict[int, str] = field(default_factory=dict)
+    """Samples that cannot be read, and why."""
+    ready: bool = False
+
+
+@dataclass(frozen=True)
+class _Open:
+    """A chain under way, and the positions it makes behind its first."""
+
+    positions: list[int]
+    chain: Chain
+
+
+class Maker:
+    """The pictures of one thread's samples."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        plan: Plan,
+        shapes: Sequence[Mapping[str, tuple[int, ...]]],
+        low: int,
+        high: int,
+        stopped: Callable[[], bool],
+        spent: Spent,
+    ) -> None:
+        self._stream, self._plan, self._shapes = stream, plan, shapes
+        self._low, self._high, self._stopped, self._spent = low, high, stopped, spent
+        self._cursors, self._converter = Cursors(_IDLE), Converter(stream.size)
+        self._open: dict[int, _Open] = {}  # by position
+
+    def make(self, making: Making, mine: Sequence[int]) -> None:
+        """Fill in the pictures of samples number `mine` of a batch."""
+        if not making.pictures:
+            return
+        for i in mine:
+            source, episode, frame = int(making.source[i]), int(making.episode[i]), int(making.frame[i])
+            outs = self._outs(making, i, source)
+            try:
+                pictures = self._stream.datasets[source].pictures
+                if isinstance(pictures, KeptPictures):
+                    self._copy(source, pictures, episode, frame, outs)
+                    if self._stopped():
+                        raise Stopped
+                else:
+                    self._go_on(source, int(making.positions[i]), outs)
+            except DatasetError as error:
+                if self._stream.substitutes is None:
+                    raise
+                making.bad[i] = str(error)
+            else:
+                self._augment(making, i, outs)
+
+    def alone(self, making: Making, i: int, source: int, episode: int, frame: int) -> str | None:
+        """Fill in the pictures of another frame as sample i of a batch; what is wrong with it where that cannot be."""
+        if not making.pictures:
+            return None
+        dataset, outs = self._stream.datasets[source], self._outs(making, i, source)
+        try:
+            if isinstance(dataset.pictures, KeptPictures):
+                self._copy(source, dataset.pictures, episode, frame, outs)
+            else:
+                chain = self._chain(source, np.asarray([episode]), np.asarray([frame]), Holding(1, False), 1)
+                chain.make(outs, self._spent)
+                chain.close()
+        except DatasetError as error:
+            return str(error)
+        self._augment(making, i, outs)
+        return None
+
+    def _outs(self, making: Making, i: int, source: int) -> dict[str, np.ndarray]:
+        """Where the pictures of sample i go: camera -> uint8 (T, 3, H, W)."""
+        shapes = self._shapes[source]
+        return {c: a[i] if len(shapes[c]) == 4 else a[i : i + 1] for c, a in making.pictures.items()}
+
+    def _augment(self, making: Making, i: int, outs: Mapping[str, np.ndarray]) -> None:
+        if self._stream.augment is not None:
+            rng = SampleRng(self._stream.order.seed, "augment", int(making.positions[i]))
+            self._stream.augment({camera: torch.from_numpy(out) for camera, out in outs.items()}, rng)
+
+    def _go_on(self, source: int, position: int, outs: dict[str, np.ndarray]) -> None:
+        """Make a sample in its chain, which is opened where this is its first."""
+        opened = self._open.pop(position) if position in self._open else self._begin(source, position)
+        chain = opened.chain
+        try:
+            chain.make(outs, self._spent)
+        except DatasetError:  # the rest of the clip begins anew
+            for later in opened.positions:
+                self._open.pop(later, None)
+            chain.close()
+            raise
+        if chain.done:
+            chain.close()
+
+    def close(self) -> None:
+        self._open.clear()
+
+    def _copy(self, source: int, pictures: KeptPictures, episode: int, frame: int, outs: dict[str, np.ndarray]) -> None:
+        begin, dataset = perf_counter(), self._stream.datasets[source]
+        rows, frames = dataset.video_frames(np.asarray([episode]), np.asarray([frame]))
+        for camera, wanted in frames.items():
+            pictures.into(camera, int(rows[0]), wanted.reshape(-1).tolist(), outs[camera])
+        self._spent.assemble += perf_counter() - begin
+
+    def _begin(self, source: int, position: int) -> _Open:
+        """Open the chain of a clip at a position: all samples of it that are this rank's."""
+        order, spec = self._stream.order, self._stream.order.spec.sources[source]
+        positions, episode, frame = order.rest_of_clip(position, max(spec.clip, 1 if spec.shuffle else SPAN))
+        if len(positions) > 1:
+            offset = (positions - self._stream.start) % order.batch
+            own = (offset >= self._low) & (offset < self._high)
+            if not spec.shuffle:
+                own &= positions // SPAN == position // SPAN
+            positions, episode, frame = positions[own], episode[own], frame[own]
+        holding = self._plan.holdings[source]
+        phase = holding.ahead
+        if position < self._stream.start + self._first_round(source):
+            phase = 1 + int(order.lanes([position])[1][0]) * 7 % holding.ahead
+        chain = self._chain(source, episode, frame, holding, phase)
+        later = positions[1:].tolist()
+        opened = _Open(later, chain)
+        self._open.update(dict.fromkeys(later, opened))
+        return opened
+
+    def _chain(self, source: int, episode: np.ndarray, frame: np.ndarray, holding: Holding, phase: int) -> Chain:
+        dataset = self._stream.datasets[source]
+        rows, frames = dataset.video_frames(episode, frame)
+        return Chain(dataset, rows, frames, holding, phase, self._cursors, self._converter, self._stopped)
+
+    def _first_round(self, source: int) -> int:
+        """Positions in which each lane of a source comes up once."""
+        order = self._stream.order
+        slots = order.spec.schedule[-1].slots
+        return -(-order.spec.sources[source].lanes * sum(slots) // max(1, slots[source]))
