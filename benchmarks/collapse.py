@@ -288,15 +288,19 @@ def draw(result: dict[str, Any], by_order: list[dict[str, Any]], folder: Path) -
     def bars(axes: Any, part: str, key: str, title: str) -> None:
         rows = result[part]
         for place, (name, row) in enumerate(rows.items()):
-            span = [[row[key] - row["success_low"]], [row["success_high"] - row[key]]] if key == "success" else None
-            axes.bar(place, row[key], color=colours[name], yerr=span, capsize=4, width=0.6)
-            axes.annotate(f"{row[key]:.3g}", (place, row[key]), ha="center", va="bottom", fontsize=9)
+            low, high = (row["success_low"], row["success_high"]) if key == "success" else (row[key], row[key])
+            axes.bar(place, row[key], color=colours[name], width=0.6)
+            if low < high:
+                axes.errorbar(place, row[key], [[row[key] - low], [high - row[key]]], color="black", capsize=4)
+            value = f"{row[key]:.0%}" if key in ("success", "weights_moved") else f"{row[key]:.3g}"
+            axes.annotate(value, (place, high), (0, 3), textcoords="offset points", ha="center", fontsize=9)
         axes.set_xticks(range(len(rows)), [name.replace("_", " ") for name in rows])
         axes.set_title(title, fontsize=10)
-        axes.margins(y=0.15)
+        axes.margins(y=0.12)
+        axes.set_ylim(bottom=0)
         axes.spines[["top", "right"]].set_visible(False)
 
-    figure, all_axes = pyplot.subplots(1, 4, figsize=(13, 3), width_ratios=(2.2, 1, 1, 1), layout="constrained")
+    figure, all_axes = pyplot.subplots(1, 4, figsize=(12, 3), width_ratios=(2.2, 1, 1, 1), layout="constrained")
     for name in ORDERS:
         series = np.array([runs[name]["grad_norm"] for runs in by_order])
         window = max(1, series.shape[1] // 100)
@@ -322,7 +326,7 @@ def draw(result: dict[str, Any], by_order: list[dict[str, Any]], folder: Path) -
     bars(all_axes[2], "precision", "success", f"success, {NEW} asked for")
     for axes, key in zip(all_axes[1:], ("val_loss", "success")):
         axes.axhline(result["before"][key], color="grey", linewidth=1, linestyle="--")
-        axes.annotate("before", (1.45, result["before"][key]), fontsize=8, ha="right", va="bottom", color="grey")
+        axes.annotate("before", (0.5, result["before"][key]), fontsize=8, ha="center", va="bottom", color="grey")
     figure.savefig(folder / "collapse-precision.png", dpi=110)
 
 
