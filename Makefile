@@ -23,6 +23,7 @@ test: setup lint types pytest
 # The long forms (about an hour): what they print belongs into docs/reliability.md. Short forms are among the tests.
 soak: setup
 	$(PY) benchmarks/soak_loader.py --minutes 30 --kills 1000
+	$(PY) benchmarks/soak_trainer.py --kills 100
 
 lint:
 	.venv/bin/ruff format --check .

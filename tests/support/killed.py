@@ -1,94 +1,308 @@
-"""A process that trains in forked children which kill themselves, with SIGKILL, before a chosen change of the disk.
+"""Training runs that are killed with SIGKILL, again and again, until they are done; and what must hold afterwards.
 
-Run as a program: `python killed.py DATA OUT SEED COUNT`. It imports torch once and forks for every attempt. Prints
-JSON: the number of disk changes of a run that is left alone, and where each of the others was killed.
+Every attempt is a process of its own (two, on two ranks), forked from this one, which has imported torch and opened
+nothing. A victim dies in one of two ways:
+
+    at a change   it kills itself just before its n-th change of the disk (open to write, fsync, rename, remove …), or
+                  the n-th of those inside saves
+    at a time     it is killed from outside after a random time, on a disk whose fsync takes long, so that a good part
+                  of that time is inside saves
+
+What must hold after every kill: each folder that bears a checkpoint's name holds that step of the run that was never
+stopped, bit for bit. And at the end: its series, its tensors and its policy are those of the run that was never
+stopped, and every position went into the weights once. `benchmarks/soak_trainer.py` does this a hundred times.
 """
 
-import json
 import os
 import random
 import signal
+import socket
 import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from typing import Any
 
 import torch._dynamo
-import torch.distributed.checkpoint  # noqa: F401 (imported before the forks, not in each of them)
+import torch.distributed.checkpoint  # imported before the forks, not in each of them
+import torch.distributed.fsdp
+import torch.distributed.tensor  # noqa: F401
 
-from support.runs import tiny_config
-from understudy.train import run
+from support.checkpoint_ranks import digest
+from support.resumed import consumed, watched
+from support.runs import same_run, series, tiny_config
+from understudy.train import checkpoint, run
+from understudy.train.config import ParallelConfig, TrainConfig
 from understudy.train.rundir import RunDir
 
 CHANGES = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate")
+PATIENCE = 120.0
+"""Seconds after which a rank that should have noticed that the other one is gone counts as hanging."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a run is arranged."""
+
+    worlds: tuple[int, ...]
+    """Processes of its attempts, in turn."""
+    shard: int = 1
+    background: bool = False
+    keep: int = 2
+
+    def __str__(self) -> str:
+        saves = "saves beside the training" if self.background else "saves in the training"
+        ranks = " -> ".join(map(str, self.worlds)) + (" ranks" if self.worlds != (1,) else " process")
+        return f"{ranks}{', sharded' if self.shard > 1 else ''}, {saves}"
+
+    def config(self, data: Path, out: Path) -> TrainConfig:
+        parallel = ParallelConfig(dp_shard=self.shard, timeout=60.0)
+        often = {"checkpoint_every": 3, "log_every": 2, "keep": self.keep}
+        return tiny_config(data, out, parallel=parallel, async_save=self.background, **often)
+
+
+KINDS = (
+    Kind((1,)),
+    Kind((1,), background=True),
+    Kind((2,), shard=2, background=True),
+    Kind((2,)),
+    Kind((2, 1), background=True),  # from one to the other and back at every kill
+)
+
+
+@dataclass(frozen=True)
+class Victim:
+    """Which rank dies, and how: before its change number `change`, or number `in_save` of those inside saves, or
+    `seconds` after the start."""
+
+    rank: int
+    change: int | None = None
+    in_save: int | None = None
+    seconds: float | None = None
+
+
+@dataclass
+class Told:
+    """What came of it."""
+
+    kills: int = 0
+    in_saves: int = 0
+    """Kills that left an unfinished checkpoint behind."""
+    attempts: int = 0
+    finished: int = 0
+    looked_at: int = 0
+    """Checkpoints compared, after kills, with the run that was never stopped."""
+    slowest: float = 0.0
+    """Seconds that a rank took, at most, to leave after the other one was killed."""
+    wrong: list[str] = field(default_factory=list)
 
 
 class Changes:
-    """Counts changes of files below `root` and, before the one numbered `at`, ends the process without a word."""
+    """Counts changes of files below `root`; before the victim's own, ends the process without a word."""
 
-    def __init__(self, root: Path, at: int | None) -> None:
-        self.root, self.at, self.count = str(root), at, 0
+    def __init__(self, root: Path, victim: Victim | None) -> None:
+        self.root, self.victim = str(root), victim or Victim(0)
+        self.count = self.count_in_saves = 0
+        self.saving = False
+        slow = 0.0 if self.victim.seconds is None else 0.02
         sys.addaudithook(self.audit)
         plain = os.fsync
 
         def fsync(handle: int) -> None:
             self.happens()
+            time.sleep(slow)
             plain(handle)
 
         os.fsync = fsync
 
     def audit(self, event: str, arguments: tuple[object, ...]) -> None:
-        if event not in CHANGES or not str(arguments[0]).startswith(self.root):
+        if event not in CHANGES or not str(arguments[0]).startswith(self.root + "/"):
             return
         if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
             return
+        self.saving = ".tmp" in str(arguments[0])
         self.happens()
 
     def happens(self) -> None:
-        if self.count == self.at:
+        if self.count == self.victim.change or (self.saving and self.count_in_saves == self.victim.in_save):
             os.kill(os.getpid(), signal.SIGKILL)
         self.count += 1
+        self.count_in_saves += self.saving
 
 
-def attempt(data: Path, out: Path, at: int | None) -> tuple[bool, int]:
-    """Start or resume the run in a child; (whether it was killed, how many changes it made)."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
+def attempt(kind: Kind, number: int, data: Path, out: Path, victim: Victim | None, told: Told) -> list[int] | None:
+    """Start the run, or carry it on; the number of changes that each rank made, or None if the victim died."""
+    world = kind.worlds[number % len(kind.worlds)]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    told.attempts += 1
+    started, ranks = time.monotonic(), []
+    for rank in range(world):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+            os.environ.update({name: str(value) for name, value in place.items()})
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+            mine = victim if victim is not None and victim.rank == rank else None
+            _live(kind, number, data, out, Changes(out, mine), writing)
+        os.close(writing)
+        ranks.append((child, reading))
+    if victim is not None and victim.seconds is not None:
+        time.sleep(max(0.0, started + victim.seconds - time.monotonic()))
+        os.kill(ranks[victim.rank][0], signal.SIGKILL)  # not yet waited for, so the number is still its own
+    return _ended(ranks, victim, out, told)
+
+
+def _live(kind: Kind, number: int, data: Path, out: Path, changes: Changes, writing: int) -> None:
+    """What a rank does; it does not return."""
+    try:
+        with open(out.with_name(f"{out.name}.log"), "a") as log:
+            os.dup2(log.fileno(), 2)
+            with watched(out, session=number):
+                begun = RunDir(out).config.exists()
+                if begun:
+                    settings = replace(RunDir(out).settings(), report=False)
+                code = run.resume(settings) if begun else run.train(kind.config(data, out))
+        os.write(writing, str(changes.count).encode())
+        os._exit(code)
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(99)
+
+
+def _ended(ranks: list[tuple[int, int]], victim: Victim | None, out: Path, told: Told) -> list[int] | None:
+    """Wait for all of them; a rank beside a victim has to leave by itself."""
+    codes: dict[int, int] = {}
+    died = None
+    while len(codes) < len(ranks):
+        for rank, (child, _) in enumerate(ranks):
+            if rank in codes:
+                continue
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid:
+                codes[rank] = os.waitstatus_to_exitcode(status)
+                died = time.monotonic() if died is None and codes[rank] == -signal.SIGKILL else died
+        if died is not None and time.monotonic() - died > PATIENCE:
+            told.wrong.append(f"{out.name}: a rank hangs after the other one was killed")
+            for rank, (child, _) in enumerate(ranks):
+                if rank not in codes:
+                    os.kill(child, signal.SIGKILL)
+        time.sleep(0.005)
+    if died is not None:
+        told.slowest = max(told.slowest, time.monotonic() - died)
+    counts = []
+    for _, reading in ranks:
+        with os.fdopen(reading) as pipe:
+            counts.append(int(pipe.read() or 0))
+    if victim is not None and codes[victim.rank] == -signal.SIGKILL:
+        return None
+    if any(codes.values()):
+        told.wrong.append(f"{out.name}: ended with {codes}: {out.with_name(out.name + '.log').read_text()[-600:]}")
+    return counts
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A run of a kind that was never stopped."""
+
+    out: Path
+    changes: int
+    """Of the disk, by rank 0."""
+    seconds: float
+    digests: dict[int, str]
+    """Step -> hash of all tensors of its checkpoint."""
+
+
+def uninterrupted(kind: Kind, data: Path, out: Path, told: Told) -> Whole:
+    began = time.monotonic()
+    changes = attempt(replace(kind, worlds=kind.worlds[:1], keep=99), 0, data, out, None, told)
+    seconds = time.monotonic() - began
+    assert changes is not None
+    found = {step: out / f"checkpoints/step-{step:08d}" for step in checkpoint.steps(out / "checkpoints")}
+    digests = {step: digest(checkpoint.read_tensors(path)) for step, path in found.items()}
+    return Whole(out, changes[0], seconds, digests)
+
+
+def lineage(kind: Kind, whole: Whole, data: Path, out: Path, kills: int, draw: random.Random, told: Told) -> None:
+    """One run, killed `kills` times, then left to end; compared after each kill and at the end."""
+    number = killed = 0
+    while killed < kills and number < 4 * kills:
+        rank = draw.randrange(kind.worlds[number % len(kind.worlds)])
+        # A run that is carried on has less before it.
+        steps, reached = whole.digests, checkpoint.steps(out / "checkpoints")
+        left = 1 - (reached[-1] if reached else 0) / max(steps)
+        if killed % 3 == 0:
+            victim = Victim(rank, in_save=draw.randrange(1, 8 if rank == 0 else 3))
+        elif killed % 3 == 1:
+            victim = Victim(rank, seconds=draw.uniform(0.1, 0.9) * whole.seconds * (0.2 + 0.8 * left))
+        else:
+            most = whole.changes if rank == 0 else whole.changes // 5  # rank 0 changes most
+            victim = Victim(rank, change=draw.randrange(1 + int(most * left)))
+        dead = attempt(kind, number, data, out, victim, told) is None
+        number += 1
+        if dead:
+            killed += 1
+            told.in_saves += any((out / "checkpoints").glob("*.tmp")) if (out / "checkpoints").is_dir() else 0
+            _look(kind, whole, out, told)
+        elif RunDir(out).policy.exists():
+            break
+        if told.wrong:
+            break
+    told.kills += killed
+    if not told.wrong:
+        attempt(kind, number, data, out, None, told)
+        _compare(kind, whole, out, told)
+        told.finished += 1
+
+
+def _look(kind: Kind, whole: Whole, out: Path, told: Told) -> None:
+    """Every name without .tmp is a promise."""
+    for step in checkpoint.steps(out / "checkpoints"):
         try:
-            changes = Changes(out, at)
-            begun = RunDir(out).config.exists()
-            code = run.resume(RunDir(out).settings()) if begun else run.train(tiny_config(data, out))
-            os.write(writing, str(changes.count).encode())
-            os._exit(code)
-        except BaseException as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-            os._exit(99)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        count = pipe.read()
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return True, 0
-    assert os.WEXITSTATUS(status) == 0, f"{out} killed before change {at}: exit {os.WEXITSTATUS(status)}"
-    return False, int(count)
+            tensors = checkpoint.read_tensors(out / f"checkpoints/step-{step:08d}")
+        except OSError as error:
+            told.wrong.append(f"{out.name}: torn: {error}")
+            continue
+        told.looked_at += 1
+        if len(kind.worlds) == 1 and digest(tensors) != whole.digests[step]:
+            told.wrong.append(f"{out.name}: step {step} is not that of the run that was never stopped")
 
 
-def main(data: Path, out: Path, seed: int, count: int) -> None:
-    draw = random.Random(seed)
-    killed, changes = attempt(data, out / "whole", None)
-    assert not killed
-    # Evenly over the run, so that beginning, saving, pruning and ending are all met.
-    points = [draw.randrange(k * changes // count, (k + 1) * changes // count) for k in range(count)]
-    for number, point in enumerate(points):
-        folder = out / f"killed-{number}"
-        again = draw.randrange(changes // 2)  # some resumes are killed too
-        assert attempt(data, folder, point)[0]
-        attempt(data, folder, again)
-        assert not attempt(data, folder, None)[0]
-    print(json.dumps({"changes": changes, "points": points}))
+def _compare(kind: Kind, whole: Whole, out: Path, told: Told) -> None:
+    if told.wrong:
+        return
+    try:
+        if len(kind.worlds) == 1:
+            same_run(whole.out, out)
+        else:  # position-exact: sums round otherwise
+            one, two = series(whole.out), series(out)
+            assert [r["step"] for r in one] == [r["step"] for r in two]
+            assert all(abs(a["loss"] - b["loss"]) < 1e-3 * a["loss"] for a, b in zip(one, two))
+        config = RunDir(out).settings()
+        assert consumed(out) == Counter(range(config.steps * config.batch)), "a position was lost or used twice"
+        assert not list((out / "checkpoints").glob("*.tmp"))
+    except AssertionError as error:
+        told.wrong.append(f"{out.name}: {str(error)[:300]}")
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+def torn() -> None:
+    """The negative control: checkpoints are written under the name that is a promise."""
+    checkpoint._unfinished = lambda final: final  # type: ignore[assignment]
+
+
+def main(data: Path, out: Path, kinds: tuple[Kind, ...], kills: int, per_run: int, seed: int) -> dict[str, Any]:
+    """Kill `kills` times, in runs of all `kinds` in turn, each killed `per_run` times."""
+    draw, told, wholes = random.Random(seed), Told(), dict[Kind, Whole]()
+    began, number = time.monotonic(), 0
+    while told.kills < kills and not told.wrong:
+        kind = kinds[number % len(kinds)]
+        if kind not in wholes:
+            wholes[kind] = uninterrupted(kind, data, out / f"whole-{len(wholes)}", told)
+        name, left = out / f"killed-{number}", min(per_run, kills - told.kills)
+        lineage(kind, wholes[kind], data, name, left, draw, told)
+        number += 1
+    return {**vars(told), "kinds": [str(kind) for kind in kinds], "seconds": time.monotonic() - began}

@@ -16,8 +16,11 @@ from understudy.train.training import Training
 
 
 @contextmanager
-def watched(out: Path, at: dict[int, Callable[[], object]] | None = None) -> Iterator[None]:
-    """Note the positions of every step below `out`.positions; do what `at` says while step k (from 1) is computed."""
+def watched(out: Path, at: dict[int, Callable[[], object]] | None = None, session: int = 0) -> Iterator[None]:
+    """Note the positions of every step below `out`.positions; do what `at` says while step k (from 1) is computed.
+
+    `session` numbers the attempts at one run, ascending.
+    """
     plain = Training.advance
     folder = out.with_name(out.name + ".positions")
     folder.mkdir(exist_ok=True)
@@ -27,7 +30,7 @@ def watched(out: Path, at: dict[int, Callable[[], object]] | None = None) -> Ite
             at[self.step + 1]()
         result = plain(self, batch, *rest)
         with (folder / f"rank-{self.mesh.rank}").open("a") as file:  # after the step: what was computed with
-            file.write(json.dumps([self.step, batch["position"].tolist()]) + "\n")
+            file.write(json.dumps([session, self.step, batch["position"].tolist()]) + "\n")
         return result
 
     Training.advance = advance  # type: ignore[method-assign]
@@ -37,19 +40,17 @@ def watched(out: Path, at: dict[int, Callable[[], object]] | None = None) -> Ite
         Training.advance = plain  # type: ignore[method-assign]
 
 
-def consumed(out: Path, sessions: list[tuple[int, int]]) -> Counter[int]:
-    """How often each position went into the weights: in session i those of the steps (after, up to] count.
+def consumed(out: Path) -> Counter[int]:
+    """How often each position went into the weights.
 
-    Steps behind a checkpoint that the run went back to are computed again; only their last computing counts.
+    A step that is behind the checkpoint to which a run went back is computed again, perhaps by other ranks: only its
+    last computing counts.
     """
-    counted: Counter[int] = Counter()
+    steps: dict[int, dict[int, list[int]]] = {}
     for file in out.with_name(out.name + ".positions").iterdir():
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        latest = dict(lines)
-        for after, up_to in sessions:
-            for step in range(after + 1, up_to + 1):
-                counted.update(latest.get(step, []))
-    return counted
+        for session, step, positions in (json.loads(line) for line in file.read_text().splitlines()):
+            steps.setdefault(step, {}).setdefault(session, []).extend(positions)
+    return Counter(position for sessions in steps.values() for position in sessions[max(sessions)])
 
 
 def send(number: int) -> Callable[[], object]:
@@ -89,8 +90,8 @@ def stops(config: TrainConfig, out: Path) -> dict[str, Any]:
     return told
 
 
-def carried_on(out: Path, stop_at: int | None) -> int:
+def carried_on(out: Path, stop_at: int | None, session: int) -> int:
     """Resume with the ranks there are, and stop again at a step."""
     rank = int(os.environ.get("RANK", "0"))
-    with watched(out, {stop_at: send(signal.SIGTERM)} if stop_at and rank == 0 else {}):
+    with watched(out, {stop_at: send(signal.SIGTERM)} if stop_at and rank == 0 else {}, session):
         return run.resume(RunDir(out).settings())

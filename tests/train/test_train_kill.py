@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from understudy.train import checkpoint, run
 from understudy.train.rundir import RunDir
 from understudy.train.settings import dump_yaml
 
-KILLED = Path(__file__).parents[1] / "support" / "killed.py"
+SOAK = Path(__file__).parents[2] / "benchmarks" / "soak_trainer.py"
 
 
 @pytest.fixture(scope="module")
@@ -23,22 +24,28 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_dataset(tmp_path_factory.mktemp("kill") / "dataset")
 
 
+def soak(*options: object) -> tuple[int, dict[str, Any]]:
+    """benchmarks/soak_trainer.py in short: its exit code and what it tells."""
+    done = subprocess.run([sys.executable, SOAK, "--json", *map(str, options)], stdout=subprocess.PIPE, text=True)
+    return done.returncode, json.loads(done.stdout.splitlines()[-1])
+
+
 @pytest.mark.slow
-def test_killed_before_any_change_of_the_disk(data: Path, tmp_path: Path) -> None:
-    """Real processes, killed inside saving, pruning, logging and exporting; some are killed again while resuming."""
-    count = 9
-    done = subprocess.run(
-        [sys.executable, KILLED, data, tmp_path, "3", str(count)],
-        stdout=subprocess.PIPE,
-        check=True,
-        text=True,
-    )
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["changes"] > 40
-    assert len(told["points"]) == count
-    for number in range(count):
-        same_run(tmp_path / "whole", tmp_path / f"killed-{number}")
-        assert not list((tmp_path / f"killed-{number}/checkpoints").glob("*.tmp"))
+def test_ten_kills_leave_no_trace() -> None:
+    """One process, and two that share the weights, of which one is killed; both save beside the training."""
+    code, told = soak("--kills", 10, "--per-run", 5, "--kinds", 2, 3)
+    assert (code, told["wrong"], told["kills"]) == (0, [], 10)
+    assert told["finished"] >= 2
+    assert told["in_saves"] >= 2
+    assert told["looked_at"] >= 5
+
+
+@pytest.mark.slow
+def test_checkpoints_written_under_their_final_name_are_found_torn() -> None:
+    """The negative control of the test above: the same kills, without the protocol."""
+    code, told = soak("--kills", 10, "--per-run", 4, "--kinds", 1, "--torn")
+    assert code == 1
+    assert "torn" in told["wrong"][0]
 
 
 @pytest.mark.slow

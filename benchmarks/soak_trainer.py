@@ -1,0 +1,70 @@
+"""The trainer under SIGKILL: a hundred kills at random instants, also inside saves, also of one rank of two.
+
+    python benchmarks/soak_trainer.py [--kills 100] [--per-run 4] [--kinds 1 2 3 4 5] [--seed 0] [--json] [--torn]
+
+Runs of five kinds (one process and two, sharded or not, saves in the training or beside it, 2 -> 1 -> 2 processes) are
+killed until they are done. Each must end as the run of its kind that was never stopped: series, tensors and policy
+equal bit for bit (where the number of processes changes: every position used once, losses equal to rounding). After
+every kill every folder with a checkpoint's name must hold that step of the run that was never stopped.
+
+Prints lines for docs/reliability.md; exit code 1 if anything was wrong. `--torn` is the negative control: checkpoints
+are written under their final name, and this must be noticed.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # the runs are those of the tests
+
+import torch
+
+from support import killed
+from support.runs import tiny_dataset
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--per-run", type=int, default=4)
+    parser.add_argument("--kinds", type=int, nargs="+", default=range(1, 1 + len(killed.KINDS)))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--torn", action="store_true")
+    options = parser.parse_args()
+    if options.torn:
+        killed.torn()
+    with tempfile.TemporaryDirectory(prefix="understudy-soak-") as folder:
+        data = tiny_dataset(Path(folder) / "dataset")
+        kinds = tuple(killed.KINDS[number - 1] for number in options.kinds)
+        told = killed.main(data, Path(folder), kinds, options.kills, options.per_run, options.seed)
+    conditions = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "seed": options.seed,
+    }
+    if options.json:
+        print(json.dumps({**told, "conditions": conditions}))
+    else:
+        print(
+            f"| trainer: SIGKILL, resume, compare | {told['kills']} kills, {told['in_saves']} of them inside a save; "
+            f"{told['finished']} runs of {len(told['kinds'])} kinds | {len(told['wrong'])} differences; "
+            f"{told['looked_at']} checkpoints looked at, none torn; a rank left alone was gone after at most "
+            f"{told['slowest']:.1f} s | {told['seconds'] / 60:.0f} min, {conditions['date']}, torch "
+            f"{conditions['torch']}, {conditions['cores']} cores, seed {options.seed} |"
+        )
+        for line in told["wrong"]:
+            print(line, file=sys.stderr)
+    return int(bool(told["wrong"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
