@@ -46,7 +46,7 @@ def library() -> ctypes.CDLL | None:
         found.sws_getContext.argtypes, found.sws_getContext.restype = [c_int] * 7 + [c_void_p] * 3, c_void_p
         found.sws_freeContext.argtypes, found.sws_freeContext.restype = [c_void_p], None
         found.sws_getCoefficients.argtypes, found.sws_getCoefficients.restype = [c_int], c_void_p
-        found.sws_setColorspaceDetails.argtypes = [c_void_p, c_void_p, c_int, c_void_p] + [c_int] * 4
+        found.sws_setColorspaceDetails.argtypes = [c_void_p, c_void_p, c_int, c_void_p, c_int, c_int, c_int, c_int]
         found.sws_scale.argtypes = [c_void_p, c_void_p, c_void_p, c_int, c_int, c_void_p, c_void_p]
         found.av_get_pix_fmt.argtypes = [c_char_p]
     except (OSError, AttributeError, TypeError):
