@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.servers import FAULTS, Asked, RangeServer
-from understudy.data.errors import DatasetError
+from understudy.data.errors import DatasetError, SourceFailed
 from understudy.data.files import Files
 from understudy.data.remote.retry import Patience, Transient, attempt
 from understudy.data.remote.settings import Remote
@@ -89,6 +89,7 @@ def test_a_fault_for_ever_is_one_error(fault: str, tmp_path: Path) -> None:
             source.read(200_000, 700)
     assert str(caught.value).startswith(f"{server.url}/set/videos/a.mp4: ")
     assert caught.value.fix
+    assert isinstance(caught.value, SourceFailed), "no bad picture: nothing may stand in for it"
     if fault in ("416", "elsewhere", "unsaid"):
         assert len(server.log) == opened + 4, "a server that always does so is not asked for long"
 
@@ -194,7 +195,7 @@ def test_a_change_in_mid_run_is_an_error(tmp_path: Path) -> None:
         there = source.read(100_000, 10)
         server.files[PATH] = other  # type: ignore[index]
         assert source.read(100_000, 10) == there, "what was fetched is of the old version"
-        with pytest.raises(DatasetError, match=r"a\.mp4: it changed while it was read"):
+        with pytest.raises(SourceFailed, match=r"a\.mp4: it changed while it was read"):
             source.read(200_000, 10)
         with pytest.raises(DatasetError, match="changed"):
             pickle.loads(pickle.dumps(source)).read(100_000, 10)  # a copy is pinned to the same version

@@ -21,5 +21,10 @@ class MissingFile(DatasetError):
     """There is no such file: the one failure that may be an answer."""
 
 
+class SourceFailed(DatasetError):
+    """The source gave no answer, or is no longer what it was. This says nothing about the data: it is no bad picture or
+    row, and nothing may stand in for what could not be read."""
+
+
 def _rebuild(kind: type[DatasetError], what: str, where: object, fix: str) -> DatasetError:
     return kind(what, where=where, fix=fix)

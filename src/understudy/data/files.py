@@ -208,7 +208,7 @@ def renamed(where: object) -> Iterator[None]:
     try:
         yield
     except DatasetError as error:
-        raise DatasetError(error.what, where=where, fix=error.fix) from error
+        raise type(error)(error.what, where=where, fix=error.fix) from error
 
 
 def _short(error: BaseException) -> str:

@@ -117,7 +117,7 @@ class Mp4Packets:
             self._window, self._base = self._source.read(begin, count), begin
         except DatasetError as error:
             whose = f"{self.path}, picture {int(self.index.display[i])}"
-            raise DatasetError(error.what, where=whose, fix=error.fix) from error
+            raise type(error)(error.what, where=whose, fix=error.fix) from error
 
     def spans(self, first: int, last: int) -> np.ndarray:
         start, stop = self._needed(first, last)

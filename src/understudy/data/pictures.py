@@ -165,7 +165,7 @@ class Pictures:
             fix = f"restore it, or leave the key {camera!r} out"
             raise DatasetError("this video is not there", where=where, fix=fix) from error
         except DatasetError as error:
-            raise DatasetError(error.what, where=where, fix=error.fix) from error
+            raise type(error)(error.what, where=where, fix=error.fix) from error
         with renamed(where):
             reader = open_video(source, self.backend)
         self._check_count(camera, file, reader, where)

@@ -13,7 +13,7 @@ from typing import BinaryIO, Protocol, cast
 
 import numpy as np
 
-from understudy.data.errors import DatasetError
+from understudy.data.errors import DatasetError, SourceFailed
 
 CHANGED = "it changed while it was read"
 RESTART = "start again once nothing writes to it any more"
@@ -88,7 +88,7 @@ class LocalSource:
             what = f"ends at byte {offset + len(data)}, where byte {offset + size} is needed"
             raise DatasetError(what, where=self.where, fix="the file is damaged: copy or record it again")
         if _tag(there) != self.tag:
-            raise DatasetError(CHANGED, where=self.where, fix=RESTART)
+            raise SourceFailed(CHANGED, where=self.where, fix=RESTART)
         return data
 
     def prefetch(self, spans: np.ndarray) -> None:

@@ -10,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 from understudy.data.errors import DatasetError
-from understudy.data.remote.retry import Patience, Stopped, Transient
+from understudy.data.remote.retry import Patience, Stopped, Transient, is_over
 
 _CHUNK = 1 << 18
 _SKIP = 1 << 20  # bytes of a whole file that are skipped to reach the range; a server that sends more is refused
@@ -76,7 +78,7 @@ class HttpClient:
     def __init__(self, verify: bool | str | None = None) -> None:
         self._verify = verify
         self._local = threading.local()
-        self._under_way: set[Any] = set()  # answers whose bytes are coming
+        self._open: weakref.WeakSet[Any] = weakref.WeakSet()  # connections
 
     def _session(self) -> Any:
         if getattr(self._local, "pid", None) != os.getpid():
@@ -85,8 +87,10 @@ class HttpClient:
             except ImportError:
                 raise DatasetError("reading over HTTP needs requests", fix="pip install 'understudy[remote]'") from None
             session = requests.Session()
-            session.mount("https://", requests.adapters.HTTPAdapter(pool_maxsize=4))
-            session.mount("http://", requests.adapters.HTTPAdapter(pool_maxsize=4))
+            for scheme in ("http://", "https://"):
+                adapter = requests.adapters.HTTPAdapter(pool_maxsize=4)
+                adapter.poolmanager.pool_classes_by_scheme = _pools(self._open)
+                session.mount(scheme, adapter)
             self._local.session, self._local.pid = session, os.getpid()
         return self._local.session
 
@@ -105,20 +109,18 @@ class HttpClient:
         if known:
             headers["If-None-Match" if known.startswith(('"', "W/")) else "If-Modified-Since"] = known
         response = self._send(address.url, headers, patience)
-        self._under_way.add(response)
         try:
             if known and response.status_code == 304:
                 return Answer(unchanged=True, date=_time(response.headers.get("Date")))
             return _checked(response, offset, size, patience, stop)
         finally:
-            self._under_way.discard(response)
             response.close()
 
     def abort(self) -> None:
-        """End the answers under way, from any thread: their readers get what has come by now."""
-        for response in list(self._under_way):
-            with contextlib.suppress(Exception):  # it may just have ended by itself
-                response.raw.shutdown()
+        """End what is under way, from any thread: whoever waits for an answer finds its connection broken."""
+        for connection in list(self._open):
+            with contextlib.suppress(OSError, AttributeError):  # it may just have ended by itself
+                connection.sock.shutdown(socket.SHUT_RDWR)
 
     def _send(self, url: str, headers: dict[str, str], patience: Patience) -> Any:
         session = self._session()
@@ -144,6 +146,29 @@ class HttpClient:
             raise Transient(f"no answer in {patience.stall:g} s") from error
         except (requests.exceptions.RequestException, OSError) as error:
             raise Transient(f"no connection ({_short(error)})") from error
+
+
+def _pools(opened: weakref.WeakSet[Any]) -> dict[str, Any]:
+    """urllib3's pools, whose connections are put down in `opened`: it has no way of its own to end a wait."""
+    import urllib3
+
+    class Connection(urllib3.connection.HTTPConnection):
+        def connect(self) -> None:
+            super().connect()
+            opened.add(self)
+
+    class SafeConnection(urllib3.connection.HTTPSConnection):
+        def connect(self) -> None:
+            super().connect()
+            opened.add(self)
+
+    class Pool(urllib3.HTTPConnectionPool):
+        ConnectionCls = Connection
+
+    class SafePool(urllib3.HTTPSConnectionPool):
+        ConnectionCls = SafeConnection
+
+    return {"http": Pool, "https": SafePool}
 
 
 def _checked(response: Any, offset: int, size: int, patience: Patience, stop: threading.Event) -> Answer:
@@ -199,7 +224,7 @@ def _body(response: Any, skip: int, size: int, patience: Patience, stop: threadi
     have, end = -skip, time.monotonic() + patience.deadline + size / patience.slowest
     try:
         while have < size:
-            if stop.is_set():
+            if is_over(stop):
                 raise Stopped
             if time.monotonic() > end:
                 raise Transient(f"slower than {patience.slowest:g} bytes per second")

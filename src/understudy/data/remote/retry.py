@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from understudy.data.errors import DatasetError
+from understudy.data.errors import SourceFailed
 
 T = TypeVar("T")
 _LONGEST_WISH = 600.0  # seconds that a server may ask us to stay away
@@ -63,12 +63,27 @@ class Stopped(Exception):
     """Whoever asked has gone."""
 
 
+_of_thread = threading.local()
+
+
+def give_up_when(gone: Callable[[], bool]) -> None:
+    """Have whatever this thread waits for given up (`Stopped`) once `gone()`: for threads that read for somebody who
+    may go away."""
+    _of_thread.gone = gone
+
+
+def is_over(stop: threading.Event) -> bool:
+    """Whether to give up: `stop` is set, or the one this thread works for has gone."""
+    gone: Callable[[], bool] | None = getattr(_of_thread, "gone", None)
+    return stop.is_set() or (gone is not None and gone())
+
+
 def attempt(act: Callable[[], T], where: str, patience: Patience, stop: threading.Event) -> T:
     """What `act` gives, trying again on `Transient` failures. One success is progress: a caller that loops starts with
-    the whole deadline again. Raises DatasetError when the deadline has passed, `Stopped` when `stop` is set."""
+    the whole deadline again. Raises SourceFailed when that has passed, `Stopped` when it is over (`is_over`)."""
     begun, waited, failures, odd = time.monotonic(), 0.0, 0, 0
     while True:
-        if stop.is_set():
+        if is_over(stop):
             raise Stopped
         try:
             return act()
@@ -77,19 +92,21 @@ def attempt(act: Callable[[], T], where: str, patience: Patience, stop: threadin
             spent = time.monotonic() - begun - waited
             pause = patience.pause(failures)
             if error.after is not None and error.after > _LONGEST_WISH:
-                raise DatasetError(
+                raise SourceFailed(
                     f"{error.what}, and the server asks to wait {error.after:.0f} s", where=where, fix="try again later"
                 ) from error
             if (error.tries is not None and odd >= error.tries) or spent + pause > patience.deadline:
                 times = "once" if failures == 1 else f"{failures} times in {spent:.1f} s"
                 fix = "check the connection and the server, then run again: what was fetched is kept"
-                raise DatasetError(f"{error.what} ({times})", where=where, fix=fix) from error
+                raise SourceFailed(f"{error.what} ({times})", where=where, fix=fix) from error
             if error.after is not None and error.after > pause:
                 pause = error.after
                 waited += pause  # the server's wish does not count against our deadline
                 if pause > patience.longest:
                     warnings.warn(f"{where}: {error.what}; the server asks to wait {pause:.0f} s", stacklevel=2)
-            stop.wait(pause)
+            end = time.monotonic() + pause
+            while (left := end - time.monotonic()) > 0 and not is_over(stop):
+                stop.wait(min(left, 0.1))
 
 
 def _fraction(n: int) -> float:

@@ -19,11 +19,11 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from understudy.data.errors import DatasetError
+from understudy.data.errors import DatasetError, SourceFailed
 from understudy.data.remote import locks
 from understudy.data.remote.cache import Claim, DiskCache, Entry
 from understudy.data.remote.prefetch import Fetcher, Latency
-from understudy.data.remote.retry import Patience, Stopped, attempt
+from understudy.data.remote.retry import Patience, Stopped, attempt, is_over
 from understudy.data.remote.settings import Remote
 from understudy.data.remote.stores import FsspecStore, Stat, Store
 from understudy.data.remote.web import web_store
@@ -31,6 +31,8 @@ from understudy.data.sources import CHANGED, RESTART
 
 T = TypeVar("T")
 _PART = 8 << 20  # bytes of one transfer at most
+_NEVER = threading.Event()  # who reads waits; who fetches ahead can be stopped
+_CLOSED, _CLOSE_LATER = "the one it was read for has gone", "close after reading"
 _FIRST_CONTACT = 15.0  # seconds for a server that has never answered: perhaps its name is misspelt
 
 
@@ -64,7 +66,7 @@ class Elsewhere:
             return found
         name = self.store.name(path)
         note = os.path.join(self.cache.folder, "known", hashlib.sha256(name.encode()).hexdigest())
-        stop = self.fetcher.stop
+        stop = _NEVER
         with locks.holding(f"{note}.lock", stop, wait=self.settings.patience.deadline):
             known = _read_note(note)
             found, head = self.again(lambda p: self.store.stat(path, known, p, stop), path, stop)
@@ -97,9 +99,7 @@ class Elsewhere:
         try:
             result = attempt(lambda: act(patience), where, patience, stop)
         except Stopped:
-            raise DatasetError(
-                "its dataset was closed while it was read", where=where, fix="close after reading"
-            ) from None
+            raise SourceFailed(_CLOSED, where=where, fix=_CLOSE_LATER) from None
         except DatasetError as error:
             if error.where is not None:
                 raise
@@ -169,7 +169,7 @@ class RemoteSource:
 
     def _obtain(self, elsewhere: Elsewhere, entry: Entry, offset: int, size: int) -> bytes:
         """Bytes of which some are not in the cache: fetch them, or wait for whoever fetches them."""
-        patience, stop = elsewhere.settings.patience, elsewhere.fetcher.stop
+        patience = elsewhere.settings.patience
         alone = time.monotonic() + 2 * patience.deadline + size / patience.slowest
         have: dict[int, bytes] = {}  # by place; the cache may have no room
         while True:
@@ -181,10 +181,12 @@ class RemoteSource:
             if not gaps:
                 return _joined(offset, size, have)
             if time.monotonic() > alone:  # whoever claims it lives and does nothing: perhaps it was stopped
-                return self._fetch(elsewhere, offset, size, patience, stop)
-            busy = [self._fill(elsewhere, entry, begin, count, patience, stop, have) for begin, count in gaps]
+                return self._fetch(elsewhere, offset, size, patience, _NEVER)
+            busy = [self._fill(elsewhere, entry, begin, count, patience, _NEVER, have) for begin, count in gaps]
             if any(busy):
                 entry.wait(0.01)
+                if is_over(_NEVER):
+                    raise SourceFailed(_CLOSED, where=self.where, fix=_CLOSE_LATER)
 
     def _fill(
         self,
@@ -241,7 +243,7 @@ class RemoteSource:
 def _reopened(root: Root, path: str, tag: str) -> RemoteSource:
     source = RemoteSource(root, path)
     if source.tag != tag:
-        raise DatasetError(CHANGED, where=source.where, fix=RESTART)
+        raise SourceFailed(CHANGED, where=source.where, fix=RESTART)
     return source
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
-from understudy.data.errors import DatasetError, MissingFile
+from understudy.data.errors import DatasetError, MissingFile, SourceFailed
 from understudy.data.remote.retry import Patience, Transient
 from understudy.data.sources import CHANGED, RESTART
 
@@ -93,7 +93,7 @@ class FsspecStore:
         fs, full = self._full(path)
         data = _tried(lambda: _cat(fs, full, offset, offset + size, patience))
         if self.stat(path, None, patience, stop)[0] != stat:
-            raise DatasetError(CHANGED, fix=RESTART)
+            raise SourceFailed(CHANGED, fix=RESTART)
         if not data or len(data) > size:
             raise Transient(f"{len(data)} bytes came where {size} were asked", tries=4)
         return bytes(data)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from understudy.data.errors import DatasetError, MissingFile
+from understudy.data.errors import DatasetError, MissingFile, SourceFailed
 from understudy.data.remote.http import Address, Answer, HttpClient, Rejected
 from understudy.data.remote.retry import Patience, Transient
 from understudy.data.remote.stores import Stat, listing, open_fs, short
@@ -72,7 +72,7 @@ class WebStore:
         answer = self._ask(path, 0, HEAD, patience, stop, known.tag if known else "")
         modified = known.modified if answer.unchanged and known else answer.modified
         if self._opened and modified > self._opened:
-            raise DatasetError("it was written after this run began to read the dataset", fix=RESTART)
+            raise SourceFailed("it was written after this run began to read the dataset", fix=RESTART)
         self._opened = self._opened or answer.date
         if answer.unchanged and known:
             return known, b""
@@ -86,7 +86,7 @@ class WebStore:
     def get(self, path: str, stat: Stat, offset: int, size: int, patience: Patience, stop: threading.Event) -> bytes:
         answer = self._ask(path, offset, size, patience, stop)
         if answer.total not in (-1, stat.size) or (answer.tag and not self.site.pin and answer.tag != stat.tag):
-            raise DatasetError(CHANGED, fix=RESTART)
+            raise SourceFailed(CHANGED, fix=RESTART)
         if not answer.tag and not self.site.pin:
             raise Transient("the server does not say any more which version it sends", tries=4)
         if not answer.data:

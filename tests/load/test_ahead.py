@@ -1,0 +1,110 @@
+"""Loader over a server: the batches of a local folder, each byte once, few bytes before the first, no thread left."""
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.datasets import Spec, write_dataset
+from support.servers import RangeServer, folder
+from understudy.data import mp4
+from understudy.data.catalog import Catalog
+from understudy.data.errors import DatasetError
+from understudy.data.remote import web
+from understudy.data.remote.retry import Patience
+from understudy.data.remote.settings import Remote
+from understudy.data.samples import EpisodeDataset
+from understudy.load.loader import Loader
+from understudy.order import Order
+
+TOP = "observation.images.top"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ahead") / "d"
+    write_dataset(path, Spec(version="v3.0", lengths=(60, 45, 70, 55), gop=6, per_video_file=2))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes along when a file is opened would else be all of these small videos."""
+    monkeypatch.setattr(web, "HEAD", 512)
+    monkeypatch.setattr(mp4, "_HEAD", 512)
+
+
+def opened(server: RangeServer, cache: Path, patience: Patience | None = None) -> EpisodeDataset:
+    remote = Remote(cache=str(cache), patience=patience or Patience(first=0.001))
+    return EpisodeDataset(Catalog.open(f"{server.url}/set", remote), delta_timestamps={TOP: [-0.1, 0]})
+
+
+def loader(data: EpisodeDataset, start: int = 0) -> Loader:
+    order = Order.of([data], batch=8, seed=1, frames_in_flight=100)
+    return Loader([data], order=order, threads=2, memory="2MB", start=start)
+
+
+def names() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("understudy")]
+
+
+def test_same_batches_each_byte_once(root: Path, tmp_path: Path) -> None:
+    local = EpisodeDataset(root, delta_timestamps={TOP: [-0.1, 0]})
+    count = len(local) // 8 + 2
+    with RangeServer(folder(root, "/set"), latency=0.002) as server:
+        for _ in range(2):  # the second time from the cache
+            with loader(local) as here, loader(opened(server, tmp_path)) as there:
+                for _ in range(count):
+                    one, other = next(here), next(there)
+                    assert one.keys() == other.keys()
+                    assert all(torch.equal(one[k], other[k]) for k in one if isinstance(one[k], torch.Tensor))
+            assert server.sent <= sum(map(len, folder(root).values()))
+        assert any(asked.status == 304 for asked in server.log)
+    assert not names()
+
+
+def test_the_first_batch_needs_little_and_more_is_fetched_ahead(root: Path, tmp_path: Path) -> None:
+    with RangeServer(folder(root, "/set")) as server, loader(opened(server, tmp_path)) as there:
+        next(there)
+        video = [asked for asked in server.log if asked.path.endswith("mp4")]
+        size = sum(len(data) for path, data in server.files.items() if path.endswith("mp4"))
+        assert sum(asked.sent for asked in video) < 0.6 * size  # its pictures, and the index of two short files
+        until = time.monotonic() + 30
+        while "understudy-fetch" not in names():
+            assert time.monotonic() < until, "nothing is fetched ahead"
+            next(there)
+
+
+def test_close_does_not_wait_for_a_silent_server(root: Path, tmp_path: Path) -> None:
+    with RangeServer(folder(root, "/set"), stall=100.0) as server:
+        data = opened(server, tmp_path, Patience(deadline=200.0, stall=100.0))
+        other = opened(server, tmp_path / "other")
+        there = loader(data)
+        next(there)
+        server.fault = lambda n, asked: "silence" if asked.path.endswith("mp4") else ""
+
+        def take() -> None:
+            with contextlib.suppress(DatasetError):  # its loader is stopped
+                for _ in range(9):
+                    next(there)
+
+        waiter = threading.Thread(target=take, daemon=True)
+        asked = len(server.log)
+        waiter.start()
+        until = time.monotonic() + 30
+        while len(server.log) == asked and time.monotonic() < until:
+            time.sleep(0.002)
+        assert len(server.log) > asked
+        engine = there._engine
+        assert engine is not None
+        engine.stop()
+        assert not names()  # long before the server's silence ends
+        waiter.join(30)
+        assert not waiter.is_alive()
+        server.fault = lambda n, asked: ""
+        there.close()
+        with loader(data) as again, loader(other) as fresh:
+            assert torch.equal(next(again)[TOP], next(fresh)[TOP])
