@@ -10,17 +10,18 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from support import policies
 from support.ranks import in_ranks
 from understudy.policies.losses import scalar
 from understudy.train.adamw import Float32AdamW
-from understudy.train.config import OptimConfig, ParallelConfig, TrainConfig
+from understudy.train.config import DataConfig, OptimConfig, ParallelConfig, TrainConfig
 from understudy.train.optim import average_of, update_average
 from understudy.train.optim_state import check_moments, clip_factor, grad_norm
 from understudy.train.precision import arithmetic, make_optimizer, named_tensors, restore, store, table
-from understudy.train.settings import ConfigError
+from understudy.train.settings import ConfigError, complete
 
 SETTINGS = ("fp32", "bf16", "bf16-split")
 KEPT = {"fp32": torch.float32, "bf16": torch.float32, "bf16-split": torch.bfloat16}
@@ -35,6 +36,14 @@ def kept_in(model: Any, precision: str) -> dict[nn.Parameter, torch.dtype]:
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def alone() -> Any:
+    """A process group of one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 def setting(precision: Any, **parallel: int) -> TrainConfig:
@@ -148,9 +157,15 @@ def test_frozen_parameters_keep_float32_and_have_no_state() -> None:
     assert table(policy, optimizer, None, "bfloat16").splitlines()[-1].startswith("frozen")
 
 
-def test_split_is_refused_where_it_saves_nothing() -> None:
+def test_split_is_refused_where_it_saves_nothing(alone: None) -> None:
+    config = setting("bf16-split", dp_shard=2)
     with pytest.raises(ConfigError, match=r"bf16-split saves nothing with parallel.dp_shard=2: .* use bf16"):
-        store(policies.policy(0), setting("bf16-split", dp_shard=2))
+        complete(replace(config, data=DataConfig(root="somewhere")))
+    # And by the optimizer, whoever builds it: two ranks' worth of shards, of which this process has one.
+    mesh = init_device_mesh("cpu", (1,))
+    weight = DTensor.from_local(torch.zeros(2, 4).bfloat16(), mesh, [Shard(0)], shape=(4, 4), stride=(4, 1))
+    with pytest.raises(TypeError, match=r"w is bfloat16 and sharded: keep float32 weights"):
+        Float32AdamW([("w", nn.Parameter(weight))])
 
 
 # What else would lose digits
@@ -213,14 +228,6 @@ def test_torch_itself_does_not_check_dtypes_everywhere() -> None:
         check_moments(stock)
         with pytest.raises(RuntimeError):
             stock.step()
-
-
-@pytest.fixture
-def alone() -> Any:
-    """A process group of one."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def test_fsdp2_wants_one_dtype_in_a_group(alone: None) -> None:

@@ -217,6 +217,11 @@ class TrainConfig:
             )
         if self.micro_batch and self.batch % self.micro_batch:
             found.append(f"micro_batch: {self.micro_batch}: must divide the batch of {self.batch}")
+        if self.precision == "bf16-split" and self.parallel.dp_shard > 1:
+            found.append(
+                f"precision: bf16-split saves nothing with parallel.dp_shard={self.parallel.dp_shard}: a float32 shard "
+                f"takes 4 bytes, as do 2 + 2; use bf16, which computes the same way from float32 shards"
+            )
         if self.policy.points % 2:
             found.append(f"policy.points: {self.policy.points}: must be even, half of them look at plain colours")
         if any(side < 8 or side % 4 for side in self.policy.picture):

@@ -24,7 +24,6 @@ from understudy.train.compile import missing
 from understudy.train.config import TrainConfig
 from understudy.train.optim import parameter_groups
 from understudy.train.optim_state import check_moments, local
-from understudy.train.settings import ConfigError
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -43,7 +42,7 @@ def store(policy: FlowPolicy, config: TrainConfig) -> dict[str, Tensor]:
     Returns the float32 values of what became bfloat16, by name, for `make_optimizer`; empty with the other settings.
 
     Raises:
-        ConfigError: bf16-split on a mesh that shards. ValueError: a trained parameter is not float32.
+        ValueError: a trained parameter is not float32.
     """
     trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
     for name, parameter in trained.items():
@@ -51,11 +50,6 @@ def store(policy: FlowPolicy, config: TrainConfig) -> dict[str, Tensor]:
             raise ValueError(f"{name} is {parameter.dtype}: training starts from float32 weights; their low bits count")
     if config.precision != "bf16-split":
         return {}
-    if config.parallel.dp_shard > 1:
-        raise ConfigError(
-            f"precision: bf16-split saves nothing with parallel.dp_shard={config.parallel.dp_shard}: a float32 shard "
-            f"takes 4 bytes, as do 2 + 2; use bf16, which computes the same way from float32 shards"
-        )
     whole = {p for module in policy.float32_modules() for p in module.parameters()}
     masters = {name: p.detach() for name, p in trained.items() if p not in whole}
     for parameter in trained.values():
