@@ -81,12 +81,19 @@ class Steps:
         self.path, self.packets = path, open_packets(path)
         index = self.packets.index
         self.count, self.height, self.width = index.count, index.height, index.width
+        self.converters: dict[tuple[tuple[int, int] | None, bool], Converter] = {}
         self.kind = Kind(index.codec, index.extradata, min(index.reorder, 16), True)
         self.frames = [frame for _, frame in PictureDecoder(self.packets, path).pictures(np.arange(2 * RUN))]
         self.packed = [VideoReformatter().reformat(frame, format="rgb24", threads=1) for frame in self.frames]
         self.planes = [VideoReformatter().reformat(frame, format="gbrp", threads=1) for frame in self.frames]
         self.batch = np.zeros((2 * RUN, 3, self.height, self.width), np.uint8)  # reused, as a loader's batches are
         self.last = np.zeros((2 * RUN, self.height, self.width, 3), np.uint8)
+
+    def converter(self, settings: tuple[tuple[int, int] | None, bool]) -> Converter:
+        """One for all rounds, as a thread of the loader has."""
+        if settings not in self.converters:
+            self.converters[settings] = Converter(*settings)
+        return self.converters[settings]
 
     def packet(self) -> int:
         for i in range(self.count):
@@ -111,7 +118,7 @@ class Steps:
 
     def whole(self) -> int:
         """The hot path: decoder and converter into a batch."""
-        cursor, converter = PictureDecoder(self.packets, self.path), Converter()
+        cursor, converter = PictureDecoder(self.packets, self.path), self.converter((None, True))
         for begin in range(0, self.count, RUN):
             for i, (_, frame) in enumerate(cursor.pictures(np.arange(begin, min(begin + RUN, self.count)))):
                 converter.write(frame, self.batch[i])
@@ -125,7 +132,7 @@ class Steps:
         return 2 * len(self.frames)
 
     def convert(self, size: tuple[int, int] | None = None, exact: bool = True) -> int:
-        converter = Converter(size, exact)
+        converter = self.converter((size, exact))
         out = self.batch if size is None else np.zeros((2 * RUN, 3, *size), np.uint8)
         for frame, picture in zip(self.frames, out):
             converter.write(frame, picture)
