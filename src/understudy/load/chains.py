@@ -57,7 +57,7 @@ class Holding:
     """What the chains of a source hold between two samples: see the head of this file."""
 
     ahead: int
-    """Pictures decoded in one go, at least; 1: none in advance."""
+    """Pictures decoded in one go, at least; 1: none in advance; 0: nor is any kept for the next sample."""
     keep: bool
     """Whether each has its own decoder, which goes on where it stood."""
     converted: bool = False
@@ -211,7 +211,7 @@ class _Strand:
         count = len(self._todo)
         stop = max(until, min(self._decoded + self._run, count))
         self._run = self._ahead
-        if self._keep or self._ahead == 1 or stop == count:
+        if self._keep or self._ahead <= 1 or stop == count:
             return stop
         piece = int(self._todo[stop]) >> _PIECE
         keys = self._cursors.reader(self._dataset, self._camera, self._rows[piece]).key_frames

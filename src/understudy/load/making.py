@@ -172,16 +172,17 @@ class Maker:
     def _begin(self, source: int, position: int) -> _Open:
         """Open the chain of a clip at a position: all samples of it that are this rank's."""
         order, spec = self._stream.order, self._stream.order.spec.sources[source]
-        positions, episode, frame = order.rest_of_clip(position, max(spec.clip, 1 if spec.shuffle else SPAN))
+        holding = self._plan.holdings[source]
+        most = 1 if holding.ahead == 0 else max(spec.clip, 1 if spec.shuffle else SPAN)
+        positions, episode, frame = order.rest_of_clip(position, most)
         if len(positions) > 1:
             offset = (positions - self._stream.start) % order.batch
             own = (offset >= self._low) & (offset < self._high)
             if not spec.shuffle:
                 own &= positions // SPAN == position // SPAN
             positions, episode, frame = positions[own], episode[own], frame[own]
-        holding = self._plan.holdings[source]
         phase = holding.ahead
-        if position < self._stream.start + self._first_round(source):
+        if phase > 1 and position < self._stream.start + self._first_round(source):
             phase = 1 + int(order.lanes([position])[1][0]) * 7 % holding.ahead
         chain = self._chain(source, episode, frame, holding, phase)
         later = positions[1:].tolist()

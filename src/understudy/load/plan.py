@@ -4,10 +4,11 @@ Memory goes, in this order, to what cannot be done without (the batches under wa
 datasets that stay decoded, and to chains: what each lane holds between two of its samples. Chains have several ways,
 the quickest first; the first way that fits is taken. Whatever is taken, the samples are the same.
 
-    short groups of pictures: runs of 16, 8 or 4 pictures with shared decoders; a decoder kept by each lane; nothing
-    long ones:                a decoder kept by each lane with runs of 8, 4 or 1; nothing
+    short groups of pictures: runs of 16, 8 or 4 pictures with shared decoders; a decoder kept by each lane
+    long ones:                a decoder kept by each lane with runs of 8, 4 or 1
+    any:                      the pictures that windows share; nothing
 
-With nothing held, every sample starts over at a key frame: half a group of pictures decoded for each.
+Without a run or a decoder every sample starts over at a key frame: half a group of pictures decoded for each.
 
 The order is frozen and stays. A new run can ask `fit_order` for one with so few frames in flight that the quickest way
 fits. Not here: what is done with the plan (`engine.py`, `chains.py`).
@@ -81,9 +82,7 @@ class _Source:
 
     dataset: EpisodeDataset
     lanes: int
-    """Lanes that this rank reads."""
-    alone: bool
-    """Whether its frames are shuffled one by one, so that no two share a clip."""
+    """Lanes that this rank reads; 0 for one of each thread."""
     pictures: int
     """Bytes of all its pictures, resized."""
     sample: int
@@ -104,15 +103,17 @@ class _Source:
         A kept decoder keeps the memory of all pictures it ever gave out at once. Shared ones, one a thread, that of the
         most that its chains ever held: half a run each in the mean, and three standard deviations of so many.
         """
+        if way.ahead == 0:
+            return 0
+        lanes = self.lanes or threads
         if way.keep:
-            run = self.lanes * float(way.ahead)
+            run = float(lanes * way.ahead)
         elif way.ahead > 1:
-            scatter = 3 * way.ahead * (self.lanes * threads / 12) ** 0.5
-            run = min(self.lanes * (way.ahead + 1) / 2 + scatter, self.lanes * way.ahead)
+            scatter = 3 * way.ahead * (lanes * threads / 12) ** 0.5
+            run = min(lanes * (way.ahead + 1) / 2 + scatter, lanes * way.ahead)
         else:
             run = 0.0
-        kept = self.lanes * sum(self.live) if way.keep else 0
-        return int(sum(self.decoded) * (run + self.lanes * self.halo)) + kept
+        return int(sum(self.decoded) * (run + lanes * self.halo)) + (lanes * sum(self.live) if way.keep else 0)
 
 
 def make_plan(
@@ -137,7 +138,7 @@ def make_plan(
         DatasetError: a video cannot be opened.
     """
     low, high = rank_slice(order.batch, rank, world)
-    sources = [_look(dataset, order, d, low, high, threads, size) for d, dataset in enumerate(datasets)]
+    sources = [_look(dataset, order, d, low, high, size) for d, dataset in enumerate(datasets)]
     batch = (high - low) * max((source.sample for source in sources), default=0)
     rows = sum(_row_bytes(source.dataset) for source in sources)
     if not any(source.sample for source in sources):
@@ -260,12 +261,10 @@ def _kept_bytes(sources: Sequence[_Source], kept: Sequence[bool]) -> int:
     return sum(s.pictures + IDLE * max(s.live, default=0) for s, stays in zip(sources, kept) if stays)
 
 
-def _look(
-    dataset: EpisodeDataset, order: Order, d: int, low: int, high: int, threads: int, size: tuple[int, int] | None
-) -> _Source:
+def _look(dataset: EpisodeDataset, order: Order, d: int, low: int, high: int, size: tuple[int, int] | None) -> _Source:
     spec = order.spec.sources[d]
     alone = spec.clip == 1 and spec.shuffle
-    lanes = _lanes_of_rank(order, d, low, high) if spec.shuffle and not alone else min(threads, spec.frames)
+    lanes = _lanes_of_rank(order, d, low, high) if spec.shuffle and not alone else 0
     segment = dataset.segments[dataset.segments[:, 2] > dataset.segments[:, 1]][:1]
     rows, frames = dataset.video_frames(segment[:, 0], segment[:, 1])
     decoded, live, sample, converted, windows = [], [], 0, False, 0
@@ -287,26 +286,26 @@ def _look(
     return _Source(
         dataset,
         lanes,
-        alone,
         picture_bytes(dataset, size) if frames else 0,
         sample,
         tuple(decoded),
         tuple(live),
         converted,
-        0 if alone else halo,
-        _ways(alone, dataset.gop if frames else 1, converted, spec.shuffle),
+        halo,
+        _ways(alone, dataset.gop if frames else 1, halo, converted, spec.shuffle),
     )
 
 
-def _ways(alone: bool, gop: int, converted: bool, shuffle: bool) -> tuple[Holding, ...]:
-    """The ways of holding a lane, the quickest first."""
+def _ways(alone: bool, gop: int, halo: int, converted: bool, shuffle: bool) -> tuple[Holding, ...]:
+    """The ways of holding a lane, the quickest first; the last one holds nothing."""
     if alone:
-        ways = [(1, False)]
+        ways = []
     elif gop <= _SHORT and shuffle:
-        ways = [(16, False), (8, False), (4, False), (1, True), (1, False)]
+        ways = [(16, False), (8, False), (4, False), (1, True)]
     else:
-        ways = [(8, True), (4, True), (1, True), (1, False)]
-    return tuple(Holding(ahead, keep, converted) for ahead, keep in ways)
+        ways = [(8, True), (4, True), (1, True)]
+    ways += [(1, False)] if halo and not alone else []
+    return tuple(Holding(ahead, keep, converted) for ahead, keep in [*ways, (0, False)])
 
 
 def _lanes_of_rank(order: Order, d: int, low: int, high: int) -> int:
@@ -340,7 +339,9 @@ def _row_bytes(dataset: EpisodeDataset) -> int:
 def _in_words(source: _Source, way: Holding) -> str:
     what = [f"runs of {way.ahead} pictures"] if way.ahead > 1 else []
     what += ["a decoder each"] if way.keep else []
-    return f"{source.lanes} lanes, {' and '.join(what) if what else 'nothing held between two samples'}"
+    what += ["the pictures that windows share"] if source.halo and way.ahead else []
+    lanes = f"{source.lanes} lanes" if source.lanes else "one clip a thread"
+    return f"{lanes}, {' and '.join(what) if what else 'nothing held between two samples'}"
 
 
 def _mb(count: int) -> str:
