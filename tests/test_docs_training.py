@@ -41,9 +41,10 @@ def test_a_command_is_understood(command: str, tmp_path: Path, monkeypatch: pyte
         words = words[words.index("-m") + 1 :]
     verb = cli.VERBS[words[1]]
     count, arguments = cli._launched(words[2:])
-    assert verb.ranks
-    assert cli._settings(words[1], verb, arguments).data.root == "d"
+    read = cli._settings(words[1], verb, arguments)
+    assert not isinstance(read, TrainConfig) or read.data.root == "d"  # the file was read, not only the flags
     assert (count is not None) == ("--launch" in command)
+    assert count is None or verb.ranks
 
 
 def test_what_the_page_names_is_there() -> None:
