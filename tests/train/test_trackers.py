@@ -49,6 +49,24 @@ def test_no_step_is_missing_or_twice_after_kills(tmp_path: Path, name: str) -> N
     assert [r["step"] for r in metrics.read(tmp_path / "metrics.jsonl", "train")] == list(range(1, 32))
 
 
+def test_a_run_that_is_stopped_and_resumed_is_whole_in_a_tracker(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="pip install 'understudy[tensorboard]'")
+    from support.resumed import send, watched
+    from support.runs import tiny_config, tiny_dataset
+    from understudy.train import run
+
+    out = tmp_path / "r"
+    config = tiny_config(tiny_dataset(tmp_path / "d"), out, trackers=("tensorboard",), checkpoint_every=5)
+    with watched(out, {7: send(signal.SIGTERM)}):
+        assert run.train(config) == run.STOPPED
+    assert run.resume(RunDir(out).settings()) == run.DONE
+    rows = tracked.in_tensorboard(out)
+    assert sorted(rows) == list(range(1, 13))
+    for record in metrics.read(out / "metrics.jsonl"):
+        for name, value in flat(record).items():
+            assert rows[record["step"]][name] == pytest.approx(value, rel=1e-6)
+
+
 class Recorder:
     """A mirror that remembers what it is told, and may fail."""
 
