@@ -9,11 +9,12 @@ Not here: fetching itself (`data/remote/`), decoding (`engine.py`).
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from understudy.data.errors import DatasetError
+from understudy.data.remote.retry import give_up_when
 from understudy.data.samples import EpisodeDataset
 from understudy.order import Order
 
@@ -53,12 +54,19 @@ class Ahead:
             self._stopping = True
             self._change.notify()
 
-    def stop(self) -> None:
-        """End the thread and what is being fetched, also by those who wait for it."""
+    def stop(self, others: Sequence[threading.Thread] = ()) -> None:
+        """End the thread and what is being fetched, also for `others` that wait for it and were told to stop."""
         self.ask_to_stop()
+        waiting = [self._thread, *others]
+        while any(thread.is_alive() for thread in waiting):
+            self._end_transfers()
+            for thread in waiting:
+                thread.join(0.02)
+        self._end_transfers()  # what the last of them still asked for
+
+    def _end_transfers(self) -> None:
         for dataset in self._datasets:
             dataset.catalog.files.close()
-        self._thread.join()
 
     def depth(self) -> int:
         """Batches ahead that hide the latency at the rate at which batches are taken."""
@@ -67,6 +75,7 @@ class Ahead:
         return int(np.clip(_MARGIN * latency * rate, _LEAST, _MOST))
 
     def _run(self) -> None:
+        give_up_when(lambda: self._stopping)
         number = 1
         while True:
             with self._change:

@@ -93,7 +93,7 @@ class Engine:
         """End the threads: each gives up what it is doing within a picture."""
         self.ask_to_stop()
         if self._ahead is not None:
-            self._ahead.stop()
+            self._ahead.stop(self._threads)
         for thread in self._threads:
             thread.join()
 
