@@ -21,7 +21,15 @@ from typing import Any
 TESTS = Path(__file__).parents[1]
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
-    ["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "understudy.train.run"]
+    [
+        "torch._dynamo",  # FSDP2 wants it
+        "torch.distributed.fsdp",
+        "torch.distributed.checkpoint",
+        "torch.distributed.checkpoint.staging",
+        "understudy.train.run",
+        "hypothesis",
+        "pytest",
+    ]
 )
 
 

@@ -104,6 +104,12 @@ class Float32AdamW(Optimizer):
         return parameter.detach() if lo is None else _like(parameter, join(local(parameter), local(lo)))
 
     @torch.no_grad()
+    def local_master(self, parameter: Tensor) -> Tensor:
+        """This rank's part of `master`, as a plain tensor: for what is done at every step."""
+        lo = self.state.get(parameter, {}).get("lo")
+        return local(parameter) if lo is None else join(local(parameter), local(lo))
+
+    @torch.no_grad()
     def set_master(self, parameter: Tensor, master: Tensor) -> None:
         """Set the truth; the live weight follows by the same split. float32, of the parameter's shape.
 
@@ -166,7 +172,7 @@ class Float32AdamW(Optimizer):
         if scale is not None:
             torch._foreach_mul_(gradients, scale)
         adamw_whole_(
-            [local(p.detach()) for p in params],
+            [local(p).detach() for p in params],
             gradients,
             [local(s["exp_avg"]) for s in states],
             [local(s["exp_avg_sq"]) for s in states],
@@ -182,7 +188,7 @@ class Float32AdamW(Optimizer):
             assert p.grad is not None
             state = self.state[p]
             # A detached alias: compiled code must not touch the version of a leaf that requires grad.
-            hi, lo, grad = local(p.detach()), local(state["lo"]), local(p.grad)
+            hi, lo, grad = local(p).detach(), local(state["lo"]), local(p.grad)
             m, v, count = local(state["exp_avg"]), local(state["exp_avg_sq"]), state["step"]
             if self._compiled:
                 # The rate is a tensor, since a number would be compiled in and the schedule changes it every step.

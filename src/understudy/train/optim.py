@@ -94,7 +94,7 @@ def update_average(average: nn.Module, policy: nn.Module, optimizer: Float32Adam
     pairs = [(a, p) for a, p in zip(average.parameters(), policy.parameters(), strict=True) if p.requires_grad]
     for low in range(0, len(pairs), 64):  # the truth of bfloat16 weights is made anew, so not of all at once
         some = pairs[low : low + 64]
-        averages, truths = [local(a) for a, _ in some], [local(optimizer.master(p)) for _, p in some]
+        averages, truths = [local(a) for a, _ in some], [optimizer.local_master(p) for _, p in some]
         torch._foreach_lerp_(averages, truths, 1 - decay)
 
 

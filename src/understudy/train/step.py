@@ -28,6 +28,7 @@ from understudy.train.config import AugmentConfig
 from understudy.train.optim_state import clip_factor, local
 from understudy.train.parallel import Mesh, summed_in, sync_gradients
 from understudy.train.timer import NULL, Timer
+from understudy.train.unused import check_reach, leaves_of
 
 
 class StepResult(NamedTuple):
@@ -118,6 +119,7 @@ def optimizer_step(
     clip: float,
     weights: Mapping[str, float],
     timer: Timer = NULL,
+    check: bool = False,
 ) -> StepResult:
     """Forward and backward per micro-batch, clip to global norm `clip`, step at learning rate `lr` times the group's.
 
@@ -127,6 +129,9 @@ def optimizer_step(
     Args:
         parts: this rank's micro-batches; all ranks have equally many.
         weights: of the loss terms to compute, by name.
+        check: tell which parameters the loss does not reach (`unused.py`).
+    Raises:
+        ConfigError: with `check`: the ranks' losses do not reach the same ones.
     """
     optimizer.zero_grad()
     terms, factors = list(weights), list(weights.values())
@@ -138,10 +143,12 @@ def optimizer_step(
     sums = torch.zeros(len(terms), dtype=torch.float64, device=mesh.device)
     for number, part in enumerate(parts):
         sync_gradients(policy, mesh, last=number == len(parts) - 1)
-        with timer("forward"):
+        with timer("forward"), leaves_of(policy, mesh, noted=check and number == 0) as leaves:
             losses = policy.losses(*part, terms=terms)
             each = torch.stack([losses[term].sum.sum() for term in terms])  # [K]
             loss = torch.stack([factor * total for factor, total in zip(factors, each / counts)]).sum()
+        if check and number == 0:
+            check_reach(policy, leaves, loss, mesh)
         with timer("backward"):
             loss.backward()
             wide.add()
@@ -190,6 +197,7 @@ class Wide:
             p.grad = total.to(p.dtype)
 
 
+@torch.no_grad()
 def squared_norm(optimizer: Float32AdamW) -> Tensor:
     """Sum of the squares of this rank's parts of the gradients, float64 [].
 

@@ -43,8 +43,8 @@ class Training:
     """Of the loss terms that are computed, by name."""
     step: int = 0
     """Optimizer steps behind it."""
-    watched: bool = False
-    """Whether a step has been looked at for parameters without gradients."""
+    checked: bool = False
+    """Whether a step of this process has been looked at for parameters that the loss does not reach."""
 
     @property
     def best(self) -> FlowPolicy:
@@ -72,8 +72,9 @@ class Training:
             clip=config.optim.clip,
             weights=self.weights,
             timer=timer,
+            check=not self.checked,
         )
-        self.step += 1
+        self.step, self.checked = self.step + 1, True
         if self.average is not None:
             with timer("optimizer"):
                 update_average(self.average, self.policy, self.optimizer, decay_at(self.step, config.optim.ema))
