@@ -13,6 +13,7 @@ from understudy.cli import main
 from understudy.policies.flow_policy import FlowPolicy
 from understudy.train import checkpoint, run
 from understudy.train.rundir import RunDir
+from understudy.train.saver import Saver
 from understudy.train.settings import ConfigError
 
 
@@ -49,6 +50,21 @@ def test_pruning_keeps_the_best_of_all(tmp_path: Path) -> None:
     assert checkpoint.steps(tmp_path) == [2, 4, 5]
     checkpoint.prune(tmp_path, keep=1)
     assert checkpoint.steps(tmp_path) == [5]
+
+
+def test_old_checkpoints_that_cannot_be_removed_do_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(checkpoint, "prune", refused)
+    saver = Saver(tmp_path, keep=1, background=True)
+    for step in (1, 2):
+        saver.save(step, {"weights/a": torch.ones(1)}, {})
+    saver.wait()
+    assert checkpoint.steps(tmp_path) == [1, 2]
+    assert "old checkpoints cannot be removed" in capsys.readouterr().err
 
 
 def test_an_export_is_the_runs_policy_without_its_dataset(

@@ -9,6 +9,7 @@ moment. A rank may therefore act on `failed` only after all ranks have agreed to
 stop flag, each step), and then calls `wait`. Not here: how a checkpoint is written (`checkpoint.py`).
 """
 
+import sys
 import threading
 import warnings
 from collections.abc import Mapping
@@ -97,9 +98,15 @@ class Saver:
             self._thread = None
 
     def prune(self) -> None:
-        """Remove what is not to be kept, and what a kill left unfinished."""
+        """Remove what is not to be kept, and what a kill left unfinished; that it cannot be is told, and no more.
+
+        The newest checkpoint is safe by then, and the failure of rank 0 alone must not part the ranks.
+        """
         if self.group is None or dist.get_rank(self.group) == 0:
-            checkpoint.prune(self._folder, self._keep, self._best_by)
+            try:
+                checkpoint.prune(self._folder, self._keep, self._best_by)
+            except OSError as error:
+                print(f"{self._folder}: old checkpoints cannot be removed: {error}", file=sys.stderr)
 
     def _write(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         checkpoint.save(self._folder, step, tensors, state, self.group)
