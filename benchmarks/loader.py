@@ -23,6 +23,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from loader_remote import remote_rows
+from loader_remote import remote_rows
 from loader_sets import Set, rows_only, sets
 
 BATCH, CHUNK = 32, 16
@@ -78,8 +79,8 @@ def child(part: str, **setting: Any) -> list[str]:
     return [sys.executable, __file__, "--part", part, json.dumps(setting)]
 
 
-def measure_set(one: Set, rival: Any, seconds: float, rounds: int) -> dict[str, Any]:
-    """A row."""
+def measure_set(one: Set, rival: Any, known: dict[Path, Any], seconds: float, rounds: int) -> dict[str, Any]:
+    """A row. `known`: what LeRobot reached on the datasets before, by where they lie for it."""
     from understudy.tools.bench_limit import Limit
     from understudy.tools.bench_measure import (
         Asked,
@@ -102,12 +103,15 @@ def measure_set(one: Set, rival: Any, seconds: float, rounds: int) -> dict[str, 
             ours.append(loader.measure(seconds=seconds))
             if "missing" in ours[-1]:
                 raise SystemExit(f"{one.name}: our loader failed: {ours[-1]['missing']}")
-            if rival:
+            if rival and one.lerobot not in known:
                 theirs.append(
                     rival.measure(root=str(one.lerobot), batch=BATCH, chunk=CHUNK, workers=2, seconds=seconds)
                 )
     figures = median_round([Round(each["samples"], each["seconds"], each["cpu_seconds"]) for each in ours])
-    found, last, other = limit.found() or {}, ours[-1], rival_figures(rival, theirs) if rival else {}
+    found, last = limit.found() or {}, ours[-1]
+    if theirs:
+        known[one.lerobot] = rival_figures(rival, theirs)
+    other = known.get(one.lerobot, {})
     shuffle = quality(setting.order(data))
     return {
         "name": one.name,
@@ -155,10 +159,10 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         if rival.missing:
             say("LeRobot is not measured:", rival.missing)
         theirs = None if rival.missing else rival
-        rows = []
+        rows, known = [], {}
         for one in chosen:
             say(one.name)
-            rows.append(measure_set(one, theirs, seconds, rounds))
+            rows.append(measure_set(one, theirs, known, seconds, rounds))
         say("rows without video")
         plain = {"path": str(rows_root), "batch": BATCH, "chunk": CHUNK}
         with Asked(child("ours", **plain)) as loader:
@@ -169,7 +173,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         say("first batch")
         root = str(next(one for one in chosen if one.gop == 2).root) if any(o.gop == 2 for o in chosen) else None
         first = [float(subprocess.check_output(child("first", root=root))) for _ in range(rounds)] if root else []
-        version = rival.version or None
+        say("remote")
+        remote = remote_rows(cache, real, quick) if arguments.only in "remote" else []
     return {
         "rows": rows,
         "parquet_only_samples_per_s": rows_rate["samples_per_s"],
@@ -180,7 +185,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "conditions": at_start
         | {
             "load_average_after": list(os.getloadavg()),
-            "lerobot": version,
+            "lerobot": rival.version or None,
             "recordings": "real" if real else "drawn",
             "batch": BATCH,
             "chunk": CHUNK,
@@ -237,8 +242,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="tiny datasets and rounds: does it work at all?")
     parser.add_argument("--lerobot", default=sys.executable, help="Python interpreter that has LeRobot")
     parser.add_argument("--cache", default=str(Path(tempfile.gettempdir()) / "understudy-bench"), help="for datasets")
-    parser.add_argument("--only", default="", help="datasets with this in their name")
-    parser.add_argument("--seconds", type=float, default=4.0, help="per round and side")
+    parser.add_argument("--only", default="", help="datasets with this in their name, or `remote`")
+    parser.add_argument("--seconds", type=float, default=3.0, help="per round and side")
     parser.add_argument("--rounds", type=int, default=3, help="medians are over these")
     parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
