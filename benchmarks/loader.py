@@ -23,7 +23,6 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from loader_remote import remote_rows
-from loader_remote import remote_rows
 from loader_sets import Set, rows_only, sets
 
 BATCH, CHUNK = 32, 16
@@ -181,7 +180,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "parquet_only_cpu_ms_per_sample": rows_rate["cpu_ms_per_sample"],
         "parquet_only_lerobot_cpu_ms_per_sample": other.get("cpu_ms_per_sample"),
         "first_batch_s": median(first) if first else None,
-        "remote": [] if arguments.only else remote_rows(cache, real, quick),
+        "remote": remote,
         "conditions": at_start
         | {
             "load_average_after": list(os.getloadavg()),
