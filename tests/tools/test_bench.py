@@ -255,7 +255,7 @@ def test_the_benchmark_of_the_loader_holds_its_keys(
     monkeypatch.delenv("UNDERSTUDY_TEST_DATA", raising=False)
     monkeypatch.setattr(bench_measure, "Asked", Here)
     monkeypatch.setattr(bench_measure, "lerobot", lambda python: Nobody())
-    monkeypatch.setattr(benchmark.subprocess, "check_output", lambda command: "0.25")
+    monkeypatch.setattr(benchmark, "first_batch_elsewhere", lambda root: 0.25)
     assert inspect.signature(benchmark.remote_rows).parameters.keys() == {"cache", "real", "quick"}
     options = Namespace(quick=True, cache=str(tmp_path), only="svtav1-g2-64", lerobot="", seconds=1.0)
     found = json.loads(json.dumps(benchmark.measure(options)))
