@@ -1,6 +1,7 @@
 """Loader over a server: the batches of a local folder, each byte once, few bytes before the first, no thread left."""
 
 import contextlib
+import itertools
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from support.datasets import Spec, write_dataset
 from support.servers import RangeServer, folder
 from understudy.data import mp4
 from understudy.data.catalog import Catalog
-from understudy.data.errors import DatasetError
+from understudy.data.errors import DatasetError, SourceFailed
 from understudy.data.remote import web
 from understudy.data.remote.retry import Patience
 from understudy.data.remote.settings import Remote
@@ -108,3 +109,18 @@ def test_close_does_not_wait_for_a_silent_server(root: Path, tmp_path: Path) -> 
         there.close()
         with loader(data) as again, loader(other) as fresh:
             assert torch.equal(next(again)[TOP], next(fresh)[TOP])
+
+
+def test_a_server_that_dies_is_an_error_and_no_bad_picture(root: Path, tmp_path: Path) -> None:
+    with RangeServer(folder(root, "/set")) as server:
+        data = opened(server, tmp_path, Patience(deadline=0.3, first=0.01, longest=0.05))
+        order = Order.of([data], batch=8, seed=1, frames_in_flight=100)
+        with Loader([data], order=order, threads=2, memory="2MB", on_bad_frame="substitute") as there:
+            next(there)
+            server.fault = lambda n, asked: "500" if asked.path.endswith("mp4") else ""
+            with pytest.raises(SourceFailed, match="the server answers 500"):
+                list(itertools.islice(there, 20))
+            server.fault = lambda n, asked: ""
+            position = there.position
+            with loader(EpisodeDataset(root, delta_timestamps={TOP: [-0.1, 0]}), position) as local:
+                assert torch.equal(next(there)[TOP], next(local)[TOP]), "it goes on where it was"

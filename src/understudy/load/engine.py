@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.data.errors import DatasetError
+from understudy.data.errors import DatasetError, SourceFailed
 from understudy.data.remote.retry import give_up_when
 from understudy.data.samples import EpisodeDataset
 from understudy.load.ahead import Ahead
@@ -221,6 +221,8 @@ class Engine:
     def _wrong_row(self, source: int, episode: int, frame: int) -> str | None:
         try:
             self._stream.datasets[source].tables(np.asarray([episode]), np.asarray([frame]))
+        except SourceFailed:
+            raise  # that says nothing about the row
         except DatasetError as error:
             return str(error)
         return None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from understudy.data.convert import Converter
-from understudy.data.errors import DatasetError
+from understudy.data.errors import DatasetError, SourceFailed
 from understudy.data.samples import EpisodeDataset
 from understudy.load.chains import Chain, Holding, Spent, Stopped
 from understudy.load.decoders import Cursors
@@ -112,7 +112,7 @@ class Maker:
                 else:
                     self._go_on(source, int(making.positions[i]), outs)
             except DatasetError as error:
-                if self._stream.substitutes is None:
+                if self._stream.substitutes is None or isinstance(error, SourceFailed):
                     raise
                 making.bad[i] = str(error)
             else:
@@ -130,6 +130,8 @@ class Maker:
                 chain = self._chain(source, np.asarray([episode]), np.asarray([frame]), Holding(1, False), 1)
                 chain.make(outs, self._spent)
                 chain.close()
+        except SourceFailed:
+            raise  # that says nothing about the picture
         except DatasetError as error:
             return str(error)
         self._augment(making, i, outs)
