@@ -6,8 +6,10 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from support import checkpoint_ranks as ranks
 from support.ranks import in_ranks
@@ -56,6 +58,22 @@ def test_trouble_is_one_clear_error_on_all_ranks_and_earlier_checkpoints_stay(op
         assert "step-00000002: cannot be saved" in error, name
         assert two[name] == [error, left, whole], name
         assert (left, whole) == ("step-00000001", "True"), name
+
+
+@pytest.mark.parametrize("lost", ["gone", "torn"])
+def test_what_another_rank_wrote_has_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
+    """As on hosts that do not share a disk: DCP would not notice."""
+    plain = checkpoint._promise
+
+    def elsewhere(unfinished: Path, *rest: Any) -> None:
+        (shard,) = unfinished.glob("*.distcp")
+        shard.unlink() if lost == "gone" else shard.write_bytes(shard.read_bytes()[:-1])
+        plain(unfinished, *rest)
+
+    monkeypatch.setattr(checkpoint, "_promise", elsewhere)
+    with pytest.raises(checkpoint.CheckpointError, match="not all ranks see the same one"):
+        checkpoint.save(tmp_path, 1, {"weights/a": torch.ones(3)}, {})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk(open_folder: Path) -> None:
