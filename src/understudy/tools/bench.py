@@ -162,7 +162,7 @@ def told(found: dict[str, Any]) -> str:
         + f"; the consumer, doing nothing, waited {found['waited_share']:.0%} of the time",
         f"order         {order['lanes']} lanes of clips of {order['clip']}; deff over 1, 8, 64 batches: {deff} "
         f"(1 batch of a uniform shuffle: {order['deff_uniform']:.2f})",
-        *(f"{'memory' if i == 0 else '':<14}{line}" for i, line in enumerate(found["plan"].splitlines())),
+        *(f"{'' if i else 'plan':<14}{line}" for i, line in enumerate(found["plan"].splitlines())),
         f"measured      {at['date']} UTC, {at['cpu']}, {at['cores']} cores, load average "
         + ", ".join(f"{value:.1f}" for value in at["load_average"]),
     ]  # fmt: skip
