@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from support.datasets import Spec, write_dataset
 from understudy import EpisodeDataset, EpisodeStream, Loader, Order
 from understudy.data.errors import DatasetError
+from understudy.order.draws import SampleRng
 
 BATCH = 6
 
@@ -77,10 +78,17 @@ def test_ranks_get_their_shares(data: EpisodeDataset, order: Order, world: int) 
         assert [stream.position_after(batch) for batch in got] == [BATCH * (k + 2) for k in range(4)]
 
 
-def test_pictures_come_in_the_size_asked_for(data: EpisodeDataset, order: Order) -> None:
-    got = by_stream(EpisodeStream([data], order=order, size=(32, 48)), 2, workers=1)
+def darken(pictures: dict[str, torch.Tensor], draws: SampleRng) -> None:
+    for picture in pictures.values():
+        picture //= int(draws.integers(2, 9))
+
+
+def test_samples_are_made_as_the_loader_makes_them(data: EpisodeDataset, order: Order, tmp_path: Path) -> None:
+    options = {"size": (32, 48), "augment": darken, "on_bad_frame": "substitute", "journal": tmp_path / "journal"}
+    got = by_stream(EpisodeStream([data], order=order, **options), 4, workers=2)
     assert got[0]["observation.images.top"].shape == (BATCH, 3, 32, 48)
-    assert same(got, by_loader(data, order, 2, size=(32, 48)))
+    assert same(got, by_loader(data, order, 4, **options))
+    assert not same(got, by_loader(data, order, 4, size=(32, 48)))
 
 
 def test_it_can_be_sent_to_a_spawned_worker(data: EpisodeDataset, order: Order) -> None:

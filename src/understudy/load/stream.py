@@ -18,12 +18,14 @@ Not here: how batches are made (`loader.py`), the map-style dataset with `Episod
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch.utils.data
 
 from understudy.data.samples import EpisodeDataset
 from understudy.load.loader import Batch, Loader
+from understudy.load.making import Augment
 from understudy.load.sizes import parse_bytes
 from understudy.order import Order
 from understudy.order.placement import rank_slice
@@ -32,7 +34,8 @@ from understudy.order.placement import rank_slice
 class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
     """Batches without end, equal to those of `Loader`. Give it to `DataLoader(stream, batch_size=None, ...)`.
 
-    datasets, order, rank, world, size: as for `Loader`.
+    datasets, order, rank, world, size, augment, on_bad_frame, journal, bad_frame_cap: as for `Loader` (a cap, and the
+        list of what was replaced, are each worker's own; the journal is one file).
     memory: bytes, or text such as "4GB", of all workers of this rank together; each takes an equal share.
     start: the position to begin with; settable between passes.
 
@@ -52,13 +55,24 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
         memory: int | str = "4GB",
         start: int = 0,
         size: tuple[int, int] | None = None,
+        augment: Augment | None = None,
+        on_bad_frame: Literal["raise", "substitute"] = "raise",
+        journal: str | Path | None = None,
+        bad_frame_cap: float = 0.01,
     ) -> None:
         low, _ = rank_slice(order.batch, rank, world)
         Order.from_json(order.spec, datasets)  # refuses other datasets here, not in a worker
         if start < 0:
             raise ValueError(f"start {start}: positions start at 0")
         self._datasets, self._order, self._rank, self._world = list(datasets), order, rank, world
-        self._memory, self._size, self._first = parse_bytes(memory), size, low
+        self._memory, self._first = parse_bytes(memory), low
+        self._making: dict[str, Any] = {
+            "size": size,
+            "augment": augment,
+            "on_bad_frame": on_bad_frame,
+            "journal": journal,
+            "bad_frame_cap": bad_frame_cap,
+        }
         self.start = start
 
     def __iter__(self) -> Iterator[Batch]:
@@ -76,7 +90,7 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
             threads="auto" if info is None else 1,
             memory=max(1, self._memory // workers),
             start=self.start,
-            size=self._size,
+            **self._making,
         ) as loader:
             yield from loader
 
