@@ -1,0 +1,49 @@
+"""A loader in a process of its own: `python loader_process.py measure DATASET ...` or `... forever DATASET MEMORY`."""
+
+import json
+import sys
+import threading
+from pathlib import Path
+
+import torch
+
+from understudy.data.samples import EpisodeDataset
+from understudy.load.loader import Loader
+from understudy.order import Order
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def measure(root: str, memory: int, lanes: int, clip: int, batches: int) -> None:
+    """Print the plan's bytes and by how many this process grew at most, as JSON."""
+    data = EpisodeDataset(root, picture_cache_bytes=0)
+    order = Order.of([data], batch=16, seed=1, clip=clip, lanes=lanes)
+    with Loader([data], order=order, memory=memory, threads=2) as loader:
+        data.batch(*data.locate([0]))  # code and codecs are loaded
+        before, peak = resident_bytes(), 0
+        for _ in range(batches):
+            next(loader)
+            peak = max(peak, resident_bytes())
+        print(json.dumps({"planned": loader.plan.bytes, "grown": peak - before, "plan": str(loader.plan)}))
+
+
+def forever(root: str, memory: int) -> None:
+    """Make batches until interrupted; say when the first is there, and how many threads are left in the end."""
+    data = EpisodeDataset(root, picture_cache_bytes=0)
+    loader = Loader([data], order=Order.of([data], batch=16, seed=1, clip=200, lanes=16), memory=memory, threads=2)
+    print("begun", flush=True)
+    try:
+        for _ in loader:
+            print("made", flush=True)
+    except KeyboardInterrupt:
+        loader.close()
+        print(f"threads {threading.active_count()}", flush=True)
+        raise
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    name, root_, *numbers = sys.argv[1:]
+    {"measure": measure, "forever": forever}[name](root_, *map(int, numbers))
