@@ -22,9 +22,10 @@ def measure(root: str, memory: int, lanes: int, clip: int, batches: int) -> None
     order = Order.of([data], batch=16, seed=1, clip=clip, lanes=lanes)
     with Loader([data], order=order, memory=memory, threads=2) as loader:
         data.batch(*data.locate([0]))  # code and codecs are loaded
-        before, peak = resident_bytes(), 0
-        for _ in range(batches):
-            next(loader)
+        before, peak, made = resident_bytes(), 0, 0
+        while made < batches * order.batch:
+            batch = next(loader)  # which is held until the next one is there, as a training loop does
+            made += len(batch["position"])
             peak = max(peak, resident_bytes())
         print(json.dumps({"planned": loader.plan.bytes, "grown": peak - before, "plan": str(loader.plan)}))
 
