@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import multiprocessing
 import os
+import pickle
 import socket
 import sys
 import time
@@ -87,7 +88,7 @@ def _outcomes(started: list[Any], ends: list[Connection], deadline: float) -> li
             assert isinstance(end, Connection)
             rank = waiting.pop(end)
             try:
-                outcomes[rank] = end.recv()
+                outcomes[rank] = pickle.loads(end.recv_bytes())
             except EOFError:
                 started[rank].join(5)
                 outcomes[rank] = ("died", started[rank].exitcode)
@@ -108,7 +109,7 @@ def _rank(out: Connection, environment: dict[str, str], file: str, name: str, ar
         result: tuple[str, Any] = ("returned", function(*arguments))
     except BaseException:
         result = ("raised", traceback.format_exc())
-    out.send(result)
+    out.send_bytes(pickle.dumps(result))  # `send` would leave tensors in memory of this process
     out.close()
     # Without the goodbyes of an interpreter, which could wait for peers that are gone.
     sys.stdout.flush()

@@ -15,10 +15,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.datasets import Spec, edit_json, write_dataset
 from support.runs import tiny_config, tiny_dataset
 from understudy.data.errors import DatasetError
+from understudy.load.loader import Loader
 from understudy.policies.flow_policy import FlowPolicy
 from understudy.policies.losses import scalar
 from understudy.train import parallel
@@ -31,6 +33,7 @@ from understudy.train.precision import make_optimizer, named_tensors, store
 from understudy.train.schedule import rate
 from understudy.train.settings import ConfigError
 from understudy.train.step import Draws, StepResult, augmented, optimizer_step, parts_of
+from understudy.train.training import begun
 from understudy.train.validate import DRAWS, sample_identity, validation
 
 
@@ -201,6 +204,45 @@ def test_a_gradient_that_is_not_finite_changes_no_bit(
     moved = snapshot(policy, optimizer)
     assert all(float(moved[name]) == 2 for name in moved if name.startswith("step/"))
     assert any(not torch.equal(moved[name], after[name]) for name in moved if name.startswith("weights/"))
+
+
+class Asks(TorchDispatchMode):
+    """Counts how often a value is asked of the device: `item`, `if tensor:`, and copies to the host that wait."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        self.count += operation in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
+        return operation(*arguments, **(keywords or {}))
+
+
+def test_a_step_never_waits_for_the_device(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
+    optimizer, average = adamw(policy, OptimConfig()), average_of(policy)
+    with Asks() as asks:
+        result = stepped(mesh, policy, optimizer, batch, *drawn(batch), lr=1e-2, accumulate=2)
+        update_average(average, policy, optimizer, 0.9)
+        assert asks.count == 0
+        assert bool(result.loss > 0)  # the control
+        assert asks.count == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-split"])
+def test_a_step_never_waits_for_a_gpu(root: Path, precision: Any) -> None:
+    """As the driver counts it: from the batch at the host to the average of the weights."""
+    config = tiny_config(root, root, device="cuda", batch=8, micro_batch=4, precision=precision)
+    data = open_data(config)
+    with parallel.joined(config) as mesh, Loader([data.training], order=data.order(config), threads=1) as loader:
+        training = begun(config, data, normalisation(data, "mean_std"), mesh)
+        training.advance(next(loader))  # what is made once may wait
+        later = next(loader)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(2):
+                result = training.advance(later)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert math.isfinite(result.loss.item())
 
 
 # -- the optimizer

@@ -149,7 +149,8 @@ class Float32AdamW(Optimizer):
                 continue
             device = stepped[0].device
             no = torch.zeros((), device=device) if skip is None else skip
-            torch._foreach_add_([self.state[p]["step"] for p in stepped], 1 - no)
+            # A list, since torch asks a single tensor for its value where it has no kernel for it.
+            torch._foreach_add_([self.state[p]["step"] for p in stepped], [1 - no] * len(stepped))
             self._step_whole([p for p in stepped if "lo" not in self.state[p]], group, scale, no)
             times = torch.ones((), device=device) if scale is None else scale
             self._step_split([p for p in stepped if "lo" in self.state[p]], group, times, no)
