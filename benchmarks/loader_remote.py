@@ -1,21 +1,27 @@
 """The loader over a server with 30 ms of latency and a limited rate: `remote_rows(...)`, part of `loader.py`.
 
 One packed video file of LeRobot's default size for each GOP is served by nginx, or by the tests' own server where there
-is none, behind a proxy that adds the latency and counts the bytes. An epoch is read from disk and from there in turn,
-each in a process of its own, the latter with an empty cache.
+is none, behind a proxy that adds the latency and counts the bytes. Every reading is a process of its own:
+
+- rate: the same first batches from disk and from the server with an empty cache, in turn, decoded and compared;
+- bytes: one whole epoch with an empty cache, through the loader as it is but for the codec and the colours, which are
+  left out (`codec_left_out`): the packets are read all the same, and 200 MB of them would take minutes to decode.
 
 Not here: how the datasets are made (`loader_sets.py`).
 """
 
+import heapq
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +30,7 @@ from loader_sets import FILE_BYTES, Encoding, Recording, joined
 LATENCY = 0.03
 RATE = 60  # MB/s of each connection
 BATCH, CHUNK, MEMORY = 32, 16, 500_000_000
+ROUNDS, BATCHES = 3, 120
 KINDS = (Encoding("libsvtav1", 2, 0), Encoding("libx264", 12, 0, 28), Encoding("libx264", 250, 0, 23, 3))
 NGINX = """daemon off; pid {home}/pid; error_log {home}/error; worker_processes 1;
 events {{ worker_connections 256; }}
@@ -45,86 +52,148 @@ def remote_rows(cache: Path, real: Path | None, quick: bool = False) -> list[dic
     for kind in KINDS:
         parts = recorded.encoded(Encoding(kind.codec, kind.gop, 64, kind.crf, 0) if quick else kind)
         size = sum(part.stat().st_size for part in parts)
-        tiles = 2 if quick else max(2, round(FILE_BYTES / size))
-        root = joined(folder / f"remote-{kind.codec}-g{kind.gop}", parts, tiles, cameras=1)
-        rows.append(measure(root, kind.gop))
+        tiles = 2 if quick else max(2, int(FILE_BYTES / size))  # one file, as large as they may be
+        root = joined(folder / f"packed-{kind.codec}-g{kind.gop}", parts, tiles, cameras=1)
+        rows.append(measure(root, kind.gop, *((1, 8) if quick else (ROUNDS, BATCHES))))
     return rows
 
 
-def measure(root: Path, gop: int) -> dict[str, Any]:
+def measure(root: Path, gop: int, rounds: int, batches: int) -> dict[str, Any]:
     """One row."""
-    here = read(str(root), "")
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         name, port = stack.enter_context(served(root, home))
         counter = home / "bytes"
         proxy = [sys.executable, str(Path(__file__).with_name("delay_proxy.py")), str(port), str(LATENCY), str(counter)]
         url = f"http://127.0.0.1:{stack.enter_context(started(proxy))}"
-        there = read(url, str(home / "cache"), str(counter))
-    if there["checksum"] != here["checksum"]:
+        whole = read(url, home / "cache", counter, 0)
+        here, there = [], []
+        for number in range(rounds):
+            here.append(read(str(root), home, counter, batches))
+            there.append(read(url, home / f"cache-{number}", counter, batches))
+    if len({each["checksum"] for each in here + there}) > 1:
         raise SystemExit(f"{root}: other pictures from the server than from disk")
-    video = max(root.rglob("*.mp4"), key=lambda path: path.stat().st_size).stat().st_size
+    (video,) = (path.stat().st_size for path in root.rglob("*.mp4"))
     others = sum(path.stat().st_size for path in root.rglob("*") if path.is_file() and path.suffix != ".mp4")
+
+    def middle(rows: list[dict[str, Any]], key: str) -> float:
+        return statistics.median(row[key] for row in rows)
+
     return {
         "server": name,
         "gop": gop,
-        "amplification": (there["bytes"] - others) / there["picture_bytes"],
-        "first_batch_fraction_of_file": max(0, there["first_bytes"] - others) / video,
-        "over_local": there["samples_per_s"] / here["samples_per_s"],
-        "samples_per_s": there["samples_per_s"],
-        "local_samples_per_s": here["samples_per_s"],
-        "cpu_ms_per_sample": there["cpu_ms_per_sample"],
-        "local_cpu_ms_per_sample": here["cpu_ms_per_sample"],
-        "first_batch_s": there["first_s"],
+        "amplification": (whole["bytes"] - others) / whole["picture_bytes"],
+        "first_batch_fraction_of_file": max(0, middle(there, "first_bytes") - others) / video,
+        "over_local": statistics.median(t["samples_per_s"] / h["samples_per_s"] for h, t in zip(here, there)),
+        "samples_per_s": middle(there, "samples_per_s"),
+        "local_samples_per_s": middle(here, "samples_per_s"),
+        "cpu_ms_per_sample": middle(there, "cpu_ms_per_sample"),
+        "local_cpu_ms_per_sample": middle(here, "cpu_ms_per_sample"),
+        "first_batch_s": middle(there, "first_s"),
         "file_mb": video / 1e6,
+        "pictures_per_file": whole["pictures"],
+        "epoch_samples": whole["samples"],
+        "epoch_decoded": False,
+        "decoded_samples": here[0]["samples"],
+        "rounds": rounds,
         "latency_ms": LATENCY * 1e3,
         "rate_mb_per_s": RATE,
     }
 
 
-def read(root: str, cache: str, counter: str = "") -> dict[str, Any]:
-    """What a process of its own finds that reads one epoch."""
-    asked = json.dumps({"root": root, "cache": cache, "counter": counter})
+def read(root: str, cache: Path, counter: Path, batches: int) -> dict[str, Any]:
+    """What `stretch` finds in a process of its own."""
+    asked = json.dumps({"root": root, "cache": str(cache), "counter": str(counter), "batches": batches})
     found: dict[str, Any] = json.loads(subprocess.check_output([sys.executable, __file__, asked]))
     return found
 
 
-def epoch(root: str, cache: str, counter: str) -> dict[str, Any]:
-    """Read one epoch; the first tenth is not timed."""
+def stretch(root: str, cache: str, counter: str, batches: int) -> dict[str, Any]:
+    """Read the first batches, of which the first fifth is not timed, or (0) a whole epoch with the codec left out."""
     from understudy import Catalog, EpisodeDataset, Loader, Remote
+    from understudy.load.decoders import index_of
     from understudy.load.plan import fit_order
 
     def count() -> int:
-        return int(Path(counter).read_text()) if counter and Path(counter).exists() else 0
+        return int(Path(counter).read_text() or 0) if Path(counter).exists() else 0
 
-    begin = time.perf_counter()
+    before, begin = count(), time.perf_counter()
     catalog = Catalog.open(root, Remote(cache=cache))
     data = EpisodeDataset(catalog, delta_timestamps={"action": [i / catalog.fps for i in range(CHUNK)]})
     (camera,) = catalog.camera_keys
     order = fit_order([data], memory=MEMORY, batch=BATCH, seed=0, frames_in_flight=len(data) // 2)[0]
-    batches, checksum, first, first_s = len(data) // BATCH, 0, 0, 0.0
-    with Loader([data], order=order, memory=MEMORY) as loader:
-        for number in range(batches):
+    reader = data.pictures.reader(camera, 0)
+    with ExitStack() as stack:
+        if not batches:
+            stack.enter_context(codec_left_out(reader.height, reader.width))
+        loader = stack.enter_context(Loader([data], order=order, memory=MEMORY))
+        last, checksum, first, first_s = batches or -(-len(data) // BATCH), 0, 0, 0.0
+        for number in range(last):
             batch = next(loader)
             if number == 0:
-                first, first_s = count(), time.perf_counter() - begin
-            if number == batches // 10:
+                first, first_s = count() - before, time.perf_counter() - begin
+            if number == last // 5:
                 start, cpu = time.perf_counter(), time.process_time()
             checksum = (checksum * 31 + int(batch[camera].view(-1)[:: 1 << 14].sum())) % (1 << 61)
-        timed = (batches - batches // 10 - 1) * BATCH
+        timed = (last - last // 5 - 1) * BATCH
         seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
     time.sleep(0.2)
-    reader = data.pictures.reader(camera, 0)
-    index = reader._packets.index  # type: ignore[attr-defined]
+    index = index_of(data.pictures.reader(camera, 0))
+    assert index is not None
     return {
+        "samples": last * BATCH,
         "samples_per_s": timed / seconds,
         "cpu_ms_per_sample": cpu_seconds / timed * 1e3,
         "first_s": first_s,
         "first_bytes": first,
-        "bytes": count(),
+        "bytes": count() - before,
+        "pictures": index.count,
         "picture_bytes": int(index.size.sum()),
         "checksum": checksum,
     }
+
+
+@contextmanager
+def codec_left_out(height: int, width: int) -> Iterator[None]:
+    """Decoders that hand out blanks for the packets they are fed, in display order."""
+    from understudy.data import contexts
+    from understudy.load import chains
+
+    create, write = contexts._create, chains.write
+    contexts._create = lambda kind, where: Blanks(kind.reorder, height, width)  # type: ignore[assignment,return-value]
+    chains.write = lambda picture, converter, out: None
+    try:
+        yield
+    finally:
+        contexts._create, chains.write = create, write
+
+
+@dataclass
+class Blank:
+    """As much of a picture as a decoder's caller looks at."""
+
+    pts: int
+    height: int
+    width: int
+    is_corrupt: bool = False
+
+
+class Blanks:
+    """What stands for a codec: pictures come out once `reorder` more were fed."""
+
+    def __init__(self, reorder: int, height: int, width: int) -> None:
+        self._reorder, self._size = reorder, (height, width)
+        self._held: list[int] = []
+
+    def decode(self, packet: Any) -> list[Blank]:
+        keep = 0
+        if packet is not None:
+            heapq.heappush(self._held, packet.pts)
+            keep = self._reorder
+        return [Blank(heapq.heappop(self._held), *self._size) for _ in range(len(self._held) - keep)]
+
+    def flush_buffers(self) -> None:
+        self._held.clear()
 
 
 @contextmanager
@@ -174,7 +243,7 @@ def served(root: Path, home: Path) -> Iterator[tuple[str, int]]:
 
 if __name__ == "__main__":
     if sys.argv[1].startswith("{"):
-        print(json.dumps(epoch(**json.loads(sys.argv[1]))))
+        print(json.dumps(stretch(**json.loads(sys.argv[1]))))
     else:
         real = os.environ.get("UNDERSTUDY_TEST_DATA")
         quick = "--quick" in sys.argv

@@ -18,7 +18,7 @@ from understudy.data.remote.retry import give_up_when
 from understudy.data.samples import EpisodeDataset
 from understudy.order import Order
 
-_RUN = 64  # samples of a clip that are fetched at once: a request should be worth its latency
+_RUN = 256  # samples of a clip that are fetched at once: a request should be worth its latency and its work
 _FIRST_RUN = 16  # while every batch opens new clips
 _LEAST, _MOST = 4, 96  # batches ahead
 _MARGIN = 4.0  # latencies: requests queue behind each other

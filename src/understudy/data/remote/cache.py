@@ -164,13 +164,15 @@ class Entry:
         self._folder = os.path.join(cache.folder, "objects", key[:2], key)
         self._stripe = os.path.join(cache.folder, "locks", f"{zlib.crc32(key.encode()) % _STRIPES:02x}")
         self._spans: list[_Span] = []  # by start; they may overlap
+        self._known: dict[str, _Span] = {}  # the same by name
+        self._longest = 0  # bytes of any of them
         self._pins: dict[str, tuple[_Span, int]] = {}
         self._changed = threading.Condition()
 
     def take(self, offset: int, size: int) -> bytes | None:
         """Bytes [offset, offset + size), or None when some of them are not here (as far as this process knows)."""
         with self._changed:
-            spans = _cover(self._spans, offset, offset + size)
+            spans = _cover(self._near(offset, offset + size), offset, offset + size)
         if spans is None:
             return None
         parts = []
@@ -217,7 +219,8 @@ class Entry:
 
     def _forget(self, span: _Span) -> None:
         with self._changed:
-            self._spans = [other for other in self._spans if other.name != span.name]
+            if self._known.pop(span.name, None) is not None:
+                self._spans = [other for other in self._spans if other.name != span.name]
 
     def claim(self, offset: int, size: int, part: int) -> tuple[list[Claim], bool]:
         """Claim what is not here of [offset, offset + size), in parts of at most `part` bytes; and whether something of
@@ -229,7 +232,8 @@ class Entry:
             others = self._refresh()
             busy = False
             with self._changed:
-                gaps = _without([(offset, offset + size)], [(s.start, s.end) for s in self._spans])
+                near = self._near(offset, offset + size)
+                gaps = _without([(offset, offset + size)], [(s.start, s.end) for s in near])
             for start, end, path in others:
                 if start < offset + size and offset < end and gaps:
                     number = locks.take(path)
@@ -259,18 +263,38 @@ class Entry:
         raise DatasetError("cannot be claimed", where=path, fix="look into the cache folder, or name another")
 
     def _refresh(self) -> list[tuple[int, int, str]]:
-        """Look what is here; the claims of all (start, end, path)."""
-        claims, spans = [], []
-        for entry in _entries(self._folder):
-            if entry.name.endswith(".claim"):
-                if (whose := _claimed(entry.name)) is not None:
-                    claims.append((*whose, entry.path))
-            elif (span := _span(entry.name)) is not None:
-                spans.append(span)
+        """Look what is here; the claims of all (start, end, path). Only names not seen before are looked at closely:
+        there may be thousands, and this is done for each claim."""
+        try:
+            names = set(os.listdir(self._folder))
+        except (FileNotFoundError, NotADirectoryError):
+            names = set()
+        claims = []
         with self._changed:
-            known = {span.name: span for span in self._spans}
-            self._spans = sorted((known.get(s.name, s) for s in spans), key=lambda s: (s.start, s.end))
+            gone = self._known.keys() - names
+            for name in names - self._known.keys():
+                if (span := _span(name)) is not None:
+                    self._add(span)
+                elif name.endswith(".claim") and (whose := _claimed(name)) is not None:
+                    claims.append((*whose, os.path.join(self._folder, name)))
+            if gone:
+                for name in gone:
+                    del self._known[name]
+                self._spans = [span for span in self._spans if span.name in self._known]
         return claims
+
+    def _add(self, span: _Span) -> None:
+        """Know a span; the caller holds the lock."""
+        if span.name not in self._known:
+            self._known[span.name] = span
+            bisect.insort(self._spans, span, key=lambda s: s.start)
+            self._longest = max(self._longest, span.end - span.start)
+
+    def _near(self, start: int, end: int) -> list[_Span]:
+        """The spans that overlap [start, end), by start; the caller holds the lock."""
+        low = bisect.bisect_left(self._spans, start - self._longest, key=lambda s: s.start)
+        high = bisect.bisect_left(self._spans, end, key=lambda s: s.start)
+        return [span for span in self._spans[low:high] if span.end > start]
 
     def store(self, claim: Claim, data: bytes) -> None:
         """Keep the bytes of a claim, which is given back, for which room was reserved."""
@@ -296,7 +320,7 @@ class Entry:
                 warnings.warn(f"{self._cache.folder}: cannot be written: {error.strerror}", stacklevel=2)
         else:
             with self._changed:
-                self._spans = sorted([*self._spans, span], key=lambda s: (s.start, s.end))
+                self._add(span)
         self.abandon(claim)
 
     def abandon(self, claim: Claim) -> None:
@@ -315,7 +339,7 @@ class Entry:
     def pin(self, offset: int, size: int) -> None:
         """Keep what is here of [offset, offset + size) from being evicted by anybody, until it was read to its end."""
         with self._changed:
-            inside = [s for s in self._spans if s.start < offset + size and offset < s.end and s.name not in self._pins]
+            inside = [span for span in self._near(offset, offset + size) if span.name not in self._pins]
         for span in inside:
             if len(self._pins) < _PINS:
                 number = locks.take(os.path.join(self._folder, span.name), shared=True)

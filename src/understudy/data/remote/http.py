@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 from understudy.data.errors import DatasetError
 from understudy.data.remote.retry import Patience, Stopped, Transient, is_over
@@ -69,7 +70,7 @@ class Rejected(Exception):
 
 
 class HttpClient:
-    """Range requests with a connection per thread. Safe in threads and after a fork.
+    """Range requests over connections that are kept. Safe in threads and after a fork.
 
     Args:
         verify: of `requests`: False or a certificate bundle.
@@ -77,22 +78,18 @@ class HttpClient:
 
     def __init__(self, verify: bool | str | None = None) -> None:
         self._verify = verify
-        self._local = threading.local()
+        self._idle: list[Any] = []  # sessions; threads come and go, and to connect costs two latencies
+        self._pid = os.getpid()
         self._open: weakref.WeakSet[Any] = weakref.WeakSet()  # connections
 
     def _session(self) -> Any:
-        if getattr(self._local, "pid", None) != os.getpid():
-            try:
-                import requests
-            except ImportError:
-                raise DatasetError("reading over HTTP needs requests", fix="pip install 'understudy[remote]'") from None
-            session = requests.Session()
-            for scheme in ("http://", "https://"):
-                adapter = requests.adapters.HTTPAdapter(pool_maxsize=4)
-                adapter.poolmanager.pool_classes_by_scheme = _pools(self._open)
-                session.mount(scheme, adapter)
-            self._local.session, self._local.pid = session, os.getpid()
-        return self._local.session
+        """A session that nobody else uses; it is given back by `_idle.append`."""
+        if self._pid != os.getpid():  # forked: connections are the parent's
+            self._pid, self._idle, self._open = os.getpid(), [], weakref.WeakSet()
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return _new_session(self._open)
 
     def get(
         self, address: Address, offset: int, size: int, patience: Patience, stop: threading.Event, known: str = ""
@@ -108,13 +105,17 @@ class HttpClient:
         headers = {**address.headers, "Range": f"bytes={offset}-{offset + size - 1}", "Accept-Encoding": "identity"}
         if known:
             headers["If-None-Match" if known.startswith(('"', "W/")) else "If-Modified-Since"] = known
-        response = self._send(address.url, headers, patience)
+        session, mine = self._session(), self._idle
         try:
-            if known and response.status_code == 304:
-                return Answer(unchanged=True, date=_time(response.headers.get("Date")))
-            return _checked(response, offset, size, patience, stop)
+            response = self._send(session, address.url, headers, patience)
+            try:
+                if known and response.status_code == 304:
+                    return Answer(unchanged=True, date=_time(response.headers.get("Date")))
+                return _checked(response, offset, size, patience, stop)
+            finally:
+                response.close()
         finally:
-            response.close()
+            mine.append(session)
 
     def abort(self) -> None:
         """End what is under way, from any thread: whoever waits for an answer finds its connection broken."""
@@ -122,8 +123,7 @@ class HttpClient:
             with contextlib.suppress(OSError, AttributeError):  # it may just have ended by itself
                 connection.sock.shutdown(socket.SHUT_RDWR)
 
-    def _send(self, url: str, headers: dict[str, str], patience: Patience) -> Any:
-        session = self._session()
+    def _send(self, session: Any, url: str, headers: dict[str, str], patience: Patience) -> Any:
         import requests
 
         own = "Authorization" in headers
@@ -146,6 +146,30 @@ class HttpClient:
             raise Transient(f"no answer in {patience.stall:g} s") from error
         except (requests.exceptions.RequestException, OSError) as error:
             raise Transient(f"no connection ({_short(error)})") from error
+
+
+def _new_session(opened: weakref.WeakSet[Any]) -> Any:
+    """A session whose connections are put down in `opened`, and which looks at the environment once for each host:
+    proxies and certificates do not change, and to look costs as much as a request."""
+    try:
+        import requests
+    except ImportError:
+        raise DatasetError("reading over HTTP needs requests", fix="pip install 'understudy[remote]'") from None
+
+    class Session(requests.Session):
+        def merge_environment_settings(self, url: Any, *settings: Any) -> Any:
+            host = urlsplit(url)[:2]
+            if host not in known:
+                known[host] = super().merge_environment_settings(url, *settings)
+            return dict(known[host])
+
+    known: dict[Any, Any] = {}
+    session, pools = Session(), _pools(opened)
+    for scheme in ("http://", "https://"):
+        adapter = requests.adapters.HTTPAdapter(pool_maxsize=4)
+        adapter.poolmanager.pool_classes_by_scheme = pools
+        session.mount(scheme, adapter)
+    return session
 
 
 def _pools(opened: weakref.WeakSet[Any]) -> dict[str, Any]:
