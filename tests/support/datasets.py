@@ -35,6 +35,8 @@ class Spec:
     cameras: tuple[str, ...] = ("observation.images.top",)
     codec: str = "libx264"
     gop: int = 2
+    action_dim: int = 2
+    state_dim: int = 3
     b_frames: int = 0
     per_data_file: int = 2
     per_video_file: int = 2  # the second camera packs one more
@@ -156,7 +158,7 @@ def _truth(spec: Spec) -> Truth:
     truth, index = Truth(spec), 0
     for k, (episode, length) in enumerate(zip(spec.episode_ids, spec.lengths)):
         rng, n = np.random.default_rng([7, k]), np.arange(length)
-        state = rng.normal(size=(length, 3)).astype(np.float32)
+        state = rng.normal(size=(length, spec.state_dim)).astype(np.float32)
         state[:, 2] = 1.0  # a constant dimension
         if spec.nan_row and length:
             state[-1, 0] = np.nan
@@ -164,7 +166,7 @@ def _truth(spec: Spec) -> Truth:
         late = 1 if spec.late_timestamps else 0
         rows: dict[str, Any] = {
             "observation.state": state,
-            "action": rng.normal(size=(length, 2)).astype(np.float32),
+            "action": rng.normal(size=(length, spec.action_dim)).astype(np.float32),
             "next.reward": rng.normal(size=length).astype(np.float32),
             "timestamp": ((n + late) / spec.fps).astype(np.float32),
             "frame_index": n,
@@ -187,8 +189,12 @@ def _truth(spec: Spec) -> Truth:
 
 def _features(spec: Spec) -> dict[str, Any]:
     features: dict[str, Any] = {
-        "observation.state": {"dtype": "float32", "shape": [3], "names": ["a", "b", "c"]},
-        "action": {"dtype": "float32", "shape": [2], "names": None},
+        "observation.state": {
+            "dtype": "float32",
+            "shape": [spec.state_dim],
+            "names": list("abcdefgh"[: spec.state_dim]),
+        },
+        "action": {"dtype": "float32", "shape": [spec.action_dim], "names": None},
         "next.reward": {"dtype": "float32", "shape": [1], "names": None},
     }
     if spec.rich:

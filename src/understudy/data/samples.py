@@ -135,6 +135,11 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         """How many pictures windows reach (back, ahead) of their frame; (0, 0) when pictures have no windows."""
         return reach([self._offsets[k] for k in (*self._videos, *self._images) if k in self._offsets])
 
+    @property
+    def windows(self) -> dict[str, int]:
+        """Key -> T, of the keys that are delivered as windows."""
+        return {key: len(offsets) for key, offsets in self._offsets.items()}
+
     @cached_property
     def gop(self) -> int:
         """Pictures from one key frame to the next: the most of any camera, each judged by its first selected video.

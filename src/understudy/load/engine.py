@@ -8,12 +8,10 @@ Not here: how a sample is made (`making.py`), what may be held (`plan.py`), the 
 """
 
 import threading
-from collections.abc import Mapping
 from time import perf_counter
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from understudy.data.errors import DatasetError, SourceFailed
 from understudy.data.remote.retry import give_up_when
@@ -22,6 +20,7 @@ from understudy.load.ahead import Ahead
 from understudy.load.buffers import Buffers, keep_freed_memory
 from understudy.load.chains import Spent, Stopped
 from understudy.load.making import SPAN, Batch, Maker, Making, Stream
+from understudy.load.mixture import Mixture
 from understudy.load.plan import Plan
 from understudy.load.residency import KeptPictures
 from understudy.order.placement import rank_slice
@@ -36,11 +35,15 @@ class Engine:
         self._stream, self._plan, self._buffers = stream, plan, buffers
         self._low, self._high = rank_slice(stream.order.batch, stream.rank, stream.world)
         self._cameras = stream.datasets[0].cameras
-        for number, dataset in enumerate(stream.datasets):
-            odd = sorted(set(self._cameras) ^ set(dataset.cameras))
-            if odd:
-                raise ValueError(f"sources 0 and {number} deliver different keys: {odd} only in one; select the same")
+        self._mixture = Mixture.of(stream.datasets)
         self._shapes = [self._shape(dataset) for dataset in stream.datasets]
+        for number, (shapes, dataset) in enumerate(zip(self._shapes, stream.datasets)):
+            for camera, shape in shapes.items():
+                if shape != self._shapes[0][camera]:
+                    raise ValueError(
+                        f"{camera!r} is {self._shapes[0][camera]} in source 0 ({stream.datasets[0].name}) and {shape} "
+                        f"in source {number} ({dataset.name}): one batch needs one shape; give size=(height, width)"
+                    )
         self._change = threading.Condition()
         self._made: dict[int, Making] = {}
         self._planned: list[Making | None] = []
@@ -171,15 +174,7 @@ class Engine:
             ]
         making, self._planned[at] = self._planned[at], None
         assert making is not None  # asked for once
-        for camera in self._cameras:
-            shape = self._shapes[int(making.source[0])][camera]
-            for source in np.unique(making.source).tolist():
-                other = self._shapes[source][camera]
-                if other != shape:
-                    raise ValueError(
-                        f"{camera!r} is {shape} in source {int(making.source[0])} and {other} in source {source}: "
-                        "one batch needs one shape"
-                    )
+        for camera, shape in self._shapes[0].items():
             making.pictures[camera] = self._buffers.take((self._high - self._low, *shape))
         return making
 
@@ -207,7 +202,7 @@ class Engine:
             for s in np.unique(source).tolist():
                 own = source == s
                 parts[s] = self._stream.datasets[s].tables(making.episode[own], making.frame[own])
-            making.tables = join(parts, source)
+            making.tables = self._mixture.join(parts, source)
         except DatasetError:
             if self._stream.substitutes is None:
                 raise
@@ -250,36 +245,3 @@ class Engine:
             reader = dataset.pictures.reader(camera, int(rows[0]))
             shapes[camera] = (*wanted.shape[1:], 3, *(self._stream.size or (reader.height, reader.width)))
         return shapes
-
-
-def join(parts: Mapping[int, Batch], source: np.ndarray) -> Batch:
-    """One batch from one per source: row i is the next row of part `source[i]`.
-
-    Raises:
-        ValueError: the sources differ in a key, a shape or a dtype; names both.
-    """
-    first, *others = parts
-    if not others:
-        return dict(parts[first])
-    batch: Batch = {}
-    for other in others:
-        if parts[other].keys() != parts[first].keys():
-            odd = sorted(parts[other].keys() ^ parts[first].keys())
-            raise ValueError(f"sources {first} and {other} deliver different keys: {odd} only in one; select the same")
-    for key, sample in parts[first].items():
-        if not isinstance(sample, Tensor):
-            rows = {s: iter(part[key]) for s, part in parts.items()}
-            batch[key] = [next(rows[int(s)]) for s in source]
-            continue
-        for other in others:
-            one, two = sample, parts[other][key]
-            if one.shape[1:] != two.shape[1:] or one.dtype != two.dtype:
-                raise ValueError(
-                    f"{key!r} is {one.dtype} {tuple(one.shape[1:])} in source {first} "
-                    f"and {two.dtype} {tuple(two.shape[1:])} in source {other}: one batch needs one shape"
-                )
-        joined = sample.new_empty((len(source), *sample.shape[1:]))
-        for s, part in parts.items():
-            joined[torch.from_numpy(source == s)] = part[key]
-        batch[key] = joined
-    return batch

@@ -18,8 +18,9 @@ from understudy.data.samples import EpisodeDataset
 from understudy.load.buffers import Buffers
 from understudy.load.chains import Spent, sum_of
 from understudy.load.delivery import Delivery
-from understudy.load.engine import Engine, join
+from understudy.load.engine import Engine
 from understudy.load.making import Augment, Batch, Stream
+from understudy.load.mixture import Mixture
 from understudy.load.plan import make_plan
 from understudy.load.residency import kept
 from understudy.load.sizes import parse_bytes
@@ -27,7 +28,7 @@ from understudy.load.substitute import Substitutes, Substitution
 from understudy.order import Order
 from understudy.order.placement import rank_slice
 
-__all__ = ["Batch", "Loader", "join"]
+__all__ = ["Batch", "Loader"]
 
 
 class Loader:
@@ -36,7 +37,8 @@ class Loader:
     Besides the datasets' own keys a batch has `position` int64 and `source` int64 (which dataset). Pictures are uint8.
 
     Args:
-        datasets: as given to `Order.of`, in the same sequence; all must deliver the same keys and shapes.
+        datasets: as given to `Order.of`, in the same sequence; all must deliver the same keys. Where widths of vectors
+            differ they are padded, and told: `real_action_dim`, `action_dim_is_pad` (`mixture.py`).
         rank, world: this process makes its share of every global batch (`placement.py`).
         threads: how many make batches; "auto" is one per available core, at most 8.
         memory: bytes, or text such as "4GB", for all that is held: see `plan`. A dataset whose pictures all fit (the
@@ -53,7 +55,7 @@ class Loader:
 
     Raises:
         ValueError: a size that is not understood, a negative start, a rank outside the world, datasets that are not
-            those of the order, memory for less than one batch.
+            those of the order or that differ in what no batch can hold, memory for less than one batch.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Loader:
     ) -> None:
         rank_slice(order.batch, rank, world)  # refuses a rank outside the world
         Order.from_json(order.spec, datasets)  # refuses other datasets, or a selection other than the order's
+        Mixture.of(datasets)  # refuses sources that no batch can hold together
         if start < 0:
             raise ValueError(f"start {start}: positions start at 0")
         self._order, self._rank, self._world = order, rank, world

@@ -26,6 +26,7 @@ import torch.utils.data
 from understudy.data.samples import EpisodeDataset
 from understudy.load.loader import Batch, Loader
 from understudy.load.making import Augment
+from understudy.load.mixture import Mixture
 from understudy.load.sizes import parse_bytes
 from understudy.order import Order
 from understudy.order.placement import rank_slice
@@ -62,6 +63,7 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
     ) -> None:
         low, _ = rank_slice(order.batch, rank, world)
         Order.from_json(order.spec, datasets)  # refuses other datasets here, not in a worker
+        Mixture.of(datasets)
         if start < 0:
             raise ValueError(f"start {start}: positions start at 0")
         self._datasets, self._order, self._rank, self._world = list(datasets), order, rank, world
