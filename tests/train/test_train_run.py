@@ -13,8 +13,9 @@ import torch
 
 from support.datasets import edit_json
 from support.runs import final_tensors, same_run, series, tiny_config, tiny_dataset
+from understudy.load.loader import Loader
 from understudy.policies.flow_policy import FlowPolicy
-from understudy.train import checkpoint, parallel, run
+from understudy.train import checkpoint, pace, parallel, run
 from understudy.train.data import open_data
 from understudy.train.rundir import RunDir
 from understudy.train.settings import ConfigError
@@ -220,3 +221,25 @@ def test_no_validation_without_held_out_episodes(data: Path, tmp_path: Path) -> 
     assert series(tmp_path / "r", "val") == []
     with pytest.raises(ConfigError, match="nothing is held out"):
         run.judge(tmp_path / "r")
+
+
+def test_bad_frames_are_treated_as_the_settings_say(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[dict[str, Any]] = []
+
+    def noted(*arguments: Any, **options: Any) -> Loader:
+        made.append(options)
+        return Loader(*arguments, **options)
+
+    monkeypatch.setattr(pace, "Loader", noted)
+    base = tiny_config(data, tmp_path / "r", steps=1, val_every=0)
+    run.train(replace(base, data=replace(base.data, on_bad_frame="substitute")))
+    assert made[0]["on_bad_frame"] == "substitute"
+    assert made[0]["journal"] == tmp_path / "r/substitutions-0.jsonl"
+
+
+def test_too_little_memory_is_one_clear_error(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="memory 20000: one batch of 4 samples"):
+        run.train(tiny_config(data, tmp_path / "r", memory="20KB"))
+    assert not (tmp_path / "r/config.yaml").exists()

@@ -7,6 +7,7 @@ happens between steps (validation, checkpoints, signals: `run.py`), the step its
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -28,15 +29,28 @@ from understudy.train.trackers import Log
 from understudy.train.training import Training
 
 
-def loader_of(config: TrainConfig, data: RunData, order: Order, mesh: Mesh, position: int) -> Loader:
+def loader_of(
+    config: TrainConfig, data: RunData, order: Order, mesh: Mesh, position: int, journal: Path | None = None
+) -> Loader:
     """This rank's share of every batch, made with its share of the host's memory and cores.
+
+    journal: where samples that stand in for others are written down; each rank has its own.
 
     Raises:
         ConfigError: on all ranks: the memory does not do for a batch.
     """
     with mesh.together():
         try:
-            return Loader([data.training], order=order, rank=mesh.rank, start=position, **_means(config, mesh))
+            return Loader(
+                [data.training],
+                order=order,
+                rank=mesh.rank,
+                start=position,
+                on_bad_frame=config.data.on_bad_frame,
+                journal=journal,
+                pin=mesh.device.type == "cuda",
+                **_means(config, mesh),
+            )
         except ValueError as error:
             raise ConfigError(str(error)) from error
 

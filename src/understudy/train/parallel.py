@@ -144,12 +144,15 @@ def joined(config: TrainConfig) -> Iterator[Mesh]:
     mesh = begin(config)
     try:
         yield mesh
-    except RuntimeError as error:
-        if mesh.world > 1 and _lost(error):
-            raise RankError(f"rank {mesh.rank}: another process of the run is gone: {_line(error)}") from error
+    except BaseException as error:
+        if mesh.device.type == "cpu" or mesh.world == 1:
+            end(mesh)  # NCCL would wait for what the others never send; there the process ends without goodbye
+        if isinstance(error, RuntimeError) and mesh.world > 1 and _lost(error):
+            patience = f"{config.parallel.timeout:g} seconds (parallel.timeout)"
+            gone = f"rank {mesh.rank}: another process of the run is gone, or has not answered for {patience}"
+            raise RankError(f"{gone}: {_line(error)}") from error
         raise
-    finally:
-        end(mesh)
+    end(mesh)
 
 
 def arrangement(config: TrainConfig, world: int) -> tuple[int, int]:

@@ -205,7 +205,8 @@ def _carry_on(run: RunDir, config: TrainConfig, data: RunData, mesh: Mesh, stop:
                 print(f"resume: from {latest.name}, position {position}", file=sys.stderr)
         with mesh.together():
             log = Log(run, config, training.step, writes=mesh.rank == 0)
-        with closing(log), loader_of(config, data, order, mesh, position) as loader:
+        journal = run.substitutions(mesh.rank)
+        with closing(log), loader_of(config, data, order, mesh, position, journal) as loader:
             saver.prune()
             stop.at_once = False  # from here on there is something to save
             _loop(training, data, loader, saver, log, stop)

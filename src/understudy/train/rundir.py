@@ -3,6 +3,7 @@
     config.yaml     every setting, resolved
     order.json      what was decided when the run began: order, dataset's fingerprint, normalisation, policy, settings
     metrics.jsonl   what was measured, one JSON object a line (`metrics.py`)
+    substitutions-0.jsonl  what rank 0 delivered instead of samples that cannot be read; if there were any
     checkpoints/    step-00001000/ … (`checkpoint.py`)
     policy/         what a robot loads
     report.html     what a person reads
@@ -44,6 +45,9 @@ class RunDir:
     @property
     def metrics(self) -> Path:
         return self.root / "metrics.jsonl"
+
+    def substitutions(self, rank: int) -> Path:
+        return self.root / f"substitutions-{rank}.jsonl"
 
     @property
     def checkpoints(self) -> Path:
