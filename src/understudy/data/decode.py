@@ -28,6 +28,7 @@ import numpy as np
 from understudy.data.contexts import Kind, borrow, give_back, live_bytes
 from understudy.data.errors import DatasetError
 from understudy.data.packets import Packets
+from understudy.data.remote.retry import Stopped, is_gone
 
 _RECENT = 8  # pictures of a small read that are kept, so that sliding windows do not start over at a key frame
 _SLACK = 32  # packets fed beyond the reordering depth before a picture is given up as missing
@@ -67,6 +68,7 @@ class PictureDecoder:
 
         Raises:
             DatasetError: a picture cannot be decoded, or has another size than the file says; names it.
+            Stopped: the one this thread works for has gone (`retry.give_up_when`), which is asked for each packet.
         """
         positions = wanted.tolist()
         recent, self._recent = self._recent, {}
@@ -154,6 +156,8 @@ class PictureDecoder:
             if self._expected > position:
                 return self._give_up("it comes before the first key frame")
             sample = self._next
+            if is_gone():  # the way to a picture in a long group takes seconds
+                raise Stopped
             if sample > last:
                 why = self._drain(position) or "the decoder does not give it out"
                 break

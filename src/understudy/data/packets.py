@@ -11,6 +11,7 @@ Not here: decoding (`decode.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from time import perf_counter
 from typing import Protocol
 
 import av
@@ -30,6 +31,9 @@ class Packets(Protocol):
 
     @property
     def index(self) -> VideoIndex: ...
+
+    waited: float
+    """Seconds of waiting for bytes so far; 0 where the container reads for itself."""
 
     def packet(self, i: int, until: int) -> av.Packet:
         """Packet i in decode order, `pts` = display position; `until` says how far the caller will read on."""
@@ -97,6 +101,7 @@ class Mp4Packets:
         self._offset, self._size = self.index.offset.data, self.index.size.data
         self._display = self.index.display.data
         self._window, self._base = b"", 0  # bytes of the last read, and where in the file they begin
+        self.waited = 0.0
 
     def packet(self, i: int, until: int) -> av.Packet:
         begin, size = self._offset[i], self._size[i]
@@ -113,11 +118,14 @@ class Mp4Packets:
         follows = (end[:-1] == offset[1:]) & (end[1:] - offset[0] <= _READ_AHEAD)
         last = int(np.argmin(follows)) if not follows.all() else len(follows)
         begin, count = int(offset[0]), int(end[last] - offset[0])
+        asked = perf_counter()
         try:
             self._window, self._base = self._source.read(begin, count), begin
         except DatasetError as error:
             whose = f"{self.path}, picture {int(self.index.display[i])}"
             raise type(error)(error.what, where=whose, fix=error.fix) from error
+        finally:
+            self.waited += perf_counter() - asked
 
     def spans(self, first: int, last: int) -> np.ndarray:
         start, stop = self._needed(first, last)
@@ -149,7 +157,7 @@ class ContainerPackets:
 
     def __init__(self, source: ByteSource) -> None:
         self._source, path = source, source.where
-        self.path = path
+        self.path, self.waited = path, 0.0
         self._open()
         stream = self._container.streams.video[0]
         times: list[int] = []

@@ -10,6 +10,7 @@ import ctypes
 import sys
 import threading
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,3 +52,9 @@ class Buffers:
             array = np.empty(shape, np.uint8)
             self._known = [*self._known, array][-self._most :]
             return array
+
+    def rows(self, tables: dict[str, Any]) -> dict[str, Any]:
+        """The tensors of rows in the same kind of memory as pictures."""
+        if not self._pin:
+            return tables
+        return {key: value.pin_memory() if isinstance(value, torch.Tensor) else value for key, value in tables.items()}

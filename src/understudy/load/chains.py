@@ -24,14 +24,11 @@ import numpy as np
 
 from understudy.data.convert import Converter
 from understudy.data.errors import DatasetError
+from understudy.data.remote.retry import Stopped
 from understudy.data.samples import EpisodeDataset
 from understudy.load.decoders import Cursor, Cursors, write
 
 _PIECE = 40  # bits of a picture number; above them the place of its file among those of the chain
-
-
-class Stopped(Exception):
-    """The loader is being closed: what is under way is given up."""
 
 
 @dataclass
@@ -41,8 +38,11 @@ class Spent:
     decode: float = 0.0
     convert: float = 0.0
     assemble: float = 0.0
+    """Rows, and copies of pictures that stay decoded."""
     wait: float = 0.0
+    """For room: the consumer is slower."""
     fetch: float = 0.0
+    """For bytes of videos, from disk or from afar. Of fragmented mp4 and mkv they are counted as decoding."""
     pictures: int = 0
     """Pictures that came out of decoders."""
 
@@ -153,12 +153,12 @@ class _Strand:
         self._cursor: Cursor | None = None
 
     def make(self, at: int, out: np.ndarray, spent: Spent) -> None:
-        begin = perf_counter()
+        begin, fetched = perf_counter(), spent.fetch
         until = self._until[at]
         if self._decoded < until:
             self._advance(until, spent)
         decoded = perf_counter()
-        spent.decode += decoded - begin
+        spent.decode += decoded - begin - (spent.fetch - fetched)
         which, held = self._which[at], self._held
         for t, k in enumerate(which):
             if t and k == which[t - 1]:
@@ -181,6 +181,7 @@ class _Strand:
             numbers = self._todo[begin:end] - (piece << _PIECE)
             cursor = self._cursors.take(self._dataset, self._camera, self._rows[piece], int(numbers[0]), self._cursor)
             self._cursor = None
+            before = cursor.waited
             try:
                 for picture in cursor.pictures(numbers):
                     self._held[self._decoded] = self._smaller(picture) if self._converted else picture
@@ -194,6 +195,7 @@ class _Strand:
                 return  # nobody needs that picture yet; whoever does meets the error
             finally:
                 spent.pictures += self._decoded - begin
+                spent.fetch += cursor.waited - before
             begin = end
             if self._keep and end < len(self._todo):
                 self._cursor = cursor

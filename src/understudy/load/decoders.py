@@ -27,7 +27,8 @@ class Cursor:
 
     def __init__(self, key: tuple[int, str, int], reader: VideoReader, where: str) -> None:
         self.key, self.at, self._where, self._reader = key, -1, where, reader
-        self._decoder = PictureDecoder(_packets(reader), where) if isinstance(reader, PyavReader) else None
+        self._packets = _packets(reader) if isinstance(reader, PyavReader) else None
+        self._decoder = PictureDecoder(self._packets, where) if self._packets is not None else None
 
     def pictures(self, numbers: np.ndarray) -> Iterator[av.VideoFrame | np.ndarray]:
         """The pictures at positions int64 (n,), increasing: as the decoder gives them, or RGB uint8 (H, W, 3)."""
@@ -39,6 +40,11 @@ class Cursor:
                 for _, frame in self._decoder.pictures(numbers):
                     yield frame
                 self._decoder.forget()  # nobody here asks for a picture twice
+
+    @property
+    def waited(self) -> float:
+        """Seconds of waiting for bytes so far."""
+        return self._packets.waited if self._packets is not None else 0.0
 
     def park(self) -> None:
         """Let go of the codec context; the next picture starts over at a key frame."""

@@ -12,9 +12,11 @@ from torch import Tensor
 
 
 class Delivery:
-    """Copies batches to `device`."""
+    """Copies batches to `device`. Raises ValueError for a CUDA device where there is none."""
 
     def __init__(self, device: torch.device) -> None:
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"device {str(device)!r}: torch finds no CUDA device here; leave it out, or 'cpu'")
         self._device = device
         self.pins = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self.pins else None

@@ -7,6 +7,7 @@ turn it is. What is in a batch depends on its positions alone.
 Not here: how a sample is made (`making.py`), what may be held (`plan.py`), the consumer's side (`loader.py`).
 """
 
+import os
 import threading
 from time import perf_counter
 
@@ -14,11 +15,11 @@ import numpy as np
 import torch
 
 from understudy.data.errors import DatasetError, SourceFailed
-from understudy.data.remote.retry import give_up_when
+from understudy.data.remote.retry import Stopped, give_up_when
 from understudy.data.samples import EpisodeDataset
 from understudy.load.ahead import Ahead
 from understudy.load.buffers import Buffers, keep_freed_memory
-from understudy.load.chains import Spent, Stopped
+from understudy.load.chains import Spent
 from understudy.load.making import SPAN, Batch, Maker, Making, Stream
 from understudy.load.mixture import Mixture
 from understudy.load.plan import Plan
@@ -44,6 +45,7 @@ class Engine:
                         f"{camera!r} is {self._shapes[0][camera]} in source 0 ({stream.datasets[0].name}) and {shape} "
                         f"in source {number} ({dataset.name}): one batch needs one shape; give size=(height, width)"
                     )
+        self._pid = os.getpid()
         self._change = threading.Condition()
         self._made: dict[int, Making] = {}
         self._planned: list[Making | None] = []
@@ -56,11 +58,16 @@ class Engine:
         self._threads = [
             threading.Thread(target=self._run, args=(t,), name=f"understudy-loader-{t}") for t in range(plan.threads)
         ]
-        local = all(dataset.catalog.files.is_local for dataset in stream.datasets) or not self._cameras
-        self._ahead = None if local else Ahead(stream.order, stream.datasets, stream.start, self._low, self._high)
+        self._ahead: Ahead | None = None
         keep_freed_memory()
-        for thread in self._threads:
-            thread.start()
+        try:
+            if self._cameras and not all(dataset.catalog.files.is_local for dataset in stream.datasets):
+                self._ahead = Ahead(stream.order, stream.datasets, stream.start, self._low, self._high)
+            for thread in self._threads:
+                thread.start()
+        except BaseException:  # no more threads can be had, or a Ctrl-C: those that run are not left behind
+            self.stop()
+            raise
 
     def take(self) -> Batch:
         """The next batch. Raises what went wrong in making it."""
@@ -80,12 +87,12 @@ class Engine:
         batch = making.tables
         for camera, array in making.pictures.items():
             batch[camera] = torch.from_numpy(array)
-        batch["position"] = torch.from_numpy(making.positions)
-        batch["source"] = torch.from_numpy(making.source)
         return batch
 
     def ask_to_stop(self) -> None:
         """Have the threads end, without waiting for them."""
+        if os.getpid() != self._pid:
+            return  # forked: the threads are the parent's, and one of them may have held the lock
         with self._change:
             self._stopping = True
             self._change.notify_all()
@@ -95,9 +102,12 @@ class Engine:
     def stop(self) -> None:
         """End the threads: each gives up what it is doing within a picture."""
         self.ask_to_stop()
+        if os.getpid() != self._pid:
+            return
+        begun = [thread for thread in self._threads if thread.ident is not None]
         if self._ahead is not None:
-            self._ahead.stop(self._threads)
-        for thread in self._threads:
+            self._ahead.stop(begun)
+        for thread in begun:
             thread.join()
 
     def _stopped(self) -> bool:
@@ -202,7 +212,9 @@ class Engine:
             for s in np.unique(source).tolist():
                 own = source == s
                 parts[s] = self._stream.datasets[s].tables(making.episode[own], making.frame[own])
-            making.tables = self._mixture.join(parts, source)
+            rows = self._mixture.join(parts, source)
+            rows["position"], rows["source"] = torch.from_numpy(making.positions), torch.from_numpy(source)
+            making.tables = self._buffers.rows(rows)
         except DatasetError:
             if self._stream.substitutes is None:
                 raise

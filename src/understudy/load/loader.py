@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Literal, NoReturn
 
 import torch
 
@@ -55,7 +55,8 @@ class Loader:
 
     Raises:
         ValueError: a size that is not understood, a negative start, a rank outside the world, datasets that are not
-            those of the order or that differ in what no batch can hold, memory for less than one batch.
+            those of the order or that differ in what no batch can hold, memory for less than one batch, `pin` or a
+            CUDA `device` where there is none.
     """
 
     def __init__(
@@ -79,8 +80,8 @@ class Loader:
         rank_slice(order.batch, rank, world)  # refuses a rank outside the world
         Order.from_json(order.spec, datasets)  # refuses other datasets, or a selection other than the order's
         Mixture.of(datasets)  # refuses sources that no batch can hold together
-        if start < 0:
-            raise ValueError(f"start {start}: positions start at 0")
+        if not 0 <= start < 1 << 62:
+            raise ValueError(f"start {start}: positions are 0 to 2**62 - 1")
         self._order, self._rank, self._world = order, rank, world
         count = min(8, _cores()) if threads == "auto" else threads
         if count < 1:
@@ -89,6 +90,8 @@ class Loader:
             raise ValueError(f"on_bad_frame {on_bad_frame!r}: it is 'raise' or 'substitute'")
         self._size, self._augment = size, augment
         self._substitutes = Substitutes(order, journal, bad_frame_cap) if on_bad_frame == "substitute" else None
+        if pin and not torch.cuda.is_available():
+            raise ValueError("pin: page-locked memory is for a CUDA device, and torch finds none here; leave it out")
         self._delivery = Delivery(torch.device(device)) if device is not None else None
         self.plan = make_plan(
             datasets, order, rank=rank, world=world, threads=count, memory=parse_bytes(memory), size=size
@@ -97,6 +100,7 @@ class Loader:
         self._sources = tuple(kept(d, size) if stays else d for d, stays in zip(datasets, self.plan.kept))
         self._buffers = Buffers(self.plan.ahead + 3, pin or (self._delivery is not None and self._delivery.pins))
         self._engine: Engine | None = None
+        self._home: int | None = None  # the process in which threads were started
         self._before = Spent()
         self.position = start
         """The next position to be handed out, in whole global batches; what was made ahead is not counted."""
@@ -107,22 +111,32 @@ class Loader:
         return self
 
     def __next__(self) -> Batch:
-        """The batch at `position`. An error in making it is raised here, and the next call tries again."""
+        """The batch at `position`. An error in making it is raised here, and the next call tries again.
+
+        Raises:
+            RuntimeError: in a forked process, whose parent's loader this is.
+        """
         asked = time.perf_counter()
-        if self._engine is None:
-            self._engine = self._start()
+        if self._home not in (None, os.getpid()):
+            raise RuntimeError(
+                f"this loader is at work in the process that forked this one: make another one here, with "
+                f"start={self.position}, or give EpisodeStream to the DataLoader whose workers these are"
+            )
         try:
+            if self._engine is None:
+                self._engine = self._start()
             batch = self._engine.take()
             if self._delivery is not None:
                 batch = self._delivery.copy(batch)
-        except Exception:
+            self.position += self._order.batch
+        except BaseException:  # a Ctrl-C as well: which batch comes next must not hang on where it struck
             self.close()
             raise
-        self.position += self._order.batch
         self.waited += time.perf_counter() - asked
         return batch
 
     def _start(self) -> Engine:
+        self._home = os.getpid()
         place = self._order, self._sources, self._rank, self._world, self.position
         engine = Engine(Stream(*place, self._size, self._augment, self._substitutes), self.plan, self._buffers)
         weakref.finalize(self, engine.ask_to_stop)  # where nobody closes it
@@ -130,9 +144,15 @@ class Loader:
 
     def close(self) -> None:
         """Stop the threads and wait for them. The next batch that is asked for starts new ones."""
-        if self._engine is not None:
+        if self._engine is not None and self._home == os.getpid():
             self._engine.stop()
             self._before, self._engine = self.times, None
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Loader has threads and cannot be copied or sent to another process: make one there from the same "
+            "datasets and order, with start=loader.position"
+        )
 
     @property
     def times(self) -> Spent:

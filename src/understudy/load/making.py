@@ -16,8 +16,9 @@ from torch import Tensor
 
 from understudy.data.convert import Converter
 from understudy.data.errors import DatasetError, SourceFailed
+from understudy.data.remote.retry import Stopped
 from understudy.data.samples import EpisodeDataset
-from understudy.load.chains import Chain, Holding, Spent, Stopped
+from understudy.load.chains import Chain, Holding, Spent
 from understudy.load.decoders import Cursors
 from understudy.load.plan import Plan
 from understudy.load.residency import KeptPictures
@@ -165,11 +166,12 @@ class Maker:
         self._open.clear()
 
     def _copy(self, source: int, pictures: KeptPictures, episode: int, frame: int, outs: dict[str, np.ndarray]) -> None:
-        begin, dataset = perf_counter(), self._stream.datasets[source]
+        dataset, spent = self._stream.datasets[source], self._spent
+        begin, other = perf_counter(), spent.decode + spent.convert + spent.fetch
         rows, frames = dataset.video_frames(np.asarray([episode]), np.asarray([frame]))
         for camera, wanted in frames.items():
-            pictures.into(camera, int(rows[0]), wanted.reshape(-1).tolist(), outs[camera])
-        self._spent.assemble += perf_counter() - begin
+            pictures.into(camera, int(rows[0]), wanted.reshape(-1).tolist(), outs[camera], spent)
+        spent.assemble += perf_counter() - begin - (spent.decode + spent.convert + spent.fetch - other)
 
     def _begin(self, source: int, position: int) -> _Open:
         """Open the chain of a clip at a position: all samples of it that are this rank's."""

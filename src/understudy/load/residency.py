@@ -9,6 +9,7 @@ one stands, and ends where the next can begin, so that each picture is decoded o
 import copy
 import threading
 from collections.abc import Sequence
+from time import perf_counter
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from understudy.data.convert import Converter
 from understudy.data.errors import DatasetError
 from understudy.data.pictures import Pictures
 from understudy.data.samples import EpisodeDataset
+from understudy.load.chains import Spent
 from understudy.load.decoders import Cursors, write
 
 _RUN = 8  # pictures decoded in one go
@@ -81,8 +83,6 @@ class KeptPictures(Pictures):
         self._episodes: dict[tuple[str, int], _Episode] = {}  # by camera and table row
         self._cursors, self._converters = Cursors(IDLE), threading.local()
         self._taking = threading.Lock()  # of the cursors
-        self.decoded = 0
-        """Pictures that came out of decoders."""
 
     def take(self, camera: str, rows: np.ndarray, frames: np.ndarray) -> np.ndarray:
         flat = frames.reshape(len(rows), -1)
@@ -95,16 +95,16 @@ class KeptPictures(Pictures):
                 sizes = " and ".join(f"{w}x{h}" for _, h, w in (out.shape[2:], episode.pictures.shape[1:]))
                 what = f"pictures of {sizes} in one batch"
                 raise DatasetError(what, where=self.where(camera, row), fix="select episodes of one size")
-            self.into(camera, row, flat[i].tolist(), out[i])
+            self.into(camera, row, flat[i].tolist(), out[i], Spent())
         assert out is not None
         return out if frames.ndim == 2 else out[:, 0]
 
-    def into(self, camera: str, row: int, frames: Sequence[int], out: np.ndarray) -> None:
+    def into(self, camera: str, row: int, frames: Sequence[int], out: np.ndarray, spent: Spent) -> None:
         """Write the pictures of `frames` (T numbers inside an episode, by table row) into `out`, uint8 (T, 3, H, W)."""
         episode = self._episode(camera, row)
         for t, frame in enumerate(frames):
             if not episode.there[frame]:
-                self._fill(camera, row, episode, frame)
+                self._fill(camera, row, episode, frame, spent)
             out[t] = episode.pictures[frame]
 
     def _episode(self, camera: str, row: int) -> _Episode:
@@ -116,7 +116,7 @@ class KeptPictures(Pictures):
             found = self._episodes.setdefault((camera, row), _Episode(empty))  # memory is taken where it is written
         return found
 
-    def _fill(self, camera: str, row: int, episode: _Episode, frame: int) -> None:
+    def _fill(self, camera: str, row: int, episode: _Episode, frame: int, spent: Spent) -> None:
         """Decode a run of pictures that are not there, one of which is `frame`."""
         with episode.filling:
             if episode.there[frame]:
@@ -133,21 +133,31 @@ class KeptPictures(Pictures):
                 end = min(key, len(episode.there))
             wanted = np.flatnonzero(~episode.there[begin:end]) + begin
             try:
-                self._decode_into(camera, row, episode, first, wanted)
+                self._decode_into(camera, row, episode, first, wanted, spent)
             except DatasetError:
                 if not episode.there[frame]:  # is it this one, or one that nobody asked for?
-                    self._decode_into(camera, row, episode, first, np.asarray([frame]))
+                    self._decode_into(camera, row, episode, first, np.asarray([frame]), spent)
 
-    def _decode_into(self, camera: str, row: int, episode: _Episode, first: int, wanted: np.ndarray) -> None:
+    def _decode_into(
+        self, camera: str, row: int, episode: _Episode, first: int, wanted: np.ndarray, spent: Spent
+    ) -> None:
+        begin, converting = perf_counter(), 0.0
         with self._taking:
             cursor = self._cursors.take(self.dataset, camera, row, first + int(wanted[0]))
+        waited = cursor.waited
         try:
             converter = self._converter()
             for number, picture in zip(wanted.tolist(), cursor.pictures(first + wanted), strict=True):
+                out = perf_counter()
                 write(picture, converter, episode.pictures[number])
                 episode.there[number] = True
-                self.decoded += 1
+                converting += perf_counter() - out
+                spent.pictures += 1
         finally:
+            fetched = cursor.waited - waited
+            spent.convert += converting
+            spent.fetch += fetched
+            spent.decode += perf_counter() - begin - converting - fetched
             with self._taking:
                 self._cursors.give(cursor)
 

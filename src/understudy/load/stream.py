@@ -64,8 +64,8 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
         low, _ = rank_slice(order.batch, rank, world)
         Order.from_json(order.spec, datasets)  # refuses other datasets here, not in a worker
         Mixture.of(datasets)
-        if start < 0:
-            raise ValueError(f"start {start}: positions start at 0")
+        if not 0 <= start < 1 << 62:
+            raise ValueError(f"start {start}: positions are 0 to 2**62 - 1")
         self._datasets, self._order, self._rank, self._world = list(datasets), order, rank, world
         self._memory, self._first = parse_bytes(memory), low
         self._making: dict[str, Any] = {

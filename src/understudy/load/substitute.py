@@ -45,6 +45,7 @@ class Substitutes:
     def __init__(self, order: Order, journal: str | Path | None, cap: float) -> None:
         self._order, self._journal, self._cap = order, journal, cap
         self._bad: dict[tuple[int, int, int], str] = {}  # (source, episode, frame) -> why
+        self._written: set[int] = set()  # positions
         self._lock = threading.Lock()
         self.made: list[Substitution] = []
         """Every substitution so far, in the order in which they were made."""
@@ -90,6 +91,9 @@ class Substitutes:
 
     def _write(self, one: Substitution) -> None:
         with self._lock:
+            if one.position in self._written:  # made ahead, given up when the loader was closed, and made again
+                return
+            self._written.add(one.position)
             self.made.append(one)
             if self._journal is not None:
                 with open(self._journal, "a") as file:

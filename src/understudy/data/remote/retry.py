@@ -16,7 +16,7 @@ from typing import TypeVar
 from understudy.data.errors import SourceFailed
 
 T = TypeVar("T")
-_LONGEST_WISH = 600.0  # seconds that a server may ask us to stay away
+_LONGEST_WISH = 600.0  # seconds that a server may ask us to stay away, all its wishes together
 _count = itertools.count()
 _MASK = (1 << 64) - 1
 
@@ -72,10 +72,15 @@ def give_up_when(gone: Callable[[], bool]) -> None:
     _of_thread.gone = gone
 
 
+def is_gone() -> bool:
+    """Whether the one this thread works for has gone."""
+    gone: Callable[[], bool] | None = getattr(_of_thread, "gone", None)
+    return gone is not None and gone()
+
+
 def is_over(stop: threading.Event) -> bool:
     """Whether to give up: `stop` is set, or the one this thread works for has gone."""
-    gone: Callable[[], bool] | None = getattr(_of_thread, "gone", None)
-    return stop.is_set() or (gone is not None and gone())
+    return stop.is_set() or is_gone()
 
 
 def attempt(act: Callable[[], T], where: str, patience: Patience, stop: threading.Event) -> T:
@@ -91,7 +96,7 @@ def attempt(act: Callable[[], T], where: str, patience: Patience, stop: threadin
             failures, odd = failures + 1, odd + 1 if error.tries is not None else 0
             spent = time.monotonic() - begun - waited
             pause = patience.pause(failures)
-            if error.after is not None and error.after > _LONGEST_WISH:
+            if error.after is not None and waited + error.after > _LONGEST_WISH:
                 raise SourceFailed(
                     f"{error.what}, and the server asks to wait {error.after:.0f} s", where=where, fix="try again later"
                 ) from error
