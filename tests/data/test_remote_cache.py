@@ -210,7 +210,7 @@ def test_what_is_pinned_is_never_evicted(server: RangeServer, tmp_path: Path) ->
     budget = HEAD + 100_000
     source = reader(server, tmp_path, budget)
     source.prefetch(np.array([[100_000, 30_000], [150_000, 30_000]]))
-    until(lambda: kept(tmp_path) == HEAD + 60_000 and len(source._root.elsewhere.cache.entry(source._key)._pins) == 2)
+    until(lambda: kept(tmp_path) == HEAD + 60_000 and len(source._root.elsewhere.cache.entry(source._key).pins) == 2)
     other = reader(server, tmp_path, budget)
     for offset in range(200_000, 400_000, 20_000):
         other.read(offset, 20_000)  # far more than there is room for

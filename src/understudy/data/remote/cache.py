@@ -24,7 +24,8 @@ import threading
 import time
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from understudy.data.errors import DatasetError
@@ -70,12 +71,16 @@ class DiskCache:
         self._entries: dict[str, Entry] = {}
         self._lock = threading.Lock()
         self._full_until = 0.0
+        self._pinned: OrderedDict[tuple[Entry, str], int] = OrderedDict()  # descriptors, the first pinned first
         try:
             for name in ("objects", "known", "locks"):
                 os.makedirs(os.path.join(self.folder, name), exist_ok=True)
         except OSError as error:
             what = f"the cache folder cannot be made: {error.strerror}"
             raise DatasetError(what, where=folder, fix="name another with cache=") from error
+        for name in ("objects", "known", "locks"):
+            if not os.access(os.path.join(self.folder, name), os.R_OK | os.W_OK | os.X_OK):
+                raise DatasetError("the cache folder may not be written", where=folder, fix="name another with cache=")
 
     def entry(self, key: str) -> Entry:
         """What is kept of one version of one file."""
@@ -89,10 +94,40 @@ class DiskCache:
         for entry in entries:
             entry.unpin_all()
 
+    def complain(self, error: OSError) -> None:
+        """Say that the cache cannot be written: that costs speed, not samples."""
+        warnings.warn(f"{self.folder}: cannot be written: {error.strerror}", stacklevel=3)
+
+    def pin(self, entry: Entry, name: str, number: int) -> None:
+        """Keep the locked descriptor of a span; the first of too many is let go."""
+        with self._lock:
+            spare = number if (entry, name) in self._pinned else None
+            if spare is None:
+                self._pinned[entry, name] = number
+                if len(self._pinned) > _PINS:
+                    (other, first), spare = self._pinned.popitem(last=False)
+                    other.pins.pop(first, None)
+        if spare is not None:
+            locks.drop(spare)
+
+    def unpin(self, keys: Iterable[tuple[Entry, str]]) -> None:
+        """Let go of spans."""
+        with self._lock:
+            numbers = [self._pinned.pop(key) for key in keys if key in self._pinned]
+        for number in numbers:
+            locks.drop(number)
+
     def reserve(self, count: int) -> bool:
         """Count bytes that the holder of a claim will write, making room for them; False where there is none."""
         if count > self.budget:
             return False
+        try:
+            return self._reserve(count)
+        except OSError as error:
+            self.complain(error)
+            return False
+
+    def _reserve(self, count: int) -> bool:
         with self._used() as file:
             said = os.pread(file, 32, 0)
             used = int(said) if said.isdigit() else None
@@ -111,7 +146,7 @@ class DiskCache:
 
     def release(self, count: int) -> None:
         """Take back a reservation of bytes that were not written."""
-        with self._used() as file:
+        with contextlib.suppress(OSError), self._used() as file:
             said = os.pread(file, 32, 0)
             if said.isdigit():
                 os.pwrite(file, b"%032d" % max(0, int(said) - count), 0)
@@ -166,7 +201,8 @@ class Entry:
         self._spans: list[_Span] = []  # by start; they may overlap
         self._known: dict[str, _Span] = {}  # the same by name
         self._longest = 0  # bytes of any of them
-        self._pins: dict[str, tuple[_Span, int]] = {}
+        self.pins: dict[str, _Span] = {}
+        self._damaged: set[str] = set()  # and not to be removed
         self._changed = threading.Condition()
 
     def take(self, offset: int, size: int) -> bytes | None:
@@ -195,8 +231,10 @@ class Entry:
                 whole = os.pread(number, span.end - span.start + 1, 0)
                 if len(whole) != span.end - span.start or zlib.crc32(whole) != span.crc:
                     warnings.warn(f"{path}: damaged, fetched again", stacklevel=2)
+                    self._damaged.add(span.name)
                     with contextlib.suppress(OSError):
                         os.unlink(path)
+                        self._damaged.discard(span.name)
                     self._forget(span)
                     return None
                 span.verified = True
@@ -272,7 +310,7 @@ class Entry:
         claims = []
         with self._changed:
             gone = self._known.keys() - names
-            for name in names - self._known.keys():
+            for name in names - self._known.keys() - self._damaged:
                 if (span := _span(name)) is not None:
                     self._add(span)
                 elif name.endswith(".claim") and (whose := _claimed(name)) is not None:
@@ -317,7 +355,7 @@ class Entry:
                 os.unlink(part)
             self._cache.release(len(data))
             if not isinstance(error, FileNotFoundError):
-                warnings.warn(f"{self._cache.folder}: cannot be written: {error.strerror}", stacklevel=2)
+                self._cache.complain(error)
         else:
             with self._changed:
                 self._add(span)
@@ -339,34 +377,29 @@ class Entry:
     def pin(self, offset: int, size: int) -> None:
         """Keep what is here of [offset, offset + size) from being evicted by anybody, until it was read to its end."""
         with self._changed:
-            inside = [span for span in self._near(offset, offset + size) if span.name not in self._pins]
+            inside = [span for span in self._near(offset, offset + size) if span.name not in self.pins]
         for span in inside:
-            if len(self._pins) < _PINS:
-                number = locks.take(os.path.join(self._folder, span.name), shared=True)
-                if number is not None:
-                    with self._changed:
-                        number, spare = (None, number) if span.name in self._pins else (number, None)
-                        if number is not None:
-                            self._pins[span.name] = (span, number)
-                    if spare is not None:
-                        locks.drop(spare)
+            number = locks.take(os.path.join(self._folder, span.name), shared=True)
+            if number is not None:
+                with self._changed:
+                    self.pins[span.name] = span
+                self._cache.pin(self, span.name, number)
 
     def unpin(self, offset: int, size: int) -> None:
         """Let go of the spans that end in [offset, offset + size]: they were read to their end."""
-        if not self._pins:
+        if not self.pins:
             return
         with self._changed:
-            done = [name for name, (span, _) in self._pins.items() if offset < span.end <= offset + size]
-            numbers = [self._pins.pop(name)[1] for name in done]
-        for number in numbers:
-            locks.drop(number)
+            done = {name for name, span in self.pins.items() if offset < span.end <= offset + size}
+            for name in done:
+                del self.pins[name]
+        if done:
+            self._cache.unpin([(self, name) for name in done])
 
     def unpin_all(self) -> None:
         with self._changed:
-            numbers = [number for _, number in self._pins.values()]
-            self._pins.clear()
-        for number in numbers:
-            locks.drop(number)
+            done, self.pins = list(self.pins), {}
+        self._cache.unpin([(self, name) for name in done])
 
 
 def _folders(root: str) -> Iterator[str]:

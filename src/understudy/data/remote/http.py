@@ -20,7 +20,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from understudy.data.errors import DatasetError
+from understudy.data.errors import DatasetError, SourceFailed
 from understudy.data.remote.retry import Patience, Stopped, Transient, is_over
 
 _CHUNK = 1 << 18
@@ -142,6 +142,8 @@ class HttpClient:
             raise Transient(f"no safe connection ({_short(error)})") from error
         except (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema) as error:
             raise DatasetError(f"no address of the web: {_short(error)}", fix="check the URL") from error
+        except requests.exceptions.TooManyRedirects as error:
+            raise SourceFailed("its server redirects in a circle", fix="check the address") from error
         except requests.exceptions.Timeout as error:
             raise Transient(f"no answer in {patience.stall:g} s") from error
         except (requests.exceptions.RequestException, OSError) as error:

@@ -7,6 +7,7 @@ that is tried again (`retry.py`), how they are kept (`cache.py`).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -67,7 +68,9 @@ class Elsewhere:
         name = self.store.name(path)
         note = os.path.join(self.cache.folder, "known", hashlib.sha256(name.encode()).hexdigest())
         stop = _NEVER
-        with locks.holding(f"{note}.lock", stop, wait=self.settings.patience.deadline):
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):  # nothing can be written there: each process asks for itself
+                stack.enter_context(locks.holding(f"{note}.lock", stop, wait=self.settings.patience.deadline))
             known = _read_note(note)
             found, head = self.again(lambda p: self.store.stat(path, known, p, stop), path, stop)
             if head:
@@ -78,7 +81,12 @@ class Elsewhere:
             return self._stats.setdefault(path, found)
 
     def _keep(self, entry: Entry, head: bytes) -> None:
-        for claim in entry.claim(0, len(head), len(head))[0]:
+        try:
+            claims = entry.claim(0, len(head), len(head))[0]
+        except OSError as error:
+            self.cache.complain(error)
+            return
+        for claim in claims:
             if self.cache.reserve(claim.end - claim.start):
                 entry.store(claim, head[claim.start : claim.end])
             else:
@@ -130,7 +138,12 @@ class RemoteSource:
         entry = elsewhere.cache.entry(self._key)
         data = entry.take(offset, size)
         if data is None:
-            data = self._obtain(elsewhere, entry, offset, size)
+            try:
+                data = self._obtain(elsewhere, entry, offset, size)
+            except SourceFailed:
+                raise
+            except DatasetError as error:  # it was there, and readable: that it is not now says nothing about the data
+                raise SourceFailed(error.what, where=error.where or self.where, fix=error.fix) from error
         entry.unpin(offset, size)
         return data
 
@@ -172,6 +185,7 @@ class RemoteSource:
         patience = elsewhere.settings.patience
         alone = time.monotonic() + 2 * patience.deadline + size / patience.slowest
         have: dict[int, bytes] = {}  # by place; the cache may have no room
+        pause = 0.005
         while True:
             for begin, count in _gaps(offset, size, have):
                 data = entry.take(begin, count)
@@ -184,7 +198,8 @@ class RemoteSource:
                 return self._fetch(elsewhere, offset, size, patience, _NEVER)
             busy = [self._fill(elsewhere, entry, begin, count, patience, _NEVER, have) for begin, count in gaps]
             if any(busy):
-                entry.wait(0.01)
+                entry.wait(pause)  # threads of this process wake each other, for others it has to look
+                pause = min(1.5 * pause, 0.05)
                 if is_over(_NEVER):
                     raise SourceFailed(_CLOSED, where=self.where, fix=_CLOSE_LATER)
 
@@ -200,7 +215,13 @@ class RemoteSource:
     ) -> bool:
         """Fetch and store what is neither in the cache nor claimed by others; True when something is. Into `have`, too,
         if given; otherwise only what the cache has room for is fetched."""
-        claims, busy = entry.claim(offset, size, _PART)
+        try:
+            claims, busy = entry.claim(offset, size, _PART)
+        except OSError as error:  # nothing can be written there
+            elsewhere.cache.complain(error)
+            if have is not None:
+                have[offset] = self._fetch(elsewhere, offset, size, patience, stop)
+            return False
         left: list[Claim] = list(reversed(claims))
         try:
             while left:

@@ -146,7 +146,7 @@ def _tried(act: Any) -> Any:
     except IsADirectoryError as error:
         raise DatasetError("a folder lies where a file should be", fix="restore the file") from error
     except PermissionError as error:
-        raise DatasetError("no permission to read it", fix="give credentials that may") from error
+        raise SourceFailed("no permission to read it", fix="give credentials that may") from error
     except (ImportError, ValueError, TypeError, NotImplementedError) as error:
         raise DatasetError(f"cannot be read: {short(error)}", fix="check the URL and its storage options") from error
     except Exception as error:

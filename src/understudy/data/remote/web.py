@@ -71,7 +71,7 @@ class WebStore:
             return there, b""
         answer = self._ask(path, 0, HEAD, patience, stop, known.tag if known else "")
         modified = known.modified if answer.unchanged and known else answer.modified
-        if self._opened and modified > self._opened:
+        if self._opened and self._opened < modified <= (answer.date or modified):  # in its future: a writer's clock
             raise SourceFailed("it was written after this run began to read the dataset", fix=RESTART)
         self._opened = self._opened or answer.date
         if answer.unchanged and known:
@@ -104,7 +104,7 @@ class WebStore:
             try:
                 return self._client.get(kept, offset, size, patience, stop, known)
             except Rejected:  # a signature or redirect that is no longer good
-                del self._kept[path]
+                self._kept.pop(path, None)
         address = _driven(lambda: self.site.address(path))
         try:
             answer = self._client.get(address, offset, size, patience, stop, known)
@@ -128,10 +128,9 @@ def _refused(status: int, hides: bool = False) -> DatasetError:
         fix = "check the address, restore the file, or give credentials that may read it"
         return MissingFile("this file is not there, or may not be read (403)", fix=fix)
     if status in (401, 403):
-        return DatasetError(
-            f"no permission to read it ({status})", fix="give credentials that may, or check the address"
-        )
-    return DatasetError(f"the server answers {status}", fix="check the address")
+        fix = "give credentials that may, or check the address"
+        return SourceFailed(f"no permission to read it ({status})", fix=fix)
+    return SourceFailed(f"the server answers {status}", fix="check the address")
 
 
 def _driven(act: Callable[[], Any]) -> Any:
@@ -143,7 +142,7 @@ def _driven(act: Callable[[], Any]) -> Any:
     except FileNotFoundError as error:
         raise MissingFile("this file is not there", fix="check the address, or restore the file") from error
     except PermissionError as error:
-        raise DatasetError(f"no permission to read it: {short(error)}", fix="give credentials that may") from error
+        raise SourceFailed(f"no permission to read it: {short(error)}", fix="give credentials that may") from error
     except (ImportError, ValueError, TypeError, NotImplementedError) as error:
         raise DatasetError(f"cannot be read: {short(error)}", fix="check the address and its options") from error
     except Exception as error:
