@@ -101,6 +101,10 @@ class PictureDecoder:
         if frame is not None:
             del self._ahead[position]
             return frame
+        if self._context is not None and position == self._expected:  # the one that comes next, as nearly always
+            frame, why = self._advance(position, until)
+            if frame is not None:
+                return frame
         key, why = self._key_before(position), ""
         if self._context is not None and position >= self._expected and self._keys[key] <= self._next:
             frame, why = self._advance(position, until)
@@ -161,7 +165,7 @@ class PictureDecoder:
             if sample > last:
                 why = self._drain(position) or "the decoder does not give it out"
                 break
-            fed = packet(sample, max(sample, until))
+            fed = packet(sample, until if until > sample else sample)
             self._next = sample + 1
             try:
                 frames = decode(fed)
@@ -172,6 +176,9 @@ class PictureDecoder:
                 self._drain(position, sample)  # what was decoded before the damage is sound and may be what is wanted
                 why = f"the packet of picture {tag} is damaged ({error.strerror})"
                 break
+            if len(frames) == 1 and frames[0].pts == position == self._expected and not frames[0].is_corrupt:
+                self._expected = position + 1  # one in, one out, as nearly always
+                return frames[0], ""
             why = self._take(frames, position)
         frame = ahead.pop(position, None)
         if frame is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from ctypes import c_char_p, c_int, c_void_p
+from ctypes import addressof, c_char, c_char_p, c_int, c_void_p
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -71,19 +71,23 @@ class Scaler:
         found.sws_setColorspaceDetails(self._context, table, int(kind.range == _FULL), table, 1, 0, 1 << 16, 1 << 16)
         self._scale, self._height = found.sws_scale, kind.height
         self._from, self._from_lines = (c_void_p * 4)(), (c_int * 4)()
-        self._to, self._to_lines = (c_void_p * 4)(), (c_int * 4)()
+        self._to, self._to_lines, self._line = (c_void_p * 4)(), (c_int * 4)(), 0
 
     def write(self, frame: av.VideoFrame, out: np.ndarray) -> bool:
         """Fill `out`, uint8 (3, H, W) of the kind's size; False, and nothing done, where its memory does not suit."""
         channel, line, pixel = out.strides
-        first = out.__array_interface__["data"][0]
-        if pixel != 1 or line < out.shape[2] or (first | channel | line) % _ALIGNED or not out.flags.writeable:
+        if pixel != 1 or line != out.shape[2] or channel != line * out.shape[1] or not out.flags.writeable:
             return False
-        for i, plane in enumerate(frame.planes):
-            self._from[i], self._from_lines[i] = plane.buffer_ptr, plane.line_size
-        to = self._to
+        first = addressof(c_char.from_buffer(out))
+        if (first | channel | line) % _ALIGNED:
+            return False
+        given, lines, to = self._from, self._from_lines, self._to
+        luma, blue, red = frame.planes
+        given[0], given[1], given[2] = luma.buffer_ptr, blue.buffer_ptr, red.buffer_ptr
+        lines[0], lines[1], lines[2] = luma.line_size, blue.line_size, red.line_size
         to[0], to[1], to[2] = first + channel, first + 2 * channel, first  # gbrp
-        self._to_lines[0] = self._to_lines[1] = self._to_lines[2] = line
+        if line != self._line:
+            self._line = self._to_lines[0] = self._to_lines[1] = self._to_lines[2] = line
         done = self._scale(self._context, self._from, self._from_lines, 0, self._height, to, self._to_lines)
         if done != self._height:
             raise RuntimeError(f"swscale wrote {done} lines of {self._height}")
