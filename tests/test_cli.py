@@ -113,7 +113,7 @@ def test_a_file_may_leave_to_the_flags_what_is_required(
     [
         (["train", "--data.root", "{}/nowhere"], "no such folder"),
         (["train", "--data.root", "{}"], "meta/info.json"),
-        (["train", "--data.root", "{}", "--steps", "0"], "steps: input should be greater than"),
+        (["train", "--data.root", "{}", "--steps", "0"], "steps: input should be greater than or equal to 1, not 0"),
         (["train", "--steps", "many"], "invalid"),
         (["train", "--data.root", "{}", "--optim.lr", "inf"], "optim.lr"),
         (["train", "--data.root", "{}", "--memory", "lots"], "memory 'lots'"),
@@ -123,6 +123,7 @@ def test_a_file_may_leave_to_the_flags_what_is_required(
         (["resume", "{}"], "no run here"),
         (["report", "{}"], "no run here"),
         (["validate", "{}"], "no run here"),
+        (["export", "{}"], "no run here"),
         (["rollout", "{}"], "no"),
     ],
 )

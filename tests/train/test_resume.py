@@ -128,6 +128,13 @@ def test_processes_versions_and_storage_are_told() -> None:
     assert lines[4].startswith("torch: 1.9 -> 2.0")
 
 
+def test_fewer_steps_than_are_done_are_refused() -> None:
+    config = TrainConfig(steps=200, data=DataConfig(root="d")).resolved()
+    with pytest.raises(ConfigError, match="steps: 200 -> 99: 100 are done already"):
+        told(config, replace(config, steps=99))
+    assert told(config, replace(config, steps=100))
+
+
 def test_changes_are_told_before_anything_is_trained_and_kept(
     half: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,7 +152,9 @@ def test_changes_are_told_before_anything_is_trained_and_kept(
     # Still told: the latest checkpoint is one of the old settings.
     assert "resume: steps: 12 -> 14" in capsys.readouterr().err
     assert run.resume(RunDir(out).settings()) == run.DONE
-    assert "12 -> 14" not in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "12 -> 14" not in printed
+    assert "all 14 steps are done; --steps trains for longer" in printed
 
 
 def test_an_edited_config_is_noticed_as_a_flag_is(

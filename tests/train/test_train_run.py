@@ -49,6 +49,17 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) 
     monkeypatch.setattr(run.Training, "advance", counted)
 
 
+def test_a_run_that_cannot_begin_leaves_room_for_the_next_try(data: Path, tmp_path: Path) -> None:
+    config = tiny_config(data, tmp_path / "r", steps=2)
+    with pytest.raises(ConfigError, match="nothing"):
+        run.train(replace(config, optim=replace(config.optim, freeze=("nothing.*",))))
+    assert run.train(config) == run.DONE
+    with pytest.raises(ConfigError, match="a run already"):  # one that did begin stays one, whatever is asked
+        run.train(config)
+    with pytest.raises(ConfigError, match="a run already"):
+        run.train(replace(config, trackers=("wandb",)))
+
+
 def test_a_finished_run_has_everything(whole: Path) -> None:
     assert [r["step"] for r in series(whole)] == list(range(1, 13))
     assert [r["step"] for r in series(whole, "val")] == [5, 10, 12]

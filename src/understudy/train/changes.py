@@ -88,10 +88,12 @@ def review(
         for path, (old, new) in changed.items()
         if (reason := _refusal(path, ema)) is not None
     ]
+    done = state["step"] if state is not None else 0
+    if now.steps < done and "steps" in changed:
+        refused.append(f"steps: {then.steps} -> {now.steps}: {done} are done already")
     if refused:
         head = f"{root}: a run cannot go on with other settings; start a new one with another --out"
         raise ConfigError("\n".join([head, *(f"  {line}" for line in refused)]))
-    done = state["step"] if state is not None else 0
     lines = []
     for path, (old, new) in changed.items():
         what = _of(CONSEQUENCES, path)

@@ -50,6 +50,7 @@ def export(config: ExportConfig) -> None:
     from understudy.train.rundir import RunDir
 
     run = RunDir(Path(config.run))
+    run.settings()  # or it is no run
     source, target = _chosen(run.checkpoints, config.checkpoint), Path(config.out or run.root / "export")
     frozen = run.frozen()
     weights = to_hand_out(source, config.dtype)

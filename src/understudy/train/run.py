@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 import understudy
+from understudy.data.errors import DatasetError
 from understudy.load.loader import Loader
 from understudy.load.residency import resident
 from understudy.order import Order
@@ -56,7 +57,12 @@ def train(config: TrainConfig) -> int:
         with mesh.together():
             data = open_data(config)
         mesh.first(lambda: run.begin(config, _decided(config, data, mesh)))
-        return _carry_on(run, config, data, mesh, stop)
+        try:
+            return _carry_on(run, config, data, mesh, stop)
+        except (ConfigError, DatasetError):
+            if mesh.rank == 0 and checkpoint.latest(run.checkpoints) is None:
+                run.withdraw()  # or the same command, mended, would be told that there is a run already
+            raise
 
     return _together(run, config, work)
 
@@ -203,6 +209,8 @@ def _carry_on(run: RunDir, config: TrainConfig, data: RunData, mesh: Mesh, stop:
             training.step, position = state["step"], state["position"]
             if mesh.rank == 0:
                 print(f"resume: from {latest.name}, position {position}", file=sys.stderr)
+                if training.step >= config.steps:
+                    print(f"resume: all {config.steps} steps are done; --steps trains for longer", file=sys.stderr)
         with mesh.together():
             log = Log(run, config, training.step, writes=mesh.rank == 0)
         journal = run.substitutions(mesh.rank)
@@ -312,5 +320,7 @@ def _table(training: Training) -> str:
     """What is kept and computed in which precision; and how it is spread."""
     replicas, shards = training.mesh.shape
     compute = training.policy.config.compute
-    where = f"{training.mesh.world} processes on {training.mesh.device.type}: {replicas} replicas of {shards} shards"
+    world, device = training.mesh.world, training.mesh.device.type
+    where = f"{world} processes on {device}: {replicas} x {shards} (replicas x shards)"
+    where = where if world > 1 else f"1 process on {device}"
     return "\n".join([where, precision.table(training.policy, training.optimizer, training.average, compute)])

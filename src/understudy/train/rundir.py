@@ -115,6 +115,10 @@ class RunDir:
         write_whole(self.order, json.dumps({"format": FORMAT, **frozen}, indent=2))
         write_whole(self.config, dump_yaml(config))
 
+    def withdraw(self) -> None:
+        """Let the folder be no run again: what it was begun with cannot be used, and nothing has been saved."""
+        self.config.unlink(missing_ok=True)
+
     def lock(self) -> IO[str]:
         """Hold the run for this process; the lock goes with the process, however it ends.
 

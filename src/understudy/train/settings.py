@@ -7,7 +7,7 @@ overrides are tyro's and stand in `cli.py`.
 
 import difflib
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -62,7 +62,7 @@ def validate(cls: type[T], content: Mapping[str, Any], where: object = None) -> 
     try:
         config = TypeAdapter(cls).validate_python(dict(content))
     except ValidationError as error:
-        found += [f"{'.'.join(str(part) for part in e['loc'])}: {_lower(e['msg'])}" for e in error.errors()]
+        found += [_reason(e["loc"], e["msg"], e["input"]) for e in error.errors()]
     if found:
         raise _told(found, where)
     return config
@@ -126,8 +126,10 @@ def _told(lines: list[str], where: object) -> ConfigError:
     return ConfigError(f"{head}{len(lines)} settings cannot be used\n" + "\n".join(f"  {line}" for line in lines))
 
 
-def _lower(message: str) -> str:
-    return message[:1].lower() + message[1:]
+def _reason(path: Iterable[object], message: str, given: object) -> str:
+    """One line of what pydantic found: path, rule, and the value that broke it, where that is a plain one."""
+    said = f", not {given!r}" if isinstance(given, str | int | float) else ""
+    return f"{'.'.join(map(str, path))}: {message[:1].lower()}{message[1:]}{said}"
 
 
 def _unknown_names(cls: type, content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
