@@ -207,10 +207,11 @@ def fit_order(
     frames_in_flight: int = 100_000,
     **options: Any,
 ) -> tuple[Order, tuple[str, ...]]:
-    """A new order with as many frames in flight as the quickest way of reading holds in `memory` bytes on each rank.
+    """A new order with so many frames in flight that each rank can read them in runs of pictures in `memory` bytes.
 
-    `options` are those of `Order.of`. Returns the order, and what was changed in words: nothing where all that was
-    wished for fits, otherwise what it takes instead and what that does to the design effect (`order/deff.py`).
+    Frames in flight are halved until they fit. `options` are those of `Order.of`. Returns the order, and what to know
+    in words: nothing where all that was wished for fits, otherwise what it takes instead and what that does to the
+    design effect (`order/deff.py`), or that fewer frames would not help; then the order is the one that was wished for.
 
     Raises:
         ValueError: as `Order.of` and `make_plan` do.
@@ -218,8 +219,8 @@ def fit_order(
     wished = Order.of(datasets, frames_in_flight=frames_in_flight, **options)
     order, frames = wished, frames_in_flight
 
-    def fits(one: Order) -> bool:
-        plan = make_plan(datasets, one, rank=0, world=world, threads=threads, memory=memory, size=size)
+    def fits(one: Order) -> bool:  # on the last rank, whose share is never smaller than another's
+        plan = make_plan(datasets, one, rank=world - 1, world=world, threads=threads, memory=memory, size=size)
         return all(
             h.ahead > 1 or stays or s.clip == 1 for h, stays, s in zip(plan.holdings, plan.kept, one.spec.sources)
         )
@@ -227,15 +228,18 @@ def fit_order(
     while not fits(order) and frames > order.batch:
         frames //= 2
         order = Order.of(datasets, frames_in_flight=frames, **options)
-    if order.spec == wished.spec:
+    if order.spec == wished.spec and fits(order):
         return wished, ()
+    if not fits(order):
+        lanes = sum(source.lanes for source in wished.spec.sources)
+        said = f"{lanes} lanes cannot be read in runs of pictures in {_mb(memory)}, nor would fewer frames in flight be"
+        return wished, (f"{said}: give more memory, fewer lanes, or fewer samples in a batch",)
     before, after = _deff(wished), _deff(order)
     spans = ", ".join(f"{b:.2f} -> {a:.2f} over {w}" for w, b, a in zip(WINDOWS, before, after))
-    said = (
-        f"{frames} frames in flight instead of {frames_in_flight}: more do not fit {_mb(memory)}",
+    return order, (
+        f"{frames} frames in flight instead of {frames_in_flight}: twice as many do not fit {_mb(memory)}",
         f"design effect of the batches, by batches looked at together: {spans}",
     )
-    return order, said
 
 
 def _deff(order: Order) -> tuple[float, ...]:

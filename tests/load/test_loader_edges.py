@@ -1,0 +1,399 @@
+"""The loader at its edges: forks, pickles, interrupts, errors in the middle, and who else looks at its memory."""
+
+import copy
+import itertools
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from support.datasets import Spec, episode_pictures, write_dataset, write_video
+from understudy.data.decode import PictureDecoder
+from understudy.data.packets import open_packets
+from understudy.data.remote.retry import Stopped, give_up_when
+from understudy.data.samples import EpisodeDataset
+from understudy.load.buffers import Buffers
+from understudy.load.engine import Engine
+from understudy.load.loader import Loader
+from understudy.load.plan import fit_order
+from understudy.load.sizes import parse_bytes
+from understudy.order import Order
+from understudy.order.draws import SampleRng
+
+TOP = "observation.images.top"
+BATCH = 6
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("edges") / "dataset"
+    write_dataset(path, Spec(lengths=(11, 1, 9, 130), gop=125))
+    return path
+
+
+@pytest.fixture
+def data(root: Path) -> EpisodeDataset:
+    return EpisodeDataset(root, delta_timestamps={"action": [0.0, 0.1]}, picture_cache_bytes=0)
+
+
+@pytest.fixture
+def order(data: EpisodeDataset) -> Order:
+    return Order.of([data], batch=BATCH, seed=5, clip=4, lanes=BATCH)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)  # of a loader that nobody closed
+        assert not thread.is_alive(), thread
+
+
+def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
+    return one.keys() == two.keys() and all(
+        torch.equal(one[k], two[k]) if isinstance(one[k], torch.Tensor) else one[k] == two[k] for k in one
+    )
+
+
+def batches(data: EpisodeDataset, order: Order, count: int, **options: Any) -> list[dict[str, Any]]:
+    with Loader([data], order=order, **options) as loader:
+        return [next(loader) for _ in range(count)]
+
+
+# -- other processes --------------------
+
+
+def in_a_fork(act: Callable[[], bool]) -> bool:
+    """What `act` gives in a forked child, which is ended when it hangs."""
+    child = os.fork()
+    if child == 0:
+        code = 3
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(60)
+            code = 0 if act() else 1
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded")
+def test_a_forked_child_is_told_and_never_waits(data: EpisodeDataset, order: Order) -> None:
+    expected = batches(data, order, 3)
+    with Loader([data], order=order, threads=2) as loader:
+        next(loader)
+        engine = loader._engine
+        assert engine is not None
+
+        def child() -> bool:
+            with pytest.raises(RuntimeError, match=f"make another one here, with start={BATCH}"):
+                next(loader)
+            loader.close()
+            with pytest.raises(RuntimeError, match="another one here"):
+                next(loader)
+            engine.ask_to_stop()  # what the end of a program does
+            return all(map(same, batches(data, order, 3, threads=2), expected))
+
+        with engine._change:  # as a thread may hold it at the moment of the fork
+            assert in_a_fork(child)
+        assert same(next(loader), expected[1])  # the parent's goes on
+
+    assert not in_a_fork(lambda: False)  # the negative control: it does tell
+
+
+def test_it_is_not_copied_or_sent(data: EpisodeDataset, order: Order) -> None:
+    with Loader([data], order=order) as loader:
+        for begun in (False, True):
+            for act in (pickle.dumps, copy.copy, copy.deepcopy):
+                with pytest.raises(TypeError, match="make one there"):
+                    act(loader)
+            if not begun:
+                next(loader)
+
+
+# -- errors and interrupts --------------------
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupt_loses_no_batch(
+    data: EpisodeDataset, order: Order, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """A notebook's user presses stop and later asks for the next batch."""
+    expected = batches(data, order, 4)
+    plain, armed = Engine.take, [True]
+
+    def interrupted(self: Engine) -> dict[str, Any]:
+        batch = plain(self) if when == "after" else {}
+        if self._taken >= 2 and armed.pop():
+            armed.append(False)
+            raise KeyboardInterrupt
+        return batch or plain(self)
+
+    with Loader([data], order=order, threads=2) as loader:
+        monkeypatch.setattr(Engine, "take", interrupted)
+        found = []
+        while len(found) < 4:
+            position = loader.position
+            try:
+                found.append(next(loader))
+            except KeyboardInterrupt:
+                assert loader.position == position == BATCH * len(found)
+                armed[:] = [False]
+                monkeypatch.setattr(Engine, "take", plain)
+        assert all(map(same, found, expected))
+    assert armed == [False]
+
+
+def test_threads_that_run_do_not_outlive_one_that_cannot_start(
+    data: EpisodeDataset, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, plain = threading.active_count(), threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        if self.name == "understudy-loader-2":
+            raise RuntimeError("can't start new thread")
+        plain(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    loader = Loader([data], order=order, threads=4)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        next(loader)
+    assert threading.active_count() == before
+    monkeypatch.setattr(threading.Thread, "start", plain)
+    assert same(next(loader), batches(data, order, 1)[0])
+    loader.close()
+
+
+@pytest.mark.parametrize("memory", ["4GB", "least"])
+def test_the_first_error_comes_where_it_belongs(data: EpisodeDataset, order: Order, memory: str) -> None:
+    """Several threads fail at different batches, some of them ahead of the first that the consumer must meet."""
+    bad = {31: "late", 22: "early", 33: "later"}  # positions: batches 5, 3 and 5
+
+    def failing(pictures: dict[str, torch.Tensor], rng: Any) -> None:
+        if (position := asked[rng_key(rng)]) in bad:
+            raise ArithmeticError(bad[position])
+
+    def rng_key(rng: Any) -> int:
+        return int(rng.integers(0, 1 << 31))
+
+    asked = {rng_key(SampleRng(order.seed, "augment", p)): p for p in range(200)}
+    expected = batches(data, order, 4)
+    for threads in (1, 2, 5):
+        given = least(data, order) + 200_000 if memory == "least" else parse_bytes(memory)
+        with Loader([data], order=order, threads=threads, memory=given, augment=failing) as loader:
+            assert all(same(next(loader), expected[n]) for n in range(3))
+            for _ in range(2):  # and again when it is asked for again
+                with pytest.raises(ArithmeticError, match="early"):
+                    next(loader)
+                assert loader.position == 3 * BATCH
+            saved = bad.pop(22)
+            assert same(next(loader), expected[3])
+            bad[22] = saved
+
+
+def least(data: EpisodeDataset, order: Order) -> int:
+    """The smallest memory with which a loader works, as it says itself."""
+    with pytest.raises(ValueError, match="need") as told:
+        Loader([data], order=order, memory=1)
+    return int(str(told.value).split("need ")[1].split(" bytes")[0])
+
+
+def test_a_consumer_may_leave(data: EpisodeDataset, order: Order) -> None:
+    """No close, no with: the threads end all the same (`no_thread_is_left`)."""
+    loader = Loader([data], order=order, threads=3)
+    next(loader)
+    del loader
+
+
+def test_two_loaders_at_once(data: EpisodeDataset, order: Order) -> None:
+    expected = batches(data, order, 6)
+    with Loader([data], order=order, threads=2) as one, Loader([data], order=order, threads=3, start=BATCH) as two:
+        for step in range(5):
+            assert same(next(one), expected[step])
+            assert same(next(two), expected[step + 1])
+
+
+def test_the_way_to_a_picture_can_be_given_up(tmp_path: Path) -> None:
+    """A lone picture at the end of a long group: after some packets, not after all of them."""
+    video = tmp_path / "long.mp4"
+    spec = Spec(lengths=(60,), gop=250)
+    write_video(video, episode_pictures(spec, 0, 0), spec)
+    packets = open_packets(str(video))
+    target, fed = packets.index.count - 1, []
+    assert packets.index.keys.tolist() == [0]
+    plain = packets.packet
+    packets.packet = lambda i, until: (fed.append(i), plain(i, until))[1]  # type: ignore[method-assign]
+    ended: list[str] = []
+
+    def reading() -> None:
+        give_up_when(lambda: len(fed) >= 5)
+        try:
+            next(iter(PictureDecoder(packets, "here").pictures(np.asarray([target]))))
+        except Stopped:
+            ended.append("stopped")
+
+    thread = threading.Thread(target=reading)
+    thread.start()
+    thread.join()
+    assert (ended, len(fed)) == (["stopped"], 5)
+    assert next(iter(PictureDecoder(packets, "here").pictures(np.asarray([target]))))[0] == target  # nobody gave up
+    assert len(fed) > 20
+    packets.close()
+
+
+# -- settings --------------------
+
+
+def test_devices(data: EpisodeDataset, order: Order) -> None:
+    expected = batches(data, order, 3)
+    assert all(map(same, batches(data, order, 3, device="cpu"), expected))
+    meta = batches(data, order, 1, device="meta")[0]
+    assert meta[TOP].device.type == meta["action"].device.type == "meta"
+    assert meta["task"] == expected[0]["task"]
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="no CUDA device here"):
+            Loader([data], order=order, device="cuda")
+        with pytest.raises(ValueError, match="page-locked"):
+            Loader([data], order=order, pin=True)
+
+
+@pytest.mark.parametrize("start", [2**31, 2**40, 2**62 - 100])
+@pytest.mark.parametrize("mode", ["clips", "uniform", "sequential"])
+def test_far_positions_and_large_batches(data: EpisodeDataset, start: int, mode: str) -> None:
+    order = Order.of([data], batch=200, seed=1, mode=mode)  # more than all frames
+    with Loader([data], order=order, start=start) as loader:
+        for batch in itertools.islice(loader, 2):
+            _, episode, frame = order.locate(batch["position"].numpy())
+            plain = data.batch(episode, frame)
+            assert same({k: batch[k] for k in plain}, plain)
+    assert loader.position == start + 400
+    with pytest.raises(ValueError, match="0 to 2"):
+        Loader([data], order=order, start=2**62)
+
+
+@pytest.mark.parametrize("memory", ["4GB", "least"])
+def test_times_tell_where_time_went(data: EpisodeDataset, order: Order, memory: str) -> None:
+    given = least(data, order) if memory == "least" else memory
+    with Loader([data], order=order, memory=given, threads=1) as loader:
+        assert loader.plan.kept == (memory == "4GB",)
+        for _ in range(8):
+            next(loader)
+        now = loader.times
+        assert min(now.fetch, now.decode, now.convert, now.assemble) > 0
+        assert now.pictures >= 40
+        assert now.decode > now.fetch  # the file is in memory
+        loader.close()
+        next(loader)
+        assert loader.times.decode >= now.decode
+
+
+def test_an_order_that_fits(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "data", Spec(lengths=(60,) * 24))
+    data = EpisodeDataset(tmp_path / "data", picture_cache_bytes=0)
+    options: dict[str, Any] = {"frames_in_flight": 400, "batch": 1, "seed": 1}
+    wished = Order.of([data], **options)
+    order, said = fit_order([data], memory=10**9, **options)
+    assert (order.spec, said) == (wished.spec, ())
+
+    def ahead(order: Order) -> int:
+        with Loader([data], order=order, memory=tight, threads=2) as loader:
+            next(loader)
+            return loader.plan.holdings[0].ahead
+
+    tight = least(data, wished) + 60_000
+    order, said = fit_order([data], memory=tight, **options)
+    assert (ahead(wished), ahead(order)) == (0, 4)
+    frames = int(said[0].split()[0])
+    assert "frames in flight instead of 400: twice as many do not fit" in said[0]
+    assert order.spec == Order.of([data], **{**options, "frames_in_flight": frames}).spec
+    assert ahead(Order.of([data], **{**options, "frames_in_flight": 2 * frames})) <= 1  # the negative control
+    assert said[1].startswith("design effect of the batches")
+    assert [part.split()[-1] for part in said[1].split(", ")[-3:]] == ["1", "8", "64"]
+    tight -= 50_000
+    for fixed in ({}, {"lanes": 64, "clip": 8}):  # what halving does not help is not called fitting, nor made worse
+        order, said = fit_order([data], memory=tight, **options, **fixed)
+        assert order.spec == Order.of([data], **options, **fixed).spec
+        assert len(said) == 1
+        assert "give more memory" in said[0]
+
+
+# -- memory that is used again --------------------
+
+
+KEEPERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "the tensor": lambda t: t,
+    "a slice": lambda t: t[1:2],
+    "one sample": lambda t: t[3],
+    "a view": lambda t: t.reshape(len(t), -1).T,
+    "a numpy array": lambda t: t.numpy(),
+    "a slice of a numpy array": lambda t: t.numpy()[2, 0],
+    "a buffer": lambda t: memoryview(t.numpy()),
+    "a storage": lambda t: t.untyped_storage(),
+    "through dlpack": lambda t: np.from_dlpack(t[2:]),
+}
+
+
+def content(kept: Any) -> bytes:
+    if isinstance(kept, torch.UntypedStorage):
+        kept = torch.tensor([], dtype=torch.uint8).set_(kept)
+    return (kept.numpy() if isinstance(kept, torch.Tensor) else np.asarray(kept)).tobytes()
+
+
+@pytest.mark.parametrize("keep", KEEPERS)
+def test_what_a_consumer_keeps_is_never_written_again(data: EpisodeDataset, order: Order, keep: str) -> None:
+    held, whole, addresses = [], [], []
+    with Loader([data], order=order, threads=2) as loader:
+        for _ in range(14):
+            batch = next(loader)
+            addresses.append(batch[TOP].data_ptr())
+            held.append(KEEPERS[keep](batch[TOP]))
+            whole.append(content(held[-1]))
+            del batch
+    assert [content(kept) for kept in held] == whole
+    assert len(set(addresses)) == len(addresses)
+
+
+def test_what_another_thread_works_on_is_never_written_again(data: EpisodeDataset, order: Order) -> None:
+    given: list[torch.Tensor] = []
+    begin, sums = threading.Event(), []
+
+    def later() -> None:
+        begin.wait(60)
+        while given:
+            sums.append(int(given.pop(0).sum(dtype=torch.int64)))
+
+    thread = threading.Thread(target=later)
+    thread.start()
+    expected = []
+    with Loader([data], order=order, threads=2) as loader:
+        for _ in range(10):
+            batch = next(loader)
+            expected.append(int(batch[TOP].sum(dtype=torch.int64)))
+            given.append(batch[TOP])
+            del batch
+        begin.set()
+        thread.join()
+    assert sums == expected
+
+
+def test_what_nobody_keeps_is_used_again(data: EpisodeDataset, order: Order) -> None:
+    addresses = set()
+    with Loader([data], order=order, threads=2) as loader:
+        for _ in range(20):
+            addresses.add(next(loader)[TOP].data_ptr())
+        assert len(addresses) <= loader.plan.ahead + 3
+    buffers = Buffers(2, pin=False)
+    one = buffers.take((4, 4))
+    two = buffers.take((4, 4))
+    assert buffers.take((4, 3)) is not one
+    address = two.ctypes.data
+    del two
+    assert buffers.take((4, 4)).ctypes.data == address  # the freed one, not the one that is held
