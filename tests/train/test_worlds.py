@@ -33,7 +33,7 @@ def trained(data: Path, out: Path, steps: int, shards: int = 1, micro_batch: int
     config = replace(
         base,
         checkpoint_every=steps,
-        val_every=steps,
+        val_every=steps // 2,  # twice: weights gathered for one must not be used for the other
         schedule=replace(base.schedule, steps=STEPS),
         parallel=ParallelConfig(timeout=60, dp_shard=shards),
     )
