@@ -95,6 +95,7 @@ def test_neighbours_stand_in_and_nothing_else_changes(
             continue
         one = replaced[position]
         assert (one.episode, one.frame) == (episode[i], frame[i])
+        assert f"(episode {one.episode})" in one.reason  # and no other of the episodes that share the file
         instead = one.instead_episode, one.instead_frame
         near = list(zip(*(a.tolist() for a in order.neighbours(position, 99))))
         assert instead == next(pair for pair in near if pair not in bad)  # the first that can be read

@@ -146,7 +146,8 @@ class Pictures:
                 self._held -= self._kept.popitem(last=False)[1].nbytes
 
     def _decode(self, camera: str, opened: _Open, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-        with renamed(self.where(camera, int(rows[0]))), opened.lock:
+        alone = bool((rows == rows[0]).all())  # else: which of the file's episodes it was, a number does not say
+        with renamed(self.where(camera, int(rows[0])) if alone else opened.reader.path), opened.lock:
             return opened.reader.read(wanted)
 
     def _open(self, camera: str, file: int, rows: np.ndarray) -> _Open:

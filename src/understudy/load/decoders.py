@@ -8,14 +8,14 @@ Not here: which pictures are wanted (`chains.py`, `residency.py`).
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import av
 import numpy as np
 
 from understudy.data.convert import Converter
 from understudy.data.decode import PictureDecoder
-from understudy.data.files import renamed
+from understudy.data.errors import DatasetError
 from understudy.data.mp4 import VideoIndex
 from understudy.data.packets import ContainerPackets, Mp4Packets, Packets
 from understudy.data.samples import EpisodeDataset
@@ -25,21 +25,26 @@ from understudy.data.video import PyavReader, VideoReader
 class Cursor:
     """One decoder over one video."""
 
-    def __init__(self, key: tuple[int, str, int], reader: VideoReader, where: str) -> None:
+    row = 0
+    """Table row of the episode that it was taken for; the file may hold many."""
+
+    def __init__(self, key: tuple[int, str, int], reader: VideoReader, where: Callable[[str, int], str]) -> None:
         self.key, self.at, self._where, self._reader = key, -1, where, reader
         self._packets = _packets(reader) if isinstance(reader, PyavReader) else None
-        self._decoder = PictureDecoder(self._packets, where) if self._packets is not None else None
+        self._decoder = PictureDecoder(self._packets, reader.path) if self._packets is not None else None
 
     def pictures(self, numbers: np.ndarray) -> Iterator[av.VideoFrame | np.ndarray]:
         """The pictures at positions int64 (n,), increasing: as the decoder gives them, or RGB uint8 (H, W, 3)."""
         self.at = int(numbers[-1]) + 1
-        with renamed(self._where):
+        try:
             if self._decoder is None:
                 yield from self._reader.read(numbers)
             else:
                 for _, frame in self._decoder.pictures(numbers):
                     yield frame
                 self._decoder.forget()  # nobody here asks for a picture twice
+        except DatasetError as error:
+            raise type(error)(error.what, where=self._where(self.key[1], self.row), fix=error.fix) from error
 
     @property
     def waited(self) -> float:
@@ -70,14 +75,18 @@ class Cursors:
         `held` is what the caller still has of before: it is taken if it is of this video, and given back if not.
         """
         key = (id(dataset), camera, int(dataset.catalog.videos(camera).file[row]))
-        if held is not None:
-            if held.key == key:
-                return held
+        cursor = held if held is not None and held.key == key else None
+        if held is not None and cursor is None:
             self.give(held)
-        own = [(number - one.at >= 0, -abs(number - one.at), i) for i, one in enumerate(self._idle) if one.key == key]
-        if own:
-            return self._idle.pop(max(own)[2])
-        return Cursor(key, self.reader(dataset, camera, row), dataset.pictures.where(camera, row))
+        if cursor is None:
+            near = [
+                (number - one.at >= 0, -abs(number - one.at), i) for i, one in enumerate(self._idle) if one.key == key
+            ]
+            cursor = self._idle.pop(max(near)[2]) if near else None
+        if cursor is None:
+            cursor = Cursor(key, self.reader(dataset, camera, row), dataset.pictures.where)
+        cursor.row = row
+        return cursor
 
     def give(self, cursor: Cursor) -> None:
         self._idle.append(cursor)

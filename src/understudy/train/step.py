@@ -154,8 +154,10 @@ def optimizer_step(
             wide.add()
         sums += each.detach()
     wide.finish()
+    with timer("clip"):
+        squares = squared_norm(optimizer)[None] / mesh.shape[0]
     with timer("communication"):
-        told = mesh.sum(torch.cat([sums, squared_norm(optimizer)[None] / mesh.shape[0]]))
+        told = mesh.sum(torch.cat([sums, squares]))
     with timer("clip"):
         norm = told[-1].sqrt().float()
         skipped = (~torch.isfinite(norm)).float()
