@@ -59,7 +59,8 @@ def remote_rows(cache: Path, real: Path | None, quick: bool = False) -> list[dic
 
 
 def measure(root: Path, gop: int, rounds: int, batches: int) -> dict[str, Any]:
-    """One row."""
+    """One row. `first_batch_needs_fraction`: the file's index, and what leads from key frames to the first batch's
+    pictures, which no reader can do without."""
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         name, port = stack.enter_context(served(root, home))
@@ -84,6 +85,7 @@ def measure(root: Path, gop: int, rounds: int, batches: int) -> dict[str, Any]:
         "gop": gop,
         "amplification": (whole["bytes"] - others) / whole["picture_bytes"],
         "first_batch_fraction_of_file": max(0, middle(there, "first_bytes") - others) / video,
+        "first_batch_needs_fraction": (whole["first_needs"] + video - whole["picture_bytes"]) / video,
         "over_local": statistics.median(t["samples_per_s"] / h["samples_per_s"] for h, t in zip(here, there)),
         "samples_per_s": middle(there, "samples_per_s"),
         "local_samples_per_s": middle(here, "samples_per_s"),
@@ -138,6 +140,9 @@ def stretch(root: str, cache: str, counter: str, batches: int) -> dict[str, Any]
         timed = (last - last // 5 - 1) * BATCH
         seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
     time.sleep(0.2)
+    _, episode, frame = order.locate(range(BATCH))
+    rows, frames = data.video_frames(episode, frame)
+    packets, shown = reader._packets, data.catalog.videos(camera).first[rows] + frames[camera].reshape(-1)  # type: ignore[attr-defined]
     index = index_of(data.pictures.reader(camera, 0))
     assert index is not None
     return {
@@ -148,6 +153,7 @@ def stretch(root: str, cache: str, counter: str, batches: int) -> dict[str, Any]
         "first_bytes": first,
         "bytes": count() - before,
         "pictures": index.count,
+        "first_needs": sum(int(packets.spans(one, one)[:, 1].sum()) for one in shown.tolist()),
         "picture_bytes": int(index.size.sum()),
         "checksum": checksum,
     }

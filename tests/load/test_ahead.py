@@ -6,6 +6,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from understudy.data.errors import DatasetError, SourceFailed
 from understudy.data.remote import web
 from understudy.data.remote.retry import Patience
 from understudy.data.remote.settings import Remote
+from understudy.data.remote.source import RemoteSource
 from understudy.data.samples import EpisodeDataset
 from understudy.load.loader import Loader
 from understudy.order import Order
@@ -77,6 +79,38 @@ def test_the_first_batch_needs_little_and_more_is_fetched_ahead(root: Path, tmp_
         while "understudy-fetch" not in names():
             assert time.monotonic() < until, "nothing is fetched ahead"
             next(there)
+
+
+@pytest.mark.parametrize("memory", ["2MB", "3MB", "20MB"])  # made alone, in runs, kept
+def test_of_the_first_batch_what_is_read_at_once_is_fetched_and_no_more(
+    memory: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead: set[tuple[str, int]] = set()  # bytes
+    read: set[tuple[str, int]] = set()
+    begun = threading.Event()
+    submit, take = RemoteSource._submit, RemoteSource.read
+
+    def submitted(self: RemoteSource, spans: np.ndarray, pin: bool) -> None:
+        if pin:
+            ahead.update((self.where, byte) for offset, size in spans.tolist() for byte in range(offset, offset + size))
+            begun.set()
+        submit(self, spans, pin)
+
+    def noted(self: RemoteSource, offset: int, size: int) -> bytes:
+        if threading.current_thread().name.startswith("understudy-loader"):
+            assert begun.wait(30), "nothing is fetched ahead of the first batch"
+        read.update((self.where, byte) for byte in range(offset, offset + size))
+        return take(self, offset, size)
+
+    with RangeServer(folder(root, "/set"), latency=0.01) as server:
+        data = opened(server, tmp_path)
+        order = Order.of([data], batch=8, seed=1, frames_in_flight=100)
+        monkeypatch.setattr(RemoteSource, "_submit", submitted)
+        monkeypatch.setattr(RemoteSource, "read", noted)
+        with Loader([data], order=order, threads=2, memory=memory, start=3) as there:
+            next(there)
+            asked = set(ahead)
+        assert len(asked - read) < 0.05 * len(asked), "no more than the packets that a decoder holds back"
 
 
 def test_close_does_not_wait_for_a_silent_server(root: Path, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 The order is known, so a thread walks it in front of the makers and names spans of files; how far in front follows the
 measured latency and the rate at which batches are taken. Nothing depends on it but time: what was not fetched ahead is
-fetched when it is read. The first batch is left alone, so that it comes after as few bytes as can be.
+fetched when it is read. Of the first batch only what its makers will read at once is fetched, several spans at a time,
+and nothing behind it before it is there, so that it comes after as few bytes as can be.
 
 Not here: fetching itself (`data/remote/`), decoding (`engine.py`).
 """
@@ -16,7 +17,8 @@ import numpy as np
 from understudy.data.errors import DatasetError
 from understudy.data.remote.retry import give_up_when
 from understudy.data.samples import EpisodeDataset
-from understudy.order import Order
+from understudy.load.chains import Holding
+from understudy.load.making import Stream, first_round, first_run
 
 _RUN = 256  # samples of a clip that are fetched at once: a request should be worth its latency and its work
 _FIRST_RUN = 16  # while every batch opens new clips
@@ -28,12 +30,14 @@ class Ahead:
     """A thread that fetches ahead for one stream.
 
     Args:
-        datasets: of the order; those on this machine are passed over.
-        start: the first position; low, high: this rank's part of every global batch.
+        stream: what is made; datasets on this machine are passed over.
+        holdings: of each source, what its chains hold.
+        low, high: this rank's part of every global batch.
     """
 
-    def __init__(self, order: Order, datasets: tuple[EpisodeDataset, ...], start: int, low: int, high: int) -> None:
-        self._order, self._datasets, self._start, self._low, self._high = order, datasets, start, low, high
+    def __init__(self, stream: Stream, holdings: Sequence[Holding], low: int, high: int) -> None:
+        self._order, self._datasets, self._start = stream.order, stream.datasets, stream.start
+        self._holdings, self._low, self._high = holdings, low, high
         self._covered: set[int] = set()  # positions whose pictures were asked for
         self._change = threading.Condition()
         self._taken, self._stopping = 0, False
@@ -76,10 +80,10 @@ class Ahead:
 
     def _run(self) -> None:
         give_up_when(lambda: self._stopping)
-        number = 1
+        number = 0
         while True:
             with self._change:
-                while not self._stopping and (not self._taken or number >= self._taken + self.depth()):
+                while not self._stopping and number and (not self._taken or number >= self._taken + self.depth()):
                     self._change.wait(0.5)
                 if self._stopping:
                     return
@@ -107,20 +111,38 @@ class Ahead:
     def _fetch_run(self, position: int, source: int, dataset: EpisodeDataset) -> None:
         """What the samples of a clip from `position` on need, as far as one request should reach."""
         order, spec = self._order, self._order.spec.sources[source]
-        early = position < self._start + 2 * self._first_round(source)
+        early = position < self._start + 2 * first_round(order, source)
         count = _FIRST_RUN if early else _RUN
+        holding, first = self._holdings[source], position < self._start + order.batch
+        if first:
+            run = max(1, first_run(order, source, holding, position, self._start))
+            count = run + holding.ahead
         at, episode, frame = order.rest_of_clip(position, max(spec.clip, 1 if spec.shuffle else _RUN))
         offset = (at - self._start) % order.batch
         own = np.flatnonzero((offset >= self._low) & (offset < self._high))[:count]
         at, episode, frame = at[own], episode[own], frame[own]
         rows, frames = dataset.video_frames(episode, frame)
         for camera, wanted in frames.items():
-            for row in np.unique(rows).tolist():
+            for row in rows[:1].tolist() if first else np.unique(rows).tolist():
                 here = wanted[rows == row]
-                dataset.pictures.prefetch(camera, row, int(here.min()), int(here.max()))
-        self._covered.update(at[at > position].tolist())
+                last = int(here.max())
+                if first:
+                    last = self._end_of_run(dataset, camera, row, here, run, holding)
+                dataset.pictures.prefetch(camera, row, int(here.min()), last)
+        if not first:
+            self._covered.update(at[at > position].tolist())
 
-    def _first_round(self, source: int) -> int:
-        """Positions in which each lane of a source comes up once."""
-        slots = self._order.spec.schedule[-1].slots
-        return -(-self._order.spec.sources[source].lanes * sum(slots) // max(1, slots[source]))
+    @staticmethod
+    def _end_of_run(
+        dataset: EpisodeDataset, camera: str, row: int, wanted: np.ndarray, count: int, holding: Holding
+    ) -> int:
+        """The last frame that a chain decodes in its first run of `count` pictures, or of its first sample; without a
+        decoder of its own it goes on to a key frame (`chains.py`). `wanted`: frames (n,) or (n, T)."""
+        todo = np.unique(wanted)
+        stop = max(int(np.searchsorted(todo, wanted[0].max())) + 1, min(count, len(todo)))
+        if holding.ahead > 1 and not holding.keep and stop < len(todo):
+            keys = dataset.pictures.reader(camera, row).key_frames - int(dataset.catalog.videos(camera).first[row])
+            key = int(keys[min(np.searchsorted(keys, todo[stop]), len(keys) - 1)])
+            aligned = int(np.searchsorted(todo, key))
+            stop = aligned if 0 <= aligned - stop < holding.ahead else stop
+        return int(todo[stop - 1])

@@ -62,7 +62,7 @@ class Engine:
         keep_freed_memory()
         try:
             if self._cameras and not all(dataset.catalog.files.is_local for dataset in stream.datasets):
-                self._ahead = Ahead(stream.order, stream.datasets, stream.start, self._low, self._high)
+                self._ahead = Ahead(stream, plan.holdings, self._low, self._high)
             for thread in self._threads:
                 thread.start()
         except BaseException:  # no more threads can be had, or a Ctrl-C: those that run are not left behind

@@ -128,7 +128,7 @@ class Maker:
             if isinstance(dataset.pictures, KeptPictures):
                 self._copy(source, dataset.pictures, episode, frame, outs)
             else:
-                chain = self._chain(source, np.asarray([episode]), np.asarray([frame]), Holding(1, False), 1)
+                chain = self._chain(source, np.asarray([episode]), np.asarray([frame]), Holding(1, False))
                 chain.make(outs, self._spent)
                 chain.close()
         except SourceFailed:
@@ -185,22 +185,36 @@ class Maker:
             if not spec.shuffle:
                 own &= positions // SPAN == position // SPAN
             positions, episode, frame = positions[own], episode[own], frame[own]
-        phase = holding.ahead
-        if phase > 1 and position < self._stream.start + self._first_round(source):
-            phase = 1 + int(order.lanes([position])[1][0]) * 7 % holding.ahead
-        chain = self._chain(source, episode, frame, holding, phase)
+        runs = _first_runs(order, source, holding, position, self._stream.start)
+        chain = self._chain(source, episode, frame, holding, runs)
         later = positions[1:].tolist()
         opened = _Open(later, chain)
         self._open.update(dict.fromkeys(later, opened))
         return opened
 
-    def _chain(self, source: int, episode: np.ndarray, frame: np.ndarray, holding: Holding, phase: int) -> Chain:
+    def _chain(
+        self, source: int, episode: np.ndarray, frame: np.ndarray, holding: Holding, runs: Sequence[int] = ()
+    ) -> Chain:
         dataset = self._stream.datasets[source]
         rows, frames = dataset.video_frames(episode, frame)
-        return Chain(dataset, rows, frames, holding, phase, self._cursors, self._converter, self._stopped)
+        return Chain(dataset, rows, frames, holding, runs, self._cursors, self._converter, self._stopped)
 
-    def _first_round(self, source: int) -> int:
-        """Positions in which each lane of a source comes up once."""
-        order = self._stream.order
-        slots = order.spec.schedule[-1].slots
-        return -(-order.spec.sources[source].lanes * sum(slots) // max(1, slots[source]))
+
+def first_round(order: Order, source: int) -> int:
+    """Positions in which each lane of a source comes up once."""
+    slots = order.spec.schedule[-1].slots
+    return -(-order.spec.sources[source].lanes * sum(slots) // max(1, slots[source]))
+
+
+def first_run(order: Order, source: int, holding: Holding, position: int, start: int) -> int:
+    """Pictures that a chain decodes in one go at first which opens at a position of a stream that begins at `start`."""
+    return [*_first_runs(order, source, holding, position, start), holding.ahead][0]
+
+
+def _first_runs(order: Order, source: int, holding: Holding, position: int, start: int) -> list[int]:
+    """Pictures of a chain's first runs, where they are others than `holding.ahead`: of the first batch, which is waited
+    for, no more than it needs, and then runs of all lengths, so that lanes take turns with theirs from there on."""
+    if holding.ahead <= 1 or position >= start + first_round(order, source):
+        return []
+    staggered = 1 + int(order.lanes([position])[1][0]) * 7 % holding.ahead
+    return [1, staggered] if position < start + order.batch else [staggered]
