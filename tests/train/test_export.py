@@ -1,5 +1,6 @@
 """A policy out of a run and back: the same bits, without dataset or processes; and the best checkpoint kept for it."""
 
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,7 @@ def test_the_best_checkpoint_is_made_and_kept(trained: Path) -> None:
 
 
 def test_pruning_keeps_the_best_of_all(tmp_path: Path) -> None:
-    for step, loss in ((1, 0.5), (2, 0.2), (3, 0.2), (4, None), (5, 0.9)):
+    for step, loss in ((0, math.nan), (1, 0.5), (2, 0.2), (3, 0.2), (4, None), (5, 0.9)):
         judged = {} if loss is None else {"loss": loss}
         checkpoint.save(tmp_path, step, {"weights/a": torch.ones(1)}, {"judged": judged})
     (tmp_path / "step-00000001/state.json").write_text("damaged, and none of a resumed run's business")

@@ -19,6 +19,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ def latest(folder: Path) -> Path | None:
 
 
 def best(folder: Path, metric: str) -> Path | None:
-    """The complete checkpoint with the lowest `metric` of its validation (the earliest of equals), if one has it."""
+    """The complete checkpoint with the lowest `metric` of its validation (the earliest of equals), if one has a finite one."""
     found: list[tuple[float, Path]] = []
     for step in steps(folder):
         path = folder / f"step-{step:08d}"
@@ -136,7 +137,7 @@ def best(folder: Path, metric: str) -> Path | None:
             value = read_state(path).get("judged", {}).get(metric)
         except CheckpointError:  # an older one that is damaged must not stop the run
             continue
-        if value is not None:
+        if value is not None and isfinite(value):  # nothing is lower than NaN
             found.append((value, path))
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
