@@ -11,15 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.datasets import Spec, write_dataset
+from understudy.data.convert import Converter
 from understudy.data.decode import PictureDecoder
 from understudy.data.packets import Mp4Packets
 from understudy.data.samples import EpisodeDataset
 from understudy.load.buffers import Buffers
-from understudy.load.chains import Holding
+from understudy.load.chains import Chain, Holding, Spent
+from understudy.load.decoders import Cursors
 from understudy.load.engine import Engine
 from understudy.load.loader import Batch, Loader
-from understudy.load.making import Stream
-from understudy.load.plan import Plan
+from understudy.load.making import Stream, first_run
+from understudy.load.plan import Plan, make_plan
 from understudy.order import Order
 
 TOP, SIDE = "observation.images.top", "observation.images.side"
@@ -209,6 +211,42 @@ def test_a_long_group_of_pictures_costs_per_sample_what_a_short_one_does(
     for _ in batches(data, Order.of([data], batch=3, seed=1, clip=250, lanes=3), Holding(0, False), 20):
         pass
     assert len(fed) > 15 * 60  # the negative control: half a group for each sample
+
+
+def test_the_first_batch_decodes_what_it_needs_and_the_next_runs_take_turns(roots: dict[str, Path]) -> None:
+    data = opened(roots["gop 2"], episodes=[2])
+    rows, frames = data.video_frames(np.full(41, 2), np.arange(41))
+    chain = Chain(data, rows, frames, Holding(16, False), [1, 5], Cursors(1), Converter(), lambda: False)
+    spent, out, decoded = (
+        Spent(),
+        np.empty((1, *data.batch(np.asarray([2]), np.asarray([0]))[TOP].shape[1:]), np.uint8),
+        [],
+    )
+    for _ in range(23):
+        chain.make({TOP: out}, spent)
+        decoded.append(spent.pictures)
+    assert decoded == [1] + 5 * [6] + 16 * [22] + [38]
+
+    order, holding = Order.of([data], batch=4, seed=1, clip=9, lanes=12), Holding(16, False)
+    first = [first_run(order, 0, holding, position, 5) for position in range(5, 5 + 12)]
+    assert first[:4] == [1, 1, 1, 1]
+    assert len(set(first[4:])) > 4
+    assert max(first) <= 16
+    assert first_run(order, 0, holding, 5 + 12, 5) == 16
+    assert first_run(order, 0, Holding(1, True), 5, 5) == 1
+
+
+def test_groups_of_middling_length_are_decoded_whole_where_memory_allows(roots: dict[str, Path]) -> None:
+    data = opened(roots["gop 2"])
+    data.__dict__["gop"] = 30
+    order = Order.of([data], batch=4, seed=1, clip=30, lanes=4)
+    least = enough(data, order)
+    plans = [make_plan([data], order, rank=0, world=1, threads=1, memory=least + 100_000 * i) for i in (0, 20, 80)]
+    assert [(plan.holdings[0], plan.kept[0]) for plan in plans] == [
+        (Holding(0, False), False),
+        (Holding(30, False), False),
+        (Holding(30, False), True),
+    ]
 
 
 def test_a_sparse_history_decodes_only_what_it_sees(roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ class Scaler:
         channel, line, pixel = out.strides
         if pixel != 1 or line != out.shape[2] or channel != line * out.shape[1] or not out.flags.writeable:
             return False
-        first = addressof(c_char.from_buffer(out))
+        first = addressof(c_char.from_buffer(out))  # type: ignore[arg-type]  # arrays are buffers
         if (first | channel | line) % _ALIGNED:
             return False
         given, lines, to = self._from, self._from_lines, self._to

@@ -70,8 +70,8 @@ class Chain:
     Args:
         rows: int64 (n,), table rows of the samples.
         frames: camera -> int64 (n,) or (n, T), the frames of their windows, clamped to the episode.
-        phase: pictures of the first run, at most `holding.ahead`: chains that open together then do not all decode in
-            the same batch for ever after.
+        runs: pictures of the first runs, before those of `holding.ahead`: chains that open together then do not all
+            decode in the same batch for ever after, and those of the first batch decode no more than it needs.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class Chain:
         rows: np.ndarray,
         frames: dict[str, np.ndarray],
         holding: Holding,
-        phase: int,
+        runs: Sequence[int],
         cursors: Cursors,
         converter: Converter,
         stopped: Callable[[], bool],
     ) -> None:
-        common = holding, phase, cursors, converter, stopped
+        common = holding, runs, cursors, converter, stopped
         self._strands = {
             camera: _Strand(dataset, camera, rows, wanted.reshape(len(rows), -1), *common)
             for camera, wanted in frames.items()
@@ -119,7 +119,7 @@ class _Strand:
         rows: np.ndarray,
         frames: np.ndarray,
         holding: Holding,
-        phase: int,
+        runs: Sequence[int],
         cursors: Cursors,
         converter: Converter,
         stopped: Callable[[], bool],
@@ -147,7 +147,7 @@ class _Strand:
         by_last = np.argsort(last, kind="stable")
         cuts = np.searchsorted(last[by_last], np.arange(len(which) + 1))
         self._drop, self._cuts = by_last.tolist(), cuts.tolist()
-        self._ahead, self._keep, self._run = holding.ahead, holding.keep, phase
+        self._ahead, self._keep, self._runs = holding.ahead, holding.keep, list(runs)[::-1]
         self._decoded = 0  # how far into todo
         self._held: dict[int, av.VideoFrame | np.ndarray] = {}
         self._cursor: Cursor | None = None
@@ -211,8 +211,8 @@ class _Strand:
         """Where the run ends that decodes up to `until`: after `ahead` pictures, and with shared decoders at a key
         frame, where the next run can begin for nothing."""
         count = len(self._todo)
-        stop = max(until, min(self._decoded + self._run, count))
-        self._run = self._ahead
+        run = self._runs.pop() if self._runs else self._ahead
+        stop = max(until, min(self._decoded + run, count))
         if self._keep or self._ahead <= 1 or stop == count:
             return stop
         piece = int(self._todo[stop]) >> _PIECE
@@ -221,7 +221,7 @@ class _Strand:
         following = int(np.searchsorted(keys, number))
         key = int(keys[following]) if following < len(keys) else number
         aligned = int(np.searchsorted(self._todo, key + (piece << _PIECE)))
-        return aligned if aligned - stop < self._ahead else stop
+        return aligned if aligned - stop < run else stop
 
     def close(self) -> None:
         self._held.clear()

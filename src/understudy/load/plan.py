@@ -5,6 +5,7 @@ datasets that stay decoded, and to chains: what each lane holds between two of i
 the quickest first; the first way that fits is taken. Whatever is taken, the samples are the same.
 
     short groups of pictures: runs of 16, 8 or 4 pictures with shared decoders; a decoder kept by each lane
+    middling ones:            runs of whole groups with shared decoders; then as long ones
     long ones:                a decoder kept by each lane with runs of 8, 4 or 1
     any:                      the pictures that windows share; nothing
 
@@ -31,6 +32,7 @@ from understudy.order.audit import WINDOWS, audit, reading
 
 _AHEAD = (4, 2)  # batches made before they are asked for, where memory allows
 _SHORT = 8  # pictures from key frame to key frame up to which a decoder that starts anew costs little
+_MIDDLING = 32  # up to which a group is decoded at once: one decoder that stays in the cache for many lanes' pictures
 
 
 @dataclass(frozen=True)
@@ -307,7 +309,8 @@ def _ways(alone: bool, gop: int, halo: int, converted: bool, shuffle: bool) -> t
     elif gop <= _SHORT and shuffle:
         ways = [(16, False), (8, False), (4, False), (1, True)]
     else:
-        ways = [(8, True), (4, True), (1, True)]
+        whole = [(gop, False)] if gop <= _MIDDLING and shuffle else []
+        ways = [*whole, (8, True), (4, True), (1, True)]
     ways += [(1, False)] if halo and not alone else []
     return tuple(Holding(ahead, keep, converted) for ahead, keep in [*ways, (0, False)])
 
