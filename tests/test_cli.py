@@ -117,6 +117,8 @@ def test_a_file_may_leave_to_the_flags_what_is_required(
         (["train", "--steps", "many"], "invalid"),
         (["train", "--data.root", "{}", "--optim.lr", "inf"], "optim.lr"),
         (["train", "--data.root", "{}", "--memory", "lots"], "memory 'lots'"),
+        (["train", "--data.root", "{}", "--keep-best", "macro", "--val-every", "0"], "with val_every 0 there are none"),
+        (["train", "--data.root", "{}", "--keep-best", "loss", "--data.val-fraction", "0"], "with data.val_fraction 0"),
         (["train", "--stepz", "3"], "--steps"),
         (["train", "{}/none.yaml"], "cannot be read"),
         (["inspect", "{}/nowhere"], "no such folder"),

@@ -66,7 +66,9 @@ def test_the_verb_prints_a_table_and_draws_a_picture(
     assert (tmp_path / "dataset-bench.png").stat().st_size > 5000
     assert cli.main([*arguments, "--json", "--picture", "b.svg"]) == 0
     assert json.loads(capsys.readouterr().out)["limit"]["samples_per_s"] > 0
-    assert "CPU ms per sample" in (tmp_path / "b.svg").read_text()
+    drawn = (tmp_path / "b.svg").read_text()
+    assert "CPU ms per sample" in drawn
+    assert str(root) in drawn
 
 
 @pytest.mark.parametrize(
@@ -76,6 +78,7 @@ def test_the_verb_prints_a_table_and_draws_a_picture(
         (("nowhere",), "nowhere"),
         (("{root}", "--cameras", "none"), "no camera 'none'"),
         (("{root}", "--memory", "lots"), "memory"),
+        (("{root}", "--memory", "1KB"), "one batch of 32 samples"),
         (("{root}", "--seconds", "0"), "seconds"),
         (("{root}", "--picture", "x.gif"), "must end in"),
         (("{root}", "--picture", "no/folder/x.png"), "there is no folder"),

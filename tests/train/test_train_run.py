@@ -235,7 +235,7 @@ def test_no_validation_without_held_out_episodes(data: Path, tmp_path: Path) -> 
 
 
 def test_bad_frames_are_treated_as_the_settings_say(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made: list[dict[str, Any]] = []
 
@@ -244,10 +244,12 @@ def test_bad_frames_are_treated_as_the_settings_say(
         return Loader(*arguments, **options)
 
     monkeypatch.setattr(pace, "Loader", noted)
+    monkeypatch.setattr(Loader, "substitutions", ("one", "another"))
     base = tiny_config(data, tmp_path / "r", steps=1, val_every=0)
     run.train(replace(base, data=replace(base.data, on_bad_frame="substitute")))
     assert made[0]["on_bad_frame"] == "substitute"
     assert made[0]["journal"] == tmp_path / "r/substitutions-0.jsonl"
+    assert f"2 samples could not be read, neighbours stood in: {made[0]['journal']}" in capsys.readouterr().err
 
 
 def test_too_little_memory_is_one_clear_error(data: Path, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from understudy.load.sizes import parse_bytes
 from understudy.order import Order
 from understudy.order.audit import audit, reading
 from understudy.order.deff import expected_uniform
+from understudy.train.settings import ConfigError
 
 WARM_BATCHES = 8
 """Batches that are thrown away before each round: more than are made ahead while nobody asks."""
@@ -90,12 +91,17 @@ class Setting:
         return EpisodeDataset(catalog, delta_timestamps=windows, keys=keys)
 
     def order(self, data: EpisodeDataset) -> Order:
-        """The order of a new run with this memory: any frame anywhere where all pictures stay decoded, else clips."""
+        """The order of a new run with this memory: any frame anywhere where all pictures stay decoded, else clips.
+
+        Raises ConfigError when the memory does not do for a batch.
+        """
         fits = picture_bytes(data) * len(data) <= parse_bytes(self.memory)
         in_flight = FRAMES_IN_FLIGHT if fits else max(1, min(FRAMES_IN_FLIGHT, len(data) - 1))
-        return fit_order(
-            [data], memory=parse_bytes(self.memory), batch=self.batch, seed=self.seed, frames_in_flight=in_flight
-        )[0]
+        memory = parse_bytes(self.memory)
+        try:
+            return fit_order([data], memory=memory, batch=self.batch, seed=self.seed, frames_in_flight=in_flight)[0]
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
 
 
 def picture_bytes(data: EpisodeDataset) -> int:

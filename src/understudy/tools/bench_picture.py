@@ -29,7 +29,14 @@ def draw(found: dict[str, Any], path: str) -> None:
         "svg.hashsalt": "understudy",  # the same picture twice is the same file
     }
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(9.5, 1.3 + 0.45 * len(sides)), layout="constrained")
+        figure = Figure(figsize=(9.5, 1.6 + 0.45 * len(sides)), layout="constrained")
+        at = found["conditions"]
+        figure.suptitle(
+            f"{found['path']}, batches of {found['batch']}; {at['cpu']}, {at['cores']} cores",
+            fontsize=9,
+            x=0.01,
+            ha="left",
+        )
         rates, costs = figure.subplots(1, 2, sharey=True)
         names = list(sides)[::-1]  # bars are stacked upwards, and we stand on top
         both = ((rates, "samples_per_s", "Samples per second"), (costs, "cpu_ms_per_sample", "CPU ms per sample"))

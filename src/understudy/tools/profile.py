@@ -152,9 +152,9 @@ def _time_chart(found: "Profile") -> str:
 
     figure, chart = axes(11.2, 2.2)
     left = 0.0
-    for number, (name, phase) in enumerate(found.phases.items()):
+    for (name, phase), colour in zip(found.phases.items(), (*COLOURS, "#7a8591")):  # what is left over is grey
         width = 1e3 * max(0.0, phase.worst)
-        chart.barh(1, width, left=left, color=COLOURS[number % len(COLOURS)], label=name, height=0.55)
+        chart.barh(1, width, left=left, color=colour, label=name, height=0.55)
         left += width
     chart.barh(0, 1e3 * found.step_s, color="#7a8591", height=0.55)
     chart.set_yticks([1, 0], ["phases, worst rank", "as it is trained"])

@@ -215,6 +215,9 @@ class TrainConfig:
             found.append(
                 f"policy: channels={self.policy.channels} and width={self.policy.width} must be multiples of 8"
             )
+        if self.keep_best != "none" and not (self.val_every and self.data.val_fraction):
+            never = "val_every" if not self.val_every else "data.val_fraction"
+            found.append(f"keep_best: {self.keep_best} needs held-out losses, and with {never} 0 there are none")
         if self.micro_batch and self.batch % self.micro_batch:
             found.append(f"micro_batch: {self.micro_batch}: must divide the batch of {self.batch}")
         if self.precision == "bf16-split" and self.parallel.dp_shard > 1:

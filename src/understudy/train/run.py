@@ -219,6 +219,8 @@ def _carry_on(run: RunDir, config: TrainConfig, data: RunData, mesh: Mesh, stop:
             stop.at_once = False  # from here on there is something to save
             _loop(training, data, loader, saver, log, stop)
             saver.wait()
+            if told := len(loader.substitutions):
+                print(f"{told} samples could not be read, neighbours stood in: {journal}", file=sys.stderr)
     if training.step < config.steps:
         if mesh.rank == 0:
             run.stop.unlink(missing_ok=True)
