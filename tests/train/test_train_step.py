@@ -22,7 +22,7 @@ from support.runs import tiny_config, tiny_dataset
 from understudy.data.errors import DatasetError
 from understudy.load.loader import Loader
 from understudy.policies.flow_policy import FlowPolicy
-from understudy.policies.losses import scalar
+from understudy.policies.losses import Loss, scalar
 from understudy.train import parallel
 from understudy.train.adamw import Float32AdamW
 from understudy.train.config import AugmentConfig, EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
@@ -226,6 +226,19 @@ def test_a_step_never_waits_for_the_device(mesh: Mesh, policy: FlowPolicy, batch
         assert asks.count == 1
 
 
+def test_a_process_on_its_own_does_not_talk_to_itself(
+    mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collective of one costs as much CPU as a layer of a small network."""
+
+    def talks(*_: object, **__: object) -> None:
+        raise AssertionError("a collective")
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", talks)
+    stepped(mesh, policy, adamw(policy, OptimConfig()), batch, *drawn(batch), lr=1e-2, accumulate=2)
+    assert mesh.votes(True, False) == [True, False]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-split"])
 def test_a_step_never_waits_for_a_gpu(root: Path, precision: Any) -> None:
@@ -322,6 +335,44 @@ def test_what_is_frozen_keeps_every_bit_and_has_no_moments(
         still = name.startswith("text.") or name.endswith(".bias")
         assert torch.equal(p, q[1]) == still, name
         assert (p in optimizer.state) != still, name
+
+
+class TwoTerms(FlowPolicy):
+    """Also wants its first weights to be small: per sample their squares' sum, over three elements."""
+
+    asked: list[list[str]]
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        return ("flow", "size")
+
+    def counts(self, batch: Any, draws: int) -> dict[str, torch.Tensor]:
+        return {**super().counts(batch, draws), "size": torch.tensor(3 * len(batch["action"]))}
+
+    def losses(self, batch: Any, noise: torch.Tensor, time: torch.Tensor, terms: Any = None) -> dict[str, Loss]:
+        self.asked.append(list(terms))
+        found, ones = super().losses(batch, noise, time, terms), torch.ones(len(noise), dtype=torch.float64)
+        size = next(self.parameters()).square().sum() * ones.float()
+        return {**found, "size": Loss(size, 3 * ones)} if "size" in terms else found
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_terms_are_weighed_each_over_its_own_count_and_those_that_weigh_nothing_are_not_computed(
+    mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any], parts: int
+) -> None:
+    policy.__class__, policy.asked = TwoTerms, []  # type: ignore[assignment]
+    first, found = next(policy.parameters()), {}
+    value = first.detach().clone()
+    for factor in (0.0, 0.5):
+        weights = loss_weights(policy.terms, OptimConfig(loss_weights={"size": factor}))
+        micro = parts_of(batch, *drawn(batch), parts)
+        optimizer = adamw(policy, OptimConfig(weight_decay=0.0))
+        result = optimizer_step(policy, optimizer, micro, mesh, lr=0.0, clip=math.inf, weights=weights)
+        assert first.grad is not None
+        found[factor] = result.loss, first.grad.clone()
+    assert policy.asked == [["flow"]] * parts + [["flow", "size"]] * parts
+    assert torch.allclose(found[0.5][0] - found[0.0][0], 0.5 * value.square().sum() / 3, rtol=1e-4)
+    assert torch.allclose(found[0.5][1] - found[0.0][1], 0.5 * 2 * value / 3, rtol=1e-4, atol=1e-5)
 
 
 def test_patterns_and_terms_that_fit_nothing_are_told(policy: FlowPolicy) -> None:

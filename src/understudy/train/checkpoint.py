@@ -129,7 +129,7 @@ def latest(folder: Path) -> Path | None:
 
 
 def best(folder: Path, metric: str) -> Path | None:
-    """The complete checkpoint with the lowest `metric` of its validation (the earliest of equals), if one has a finite one."""
+    """The complete checkpoint with the lowest finite `metric` of its validation (the earliest of equals), if any."""
     found: list[tuple[float, Path]] = []
     for step in steps(folder):
         path = folder / f"step-{step:08d}"
