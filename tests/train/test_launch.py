@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -221,6 +222,16 @@ def test_who_failed_is_told(
     told = capfd.readouterr().err
     for text in says:
         assert text in told
+
+
+def test_the_reason_is_told_also_where_the_rank_that_noticed_left_first(capfd: pytest.CaptureFixture) -> None:
+    noticed, reason = launcher._Rank(0, 2, code=1), launcher._Rank(1, 2, code=2, tail=bytearray(b"the picture is bad"))
+    for rank in (noticed, reason):
+        rank.process = SimpleNamespace(pid=1)  # type: ignore[assignment]
+    assert launcher._blame([noticed, reason], [], "understudy") == 1
+    told = capfd.readouterr().err
+    assert "rank 0 of 2 failed with exit code 1" in told
+    assert "the last that rank 1 said:\n  | the picture is bad" in told
 
 
 def test_what_all_ranks_find_wrong_is_said_once(

@@ -36,6 +36,7 @@ FAILED = 1
 SETTLE = 0.5  # seconds to see who else fails: the first to leave is not always the one to blame
 GRACE = 5.0  # seconds between asking the others to leave and making them
 TAIL = 8192  # bytes of a silent rank's output that are kept for the case that it fails
+SHOWN = 4  # ranks that failed whose last words are shown
 PORT = 29500  # torch's own, where hosts must agree without talking
 FORWARDED = {
     signal.SIGTERM: signal.SIGTERM,
@@ -178,7 +179,7 @@ class _Rank:
         """Lines; only of a silent rank that has left."""
         if self.listener is not None:
             self.listener.join(1.0)  # what it started may hold the pipe open for longer
-        return self.tail.decode(errors="replace").strip().splitlines()[-30:]
+        return self.tail.decode(errors="replace").strip().splitlines()
 
     def wait(self, ended: "queue.SimpleQueue[_Rank]") -> None:
         assert self.process is not None
@@ -261,8 +262,10 @@ def _blame(failed: Sequence[_Rank], asked: Sequence[signal.Signals], name: str) 
         return first.code or FAILED  # wrong input: rank 0 has said what is wrong with it, and all have found it
     lines = [f"{name}: rank {first.number} of {first.world} {_how(first)}; the others were stopped"]
     lines += [f"  rank {rank.number} then {_how(rank)}" for rank in failed if rank is not first]
-    if said := first.last_words():
-        lines += [f"  the last that rank {first.number} said:", *(f"  | {line}" for line in said)]
+    # The first to leave may only have noticed that another one was about to.
+    for rank in [first, *(rank for rank in failed if rank is not first)][:SHOWN]:
+        if said := rank.last_words()[-30 if rank is first else -5 :]:
+            lines += [f"  the last that rank {rank.number} said:", *(f"  | {line}" for line in said)]
     print("\n".join(lines), file=sys.stderr)
     return max(first.code or 0, FAILED)
 
