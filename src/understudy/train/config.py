@@ -150,8 +150,8 @@ class TrainConfig:
     """Samples per step, over all processes and micro-batches."""
     micro_batch: Annotated[int, Ge(1)] | None = None
     """Samples that a process computes at a time; gradients are added up until the batch is whole. None is its share of
-    the batch at once: the fastest where the memory bears it. With a number, a run in fp32 on CPUs is the same bits on however
-    many processes; without, their number changes how sums are rounded."""
+    the batch at once: the fastest where the memory bears it. With a number, a run in fp32 on CPUs is the same bits on
+    however many processes; without, their number changes how sums are rounded."""
     seed: Annotated[int, Interval(ge=0, lt=2**63)] = 0
     """Decides the order, every draw inside a sample, and the first weights."""
     data: DataConfig = field(default_factory=DataConfig)
