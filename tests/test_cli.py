@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,13 @@ def test_a_file_may_leave_to_the_flags_what_is_required(
     assert "data.root: required" in capsys.readouterr().err
     assert run("train", file, "--data.root", data, "--out", tmp_path / "r") == 0
     assert not (tmp_path / "r/report.html").exists()
+
+
+def test_warnings_are_one_line_without_our_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    assert cli.main(["--version"]) == 0
+    assert warnings.formatwarning("a camera is left out", UserWarning, "x.py", 3) == "note: a camera is left out\n"
+    assert warnings.formatwarning("old", DeprecationWarning, "x.py", 3) == "DeprecationWarning: old\n"
 
 
 @pytest.mark.parametrize(

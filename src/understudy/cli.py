@@ -14,6 +14,7 @@ import inspect
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -75,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
+    if not debug:
+        warnings.formatwarning = _one_line
     if not arguments or arguments[0] in ("-h", "--help"):
         print(overview())
         return 0 if arguments else WRONG_INPUT
@@ -88,6 +91,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_unknown(arguments[0]), file=sys.stderr)
         return WRONG_INPUT
     return _guarded(name, arguments[len(name.split()) :], debug)
+
+
+def _one_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning as a person reads it; where in our code it was said is for --debug."""
+    return f"{'note' if category is UserWarning else category.__name__}: {message}\n"
 
 
 def overview() -> str:

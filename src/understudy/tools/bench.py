@@ -152,7 +152,10 @@ def told(found: dict[str, Any]) -> str:
         lines.append(f"{name:<{width}}{cells}")
     if rival and "missing" in rival:
         lines.append(f"LeRobot was not measured: {rival['missing']}")
+    if found["limit"] and found["work"]["decode"] < 0.01:
+        lines.append("Nothing was decoded in these rounds: all pictures fit into memory. Less --memory shows decoding.")
     work, order, at = found["work"], found["order"], found["conditions"]
+    walk = f"{order['lanes']} lanes of clips of {order['clip']}" if order["clip"] > 1 else "any frame anywhere"
     deff = ", ".join(f"{value:.2f}" for value in order["deff"])
     lines += [
         "",
@@ -160,7 +163,7 @@ def told(found: dict[str, Any]) -> str:
         f"first batch after {found['first_batch_s']:.2f} s",
         "work          " + ", ".join(f"{name} {share:.0%}" for name, share in work.items())
         + f"; the consumer, doing nothing, waited {found['waited_share']:.0%} of the time",
-        f"order         {order['lanes']} lanes of clips of {order['clip']}; deff over 1, 8, 64 batches: {deff} "
+        f"order         {walk}; deff over 1, 8, 64 batches: {deff} "
         f"(1 batch of a uniform shuffle: {order['deff_uniform']:.2f})",
         *(f"{'' if i else 'plan':<14}{line}" for i, line in enumerate(found["plan"].splitlines())),
         f"measured      {at['date']} UTC, {at['cpu']}, {at['cores']} cores, load average "
