@@ -60,6 +60,8 @@ class Memory:
     epochs: float
     megabytes: float
     spread: float
+    medians: tuple[float, ...]
+    """MB, of each stretch: growth shows as a slope."""
 
 
 def steady(setting: Setting, seconds: float, every: float) -> Memory:
@@ -80,7 +82,8 @@ def steady(setting: Setting, seconds: float, every: float) -> Memory:
         samples = loader.position
     size = len(seen) // STRETCHES
     medians = [median(seen[i * size : (i + 1) * size]) for i in range(STRETCHES)]
-    return Memory(now - start, samples, samples / len(data), median(seen) / 1e6, max(medians) / min(medians) - 1)
+    spread, shown = max(medians) / min(medians) - 1, tuple(round(value / 1e6, 1) for value in medians)
+    return Memory(now - start, samples, samples / len(data), median(seen) / 1e6, spread, shown)
 
 
 @dataclass(frozen=True)
@@ -217,6 +220,7 @@ def main() -> None:
         verdict = (
             f"{'' if memory.spread <= 0.02 else 'FAILED: '}{memory.megabytes:,.0f} MB, flat within {memory.spread:.1%}"
         )
+        print(f"MB, stretch by stretch: {', '.join(map(str, memory.medians))}", file=sys.stderr)
         print(f"| {_date()} | loader, {memory.seconds / 60:.0f} min at full rate | {told} | {verdict} | {place} |")
     sys.exit(0 if passed else 1)
 
