@@ -83,6 +83,29 @@ def test_wishes_to_wait_do_not_add_up_for_ever(monkeypatch: pytest.MonkeyPatch) 
     assert 3 <= asked <= 4
 
 
+def test_only_the_same_oddity_again_and_again_is_believed() -> None:
+    failures = [Transient("odd", tries=2), Transient("slow"), Transient("odd", tries=2), Transient("slow")]
+
+    def act() -> str:
+        if failures:
+            raise failures.pop()
+        return "yes"
+
+    assert attempt(act, "x", Patience(first=0.001, longest=0.002), threading.Event()) == "yes"
+
+
+def test_what_others_evicted_is_claimed_anew(server: RangeServer, tmp_path: Path) -> None:
+    source = files_of(server, tmp_path).source("a.mp4")
+    assert isinstance(source, RemoteSource)
+    source.read(100_000, 1_000)
+    (path,) = tmp_path.glob(f"v1/objects/*/*/{100_000:x}-*")
+    path.unlink()
+    entry = source._root.elsewhere.cache.entry(source._key)
+    claims, busy = entry.claim(100_000, 1_000, 1 << 20)
+    assert ([(claim.start, claim.end) for claim in claims], busy) == ([(100_000, 101_000)], False)
+    entry.abandon(claims[0])
+
+
 def test_a_wish_may_be_a_date_by_the_clock_of_the_server() -> None:
     then = 1_000_000_000.0
     dates = {
@@ -229,13 +252,19 @@ def test_few_files_are_open_whatever_is_fetched_ahead(tmp_path: Path, monkeypatc
         while files.elsewhere.fetcher._jobs or files.elsewhere.fetcher._idle < len(files.elsewhere.fetcher._threads):
             assert time.monotonic() < until
             time.sleep(0.005)
-        pinned = [name for name in map(_target, os.listdir("/proc/self/fd")) if "/objects/" in name]
+        pinned = [
+            name for name in map(_target, os.listdir("/proc/self/fd")) if str(tmp_path) in name and "/objects/" in name
+        ]
         assert len(pinned) == 20
+        entries = files.elsewhere.cache._entries.values()
+        assert sum(len(entry.pins) for entry in entries) == 20, "what was let go may be pinned again"
         assert len(os.listdir("/proc/self/fd")) - before < 20 + 40
         newest = sources[-1]
         assert any(newest._key in name for name in pinned), "the oldest are let go, not the newest refused"  # type: ignore[attr-defined]
         files.close()
-        assert not [name for name in map(_target, os.listdir("/proc/self/fd")) if "/objects/" in name]
+        assert not [
+            name for name in map(_target, os.listdir("/proc/self/fd")) if str(tmp_path) in name and "/objects/" in name
+        ]
 
 
 def _target(number: str) -> str:
