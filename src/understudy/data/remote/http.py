@@ -289,5 +289,8 @@ def _time(text: str | None) -> float:
 
 
 def _short(error: BaseException) -> str:
+    cause = getattr(error.args[0], "reason", None) if error.args else None
+    if isinstance(cause, Exception):  # of urllib3's retries: what happened, without the wrappings
+        return str(cause).partition("): ")[2][:160] or type(cause).__name__
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:160]}" if text else type(error).__name__
