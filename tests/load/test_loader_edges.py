@@ -20,9 +20,11 @@ from understudy.data.packets import open_packets
 from understudy.data.remote.retry import Stopped, give_up_when
 from understudy.data.samples import EpisodeDataset
 from understudy.load.buffers import Buffers
+from understudy.load.chains import Spent, _Strand
 from understudy.load.engine import Engine
 from understudy.load.loader import Loader
 from understudy.load.plan import fit_order
+from understudy.load.residency import KeptPictures, kept
 from understudy.load.sizes import parse_bytes
 from understudy.order import Order
 from understudy.order.draws import SampleRng
@@ -197,6 +199,44 @@ def test_the_first_error_comes_where_it_belongs(data: EpisodeDataset, order: Ord
             saved = bad.pop(22)
             assert same(next(loader), expected[3])
             bad[22] = saved
+
+
+def test_an_error_behind_a_batch_does_not_hold_it_back(data: EpisodeDataset, order: Order) -> None:
+    """One thread fails at the second batch while another is still at work on the first."""
+    second = {int(SampleRng(order.seed, "augment", p).integers(0, 1 << 31)) for p in range(BATCH, 2 * BATCH)}
+    first = int(SampleRng(order.seed, "augment", 0).integers(0, 1 << 31))
+
+    def failing(pictures: dict[str, torch.Tensor], rng: Any) -> None:
+        key = int(rng.integers(0, 1 << 31))
+        if key in second:
+            raise ArithmeticError("second")
+        for _ in range(3000 if key == first else 0):
+            if loader._engine is not None and loader._engine._error is not None:
+                break
+            threading.Event().wait(0.01)
+
+    expected = batches(data, order, 1)[0]
+    with Loader([data], order=order, threads=2, augment=failing) as loader:
+        assert same(next(loader), expected)
+        with pytest.raises(ArithmeticError, match="second"):
+            next(loader)
+
+
+def test_two_threads_that_miss_a_picture_decode_it_once(data: EpisodeDataset) -> None:
+    pictures = kept(data).pictures
+    assert isinstance(pictures, KeptPictures)
+    shape = pictures._episode(TOP, 3).pictures.shape[1:]
+    outs, spent = [np.empty((1, *shape), np.uint8) for _ in range(2)], [Spent(), Spent()]
+    episode = pictures._episode(TOP, 3)
+    threads = [threading.Thread(target=pictures.into, args=(TOP, 3, [5], out, one)) for out, one in zip(outs, spent)]
+    with episode.filling:  # both have seen that it is not there
+        for thread in threads:
+            thread.start()
+        threading.Event().wait(0.2)
+    for thread in threads:
+        thread.join()
+    assert sorted(one.pictures > 0 for one in spent) == [False, True]
+    assert (outs[0] == outs[1]).all()
 
 
 def least(data: EpisodeDataset, order: Order) -> int:
@@ -397,3 +437,24 @@ def test_what_nobody_keeps_is_used_again(data: EpisodeDataset, order: Order) -> 
     address = two.ctypes.data
     del two
     assert buffers.take((4, 4)).ctypes.data == address  # the freed one, not the one that is held
+
+
+def test_chains_let_go_of_what_no_sample_needs_any_more(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = EpisodeDataset(root, delta_timestamps={TOP: [-0.2, 0.0]}, picture_cache_bytes=0)
+    order = Order.of([data], batch=1, seed=1, clip=100, lanes=1)
+    held: list[int] = []
+    plain = _Strand.make
+
+    def make(self: _Strand, at: int, out: np.ndarray, spent: Spent) -> None:
+        plain(self, at, out, spent)
+        held.append(len(self._held))
+
+    monkeypatch.setattr(_Strand, "make", make)
+    with Loader([data], order=order, memory=least(data, order) + 600_000) as loader:
+        assert loader.plan.kept == (False,)
+        for _ in range(120):
+            next(loader)
+        holding, halo = loader.plan.holdings[0], sum(data.reach)
+    assert holding.ahead >= 1
+    # A run may reach on to a key frame, at most as far again.
+    assert 1 <= max(held) <= 2 * holding.ahead + halo < 40

@@ -13,7 +13,9 @@ from understudy.data.errors import DatasetError
 from understudy.data.packets import open_packets
 from understudy.data.samples import EpisodeDataset
 from understudy.load.loader import Loader
+from understudy.load.substitute import Substitutes
 from understudy.order import Order
+from understudy.order.draws import SampleRng
 
 TOP = "observation.images.top"
 BATCH, STEPS = 4, 24
@@ -151,3 +153,31 @@ def test_a_word_that_is_no_policy(sound: Path) -> None:
     data = opened(sound)
     with pytest.raises(ValueError, match="on_bad_frame 'skip'"):
         Loader([data], order=order_of(data), on_bad_frame="skip")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("memory", ["1.6MB", "1GB"])
+def test_substitutes_are_augmented_as_the_samples_they_stand_for(damaged: Path, memory: str) -> None:
+    def paint(pictures: dict[str, torch.Tensor], rng: SampleRng) -> None:
+        for picture in pictures.values():
+            picture[:] = int(rng.integers(0, 256))
+
+    data = opened(damaged)
+    order = order_of(data)
+    loader = Loader([data], order=order, memory=memory, on_bad_frame="substitute", augment=paint)
+    found = take(loader)
+    assert len(loader.substitutions) >= 3
+    for picture, position in zip(found[TOP], found["position"].tolist()):
+        assert (picture == int(SampleRng(order.seed, "augment", position).integers(0, 256))).all()
+
+
+def test_what_was_made_ahead_and_is_made_again_is_told_once(sound: Path, tmp_path: Path) -> None:
+    data, journal = opened(sound), tmp_path / "journal.jsonl"
+    order = order_of(data)
+    substitutes = Substitutes(order, journal, 0.5)
+    found = []
+    for position in (0, 1, 0):  # 0 was given up with its loader's threads
+        _, episode, frame = (int(a[0]) for a in order.locate([position]))
+        found.append(substitutes.find(position, 0, episode, frame, "broken", lambda episode, frame: None))
+    assert found[2] == found[0]
+    told = [json.loads(line)["position"] for line in journal.read_text().splitlines()]
+    assert told == [one.position for one in substitutes.made] == [0, 1]
