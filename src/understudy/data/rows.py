@@ -117,6 +117,7 @@ class Rows:
                 self._cache.move_to_end(file)
                 return loaded
         loaded = self._read(file)
+        pa.default_memory_pool().release_unused()  # what reading took for a moment, three times the columns themselves
         with self._lock:
             self._cache[file] = loaded
             self._cache.move_to_end(file)
