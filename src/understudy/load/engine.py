@@ -76,6 +76,8 @@ class Engine:
             while (making := self._made.get(number)) is None or not making.ready:
                 if self._error and self._error[0] <= number:
                     raise self._error[1]
+                if self._stopping:  # by another thread: nobody makes it any more
+                    raise SourceFailed("the loader was closed while a batch was waited for", fix="close it afterwards")
                 self._change.wait()
             del self._made[number]
             self._taken += 1
