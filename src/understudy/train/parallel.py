@@ -196,6 +196,8 @@ def chosen_device(config: TrainConfig, local_rank: int) -> torch.device:
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     count = torch.cuda.device_count()
+    if not count:
+        raise ConfigError("device: cuda, but torch sees no GPU here: use --device cpu, or a build of torch for the GPU")
     if local_rank >= count:
         raise ConfigError(
             f"device: {count} GPUs on this host, and none for its process {local_rank}: start at most {count} here, "
