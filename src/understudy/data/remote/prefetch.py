@@ -21,7 +21,8 @@ class Fetcher:
         self._most = threads
         self._jobs: deque[Callable[[threading.Event], None]] = deque()
         self._wake = threading.Condition()
-        self._threads: set[threading.Thread] = set()
+        self._threads: set[threading.Thread] = set()  # that take jobs
+        self._started: list[threading.Thread] = []  # and those that are just ending
         self._idle = 0
         self.stop = threading.Event()  # of everything under way; a new one follows a stop
 
@@ -33,6 +34,7 @@ class Fetcher:
                 thread = threading.Thread(target=self._run, args=(self.stop,), name="understudy-fetch", daemon=True)
                 self._threads.add(thread)
                 thread.start()
+                self._started = [*(one for one in self._started if one.is_alive()), thread]
             self._wake.notify()
 
     def _run(self, stop: threading.Event) -> None:
@@ -63,7 +65,7 @@ class Fetcher:
             self._jobs.clear()
             stop, self.stop = self.stop, threading.Event()
             stop.set()
-            threads = list(self._threads)
+            threads = list(self._started)
             self._wake.notify_all()
         end = time.monotonic() + wait
         while any(thread.is_alive() for thread in threads) and time.monotonic() < end:
