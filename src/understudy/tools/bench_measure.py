@@ -138,8 +138,8 @@ class Trial:
         self.batch_bytes = sum(value.nbytes for value in batch.values() if isinstance(value, Tensor))
 
     def measure(self, seconds: float) -> Round:
-        """Take batches for so long, after a few that are not counted."""
-        for _ in range(WARM_BATCHES):
+        """Take batches for so long, after some that are not counted: the first time, one turn of all lanes."""
+        for _ in range(max(WARM_BATCHES, 0 if self._spent else self._turn())):
             self._take()
         parts, waited = self._parts(), self.loader.waited
         start, cpu, batches = time.perf_counter(), time.process_time(), 0
@@ -152,6 +152,12 @@ class Trial:
         new = {"waited": self.loader.waited - waited} | {k: v - parts[k] for k, v in self._parts().items()}
         self.parts = {key: self.parts.get(key, 0.0) + value for key, value in new.items()}
         return found
+
+    def _turn(self) -> int:
+        """Batches until each lane has read its first run: until then more is decoded than is handed out."""
+        plan, sources = self.loader.plan, self.order.spec.sources
+        read = [s.lanes * h.ahead for s, h, kept in zip(sources, plan.holdings, plan.kept) if s.shuffle and not kept]
+        return -(-sum(read) // self.order.batch)
 
     def _parts(self) -> dict[str, float]:
         times = self.loader.times
