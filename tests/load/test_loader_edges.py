@@ -348,7 +348,7 @@ def test_an_order_that_fits(tmp_path: Path) -> None:
             next(loader)
             return loader.plan.holdings[0].ahead
 
-    tight = least(data, wished) + 60_000
+    tight = least(data, wished) + 120_000
     order, said = fit_order([data], memory=tight, **options)
     assert (ahead(wished), ahead(order)) == (0, 4)
     frames = int(said[0].split()[0])

@@ -1,6 +1,7 @@
 """The short form of `make soak` for the loader, and that it would notice what it is there for."""
 
 import importlib.util
+import mmap
 import os
 import re
 import subprocess
@@ -79,7 +80,8 @@ def test_memory_that_grows_is_noticed(root: Path, soak: ModuleType, monkeypatch:
     plain, held = Loader.__next__, []
 
     def leaking(self: Loader) -> dict:
-        held.append(bytearray(b"x" * 2_000_000))
+        held.append(mmap.mmap(-1, 2_000_000))  # not from malloc, which may have as much to spare
+        held[-1].write(b"x" * 2_000_000)
         return plain(self)
 
     monkeypatch.setattr(Loader, "__next__", leaking)

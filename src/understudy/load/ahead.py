@@ -144,5 +144,5 @@ class Ahead:
             keys = dataset.pictures.reader(camera, row).key_frames - int(dataset.catalog.videos(camera).first[row])
             key = int(keys[min(np.searchsorted(keys, todo[stop]), len(keys) - 1)])
             aligned = int(np.searchsorted(todo, key))
-            stop = aligned if 0 <= aligned - stop < holding.ahead else stop
+            stop = aligned if 0 <= aligned - stop < count else stop
         return int(todo[stop - 1])
