@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from support.order_sources import episodes, sources
 from understudy.order import Order
+from understudy.order.lanes import _epoch
 
 
 def brute_force(order: Order, position: int, span: int) -> list[int]:
@@ -21,12 +22,17 @@ def whereabouts(order: Order, positions: np.ndarray) -> tuple[np.ndarray, ...]:
     source, index = order.streams(positions)
     _, epoch = order.epochs(positions)
     _, lane = order.lanes(positions)
-    clip = np.empty_like(source)
+    clip, turn = np.empty_like(source), np.zeros_like(source)
     for d in np.unique(source):
         own, spec = source == d, order.spec.sources[d]
         line = order._lanes[d].line(index[own]).view(np.int64)
         clip[own] = line // spec.clip if spec.shuffle else 0
-    return source, epoch, clip, lane
+        if spec.shuffle:  # behind the end of the turned line it goes on at its beginning: a clip cut there is two
+            i = index[own].view(np.int64) % spec.frames // spec.lanes
+            length, longer = divmod(spec.frames, spec.lanes)
+            shift = np.array([_epoch(order._lanes[d], int(e)).shift for e in epoch[own]])
+            turn[own] = (lane[own] * length + np.minimum(lane[own], longer) + i + shift) // spec.frames
+    return source, epoch, clip, lane, turn
 
 
 @settings(max_examples=60, deadline=None)
