@@ -33,6 +33,8 @@ from understudy.train.settings import ConfigError
 
 STOPPED = 75
 FAILED = 1
+WAKE = 0.5
+"""Seconds after which the main thread looks up: a signal that the system gives to another thread wakes it not."""
 SETTLE = 0.5  # seconds to see who else fails: the first to leave is not always the one to blame
 GRACE = 5.0  # seconds between asking the others to leave and making them
 TAIL = 8192  # bytes of a silent rank's output that are kept for the case that it fails
@@ -237,7 +239,10 @@ def _watch(ranks: Sequence[_Rank], asked: Sequence[signal.Signals], name: str) -
         threading.Thread(target=rank.wait, args=(ended,), daemon=True).start()
     left, failed = len(ranks), list[_Rank]()
     while left and not failed:
-        rank, left = ended.get(), left - 1
+        try:
+            rank, left = ended.get(timeout=WAKE), left - 1
+        except queue.Empty:
+            continue
         failed += [rank] if rank.code not in (0, STOPPED) else []
     if not failed:
         return max(rank.code or 0 for rank in ranks)
