@@ -55,7 +55,9 @@ class Launched:
     """A launcher in a process of its own, so that signals and kills meet it as they do in the world."""
 
     def __init__(self, folder: Path, count: int, *words: str) -> None:
-        code = f"import sys; from understudy.train.launch import launch; sys.exit(launch(sys.argv[1:], {count}))"
+        # Whatever signals an earlier test's library has blocked in this process, a shell would not.
+        code = "import signal, sys; signal.pthread_sigmask(signal.SIG_SETMASK, []); "
+        code += f"from understudy.train.launch import launch; sys.exit(launch(sys.argv[1:], {count}))"
         self.folder = folder
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, *ranks(folder, *words)], stderr=subprocess.PIPE, text=True
