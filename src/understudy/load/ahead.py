@@ -17,7 +17,7 @@ import numpy as np
 from understudy.data.errors import DatasetError
 from understudy.data.remote.retry import give_up_when
 from understudy.data.samples import EpisodeDataset
-from understudy.load.chains import Holding
+from understudy.load.chains import Holding, to_key_frame
 from understudy.load.making import Stream, first_round, first_run
 
 _RUN = 256  # samples of a clip that are fetched at once: a request should be worth its latency and its work
@@ -141,8 +141,6 @@ class Ahead:
         todo = np.unique(wanted)
         stop = max(int(np.searchsorted(todo, wanted[0].max())) + 1, min(count, len(todo)))
         if holding.ahead > 1 and not holding.keep and stop < len(todo):
-            keys = dataset.pictures.reader(camera, row).key_frames - int(dataset.catalog.videos(camera).first[row])
-            key = int(keys[min(np.searchsorted(keys, todo[stop]), len(keys) - 1)])
-            aligned = int(np.searchsorted(todo, key))
-            stop = aligned if 0 <= aligned - stop < count else stop
+            keys = dataset.pictures.reader(camera, row).key_frames
+            stop = to_key_frame(todo, stop, count, keys, -int(dataset.catalog.videos(camera).first[row]))
         return int(todo[stop - 1])

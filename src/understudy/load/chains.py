@@ -217,14 +217,25 @@ class _Strand:
             return stop
         piece = int(self._todo[stop]) >> _PIECE
         keys = self._cursors.reader(self._dataset, self._camera, self._rows[piece]).key_frames
-        number = int(self._todo[stop]) - (piece << _PIECE)
-        following = int(np.searchsorted(keys, number))
-        key = int(keys[following]) if following < len(keys) else number
-        aligned = int(np.searchsorted(self._todo, key + (piece << _PIECE)))
-        return aligned if aligned - stop < run else stop
+        return to_key_frame(self._todo, stop, run, keys, piece << _PIECE)
 
     def close(self) -> None:
         self._held.clear()
         if self._cursor is not None:
             self._cursors.give(self._cursor)
             self._cursor = None
+
+
+def to_key_frame(todo: np.ndarray, stop: int, run: int, keys: np.ndarray, base: int) -> int:
+    """Where a run of a shared decoder ends that should end at `stop`: at the key frame behind it, so that the next run
+    begins for nothing, unless that is as far again as the run is long.
+
+    Args:
+        todo: int64 (n,), increasing, what is decoded, numbered as the file's pictures plus `base`; stop, run: places in
+            it and their number. keys: int64 (k,), the file's key frames.
+    """
+    number = int(todo[stop]) - base
+    following = int(np.searchsorted(keys, number))
+    key = int(keys[following]) if following < len(keys) else number
+    aligned = int(np.searchsorted(todo, key + base))
+    return aligned if aligned - stop < run else stop
