@@ -5,31 +5,20 @@ Not here: any figure; they come from `bench.measure`.
 
 from typing import Any
 
-_COLOURS = {"understudy": "#0b6e4f", "decode limit": "#8d99ae", "LeRobot": "#d98a29"}
-_WORK = {"fetch": "#7b5ea7", "decode": "#3a6ea5", "convert": "#56a8d8", "assemble": "#b08a00"}
+from understudy.tools.picture_style import BLUE, GREEN, GREY, ORANGE, VIOLET, picture
+
+_COLOURS = {"understudy": GREEN, "decode limit": GREY, "LeRobot": ORANGE}
+_WORK = {"fetch": VIOLET, "decode": BLUE, "convert": "#56a8d8", "assemble": "#b08a00"}
 
 
 def draw(found: dict[str, Any], path: str) -> None:
     """Draw the figures to a .png, .svg or .pdf file."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
     sides = {"understudy": found}
     if found["limit"]:
         sides["decode limit"] = found["limit"]
     if found["lerobot"] and "missing" not in found["lerobot"]:
         sides["LeRobot"] = found["lerobot"]
-    style: dict[Any, Any] = {
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.titlesize": 10,
-        "axes.titleweight": "bold",
-        "axes.titlelocation": "left",
-        "svg.hashsalt": "understudy",  # the same picture twice is the same file
-    }
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=(9.5, 1.6 + 0.45 * len(sides)), layout="constrained")
+    with picture(path, 9.5, 1.6 + 0.45 * len(sides), dpi=130) as figure:
         at = found["conditions"]
         figure.suptitle(
             f"{found['path']}, batches of {found['batch']}; {at['cpu']}, {at['cores']} cores",
@@ -57,4 +46,3 @@ def draw(found: dict[str, Any], path: str) -> None:
                 axes.text(value, at, text, va="center", ha="left")
             axes.set_xlim(0, max(values) * 1.15)
             axes.tick_params(axis="y", length=0)
-        figure.savefig(path, dpi=130, metadata={"Date": None} if path.endswith(".svg") else None)

@@ -7,39 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from understudy.tools.picture_style import BLUE, GREEN, GREY, ORANGE, VIOLET, picture
+
 if TYPE_CHECKING:
     from understudy.tools.order_explain import Comparison, Side
 
 BATCHES = 16  # of the lower row
 _COLOURS = {
-    "clips": "#0b6e4f",
-    "uniform": "#8d99ae",
-    "episode lanes": "#3a6ea5",
-    "block shuffle": "#7b5ea7",
-    "worker pool": "#d98a29",
+    "clips": GREEN,
+    "uniform": GREY,
+    "episode lanes": BLUE,
+    "block shuffle": VIOLET,
+    "worker pool": ORANGE,
     "episode stream": "#c0392b",
 }
 
 
 def draw(comparison: "Comparison", path: str) -> None:
     """Draw the comparison to a .png, .svg or .pdf file."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
     sides = [side for side in comparison.sides if side.figures]
-    style: dict[Any, Any] = {
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.titlesize": 10,
-        "axes.titleweight": "bold",
-        "axes.titlelocation": "left",
-        "svg.hashsalt": "understudy",  # the same picture twice is the same file
-    }
-    with plt.rc_context(style):
-        figure = plt.figure(figsize=(11, 6.4), layout="constrained")
+    with picture(path, 11, 6.4, dpi=110) as figure:
         halves: Any = figure.subfigures(2, 1, height_ratios=[1.15, 1])
         upper, lower = halves
         noise, cost = upper.subplots(1, 2, width_ratios=[1.7, 1])
@@ -57,8 +44,6 @@ def draw(comparison: "Comparison", path: str) -> None:
             _draw_episodes(axes, side, comparison.start, comparison.order.batch)
         low, high = axes.get_ylim()  # shared: the tallest panel's
         axes.set_ylim(min(low, 0), high * 1.04)
-        figure.savefig(path, dpi=110, metadata={"Date": None} if path.endswith(".svg") else None)
-        plt.close(figure)
 
 
 def _draw_noise(axes: Any, sides: "list[Side]") -> None:

@@ -1,0 +1,40 @@
+"""What the pictures of `bench` and `order` share: their looks, and how they are written. Needs matplotlib.
+
+Not here: what is drawn (`bench_picture.py`, `order_picture.py`), and the charts of pages, which take the page's colours
+(`html.py`).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+GREEN = "#0b6e4f"  # what is ours
+GREY = "#8d99ae"  # what it is measured against
+ORANGE = "#d98a29"
+BLUE = "#3a6ea5"
+VIOLET = "#7b5ea7"
+
+_STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "svg.hashsalt": "understudy",  # the same picture twice is the same file
+}
+
+
+@contextmanager
+def picture(path: str, width: float, height: float, dpi: int) -> Iterator["Figure"]:
+    """An empty figure, in inches, which is written to a .png, .svg or .pdf file when it has been drawn on."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")  # not pyplot's: needs no display, is not kept
+        yield figure
+        figure.savefig(path, dpi=dpi, metadata={"Date": None} if path.endswith(".svg") else None)
