@@ -5,6 +5,7 @@ import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -19,10 +20,11 @@ from support.servers import RangeServer, folder
 from support.videos import container_decode, write_video
 from understudy import cli
 from understudy.data.catalog import Catalog
-from understudy.data.errors import DatasetError
+from understudy.data.errors import DatasetError, MissingFile, SourceFailed
 from understudy.data.files import Files
-from understudy.data.remote.retry import Patience
+from understudy.data.remote.retry import Patience, Transient
 from understudy.data.remote.settings import Remote
+from understudy.data.remote.stores import tried
 from understudy.data.samples import EpisodeDataset
 from understudy.data.video import open_video
 from understudy.train.settings import dump_yaml
@@ -151,6 +153,36 @@ def test_another_driver(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(type(fs), "info", lambda self, path: {"name": path, "size": 100, "type": "file"})
     with pytest.raises(DatasetError, match="neither a checksum nor a time of change"):
         Files("memory://changing", remote).source("a")
+
+
+def _answered(status: int) -> OSError:
+    """As requests raises: the answer hangs on the error."""
+    error = OSError(f"{status} Error")
+    error.response = SimpleNamespace(status_code=status)  # type: ignore[attr-defined]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (FileNotFoundError("a"), (MissingFile, "this file is not there")),
+        (_answered(404), (MissingFile, "this file is not there")),
+        (IsADirectoryError("a"), (DatasetError, "a folder lies where a file should be")),
+        (PermissionError("Forbidden"), (SourceFailed, "no permission to read it: PermissionError: Forbidden")),
+        (_answered(403), (SourceFailed, r"no permission to read it \(403\)")),
+        (ValueError("no such region"), (DatasetError, "cannot be read: ValueError: no such region")),
+        (_answered(503), (Transient, "cannot be read .*503")),
+        (TimeoutError(), (Transient, r"cannot be read \(TimeoutError\)")),
+    ],
+    ids=lambda value: repr(value) if isinstance(value, Exception) else "",
+)
+def test_what_a_driver_raises_may_pass_or_will_not(error: Exception, told: tuple[type[Exception], str]) -> None:
+    def act() -> None:
+        raise error
+
+    with pytest.raises(told[0], match=told[1]) as raised:
+        tried(act)
+    assert type(raised.value) is told[0]
 
 
 def test_containers_without_tables_are_read_too(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ other process. Not here: the web (`web.py`), retries, the cache.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Protocol
@@ -84,14 +85,14 @@ class FsspecStore:
     def stat(self, path: str, known: Stat | None, patience: Patience, stop: threading.Event) -> tuple[Stat, bytes]:
         fs, full = self._full(path)
         fs.invalidate_cache(fs._parent(full))
-        info = _tried(lambda: fs.info(full))
+        info = tried(lambda: fs.info(full))
         if info.get("type") == "directory":
             raise DatasetError("a folder lies where a file should be", fix="restore the file")
         return Stat(_size(info), _version(info)), b""
 
     def get(self, path: str, stat: Stat, offset: int, size: int, patience: Patience, stop: threading.Event) -> bytes:
         fs, full = self._full(path)
-        data = _tried(lambda: _cat(fs, full, offset, offset + size, patience))
+        data = tried(lambda: _cat(fs, full, offset, offset + size, patience))
         if self.stat(path, None, patience, stop)[0] != stat:
             raise SourceFailed(CHANGED, fix=RESTART)
         if not data or len(data) > size:
@@ -135,22 +136,42 @@ def short(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 
 
-def _tried(act: Any) -> Any:
-    """What `act` gives, its errors sorted into those that pass and those that do not."""
+def tried(act: Callable[[], Any]) -> Any:
+    """What a driver gives; its failures may pass unless they say that they will not.
+
+    Raises:
+        DatasetError: will not. Transient: may.
+    """
     try:
         return act()
     except (DatasetError, Transient):
         raise
     except FileNotFoundError as error:
-        raise MissingFile("this file is not there", fix="restore the file or download the dataset again") from error
+        raise refused(404) from error
     except IsADirectoryError as error:
         raise DatasetError("a folder lies where a file should be", fix="restore the file") from error
     except PermissionError as error:
-        raise SourceFailed("no permission to read it", fix="give credentials that may") from error
+        raise SourceFailed(f"no permission to read it: {short(error)}", fix="give credentials that may") from error
     except (ImportError, ValueError, TypeError, NotImplementedError) as error:
-        raise DatasetError(f"cannot be read: {short(error)}", fix="check the URL and its storage options") from error
+        raise DatasetError(f"cannot be read: {short(error)}", fix="check the address and its options") from error
     except Exception as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status in (401, 403, 404, 410):
+            raise refused(status) from error
         raise Transient(f"cannot be read ({short(error)})") from error
+
+
+def refused(status: int, hides: bool = False) -> DatasetError:
+    """What an HTTP status says that will not pass. `hides`: what is not there looks forbidden (see `web.Site`)."""
+    if status in (404, 410):
+        return MissingFile("this file is not there", fix="check the address, or restore the file")
+    if status == 403 and hides:
+        fix = "check the address, restore the file, or give credentials that may read it"
+        return MissingFile("this file is not there, or may not be read (403)", fix=fix)
+    if status in (401, 403):
+        fix = "give credentials that may, or check the address"
+        return SourceFailed(f"no permission to read it ({status})", fix=fix)
+    return SourceFailed(f"the server answers {status}", fix="check the address")
 
 
 def _cat(fs: Any, full: str, start: int, end: int, patience: Patience) -> Any:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from understudy.data.errors import DatasetError, MissingFile, SourceFailed
+from understudy.data.errors import DatasetError, SourceFailed
 from understudy.data.remote.http import Address, Answer, HttpClient, Rejected
 from understudy.data.remote.retry import Patience, Transient
-from understudy.data.remote.stores import Stat, listing, open_fs, short
+from understudy.data.remote.stores import Stat, listing, open_fs, refused, short, tried
 from understudy.data.sources import CHANGED, RESTART
 
 HEAD = 1 << 16  # bytes that come along when a file is opened: small files whole, the index of many videos
@@ -66,7 +66,7 @@ class WebStore:
         return self.site.entries(folder)
 
     def stat(self, path: str, known: Stat | None, patience: Patience, stop: threading.Event) -> tuple[Stat, bytes]:
-        there = _driven(lambda: self.site.stat(path))
+        there = tried(lambda: self.site.stat(path))
         if there is not None:
             return there, b""
         answer = self._ask(path, 0, HEAD, patience, stop, known.tag if known else "")
@@ -105,11 +105,11 @@ class WebStore:
                 return self._client.get(kept, offset, size, patience, stop, known)
             except Rejected:  # a signature or redirect that is no longer good
                 self._kept.pop(path, None)
-        address = _driven(lambda: self.site.address(path))
+        address = tried(lambda: self.site.address(path))
         try:
             answer = self._client.get(address, offset, size, patience, stop, known)
         except Rejected as error:
-            raise _refused(error.status, self.site.hides) from error
+            raise refused(error.status, self.site.hides) from error
         if answer.final:
             address = Address(answer.final, _for_host(address, answer.final))
         self._kept[path] = (address, time.monotonic() + _KEPT)
@@ -119,37 +119,6 @@ class WebStore:
 def _for_host(asked: Address, final: str) -> Mapping[str, str]:
     """The headers to send on to where a redirect led: none of them to another host."""
     return asked.headers if urlsplit(asked.url)[:2] == urlsplit(final)[:2] else {}
-
-
-def _refused(status: int, hides: bool = False) -> DatasetError:
-    if status in (404, 410):
-        return MissingFile("this file is not there", fix="check the address, or restore the file")
-    if status == 403 and hides:
-        fix = "check the address, restore the file, or give credentials that may read it"
-        return MissingFile("this file is not there, or may not be read (403)", fix=fix)
-    if status in (401, 403):
-        fix = "give credentials that may, or check the address"
-        return SourceFailed(f"no permission to read it ({status})", fix=fix)
-    return SourceFailed(f"the server answers {status}", fix="check the address")
-
-
-def _driven(act: Callable[[], Any]) -> Any:
-    """What a driver gives; its failures may pass unless it says that they will not."""
-    try:
-        return act()
-    except (DatasetError, Transient):
-        raise
-    except FileNotFoundError as error:
-        raise MissingFile("this file is not there", fix="check the address, or restore the file") from error
-    except PermissionError as error:
-        raise SourceFailed(f"no permission to read it: {short(error)}", fix="give credentials that may") from error
-    except (ImportError, ValueError, TypeError, NotImplementedError) as error:
-        raise DatasetError(f"cannot be read: {short(error)}", fix="check the address and its options") from error
-    except Exception as error:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        if status in (401, 403, 404, 410):
-            raise _refused(status) from error
-        raise Transient(short(error)) from error
 
 
 class Plain:
