@@ -11,7 +11,8 @@ Nothing is trusted because it is there. A span appears by a rename, under a name
 is checked when a process first reads it; whatever a killed process leaves is either complete or has no lock, and is
 removed. The key is a hash of the address and version (etag, revision), so a changed source is another object. A span
 that somebody pinned is locked by him and never evicted; the rest goes by age of last use. Spans are what was fetched,
-not blocks of a fixed size, so that not one byte more is fetched than is needed. Not here: fetching (`source.py`).
+not blocks of a fixed size, so that not one byte more is fetched than is needed. Not here: the budget and eviction
+(`room.py`), fetching (`source.py`).
 """
 
 from __future__ import annotations
@@ -25,27 +26,18 @@ import time
 import warnings
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from understudy.data.errors import DatasetError
 from understudy.data.remote import locks
+from understudy.data.remote.room import Room
+from understudy.data.remote.spans import Span, claimed, cover, span_of, without
 
 _STRIPES = 64
 _FRESH = 60.0  # seconds within which a span is not marked as used again
-_FULL = 0.5  # seconds for which a cache full of pinned spans is not searched again
 _PINS = 256  # spans that one process pins at most: each is an open file
 _number = itertools.count()
-
-
-@dataclass
-class _Span:
-    start: int
-    end: int
-    name: str
-    crc: int
-    verified: bool = False
-    used: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -67,10 +59,10 @@ class DiskCache:
     """
 
     def __init__(self, folder: str, budget: int) -> None:
-        self.folder, self.budget = os.path.join(folder, "v1"), budget
+        self.folder = os.path.join(folder, "v1")
+        self.room = Room(self.folder, budget)
         self._entries: dict[str, Entry] = {}
         self._lock = threading.Lock()
-        self._full_until = 0.0
         self._pinned: OrderedDict[tuple[Entry, str], int] = OrderedDict()  # descriptors, the first pinned first
         try:
             for name in ("objects", "known", "locks"):
@@ -94,10 +86,6 @@ class DiskCache:
         for entry in entries:
             entry.unpin_all()
 
-    def complain(self, error: OSError) -> None:
-        """Say that the cache cannot be written: that costs speed, not samples."""
-        warnings.warn(f"{self.folder}: cannot be written: {error.strerror}", stacklevel=3)
-
     def pin(self, entry: Entry, name: str, number: int) -> None:
         """Keep the locked descriptor of a span; the first of too many is let go."""
         with self._lock:
@@ -117,79 +105,6 @@ class DiskCache:
         for number in numbers:
             locks.drop(number)
 
-    def reserve(self, count: int) -> bool:
-        """Count bytes that the holder of a claim will write, making room for them; False where there is none."""
-        if count > self.budget:
-            return False
-        try:
-            return self._reserve(count)
-        except OSError as error:
-            self.complain(error)
-            return False
-
-    def _reserve(self, count: int) -> bool:
-        with self._used() as file:
-            said = os.pread(file, 32, 0)
-            used = int(said) if said.isdigit() else None
-            if used is not None and used + count <= self.budget:
-                fits, used = True, used + count
-            elif time.monotonic() < self._full_until:
-                return False
-            else:
-                used = self._evict(self.budget * 9 // 10)  # the claim is counted there
-                fits = used <= self.budget
-                if not fits:
-                    used -= count
-                    self._full_until = time.monotonic() + _FULL
-            os.pwrite(file, b"%032d" % used, 0)
-        return fits
-
-    def release(self, count: int) -> None:
-        """Take back a reservation of bytes that were not written."""
-        with contextlib.suppress(OSError), self._used() as file:
-            said = os.pread(file, 32, 0)
-            if said.isdigit():
-                os.pwrite(file, b"%032d" % max(0, int(said) - count), 0)
-
-    @contextlib.contextmanager
-    def _used(self) -> Iterator[int]:
-        path = os.path.join(self.folder, "used")
-        with locks.holding(path) as file:
-            if file is None:
-                raise DatasetError("another process holds the cache's lock", where=path, fix="end that process")
-            yield file
-
-    def _evict(self, goal: int) -> int:
-        """Remove spans, those unused for longest first, until at most `goal` bytes are left, and what killed processes
-        left; the bytes that are there or being fetched. The caller holds the lock of `used`."""
-        total, spans = 0, []
-        for folder in _folders(os.path.join(self.folder, "objects")):
-            for entry in _entries(folder):
-                name = entry.name
-                if name.endswith((".part", ".claim")):
-                    if (number := locks.take(entry.path)) is not None:  # nobody's
-                        with contextlib.suppress(OSError):
-                            os.unlink(entry.path)
-                        locks.drop(number)
-                    elif name.endswith(".claim") and (whose := _claimed(name)):
-                        total += whose[1] - whose[0]
-                elif (span := _span(name)) is not None:
-                    with contextlib.suppress(OSError):
-                        spans.append((entry.stat().st_mtime, span.end - span.start, entry.path))
-                        total += span.end - span.start
-        spans.sort()
-        for _, size, path in spans:
-            if total <= goal:
-                break
-            if (number := locks.take(path)) is not None:  # else somebody pinned it
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
-                    total -= size
-                locks.drop(number)
-                with contextlib.suppress(OSError):
-                    os.rmdir(os.path.dirname(path))  # the last of its file
-        return total
-
 
 class Entry:
     """The spans of one version of one file."""
@@ -198,17 +113,17 @@ class Entry:
         self._cache = cache
         self._folder = os.path.join(cache.folder, "objects", key[:2], key)
         self._stripe = os.path.join(cache.folder, "locks", f"{zlib.crc32(key.encode()) % _STRIPES:02x}")
-        self._spans: list[_Span] = []  # by start; they may overlap
-        self._known: dict[str, _Span] = {}  # the same by name
+        self._spans: list[Span] = []  # by start; they may overlap
+        self._known: dict[str, Span] = {}  # the same by name
         self._longest = 0  # bytes of any of them
-        self.pins: dict[str, _Span] = {}
+        self.pins: dict[str, Span] = {}
         self._damaged: set[str] = set()  # and not to be removed
         self._changed = threading.Condition()
 
     def take(self, offset: int, size: int) -> bytes | None:
         """Bytes [offset, offset + size), or None when some of them are not here (as far as this process knows)."""
         with self._changed:
-            spans = _cover(self._near(offset, offset + size), offset, offset + size)
+            spans = cover(self._near(offset, offset + size), offset, offset + size)
         if spans is None:
             return None
         parts = []
@@ -219,7 +134,7 @@ class Entry:
             parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _read(self, span: _Span, start: int, end: int) -> bytes | None:
+    def _read(self, span: Span, start: int, end: int) -> bytes | None:
         path = os.path.join(self._folder, span.name)
         try:
             number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -255,7 +170,7 @@ class Entry:
             return None
         return data
 
-    def _forget(self, span: _Span) -> None:
+    def _forget(self, span: Span) -> None:
         with self._changed:
             if self._known.pop(span.name, None) is not None:
                 self._spans = [other for other in self._spans if other.name != span.name]
@@ -271,12 +186,12 @@ class Entry:
             busy = False
             with self._changed:
                 near = self._near(offset, offset + size)
-                gaps = _without([(offset, offset + size)], [(s.start, s.end) for s in near])
+                gaps = without([(offset, offset + size)], [(s.start, s.end) for s in near])
             for start, end, path in others:
                 if start < offset + size and offset < end and gaps:
                     number = locks.take(path)
                     if number is None:
-                        left = _without(gaps, [(start, end)])
+                        left = without(gaps, [(start, end)])
                         busy, gaps = busy or left != gaps, left
                     else:  # its owner died
                         os.unlink(path)
@@ -311,9 +226,9 @@ class Entry:
         with self._changed:
             gone = self._known.keys() - names
             for name in names - self._known.keys() - self._damaged:
-                if (span := _span(name)) is not None:
+                if (span := span_of(name)) is not None:
                     self._add(span)
-                elif name.endswith(".claim") and (whose := _claimed(name)) is not None:
+                elif name.endswith(".claim") and (whose := claimed(name)) is not None:
                     claims.append((*whose, os.path.join(self._folder, name)))
             if gone:
                 for name in gone:
@@ -321,14 +236,14 @@ class Entry:
                 self._spans = [span for span in self._spans if span.name in self._known]
         return claims
 
-    def _add(self, span: _Span) -> None:
+    def _add(self, span: Span) -> None:
         """Know a span; the caller holds the lock."""
         if span.name not in self._known:
             self._known[span.name] = span
             bisect.insort(self._spans, span, key=lambda s: s.start)
             self._longest = max(self._longest, span.end - span.start)
 
-    def _near(self, start: int, end: int) -> list[_Span]:
+    def _near(self, start: int, end: int) -> list[Span]:
         """The spans that overlap [start, end), by start; the caller holds the lock."""
         low = bisect.bisect_left(self._spans, start - self._longest, key=lambda s: s.start)
         high = bisect.bisect_left(self._spans, end, key=lambda s: s.start)
@@ -336,7 +251,7 @@ class Entry:
 
     def store(self, claim: Claim, data: bytes) -> None:
         """Keep the bytes of a claim, which is given back, for which room was reserved."""
-        span = _Span(claim.start, claim.end, "", zlib.crc32(data), verified=True, used=time.time())
+        span = Span(claim.start, claim.end, "", zlib.crc32(data), verified=True, used=time.time())
         span.name = f"{span.start:x}-{span.end:x}-{span.crc:08x}"
         part = os.path.join(self._folder, f"{os.getpid()}-{next(_number)}.part")
         try:
@@ -353,9 +268,9 @@ class Entry:
         except OSError as error:  # a full disk costs speed, not samples
             with contextlib.suppress(OSError):
                 os.unlink(part)
-            self._cache.release(len(data))
+            self._cache.room.release(len(data))
             if not isinstance(error, FileNotFoundError):
-                self._cache.complain(error)
+                self._cache.room.complain(error)
         else:
             with self._changed:
                 self._add(span)
@@ -400,64 +315,3 @@ class Entry:
         with self._changed:
             done, self.pins = list(self.pins), {}
         self._cache.unpin([(self, name) for name in done])
-
-
-def _folders(root: str) -> Iterator[str]:
-    for outer in _entries(root):
-        yield from (inner.path for inner in _entries(outer.path))
-
-
-def _entries(folder: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as found:
-            return list(found)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _span(name: str) -> _Span | None:
-    try:
-        start, end, crc = (int(part, 16) for part in name.split("-"))
-    except ValueError:
-        return None
-    return _Span(start, end, name, crc)
-
-
-def _claimed(name: str) -> tuple[int, int] | None:
-    try:
-        start, end = (int(part, 16) for part in name.removesuffix(".claim").split("-"))
-    except ValueError:
-        return None
-    return start, end
-
-
-def _cover(spans: list[_Span], start: int, end: int) -> list[tuple[_Span, int, int]] | None:
-    """Which span gives which part of [start, end), or None where some part is in none. `spans` are sorted by start."""
-    found = []
-    while start < end:
-        at = bisect.bisect_right(spans, start, key=lambda span: span.start)
-        span = next(
-            (spans[i] for i in range(at - 1, -1, -1) if spans[i].end > start), None
-        )  # nearly always the first of these
-        if span is None:
-            return None
-        stop = min(span.end, end)
-        found.append((span, start, stop))
-        start = stop
-    return found
-
-
-def _without(gaps: list[tuple[int, int]], there: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The intervals `gaps` less those of `there`."""
-    for begin, end in there:
-        left = []
-        for start, stop in gaps:
-            if end <= start or stop <= begin:
-                left.append((start, stop))
-                continue
-            if start < begin:
-                left.append((start, begin))
-            if end < stop:
-                left.append((end, stop))
-        gaps = left
-    return gaps

@@ -84,10 +84,10 @@ class Elsewhere:
         try:
             claims = entry.claim(0, len(head), len(head))[0]
         except OSError as error:
-            self.cache.complain(error)
+            self.cache.room.complain(error)
             return
         for claim in claims:
-            if self.cache.reserve(claim.end - claim.start):
+            if self.cache.room.reserve(claim.end - claim.start):
                 entry.store(claim, head[claim.start : claim.end])
             else:
                 entry.abandon(claim)
@@ -218,7 +218,7 @@ class RemoteSource:
         try:
             claims, busy = entry.claim(offset, size, _PART)
         except OSError as error:  # nothing can be written there
-            elsewhere.cache.complain(error)
+            elsewhere.cache.room.complain(error)
             if have is not None:
                 have[offset] = self._fetch(elsewhere, offset, size, patience, stop)
             return False
@@ -227,14 +227,14 @@ class RemoteSource:
             while left:
                 claim = left[-1]
                 count = claim.end - claim.start
-                room = elsewhere.cache.reserve(count)
+                room = elsewhere.cache.room.reserve(count)
                 if not room and have is None:
                     break
                 try:
                     data = self._fetch(elsewhere, claim.start, count, patience, stop)
                 except BaseException:
                     if room:
-                        elsewhere.cache.release(count)
+                        elsewhere.cache.room.release(count)
                     raise
                 if have is not None:
                     have[claim.start] = data

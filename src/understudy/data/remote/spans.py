@@ -1,0 +1,71 @@
+"""A span of a file as the cache names and counts it: bytes [start, end), their checksum, and what covers what.
+
+Not here: the files that hold them (`cache.py`), and how many there may be (`room.py`).
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+
+
+@dataclass
+class Span:
+    """Bytes [start, end) in the file `name`. `verified`: this process has checked them against `crc`; `used`: when it
+    last marked them as used, in seconds since 1970."""
+
+    start: int
+    end: int
+    name: str
+    crc: int
+    verified: bool = False
+    used: float = 0.0
+
+
+def span_of(name: str) -> Span | None:
+    """The span of a file name, None where it is not the name of one."""
+    try:
+        start, end, crc = (int(part, 16) for part in name.split("-"))
+    except ValueError:
+        return None
+    return Span(start, end, name, crc)
+
+
+def claimed(name: str) -> tuple[int, int] | None:
+    """What is being fetched, by the name of its claim; None where it is not the name of one."""
+    try:
+        start, end = (int(part, 16) for part in name.removesuffix(".claim").split("-"))
+    except ValueError:
+        return None
+    return start, end
+
+
+def cover(spans: list[Span], start: int, end: int) -> list[tuple[Span, int, int]] | None:
+    """Which span gives which part of [start, end), or None where some part is in none. `spans` are sorted by start."""
+    found = []
+    while start < end:
+        at = bisect.bisect_right(spans, start, key=lambda span: span.start)
+        before = (spans[i] for i in range(at - 1, -1, -1))  # nearly always the first of these
+        span = next((span for span in before if span.end > start), None)
+        if span is None:
+            return None
+        stop = min(span.end, end)
+        found.append((span, start, stop))
+        start = stop
+    return found
+
+
+def without(gaps: list[tuple[int, int]], there: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The intervals `gaps` less those of `there`."""
+    for begin, end in there:
+        left = []
+        for start, stop in gaps:
+            if end <= start or stop <= begin:
+                left.append((start, stop))
+                continue
+            if start < begin:
+                left.append((start, begin))
+            if end < stop:
+                left.append((end, stop))
+        gaps = left
+    return gaps
