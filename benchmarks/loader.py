@@ -3,9 +3,10 @@
     python benchmarks/loader.py [--json] [--quick] [--lerobot PYTHON] [--cache DIR] [--only NAME]
 
 The datasets are made once into the cache folder (about 2 GB; a few minutes): from the real recordings in
-UNDERSTUDY_TEST_DATA where that is set, otherwise from drawn pictures. In each round the decode limit, our loader (a
-process of its own) and LeRobot (in the interpreter named; where there is none its figures are null) take turns; figures
-are medians. Memory is below what the pictures take, so it is streaming that is measured, not copying; only the real
+UNDERSTUDY_TEST_DATA where that is set, otherwise from drawn pictures. In each round the two decode limits
+(`tools/bench_limit.py`: `limit` is a standard library's plain reading, `codec` the bare codec), our loader (a process
+of its own) and LeRobot (in the interpreter named; where there is none its figures are null) take turns; figures are
+medians. Memory is below what the pictures take, so it is streaming that is measured, not copying; only the real
 recordings are also measured as they fit into it ("-half": as they do not).
 """
 
@@ -85,7 +86,7 @@ def child(part: str, **setting: Any) -> list[str]:
 
 def measure_set(one: Set, rival: Any, known: dict[Path, Any], seconds: float, rounds: int) -> dict[str, Any]:
     """A row. `known`: what LeRobot reached on the datasets before, by where they lie for it."""
-    from understudy.tools.bench_limit import Limit
+    from understudy.tools.bench_limit import limits
     from understudy.tools.bench_measure import (
         Asked,
         Round,
@@ -100,10 +101,11 @@ def measure_set(one: Set, rival: Any, known: dict[Path, Any], seconds: float, ro
     memory = int(picture_bytes(data) * len(data) * one.memory)
     memory = memory if one.memory > 1 else min(MEMORY, memory)
     setting = Setting(str(one.root), BATCH, CHUNK, memory=str(memory))
-    limit, ours, theirs = Limit(data), [], []
+    (library, codec), ours, theirs = limits(data), [], []
     with Asked(child("ours", **asdict(setting))) as loader:
         for _ in range(rounds):
-            limit.measure(seconds)
+            library.measure(seconds)
+            codec.measure(seconds)
             ours.append(loader.measure(seconds=seconds))
             if "missing" in ours[-1]:
                 raise SystemExit(f"{one.name}: our loader failed: {ours[-1]['missing']}")
@@ -112,7 +114,7 @@ def measure_set(one: Set, rival: Any, known: dict[Path, Any], seconds: float, ro
                     rival.measure(root=str(one.lerobot), batch=BATCH, chunk=CHUNK, workers=2, seconds=seconds)
                 )
     figures = median_round([Round(each["samples"], each["seconds"], each["cpu_seconds"]) for each in ours])
-    found, last = limit.found() or {}, ours[-1]
+    limit, strict, last = library.found() or {}, codec.found() or {}, ours[-1]
     if theirs:
         known[one.lerobot] = rival_figures(rival, theirs)
     other = known.get(one.lerobot, {})
@@ -124,11 +126,14 @@ def measure_set(one: Set, rival: Any, known: dict[Path, Any], seconds: float, ro
         "height": one.height,
         "cameras": one.cameras,
         "samples_per_s": figures["samples_per_s"],
-        "limit_per_s": found.get("samples_per_s"),
-        "over_limit": limit.share(figures["samples_per_s"]),
+        "limit_per_s": limit.get("samples_per_s"),
+        "over_limit": library.share(figures["samples_per_s"]),
+        "limit_by": limit.get("by"),
+        "codec_limit_per_s": strict.get("samples_per_s"),
+        "over_codec_limit": codec.share(figures["samples_per_s"]),
         "cpu_ms_per_sample": figures["cpu_ms_per_sample"],
-        "limit_cpu_ms_per_sample": found.get("cpu_ms_per_sample"),
-        "limit_by": found.get("by"),
+        "limit_cpu_ms_per_sample": limit.get("cpu_ms_per_sample"),
+        "codec_limit_cpu_ms_per_sample": strict.get("cpu_ms_per_sample"),
         "deff1": shuffle["deff"][0],
         "deff1_uniform": shuffle["deff_uniform"],
         "distinct_episodes": shuffle["distinct_episodes"],
@@ -201,8 +206,20 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def render(found: dict[str, Any]) -> str:
     """The rows as a table, and the other figures below it."""
-    head = ("", "samples/s", "limit/s", "of limit", "CPU ms", "limit", "LeRobot", "factor", "deff(1)", "uniform")
-    head += ("MB", "planned")
+    head = (
+        "",
+        "samples/s",
+        "limit/s",
+        "of limit",
+        "codec/s",
+        "of codec",
+        "CPU ms",
+        "limit",
+        "codec",
+        "LeRobot",
+        "factor",
+    )
+    head += ("deff(1)", "uniform", "MB", "planned")
     lines = [f"{head[0]:<24}" + "".join(f"{name:>10}" for name in head[1:])]
     for row in found["rows"]:
         other = row["lerobot_cpu_ms_per_sample"]
@@ -210,8 +227,11 @@ def render(found: dict[str, Any]) -> str:
             f"{row['samples_per_s']:,.0f}",
             f"{row['limit_per_s']:,.0f}",
             f"{row['over_limit']:.2f}",
+            f"{row['codec_limit_per_s']:,.0f}",
+            f"{row['over_codec_limit']:.2f}",
             f"{row['cpu_ms_per_sample']:.3f}",
             f"{row['limit_cpu_ms_per_sample']:.3f}",
+            f"{row['codec_limit_cpu_ms_per_sample']:.3f}",
             f"{other:.2f}" if other else "-",
             f"{other / row['cpu_ms_per_sample']:.1f}" if other else "-",
             f"{row['deff1']:.3f}",

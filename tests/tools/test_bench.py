@@ -7,7 +7,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +19,7 @@ from understudy import cli
 from understudy.data.errors import DatasetError
 from understudy.tools import bench_limit, bench_measure
 from understudy.tools.bench import BenchConfig, measure, told
-from understudy.tools.bench_limit import Limit
+from understudy.tools.bench_limit import limits
 from understudy.tools.bench_measure import Asked, Round, Setting, Trial, lerobot, median_round, rival_figures
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
@@ -39,6 +39,9 @@ def test_all_figures_are_there_and_can_be_told(root: Path) -> None:
     assert found["cpu_ms_per_sample"] > 0
     assert found["limit"]["samples_per_s"] > 0
     assert found["over_limit"] == pytest.approx(found["samples_per_s"] / found["limit"]["samples_per_s"])
+    assert found["over_codec_limit"] == pytest.approx(found["samples_per_s"] / found["codec_limit"]["samples_per_s"])
+    assert found["limit"]["by"] in bench_limit.LIBRARIES
+    assert found["codec_limit"]["by"] == "bare codec"
     assert found["batch_mb"] * 1e6 > 8 * 2 * 64 * 64 * 3  # two pictures in each of 8 samples, and the numbers
     assert sum(found["work"].values()) == pytest.approx(1)
     assert found["work"]["decode"] > 0
@@ -101,34 +104,46 @@ def test_without_video_there_is_no_limit(root: Path) -> None:
     found = measure(BenchConfig(path=str(root), **FAST))
     assert found["limit"] is not None
     data = Setting(str(root), cameras=()).data()
-    limit = Limit(data)
-    limit.measure(0.01)
-    assert limit.found() is None
-    assert limit.share(5.0) is None
-    assert "decode limit" not in told(found | {"limit": None, "over_limit": None})
+    for limit in limits(data):
+        limit.measure(0.01)
+        assert limit.found() is None
+        assert limit.share(5.0) is None
+    nothing = dict.fromkeys(("limit", "over_limit", "codec_limit", "over_codec_limit"))
+    assert "decode limit" not in told(found | nothing)
 
 
-def test_the_limit_decodes_the_pictures_of_the_dataset(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_videos_elsewhere_have_the_limit_of_the_codec_alone(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries would read them at the network's speed."""
+    found = bench_limit.stretches(Setting(str(root)).data(), 2)
+    monkeypatch.setattr(bench_limit, "stretches", lambda data, count: [replace(one, local=False) for one in found])
+    library, codec = limits(Setting(str(root)).data())
+    for limit in (library, codec):
+        limit.measure(0.05)
+    assert library.found() is None
+    assert codec.share(1.0) is not None
+
+
+def test_the_limit_decodes_the_pictures_of_the_dataset(root: Path) -> None:
     """Every way gives pictures of the files; the best of the first round is the one that stays."""
     data = Setting(str(root)).data()
     stretches = bench_limit.stretches(data, 4)
     assert len({(one.path, one.packets[0]) for one in stretches}) == 4  # different cameras, files or places
-    for way in (bench_limit.bare, bench_limit.container):
-        pictures = way(stretches[0])
-        for _ in range(2 * len(stretches[0].packets)):  # beyond the end it goes on from the beginning
-            next(pictures)
+    for way in (bench_limit.bare, bench_limit.pyav):
+        pictures, seen = way(stretches[0]), 0
+        while seen < 2 * len(stretches[0].packets):  # beyond the end it goes on from the beginning
+            seen += next(pictures)
     counted = {"bare codec": 0, "container": 0}
 
     def counting(name: str) -> Any:
-        def way(stretch: bench_limit.Stretch) -> Iterator[None]:
-            for _ in bench_limit.bare(stretch):
+        def way(stretch: bench_limit.Stretch) -> Iterator[int]:
+            for pictures in bench_limit.bare(stretch):
                 counted[name] += 1
-                yield
+                yield pictures
 
         return way
 
-    monkeypatch.setattr(bench_limit, "WAYS", {name: counting(name) for name in counted})
-    limit = Limit(data)
+    limit = limits(data)[1]
+    limit.ways = {name: counting(name) for name in counted}
     limit.measure(0.1)
     first = dict(counted)
     assert all(first.values())
@@ -137,21 +152,22 @@ def test_the_limit_decodes_the_pictures_of_the_dataset(root: Path, monkeypatch: 
     found = limit.found()
     assert found is not None
     assert [name for name in counted if counted[name] > first[name]] == [found["by"]]
-    one_camera = Limit(Setting(str(root), cameras=(TOP,)).data())
+    one_camera = limits(Setting(str(root), cameras=(TOP,)).data())[1]
     one_camera._rounds, one_camera.by = limit._rounds, limit.by
     halved = one_camera.found()
     assert halved is not None
     assert halved["samples_per_s"] == pytest.approx(2 * found["samples_per_s"])  # a sample of two cameras is two
 
 
-def test_an_error_of_the_decoder_is_raised_and_leaves_no_thread(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(stretch: bench_limit.Stretch) -> Iterator[None]:
-        yield
+def test_an_error_of_the_decoder_is_raised_and_leaves_no_thread(root: Path) -> None:
+    def broken(stretch: bench_limit.Stretch) -> Iterator[int]:
+        yield 1
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(bench_limit, "WAYS", {"bare codec": broken})
+    limit = limits(Setting(str(root)).data())[1]
+    limit.ways = {"bare codec": broken}
     with pytest.raises(OSError, match="disk is gone"):
-        Limit(Setting(str(root)).data()).measure(0.05)
+        limit.measure(0.05)
 
 
 def test_medians() -> None:

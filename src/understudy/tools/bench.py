@@ -1,7 +1,8 @@
 """`understudy bench PATH|URL`: what the loader delivers from a dataset, beside what the codec alone could.
 
-In each round the decode limit of the same files, our loader, and LeRobot where it is asked for, take turns on the same
-cores; the medians are told. Not here: how they are measured (`bench_measure.py`), the picture (`bench_picture.py`).
+In each round the decode limits of the same files (a standard library's plain reading, and the bare codec: see
+`bench_limit.py`), our loader, and LeRobot where it is asked for, take turns on the same cores; the medians are told.
+Not here: how they are measured (`bench_measure.py`), the picture (`bench_picture.py`).
 """
 
 import json
@@ -82,21 +83,21 @@ def bench(config: BenchConfig) -> None:
 def measure(config: BenchConfig) -> dict[str, Any]:
     """All figures, as JSON holds them."""
     from contextlib import ExitStack
-    from statistics import median
 
     from understudy.tools import bench_measure as by
-    from understudy.tools.bench_limit import Limit
+    from understudy.tools.bench_limit import limits
 
     setting = by.Setting(config.path, config.batch, config.chunk, config.threads, config.memory, config.cameras or None)
     with ExitStack() as stack:
         trial = by.Trial(setting)
         stack.callback(trial.close)
-        limit = Limit(trial.data)
+        library, codec = limits(trial.data)
         rival = stack.enter_context(by.lerobot(config.lerobot or sys.executable)) if config.against else None
         ours: list[Round] = []
         theirs: list[dict[str, Any]] = []
         for _ in range(config.rounds):
-            limit.measure(config.seconds)
+            library.measure(config.seconds)
+            codec.measure(config.seconds)
             ours.append(trial.measure(config.seconds))
             if rival:
                 theirs.append(
@@ -104,14 +105,17 @@ def measure(config: BenchConfig) -> dict[str, Any]:
                         root=config.path, batch=config.batch, chunk=config.chunk, workers=2, seconds=config.seconds
                     )
                 )
+        figures = by.median_round(ours)
         return {
             "path": config.path,
             "batch": config.batch,
             "chunk": config.chunk,
-            **by.median_round(ours),
+            **figures,
             **_facts(trial),
-            "limit": limit.found(),
-            "over_limit": limit.share(median(one.per_s for one in ours)),
+            "limit": library.found(),
+            "over_limit": library.share(figures["samples_per_s"]),
+            "codec_limit": codec.found(),
+            "over_codec_limit": codec.share(figures["samples_per_s"]),
             "lerobot": rival and by.rival_figures(rival, theirs),
             "conditions": by.conditions(),
         }
@@ -134,25 +138,26 @@ def _facts(trial: "Trial") -> dict[str, Any]:
 
 def told(found: dict[str, Any]) -> str:
     """The figures as a table with a few lines of words."""
-    rate = found["samples_per_s"]
-    rows = [("understudy", rate, found["cpu_ms_per_sample"], found["over_limit"], found["order"]["distinct_episodes"])]
-    if found["limit"]:
-        limit = found["limit"]
-        rows.append((f"decode limit ({limit['by']})", limit["samples_per_s"], limit["cpu_ms_per_sample"], 1.0, None))
-    rival = found["lerobot"]
+    rate, rival = found["samples_per_s"], found["lerobot"]
+    sides: list[tuple[str, dict[str, Any], float | None]] = [("understudy", found, found["order"]["distinct_episodes"])]
+    for key, name in (("limit", "decode limit"), ("codec_limit", "strictest")):
+        if found[key]:
+            sides.append((f"{name} ({found[key]['by']})", found[key], None))
     if rival and "missing" not in rival:
-        share = rival["samples_per_s"] / found["limit"]["samples_per_s"] if found["limit"] else None
-        name = f"LeRobot {rival['version']}, 2 workers"
-        rows.append((name, rival["samples_per_s"], rival["cpu_ms_per_sample"], share, rival["distinct_episodes"]))
-    width = max(len(row[0]) for row in rows)
-    lines = [f"{'':<{width}}{'samples/s':>11}{'CPU ms/sample':>15}{'of limit':>10}{'episodes/batch':>16}"]
-    for name, per_s, cpu, share, episodes in rows:
-        cells = f"{per_s:>11,.0f}{cpu:>15.3f}"
-        cells += f"{'' if share is None else f'{share:.0%}':>10}{'' if episodes is None else f'{episodes:.1f}':>16}"
-        lines.append(f"{name:<{width}}{cells}")
+        sides.append((f"LeRobot {rival['version']}, 2 workers", rival, rival["distinct_episodes"]))
+    width = max(len(side[0]) for side in sides)
+    lines = [
+        f"{'':<{width}}{'samples/s':>11}{'CPU ms/sample':>15}{'of limit':>10}{'of codec':>10}{'episodes/batch':>16}"
+    ]
+    for name, figures, episodes in sides:
+        cells = f"{figures['samples_per_s']:>11,.0f}{figures['cpu_ms_per_sample']:>15.3f}"
+        for key in ("limit", "codec_limit"):
+            share = f"{figures['samples_per_s'] / found[key]['samples_per_s']:.0%}" if found[key] else ""
+            cells += f"{share:>10}"
+        lines.append(f"{name:<{width}}{cells}" + f"{'' if episodes is None else f'{episodes:.1f}':>16}")
     if rival and "missing" in rival:
         lines.append(f"LeRobot was not measured: {rival['missing']}")
-    if found["limit"] and found["work"]["decode"] < 0.01:
+    if found["codec_limit"] and found["work"]["decode"] < 0.01:
         lines.append("Nothing was decoded in these rounds: all pictures fit into memory. Less --memory shows decoding.")
     work, order, at = found["work"], found["order"], found["conditions"]
     walk = f"{order['lanes']} lanes of clips of {order['clip']}" if order["clip"] > 1 else "any frame anywhere"

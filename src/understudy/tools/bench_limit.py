@@ -1,8 +1,14 @@
-"""The decode limit: what the cores give when they do nothing but decode a dataset's videos from front to back.
+"""The decode limits: what the cores give when they do nothing but decode a dataset's videos from front to back.
 
-One decoder per core, each on pictures of its own, each with one thread, to RGB that nobody copies. Of several
-ways the best one counts: bare codecs fed from memory (no container, no reading), PyAV's container and, where it loads,
-torchcodec. With these codecs no loader can be faster, except one that keeps decoded pictures in memory.
+Both with one decoder per core, each on pictures of its own, each with one thread. Of the same pictures, in one run:
+
+- `library`: what a standard library gives for plain sequential reading into RGB, uint8 in memory of the caller's: the
+  better of torchcodec (16 pictures at a time into a tensor; where it loads) and PyAV (container, packed colours, one
+  array for each picture). This is what "of limit" means.
+- `codec`: the stricter one, which no library reaches: bare codec contexts fed with packets that lie in memory, with no
+  container and no reading, colours converted into a frame that nobody copies, and no picture in memory of its own.
+
+With these codecs no loader can be faster than the second, except one that keeps decoded pictures in memory.
 
 Not here: the loader (`bench_measure.py`).
 """
@@ -10,10 +16,10 @@ Not here: the loader (`bench_measure.py`).
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 import av
 import numpy as np
@@ -38,56 +44,53 @@ class Stretch:
     packets: list[bytes]
 
 
+Way: TypeAlias = Callable[[Stretch], Iterator[int]]
+"""Decodes a stretch without end; yields how many pictures each step gave."""
+
+
 @dataclass
 class Limit:
     """Measure in rounds: every way in the first, from then on the best one.
 
-    Without video there is no limit: `found` is None.
+    Without a way, or without video, there is no limit: `found` is None.
     """
 
-    data: EpisodeDataset
+    ways: Mapping[str, Way]
+    cameras: int
+    stretches: Sequence[Stretch]
+    """One for each thread."""
     by: str = ""
     """The best way."""
     _rounds: list[Round] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self._cameras = len(videos(self.data))
-        self._threads = cores()
-        self._stretches = stretches(self.data, self._threads) if self._cameras else []
-
     def measure(self, seconds: float) -> None:
         """One round."""
-        if not self._stretches:
+        if not self.stretches or not self.ways:
             return
         if not self._rounds:
-            local = all(stretch.local for stretch in self._stretches)
-            there = {name: way for name, way in WAYS.items() if local or way is bare}
-            if not _torchcodec_loads():
-                there.pop("torchcodec", None)
-            first = {name: self._run(way, seconds / len(there)) for name, way in there.items()}
+            first = {name: self._run(way, seconds / len(self.ways)) for name, way in self.ways.items()}
             self.by = max(first, key=lambda name: first[name].per_s)
             self._rounds = [first[self.by]]
         else:
-            self._rounds.append(self._run(WAYS[self.by], seconds))
+            self._rounds.append(self._run(self.ways[self.by], seconds))
 
-    def _run(self, way: Callable[[Stretch], Iterator[None]], seconds: float) -> Round:
-        counts = [0] * self._threads
-        gate, errors = threading.Barrier(self._threads + 1), []
+    def _run(self, way: Way, seconds: float) -> Round:
+        counts = [0] * len(self.stretches)
+        gate, errors = threading.Barrier(len(counts) + 1), []
 
         def work(number: int) -> None:
-            pictures = way(self._stretches[number % len(self._stretches)])
+            pictures = way(self.stretches[number])
             try:
                 next(pictures)  # the decoder is open and warm
                 gate.wait()
                 while not done:
-                    next(pictures)
-                    counts[number] += 1
+                    counts[number] += next(pictures)
             except BaseException as error:
                 errors.append(error)
                 gate.abort()
 
         done: list[bool] = []
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(self._threads)]
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(len(counts))]
         for thread in threads:
             thread.start()
         try:
@@ -110,15 +113,25 @@ class Limit:
             return None
         return {
             "by": self.by,
-            "threads": self._threads,
-            "samples_per_s": median(one.per_s for one in self._rounds) / self._cameras,
-            "cpu_ms_per_sample": median(one.cpu_ms for one in self._rounds) * self._cameras,
+            "threads": len(self.stretches),
+            "samples_per_s": median(one.per_s for one in self._rounds) / self.cameras,
+            "cpu_ms_per_sample": median(one.cpu_ms for one in self._rounds) * self.cameras,
         }
 
     def share(self, per_s: float) -> float | None:
         """Samples per second in units of the limit."""
         found = self.found()
         return per_s / found["samples_per_s"] if found else None
+
+
+def limits(data: EpisodeDataset) -> tuple[Limit, Limit]:
+    """(library, codec): see the head of this file. Videos that are not on this machine have only the second."""
+    cameras = len(videos(data))
+    parts = stretches(data, cores()) if cameras else []
+    there = dict(LIBRARIES) if all(part.local for part in parts) else {}
+    if not _torchcodec_loads():
+        there.pop("torchcodec", None)
+    return Limit(there, cameras, parts), Limit({"bare codec": bare}, cameras, parts)
 
 
 def stretches(data: EpisodeDataset, count: int) -> list[Stretch]:
@@ -144,8 +157,8 @@ def stretches(data: EpisodeDataset, count: int) -> list[Stretch]:
     return out
 
 
-def bare(stretch: Stretch) -> Iterator[None]:
-    """Decode and convert one picture at each step, without end: a codec context and packets in memory."""
+def bare(stretch: Stretch) -> Iterator[int]:
+    """A codec context and packets in memory; planes of colours, which are cheaper than packed ones."""
     context = av.CodecContext.create(_DECODERS.get(stretch.codec, stretch.codec), "r")
     assert isinstance(context, av.VideoCodecContext)
     context.extradata = stretch.extradata or None
@@ -158,33 +171,29 @@ def bare(stretch: Stretch) -> Iterator[None]:
                 packet = av.Packet(len(data))
                 packet.update(data)
             for frame in context.decode(packet):
-                converter.reformat(
-                    frame, format="gbrp", threads=1
-                )  # planes: cheaper than packed, so the stricter limit
-                yield
+                converter.reformat(frame, format="gbrp", threads=1)
+                yield 1
         context.flush_buffers()
 
 
-def container(stretch: Stretch) -> Iterator[None]:
-    """The same through PyAV's container, over the whole file."""
-    converter = VideoReformatter()
+def pyav(stretch: Stretch) -> Iterator[int]:
+    """PyAV's container, over the whole file; uint8 arrays (H, W, 3)."""
     while True:
         with av.open(stretch.path) as file:
             file.streams.video[0].thread_count = 1
             for frame in file.decode(video=0):
-                converter.reformat(frame, format="rgb24", threads=1)
-                yield
+                frame.to_ndarray(format="rgb24", threads=1)
+                yield 1
 
 
-def torchcodec(stretch: Stretch) -> Iterator[None]:
-    """The same through torchcodec, 16 pictures at a time."""
+def torchcodec(stretch: Stretch) -> Iterator[int]:
+    """torchcodec over the whole file, 16 pictures at a time: what it is quickest with; uint8 tensors (16, 3, H, W)."""
     from torchcodec.decoders import VideoDecoder
 
-    decoder = VideoDecoder(stretch.path, dimension_order="NHWC", num_ffmpeg_threads=1, seek_mode="approximate")
+    decoder = VideoDecoder(stretch.path, num_ffmpeg_threads=1, seek_mode="approximate")
     while True:
         for begin in range(0, len(decoder), 16):
-            for _ in decoder.get_frames_in_range(begin, min(begin + 16, len(decoder))).data:
-                yield
+            yield len(decoder.get_frames_in_range(begin, min(begin + 16, len(decoder))).data)
 
 
 def _torchcodec_loads() -> bool:
@@ -195,8 +204,4 @@ def _torchcodec_loads() -> bool:
     return True
 
 
-WAYS: dict[str, Callable[[Stretch], Iterator[None]]] = {
-    "bare codec": bare,
-    "container": container,
-    "torchcodec": torchcodec,
-}
+LIBRARIES: dict[str, Way] = {"torchcodec": torchcodec, "PyAV": pyav}
