@@ -26,6 +26,7 @@ from understudy.load.residency import kept
 from understudy.load.sizes import parse_bytes
 from understudy.load.substitute import Substitutes, Substitution
 from understudy.order import Order
+from understudy.order.layout import LARGEST
 from understudy.order.placement import rank_slice
 
 __all__ = ["Batch", "Loader"]
@@ -77,11 +78,7 @@ class Loader:
         pin: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
-        rank_slice(order.batch, rank, world)  # refuses a rank outside the world
-        Order.from_json(order.spec, datasets)  # refuses other datasets, or a selection other than the order's
-        Mixture.of(datasets)  # refuses sources that no batch can hold together
-        if not 0 <= start < 1 << 62:
-            raise ValueError(f"start {start}: positions are 0 to 2**62 - 1")
+        check_place(datasets, order, rank, world, start)
         self._order, self._rank, self._world = order, rank, world
         count = min(8, _cores()) if threads == "auto" else threads
         if count < 1:
@@ -180,4 +177,13 @@ class Loader:
 
 def _cores() -> int:
     """Cores this process may use, where the system tells."""
+def check_place(datasets: Sequence[EpisodeDataset], order: Order, rank: int, world: int, start: int) -> None:
+    """Refuse what is no place in an order of these datasets: see the ValueError of `Loader`."""
+    rank_slice(order.batch, rank, world)  # refuses a rank outside the world
+    Order.from_json(order.spec, datasets)  # refuses other datasets, or a selection other than the order's
+    Mixture.of(datasets)  # refuses sources that no batch can hold together
+    if not 0 <= start < LARGEST:
+        raise ValueError(f"start {start}: positions are 0 to 2**62 - 1")
+
+
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -24,9 +24,8 @@ from typing import Any, Literal
 import torch.utils.data
 
 from understudy.data.samples import EpisodeDataset
-from understudy.load.loader import Batch, Loader
+from understudy.load.loader import Batch, Loader, check_place
 from understudy.load.making import Augment
-from understudy.load.mixture import Mixture
 from understudy.load.sizes import parse_bytes
 from understudy.order import Order
 from understudy.order.placement import rank_slice
@@ -61,13 +60,9 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
         journal: str | Path | None = None,
         bad_frame_cap: float = 0.01,
     ) -> None:
-        low, _ = rank_slice(order.batch, rank, world)
-        Order.from_json(order.spec, datasets)  # refuses other datasets here, not in a worker
-        Mixture.of(datasets)
-        if not 0 <= start < 1 << 62:
-            raise ValueError(f"start {start}: positions are 0 to 2**62 - 1")
+        check_place(datasets, order, rank, world, start)  # here, not in a worker
         self._datasets, self._order, self._rank, self._world = list(datasets), order, rank, world
-        self._memory, self._first = parse_bytes(memory), low
+        self._memory, self._first = parse_bytes(memory), rank_slice(order.batch, rank, world)[0]
         self._making: dict[str, Any] = {
             "size": size,
             "augment": augment,
