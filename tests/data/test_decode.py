@@ -13,22 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.datasets import Spec, identity, write_dataset
-from support.videos import COUNT, KINDS, container_decode, write_video
+from support.videos import COUNT, KINDS, write_video
 from understudy.data import contexts
 from understudy.data.contexts import SPARE_BYTES, Kind, live_bytes, picture_bytes
 from understudy.data.convert import Converter
 from understudy.data.decode import PictureDecoder
 from understudy.data.errors import DatasetError
 from understudy.data.mp4 import read_mp4
-from understudy.data.packets import Mp4Packets, open_packets
+from understudy.data.packets import open_packets
 from understudy.data.samples import EpisodeDataset
-
-
-@pytest.fixture(scope="module")
-def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, np.ndarray]]:
-    folder = tmp_path_factory.mktemp("clips")
-    paths = {kind: write_video(folder / f"{kind}.mp4", kind) for kind in KINDS}
-    return {kind: (path, container_decode(path)) for kind, path in paths.items()}
 
 
 @pytest.fixture
@@ -209,20 +202,6 @@ def test_pictures_that_were_passed_are_not_held(clips: dict[str, tuple[Path, np.
     for position in (3, 8, 9, 17, 30, 44):
         take(decoder, [position])
         assert all(held > position for held in decoder._ahead)
-
-
-@pytest.fixture
-def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The decode positions of all packets given to decoders."""
-    seen: list[int] = []
-    plain = Mp4Packets.packet
-
-    def packet(self: Mp4Packets, i: int, until: int) -> av.Packet:
-        seen.append(i)
-        return plain(self, i, until)
-
-    monkeypatch.setattr(Mp4Packets, "packet", packet)
-    return seen
 
 
 def test_sparse_wishes_skip_groups(clips: dict[str, tuple[Path, np.ndarray]], fed: list[int]) -> None:

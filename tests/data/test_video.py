@@ -17,29 +17,8 @@ from support.videos import COUNT, KINDS, container_decode, write_video
 from understudy.data import decode
 from understudy.data.errors import DatasetError
 from understudy.data.mp4 import VideoIndex, read_mp4
-from understudy.data.packets import ContainerPackets, Mp4Packets
+from understudy.data.packets import ContainerPackets
 from understudy.data.video import PyavReader, median_gop, open_video
-
-
-@pytest.fixture(scope="module")
-def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, np.ndarray]]:
-    folder = tmp_path_factory.mktemp("clips")
-    paths = {kind: write_video(folder / f"{kind}.mp4", kind) for kind in KINDS}
-    return {kind: (path, container_decode(path)) for kind, path in paths.items()}
-
-
-@pytest.fixture
-def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The decode positions of all packets given to decoders."""
-    seen: list[int] = []
-    plain = Mp4Packets.packet
-
-    def packet(self: Mp4Packets, i: int, until: int) -> av.Packet:
-        seen.append(i)
-        return plain(self, i, until)
-
-    monkeypatch.setattr(Mp4Packets, "packet", packet)
-    return seen
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from support.batches import least_memory, same
 from support.datasets import Spec, identity, write_dataset
 from understudy.data.decode import PictureDecoder
 from understudy.data.errors import DatasetError
@@ -50,12 +51,6 @@ def take(loader: Loader, count: int) -> list[dict[str, Any]]:
         return [next(loader) for _ in range(count)]
 
 
-def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
-    return one.keys() == two.keys() and all(
-        torch.equal(one[k], two[k]) if isinstance(one[k], torch.Tensor) else one[k] == two[k] for k in one
-    )
-
-
 def test_batches_are_the_orders_samples(root: Path) -> None:
     data = opened(root)
     order = order_of(data)
@@ -69,19 +64,12 @@ def test_batches_are_the_orders_samples(root: Path) -> None:
         assert [identity(p)[1:] for p in batch[TOP].numpy()] == list(zip(episode.tolist(), frame.tolist()))
 
 
-def least(*data: EpisodeDataset, order: Order, **options: Any) -> int:
-    """The smallest memory with which a loader works, as it says itself."""
-    with pytest.raises(ValueError, match="need") as told:
-        Loader(data, order=order, memory=1, **options)
-    return int(str(told.value).split("need ")[1].split(" bytes")[0])
-
-
 @pytest.mark.parametrize("options", [{"threads": 1}, {"threads": 4}, {"memory": 1.0}, {"memory": 1.5, "threads": 3}])
 def test_threads_and_memory_change_nothing(root: Path, options: dict[str, Any]) -> None:
     data = opened(root)
     order = order_of(data)
     if "memory" in options:
-        options = {**options, "memory": int(options["memory"] * least(data, order=order))}
+        options = {**options, "memory": int(options["memory"] * least_memory(data, order=order))}
     expected = take(Loader([data], order=order, threads=1), 8)
     assert all(map(same, take(Loader([opened(root)], order=order, **options), 8), expected))
 
@@ -89,7 +77,7 @@ def test_threads_and_memory_change_nothing(root: Path, options: dict[str, Any]) 
 def test_less_than_one_batch_is_refused_with_the_number_needed(root: Path) -> None:
     data = opened(root)
     order = order_of(data)
-    enough = least(data, order=order)
+    enough = least_memory(data, order=order)
     Loader([data], order=order, memory=enough).close()
     with pytest.raises(ValueError, match=f"one batch of 6 samples .* {enough} bytes; give as much"):
         Loader([data], order=order, memory=enough - 1)
@@ -162,7 +150,7 @@ def test_small_data_is_decoded_once(root: Path, monkeypatch: pytest.MonkeyPatch)
     take(Loader([data], order=order_of(data), threads=3), 20)
     assert len(decoded) == len(data)
     decoded.clear()
-    take(Loader([data], order=order_of(data), memory=least(data, order=order_of(data))), 20)
+    take(Loader([data], order=order_of(data), memory=least_memory(data, order=order_of(data))), 20)
     assert len(decoded) > 2 * len(data)  # the negative control: too little memory decodes again and again
 
 
@@ -175,7 +163,7 @@ def test_what_is_kept_fits_the_budget(root: Path, twin: Path) -> None:
     both = [data, opened(twin)]
     order = order_of(*both)
     seen = set()
-    for memory in range(least(*both, order=order), 40 * size, size // 4):
+    for memory in range(least_memory(*both, order=order), 40 * size, size // 4):
         with Loader(both, order=order, memory=memory) as loader:
             assert loader.plan.bytes + loader.spare == memory
             assert sum(size for stays in loader.plan.kept if stays) <= memory
@@ -226,7 +214,7 @@ def test_no_more_is_made_ahead_than_was_allowed(root: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(EpisodeDataset, "tables", counted)
     order = order_of(opened(root))
-    for memory, ahead in ((10**9, 4), (least(opened(root), order=order), 0)):
+    for memory, ahead in ((10**9, 4), (least_memory(opened(root), order=order), 0)):
         made.clear()
         with Loader([opened(root)], order=order, memory=memory, threads=2) as loader:
             assert loader.plan.ahead == ahead

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from support.batches import batches, least_memory, same
 from support.datasets import Spec, episode_pictures, write_dataset, write_video
 from understudy.data.decode import PictureDecoder
 from understudy.data.packets import open_packets
@@ -57,17 +58,6 @@ def no_thread_is_left() -> Iterator[None]:
     for thread in set(threading.enumerate()) - before:
         thread.join(20)  # of a loader that nobody closed
         assert not thread.is_alive(), thread
-
-
-def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
-    return one.keys() == two.keys() and all(
-        torch.equal(one[k], two[k]) if isinstance(one[k], torch.Tensor) else one[k] == two[k] for k in one
-    )
-
-
-def batches(data: EpisodeDataset, order: Order, count: int, **options: Any) -> list[dict[str, Any]]:
-    with Loader([data], order=order, **options) as loader:
-        return [next(loader) for _ in range(count)]
 
 
 # -- other processes --------------------
@@ -189,7 +179,7 @@ def test_the_first_error_comes_where_it_belongs(data: EpisodeDataset, order: Ord
     asked = {rng_key(SampleRng(order.seed, "augment", p)): p for p in range(200)}
     expected = batches(data, order, 4)
     for threads in (1, 2, 5):
-        given = least(data, order) + 200_000 if memory == "least" else parse_bytes(memory)
+        given = least_memory(data, order=order) + 200_000 if memory == "least" else parse_bytes(memory)
         with Loader([data], order=order, threads=threads, memory=given, augment=failing) as loader:
             assert all(same(next(loader), expected[n]) for n in range(3))
             for _ in range(2):  # and again when it is asked for again
@@ -237,13 +227,6 @@ def test_two_threads_that_miss_a_picture_decode_it_once(data: EpisodeDataset) ->
         thread.join()
     assert sorted(one.pictures > 0 for one in spent) == [False, True]
     assert (outs[0] == outs[1]).all()
-
-
-def least(data: EpisodeDataset, order: Order) -> int:
-    """The smallest memory with which a loader works, as it says itself."""
-    with pytest.raises(ValueError, match="need") as told:
-        Loader([data], order=order, memory=1)
-    return int(str(told.value).split("need ")[1].split(" bytes")[0])
 
 
 def test_a_consumer_may_leave(data: EpisodeDataset, order: Order) -> None:
@@ -321,7 +304,7 @@ def test_far_positions_and_large_batches(data: EpisodeDataset, start: int, mode:
 
 @pytest.mark.parametrize("memory", ["4GB", "least"])
 def test_times_tell_where_time_went(data: EpisodeDataset, order: Order, memory: str) -> None:
-    given = least(data, order) if memory == "least" else memory
+    given = least_memory(data, order=order) if memory == "least" else memory
     with Loader([data], order=order, memory=given, threads=1) as loader:
         assert loader.plan.kept == (memory == "4GB",)
         for _ in range(8):
@@ -348,7 +331,7 @@ def test_an_order_that_fits(tmp_path: Path) -> None:
             next(loader)
             return loader.plan.holdings[0].ahead
 
-    tight = least(data, wished) + 120_000
+    tight = least_memory(data, order=wished) + 120_000
     order, said = fit_order([data], memory=tight, **options)
     assert (ahead(wished), ahead(order)) == (0, 4)
     frames = int(said[0].split()[0])
@@ -450,7 +433,7 @@ def test_chains_let_go_of_what_no_sample_needs_any_more(root: Path, monkeypatch:
         held.append(len(self._held))
 
     monkeypatch.setattr(_Strand, "make", make)
-    with Loader([data], order=order, memory=least(data, order) + 600_000) as loader:
+    with Loader([data], order=order, memory=least_memory(data, order=order) + 600_000) as loader:
         assert loader.plan.kept == (False,)
         for _ in range(120):
             next(loader)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.batches import least_memory
 from support.datasets import Spec, write_dataset
 from understudy.data.convert import Converter
 from understudy.data.decode import PictureDecoder
@@ -60,13 +61,6 @@ def equal(batch: Batch, plain: Batch) -> bool:
     )
 
 
-def enough(data: EpisodeDataset, order: Order, **place: int) -> int:
-    """The smallest memory with which a loader works, as it says itself."""
-    with pytest.raises(ValueError, match="need") as told:
-        Loader([data], order=order, memory=1, **place)
-    return int(str(told.value).split("need ")[1].split(" bytes")[0])
-
-
 def batches(data: EpisodeDataset, order: Order, holding: Holding, count: int, **changes: Any) -> Iterator[Batch]:
     """Batches of chains that hold what is asked for here, whatever memory would allow."""
     plan = Plan(LARGE, (), 2, 2, (False,), (holding,), ())
@@ -105,7 +99,7 @@ def test_pictures_are_those_of_the_dataset(  # type: ignore[no-untyped-def]
     order = Order.of([data], batch=batch, seed=3, **options)
     for rank in range(world):
         place = {"rank": rank, "world": world}
-        memory = extra + enough(data, order, **place)
+        memory = extra + least_memory(data, order=order, **place)
         with Loader([data], order=order, threads=threads, memory=memory, start=start, **place) as loader:
             for _ in range(6):
                 found = next(loader)
@@ -240,7 +234,7 @@ def test_groups_of_middling_length_are_decoded_whole_where_memory_allows(roots: 
     data = opened(roots["gop 2"])
     data.__dict__["gop"] = 30
     order = Order.of([data], batch=4, seed=1, clip=30, lanes=4)
-    least = enough(data, order)
+    least = least_memory(data, order=order)
     plans = [make_plan([data], order, rank=0, world=1, threads=1, memory=least + 100_000 * i) for i in (0, 20, 80)]
     assert [(plan.holdings[0], plan.kept[0]) for plan in plans] == [
         (Holding(0, False), False),

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from support.batches import all_same, batches
 from support.datasets import Spec, write_dataset
-from understudy import EpisodeDataset, EpisodeStream, Loader, Order
+from understudy import EpisodeDataset, EpisodeStream, Order
 from understudy.data.errors import DatasetError
 from understudy.order.draws import SampleRng
 
@@ -35,22 +36,9 @@ def order(data: EpisodeDataset) -> Order:
     return Order.of([data], batch=BATCH, seed=5, clip=4, lanes=BATCH)
 
 
-def by_loader(data: EpisodeDataset, order: Order, count: int, **options: Any) -> list[dict[str, Any]]:
-    with Loader([data], order=order, **options) as loader:
-        return [next(loader) for _ in range(count)]
-
-
 def by_stream(stream: EpisodeStream, count: int, workers: int = 0) -> list[dict[str, Any]]:
     passing = iter(DataLoader(stream, batch_size=None, num_workers=workers))
     return list(islice(passing, count))
-
-
-def same(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> bool:
-    return len(one) == len(two) and all(
-        a.keys() == b.keys()
-        and all(torch.equal(a[k], b[k]) if isinstance(a[k], torch.Tensor) else a[k] == b[k] for k in a)
-        for a, b in zip(one, two)
-    )
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -58,14 +46,14 @@ def same(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> bool:
 def test_batches_equal_the_loaders_and_go_on_after_any_restart(
     data: EpisodeDataset, order: Order, workers: int
 ) -> None:
-    expected = by_loader(data, order, 12)
+    expected = batches(data, order, 12)
     stream = EpisodeStream([data], order=order)
     got = by_stream(stream, 7, workers)
-    assert same(got, expected[:7])
+    assert all_same(got, expected[:7])
     assert [stream.position_after(batch) for batch in got] == [BATCH * (k + 1) for k in range(7)]
     stream.start = stream.position_after(got[3])  # what was made ahead of that batch is made again
     other = (workers + 2) % 4
-    assert same(by_stream(stream, 8, other), expected[4:])
+    assert all_same(by_stream(stream, 8, other), expected[4:])
 
 
 @pytest.mark.parametrize("world", [2, 4])  # four ranks do not share six samples evenly
@@ -74,7 +62,7 @@ def test_ranks_get_their_shares(data: EpisodeDataset, order: Order, world: int) 
         place = {"rank": rank, "world": world}
         stream = EpisodeStream([data], order=order, start=BATCH, **place)
         got = by_stream(stream, 4, workers=2 if rank == 1 else 0)
-        assert same(got, by_loader(data, order, 4, start=BATCH, **place))
+        assert all_same(got, batches(data, order, 4, start=BATCH, **place))
         assert [stream.position_after(batch) for batch in got] == [BATCH * (k + 2) for k in range(4)]
 
 
@@ -87,13 +75,13 @@ def test_samples_are_made_as_the_loader_makes_them(data: EpisodeDataset, order: 
     options = {"size": (32, 48), "augment": darken, "on_bad_frame": "substitute", "journal": tmp_path / "journal"}
     got = by_stream(EpisodeStream([data], order=order, **options), 4, workers=2)
     assert got[0]["observation.images.top"].shape == (BATCH, 3, 32, 48)
-    assert same(got, by_loader(data, order, 4, **options))
-    assert not same(got, by_loader(data, order, 4, size=(32, 48)))
+    assert all_same(got, batches(data, order, 4, **options))
+    assert not all_same(got, batches(data, order, 4, size=(32, 48)))
 
 
 def test_it_can_be_sent_to_a_spawned_worker(data: EpisodeDataset, order: Order) -> None:
     stream = pickle.loads(pickle.dumps(EpisodeStream([data], order=order, start=3 * BATCH)))
-    assert same(by_stream(stream, 3), by_loader(data, order, 3, start=3 * BATCH))
+    assert all_same(by_stream(stream, 3), batches(data, order, 3, start=3 * BATCH))
 
 
 def test_lanes_can_be_given_to_one_worker_each(data: EpisodeDataset, monkeypatch: pytest.MonkeyPatch) -> None:

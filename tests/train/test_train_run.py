@@ -1,6 +1,5 @@
 """The run: the same settings give the same bits, whatever stops it, whatever else it does on the way."""
 
-import os
 import shutil
 import signal
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from support import resumed
 from support.datasets import edit_json
 from support.runs import final_tensors, same_run, series, tiny_config, tiny_dataset
 from understudy.load.loader import Loader
@@ -34,19 +34,6 @@ def whole(data: Path) -> Path:
     out = data.parent / "whole"
     assert run.train(tiny_config(data, out)) == run.DONE
     return out
-
-
-def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:
-    """Send ourselves a signal while step `step` (from 1) is computed."""
-    plain, seen = run.Training.advance, [0]
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        seen[0] += 1
-        if seen[0] == step:
-            os.kill(os.getpid(), number)
-        return plain(*args, **kwargs)
-
-    monkeypatch.setattr(run.Training, "advance", counted)
 
 
 def test_a_run_that_cannot_begin_leaves_room_for_the_next_try(data: Path, tmp_path: Path) -> None:
@@ -134,11 +121,10 @@ def test_the_global_generator_is_neither_read_nor_moved(whole: Path, data: Path,
     ("step", "number"), [(1, signal.SIGTERM), (4, signal.SIGINT), (7, signal.SIGUSR1), (8, signal.SIGTERM)]
 )
 def test_a_signal_saves_and_resume_goes_on(
-    whole: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals
+    whole: Path, data: Path, tmp_path: Path, step: int, number: signal.Signals
 ) -> None:
     config, handler = tiny_config(data, tmp_path / "r"), signal.getsignal(number)
-    with monkeypatch.context() as patch:
-        stop_at(patch, step, number)
+    with resumed.watched(tmp_path / "r", {step: resumed.send(number)}):
         assert run.train(config) == run.STOPPED
     assert signal.getsignal(number) is handler  # as it was before
     assert checkpoint.steps(tmp_path / "r/checkpoints")[-1] == step

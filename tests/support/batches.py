@@ -1,0 +1,36 @@
+"""Batches of a Loader, held against each other, and the least memory that it asks for."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from understudy.data.samples import EpisodeDataset
+from understudy.load.loader import Loader
+from understudy.order import Order
+
+
+def batches(data: EpisodeDataset, order: Order, count: int, **options: Any) -> list[dict[str, Any]]:
+    """The first `count` that a Loader gives."""
+    with Loader([data], order=order, **options) as loader:
+        return [next(loader) for _ in range(count)]
+
+
+def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
+    """Whether two batches have the same keys and under each the same, bit for bit."""
+    return one.keys() == two.keys() and all(
+        torch.equal(one[k], two[k]) if isinstance(one[k], torch.Tensor) else one[k] == two[k] for k in one
+    )
+
+
+def all_same(one: Sequence[dict[str, Any]], two: Sequence[dict[str, Any]]) -> bool:
+    """Whether as many came, and each is the `same`."""
+    return len(one) == len(two) and all(same(a, b) for a, b in zip(one, two))
+
+
+def least_memory(*data: EpisodeDataset, order: Order, **options: Any) -> int:
+    """The fewest bytes with which a Loader works, as it says itself."""
+    with pytest.raises(ValueError, match="need") as told:
+        Loader(data, order=order, memory=1, **options)
+    return int(str(told.value).split("need ")[1].split(" bytes")[0])
