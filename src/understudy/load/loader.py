@@ -175,8 +175,6 @@ class Loader:
         self.close()
 
 
-def _cores() -> int:
-    """Cores this process may use, where the system tells."""
 def check_place(datasets: Sequence[EpisodeDataset], order: Order, rank: int, world: int, start: int) -> None:
     """Refuse what is no place in an order of these datasets: see the ValueError of `Loader`."""
     rank_slice(order.batch, rank, world)  # refuses a rank outside the world
@@ -186,4 +184,6 @@ def check_place(datasets: Sequence[EpisodeDataset], order: Order, rank: int, wor
         raise ValueError(f"start {start}: positions are 0 to 2**62 - 1")
 
 
+def _cores() -> int:
+    """Cores this process may use, where the system tells."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
