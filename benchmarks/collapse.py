@@ -169,10 +169,10 @@ def success(run: Path, args: argparse.Namespace, seed: int, tasks: tuple[str, ..
 def held_out_losses(config: TrainConfig) -> dict[str, float]:
     """Of the policy that is in the run's folder, on the held-out episodes of `config`."""
     policy, data = FlowPolicy.load(Path(config.out) / "policy"), open_data(config)
-    assert data.held_out is not None
+    assert data.held_out[0] is not None
     with joined(config) as mesh:
         draws = Draws(config.seed, DRAWS, config.data.chunk, policy.config.action_dim)
-        judged = validation(policy, data.held_out, draws, mesh, dict.fromkeys(policy.terms, 1.0))
+        judged = validation(policy, data.held_out[0], draws, mesh, dict.fromkeys(policy.terms, 1.0))
     return {"val_loss": judged["loss"], "val_loss_new": judged["tasks"][NEW_TEXT]["loss"]}
 
 
@@ -199,7 +199,7 @@ def orders(args: argparse.Namespace, seed: int) -> dict[str, dict[str, Any]]:
 def precisions(args: argparse.Namespace, seed: int) -> dict[str, dict[str, Any]]:
     """The policy before, and after fine-tuning in both ways: same samples, noise and times."""
     whole = settings(args, args.seeds[0], "before", args.base_steps)
-    catalog = open_data(whole).catalog
+    catalog = open_data(whole).training[0].catalog
     new = catalog.tasks.index(NEW_TEXT)
     excluded = tuple(int(e) for i, e in enumerate(catalog.episodes.ids) if new in list(catalog.episodes.tasks_of(i)))
     plan = replace(whole, data=replace(whole.data, exclude_episodes=excluded))

@@ -96,7 +96,7 @@ def test_each_step_uses_its_rate_and_the_average_is_judged_and_handed_out(data: 
             torch.testing.assert_close(now[f"average/{name}"], expected)
     policy = FlowPolicy.load(out / "policy")
     assert all(torch.equal(tensor, tensors[-1][f"average/{name}"]) for name, tensor in policy.state_dict().items())
-    held_out = open_data(config).held_out
+    held_out = open_data(config).held_out[0]
     assert held_out is not None
     draws = Draws(config.seed, DRAWS, config.data.chunk, policy.config.action_dim)
     with parallel.joined(config) as mesh:

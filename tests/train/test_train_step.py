@@ -245,7 +245,7 @@ def test_a_step_never_waits_for_a_gpu(root: Path, precision: Any) -> None:
     """As the driver counts it: from the batch at the host to the average of the weights."""
     config = tiny_config(root, root, device="cuda", batch=8, micro_batch=4, precision=precision)
     data = open_data(config)
-    with parallel.joined(config) as mesh, Loader([data.training], order=data.order(config), threads=1) as loader:
+    with parallel.joined(config) as mesh, Loader(data.training, order=data.order(config), threads=1) as loader:
         training = begun(config, data, normalisation(data, "mean_std"), mesh)
         training.advance(next(loader))  # what is made once may wait
         later = next(loader)
@@ -429,13 +429,13 @@ def test_the_average_of_split_weights_is_that_of_their_float32_truth(policy: Flo
 
 
 def test_normalisation_ignores_held_out_episodes(root: Path, data: RunData) -> None:
-    assert data.held_out is not None
+    assert data.held_out[0] is not None
     maps = normalisation(data, "mean_std")
-    trained, held = (set(part.segments[:, 0].tolist()) for part in (data.training, data.held_out))
+    trained, held = (set(part.segments[:, 0].tolist()) for part in (data.training[0], data.held_out[0]))
     assert trained
     assert held
     assert not trained & held
-    rows = [data.training.sample(e, f)["action"][0] for e, a, b in data.training.segments for f in range(a, b)]
+    rows = [data.training[0].sample(e, f)["action"][0] for e, a, b in data.training[0].segments for f in range(a, b)]
     actions = torch.stack(rows).double()
     np.testing.assert_allclose(maps["action"]["offset"], actions.mean(0), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(maps["action"]["spread"], actions.std(0, correction=0), rtol=1e-5)
@@ -447,7 +447,7 @@ def test_a_value_that_is_not_finite_is_told_wherever_it_is_and_can_be_left_out(t
     """Held-out episodes included: their NaN would be the only held-out loss that the run ever showed."""
     write_dataset(tmp_path / "d", Spec(lengths=(6, 9, 4, 5), per_data_file=1))
     config = tiny_config(tmp_path / "d", tmp_path)
-    held = open_data(config).held_out
+    held = open_data(config).held_out[0]
     assert held is not None
     bad = int(held.segments[0, 0])
     path = sorted((tmp_path / "d/data").glob("chunk-*/file-*.parquet"))[bad]
@@ -462,8 +462,8 @@ def test_a_value_that_is_not_finite_is_told_wherever_it_is_and_can_be_left_out(t
     config = replace(config, data=replace(config.data, exclude_episodes=(bad,)))
     data = open_data(config)
     normalisation(data, "mean_std")
-    assert data.held_out is not None
-    assert bad not in [*data.training.segments[:, 0], *data.held_out.segments[:, 0]]
+    assert data.held_out[0] is not None
+    assert bad not in [*data.training[0].segments[:, 0], *data.held_out[0].segments[:, 0]]
     with pytest.raises(DatasetError, match="no episode 99 to exclude"):
         open_data(replace(config, data=replace(config.data, exclude_episodes=(99,))))
 
@@ -505,14 +505,14 @@ def test_what_a_policy_cannot_use_is_told_early(tmp_path: Path) -> None:
 
 def test_validation_is_sum_over_count_per_task(mesh: Mesh, policy: FlowPolicy, data: RunData) -> None:
     """Against a slow, obvious computation: one sample at a time."""
-    assert data.held_out is not None
+    assert data.held_out[0] is not None
     draws = Draws(7, DRAWS, 3, 2)
-    result = validation(policy, data.held_out, draws, mesh, {"flow": 1.0})
+    result = validation(policy, data.held_out[0], draws, mesh, {"flow": 1.0})
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    for episode, start, stop in data.held_out.segments.tolist():
+    for episode, start, stop in data.held_out[0].segments.tolist():
         for frame in range(start, stop):
             at = np.array([episode]), np.array([frame])
-            one = data.held_out.batch(*at)
+            one = data.held_out[0].batch(*at)
             with torch.no_grad():
                 loss = policy.losses(one, *draws.noise_and_time(sample_identity(*at)))["flow"]
             entry = sums[one["task"][0]]
@@ -526,19 +526,19 @@ def test_validation_is_sum_over_count_per_task(mesh: Mesh, policy: FlowPolicy, d
     everything = np.array(list(sums.values())).sum(0)
     assert result["loss"] == pytest.approx(everything[0] / everything[1], rel=1e-5)
     assert result["macro"] == pytest.approx(np.mean([t / c for t, c, _ in sums.values()]), rel=1e-5)
-    assert sum(entry["samples"] for entry in result["tasks"].values()) == len(data.held_out)
+    assert sum(entry["samples"] for entry in result["tasks"].values()) == len(data.held_out[0])
 
 
 def test_validation_repeats_to_the_bit_and_leaves_no_trace(mesh: Mesh, policy: FlowPolicy, data: RunData) -> None:
-    assert data.held_out is not None
+    assert data.held_out[0] is not None
     policy.train()
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    first = validation(policy, data.held_out, Draws(7, DRAWS, 3, 2), mesh, {"flow": 1.0})
+    first = validation(policy, data.held_out[0], Draws(7, DRAWS, 3, 2), mesh, {"flow": 1.0})
     torch.manual_seed(6)
-    assert validation(policy, data.held_out, Draws(7, DRAWS, 3, 2), mesh, {"flow": 1.0}) == first
+    assert validation(policy, data.held_out[0], Draws(7, DRAWS, 3, 2), mesh, {"flow": 1.0}) == first
     torch.manual_seed(5)
     assert torch.equal(torch.get_rng_state(), state)
     assert policy.training
     assert all(p.grad is None for p in policy.parameters())
-    assert validation(policy, data.held_out, Draws(8, DRAWS, 3, 2), mesh, {"flow": 1.0}) != first
+    assert validation(policy, data.held_out[0], Draws(8, DRAWS, 3, 2), mesh, {"flow": 1.0}) != first

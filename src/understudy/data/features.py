@@ -60,10 +60,22 @@ class Feature:
         """Colour channels of a picture, None when the declared shape does not say."""
         if not self.is_picture or len(self.shape) != 3:
             return None
+        return self.shape[0] if self._channels_first else self.shape[2]
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Height and width of a picture, None when the declared shape does not say."""
+        if self.channels is None:
+            return None
+        height, width = self.shape[1:] if self._channels_first else self.shape[:2]
+        return height, width
+
+    @property
+    def _channels_first(self) -> bool:
+        """Of a picture's shape, by the names of its axes where it has them."""
         if isinstance(self.names, (list, tuple)) and len(self.names) == 3:
-            first = str(self.names[0]).lower()
-            return self.shape[0] if first.startswith("c") else self.shape[2]
-        return self.shape[2] if self.shape[2] in (1, 3, 4) else self.shape[0]
+            return str(self.names[0]).lower().startswith("c")
+        return self.shape[2] not in (1, 3, 4)
 
 
 def parse_features(entries: Any, where: str) -> dict[str, Feature]:

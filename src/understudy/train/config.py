@@ -6,40 +6,14 @@ cameras, how wide an action is) happens in `run.py`; reading and checking files 
 
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from annotated_types import Ge, Gt, Interval, Le
 
 from understudy.load.sizes import parse_bytes
+from understudy.train.data_config import DataConfig
 
-
-@dataclass(frozen=True)
-class DataConfig:
-    """What is learnt from."""
-
-    root: str = ""
-    """Folder or URL of a LeRobot dataset (v2.0, v2.1, v3.x). Required."""
-    cameras: tuple[str, ...] = ()
-    """Keys of the cameras that the policy sees; none named: all there are."""
-    exclude_episodes: tuple[int, ...] = ()
-    """Ids of episodes that are neither trained on nor held out: those that `inspect` finds fault with, say."""
-    chunk: Annotated[int, Ge(1)] = 8
-    """Actions per chunk: the policy predicts this many frames ahead, starting with the present one."""
-    val_fraction: Annotated[float, Interval(ge=0, lt=1)] = 0.1
-    """Share of the episodes that is held out for validation, whole episodes only; 0 trains on all."""
-    normalise: Literal["mean_std", "min_max", "quantile"] = "mean_std"
-    """What a policy's inputs and outputs are scaled by, per dimension, over the training episodes."""
-    order: Literal["clips", "uniform", "episodes", "sequential"] = "clips"
-    """How positions walk through the frames; `clips` is well shuffled and decodes each picture about once."""
-    frames_in_flight: Annotated[int, Ge(1)] = 100_000
-    """How many frames the shuffle may spread over: more is better shuffled, fewer needs less memory."""
-    cache: str = ""
-    """Folder on a local disk for what is read from a URL, shared by the processes of the host; none: the user's own."""
-    cache_size: str = "64GB"
-    """What that folder may hold at most."""
-    on_bad_frame: Literal["raise", "substitute"] = "raise"
-    """A picture or row that cannot be read: stop and name it, or take a neighbour from the same clip and write it
-    down."""
+Mode = Literal["policy", "forward_dynamics", "inverse_dynamics"]
 
 
 @dataclass(frozen=True)
@@ -155,6 +129,10 @@ class TrainConfig:
     seed: Annotated[int, Interval(ge=0, lt=2**63)] = 0
     """Decides the order, every draw inside a sample, and the first weights."""
     data: DataConfig = field(default_factory=DataConfig)
+    mode: Mode | Literal["joint"] | dict[Mode, Annotated[float, Interval(ge=0, lt=inf)]] = "policy"
+    """What is learnt from each sample: `policy` (actions from what is seen), `forward_dynamics` (the states that follow
+    from given actions), `inverse_dynamics` (the actions between given states), `joint` (each of them equally often), or
+    names with weights: each position draws its own by them."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     init_from: str = ""
@@ -201,21 +179,37 @@ class TrainConfig:
         """With everything said that depends on other settings, so that changing those later changes nothing else."""
         return replace(self, schedule=replace(self.schedule, steps=self.schedule.steps or self.steps))
 
+    def mode_weights(self) -> dict[Mode, float]:
+        """The weight of each mode by name, in the sequence of `policies.modes.MODES`; their sum is 1."""
+        named: dict[Mode, float] = dict.fromkeys(get_args(Mode), 0.0)
+        if isinstance(self.mode, dict):
+            named |= self.mode
+        elif self.mode == "joint":
+            named = dict.fromkeys(named, 1.0)
+        else:
+            named[self.mode] = 1.0
+        total = sum(named.values())
+        return {mode: weight / total if total else 0.0 for mode, weight in named.items()}
+
+    def learns_dynamics(self) -> bool:
+        """Whether any sample is learnt from in another mode than `policy`: then the policy is given future states."""
+        return any(weight for mode, weight in self.mode_weights().items() if mode != "policy")
+
     def problems(self) -> list[str]:
         """What is wrong between fields, one line each."""
         found = []
-        for name, size in (("memory", self.memory), ("data.cache_size", self.data.cache_size)):
-            try:
-                parse_bytes(size)
-            except ValueError as error:
-                found.append(str(error).replace("memory", name, 1))
-        if not self.data.root:
-            found.append("data.root: required: the folder of the dataset to learn from")
+        try:
+            parse_bytes(self.memory)
+        except ValueError as error:
+            found.append(str(error))
+        found += [f"data.{line}" for line in self.data.problems()]
+        if not any(self.mode_weights().values()):
+            found.append(f"mode: {self.mode}: no mode has a weight, so nothing would be learnt")
         if self.policy.channels % 8 or self.policy.width % 8:
             found.append(
                 f"policy: channels={self.policy.channels} and width={self.policy.width} must be multiples of 8"
             )
-        if self.keep_best != "none" and not (self.val_every and self.data.val_fraction):
+        if self.keep_best != "none" and not (self.val_every and self.data.holds_out()):
             never = "val_every" if not self.val_every else "data.val_fraction"
             found.append(f"keep_best: {self.keep_best} needs held-out losses, and with {never} 0 there are none")
         if self.micro_batch and self.batch % self.micro_batch:

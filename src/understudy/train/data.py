@@ -1,58 +1,79 @@
-"""What a run reads: the dataset split by episode, the order over its training part, and how to know it again.
+"""What a run reads: its sources split by episode, the order over their training parts, and how to know them again.
 
-Opened the same way by `train`, `resume`, `validate` and the report. Not here: batches (`load`), how statistics are
-computed (`data/normalize.py`).
+Opened the same way by `train`, `resume`, `validate` and the report; one dataset is a mixture of one. All that is wrong
+with any source is told at once. Not here: the checks and the opening of a single source (`sources.py`), batches
+(`load`), how statistics are computed (`data/head_statistics.py`).
 """
 
 import hashlib
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from understudy.data.catalog import Catalog
-from understudy.data.errors import DatasetError
+from understudy.data.errors import DatasetError, SourceFailed
 from understudy.data.normalize import Mode, Statistics, offset_and_spread, statistics
 from understudy.data.remote.settings import Remote
 from understudy.data.samples import EpisodeDataset
-from understudy.data.select import split_episodes
 from understudy.load.loader import Loader
 from understudy.load.sizes import parse_bytes
 from understudy.order import Order
 from understudy.policies.flow_policy import ACTION, STATE, FlowPolicyConfig
 from understudy.train.config import TrainConfig
 from understudy.train.precision import arithmetic
+from understudy.train.sources import Source, opened, parts, picture_size
 from understudy.train.step import augmented
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class RunData:
-    """A run's data, opened."""
+    """A run's data, opened. Tuples have one entry per source, in the sequence of the settings."""
 
-    catalog: Catalog
+    names: tuple[str, ...]
+    """What the sources are called: each has a name of its own."""
+    training: tuple[EpisodeDataset, ...]
+    held_out: tuple[EpisodeDataset | None, ...]
+    """None where nothing of a source is held out."""
+    heads: tuple[str, ...]
+    """Names of the norm heads, sorted."""
+    head_of_source: np.ndarray
+    """int64 [sources]: which of `heads` each source is normalised by."""
+    weights: tuple[float, ...]
+    """Share of each source in the samples, on any scale."""
     cameras: tuple[str, ...]
-    training: EpisodeDataset
-    held_out: EpisodeDataset | None
-    """None when nothing is held out."""
+    """Standard keys of the cameras that the policy sees."""
+    size: tuple[int, int] | None
+    """(height, width) that pictures are resized to when they are loaded, where those of the sources differ in size."""
+    delta: tuple[tuple[int, ...], ...]
+    """Dimensions of the action that are learnt as differences to the state."""
+    stats: tuple[str, ...]
+    """Files of recorded statistics, "" where they are computed."""
 
     def order(self, config: TrainConfig) -> Order:
-        """The order of a new run."""
-        return Order.of(
-            [self.training],
-            batch=config.batch,
-            seed=config.seed,
-            frames_in_flight=config.data.frames_in_flight,
-            mode=config.data.order,
-        )
+        """The order of a new run, however much memory it takes (`pace.new_order` makes the one that fits)."""
+        return Order.of(self.training, batch=config.batch, seed=config.seed, **self.order_options(config))
+
+    def order_options(self, config: TrainConfig) -> dict[str, Any]:
+        """How the order walks through the sources, as `Order.of` takes it."""
+        return {
+            "weights": self.weights,
+            "frames_in_flight": config.data.frames_in_flight,
+            "mode": config.data.order,
+        }
 
     def policy_config(self, config: TrainConfig) -> FlowPolicyConfig:
-        """The policy for this dataset: its cameras, the width of its state and action, and the chosen network."""
-        features = self.catalog.features
-        state = features.get(STATE)
+        """The policy for this data: its cameras, the widest state and action, and the chosen network."""
         network = {f.name: getattr(config.policy, f.name) for f in fields(config.policy) if f.name != "draws"}
+        if config.learns_dynamics():
+            network["future"] = True
         return FlowPolicyConfig(
-            action_dim=features[ACTION].value_shape[0],
-            state_dim=state.value_shape[0] if state is not None else 0,
+            action_dim=max(_width(part, ACTION) for part in self.training),
+            state_dim=max(_width(part, STATE) for part in self.training),
             cameras=self.cameras,
             chunk=config.data.chunk,
             compute=arithmetic(config.precision),
@@ -60,62 +81,147 @@ class RunData:
         )
 
 
-def open_data(config: TrainConfig) -> RunData:
-    """Open the dataset of `config`: windows of `data.chunk` actions, whole episodes held out by `data.val_fraction`.
+def _width(dataset: EpisodeDataset, key: str) -> int:
+    return dataset.catalog.features[key].value_shape[0] if key in dataset.keys else 0
 
-    The split depends on the episode ids alone, so runs with different seeds are judged on the same episodes, and adding
-    episodes moves none of the old ones.
+
+def open_data(config: TrainConfig) -> RunData:
+    """Open the sources of `config`: windows of `data.chunk` actions, whole episodes held out.
+
+    A split depends on the episode ids of its source alone, so runs with different seeds are judged on the same
+    episodes, and adding episodes moves none of the old ones.
 
     Raises:
-        DatasetError: the dataset cannot be read, or lacks what a policy needs.
+        DatasetError: a source cannot be read, or lacks what a policy needs; of several sources all are told.
     """
-    remote = Remote(cache=config.data.cache, cache_bytes=parse_bytes(config.data.cache_size))
-    catalog = Catalog.open(config.data.root, remote)
-    for key in (ACTION, STATE):
-        feature = catalog.features.get(key)
-        if feature is None and key == STATE:
-            continue
-        if feature is None or len(feature.value_shape) != 1 or feature.is_text:
-            what = "there is no such feature" if feature is None else f"it is {feature.dtype} of shape {feature.shape}"
-            raise DatasetError(f"a policy needs {key!r} as a vector: {what}", where=catalog.root, fix="see `inspect`")
-    windows = {ACTION: [i / catalog.fps for i in range(config.data.chunk)]}
-    cameras = config.data.cameras or catalog.camera_keys
-    for camera in cameras:
-        if camera not in catalog.camera_keys:
-            known = ", ".join(catalog.camera_keys) or "none"
-            raise DatasetError(f"there is no camera {camera!r}", where=catalog.root, fix=f"its cameras: {known}")
-        if (channels := catalog.features[camera].channels) not in (3, None):
-            what = f"{camera!r} has {channels} channels, a policy sees RGB"
-            raise DatasetError(what, where=catalog.root, fix="name the cameras to use in data.cameras")
-    keys = [ACTION, *((STATE,) if STATE in catalog.features else ()), *cameras]
-    ids, exclude = catalog.episodes.ids, np.array(config.data.exclude_episodes, np.int64)
-    if len(strangers := np.setdiff1d(exclude, ids)):
-        what = f"there is no episode {strangers[0]} to exclude"
-        raise DatasetError(what, where=catalog.root, fix=f"its episodes: {ids[0]} to {ids[-1]}, see `inspect`")
-    trained, held = split_episodes(np.setdiff1d(ids, exclude), config.data.val_fraction)
+    data = config.data
+    wanted, wrong = data.mixed(), dict[str, DatasetError]()
+    remote = Remote(cache=data.cache, cache_bytes=parse_bytes(data.cache_size))
+    catalogs: dict[str, Catalog] = {}  # several sources may be parts of one dataset
 
-    def part(episodes: np.ndarray) -> EpisodeDataset:
-        return EpisodeDataset(catalog, delta_timestamps=windows, episodes=episodes, keys=keys)
+    def look(number: int) -> Source:
+        root = wanted[number].root
+        if root not in catalogs:
+            catalogs[root] = Catalog.open(root, remote)
+        return opened(wanted[number], catalogs[root])
 
-    return RunData(catalog, cameras, part(trained), part(held) if len(held) else None)
+    names = data.names()
+    found = _each(names, look, wrong)
+    sources = [source for source in found if source is not None]
+    if not sources:
+        raise _told(wrong, len(names))
+    cameras = _cameras(data.cameras, sources)
+    size, shown = picture_size(sources, cameras, config.policy.picture)
+
+    def split(number: int) -> tuple[EpisodeDataset, EpisodeDataset | None]:
+        source = found[number]
+        assert source is not None
+        return parts(names[number], source, config, cameras, shown)
+
+    both = [one for one in _each(names, split, wrong) if one is not None]
+    without = [name for name, source in zip(names, found) if source is not None and STATE not in source.keys]
+    if 0 < len(without) < len(sources):
+        what = f"it has no {STATE!r}, which others have"
+        fix = "name its key with `state`, or leave it out of all sources with an empty one"
+        wrong.update((name, DatasetError(what, fix=fix)) for name in without if name not in wrong)
+    if wrong:
+        raise _told(wrong, len(names))
+    training, held_out = tuple(one for one, _ in both), tuple(other for _, other in both)
+    _check_apart(names, training, held_out)
+    own = [source.head(name) for name, source in zip(names, sources)]
+    heads = sorted(set(own))
+    return RunData(
+        names=names,
+        training=training,
+        held_out=held_out,
+        heads=tuple(heads),
+        head_of_source=np.array([heads.index(head) for head in own], np.int64),
+        weights=tuple(float(source.weight or len(part)) for source, part in zip(wanted, training)),
+        cameras=cameras,
+        size=size,
+        delta=tuple(source.delta for source in wanted),
+        stats=tuple(source.stats for source in wanted),
+    )
 
 
-def normalisation(data: RunData, mode: Mode) -> dict[str, dict[str, list[float]]]:
-    """Offset and spread of action and state by key, from the training episodes alone; as `FlowPolicy` takes them.
+def _cameras(chosen: tuple[str, ...], sources: Sequence[Source]) -> tuple[str, ...]:
+    """Standard keys of the cameras that the policy sees: those chosen, or all.
+
+    A single dataset's come in its own sequence; those of several sorted, whatever the sequence of the sources.
+    """
+    known = tuple(dict.fromkeys(camera for source in sources for camera in source.cameras))
+    if len(sources) > 1:
+        known = tuple(sorted(known))
+    for camera in chosen:
+        if camera not in known:
+            where = sources[0].catalog.root if len(sources) == 1 else "the sources"
+            raise DatasetError(
+                f"there is no camera {camera!r}", where=where, fix=f"its cameras: {', '.join(known) or 'none'}"
+            )
+    return chosen or known
+
+
+def _each(labels: Sequence[str], work: Callable[[int], _T], wrong: dict[str, DatasetError]) -> list[_T | None]:
+    """`work` for each source with which nothing is wrong yet; what is wrong now goes to `wrong`, None to its place."""
+    done: list[_T | None] = []
+    for number, label in enumerate(labels):
+        found = None
+        if label not in wrong:
+            try:
+                found = work(number)
+            except SourceFailed:
+                raise  # no answer says nothing about the settings
+            except DatasetError as error:
+                wrong[label] = error
+        done.append(found)
+    return done
+
+
+def _told(wrong: dict[str, DatasetError], count: int) -> DatasetError:
+    """What is wrong with the sources, of `count`, as one error."""
+    if count == 1:
+        return next(iter(wrong.values()))
+    lines = [f"source {label}: {error}" for label, error in wrong.items()]
+    if len(lines) == 1:
+        return DatasetError(lines[0])
+    return DatasetError("\n".join([f"{len(lines)} of {count} sources cannot be used", *(f"  {e}" for e in lines)]))
+
+
+def _check_apart(
+    names: Sequence[str], training: Sequence[EpisodeDataset], held: Sequence[EpisodeDataset | None]
+) -> None:
+    """Raise DatasetError where sources share a dataset and one trains on an episode that another holds out."""
+    roots = [part.catalog.root for part in training]
+    places = [root if "://" in root else os.path.realpath(root) for root in roots]
+    for i, other in enumerate(held):
+        for j, place in enumerate(places):
+            if i == j or other is None or place != places[i]:
+                continue
+            both = np.intersect1d(other.segments[:, 0], training[j].segments[:, 0])
+            if len(both):
+                what = f"episode {both[0]} is held out in source {names[i]} and trained on in {names[j]}"
+                fix = f"{len(both)} such episodes: name the same val_episodes in both, or other episodes in each"
+                raise DatasetError(what, where=roots[i], fix=fix)
+
+
+def normalisation(data: RunData, mode: Mode) -> dict[str, Any]:
+    """What the policy scales its inputs and outputs by, per head, from the training episodes alone.
 
     Raises:
         DatasetError: a value is not finite, held-out episodes included; names episode and dimension.
     """
-    if data.held_out is not None:
-        _statistics(data.catalog, data.held_out.segments)  # for its errors alone: one NaN is the loss of them all
-    maps = {key: offset_and_spread(s, mode) for key, s in _statistics(data.catalog, data.training.segments).items()}
+    for other in data.held_out:
+        if other is not None:
+            _statistics(other)  # for its errors alone: one NaN is the loss of them all
+    maps = {key: offset_and_spread(s, mode) for key, s in _statistics(data.training[0]).items()}
     return {key: {name: array.tolist() for name, array in each.items()} for key, each in maps.items()}
 
 
-def _statistics(catalog: Catalog, rows: np.ndarray) -> dict[str, Statistics]:
-    """Of action and state over `rows`, int64 (K, 3) segments."""
-    keys = [key for key in (ACTION, STATE) if key in catalog.features]
-    plain_rows = EpisodeDataset(catalog, episodes=np.unique(rows[:, 0]), keys=keys)
+def _statistics(part: EpisodeDataset) -> dict[str, Statistics]:
+    """Of action and state over the frames of a part."""
+    rows = part.segments
+    keys = [key for key in (ACTION, STATE) if key in part.keys]
+    plain_rows = EpisodeDataset(part.catalog, episodes=np.unique(rows[:, 0]), keys=keys)
     columns: dict[str, list[np.ndarray]] = {key: [] for key in (*keys, "episode_index")}
     for episode, start, stop in rows.tolist():
         batch = plain_rows.batch(np.full(stop - start, episode), np.arange(start, stop))
@@ -127,11 +233,23 @@ def _statistics(catalog: Catalog, rows: np.ndarray) -> dict[str, Statistics]:
 
 
 def fingerprint(data: RunData) -> dict[str, Any]:
-    """What makes the dataset the one a run was started on, by name, so that a change can be told by name.
+    """What makes the datasets those a run was started on, by name, so that a change can be told by name.
 
-    The recorded values themselves are covered by their statistics in `meta/`; no data or video file is read.
+    The recorded values themselves are covered by their statistics in `meta/`; no data or video file is read. What is
+    said of a source of several bears its name in front.
     """
-    catalog = data.catalog
+    if len(data.names) == 1:
+        return _fingerprint(data.training[0], data.held_out[0])
+    found: dict[str, Any] = {}
+    for number, name in enumerate(data.names):
+        own = _fingerprint(data.training[number], data.held_out[number])
+        own["norm head"] = data.heads[data.head_of_source[number]]
+        found |= {f"{name}: {what}": value for what, value in own.items()}
+    return found
+
+
+def _fingerprint(training: EpisodeDataset, held_out: EpisodeDataset | None) -> dict[str, Any]:
+    catalog = training.catalog
     features = {key: [feature.dtype, list(feature.shape)] for key, feature in catalog.features.items()}
     recorded = [f for f in ("meta/stats.json", "meta/episodes_stats.jsonl") if catalog.files.exists(f)]
     return {
@@ -143,7 +261,7 @@ def fingerprint(data: RunData) -> dict[str, Any]:
         "tasks": _digest(repr(catalog.tasks).encode()),
         "features": _digest(repr(sorted(features.items())).encode()),
         "recorded statistics": _digest(*(catalog.files.read(f) for f in recorded)),
-        "held-out episodes": _digest(data.held_out.segments.tobytes() if data.held_out is not None else b""),
+        "held-out episodes": _digest(held_out.segments.tobytes() if held_out is not None else b""),
     }
 
 
@@ -154,5 +272,5 @@ def _digest(*parts: bytes) -> str:
 def first_batch(config: TrainConfig) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The batch of step 0 as the policy gets it, and the names of its cameras; for the eye."""
     data = open_data(config)
-    with Loader([data.training], order=data.order(config), threads=1) as loader:
+    with Loader(data.training, order=data.order(config), threads=1, size=data.size) as loader:
         return augmented(next(loader), data.cameras, config.augment, config.seed), data.cameras

@@ -42,8 +42,9 @@ def loader_of(
     with mesh.together():
         try:
             return Loader(
-                [data.training],
+                data.training,
                 order=order,
+                size=data.size,
                 rank=mesh.rank,
                 start=position,
                 on_bad_frame=config.data.on_bad_frame,
@@ -63,11 +64,11 @@ def new_order(config: TrainConfig, data: RunData, mesh: Mesh) -> tuple[Order, tu
     """
     try:
         return fit_order(
-            [data.training],
+            data.training,
             batch=config.batch,
             seed=config.seed,
-            frames_in_flight=config.data.frames_in_flight,
-            mode=config.data.order,
+            size=data.size,
+            **data.order_options(config),
             **_means(config, mesh),
         )
     except ValueError as error:

@@ -160,12 +160,12 @@ def judge(root: Path) -> dict[str, Any]:
     with joined(config) as mesh:
         with mesh.together():
             data, frozen = open_data(config), run.frozen()
-        if data.held_out is None:
+        if data.held_out[0] is None:
             raise ConfigError(f"{root}: nothing is held out (data.val_fraction is 0)")
         training = begun(config, data, frozen["normalisation"], mesh)
         with closing(Saver(run.checkpoints, keep=config.keep)) as saver:
             state = _loaded(training, saver, latest)
-        return {"step": state["step"], **training.judged(data.held_out)}
+        return {"step": state["step"], **training.judged(data.held_out[0])}
 
 
 @contextmanager
@@ -195,7 +195,7 @@ def _carry_on(run: RunDir, config: TrainConfig, data: RunData, mesh: Mesh, stop:
     with mesh.together():
         saved = run.frozen()
         try:
-            order = Order.from_json(saved["order"], [data.training]).rebatched(config.batch)
+            order = Order.from_json(saved["order"], data.training).rebatched(config.batch)
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(f"{run.order}: {error}") from error
         weights = _first_weights(config, data, saved) if latest is None else None
@@ -241,7 +241,7 @@ def _loaded(training: Training, saver: Saver, path: Path) -> dict[str, Any]:
 def _loop(training: Training, data: RunData, loader: Loader, saver: Saver, log: Log, stop: Stop) -> None:
     """Steps until the end or a signal. Within a step: compute, log, validate, checkpoint, in this sequence."""
     config, mesh = training.config, training.mesh
-    held_out = resident(data.held_out, loader.spare)[0] if data.held_out is not None else None
+    held_out = resident(data.held_out[0], loader.spare)[0] if data.held_out[0] is not None else None
     if training.step >= config.steps or mesh.any(stop.asked):
         return
     with Pace(training, loader, log) as pace:

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 T = TypeVar("T")
 
@@ -115,6 +115,8 @@ def _leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     for key, value in content.items():
         path = f"{prefix}{key}"
+        if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+            value = dict(enumerate(value))
         leaves.update(_leaves(value, path + ".") if isinstance(value, Mapping) else {path: value})
     return leaves
 
@@ -129,7 +131,9 @@ def _told(lines: list[str], where: object) -> ConfigError:
 def _reason(path: Iterable[object], message: str, given: object) -> str:
     """One line of what pydantic found: path, rule, and the value that broke it, where that is a plain one."""
     said = f", not {given!r}" if isinstance(given, str | int | float) else ""
-    return f"{'.'.join(map(str, path))}: {message[:1].lower()}{message[1:]}{said}"
+    # Of a setting that takes several kinds of values, pydantic also names the kind: "literal['policy','joint']".
+    names = [str(part) for part in path if "[" not in str(part)]
+    return f"{'.'.join(names)}: {message[:1].lower()}{message[1:]}{said}"
 
 
 def _unknown_names(cls: type, content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -143,3 +147,8 @@ def _unknown_names(cls: type, content: Mapping[str, Any], prefix: str = "") -> I
             yield f"{prefix}{name}: unknown name; {hint}"
         elif isinstance(value, Mapping) and is_dataclass(hints[name]):
             yield from _unknown_names(hints[name], value, f"{prefix}{name}.")
+        elif isinstance(value, list):
+            item_type = next(iter(get_args(hints[name])), None)
+            for number, item in enumerate(value):
+                if isinstance(item, Mapping) and isinstance(item_type, type) and is_dataclass(item_type):
+                    yield from _unknown_names(item_type, item, f"{prefix}{name}.{number}.")

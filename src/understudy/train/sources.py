@@ -1,0 +1,141 @@
+"""One source of a run: its dataset under standard keys, checked against what a policy needs, and cut into two parts.
+
+Not here: what sources have to agree on (`data.py`), what a mapping or a selection means (`data/standard.py`,
+`data/select.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from understudy.data.catalog import Catalog
+from understudy.data.errors import DatasetError
+from understudy.data.heads import head_name
+from understudy.data.layout import describe_ids
+from understudy.data.samples import EpisodeDataset
+from understudy.data.select import split_episodes
+from understudy.data.standard import in_standard_keys
+from understudy.policies.flow_policy import ACTION, STATE
+from understudy.train.config import TrainConfig
+from understudy.train.data_config import SourceConfig
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dataset that a policy can learn from."""
+
+    wanted: SourceConfig
+    catalog: Catalog
+    """In standard keys."""
+    keys: tuple[str, ...]
+    """`action`, and `observation.state` where it has one."""
+    cameras: tuple[str, ...]
+    """Standard keys of the cameras that it has."""
+
+    def head(self, name: str) -> str:
+        """The norm head of this source, which is called `name`."""
+        return head_name(self.wanted.robot_type or self.catalog.robot_type, self.wanted.control_mode, name)
+
+
+def opened(wanted: SourceConfig, catalog: Catalog) -> Source:
+    """The source, looked at in its metadata alone.
+
+    Raises:
+        DatasetError: keys, episodes or dimensions that are not there; an action or state that is no vector.
+    """
+    names = {ACTION: wanted.action} | ({STATE: wanted.state} if wanted.state else {}) | wanted.cameras
+    catalog = in_standard_keys(catalog, {key: own for key, own in names.items() if key != own})
+    for key in (ACTION, STATE):
+        feature = catalog.features.get(key)
+        if key == STATE and (feature is None or not wanted.state):
+            continue
+        if feature is None or len(feature.value_shape) != 1 or feature.is_text:
+            what = "there is no such feature" if feature is None else f"it is {feature.dtype} of shape {feature.shape}"
+            raise DatasetError(f"a policy needs {key!r} as a vector: {what}", where=catalog.root, fix="see `inspect`")
+    keys = tuple(key for key in (ACTION, STATE) if key in catalog.features and (key == ACTION or wanted.state))
+    for camera, own in wanted.cameras.items():
+        if camera not in catalog.camera_keys:
+            known = ", ".join(catalog.camera_keys) or "none"
+            raise DatasetError(f"{camera!r} is mapped to {own!r}, which is no camera", where=catalog.root, fix=known)
+    ids = catalog.episodes.ids
+    for chosen, what_for in (
+        (wanted.episodes, "use"),
+        (wanted.exclude_episodes, "exclude"),
+        (wanted.val_episodes, "hold out"),
+    ):
+        if len(strangers := np.setdiff1d(np.array(chosen, np.int64), ids)):
+            what = f"there is no episode {strangers[0]} to {what_for}"
+            raise DatasetError(what, where=catalog.root, fix=f"there are {describe_ids(ids)}, see `inspect`")
+    for key in keys if wanted.delta else ():
+        width = catalog.features[key].value_shape[0]
+        if max(wanted.delta) >= width:
+            what = f"delta names dimension {max(wanted.delta)}, and {key!r} has {width}, counted from 0"
+            raise DatasetError(what, where=catalog.root, fix="give the dimensions that are differences to the state")
+    if wanted.delta and STATE not in keys:
+        what = "delta: actions that are differences to the state need one, and there is none"
+        raise DatasetError(what, where=catalog.root, fix="name its key with `state`")
+    return Source(wanted, catalog, keys, tuple(wanted.cameras) or catalog.camera_keys)
+
+
+def parts(
+    name: str, source: Source, config: TrainConfig, cameras: Sequence[str], shown: Mapping[str, tuple[int, int]]
+) -> tuple[EpisodeDataset, EpisodeDataset | None]:
+    """What of a source is trained on, and what is held out; None: nothing.
+
+    Args:
+        cameras: that the policy sees. shown: (height, width) of those that some source lacks.
+    Raises:
+        DatasetError: pictures that a policy cannot see, a selection that leaves nothing, episodes that cannot be split.
+    """
+    wanted, catalog = source.wanted, source.catalog
+    own = [camera for camera in cameras if camera in source.cameras]
+    for camera in own:
+        if (channels := catalog.features[camera].channels) not in (3, None):
+            what = f"{camera!r} has {channels} channels, a policy sees RGB"
+            raise DatasetError(what, where=catalog.root, fix="name the cameras to use in data.cameras")
+    steps = [i / catalog.fps for i in range(config.data.chunk + 1)]
+    windows = {ACTION: steps[:-1]} | ({STATE: steps} if config.learns_dynamics() else {})
+    options: dict[str, Any] = {
+        "delta_timestamps": windows,
+        "keys": [*source.keys, *own],
+        "absent": {camera: shown[camera] for camera in cameras if camera not in own},
+        "drop_n_first_frames": wanted.drop_first,
+        "drop_n_last_frames": wanted.drop_last,
+        "keep": wanted.keep or None,
+        "keep_rule": wanted.keep_rule,
+        "name": name,
+    }
+    usable = EpisodeDataset(
+        catalog, episodes=wanted.episodes or None, exclude_episodes=wanted.exclude_episodes, **options
+    )
+    ids = np.unique(usable.segments[:, 0])
+    if wanted.val_episodes:
+        held = np.unique(np.array(wanted.val_episodes, np.int64))
+        trained = np.setdiff1d(ids, held)
+        if len(trained) == 0:
+            what = "val_episodes hold out all episodes that are used"
+            raise DatasetError(what, where=catalog.root, fix="leave some to train on")
+    else:
+        fraction = config.data.val_fraction if wanted.val_fraction is None else wanted.val_fraction
+        trained, held = split_episodes(ids, fraction)
+    training = EpisodeDataset(catalog, episodes=trained, **options)
+    return training, EpisodeDataset(catalog, episodes=held, **options) if len(held) else None
+
+
+def picture_size(
+    sources: Sequence[Source], cameras: Sequence[str], seen: tuple[int, int]
+) -> tuple[tuple[int, int] | None, dict[str, tuple[int, int]]]:
+    """What pictures are resized to when they are loaded, None where they stay; and (height, width) of each camera then.
+
+    Sources whose pictures of one camera differ in size share no batch unless they are resized: to what the network
+    sees (`seen`), so that nothing is resized twice.
+    """
+    sizes = {
+        camera: {source.catalog.features[camera].size for source in sources if camera in source.cameras}
+        for camera in cameras
+    }
+    if len(sources) > 1 and any(len(each) > 1 or None in each for each in sizes.values()):
+        return seen, dict.fromkeys(cameras, seen)
+    return None, {camera: size for camera, each in sizes.items() for size in each if size is not None}
