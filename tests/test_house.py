@@ -1,4 +1,4 @@
-"""The house of docs/architecture.md: which room may import which. Reads every import of every file, runs none."""
+"""The house of docs/architecture.md: which room may import which, and how large a file may be. Reads files, runs none."""
 
 import ast
 from pathlib import Path
@@ -64,6 +64,12 @@ def test_the_check_sees_a_breach() -> None:
 def test_rooms_and_checks_agree() -> None:
     rooms = {p.name for p in SOURCE.iterdir() if p.is_dir() and p.name != "__pycache__"}
     assert rooms == set(OURS)
+
+
+def test_no_file_is_too_long_to_be_one_idea() -> None:
+    lines = {file.relative_to(SOURCE): len(file.read_text().splitlines()) for file in SOURCE.rglob("*.py")}
+    assert len(lines) > 100
+    assert {str(file): count for file, count in lines.items() if count > 400} == {}, "split these by idea"
 
 
 def test_the_order_uses_no_library_shuffle() -> None:
