@@ -1,4 +1,4 @@
-"""The house of docs/architecture.md: which room may import which, and how large a file may be. Reads files, runs none."""
+"""The house of docs/architecture.md: what a room may import and how long a file may be. Reads every file, runs none."""
 
 import ast
 from pathlib import Path
