@@ -229,15 +229,17 @@ def test_no_permission(copy: Callable[[str], Path], monkeypatch: pytest.MonkeyPa
     assert data.sample(0, 0)["index"] == 0
 
 
+def shown_in(version: str) -> list[np.ndarray]:
+    """The pictures in the file of episode 1, which v3 packs behind those of episode 0."""
+    alone = episode_pictures(SPEC, 0, 1)
+    return alone if version == "v2.1" else episode_pictures(SPEC, 0, 0) + alone
+
+
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 def test_fewer_pictures_than_rows(copy: Callable[[str], Path], version: str) -> None:
     root = copy(version)
     path = root / NAMES[version].format(TOP)
-    shown = (
-        episode_pictures(SPEC, 0, 1)
-        if version == "v2.1"
-        else episode_pictures(SPEC, 0, 0) + episode_pictures(SPEC, 0, 1)
-    )
+    shown = shown_in(version)
     write_video(path, shown[:-1], SPEC)
     data = EpisodeDataset(root)
     rows = 5 if version == "v2.1" else 9
@@ -249,11 +251,7 @@ def test_fewer_pictures_than_rows(copy: Callable[[str], Path], version: str) -> 
 def test_more_pictures_than_rows_are_said(copy: Callable[[str], Path], version: str) -> None:
     root = copy(version)
     path = root / NAMES[version].format(TOP)
-    shown = (
-        episode_pictures(SPEC, 0, 1)
-        if version == "v2.1"
-        else episode_pictures(SPEC, 0, 0) + episode_pictures(SPEC, 0, 1)
-    )
+    shown = shown_in(version)
     write_video(path, [*shown, picture(3, 31, 7)], SPEC)
     data = EpisodeDataset(root)
     rows = 5 if version == "v2.1" else 9

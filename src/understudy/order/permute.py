@@ -92,7 +92,7 @@ class Feistel:
         self._halves(x, left, right, b)
         for number, key in enumerate(self.keys):
             half, other, radix = (left, right, a) if number % 2 == 0 else (right, left, b)
-            _hash(other, key, radix, scratch, spare)
+            _hash(other, np.uint64(key), radix, scratch, spare)
             half += scratch
             np.subtract(half, radix, out=spare)
             np.minimum(half, spare, out=half)  # below the radix, half - radix wraps to a huge number
@@ -105,7 +105,7 @@ class Feistel:
         self._halves(y, left, right, b)
         for number in range(len(self.keys) - 1, -1, -1):
             half, other, radix = (left, right, a) if number % 2 == 0 else (right, left, b)
-            _hash(other, self.keys[number], radix, scratch, spare)
+            _hash(other, np.uint64(self.keys[number]), radix, scratch, spare)
             half -= scratch
             np.add(half, radix, out=spare)
             np.minimum(half, spare, out=half)  # a negative half has wrapped to a huge number
@@ -128,9 +128,9 @@ def _working_space() -> Words:
     return space
 
 
-def _hash(half: Words, key: int, radix: np.uint64, out: Words, spare: Words) -> None:
+def _hash(half: Words, key: np.uint64 | Words, radix: np.uint64 | Words, out: Words, spare: Words) -> None:
     """out = a hash of (half + key) in [0, radix): 32 bits of it, reduced by multiply and shift (radix < 2^32)."""
-    np.add(half, np.uint64(key), out=out)
+    np.add(half, key, out=out)
     out *= _HASH_1
     np.right_shift(out, _32, out=spare)
     out ^= spare
@@ -195,14 +195,7 @@ def _each(x: Words, sizes: Words, keys: Words, forward: bool) -> Words:
         for number in range(ROUNDS) if forward else reversed(range(ROUNDS)):
             round_key = key ^ np.uint64(mix64((number + 1) * _GAMMA))
             half, other, radix = (left, right, radix_a) if number % 2 == 0 else (right, left, radix_b)
-            np.add(other, round_key, out=scratch)
-            scratch *= _HASH_1
-            np.right_shift(scratch, _32, out=spare)
-            scratch ^= spare
-            scratch *= _HASH_2
-            scratch >>= _32
-            scratch *= radix
-            scratch >>= _32
+            _hash(other, round_key, radix, scratch, spare)
             if forward:
                 half += scratch
                 np.subtract(half, radix, out=spare)
