@@ -118,6 +118,18 @@ class Files:
         self.open(path).close()  # says what is wrong with a folder or a forbidden file, in plain words
         return LocalSource(self.where(path))
 
+    def version(self, path: str) -> str:
+        """What a file no longer says of itself once it has changed: size and times of change, elsewhere its etag or
+        revision. Raises DatasetError where it is not there."""
+        if not self.is_local:
+            there = self.elsewhere.stat(path)
+            return f"{there.size} {there.tag}"
+        try:
+            stat = os.stat(self.where(path))
+        except OSError as error:
+            raise MissingFile("this file is not there", where=self.where(path), fix=_RESTORE) from error
+        return f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"  # the last: written again with its old time
+
     @property
     def latency(self) -> float:
         """Seconds from asking for a span of a file to having it, as lately measured (nine of ten took no longer); 0 on

@@ -8,6 +8,7 @@ value per frame. Nothing of what is held out has a say. Not here: reading rows (
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,6 +19,7 @@ from understudy.data.errors import DatasetError
 from understudy.data.normalize import Mode, Statistics, offset_and_spread
 from understudy.data.samples import EpisodeDataset
 from understudy.data.source_statistics import ACTION, DELTA, STATE, frames, pairs, summarise, widths
+from understudy.data.stats_cache import kept
 from understudy.data.summary import Summary, pooled, stride_of
 
 
@@ -76,7 +78,7 @@ def normalisation(
     total = sum(frames(data) for data in (*held_out, *reading))
     with tqdm(total=total, desc="statistics", unit="frame", unit_scale=True, disable=None) as bar:
         for data in held_out:
-            summarise(data, (), chunk, dict.fromkeys((ACTION, STATE), 0), bar.update)
+            _summary(data, (), chunk, dict.fromkeys((ACTION, STATE), 0), cache, bar)
         found = {head: _statistics(of_head, chunk, cache, bar) for head, of_head in heads.items()}
     columns = [key for key in (ACTION, STATE) if any(key in dim for dim in dims.values())]
     masked = {head: tuple(sorted(of_head[0].delta)) for head, of_head in heads.items()}
@@ -130,9 +132,24 @@ def _statistics(members: Sequence[Member], chunk: int, cache: Path | None, bar: 
     reading = [member.data for member in members if member.recorded is None]
     rows = stride_of(sum(map(frames, reading)))
     strides = {ACTION: rows, STATE: rows, DELTA: stride_of(sum(pairs(data, chunk) for data in reading), chunk)}
-    parts = [summarise(data, delta, chunk, strides, bar.update) for data in reading]
+    parts = [_summary(data, delta, chunk, strides, cache, bar) for data in reading]
     parts += [{key: _without_rows(s) for key, s in each.items()} for each in recorded]
     return {key: pooled([part[key] for part in parts]) for key in parts[0]}
+
+
+def _summary(
+    data: EpisodeDataset,
+    delta: tuple[int, ...],
+    chunk: int,
+    strides: Mapping[str, int],
+    cache: Path | None,
+    bar: tqdm,
+) -> dict[str, Summary]:
+    """Of one source, and the bar moved on by its frames whether they are read or not."""
+    begun = bar.n
+    found = kept(cache, data, delta, chunk, strides, partial(summarise, data, delta, chunk, strides, bar.update))
+    bar.update(begun + frames(data) - bar.n)
+    return found
 
 
 def _by_column(recorded: Mapping[str, Statistics], delta: tuple[int, ...]) -> dict[str, Statistics]:

@@ -20,7 +20,7 @@ from understudy.data.recorded_stats import aggregate
 ROWS = 1 << 22
 """Rows of a pool from which quantiles are exact, and rows of a block: 4 bytes times this and the width are held."""
 
-_FIGURES = ("mean", "std", "min", "max")
+FIGURES = ("mean", "std", "min", "max")
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Gathering:
             raise ValueError(f"{self._left} rows are still to come, {self._before} came")
         moments = _together(self._parts)
         rows = self._kept[0] if len(self._kept) == 1 else np.concatenate(self._kept)
-        mean, std, low, high = (moments[name] for name in _FIGURES)
+        mean, std, low, high = (moments[name] for name in FIGURES)
         return Summary(self._before, mean, std, low, high, rows, self._stride)
 
 
@@ -112,8 +112,8 @@ def pooled(parts: Sequence[Summary]) -> Statistics:
     NaN where they do not follow from the parts: quantiles where one kept no rows, everything where the number of rows
     behind one is not known. The parts that kept rows have one stride.
     """
-    parts = sorted(parts, key=lambda part: (part.count, *(getattr(part, name).tobytes() for name in _FIGURES)))
-    moments = _together([{name: getattr(p, name) for name in _FIGURES} | {"count": np.array([p.count])} for p in parts])
+    parts = sorted(parts, key=lambda part: (part.count, *(getattr(part, name).tobytes() for name in FIGURES)))
+    moments = _together([{name: getattr(p, name) for name in FIGURES} | {"count": np.array([p.count])} for p in parts])
     if len(parts) > 1 and not all(part.count for part in parts):
         moments |= {name: np.full_like(moments[name], np.nan) for name in ("mean", "std")}
     quantiles = np.full((2, parts[0].rows.shape[1]), np.nan)
@@ -123,7 +123,7 @@ def pooled(parts: Sequence[Summary]) -> Statistics:
         for dim in range(quantiles.shape[1]):  # one dimension at a time: a quantile sorts a copy
             x = np.concatenate([part.rows[:, dim].astype(np.float64) for part in parts])
             quantiles[:, dim] = np.quantile(x, [0.01, 0.99])
-    return Statistics(sum(p.count for p in parts), *(moments[name] for name in _FIGURES), *quantiles)
+    return Statistics(sum(p.count for p in parts), *(moments[name] for name in FIGURES), *quantiles)
 
 
 def _together(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -136,4 +136,4 @@ def _moments(table: np.ndarray) -> dict[str, np.ndarray]:
     for dim in range(table.shape[1]):
         x = table[:, dim].astype(np.float64)
         found.append([x.mean(), x.std(), x.min(), x.max()])
-    return {**dict(zip(_FIGURES, np.array(found).T)), "count": np.array([len(table)])}
+    return {**dict(zip(FIGURES, np.array(found).T)), "count": np.array([len(table)])}
