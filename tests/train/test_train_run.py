@@ -17,6 +17,7 @@ from understudy.load.loader import Loader
 from understudy.policies.flow_policy import FlowPolicy
 from understudy.train import checkpoint, pace, parallel, run
 from understudy.train.data import open_data
+from understudy.train.held_out import HeldOut
 from understudy.train.rundir import RunDir
 from understudy.train.settings import ConfigError
 from understudy.train.step import Draws
@@ -96,11 +97,11 @@ def test_each_step_uses_its_rate_and_the_average_is_judged_and_handed_out(data: 
             torch.testing.assert_close(now[f"average/{name}"], expected)
     policy = FlowPolicy.load(out / "policy")
     assert all(torch.equal(tensor, tensors[-1][f"average/{name}"]) for name, tensor in policy.state_dict().items())
-    held_out = open_data(config).held_out[0]
-    assert held_out is not None
+    held = HeldOut.of(open_data(config), mixed=False)
+    assert held is not None
     draws = Draws(config.seed, DRAWS, config.data.chunk, policy.config.action_dim)
     with parallel.joined(config) as mesh:
-        again = validation(policy, held_out, draws, mesh, {"flow": 1.0})
+        again = validation(policy, held, draws, mesh, {"flow": 1.0}, open_loop=config.val_open_loop)
     assert series(out, "val")[-1] == {"kind": "val", "step": 5, **again}
 
 

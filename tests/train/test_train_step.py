@@ -2,7 +2,6 @@
 
 import copy
 import math
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +33,6 @@ from understudy.train.schedule import rate
 from understudy.train.settings import ConfigError
 from understudy.train.step import Draws, StepResult, augmented, optimizer_step, parts_of
 from understudy.train.training import begun
-from understudy.train.validate import DRAWS, sample_identity, validation
 
 
 @pytest.fixture(scope="module")
@@ -498,47 +496,3 @@ def test_what_a_policy_cannot_use_is_told_early(tmp_path: Path) -> None:
     edit_json(tmp_path / "d/meta/info.json", lambda info: info["features"].pop("action"))
     with pytest.raises(DatasetError, match="needs 'action' as a vector: there is no such feature"):
         opened()
-
-
-# -- validation
-
-
-def test_validation_is_sum_over_count_per_task(mesh: Mesh, policy: FlowPolicy, data: RunData) -> None:
-    """Against a slow, obvious computation: one sample at a time."""
-    assert data.held_out[0] is not None
-    draws = Draws(7, DRAWS, 3, 2)
-    result = validation(policy, data.held_out[0], draws, mesh, {"flow": 1.0})
-    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    for episode, start, stop in data.held_out[0].segments.tolist():
-        for frame in range(start, stop):
-            at = np.array([episode]), np.array([frame])
-            one = data.held_out[0].batch(*at)
-            with torch.no_grad():
-                loss = policy.losses(one, *draws.noise_and_time(sample_identity(*at)))["flow"]
-            entry = sums[one["task"][0]]
-            entry[0] += float(loss.sum)
-            entry[1] += float(loss.count)
-            entry[2] += 1
-    assert set(result["tasks"]) == set(sums)
-    for task, (total, count, samples) in sums.items():
-        assert result["tasks"][task]["samples"] == samples
-        assert result["tasks"][task]["loss"] == pytest.approx(total / count, rel=1e-5)
-    everything = np.array(list(sums.values())).sum(0)
-    assert result["loss"] == pytest.approx(everything[0] / everything[1], rel=1e-5)
-    assert result["macro"] == pytest.approx(np.mean([t / c for t, c, _ in sums.values()]), rel=1e-5)
-    assert sum(entry["samples"] for entry in result["tasks"].values()) == len(data.held_out[0])
-
-
-def test_validation_repeats_to_the_bit_and_leaves_no_trace(mesh: Mesh, policy: FlowPolicy, data: RunData) -> None:
-    assert data.held_out[0] is not None
-    policy.train()
-    torch.manual_seed(5)
-    state = torch.get_rng_state()
-    first = validation(policy, data.held_out[0], Draws(7, DRAWS, 3, 2), mesh, {"flow": 1.0})
-    torch.manual_seed(6)
-    assert validation(policy, data.held_out[0], Draws(7, DRAWS, 3, 2), mesh, {"flow": 1.0}) == first
-    torch.manual_seed(5)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert policy.training
-    assert all(p.grad is None for p in policy.parameters())
-    assert validation(policy, data.held_out[0], Draws(8, DRAWS, 3, 2), mesh, {"flow": 1.0}) != first

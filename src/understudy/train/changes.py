@@ -17,11 +17,16 @@ NONE = "the training does not notice"
 SUMS = "same samples, noise and times; sums round otherwise, so losses agree to rounding and not to the bit"
 ONWARDS = "holds from here on; the steps before were trained with the old value"
 SAMPLES = "the samples are the same, what is done to them from here on is not"
+SCALED = "the policy was given its normalisation when the run began"
 
 # Pattern of the setting -> what follows. The first that fits counts.
 CONSEQUENCES = {
     "out": NONE,
     "data.root": "the dataset there is the same by its fingerprint",
+    "data.keep": "the frames that it leaves are the same",
+    "data.sources.*.root": "the dataset there is the same by its fingerprint",
+    "data.sources.*.keep": "the frames that it leaves are the same",
+    "data.sources.*.weight": "",  # `review` says
     "data.cache*": NONE,
     "data.on_bad_frame": "matters where a picture or row cannot be read; the samples are the same elsewhere",
     "steps": "",  # `_learning_rate` says
@@ -51,6 +56,8 @@ CONSEQUENCES = {
     "keep_best": NONE,
     "async_save": NONE,
     "val_every": NONE,
+    "val_weights": "held-out losses are those of the other weights from here on; the training does not notice",
+    "val_open_loop": NONE,
     "log_every": NONE,
     "trackers": "a new one gets everything from the first step on",
     "loader_threads": NONE,
@@ -61,7 +68,14 @@ CONSEQUENCES = {
 # Pattern of the setting -> why not.
 REFUSED = {
     "seed": "it decides the order and every draw",
+    "data.normalise": SCALED,
+    "data.stats": SCALED,
+    "data.delta": SCALED,
+    "data.sources.*.stats": SCALED,
+    "data.sources.*.delta": SCALED,
+    "data.sources.*.name": "it is what the source is known by",
     "data.*": "other samples at every position",
+    "mode": "it decides what each position is a lesson in, and whether the network predicts states",
     "policy.*": "the weights are those of another network",
     "optim.freeze": "what was frozen has no moments, what was trained has",
     "init_from": "the run has begun",
@@ -82,6 +96,9 @@ def review(
         ConfigError: with all changes that would make it another run.
     """
     changed = differences(then, now)
+    if len(then.data.sources) != len(now.data.sources):
+        changed = {path: values for path, values in changed.items() if not path.startswith("data.sources")}
+        changed["data.sources"] = tuple(f"{len(one.data.sources)} sources" for one in (then, now))
     ema = changed.get("optim.ema.decay", (1, 1))
     refused = [
         f"{path}: {old} -> {new}: {reason}"
@@ -91,6 +108,9 @@ def review(
     done = state["step"] if state is not None else 0
     if now.steps < done and "steps" in changed:
         refused.append(f"steps: {then.steps} -> {now.steps}: {done} are done already")
+    shares = [path for path in changed if fnmatchcase(path, "data.sources.*.weight")]
+    if shares and state is None:
+        refused.append(f"{shares[0]}: nothing is saved yet behind which shares could change")
     if refused:
         head = f"{root}: a run cannot go on with other settings; start a new one with another --out"
         raise ConfigError("\n".join([head, *(f"  {line}" for line in refused)]))
@@ -101,6 +121,11 @@ def review(
     if any(path in ("steps", "optim.lr") or path.startswith("schedule.") for path in changed):
         lines += _learning_rate(then, now, done)
     if state is not None:
+        if shares:
+            lines.append(
+                f"shares: as the weights say from position {state['position']} on; each source is read on from where "
+                "it was, every frame once per its own epoch; a lane no longer keeps to one process"
+            )
         if "batch" in changed:
             lines += _batch(now, state)
         if state["world"] != here["world"]:

@@ -153,13 +153,19 @@ class TrainConfig:
     """Steps between checkpoints; there is always one at the end."""
     keep: Annotated[int, Ge(1)] = 2
     """Checkpoints kept; an older one goes only when the newer ones are safe on disk."""
-    keep_best: Literal["none", "loss", "macro"] = "none"
-    """Also keep the checkpoint with the lowest held-out loss: over all samples, or the mean of the tasks' losses. Each
-    validation that is better than all before it then makes a checkpoint."""
+    keep_best: str = "none"
+    """Also keep the checkpoint with the lowest held-out figure: `loss` over all samples, `macro` the mean of the tasks'
+    losses, `weighted` by the mixture's weights, `head:NAME`, `source:NAME` or `task:NAME` of one group, `open_loop` the
+    error of sampled actions. Each validation that is better than all before it then makes a checkpoint."""
     async_save: bool = False
     """Write checkpoints beside the training; costs a copy of the weights and moments in memory."""
     val_every: Annotated[int, Ge(0)] = 500
     """Steps between validations, and one at the end; 0 never validates. Training does not notice."""
+    val_weights: Literal["average", "live"] = "average"
+    """Which weights are validated: the moving average, where one is kept (`optim.ema.decay`), or those in training."""
+    val_open_loop: Annotated[int, Ge(0)] = 10
+    """Of each source each so-many-th held-out frame is acted on, too, and the actions are compared with the recorded
+    ones; 0 never."""
     log_every: Annotated[int, Ge(1)] = 20
     """Steps between visits to the host: metrics are written and the progress line is refreshed."""
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
@@ -177,7 +183,12 @@ class TrainConfig:
 
     def resolved(self) -> "TrainConfig":
         """With everything said that depends on other settings, so that changing those later changes nothing else."""
-        return replace(self, schedule=replace(self.schedule, steps=self.schedule.steps or self.steps))
+        sources = tuple(replace(source, name=name) for source, name in zip(self.data.sources, self.data.names()))
+        return replace(
+            self,
+            data=replace(self.data, sources=sources),
+            schedule=replace(self.schedule, steps=self.schedule.steps or self.steps),
+        )
 
     def mode_weights(self) -> dict[Mode, float]:
         """The weight of each mode by name, in the sequence of `policies.modes.MODES`; their sum is 1."""

@@ -34,7 +34,8 @@ class ExportConfig:
     dtype: Literal["fp32", "bf16"] = "fp32"
     """What weights are stored in."""
     checkpoint: Annotated[int, Ge(0)] | Literal["latest", "best"] = "latest"
-    """Step of the checkpoint, or which one; `best` has the lowest held-out loss of those that are kept."""
+    """Step of the checkpoint, or which one; `best` has the lowest held-out loss of those that are kept, or what
+    `keep_best` says."""
 
     def problems(self) -> list[str]:
         return [] if self.run else ["run: required, the directory of a run"]
@@ -50,8 +51,8 @@ def export(config: ExportConfig) -> None:
     from understudy.train.rundir import RunDir
 
     run = RunDir(Path(config.run))
-    run.settings()  # or it is no run
-    source, target = _chosen(run.checkpoints, config.checkpoint), Path(config.out or run.root / "export")
+    metric = run.settings().keep_best
+    source, target = chosen(run.checkpoints, config.checkpoint, metric), Path(config.out or run.root / "export")
     frozen = run.frozen()
     weights = to_hand_out(source, config.dtype)
     folder.save(target, _policy(frozen["policy"]), frozen["normalisation"], weights)
@@ -109,15 +110,18 @@ def initial(path: str | Path, wanted: "FlowPolicyConfig") -> Initial:
     return Initial(normalisation, {name: tensor.float() for name, tensor in weights.items()}, digest)
 
 
-def _chosen(checkpoints: Path, which: int | str) -> Path:
+def chosen(checkpoints: Path, which: int | str, metric: str) -> Path:
+    """A checkpoint by its step, "latest" or "best": by `metric` of its validation, by its loss where that is "none".
+
+    Raises ConfigError when there is none."""
     from understudy.train import checkpoint
     from understudy.train.settings import ConfigError
 
-    there = checkpoint.steps(checkpoints)
+    there, by = checkpoint.steps(checkpoints), metric if metric != "none" else "loss"
     if isinstance(which, int):
         found = checkpoints / f"step-{which:08d}" if which in there else None
     else:
-        found = checkpoint.latest(checkpoints) if which == "latest" else checkpoint.best(checkpoints, "loss")
+        found = checkpoint.latest(checkpoints) if which == "latest" else checkpoint.best(checkpoints, by)
     if found is None:
         known = ", ".join(map(str, there)) or "none yet"
         raise ConfigError(f"checkpoint: there is no {which} one in {checkpoints}; there are: {known}")

@@ -22,13 +22,14 @@ import torch
 import understudy
 from understudy.data.errors import DatasetError
 from understudy.load.loader import Loader
-from understudy.load.residency import resident
 from understudy.order import Order
 from understudy.train import checkpoint, precision
 from understudy.train.changes import review
 from understudy.train.config import ParallelConfig, TrainConfig
 from understudy.train.data import RunData, fingerprint, normalisation, open_data
-from understudy.train.export import initial
+from understudy.train.export import chosen, initial
+from understudy.train.groups import check_figure, figures
+from understudy.train.held_out import HeldOut
 from understudy.train.pace import Pace, loader_of, new_order
 from understudy.train.parallel import Mesh, joined
 from understudy.train.rundir import RunDir, write_whole
@@ -145,27 +146,29 @@ def _checked(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[bool, RunDat
     return bool(differences(run.settings(), config)), data
 
 
-def judge(root: Path) -> dict[str, Any]:
-    """Held-out losses of the latest checkpoint of a run: `validation`'s result, with `step`.
+def judge(root: Path, which: int | str = "latest", *, per_dim: bool = False) -> dict[str, Any]:
+    """Held-out losses of a checkpoint of a run: `validation`'s result, with `step`; what the run itself found there.
 
+    Args:
+        which: step of the checkpoint, "latest" or "best" (by `keep_best`, else by `loss`).
     Raises:
-        ConfigError: no run, no checkpoint yet, or nothing held out.
+        ConfigError: no run, no such checkpoint, or nothing held out.
     """
     run = RunDir(root)
-    config, latest = run.settings(), checkpoint.latest(run.checkpoints)
-    if latest is None:
-        raise ConfigError(f"{root}: no checkpoint yet")
+    config = run.settings()
+    source = chosen(run.checkpoints, which, config.keep_best)
     torch.set_num_threads(config.threads)
     config = replace(config, parallel=ParallelConfig(timeout=config.parallel.timeout))  # by however many we are now
     with joined(config) as mesh:
         with mesh.together():
             data, frozen = open_data(config), run.frozen()
-        if data.held_out[0] is None:
+            held = HeldOut.of(data, mixed=bool(config.data.sources))
+        if held is None:
             raise ConfigError(f"{root}: nothing is held out (data.val_fraction is 0)")
         training = begun(config, data, frozen["normalisation"], mesh)
         with closing(Saver(run.checkpoints, keep=config.keep)) as saver:
-            state = _loaded(training, saver, latest)
-        return {"step": state["step"], **training.judged(data.held_out[0])}
+            state = _loaded(training, saver, source)
+        return {"step": state["step"], **training.judged(held, per_dim=per_dim)}
 
 
 @contextmanager
@@ -199,6 +202,9 @@ def _carry_on(run: RunDir, config: TrainConfig, data: RunData, mesh: Mesh, stop:
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(f"{run.order}: {error}") from error
         weights = _first_weights(config, data, saved) if latest is None else None
+        held = HeldOut.of(data, mixed=bool(config.data.sources)) if config.val_every else None
+        if held is not None and config.keep_best != "none":
+            check_figure(config.keep_best, held, config.val_open_loop)
     training = begun(config, data, saved["normalisation"], mesh, weights)
     if mesh.rank == 0:
         print(_table(training), file=sys.stderr)
@@ -217,7 +223,7 @@ def _carry_on(run: RunDir, config: TrainConfig, data: RunData, mesh: Mesh, stop:
         with closing(log), loader_of(config, data, order, mesh, position, journal) as loader:
             saver.prune()
             stop.at_once = False  # from here on there is something to save
-            _loop(training, data, loader, saver, log, stop)
+            _loop(training, held.resident(loader.spare) if held else None, loader, saver, log, stop)
             saver.wait()
             if told := len(loader.substitutions):
                 print(f"{told} samples could not be read, neighbours stood in: {journal}", file=sys.stderr)
@@ -238,10 +244,9 @@ def _loaded(training: Training, saver: Saver, path: Path) -> dict[str, Any]:
     return state
 
 
-def _loop(training: Training, data: RunData, loader: Loader, saver: Saver, log: Log, stop: Stop) -> None:
+def _loop(training: Training, held: HeldOut | None, loader: Loader, saver: Saver, log: Log, stop: Stop) -> None:
     """Steps until the end or a signal. Within a step: compute, log, validate, checkpoint, in this sequence."""
     config, mesh = training.config, training.mesh
-    held_out = resident(data.held_out[0], loader.spare)[0] if data.held_out[0] is not None else None
     if training.step >= config.steps or mesh.any(stop.asked):
         return
     with Pace(training, loader, log) as pace:
@@ -252,17 +257,15 @@ def _loop(training: Training, data: RunData, loader: Loader, saver: Saver, log: 
                 saver.wait()  # raises why
             complete = training.step == config.steps
             last = complete or stopping
-            judge_now = (
-                held_out is not None and config.val_every and (complete or _due(training.step, config.val_every))
-            )
+            judge_now = held is not None and (complete or _due(training.step, config.val_every))
             save = last or _due(training.step, config.checkpoint_every)
             if judge_now or save or _due(training.step, config.log_every):
                 pace.write()
             judged: dict[str, Any] = {}
-            if judge_now and held_out is not None:
-                judged = training.judged(held_out)
+            if judge_now and held is not None:
+                judged = training.judged(held)
                 log.log(training.step, {"kind": "val", **judged})
-            if save or saver.improves(judged):
+            if save or saver.improves(figures(judged)):
                 log.sync()  # what a checkpoint stands for is on disk before the checkpoint is
                 saver.save(training.step, training.tensors(), _state(config, mesh, loader.position, judged))
             if last:
@@ -304,7 +307,7 @@ def _state(config: TrainConfig, mesh: Mesh, position: int, judged: Mapping[str, 
         "world": mesh.world,
         "batch": config.batch,
         "settings": plain(config),
-        "judged": {name: judged[name] for name in ("loss", "macro") if name in judged},
+        "judged": figures(judged),
         "versions": _versions(),
     }
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from understudy.data.samples import EpisodeDataset
+from understudy.load.sizes import parse_bytes
 from understudy.order.keys import make_key
 from understudy.policies.flow_policy import FlowPolicy
 from understudy.train import precision
@@ -20,8 +20,9 @@ from understudy.train.adamw import Float32AdamW
 from understudy.train.compile import compile_blocks
 from understudy.train.config import TrainConfig
 from understudy.train.data import RunData
+from understudy.train.held_out import HeldOut
 from understudy.train.optim import average_of, decay_at, freeze, loss_weights, update_average
-from understudy.train.parallel import Mesh, gather_later, micro_batches, shard
+from understudy.train.parallel import Mesh, fair_threads, gather_later, micro_batches, shard
 from understudy.train.remat import rematerialise
 from understudy.train.schedule import rate
 from understudy.train.step import Draws, StepResult, augmented, moved, optimizer_step, parts_of, placed
@@ -80,13 +81,24 @@ class Training:
                 update_average(self.average, self.policy, self.optimizer, decay_at(self.step, config.optim.ema))
         return result
 
-    def judged(self, held_out: EpisodeDataset) -> dict[str, Any]:
-        """Held-out losses of the weights to hand out."""
-        draws = replace(self.draws, draws=DRAWS)
+    def judged(self, held: HeldOut, *, per_dim: bool = False) -> dict[str, Any]:
+        """`validation` of the weights that `val_weights` chooses."""
+        config, network = self.config, self.best if self.config.val_weights == "average" else self.policy
+        threads = fair_threads(self.mesh) if config.loader_threads == "auto" else config.loader_threads
         try:
-            return validation(self.best, held_out, draws, self.mesh, self.weights)
+            return validation(
+                network,
+                held,
+                replace(self.draws, draws=DRAWS),
+                self.mesh,
+                self.weights,
+                open_loop=config.val_open_loop,
+                per_dim=per_dim,
+                threads=threads,
+                memory=parse_bytes(config.memory) // self.mesh.local_world // 8,  # the rest is the loader's
+            )
         finally:
-            gather_later(self.best, self.mesh)
+            gather_later(network, self.mesh)
 
     def tensors(self) -> dict[str, Tensor]:
         """All that a checkpoint must hold, by name (`precision.named_tensors`)."""

@@ -1,88 +1,121 @@
-"""Held-out loss per task: one pass over the held-out frames, the same number for the same weights every time.
+"""Held-out losses: one pass over the held-out frames of all sources, the same number for the same weights every time.
 
-Noise and flow times belong to the *sample* (its episode and frame) and the times of a sample are stratified, so two
-evaluations differ only if the weights do: not by step, not by what training drew. Batches are cut from the whole line
-of samples, whoever computes them, and every sample's sums are brought together before they are added up in the order
-of the line: so one rank, two and three find the same bits. Nothing here reads or advances a generator, so training
-cannot notice. Not here: success in simulation (`rollout.py`).
+Noise and flow times belong to the *sample* (its source, episode and frame) and the times of a sample are stratified, so
+two evaluations differ only if the weights do: not by step, not by what training drew. Chunks are cut from the whole
+line of samples (`held_out.py`), whoever computes them, and every sample's sums are brought together before they are
+added up: so one rank, two and three find the same bits, with any number of threads. Nothing here reads or advances a
+generator, so training cannot notice. Not here: what a table says (`groups.py`), success in simulation (`rollout.py`).
 """
 
-import math
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from understudy.data.samples import EpisodeDataset
 from understudy.policies.flow_policy import TASK, FlowPolicy
+from understudy.policies.modes import DYNAMICS, FLOW
+from understudy.train.groups import TermFound, by_dimension, grouped
+from understudy.train.held_out import HeldOut, ahead, dealt
+from understudy.train.open_loop import OpenLoop
 from understudy.train.parallel import Mesh
 from understudy.train.step import Draws, moved, placed
 
 BATCH = 128
+"""Samples of a chunk."""
 DRAWS = 8
 """Noises and times per held-out sample."""
+MEMORY = 1 << 30
+"""Bytes of chunks that are read ahead, unless told otherwise; one chunk is read whatever it takes."""
 
 
 @torch.no_grad()
 def validation(
-    policy: FlowPolicy, held_out: EpisodeDataset, draws: Draws, mesh: Mesh, weights: Mapping[str, float]
+    policy: FlowPolicy,
+    held: HeldOut,
+    draws: Draws,
+    mesh: Mesh,
+    weights: Mapping[str, float],
+    *,
+    open_loop: int = 0,
+    per_dim: bool = False,
+    threads: int = 1,
+    memory: int = MEMORY,
 ) -> dict[str, Any]:
     """Losses of `policy` on every held-out frame; all ranks call this together and get the same.
 
     Args:
         draws: shapes and seed of the draws, `draws.draws` per sample.
         weights: of the loss terms, by name.
+        open_loop: also compare sampled actions with the recorded ones on each `open_loop`-th frame of a source; 0: not.
+        per_dim: also tell the action's loss by dimension, per source.
+        threads, memory: for reading ahead; the result does not depend on them.
     Returns:
-        {"loss": over all samples, "macro": mean over tasks, "tasks": {task: {"loss", "samples"}}}; each loss is the
-        sum over its samples divided by the count over its samples, weighted and added up over the loss's terms.
+        `groups.grouped`; with `open_loop` also {"open_loop": `OpenLoop.result`}; with `per_dim` each source also has
+        "dims": {joint: loss}.
     """
-    rows = held_out.segments
-    episode = np.repeat(rows[:, 0], rows[:, 2] - rows[:, 1])
-    frame = np.concatenate([np.arange(start, stop) for _, start, stop in rows])
-    found = torch.zeros((len(weights), 2, len(episode)), dtype=torch.float64, device=mesh.device)  # sums and counts
-    tasks: dict[int, list[str]] = {}  # of this rank's batches, by where they begin
+    width = policy.config.action_dim
+    rows = {"sum": 1, "count": 1, "draws": draws.draws}
+    layout = {(term, name): size for term in weights for name, size in rows.items()}
+    if per_dim and FLOW in weights:
+        layout |= {("dims", "sum"): width, ("dims", "count"): width}
+    sampler = OpenLoop(open_loop, draws.seed, width, held) if open_loop else None
+    layout |= {("open loop", name): size for name, size in (sampler.rows.items() if sampler else ())}
+    found = torch.zeros((sum(layout.values()), len(held)), dtype=torch.float64, device=mesh.device)
+    at = dict(zip(layout, torch.split(found, list(layout.values()))))  # views
+
+    chunks = [slice(low, min(low + BATCH, len(held))) for low in range(0, len(held), BATCH)]
+    own, turns = dealt(len(chunks), mesh.rank, mesh.world)
+    tasks: dict[int, list[str]] = {}  # of this rank's chunks
+    # A rank that has no chunk in the last turn computes one that is not counted: a forward pass may gather weights from
+    # all ranks.
+    extra = turns - len(own)
+    reading = ahead(lambda number: held.batch(chunks[number]), own or [0], threads, memory)
     training = policy.training
     policy.eval()
-    lows = range(0, len(episode), BATCH)
-    for turn in range(-(-len(lows) // mesh.world)):
-        # A rank without a batch of its own in the last turn computes one that is not counted: a forward pass may gather
-        # weights from all ranks.
-        number = turn * mesh.world + mesh.rank
-        part = slice(low := lows[number % len(lows)], low + BATCH)
-        batch = held_out.batch(episode[part], frame[part])
-        noise, time = draws.noise_and_time(sample_identity(episode[part], frame[part]))
-        losses = policy.losses(
-            moved(batch, mesh.device), placed(noise, mesh.device), placed(time, mesh.device), terms=list(weights)
-        )
-        if number < len(lows):
-            tasks[low] = list(batch[TASK])
-            for term, of_term in zip(weights, found):
-                of_term[0, part], of_term[1, part] = losses[term].sum, losses[term].count
-    policy.train(training)
-    told = {low: names for of_rank in mesh.gather(tasks) for low, names in of_rank.items()}
-    return _by_task(mesh.sum(found).cpu().numpy(), [name for low in lows for name in told[low]], weights)
+    try:
+        for number, batch in reading:
+            part = chunks[number]
+            repeat = extra + 1 if number == (own or [0])[-1] else 1
+            here = moved(batch, mesh.device)
+            noise, time = (placed(draw, mesh.device) for draw in draws.noise_and_time(held.identity(part)))
+            for turn in range(repeat if own else extra):
+                losses = policy.losses(here, noise, time, terms=list(weights), detail=True)
+                errors = sampler.errors(policy, here, part) if sampler else {}
+                if turn or not own:
+                    continue
+                tasks[number] = list(batch[TASK])
+                _write(at, part, losses, time)
+                for name, (columns, values) in errors.items():
+                    at["open loop", name][:, columns] = values.double()
+    finally:
+        reading.close()
+        policy.train(training)
+    told = {number: names for of_rank in mesh.gather(tasks) for number, names in of_rank.items()}
+    names = [name for number in range(len(chunks)) for name in told[number]]
+    everything = mesh.sum(found).cpu().numpy()
+    each = dict(zip(layout, np.split(everything, np.cumsum(list(layout.values()))[:-1])))
+    terms = {t: TermFound(each[t, "sum"][0], each[t, "count"][0], each[t, "draws"]) for t in weights}
+    result = grouped(terms, weights, held, names)
+    if ("dims", "sum") in each:
+        for name, entry in result["sources"].items():
+            number = held.names.index(name)
+            of_source = np.flatnonzero(held.source == number)
+            entry["dims"] = by_dimension(each["dims", "sum"], each["dims", "count"], of_source, held.joints(number))
+    if sampler:
+        result["open_loop"] = sampler.result({name: each["open loop", name] for name in sampler.rows})
+    return result
 
 
-def _by_task(found: np.ndarray, tasks: list[str], weights: Mapping[str, float]) -> dict[str, Any]:
-    """`validation`'s result from float64 [terms, 2, samples] and each sample's task."""
-    at: dict[str, list[int]] = defaultdict(list)
-    for sample, task in enumerate(tasks):
-        at[task].append(sample)
-
-    def mean(samples: list[int]) -> float:
-        chosen = found[:, :, np.array(samples)]
-        return math.fsum(
-            weight * math.fsum(sums) / max(1.0, math.fsum(counts))
-            for weight, (sums, counts) in zip(weights.values(), chosen)
-        )
-
-    per_task = {task: {"loss": mean(at[task]), "samples": len(at[task])} for task in sorted(at)}
-    macro = math.fsum(entry["loss"] for entry in per_task.values()) / len(per_task)
-    return {"loss": mean(list(range(len(tasks)))), "macro": macro, "tasks": per_task}
-
-
-def sample_identity(episode: np.ndarray, frame: np.ndarray) -> torch.Tensor:
-    """One number per sample of a dataset, whatever else is selected: int64 [n]."""
-    return torch.from_numpy((episode.astype(np.int64) << 32) + frame)
+def _write(at: Mapping[tuple[str, str], Tensor], part: slice, losses: Mapping[str, Any], time: Tensor) -> None:
+    """The losses of a chunk to their places; time [B, D], or [B, D, 2] of a policy with two streams, one per term."""
+    for term, loss in losses.items():
+        own = time if time.ndim == 2 else time[:, :, (FLOW, DYNAMICS).index(term)]
+        # A sample's times are stratified: the d-th earliest lies in the d-th interval.
+        of_draw = loss.detail.sum.double().sum(dim=2).gather(1, own.argsort(dim=1))
+        at[term, "sum"][0, part], at[term, "count"][0, part] = loss.sum, loss.count
+        at[term, "draws"][:, part] = of_draw.T
+        if term == FLOW and ("dims", "sum") in at:
+            at["dims", "sum"][:, part] = loss.detail.sum.double().sum(dim=1).T
+            at["dims", "count"][:, part] = (loss.detail.count * loss.detail.sum.shape[1]).T

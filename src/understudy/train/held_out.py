@@ -1,0 +1,199 @@
+"""The held-out frames of all sources as one line, cut into chunks that are always the same, and read ahead in threads.
+
+The sources stand in the line by name, so their sequence in the settings changes nothing; a chunk may hold frames of
+many, so small ones cost no more than large ones. A chunk has the same samples in the same rows whoever computes it and
+in whatever batches the run trains: that makes its numbers the same to the bit. A sample is known by its source's name,
+its episode and its frame: sources that are added move nobody's draws.
+
+Not here: what is computed from a chunk (`validate.py`), which episodes are held out (`data.py`).
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from understudy.data.resize import AreaResize
+from understudy.data.samples import EpisodeDataset
+from understudy.load.mixture import Mixture
+from understudy.load.residency import kept, picture_bytes
+from understudy.order.keys import make_key
+from understudy.policies.batch import ACTION, HEAD
+from understudy.train.data import RunData
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The line. N samples of K sources; a source without held-out frames is none of the K."""
+
+    names: tuple[str, ...]
+    """Of the K sources, ascending."""
+    datasets: tuple[EpisodeDataset, ...]
+    numbers: np.ndarray
+    """int64 (K,), what the run numbers them by."""
+    heads: tuple[str, ...]
+    """Of all norm heads of the run."""
+    head_weights: tuple[float, ...]
+    """Of each head: the sum of the mixture weights of its sources."""
+    head_of: np.ndarray
+    """int64 (K,), the norm head of each source."""
+    keys: np.ndarray
+    """int64 (K,), what keeps the draws of one source from those of another; 0 for the only dataset of a run."""
+    source: np.ndarray
+    """int64 (N,), numbers below K, ascending."""
+    episode: np.ndarray
+    frame: np.ndarray
+    place: np.ndarray
+    """int64 (N,), how many held-out samples of its source stand before it."""
+    mixture: Mixture
+    cameras: tuple[str, ...]
+    size: tuple[int, int] | None
+    """(height, width) of all pictures, where those of the sources differ."""
+
+    @classmethod
+    def of(cls, data: RunData, mixed: bool) -> "HeldOut | None":
+        """The line of a run's data; None where nothing is held out.
+
+        Args:
+            mixed: the settings list the sources. The only dataset of a run that does not is known by nothing but its
+                episodes and frames, so that it may be renamed.
+        """
+        there = sorted((name, number) for number, name in enumerate(data.names) if data.held_out[number] is not None)
+        if not there:
+            return None
+        numbers = np.array([number for _, number in there])
+        datasets = tuple(part for number in numbers if (part := data.held_out[number]) is not None)
+        rows = np.concatenate([part.segments for part in datasets])
+        lengths = rows[:, 2] - rows[:, 1]
+        of_source = np.array([len(part) for part in datasets])
+        begin = np.repeat(np.cumsum(lengths) - lengths, lengths)  # where the segment of each sample begins in the line
+        return cls(
+            names=tuple(name for name, _ in there),
+            datasets=datasets,
+            numbers=numbers,
+            heads=data.heads,
+            head_weights=tuple(np.bincount(data.head_of_source, data.weights, len(data.heads)).tolist()),
+            head_of=data.head_of_source[numbers],
+            keys=np.array([source_key(name) if mixed else 0 for name, _ in there], np.int64),
+            source=np.repeat(np.arange(len(datasets)), of_source),
+            episode=np.repeat(rows[:, 0], lengths),
+            frame=np.arange(len(begin)) - begin + np.repeat(rows[:, 1], lengths),
+            place=np.arange(len(begin)) - np.repeat(np.cumsum(of_source) - of_source, of_source),
+            # How wide a batch is, all sources decide together, in the sequence of the run.
+            mixture=Mixture.of(data.training),
+            cameras=data.cameras,
+            size=data.size,
+        )
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def resident(self, memory: int) -> "HeldOut":
+        """The same samples; sources whose pictures fit `memory` (bytes, all together) stay decoded as they are met."""
+        held = []
+        for part in self.datasets:
+            needed = picture_bytes(part, self.size)
+            fits = 0 < needed <= memory
+            held.append(kept(part, self.size) if fits else part)
+            memory -= needed if fits else 0
+        return replace(self, datasets=tuple(held))
+
+    def identity(self, part: slice) -> Tensor:
+        """One number per sample for its draws, whatever else is held out: int64 [n]."""
+        return sample_identity(self.episode[part], self.frame[part], self.keys[self.source[part]])
+
+    def batch(self, part: slice) -> dict[str, Any]:
+        """Samples of the line as the policy takes them: one source's keys and dtypes, padded to the run's widths."""
+        sources = self.source[part]
+        parts = {}
+        for own in np.unique(sources).tolist():
+            at = sources == own
+            of_source = self.datasets[own].batch(self.episode[part][at], self.frame[part][at])
+            parts[int(self.numbers[own])] = self._resized(of_source)
+        batch = self.mixture.join(parts, self.numbers[sources])
+        if len(self.heads) > 1:
+            batch[HEAD] = torch.from_numpy(self.head_of[sources])
+        return batch
+
+    def _resized(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """With pictures of the run's size, to the bit as the loader makes them (`data/convert.py`)."""
+        if self.size is None:
+            return batch
+        for camera in self.cameras:
+            given = batch.get(camera)
+            if given is not None and tuple(given.shape[2:]) != self.size:
+                height, width = given.shape[2:]
+                out = np.empty((len(given), 3, *self.size), np.uint8)
+                resize = AreaResize(height, width, self.size)
+                for planes, place in zip(given.numpy(), out):
+                    resize(planes, place)
+                batch[camera] = torch.from_numpy(out)
+        return batch
+
+    def joints(self, number: int) -> list[str]:
+        """Names of the action's dimensions in one of the K sources, each once; their numbers where it has no names."""
+        feature = self.datasets[number].catalog.features[ACTION]
+        width = feature.value_shape[0]
+        named = feature.names
+        while isinstance(named, dict) and len(named) == 1:  # LeRobot's {"motors": [...]}
+            named = next(iter(named.values()))
+        if not isinstance(named, list | tuple) or len(named) != width or len(set(map(str, named))) < width:
+            return [str(dimension) for dimension in range(width)]
+        return [str(name) for name in named]
+
+
+def source_key(name: str) -> int:
+    """What belongs to the name of a source: 63 bits."""
+    return make_key(0, f"held-out source {name}") >> 1
+
+
+def sample_identity(episode: np.ndarray, frame: np.ndarray, key: np.ndarray | int = 0) -> Tensor:
+    """One number in [0, 2^63) per sample, int64 [n]: two samples of one source never share theirs, and samples of two
+    sources with probability 2^-63."""
+    return torch.from_numpy(((episode.astype(np.int64) << 32) + frame) ^ key)
+
+
+def dealt(chunks: int, rank: int, world: int) -> tuple[list[int], int]:
+    """The chunks of a rank, neighbours in the line so that each picture is decoded by one, and how many turns all ranks
+    take together: no rank has more chunks, some have one less."""
+    low, high = rank * chunks // world, (rank + 1) * chunks // world
+    return list(range(low, high)), -(-chunks // world)
+
+
+def ahead(
+    read: Callable[[int], dict[str, Any]], numbers: Sequence[int], threads: int, memory: int
+) -> Generator[tuple[int, dict[str, Any]], None, None]:
+    """(number, what `read` gives for it) for each of `numbers`, once, read in up to `threads` threads.
+
+    Each thread walks neighbours, one ahead of who computes, since a decoder that goes on where it stands decodes
+    nothing twice; so they come in a sequence of their own. As many read as `memory` (bytes) has room for what they
+    hold, at least one.
+    """
+    if not numbers:
+        return
+    first = read(numbers[0])
+    yield numbers[0], first
+    size = sum(value.nbytes for value in first.values() if isinstance(value, Tensor))
+    del first
+    rest = numbers[1:]
+    lanes = max(1, min(threads, memory // max(1, size), len(rest)))
+    runs = [deque(rest[lane * len(rest) // lanes : (lane + 1) * len(rest) // lanes]) for lane in range(lanes)]
+    with ThreadPoolExecutor(lanes, thread_name_prefix="understudy-held-out") as pool:
+
+        def begun(run: deque[int]) -> Any:
+            number = run.popleft()
+            return run, number, pool.submit(read, number)
+
+        waiting = deque(begun(run) for run in runs if run)
+        while waiting:
+            run, number, coming = waiting.popleft()
+            batch = coming.result()
+            if run:
+                waiting.append(begun(run))
+            yield number, batch
+            del batch, coming  # or it would be held while the next one is awaited

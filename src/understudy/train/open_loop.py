@@ -1,0 +1,110 @@
+"""Open-loop action error: how far sampled actions are from those that were recorded, on each n-th held-out frame.
+
+The policy sees what the demonstrator saw and proposes a chunk of actions, from noise that belongs to the sample; the
+difference to the recorded chunk is told per joint in the robot's units, over the steps that the episode still had. It
+is not success: a policy may do the same thing another way. Not here: reading the frames, ranks (`validate.py`).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from understudy.order import sample_normal
+from understudy.policies.affine import of_head
+from understudy.policies.flow_policy import ACTION, FlowPolicy
+from understudy.train.held_out import HeldOut
+from understudy.train.step import placed
+
+STEPS = 10
+"""Euler steps of the sampling."""
+
+
+class OpenLoop:
+    """Open-loop errors over a line of held-out frames.
+
+    Args:
+        every: of each source each `every`-th held-out frame, from its first one on.
+        seed: of the noise.
+        width: of an action.
+    """
+
+    def __init__(self, every: int, seed: int, width: int, held: HeldOut) -> None:
+        self.every, self._seed, self._held = every, seed, held
+        self.rows = {"squared": width, "absolute": width, "count": width, "normalised": 1, "elements": 1}
+        """What is told of each sample, and how many numbers each is: sums over the steps of the chunk."""
+
+    def errors(self, policy: FlowPolicy, batch: Mapping[str, Any], part: slice) -> dict[str, tuple[Tensor, Tensor]]:
+        """Of the chosen samples of a chunk, by name of `rows`: (their numbers in the line int64 [n], float [rows, n]).
+
+        At least one forward pass is made, so that all ranks make equally many.
+        """
+        place = self._held.place[part]
+        chosen = np.flatnonzero(place % self.every == 0)
+        some = torch.from_numpy(chosen if len(chosen) else np.zeros(1, np.int64))
+        here = {key: _rows(value, some) for key, value in batch.items()}
+        shape = (policy.config.chunk, policy.config.noise_dim)
+        identity = self._held.identity(part)[some].numpy()
+        noise = torch.from_numpy(sample_normal(self._seed, "open loop", identity, shape))
+        recorded = here[ACTION]
+        proposed = policy.sample_actions(here, placed(noise, recorded.device), STEPS)
+        if not len(chosen):
+            return {}
+        absent = here[f"{ACTION}_is_pad"][..., None].expand(recorded.shape)  # [n, T, A]
+        if (padded := here.get(f"{ACTION}_dim_is_pad")) is not None:
+            absent = absent | padded[:, None]
+        difference = torch.where(absent, 0.0, proposed - recorded.float()).double()
+        units, head = policy.units, policy.units.head(here)
+        scaled = units.action.normalise(proposed, head) - units.action.normalise(recorded, head)
+        scaled = torch.where(absent, 0.0, scaled).double()
+        # A dimension that never changed in training has no scale to be measured by.
+        moves = of_head(units.action.spread, head)[:, None] != 0  # [n or 1, 1, A]
+        elements = (~absent & moves).sum(dim=(1, 2))
+        found = {
+            "squared": difference.square().sum(dim=1).T,
+            "absolute": difference.abs().sum(dim=1).T,
+            "count": (~absent).sum(dim=1).T,
+            "normalised": scaled.square().sum(dim=(1, 2))[None],
+            "elements": elements[None],
+        }
+        columns = (some + part.start).to(recorded.device)
+        return {name: (columns, values) for name, values in found.items()}
+
+    def result(self, found: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """From float64 (rows, N) by name:
+
+        {"every", "normalised": mean squared error in units of the normalisation's spread, over all samples, joints and
+        steps alike (joints that never move left out), "sources": {name: {"samples", "normalised", "mse": {joint: mean
+        squared error in the robot's units}, "mae": {joint: mean absolute error}}}}.
+        """
+        sources = {}
+        for number, name in enumerate(self._held.names):
+            of_source = np.flatnonzero((self._held.source == number) & (self._held.place % self.every == 0))
+            counts = [math.fsum(row) for row in found["count"][:, of_source]]
+            joints = self._held.joints(number)
+
+            def mean(kind: str, own: np.ndarray = of_source, over: list[float] = counts) -> list[float]:
+                return [math.fsum(row) / max(1.0, count) for row, count in zip(found[kind][:, own], over)]
+
+            sources[name] = {
+                "samples": len(of_source),
+                "normalised": _ratio(found["normalised"][0, of_source], found["elements"][0, of_source]),
+                "mse": dict(zip(joints, mean("squared"))),
+                "mae": dict(zip(joints, mean("absolute"))),
+            }
+        normalised = _ratio(found["normalised"][0], found["elements"][0])
+        return {"every": self.every, "normalised": normalised, "sources": sources}
+
+
+def _rows(value: Any, some: Tensor) -> Any:
+    """The chosen rows of a tensor, or of a list."""
+    if isinstance(value, Tensor):
+        return value.index_select(0, some.to(value.device))
+    return [value[i] for i in some.tolist()]
+
+
+def _ratio(sums: np.ndarray, counts: np.ndarray) -> float:
+    return math.fsum(sums) / max(1.0, math.fsum(counts))
