@@ -55,7 +55,32 @@ def normalisation(
          "delta": [H][A] bools, "dims": {"action": [H], "observation.state": [H]}}
 
     A and S are the widest of the heads; behind a head's own width (`dims`) offset and spread are 0. The sequence of
-    `members` changes no bit.
+    `members` changes no bit. Other arguments and errors: see `statistics`.
+
+    Raises:
+        DatasetError: also where recorded statistics lack what `mode` needs, or cannot be pooled for it.
+    """
+    if mode not in get_args(Mode):
+        raise ValueError(f"mode={mode!r}: must be one of {', '.join(get_args(Mode))}")
+    found = statistics(members, chunk, cache, held_out)
+    columns = [key for key in (ACTION, STATE) if any(key in of_head for of_head in found.values())]
+    dims = {key: [len(found[head][key].mean) if key in found[head] else 0 for head in found] for key in columns}
+    out: dict[str, Any] = {"heads": list(found)}
+    for key in columns:
+        maps = [_map(head, key, of_head[key], mode) if key in of_head else {} for head, of_head in found.items()]
+        for name in ("offset", "spread"):
+            rows = [each.get(name, np.zeros(0, np.float32)) for each in maps]
+            padded = [np.pad(row, (0, max(dims[key]) - len(row))).tolist() for row in rows]
+            out.setdefault(key, {})[name] = padded
+    delta = {member.head: member.delta for member in members}
+    out["delta"] = [np.isin(np.arange(max(dims[ACTION])), delta[head]).tolist() for head in found]
+    return out | {"dims": dims}
+
+
+def statistics(
+    members: Sequence[Member], chunk: int, cache: Path | None = None, held_out: Sequence[EpisodeDataset] = ()
+) -> dict[str, dict[str, Statistics]]:
+    """Of each head, sorted by name: by `ACTION` (as it is learnt) and, where its sources have one, `STATE`.
 
     Args:
         chunk: frames of the action's window.
@@ -63,78 +88,74 @@ def normalisation(
         held_out: parts that are read for their errors alone: one NaN there is the loss of them all.
 
     Raises:
-        DatasetError: a value is not finite, sources of one head differ in width or `delta`, a dimension of `delta` is
-            not in both action and state, or recorded statistics lack what `mode` needs.
+        DatasetError: a value is not finite, sources of one head differ in width or `delta`, or a dimension of `delta`
+            is not in both action and state.
     """
     if not members:
         raise ValueError("there is no source to normalise")
-    if mode not in get_args(Mode):
-        raise ValueError(f"mode={mode!r}: must be one of {', '.join(get_args(Mode))}")
     if chunk < 1:
         raise ValueError(f"chunk={chunk}: must be at least 1")
     heads = {head: [m for m in members if m.head == head] for head in sorted({m.head for m in members})}
-    dims = {head: _agreed(head, of_head) for head, of_head in heads.items()}
-    reading = [member.data for member in members if member.recorded is None]
-    total = sum(frames(data) for data in (*held_out, *reading))
-    with tqdm(total=total, desc="statistics", unit="frame", unit_scale=True, disable=None) as bar:
+    for head, of_head in heads.items():
+        for member in of_head:
+            _refuse(member)
+            _refuse_pair(head, of_head[0], member)
+    parts = [*held_out, *(member.data for member in members if member.recorded is None)]
+    with tqdm(total=sum(map(frames, parts)), desc="statistics", unit="frame", unit_scale=True, disable=None) as bar:
         for data in held_out:
             _summary(data, (), chunk, dict.fromkeys((ACTION, STATE), 0), cache, bar)
-        found = {head: _statistics(of_head, chunk, cache, bar) for head, of_head in heads.items()}
-    columns = [key for key in (ACTION, STATE) if any(key in dim for dim in dims.values())]
-    masked = {head: tuple(sorted(of_head[0].delta)) for head, of_head in heads.items()}
-    maps = {key: [_map(head, key, dims[head], found[head], masked[head], mode) for head in heads] for key in columns}
-    width = {key: max(len(each["offset"]) for each in maps[key]) for key in columns}
-    out: dict[str, Any] = {"heads": list(heads)}
-    for key in columns:
-        padded = {name: [_padded(each[name], width[key]) for each in maps[key]] for name in ("offset", "spread")}
-        out[key] = {name: [row.tolist() for row in rows] for name, rows in padded.items()}
-    out["delta"] = [np.isin(np.arange(width[ACTION]), mask).tolist() for mask in masked.values()]
-    out["dims"] = {key: [dims[head].get(key, 0) for head in heads] for key in columns}
-    return out
+        return {head: _of_head(of_head, chunk, cache, bar) for head, of_head in heads.items()}
 
 
-def _agreed(head: str, members: Sequence[Member]) -> dict[str, int]:
-    """The widths that all members of a head have. Raises DatasetError where they differ, in `delta` too."""
-    first = members[0]
-    dims = widths(first.data)
-    for member in members:
-        own = widths(member.data)
-        for key in (ACTION, STATE):
-            if own.get(key, 0) != dims.get(key, 0):
-                said = [f"{m.data.name!r} has {w.get(key, 0) or 'no'}" for m, w in ((first, dims), (member, own))]
-                raise DatasetError(
-                    f"head {head!r}: {' and '.join(said)} dimensions of {key!r}",
-                    fix="give them different robot types or control modes, or map their keys (names) to the same thing",
-                )
-        if sorted(member.delta) != sorted(first.delta):
-            said = [f"{m.data.name!r} has {list(m.delta)}" for m in (first, member)]
-            what = f"head {head!r}: {' and '.join(said)} as differences to the state (delta)"
-            raise DatasetError(what, fix="give both the same delta, or different control modes")
-        for dim in member.delta:
-            short = [key for key in (ACTION, STATE) if not 0 <= dim < own.get(key, 0)]
-            if short:
-                what = f"delta names dimension {dim}, {short[0]!r} has {own.get(short[0], 0)}"
-                raise DatasetError(what, where=member.data.name, fix="name dimensions that action and state both have")
-        for key in own if member.recorded is not None else ():
-            wide = len(member.recorded[key].mean) if member.recorded and key in member.recorded else 0
-            if wide != own[key]:
-                what = f"the recorded statistics have {wide or 'no'} dimensions of {key!r}, the dataset {own[key]}"
-                raise DatasetError(what, where=member.data.name, fix="name those of this robot, or have them computed")
-    return dims
+def _refuse(member: Member) -> None:
+    """Raise DatasetError where a source does not fit what is said of it."""
+    own, where = widths(member.data), member.data.name
+    for dim in member.delta:
+        short = [key for key in (ACTION, STATE) if not 0 <= dim < own.get(key, 0)]
+        if short:
+            what = f"delta names dimension {dim}, {short[0]!r} has {own.get(short[0], 0)}"
+            raise DatasetError(what, where=where, fix="name dimensions, from 0, that action and state both have")
+    for key in own if member.recorded is not None else ():
+        wide = len(member.recorded[key].mean) if member.recorded and key in member.recorded else 0
+        if wide != own[key]:
+            what = f"the recorded statistics have {wide or 'no'} dimensions of {key!r}, the dataset {own[key]}"
+            raise DatasetError(what, where=where, fix="name those of this robot, or have them computed")
 
 
-def _statistics(members: Sequence[Member], chunk: int, cache: Path | None, bar: tqdm) -> dict[str, Statistics]:
-    """Of one head, by `ACTION`, `STATE` and `DELTA`."""
-    delta = tuple(sorted(members[0].delta))
-    recorded = [_by_column(member.recorded, delta) for member in members if member.recorded is not None]
+def _refuse_pair(head: str, first: Member, other: Member) -> None:
+    """Raise DatasetError where two sources cannot be normalised by the same numbers."""
+    for key in (ACTION, STATE):
+        have = [widths(m.data).get(key, 0) for m in (first, other)]
+        if have[0] != have[1]:
+            said = " and ".join(f"{m.data.name!r} has {width or 'no'}" for m, width in zip((first, other), have))
+            fix = "give them different robot types or control modes, or map their keys (names) to the same thing"
+            raise DatasetError(f"head {head!r}: {said} dimensions of {key!r}", fix=fix)
+    if set(first.delta) != set(other.delta):
+        said = " and ".join(f"{m.data.name!r} has {sorted(m.delta)}" for m in (first, other))
+        what = f"head {head!r}: {said} as differences to the state (delta)"
+        raise DatasetError(what, fix="give both the same delta, or different control modes")
+
+
+def _of_head(members: Sequence[Member], chunk: int, cache: Path | None, bar: tqdm) -> dict[str, Statistics]:
+    """Statistics of one head by `ACTION` and `STATE`."""
+    recorded = [member.recorded for member in members if member.recorded is not None]
     if len(recorded) == len(members) and all(_same(each, recorded[0]) for each in recorded):
-        return recorded[0]  # its quantiles, too, which several that differ do not have in common
+        return {key: recorded[0][key] for key in widths(members[0].data)}  # with quantiles, which no pool would have
     reading = [member.data for member in members if member.recorded is None]
-    rows = stride_of(sum(map(frames, reading)))
+    delta, rows = tuple(sorted(set(members[0].delta))), stride_of(sum(map(frames, reading)))
     strides = {ACTION: rows, STATE: rows, DELTA: stride_of(sum(pairs(data, chunk) for data in reading), chunk)}
     parts = [_summary(data, delta, chunk, strides, cache, bar) for data in reading]
-    parts += [{key: _without_rows(s) for key, s in each.items()} for each in recorded]
-    return {key: pooled([part[key] for part in parts]) for key in parts[0]}
+    parts += [_without_rows(each, delta) for each in recorded]
+    found = {
+        key: pooled([part[key] for part in parts]) for key in (*widths(members[0].data), *((DELTA,) if delta else ()))
+    }
+    if delta:
+        learnt, action = vars(found.pop(DELTA)), vars(found[ACTION])
+        figures = {name: np.array(figure) for name, figure in action.items() if name != "count"}
+        for name, figure in figures.items():
+            figure[list(delta)] = learnt[name]
+        found[ACTION] = Statistics(action["count"], **figures)
+    return found
 
 
 def _summary(
@@ -152,15 +173,6 @@ def _summary(
     return found
 
 
-def _by_column(recorded: Mapping[str, Statistics], delta: tuple[int, ...]) -> dict[str, Statistics]:
-    """Statistics computed elsewhere under the names of `summarise`."""
-    found = {key: recorded[key] for key in (ACTION, STATE) if key in recorded}
-    if delta:
-        figures = {name: value[list(delta)] for name, value in vars(recorded[ACTION]).items() if name != "count"}
-        found[DELTA] = Statistics(recorded[ACTION].count, **figures)
-    return found
-
-
 def _same(a: Mapping[str, Statistics], b: Mapping[str, Statistics]) -> bool:
     return a.keys() == b.keys() and all(
         np.array_equal(value, vars(b[key])[name], equal_nan=True)
@@ -169,27 +181,23 @@ def _same(a: Mapping[str, Statistics], b: Mapping[str, Statistics]) -> bool:
     )
 
 
-def _without_rows(s: Statistics) -> Summary:
-    return Summary(s.count, s.mean, s.std, s.min, s.max, np.empty((0, len(s.mean))), 0)
+def _without_rows(recorded: Mapping[str, Statistics], delta: tuple[int, ...]) -> dict[str, Summary]:
+    """Statistics computed elsewhere as if they were of a source whose rows were not kept."""
+    found = {}
+    for key, s in recorded.items():
+        found[key] = Summary(s.count, s.mean, s.std, s.min, s.max, np.empty((0, len(s.mean))), 0)
+    if delta:
+        s, at = recorded[ACTION], list(delta)
+        found[DELTA] = Summary(s.count, s.mean[at], s.std[at], s.min[at], s.max[at], np.empty((0, len(at))), 0)
+    return found
 
 
-def _map(
-    head: str, key: str, dims: Mapping[str, int], found: Mapping[str, Statistics], delta: tuple[int, ...], mode: Mode
-) -> dict[str, np.ndarray]:
-    """Offset and spread of one key under one head, float32 [dims[key]]; [0] where the head's sources do not have it."""
-    if key not in dims:
-        return {"offset": np.zeros(0, np.float32), "spread": np.zeros(0, np.float32)}
-    maps = offset_and_spread(found[key], mode)
-    if key == ACTION and delta:
-        for name, learnt in offset_and_spread(found[DELTA], mode).items():
-            maps[name][list(delta)] = learnt
+def _map(head: str, key: str, found: Statistics, mode: Mode) -> dict[str, np.ndarray]:
+    """Offset and spread of one key under one head, float32 [dim]."""
+    maps = offset_and_spread(found, mode)
     bad = ~np.isfinite(maps["offset"]) | ~np.isfinite(maps["spread"])
     if bad.any():
         what = f"head {head!r}: {key}[{int(bad.argmax())}] has no figures for {mode!r}"
         what += ": recorded statistics lack them, or differ between sources and cannot be put together"
         raise DatasetError(what, fix="have them computed, give all sources of the head the same file, or another mode")
     return maps
-
-
-def _padded(values: np.ndarray, width: int) -> np.ndarray:
-    return np.pad(values, (0, width - len(values)))

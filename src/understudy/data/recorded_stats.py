@@ -6,6 +6,7 @@ rows (normalisation uses training episodes only and computes its own).
 
 import io
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,15 @@ def read_stats(files: Files) -> Stats:
         DatasetError: a file is there but does not hold numbers where they belong.
     """
     if files.exists(GLOBAL):
-        return {key: _arrays(entry, files.where(GLOBAL), key) for key, entry in read_json(files, GLOBAL).items()}
+        return read_object(read_json(files, GLOBAL), files.where(GLOBAL))
     if files.exists(PER_EPISODE):
-        return _read_per_episode(files)
+        return read_per_episode(files, PER_EPISODE)
     return {}
+
+
+def read_object(entries: Mapping[str, Any], where: str) -> Stats:
+    """Statistics from the object that stats.json holds; `where` names it in errors. Raises DatasetError."""
+    return {key: _arrays(entry, where, key) for key, entry in entries.items()}
 
 
 def aggregate(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -56,10 +62,11 @@ def aggregate(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     }
 
 
-def _read_per_episode(files: Files) -> Stats:
-    where = files.where(PER_EPISODE)
+def read_per_episode(files: Files, path: str) -> Stats:
+    """Statistics of all episodes together, from v2.1's file with a record for each. Raises DatasetError."""
+    where = files.where(path)
     done: dict[str, list[dict[str, np.ndarray]]] = {}
-    for number, line in enumerate(io.BytesIO(files.read(PER_EPISODE)), start=1):
+    for number, line in enumerate(io.BytesIO(files.read(path)), start=1):
         if not line.strip():
             continue
         try:
