@@ -19,6 +19,7 @@ from support.runs import same_run, series, tiny_config, tiny_dataset
 from understudy.train import checkpoint, run
 from understudy.train.changes import CONSEQUENCES, REFUSED, _of, review
 from understudy.train.config import DataConfig, EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
+from understudy.train.data_config import SourceConfig
 from understudy.train.rundir import RunDir
 from understudy.train.settings import ConfigError, differences, plain
 
@@ -48,14 +49,16 @@ def told(then: TrainConfig, now: TrainConfig, step: int = 100, **state: Any) -> 
 
 def leaves(content: dict[str, Any], prefix: str = "") -> list[str]:
     nested = [(prefix + key, value) for key, value in content.items()]
+    nested = [(p, {str(i): item for i, item in enumerate(v)} if p == "data.sources" else v) for p, v in nested]
     return [p for path, v in nested for p in (leaves(v, path + ".") if isinstance(v, dict) and v else [path])]
 
 
 def test_every_setting_has_a_consequence_or_a_reason() -> None:
-    for path in leaves(plain(TrainConfig())):
+    names = leaves(plain(TrainConfig(data=DataConfig(sources=(SourceConfig("d"),)))))
+    assert "data.sources.0.weight" in names
+    for path in names:
         assert (_of(CONSEQUENCES, path) is not None) or _of(REFUSED, path), path
     for table in (CONSEQUENCES, REFUSED):  # and none is about a setting that is not there
-        names = leaves(plain(TrainConfig()))
         assert [pattern for pattern in table if not any(_of({pattern: "x"}, name) for name in names)] == []
 
 
@@ -185,7 +188,7 @@ def test_another_batch_goes_on_at_the_exact_next_position(half: Path, tmp_path: 
 # -- when it stops ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["open_data", "fingerprint", "begun"])
+@pytest.mark.parametrize("where", ["open_data", "decided", "begun"])
 def test_a_signal_before_the_first_step_leaves_at_once_and_cleanly(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str
 ) -> None:

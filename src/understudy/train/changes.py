@@ -98,7 +98,7 @@ def review(
     changed = differences(then, now)
     if len(then.data.sources) != len(now.data.sources):
         changed = {path: values for path, values in changed.items() if not path.startswith("data.sources")}
-        changed["data.sources"] = tuple(f"{len(one.data.sources)} sources" for one in (then, now))
+        changed["data.sources"] = f"{len(then.data.sources)} sources", f"{len(now.data.sources)} sources"
     ema = changed.get("optim.ema.decay", (1, 1))
     refused = [
         f"{path}: {old} -> {new}: {reason}"

@@ -7,15 +7,18 @@ with any source is told at once. Not here: the checks and the opening of a singl
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from understudy.data.catalog import Catalog
 from understudy.data.errors import DatasetError, SourceFailed
-from understudy.data.normalize import Mode, Statistics, offset_and_spread, statistics
+from understudy.data.head_statistics import Member
+from understudy.data.head_statistics import normalisation as of_heads
+from understudy.data.normalize import Mode, Statistics
 from understudy.data.remote.settings import Remote
 from understudy.data.samples import EpisodeDataset
 from understudy.load.loader import Loader
@@ -204,32 +207,34 @@ def _check_apart(
                 raise DatasetError(what, where=roots[i], fix=fix)
 
 
-def normalisation(data: RunData, mode: Mode) -> dict[str, Any]:
+def normalisation(data: RunData, mode: Mode, cache: Path | None = None) -> dict[str, Any]:
     """What the policy scales its inputs and outputs by, per head, from the training episodes alone.
 
+    Args:
+        cache: folder that keeps what was computed; None keeps nothing.
     Raises:
-        DatasetError: a value is not finite, held-out episodes included; names episode and dimension.
+        DatasetError: a value is not finite, held-out episodes included; names episode and dimension. Sources of one
+            head differ in width.
     """
-    for other in data.held_out:
-        if other is not None:
-            _statistics(other)  # for its errors alone: one NaN is the loss of them all
-    maps = {key: offset_and_spread(s, mode) for key, s in _statistics(data.training[0]).items()}
-    return {key: {name: array.tolist() for name, array in each.items()} for key, each in maps.items()}
+    wrong: dict[str, DatasetError] = {}
 
+    def recorded(number: int) -> Mapping[str, Statistics] | None:
+        path, part = data.stats[number], data.training[number]
+        if not path:
+            return None
+        from understudy.data.foreign_stats import read_stats_file
 
-def _statistics(part: EpisodeDataset) -> dict[str, Statistics]:
-    """Of action and state over the frames of a part."""
-    rows = part.segments
-    keys = [key for key in (ACTION, STATE) if key in part.keys]
-    plain_rows = EpisodeDataset(part.catalog, episodes=np.unique(rows[:, 0]), keys=keys)
-    columns: dict[str, list[np.ndarray]] = {key: [] for key in (*keys, "episode_index")}
-    for episode, start, stop in rows.tolist():
-        batch = plain_rows.batch(np.full(stop - start, episode), np.arange(start, stop))
-        for key, values in columns.items():
-            values.append(batch[key].numpy())
-    joined = {key: np.concatenate(values) for key, values in columns.items()}
-    index = joined.pop("episode_index")
-    return statistics(joined, index, np.unique(index))
+        return read_stats_file(path, mode, part, data.delta[number])
+
+    found = _each(data.names, recorded, wrong)
+    if wrong:
+        raise _told(wrong, len(data.names))
+    members = [
+        Member(part, data.heads[data.head_of_source[number]], data.delta[number], found[number])
+        for number, part in enumerate(data.training)
+    ]
+    chunk = data.training[0].windows[ACTION]
+    return of_heads(members, mode, chunk, cache, [other for other in data.held_out if other is not None])
 
 
 def fingerprint(data: RunData) -> dict[str, Any]:

@@ -7,12 +7,11 @@ and one step of it (`training.py`, `step.py`), how steps follow each other (`pac
 how a checkpoint is written (`checkpoint.py`), the report.
 """
 
-import json
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,13 @@ from understudy.order import Order
 from understudy.train import checkpoint, precision
 from understudy.train.changes import review
 from understudy.train.config import ParallelConfig, TrainConfig
-from understudy.train.data import RunData, fingerprint, normalisation, open_data
-from understudy.train.export import chosen, initial
+from understudy.train.data import RunData, fingerprint, open_data
+from understudy.train.export import chosen
+from understudy.train.frozen import decided, first_weights, order_now, schedule_of
 from understudy.train.groups import check_figure, figures
 from understudy.train.held_out import HeldOut
-from understudy.train.pace import Pace, loader_of, new_order
+from understudy.train.overview import started
+from understudy.train.pace import Pace, loader_of
 from understudy.train.parallel import Mesh, joined
 from understudy.train.rundir import RunDir, write_whole
 from understudy.train.saver import Saver
@@ -57,9 +58,9 @@ def train(config: TrainConfig) -> int:
         mesh.first(run.refuse_existing)
         with mesh.together():
             data = open_data(config)
-        mesh.first(lambda: run.begin(config, _decided(config, data, mesh)))
+        mesh.first(lambda: run.begin(config, decided(config, data, mesh)))
         try:
-            return _carry_on(run, config, data, mesh, stop)
+            return _carry_on(run, config, config, data, mesh, stop)
         except (ConfigError, DatasetError):
             if mesh.rank == 0 and checkpoint.latest(run.checkpoints) is None:
                 run.withdraw()  # or the same command, mended, would be told that there is a run already
@@ -83,10 +84,11 @@ def resume(config: TrainConfig) -> int:
 
     def work(mesh: Mesh, stop: Stop) -> int:
         with mesh.together():
-            changed, data = _checked(run, config, mesh)
-        if changed:
+            then, data = _checked(run, config, mesh)
+            edited = bool(differences(run.settings(), config))
+        if edited:
             mesh.first(lambda: write_whole(run.config, dump_yaml(config)))
-        return _carry_on(run, config, data, mesh, stop)
+        return _carry_on(run, config, then, data, mesh, stop)
 
     return _together(run, config, work)
 
@@ -106,25 +108,8 @@ def _together(run: RunDir, config: TrainConfig, work: Callable[[Mesh, Stop], int
         return STOPPED
 
 
-def _decided(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, Any]:
-    """What the beginning of a run decides for good: order.json."""
-    computed, network = normalisation(data, config.data.normalise), data.policy_config(config)
-    first = initial(config.init_from, network) if config.init_from else None
-    order, said = new_order(config, data, mesh)
-    for line in said:
-        print(f"order: {line}", file=sys.stderr)
-    return {
-        "order": json.loads(order.to_json()),
-        "dataset": fingerprint(data),
-        "normalisation": first.normalisation if first else computed,
-        "policy": asdict(network),
-        "init": first.digest if first else None,
-        "settings": plain(config),
-    }
-
-
-def _checked(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[bool, RunData]:
-    """Whether settings changed, and the data; raises as `resume` does, and tells the changes."""
+def _checked(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainConfig, RunData]:
+    """The settings so far, and the data; raises as `resume` does, and tells the changes."""
     frozen, latest = run.frozen(), checkpoint.latest(run.checkpoints)
     state = checkpoint.read_state(latest) if latest is not None else None
     # Not against config.yaml: a person may have edited that.
@@ -143,7 +128,7 @@ def _checked(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[bool, RunDat
         raise ConfigError("\n".join([head, *moved]))
     for line in lines if mesh.rank == 0 else ():
         print(f"resume: {line}", file=sys.stderr)
-    return bool(differences(run.settings(), config)), data
+    return then, data
 
 
 def judge(root: Path, which: int | str = "latest", *, per_dim: bool = False) -> dict[str, Any]:
@@ -191,23 +176,21 @@ def _alone_there(run: RunDir, config: TrainConfig, mesh: Mesh) -> Iterator[None]
             held.close()
 
 
-def _carry_on(run: RunDir, config: TrainConfig, data: RunData, mesh: Mesh, stop: Stop) -> int:
-    """From the latest checkpoint, or from nothing, to the end."""
+def _carry_on(run: RunDir, config: TrainConfig, then: TrainConfig, data: RunData, mesh: Mesh, stop: Stop) -> int:
+    """From the latest checkpoint, or from nothing, to the end. then: the settings so far."""
     torch.set_num_threads(config.threads)
     latest, position = mesh.first(lambda: checkpoint.latest(run.checkpoints)), 0
     with mesh.together():
         saved = run.frozen()
-        try:
-            order = Order.from_json(saved["order"], data.training).rebatched(config.batch)
-        except (ValueError, TypeError, KeyError) as error:
-            raise ConfigError(f"{run.order}: {error}") from error
-        weights = _first_weights(config, data, saved) if latest is None else None
+        state = checkpoint.read_state(latest) if latest is not None else None
+        order = order_now(saved, state, then, config, data, where=run.order)
+        weights = first_weights(config, data, saved) if latest is None else None
         held = HeldOut.of(data, mixed=bool(config.data.sources)) if config.val_every else None
         if held is not None and config.keep_best != "none":
             check_figure(config.keep_best, held, config.val_open_loop)
     training = begun(config, data, saved["normalisation"], mesh, weights)
     if mesh.rank == 0:
-        print(_table(training), file=sys.stderr)
+        print("\n".join([_table(training), *started(config, data, order)]), file=sys.stderr)
     best = config.keep_best if config.keep_best != "none" else None
     with closing(Saver(run.checkpoints, keep=config.keep, best_by=best, background=config.async_save)) as saver:
         if latest is not None:
@@ -223,7 +206,7 @@ def _carry_on(run: RunDir, config: TrainConfig, data: RunData, mesh: Mesh, stop:
         with closing(log), loader_of(config, data, order, mesh, position, journal) as loader:
             saver.prune()
             stop.at_once = False  # from here on there is something to save
-            _loop(training, held.resident(loader.spare) if held else None, loader, saver, log, stop)
+            _loop(training, order, held.resident(loader.spare) if held else None, loader, saver, log, stop)
             saver.wait()
             if told := len(loader.substitutions):
                 print(f"{told} samples could not be read, neighbours stood in: {journal}", file=sys.stderr)
@@ -244,7 +227,9 @@ def _loaded(training: Training, saver: Saver, path: Path) -> dict[str, Any]:
     return state
 
 
-def _loop(training: Training, held: HeldOut | None, loader: Loader, saver: Saver, log: Log, stop: Stop) -> None:
+def _loop(
+    training: Training, order: Order, held: HeldOut | None, loader: Loader, saver: Saver, log: Log, stop: Stop
+) -> None:
     """Steps until the end or a signal. Within a step: compute, log, validate, checkpoint, in this sequence."""
     config, mesh = training.config, training.mesh
     if training.step >= config.steps or mesh.any(stop.asked):
@@ -267,7 +252,7 @@ def _loop(training: Training, held: HeldOut | None, loader: Loader, saver: Saver
                 log.log(training.step, {"kind": "val", **judged})
             if save or saver.improves(figures(judged)):
                 log.sync()  # what a checkpoint stands for is on disk before the checkpoint is
-                saver.save(training.step, training.tensors(), _state(config, mesh, loader.position, judged))
+                saver.save(training.step, training.tensors(), _state(config, mesh, order, loader.position, judged))
             if last:
                 return
             if judge_now or save:
@@ -289,20 +274,11 @@ def _due(step: int, every: int) -> bool:
     return step % every == 0
 
 
-def _first_weights(config: TrainConfig, data: RunData, saved: Mapping[str, Any]) -> Mapping[str, torch.Tensor] | None:
-    """Those of the exported policy that the run begins from, if it does. Raises ConfigError when it is another now."""
-    if not config.init_from:
-        return None
-    first = initial(config.init_from, data.policy_config(config))
-    if first.digest != saved["init"]:
-        raise ConfigError(f"init_from: {config.init_from} is not the policy any more that the run began with")
-    return first.weights
-
-
-def _state(config: TrainConfig, mesh: Mesh, position: int, judged: Mapping[str, Any]) -> dict[str, Any]:
+def _state(config: TrainConfig, mesh: Mesh, order: Order, position: int, judged: Mapping[str, Any]) -> dict[str, Any]:
     """What a checkpoint says besides its tensors."""
     return {
         "position": position,
+        "schedule": schedule_of(order),
         "seed": config.seed,
         "world": mesh.world,
         "batch": config.batch,

@@ -5,7 +5,7 @@ Not here: what sources have to agree on (`data.py`), what a mapping or a selecti
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -47,14 +47,16 @@ def opened(wanted: SourceConfig, catalog: Catalog) -> Source:
     """
     names = {ACTION: wanted.action} | ({STATE: wanted.state} if wanted.state else {}) | wanted.cameras
     catalog = in_standard_keys(catalog, {key: own for key, own in names.items() if key != own})
+    if not wanted.state:
+        catalog = replace(catalog, features={key: f for key, f in catalog.features.items() if key != STATE})
     for key in (ACTION, STATE):
         feature = catalog.features.get(key)
-        if key == STATE and (feature is None or not wanted.state):
+        if feature is None and key == STATE:
             continue
         if feature is None or len(feature.value_shape) != 1 or feature.is_text:
             what = "there is no such feature" if feature is None else f"it is {feature.dtype} of shape {feature.shape}"
             raise DatasetError(f"a policy needs {key!r} as a vector: {what}", where=catalog.root, fix="see `inspect`")
-    keys = tuple(key for key in (ACTION, STATE) if key in catalog.features and (key == ACTION or wanted.state))
+    keys = tuple(key for key in (ACTION, STATE) if key in catalog.features)
     for camera, own in wanted.cameras.items():
         if camera not in catalog.camera_keys:
             known = ", ".join(catalog.camera_keys) or "none"

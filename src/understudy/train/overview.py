@@ -1,0 +1,59 @@
+"""What a run says of its data before the first step: one table over the sources, and what was odd about them.
+
+Not here: the table of precisions (`precision.py`), validation's groups (`groups.py`).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from understudy.data.samples import EpisodeDataset
+from understudy.order import Order
+from understudy.train.config import TrainConfig
+from understudy.train.data import RunData
+
+MOST = 60
+"""Sources that get a line of their own."""
+
+HEADER = ("source", "head", "trained on", "held out", "share", "an epoch", "tasks")
+
+
+def started(config: TrainConfig, data: RunData, order: Order) -> list[str]:
+    """The lines: per source how much of it there is, its exact share of the samples and how many steps it takes to see
+    each of its frames once; then notes on the selections (keep-ranges and what they match)."""
+    slots = order.spec.schedule[-1].slots
+    rows: list[tuple[str, ...]] = [HEADER]
+    for number, part in enumerate(data.training[:MOST]):
+        share = slots[number] / sum(slots)
+        head = data.heads[data.head_of_source[number]]
+        epoch = f"{len(part) / (share * config.batch):,.4g} steps" if share else "never"
+        held = _amount(data.held_out[number])
+        rows.append((data.names[number], head, _amount(part), held, f"{share:.2%}", epoch, str(_tasks(part))))
+    lines = _aligned(rows)
+    if len(data.training) > MOST:
+        lines.append(f"… and {len(data.training) - MOST} more sources")
+    for name, part in zip(data.names, data.training):
+        lines += [f"{name}: {note}" for note in part.notes]
+    if data.size is not None:
+        lines.append(f"pictures are loaded at {data.size[0]} x {data.size[1]}: those of the sources differ in size")
+    return lines
+
+
+def _amount(part: EpisodeDataset | None) -> str:
+    if part is None:
+        return "nothing"
+    episodes = len(np.unique(part.segments[:, 0]))
+    return f"{len(part):,} frames of {episodes:,} episode{'s' if episodes > 1 else ''}"
+
+
+def _tasks(part: EpisodeDataset) -> int:
+    """How many instructions its episodes have."""
+    table = part.catalog.episodes
+    chosen = np.zeros(len(table), bool)
+    chosen[table.rows_of(part.segments[:, 0])] = True
+    return len(np.unique(table.task_indices[np.repeat(chosen, np.diff(table.task_offsets))]))
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
