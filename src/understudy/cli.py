@@ -58,7 +58,9 @@ VERBS = {
         "[FILE]",
         ranks=True,
     ),
-    "rollout": Verb("train.rollout:RolloutConfig", "train.rollout:rollout_run", "success per task, simulated", "RUN"),
+    "rollout": Verb(
+        "train.rollout_config:RolloutConfig", "train.rollout:rollout_run", "success per task, simulated", "RUN"
+    ),
     "export": Verb("train.export:ExportConfig", "train.export:export", "a run's policy, as a robot loads it", "RUN"),
     "report": Verb("tools.report:ReportConfig", "tools.report:report", "write a run's report.html anew", "RUN"),
     "inspect": Verb("tools.inspect:InspectConfig", "tools.inspect:inspect", "look at a dataset", "PATH"),

@@ -4,55 +4,22 @@ Several worlds are played side by side so that the policy predicts for all of th
 noise follow from (seed, episode, step) alone. Not here: the worlds, and what the numbers mean (`rollout_result.py`).
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from annotated_types import Ge, Interval
-from tyro.conf import Positional
-
+from understudy.train.data_config import DataConfig
+from understudy.train.rollout_config import Play, RolloutConfig
 from understudy.train.rollout_result import Episode, RolloutResult
+from understudy.train.rollout_wiring import PICTURES, Wiring, check, wiring
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
     from understudy.worlds.world import World
-
-PICTURES = "observation.images."
-
-
-@dataclass(frozen=True)
-class RolloutConfig:
-    """A closed-loop evaluation of a run's policy."""
-
-    run: Positional[str] = ""
-    """Run directory; its policy/ is played."""
-    world: Literal["tabletop", "metaworld"] = "tabletop"
-    """Where: the embedded tabletop, or Meta-World (needs the extra `sim`)."""
-    tasks: tuple[str, ...] = ()
-    """Tasks, by short name or sentence; none is all of the world's. Episodes go through them in turn."""
-    episodes: Annotated[int, Interval(ge=1, le=1 << 24)] = 30
-    seed: Annotated[int, Interval(ge=0, lt=1 << 32)] = 0
-    """Decides layouts and noise. No seed ever gives a layout that a recording has."""
-    swap_text: bool = False
-    """Name another task than the one the scene was set up with: does the policy listen?"""
-    execute: Annotated[int, Ge(1)] = 4
-    """Actions executed of each predicted chunk before looking again."""
-    steps: Annotated[int, Ge(1)] = 10
-    """Euler steps per prediction."""
-    size: Annotated[int, Ge(8)] = 64
-    """Height and width of the pictures, as recorded."""
-    parallel: Annotated[int, Ge(1)] = 15
-    """Worlds played side by side."""
-    films: Annotated[int, Ge(0)] = 6
-    """Episodes of which a strip of pictures is kept."""
-    device: str = "cpu"
-    """Where the policy computes."""
-
-    def problems(self) -> list[str]:
-        return [] if self.run else ["run: required, the directory of a run"]
 
 
 class Actor(Protocol):
@@ -95,6 +62,7 @@ def rollout(
     swap_text: bool = False,
     films: int = 0,
     device: str = "cpu",
+    wired: Wiring | None = None,
 ) -> RolloutResult:
     """Play `episodes` episodes, going through the world's tasks in turn.
 
@@ -106,6 +74,7 @@ def rollout(
         execute: actions of each chunk to execute before predicting anew, at most the policy's chunk.
         swap_text: tell another task than the scene's; only in a world whose tasks share one scene.
         films: keep the pictures of this many first episodes.
+        wired: what the policy calls what the world shows; None: the same names, and its only head.
     Raises:
         ValueError: settings that cannot be played.
     """
@@ -121,8 +90,9 @@ def rollout(
         raise ValueError(f"execute={execute}: the policy predicts {chunk} actions at once, so 1 to {chunk}")
     if swap_text and not (world.one_scene and len(world.tasks) > 1):
         raise ValueError(f"swapped text needs tasks that share one scene; those of {world.name} do not (or are one)")
-    if (action := world.features["action"]["shape"]) != (width,):
-        raise ValueError(f"the policy's actions have {width} numbers, those of {world.name} {action[0]}")
+    moved = width if wired is None else wired.action_dim
+    if (action := world.features["action"]["shape"]) != (moved,):
+        raise ValueError(f"the policy's actions have {moved} numbers, those of {world.name} {action[0]}")
 
     waiting = iter(range(episodes))
     lanes = [lane for world in worlds if (lane := _begin(world, waiting, seed, swap_text, films)) is not None]
@@ -131,7 +101,8 @@ def rollout(
         while lanes:
             at = np.array([lane.episode * world.max_steps + lane.step for lane in lanes])
             noise = torch.from_numpy(sample_normal(seed, "rollout", at, (chunk, width))).to(device)  # (B, T, A)
-            actions = policy.sample_actions(_batch(lanes, device), noise, steps).cpu().numpy()
+            batch = (wired or _own(world)).batch([x.observation for x in lanes], [x.told for x in lanes], device)
+            actions = policy.sample_actions(batch, noise, steps).cpu().numpy()[..., :moved]
             for lane, plan in zip(lanes, actions):
                 for move in plan[:execute]:
                     _act(lane, move, films)
@@ -184,53 +155,88 @@ def _film(lane: _Lane, films: int) -> None:
         lane.film.append(lane.observation[camera])
 
 
-def _batch(lanes: list[_Lane], device: str) -> dict[str, Any]:
-    """What the lanes see and are told, as the policy takes it."""
-    import numpy as np
+def _own(world: "World") -> Wiring:
+    """Everything that the world shows, under its own names."""
+    return Wiring(names={key: key for key in world.features if key != "action"})
+
+
+def prepared(data: DataConfig, frozen: Mapping[str, Any], play: Play) -> "tuple[Wiring, World]":
+    """What connects the policy to the world, and such a world: nothing is missing, all widths fit.
+
+    Args:
+        data: of the run's settings. frozen: `policy` and `normalisation`, and `sources` where it is a run's order.json.
+    Raises:
+        ConfigError: settings, policy, world and machine do not go together; the message says how.
+    """
     import torch
 
-    batch: dict[str, Any] = {"task": [lane.told for lane in lanes]}
-    for key in lanes[0].observation:
-        values = torch.from_numpy(np.stack([lane.observation[key] for lane in lanes])).to(device)
-        batch[key] = values.permute(0, 3, 1, 2).contiguous() if key.startswith(PICTURES) else values  # to [B, C, H, W]
-    return batch
+    from understudy.train.settings import ConfigError
+    from understudy.worlds.world import open_world
+
+    try:
+        torch.empty(0, device=play.device)
+    except (RuntimeError, AssertionError) as error:  # unknown, not built in, not there: each has its own
+        raise ConfigError(f"device: {play.device!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    wired = wiring(data, frozen, play)
+    try:
+        world = open_world(play.world, play.size, wired.cameras, play.tasks)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(str(error)) from error
+    check(wired, world, frozen)
+    return wired, world
+
+
+def played(
+    folder: Path, data: DataConfig, sources: Any, play: Play, swap_text: bool = False, films: int = 0
+) -> RolloutResult:
+    """`rollout` of the policy in `folder`, as settings ask for it.
+
+    Args:
+        data: of the settings of the run that it comes from. sources: of that run's order.json; None: it has none.
+    Raises:
+        ConfigError: as `prepared` does, or the policy cannot be read or played so.
+    """
+    from understudy.policies.flow_policy import FlowPolicy
+    from understudy.policies.folder import CONFIG, NORMALISATION
+    from understudy.train.settings import ConfigError
+    from understudy.worlds.world import open_world
+
+    try:
+        policy = FlowPolicy.load(folder)
+        told = [json.loads((folder / name).read_text()) for name in (CONFIG, NORMALISATION)]
+        wired, world = prepared(data, {"policy": told[0], "normalisation": told[1], "sources": sources}, play)
+        more = min(play.parallel, play.episodes) - 1
+        worlds = [world, *(open_world(play.world, play.size, wired.cameras, play.tasks) for _ in range(more))]
+        return rollout(
+            policy.to(play.device).eval(),
+            worlds,
+            play.episodes,
+            play.seed,
+            execute=play.execute,
+            steps=play.steps,
+            swap_text=swap_text,
+            films=films,
+            device=play.device,
+            wired=wired,
+        )
+    except (ValueError, ImportError) as error:  # settings, policy and world do not go together; the message says how
+        raise ConfigError(str(error)) from error
 
 
 def rollout_run(config: RolloutConfig) -> int:
     """The verb: play a run's policy, print success per task, write results and pictures to the run's rollouts/."""
     import torch
 
-    from understudy.policies.flow_policy import FlowPolicy
     from understudy.train.rundir import RunDir
     from understudy.train.settings import ConfigError
-    from understudy.worlds.world import open_world
 
     torch.set_num_threads(1)  # small matrices: a second thread gains little, and loses much beside a busy neighbour
     run = RunDir(Path(config.run))
     if not run.policy.is_dir():
         raise ConfigError(f"{run.policy}: no policy here; a finished `understudy train` writes it")
-    try:
-        torch.empty(0, device=config.device)
-    except (RuntimeError, AssertionError) as error:  # unknown, not built in, not there: each has its own
-        raise ConfigError(f"device: {config.device!r} cannot be used here: {str(error).splitlines()[0]}") from error
-    try:
-        policy = FlowPolicy.load(run.policy).to(config.device).eval()
-        cameras = [key.removeprefix(PICTURES) for key in policy.config.cameras]
-        count = min(config.parallel, config.episodes)
-        worlds = [open_world(config.world, config.size, cameras, config.tasks) for _ in range(count)]
-        result = rollout(
-            policy,
-            worlds,
-            config.episodes,
-            config.seed,
-            execute=config.execute,
-            steps=config.steps,
-            swap_text=config.swap_text,
-            films=config.films,
-            device=config.device,
-        )
-    except (ValueError, ImportError) as error:  # settings, policy and world do not go together; the message says how
-        raise ConfigError(str(error)) from error
+    # A folder that holds nothing but policy/ will do, where the world has the policy's own names.
+    data, sources = (run.settings().data, run.frozen().get("sources")) if run.config.is_file() else (DataConfig(), None)
+    result = played(run.policy, data, sources, config, config.swap_text, config.films)
     where = write_result(result, run.root / "rollouts")
     print(f"results and pictures: {where}")
     print(result.table())
@@ -240,8 +246,6 @@ def rollout_run(config: RolloutConfig) -> int:
 def write_result(result: RolloutResult, folder: Path) -> Path:
     """Write `<world>-seed<seed>[-swapped].json` with a strip of pictures beside it for every film; returns the JSON's
     path. The JSON is `to_json` and `pictures`: episode -> file name. The same evaluation again replaces its files."""
-    import json
-
     from understudy.train.rundir import write_whole
 
     folder.mkdir(parents=True, exist_ok=True)
