@@ -16,6 +16,7 @@ import numpy as np
 
 from understudy.data.catalog import Catalog
 from understudy.data.errors import DatasetError, SourceFailed
+from understudy.data.foreign_stats import read_stats_file
 from understudy.data.head_statistics import Member
 from understudy.data.head_statistics import normalisation as of_heads
 from understudy.data.normalize import Mode, Statistics
@@ -220,11 +221,7 @@ def normalisation(data: RunData, mode: Mode, cache: Path | None = None) -> dict[
 
     def recorded(number: int) -> Mapping[str, Statistics] | None:
         path, part = data.stats[number], data.training[number]
-        if not path:
-            return None
-        from understudy.data.foreign_stats import read_stats_file
-
-        return read_stats_file(path, mode, part, data.delta[number])
+        return read_stats_file(path, mode, part, data.delta[number]) if path else None
 
     found = _each(data.names, recorded, wrong)
     if wrong:

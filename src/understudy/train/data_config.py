@@ -52,8 +52,8 @@ class DatasetConfig:
     """Dimensions of the action that are learnt as differences to the same dimension of the state now (those of the
     joints, say, and not of the gripper)."""
     stats: str = ""
-    """File of recorded statistics to normalise by (LeRobot's stats.json, openpi's norm_stats.json) instead of
-    computing them from the training episodes."""
+    """Statistics to normalise by instead of computing them from the training episodes: path of openpi's norm_stats.json
+    or of LeRobot's stats.json, or `recorded`, those that lie with the dataset."""
 
     def problems(self) -> Iterator[str]:
         """What is wrong between fields, one line each."""

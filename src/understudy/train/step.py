@@ -43,7 +43,7 @@ class StepResult(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A micro-batch, on the policy's device. noise float32 [B, D, T, A], time float32 [B, D]."""
+    """A micro-batch, on the policy's device. noise and time as `Draws` makes them."""
 
     batch: Mapping[str, Any]
     noise: Tensor
@@ -58,13 +58,26 @@ class Draws:
     draws: int
     chunk: int
     action_dim: int
+    future_dim: int = 0
+    """Width of the states that a policy learns to foresee; 0: it does not."""
 
     def noise_and_time(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """int64 [B] -> noise float32 [B, D, T, A], standard normal, and flow time float32 [B, D] in [0, 1]."""
+        """int64 [B] -> noise float32 [B, D, T, A], standard normal, and flow time float32 [B, D] in [0, 1].
+
+        With a future [B, D, T, A + S] and [B, D, 2]: what is drawn for the actions stays, and the states get noise and
+        times of their own, which know nothing of the actions'.
+        """
         at = positions.numpy()
         noise = sample_normal(self.seed, "flow noise", at, (self.draws, self.chunk, self.action_dim))
-        uniform = sample_uniform(self.seed, "flow time", at, (self.draws,))
-        return torch.from_numpy(noise), spread_times(torch.from_numpy(uniform))
+        time = spread_times(torch.from_numpy(sample_uniform(self.seed, "flow time", at, (self.draws,))))
+        if not self.future_dim:
+            return torch.from_numpy(noise), time
+        future = sample_normal(self.seed, "future noise", at, (self.draws, self.chunk, self.future_dim))
+        then = spread_times(torch.from_numpy(sample_uniform(self.seed, "future time", at, (self.draws,))))
+        # Both have one time per stratum: which goes with which is drawn, too.
+        place = torch.from_numpy(sample_uniform(self.seed, "future stratum", at, (self.draws,))).argsort(dim=1)
+        both = torch.stack([time, then.gather(1, place)], dim=2)
+        return torch.from_numpy(np.concatenate([noise, future], axis=3)), both
 
 
 def augmented(batch: Mapping[str, Any], cameras: tuple[str, ...], augment: AugmentConfig, seed: int) -> dict[str, Any]:

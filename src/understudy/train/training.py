@@ -42,6 +42,8 @@ class Training:
     draws: Draws
     weights: dict[str, float]
     """Of the loss terms that are computed, by name."""
+    heads: Tensor | None = None
+    """int64 [sources]: the norm head of each; None where there is one head."""
     step: int = 0
     """Optimizer steps behind it."""
     checked: bool = False
@@ -62,7 +64,9 @@ class Training:
         config, device = self.config, self.mesh.device
         with timer("host to device"):
             noise, time = (placed(draw, device) for draw in self.draws.noise_and_time(batch["position"]))
-            batch = augmented(moved(batch, device), self.policy.config.cameras, config.augment, config.seed)
+            batch = augmented(
+                moved(self._marked(batch), device), self.policy.config.cameras, config.augment, config.seed
+            )
             parts = parts_of(batch, noise, time, micro_batches(config, self.mesh))
         result = optimizer_step(
             self.policy,
@@ -80,6 +84,13 @@ class Training:
             with timer("optimizer"):
                 update_average(self.average, self.policy, self.optimizer, decay_at(self.step, config.optim.ema))
         return result
+
+    def _marked(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """The batch with what a policy cannot know of its samples: int64 [B] each, where there is a choice."""
+        marks: dict[str, Tensor] = {}
+        if self.heads is not None:
+            marks["head"] = self.heads[batch["source"]]
+        return {**batch, **marks}
 
     def judged(self, held: HeldOut, *, per_dim: bool = False) -> dict[str, Any]:
         """`validation` of the weights that `val_weights` chooses."""
@@ -136,5 +147,8 @@ def begun(
                 compile_blocks(network.blocks(), mesh.device)
             shard(network, mesh, config)
     optimizer = precision.make_optimizer(policy, config, masters)
-    draws = Draws(config.seed, config.policy.draws, config.data.chunk, policy.config.action_dim)
-    return Training(config, mesh, policy, optimizer, average, draws, terms)
+    shape = policy.config
+    future = shape.state_dim if shape.future else 0
+    draws = Draws(config.seed, config.policy.draws, config.data.chunk, shape.action_dim, future)
+    heads = torch.from_numpy(data.head_of_source) if len(data.heads) > 1 else None
+    return Training(config, mesh, policy, optimizer, average, draws, terms, heads)
