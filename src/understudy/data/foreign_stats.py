@@ -34,7 +34,7 @@ _FIGURES = ("mean", "std", "min", "max", "q01", "q99")
 _TINY = 1e-6  # a padded dimension, up to the bins of openpi's histograms (1e-10) and its float32 sums
 
 
-def read_statistics(
+def read_stats_file(
     source: str, mode: Mode, data: EpisodeDataset, delta: tuple[int, ...] = ()
 ) -> dict[str, Statistics]:
     """Statistics of `ACTION` and `STATE` for `Member.recorded`; NaN where the file lacks what `mode` does not need.

@@ -11,6 +11,8 @@ pool (`head_statistics.py`).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
+from math import gcd
 
 import numpy as np
 
@@ -54,7 +56,7 @@ def stride_of(total: int, period: int = 1) -> int:
     Rows that come in runs of `period` (the pairs of one frame with each step of its window) must not be met at the same
     place of each run. Powers of one number, so that what was kept for a smaller pool serves a larger one.
     """
-    base = next(p for p in range(2, period + 3) if period % p)
+    base = next(p for p in count(2) if gcd(p, period) == 1)
     stride = 1
     while total > stride * ROWS:
         stride *= base
