@@ -50,7 +50,13 @@ VERBS = {
     "resume": Verb(
         "train.config:TrainConfig", "tools.verbs:resume", "carry on at the exact next sample", "RUN", ranks=True
     ),
-    "validate": Verb("tools.verbs:ValidateConfig", "tools.verbs:validate", "held-out loss per task", "RUN", ranks=True),
+    "validate": Verb(
+        "tools.verbs:ValidateConfig",
+        "tools.verbs:validate",
+        "held-out loss per head, source and task",
+        "RUN",
+        ranks=True,
+    ),
     "profile": Verb(
         "tools.profile:ProfileConfig",
         "tools.profile:profile",

@@ -7,8 +7,9 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from annotated_types import Ge
 from tyro.conf import Positional
 
 if TYPE_CHECKING:
@@ -50,10 +51,14 @@ def _speaks() -> bool:
 
 @dataclass(frozen=True)
 class ValidateConfig:
-    """Held-out loss per task of a run's latest checkpoint; the run's own validation at that step gave the same."""
+    """Held-out loss per norm head, source and task of a run's checkpoint; the run itself found the same at that step."""
 
     run: Positional[str] = ""
     """Run directory."""
+    checkpoint: Annotated[int, Ge(0)] | Literal["latest", "best"] = "latest"
+    """Step of the checkpoint, or which one; `best` is that by the run's `keep_best`, else by the loss."""
+    per_dim: bool = False
+    """Also tell the action's loss by dimension."""
     json: bool = False
     """Print one JSON object."""
 
@@ -62,20 +67,12 @@ class ValidateConfig:
 
 
 def validate(config: ValidateConfig) -> None:
-    """Print the table."""
+    """Print the tables."""
     import json
 
+    from understudy.tools.groups_table import told
     from understudy.train.run import judge
 
-    result = judge(Path(config.run))
-    if not _speaks():
-        return
-    if config.json:
-        print(json.dumps(result, ensure_ascii=False))
-        return
-    width = max(len(task) for task in [*result["tasks"], "all samples"])
-    print(f"step {result['step']}, held-out loss")
-    for task, entry in result["tasks"].items():
-        print(f"  {task:<{width}}  {entry['loss']:.5f}  {entry['samples']} samples")
-    print(f"  {'all samples':<{width}}  {result['loss']:.5f}")
-    print(f"  {'mean of tasks':<{width}}  {result['macro']:.5f}")
+    result = judge(Path(config.run), config.checkpoint, per_dim=config.per_dim)
+    if _speaks():
+        print(json.dumps(result, ensure_ascii=False) if config.json else told(result))

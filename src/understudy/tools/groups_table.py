@@ -1,0 +1,62 @@
+"""A validation's record as text: a table per kind of group, open-loop errors, loss over flow time.
+
+Not here: how the figures come about (`train/groups.py`), the report's pictures of them (`heatmap.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+KINDS = {"heads": "norm head", "sources": "source", "tasks": "task"}
+
+
+def told(result: Mapping[str, Any]) -> str:
+    """A validation with its `step`, for a terminal."""
+    parts = [f"step {result['step']}, held-out loss"]
+    head = ("", "loss", "standard error", "samples", "episodes")
+    for kind, name in KINDS.items():
+        rows = [_row(group, entry) for group, entry in result[kind].items()]
+        parts.append(_aligned((name, *head[1:]), rows))
+    means = [_row("all samples", result), ("mean of the tasks", _number(result["macro"]), "", "", "")]
+    if len(result["sources"]) > 1:
+        means.append(("mean of the sources", _number(result["macros"]["sources"]), "", "", ""))
+    if "weighted" in result and len(result["heads"]) > 1:
+        means.append(("heads by their weights", _number(result["weighted"]), "", "", ""))
+    parts.append(_aligned(head, means))
+    for source, entry in result["sources"].items():
+        if "dims" in entry:
+            rows = [(joint, _number(loss)) for joint, loss in entry["dims"].items()]
+            parts.append(_aligned((f"{source}: dimension", "loss"), rows))
+    if "open_loop" in result:
+        parts += _open_loop(result["open_loop"])
+    return "\n\n".join(parts)
+
+
+def _open_loop(result: Mapping[str, Any]) -> list[str]:
+    parts = [
+        f"actions proposed on one frame in {result['every']}, beside the recorded ones: mean squared error "
+        f"{_number(result['normalised'])} in normalised units"
+    ]
+    for source, entry in result["sources"].items():
+        rows = [(joint, _number(mse), _number(entry["mae"][joint])) for joint, mse in entry["mse"].items()]
+        title = f"{source}, {entry['samples']} frames: joint, in the robot's units"
+        parts.append(_aligned((title, "mean squared error", "mean absolute error"), rows))
+    return parts
+
+
+def _row(name: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
+    se = "" if entry["se"] is None else f"± {_number(entry['se'])}"
+    return name, _number(entry["loss"]), se, str(entry["samples"]), str(entry["episodes"])
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.5g}"
+
+
+def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as they must be; the first on the left, the others on the right."""
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]).rstrip()
+        for row in (head, *rows)
+    ]
+    return "\n".join(f"  {line}" for line in lines)
