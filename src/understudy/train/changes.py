@@ -58,6 +58,7 @@ CONSEQUENCES = {
     "val_every": NONE,
     "val_weights": "held-out losses are those of the other weights from here on; the training does not notice",
     "val_open_loop": NONE,
+    "rollout.*": "holds for what is played from here on; the training does not notice",
     "log_every": NONE,
     "trackers": "a new one gets everything from the first step on",
     "loader_threads": NONE,

@@ -12,6 +12,7 @@ from annotated_types import Ge, Gt, Interval, Le
 
 from understudy.load.sizes import parse_bytes
 from understudy.train.data_config import DataConfig
+from understudy.train.rollout_config import RolloutEvery
 
 Mode = Literal["policy", "forward_dynamics", "inverse_dynamics"]
 
@@ -166,6 +167,7 @@ class TrainConfig:
     val_open_loop: Annotated[int, Ge(0)] = 10
     """Of each source each so-many-th held-out frame is acted on, too, and the actions are compared with the recorded
     ones; 0 never."""
+    rollout: RolloutEvery = field(default_factory=RolloutEvery)
     log_every: Annotated[int, Ge(1)] = 20
     """Steps between visits to the host: metrics are written and the progress line is refreshed."""
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
@@ -214,6 +216,7 @@ class TrainConfig:
         except ValueError as error:
             found.append(str(error))
         found += [f"data.{line}" for line in self.data.problems()]
+        found += [f"rollout.{line}" for line in self.rollout.problems(self.data.chunk)]
         if not any(self.mode_weights().values()):
             found.append(f"mode: {self.mode}: no mode has a weight, so nothing would be learnt")
         if self.policy.channels % 8 or self.policy.width % 8:

@@ -5,6 +5,7 @@ Each line is one JSON object with `kind` and `step` (the number of optimizer ste
     train   loss, lr, grad_norm, skipped, one line per optimizer step; floats read back bit-equal
     speed   samples_per_s, wait (share of the time spent waiting for data), seconds (in this process), once per log
     val     loss, macro, tasks: {task: {loss, samples}}, once per validation
+    rollout world, success, tasks: {task: ...} of the weights of `step`; `at` is the step at which that was known
 
 A line belongs to one step, never to "since the last log": so a run killed between two logs writes the same lines again.
 """
@@ -62,8 +63,10 @@ def truncate(path: Path, step: int) -> None:
     """Drop what was measured after optimizer step `step`, and a torn last line: the run goes on from there."""
     records = read(path)
     kept = [record for record in records if record["step"] <= step]
+    # What was known of these weights only later is known now.
+    kept = [record | {"at": step} if record.get("at", 0) > step else record for record in kept]
     torn = path.exists() and not path.read_bytes().endswith(b"\n")
-    if len(kept) < len(records) or torn:
+    if kept != records or torn:
         write_whole(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))
 
 

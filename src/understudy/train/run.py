@@ -33,6 +33,7 @@ from understudy.train.held_out import HeldOut
 from understudy.train.overview import started
 from understudy.train.pace import Pace, loader_of
 from understudy.train.parallel import Mesh, joined
+from understudy.train.rollouts import Rollouts
 from understudy.train.rundir import RunDir, write_whole
 from understudy.train.saver import Saver
 from understudy.train.settings import ConfigError, differences, dump_yaml, plain, validate
@@ -203,20 +204,27 @@ def _carry_on(run: RunDir, config: TrainConfig, then: TrainConfig, data: RunData
         with mesh.together():
             log = Log(run, config, training.step, writes=mesh.rank == 0)
         journal = run.substitutions(mesh.rank)
-        with closing(log), loader_of(config, data, order, mesh, position, journal) as loader:
-            saver.prune()
-            stop.at_once = False  # from here on there is something to save
-            _loop(training, order, held.resident(loader.spare) if held else None, loader, saver, log, stop)
-            saver.wait()
-            if told := len(loader.substitutions):
-                print(f"{told} samples could not be read, neighbours stood in: {journal}", file=sys.stderr)
-    if training.step < config.steps:
-        if mesh.rank == 0:
-            run.stop.unlink(missing_ok=True)
-            print(f"stopped at step {training.step} of {config.steps}: understudy resume {run.root}", file=sys.stderr)
-        return STOPPED
-    _hand_out(training, run)
-    return DONE
+        with closing(log):
+            with mesh.together():
+                rollouts = Rollouts(run, config, saved, training.step, first=mesh.rank == 0)
+            with closing(rollouts):
+                with loader_of(config, data, order, mesh, position, journal) as loader:
+                    saver.prune()
+                    stop.at_once = False  # from here on there is something to save
+                    held = held.resident(loader.spare) if held else None
+                    _loop(training, order, held, loader, saver, rollouts, log, stop)
+                    saver.wait()
+                    if told := len(loader.substitutions):
+                        print(f"{told} samples could not be read, neighbours stood in: {journal}", file=sys.stderr)
+                if training.step >= config.steps:
+                    whole = _whole(training)
+                    mesh.first(lambda: training.best.save(run.policy, whole))
+                    if rollouts.finished(log, mesh, stop):
+                        return DONE
+    if mesh.rank == 0:
+        run.stop.unlink(missing_ok=True)
+        print(f"stopped at step {training.step} of {config.steps}: understudy resume {run.root}", file=sys.stderr)
+    return STOPPED
 
 
 def _loaded(training: Training, saver: Saver, path: Path) -> dict[str, Any]:
@@ -228,7 +236,14 @@ def _loaded(training: Training, saver: Saver, path: Path) -> dict[str, Any]:
 
 
 def _loop(
-    training: Training, order: Order, held: HeldOut | None, loader: Loader, saver: Saver, log: Log, stop: Stop
+    training: Training,
+    order: Order,
+    held: HeldOut | None,
+    loader: Loader,
+    saver: Saver,
+    rollouts: Rollouts,
+    log: Log,
+    stop: Stop,
 ) -> None:
     """Steps until the end or a signal. Within a step: compute, log, validate, checkpoint, in this sequence."""
     config, mesh = training.config, training.mesh
@@ -243,31 +258,35 @@ def _loop(
             complete = training.step == config.steps
             last = complete or stopping
             judge_now = held is not None and (complete or _due(training.step, config.val_every))
+            play_now = rollouts.due(training.step)
             save = last or _due(training.step, config.checkpoint_every)
-            if judge_now or save or _due(training.step, config.log_every):
+            if judge_now or play_now or save or _due(training.step, config.log_every):
                 pace.write()
+                rollouts.look(log, training.step)
             judged: dict[str, Any] = {}
             if judge_now and held is not None:
                 judged = training.judged(held)
                 log.log(training.step, {"kind": "val", **judged})
+            if play_now:  # before the checkpoint: whoever goes on from that finds what is due
+                rollouts.set_aside(training.step, training.best, _whole(training))
             if save or saver.improves(figures(judged)):
                 log.sync()  # what a checkpoint stands for is on disk before the checkpoint is
                 saver.save(training.step, training.tensors(), _state(config, mesh, order, loader.position, judged))
             if last:
                 return
-            if judge_now or save:
+            if judge_now or play_now or save:
                 pace.pause_over()
 
 
-def _hand_out(training: Training, run: RunDir) -> None:
-    """Write RUN/policy: the weights to hand out, whole and in float32, by rank 0."""
+def _whole(training: Training) -> dict[str, torch.Tensor]:
+    """The weights to hand out, whole and in float32, on rank 0; all ranks call this together."""
     prefix, whole = "average/" if training.average is not None else "weights/", dict[str, torch.Tensor]()
     for name, tensor in training.tensors().items():
         if name.startswith(prefix):
             full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # a collective: on every rank
             if training.mesh.rank == 0:
                 whole[name.removeprefix(prefix)] = full.cpu()
-    training.mesh.first(lambda: training.best.save(run.policy, whole))
+    return whole
 
 
 def _due(step: int, every: int) -> bool:

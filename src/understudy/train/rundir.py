@@ -6,6 +6,7 @@
     substitutions-0.jsonl  what rank 0 delivered instead of samples that cannot be read; if there were any
     checkpoints/    step-00001000/ … (`checkpoint.py`)
     policy/         what a robot loads
+    rollouts/       what came of playing it, and of playing weights on the way (`rollouts.py`)
     report.html     what a person reads
     STOP            if someone makes it: stop as at a signal (`signals.py`); the run removes it
 
@@ -56,6 +57,10 @@ class RunDir:
     @property
     def policy(self) -> Path:
         return self.root / "policy"
+
+    @property
+    def rollouts(self) -> Path:
+        return self.root / "rollouts"
 
     @property
     def report(self) -> Path:

@@ -72,11 +72,19 @@ class Log:
             raise
         if self._mirrors:
             for record in metrics.read(run.metrics):
-                self._collect(record["step"], record)
+                self._collect(record.get("at", record["step"]), record)
             self._everywhere(lambda mirror: mirror.flush())
 
+    @property
+    def has(self) -> int:
+        """The highest step that any tracker has already, and takes no more figures of."""
+        return max((mirror.has for mirror in self._mirrors.values()), default=0)
+
     def log(self, step: int, record: Mapping[str, Any]) -> None:
-        """Write one record (`kind` and figures, `metrics.py` says which) of `step`, never lower than the one before."""
+        """Write one record (`kind` and figures, `metrics.py` says which) of `step`, never lower than the one before.
+
+        What is known only now of an earlier step names that one itself; the trackers get it with those of `step`.
+        """
         if self._file is not None:
             self._file.write([{"kind": record["kind"], "step": step, **record}])
             if self._mirrors:
@@ -139,7 +147,9 @@ def flat(record: Mapping[str, Any]) -> Values:
         elif isinstance(item, int | float) and math.isfinite(item):
             values[prefix] = float(item)
 
-    walk(str(record["kind"]), {key: item for key, item in record.items() if key not in ("kind", "step")})
+    # Where a tracker gets figures with those of a later step, they say of which step they are.
+    own = ("kind", "at") if "at" in record else ("kind", "step")
+    walk(str(record["kind"]), {key: item for key, item in record.items() if key not in own})
     return values
 
 
