@@ -115,7 +115,7 @@ def _of_key(entry: Mapping[str, np.ndarray], key: str, mode: Mode, width: int, w
     sizes = {name: len(values) for name, values in have.items()}
     padding = min(sizes.values()) == max(sizes.values()) > width
     if padding:
-        padding = all(_is_padding(name, values[width:]) for name, values in have.items())
+        padding = _is_padding({name: values[width:] for name, values in have.items()})
     if not padding and set(sizes.values()) != {width}:
         said = ", ".join(f"{size} of {name!r}" for name, size in sizes.items())
         what = f"{key!r} has {said}, the dataset {width} dimensions, and what is behind is no padding"
@@ -125,10 +125,14 @@ def _of_key(entry: Mapping[str, np.ndarray], key: str, mode: Mode, width: int, w
     return Statistics(_count(entry), **_with_constants(figures))
 
 
-def _is_padding(name: str, values: np.ndarray) -> bool:
-    """Whether dimensions are of zeros (as openpi pads), or stand for no normalisation (mean 0, deviation 1, -1..1)."""
-    neutral = {"std": 1.0, "min": -1.0, "max": 1.0, "q01": -1.0, "q99": 1.0}.get(name, 0.0)
-    return bool((np.abs(values) < _TINY).all() or (values == neutral).all())
+def _is_padding(behind: Mapping[str, np.ndarray]) -> bool:
+    """Whether dimensions are of zeros (as openpi pads) or say not to normalise (mean 0, deviation 1, from -1 to 1)."""
+    for pair, neutral in (("mean", "std"), (0.0, 1.0)), (("min", "max"), (-1.0, 1.0)), (("q01", "q99"), (-1.0, 1.0)):
+        there = [(behind[name], value) for name, value in zip(pair, neutral) if name in behind]
+        zeros = all((np.abs(values) < _TINY).all() for values, _ in there)
+        if not zeros and not all((values == value).all() for values, value in there):
+            return False
+    return True
 
 
 def _refuse(figures: Mapping[str, np.ndarray], key: str, mode: Mode, where: str) -> None:
