@@ -124,11 +124,14 @@ class Rollouts:
         leaves the others alone for longer than it takes to look once."""
         waiting, stopping = mesh.votes(self.look(log, self._config.steps, last=True), stop.asked)
         total = len(self._queue)
-        with tqdm(total=total, desc="rollouts", unit="step", disable=not (waiting and self._here)) as bar:
+        often = 0.5 if sys.stderr.isatty() else 15.0
+        quiet = not (waiting and self._here)
+        with tqdm(total=total, desc="rollouts", unit="step", mininterval=often, disable=quiet) as bar:
             while waiting and not stopping:
                 time.sleep(LOOK)
                 bar.update(total - len(self._queue) - bar.n)
                 waiting, stopping = mesh.votes(self.look(log, self._config.steps, last=True), stop.asked)
+            bar.update(total - len(self._queue) - bar.n)
         return not waiting
 
     def close(self) -> None:
@@ -304,7 +307,7 @@ def main() -> int:
 
 def _leave_with_parent() -> None:
     """Standard input ends when the training ends, however it does: nobody waits for this result any more."""
-    sys.stdin.buffer.read()
+    os.read(0, 1)  # not through sys.stdin, whose lock the interpreter wants when it ends
     os._exit(1)
 
 
