@@ -313,6 +313,22 @@ def test_what_does_not_go_together_is_refused_with_both_names(tmp_path: Path) ->
         normalisation([Member(two, "x")], "mean_std", 0)
 
 
+def test_values_beyond_float32_are_refused(tmp_path: Path) -> None:
+    recording(tmp_path / "d", stored_double=True)
+    info = tmp_path / "d/meta/info.json"
+    content = json.loads(info.read_text())
+    content["features"][ACTION]["dtype"] = "float64"
+    info.write_text(json.dumps(content))
+    path = next((tmp_path / "d/data").glob("chunk-*/*.parquet"))
+    table = pq.read_table(path)
+    values = np.stack(table[ACTION].to_numpy()).astype(np.float64)
+    values[2, 1] = 1e100
+    column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 2)
+    pq.write_table(table.set_column(table.schema.get_field_index(ACTION), ACTION, column), path)
+    with pytest.raises(DatasetError, match=r"head 'x': action\[1\] has values beyond float32"):
+        normalisation([Member(opened(tmp_path / "d"), "x")], "mean_std", 4)
+
+
 # -- statistics that others computed
 
 

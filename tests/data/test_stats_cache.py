@@ -11,8 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.datasets import Spec, edit_json, write_dataset, write_parquet
+from support.servers import RangeServer, folder
 from understudy.data import head_statistics, stats_cache, summary
+from understudy.data.catalog import Catalog
 from understudy.data.head_statistics import Member, normalisation
+from understudy.data.remote.retry import Patience
+from understudy.data.remote.settings import Remote
 from understudy.data.samples import EpisodeDataset
 
 ACTION, STATE = "action", "observation.state"
@@ -24,7 +28,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "d"
 
 
-def made(root: Path, cache: Path | None, episodes: tuple[int, ...] = (0, 1, 2), **choice: Any) -> dict[str, Any]:
+def made(
+    root: Path | Catalog, cache: Path | None, episodes: tuple[int, ...] = (0, 1, 2), **choice: Any
+) -> dict[str, Any]:
     chunk, delta, names = choice.get("chunk", 4), choice.get("delta", (0,)), choice.get("names")
     windows = {ACTION: [i / 10 for i in range(chunk)]}
     data = EpisodeDataset(root, windows, episodes, keys=[ACTION, STATE], names=names, **choice.get("select", {}))
@@ -124,6 +130,27 @@ def test_a_changed_file_is_read_again(root: Path, tmp_path: Path, how: str) -> N
     after = made(root, cache)
     assert after == made(root, None)
     assert after != before
+
+
+def test_a_dataset_elsewhere_goes_by_what_its_server_says(root: Path, tmp_path: Path, reads: list[str]) -> None:
+    """A second process, as it were: opened anew. The etag is a hash of the content."""
+    path = "/d/data/chunk-001/episode_000002.parquet"
+    files = folder(root, "/d")
+    with RangeServer(files) as server:
+
+        def again() -> dict[str, Any]:
+            remote = Remote(cache=str(tmp_path / "bytes"), patience=Patience(deadline=20.0, first=0.001))
+            return made(Catalog.open(f"{server.url}/d", remote), tmp_path / "c")
+
+        before = again()
+        assert again() == before == made(root, None)
+        assert reads == ["d", "d"]  # elsewhere once, here once
+        changed = pq.read_table(root / path[3:])
+        half = pa.array([[v * 0.5 for v in row] for row in changed[ACTION].to_pylist()], changed[ACTION].type)
+        write_parquet(tmp_path / "new", [changed.set_column(changed.schema.get_field_index(ACTION), ACTION, half)])
+        files[path] = (tmp_path / "new").read_bytes()
+        assert again() != before
+        assert len(reads) == 3
 
 
 def test_metadata_that_says_otherwise_is_another_entry(root: Path, tmp_path: Path) -> None:

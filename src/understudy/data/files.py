@@ -127,7 +127,8 @@ class Files:
         try:
             stat = os.stat(self.where(path))
         except OSError as error:
-            raise MissingFile("this file is not there", where=self.where(path), fix=_RESTORE) from error
+            self.open(path).close()  # says what is wrong
+            raise DatasetError(f"cannot be looked at: {_short(error)}", where=self.where(path), fix=_ALLOW) from error
         return f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"  # the last: written again with its old time
 
     @property

@@ -194,10 +194,15 @@ def _without_rows(recorded: Mapping[str, Statistics], delta: tuple[int, ...]) ->
 
 def _map(head: str, key: str, found: Statistics, mode: Mode) -> dict[str, np.ndarray]:
     """Offset and spread of one key under one head, float32 [dim]."""
-    maps = offset_and_spread(found, mode)
+    with np.errstate(over="ignore"):
+        maps = offset_and_spread(found, mode)
     bad = ~np.isfinite(maps["offset"]) | ~np.isfinite(maps["spread"])
     if bad.any():
-        what = f"head {head!r}: {key}[{int(bad.argmax())}] has no figures for {mode!r}"
-        what += ": recorded statistics lack them, or differ between sources and cannot be put together"
-        raise DatasetError(what, fix="have them computed, give all sources of the head the same file, or another mode")
+        dim = int(bad.argmax())
+        place = f"head {head!r}: {key}[{dim}]"
+        if np.isnan(maps["offset"][dim]) or np.isnan(maps["spread"][dim]):
+            what = f"{place} has no figures for {mode!r}: recorded statistics lack them, or differ and cannot be pooled"
+            fix = "have them computed, give all sources of the head the same file, or another mode"
+            raise DatasetError(what, fix=fix)
+        raise DatasetError(f"{place} has values beyond float32, in which a policy computes", fix="correct the data")
     return maps
