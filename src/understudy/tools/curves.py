@@ -60,6 +60,23 @@ def per_task(val: Records) -> str:
     return svg(figure, "held-out loss per task over the steps")
 
 
+def over_time(val: Records) -> str:
+    """Held-out loss per interval of flow time, in the first and the last validation."""
+    figure, chart = axes()
+    for record in [val[0], val[-1]] if len(val) > 1 else [val[-1]]:
+        bins = [bin for bin in record.get("time", []) if bin["loss"] is not None]
+        if bins:
+            edges = [bins[0]["from"], *(bin["to"] for bin in bins)]
+            last = record is val[-1]
+            label, colour = f"step {record['step']:,}", COLOURS[1] if last else COLOURS[0]
+            losses = [bin["loss"] for bin in bins]
+            chart.step(edges, [losses[0], *losses], where="pre", color=colour, linewidth=1.8, label=label)
+    chart.set_ylim(0, 1.08 * chart.get_ylim()[1])
+    chart.set_xlabel("flow time")
+    chart.legend(fontsize=8)
+    return svg(figure, "held-out loss over flow time")
+
+
 def chunk(actions: np.ndarray, padded: np.ndarray) -> str:
     """A small chart of one action chunk [T, A]: one line per dimension, padded slots faint."""
     figure, chart = axes(2.6, 1.35)

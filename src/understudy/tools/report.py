@@ -38,6 +38,7 @@ def write_report(root: Path) -> Path:
         ConfigError: there is no run.
     """
     from understudy.tools import html
+    from understudy.tools.report_held_out import held_out
     from understudy.train import checkpoint, metrics
     from understudy.train.rundir import RunDir, write_whole
     from understudy.train.settings import dump_yaml
@@ -60,7 +61,7 @@ def write_report(root: Path) -> Path:
         f"{_text(config.data.root)}</p>",
         html.tiles(_headlines(kinds, rollouts)),
         html.section("Training", _curves(kinds)),
-        html.section("Held-out loss per task", _tasks(kinds["val"])),
+        html.section("Held-out frames", held_out(kinds["val"])),
         html.section("Rollouts", *[_rollout(r, root / "rollouts") for r in rollouts]),
         html.section("The first batch", _batch(config), note=_BATCH_NOTE),
         html.section("Settings", html.card(_details("config.yaml", dump_yaml(config)), *_order(run.order))),
@@ -88,12 +89,14 @@ def _details(title: str, text: str) -> str:
 
 def _headlines(kinds: dict[str, list[dict[str, Any]]], rollouts: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """The figures that one looks for first; only those that are there."""
+    from understudy.tools.report_held_out import number
+
     found = []
     losses = [r["loss"] for r in kinds["train"] if r["loss"] is not None]
     if losses:
         found.append((f"{np.mean(losses[-100:]):.3f}", f"training loss, mean of the last {len(losses[-100:])} steps"))
     if kinds["val"]:
-        found.append((_number(kinds["val"][-1]["loss"], 3), "held-out loss"))
+        found.append((number(kinds["val"][-1]["loss"], 3), "held-out loss"))
     for result in rollouts:
         rate = result["success"]
         name = "success with swapped text" if result["swap_text"] else "success"
@@ -128,31 +131,6 @@ def _curves(kinds: dict[str, list[dict[str, Any]]]) -> str:
     }
     loss = html.card("<h3>Loss</h3>", curves.loss(kinds["train"], kinds["val"]))
     return loss + "<br>" + html.grid([html.card(f"<h3>{title}</h3>", chart) for title, chart in charts.items()], "two")
-
-
-def _tasks(val: list[dict[str, Any]]) -> str:
-    from understudy.tools import curves, html
-
-    if not val:
-        return ""
-    last = val[-1]
-
-    def row(name: str, samples: int | str, now: float | None, before: list[float | None]) -> list[Any]:
-        return [name, samples, _number(now), _number(min((x for x in before if x is not None), default=None))]
-
-    rows = [
-        row(task, entry["samples"], entry["loss"], [r["tasks"][task]["loss"] for r in val if task in r["tasks"]])
-        for task, entry in last["tasks"].items()
-    ]
-    samples = sum(entry["samples"] for entry in last["tasks"].values())
-    rows.append(row("all samples", samples, last["loss"], [r["loss"] for r in val]))
-    rows.append(row("mean of the tasks", "", last["macro"], [r["macro"] for r in val]))
-    table = html.table(["task", "samples", f"at step {last['step']:,}", "lowest so far"], rows)
-    return html.card(table) + ("<br>" + html.card(curves.per_task(val)) if len(val) > 1 else "")
-
-
-def _number(value: float | None, digits: int = 4) -> str:
-    return "not finite" if value is None else f"{value:.{digits}f}"
 
 
 def _rollouts(folder: Path) -> list[dict[str, Any]]:

@@ -51,7 +51,7 @@ def _speaks() -> bool:
 
 @dataclass(frozen=True)
 class ValidateConfig:
-    """Held-out loss per norm head, source and task of a run's checkpoint; the run itself found the same at that step."""
+    """Held-out loss per norm head, source and task of a checkpoint; the run itself found the same at that step."""
 
     run: Positional[str] = ""
     """Run directory."""
