@@ -1,6 +1,7 @@
 """The numbers a run normalises by: exact for one dataset, pooled per head, of training frames alone."""
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from itertools import permutations
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.datasets import Spec, Truth, write_dataset
-from understudy.data import summary
+from understudy.data import source_statistics, summary
 from understudy.data.errors import DatasetError
 from understudy.data.head_statistics import Member, normalisation, statistics
 from understudy.data.normalize import Mode, Statistics
@@ -390,6 +391,22 @@ def test_the_bound_changes_quantiles_alone(three: tuple[Path, list[Truth]], seed
     for key in (ACTION, STATE):
         for name in ("mean", "std", "min", "max"):
             np.testing.assert_allclose(getattr(thinned[key], name), getattr(exact[key], name), rtol=1e-12, atol=1e-12)
+
+
+def test_memory_does_not_grow_with_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times the files, the same peak: one file's columns, a block and the rows that are kept."""
+    monkeypatch.setattr(summary, "ROWS", 1000)
+    monkeypatch.setattr(source_statistics, "_FILES", 0)
+    monkeypatch.setattr(source_statistics, "_PAIRS", 1000)
+    peaks = []
+    for files in (8, 32):
+        recording(tmp_path / f"{files}", lengths=(400,) * files, per_data_file=1, action_dim=8, state_dim=8)
+        data = opened(tmp_path / f"{files}")
+        tracemalloc.start()
+        normalisation([Member(data, "x", tuple(range(8)))], "quantile", 4)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0]
 
 
 def test_it_is_silent_without_a_terminal(three: tuple[Path, list[Truth]], capfd: pytest.CaptureFixture[str]) -> None:

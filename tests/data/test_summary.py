@@ -135,6 +135,13 @@ def test_a_stride_that_divides_the_run_sees_one_place_of_it() -> None:
     assert len(np.unique(of(rows, 9).rows)) == 16
 
 
+@pytest.mark.parametrize("stride", [1, 3, 4, 7, 25])
+def test_every_so_many_rows_are_kept_across_blocks(monkeypatch: pytest.MonkeyPatch, stride: int) -> None:
+    monkeypatch.setattr(summary, "ROWS", 10)
+    rows = drawn(0, [103])[0]
+    np.testing.assert_array_equal(of(rows, stride, (7, 8, 60)).rows, rows[::stride])
+
+
 def test_what_was_kept_finely_serves_coarsely() -> None:
     rows = drawn(0, [100])[0]
     np.testing.assert_array_equal(of(rows, 2).thinned(8).rows, of(rows, 8).rows)

@@ -2,8 +2,9 @@
 
 A dimension of the action that is learnt as a difference to the state is normalised by the statistics of action[t + k] -
 state[t] over all frames t and all steps k of their windows that are no padding; every other dimension by those of one
-value per frame. Nothing of what is held out has a say. Not here: reading rows (`source_statistics.py`), pooling
-(`summary.py`), the formula (`policies/affine.py`).
+value per frame. Each training frame counts once, whatever weight a mixture gives its source: another weight must not
+change what a command means. Nothing of what is held out has a say. Not here: reading rows (`source_statistics.py`),
+pooling (`summary.py`), the formula (`policies/affine.py`).
 """
 
 from collections.abc import Mapping, Sequence
