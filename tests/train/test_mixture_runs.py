@@ -1,0 +1,284 @@
+"""Training over a mixture: killed and carried on, on other numbers of processes, with other weights from a step on.
+
+The sources differ in widths, frame rates, cameras, sizes of pictures and names of keys (`support/mixtures.py`).
+"""
+
+import json
+import shutil
+import signal
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from support import resumed
+from support.mixtures import NAMES, WEIGHTS, mixed, tiny_sources
+from support.ranks import in_ranks, outcomes_in_ranks
+from support.runs import final_tensors, same_run, series, tiny_config, tiny_dataset
+from understudy.order import Order
+from understudy.policies.flow_policy import FlowPolicy
+from understudy.train import checkpoint, run
+from understudy.train.config import TrainConfig
+from understudy.train.data import first_batch, open_data
+from understudy.train.data_config import SourceConfig
+from understudy.train.export import ExportConfig, export
+from understudy.train.frozen import order_now
+from understudy.train.profile import profile
+from understudy.train.rundir import RunDir
+from understudy.train.settings import ConfigError
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("mixtures")
+
+
+@pytest.fixture(scope="module")
+def sources(root: Path) -> tuple[SourceConfig, ...]:
+    return tiny_sources(root)
+
+
+def settings(sources: tuple[SourceConfig, ...], out: Path, **changes: Any) -> TrainConfig:
+    return mixed(sources, out, **{"batch": 8, "micro_batch": 2, "device": "cpu", **changes})
+
+
+@pytest.fixture(scope="module")
+def whole(root: Path, sources: tuple[SourceConfig, ...]) -> Path:
+    """Never stopped, in one process."""
+    with resumed.watched(root / "whole"):
+        assert run.train(settings(sources, root / "whole")) == run.DONE
+    return root / "whole"
+
+
+def killed(config: TrainConfig, step: int) -> None:
+    """A run whose every process is killed while it computes a step."""
+    with resumed.watched(Path(config.out), {step: resumed.send(signal.SIGKILL)}):
+        run.train(config)
+
+
+def goes_on(out: Path) -> int:
+    with resumed.watched(out, session=1):
+        return run.resume(RunDir(out).settings())
+
+
+# -- the same run ----------------------------------------------------------------------------------------------------
+
+
+def test_a_mixture_that_was_killed_ends_as_if_it_had_not(
+    whole: Path, sources: tuple[SourceConfig, ...], tmp_path: Path
+) -> None:
+    """Killed at step 7 of 12, behind the checkpoint of step 4: carried on by one process, and by two."""
+    (kind, code), *_ = outcomes_in_ranks(1, killed, settings(sources, tmp_path / "r"), 7)
+    assert (kind, code) == ("died", -signal.SIGKILL)
+    assert checkpoint.steps(tmp_path / "r/checkpoints") == [4]
+    shutil.copytree(tmp_path / "r", tmp_path / "two")
+    shutil.copytree(tmp_path / "r.positions", tmp_path / "two.positions")
+    assert goes_on(tmp_path / "r") == run.DONE
+    assert in_ranks(2, goes_on, tmp_path / "two") == [run.DONE, run.DONE]
+    for out in (tmp_path / "r", tmp_path / "two"):
+        same_run(whole, out)
+        assert resumed.consumed(out) == Counter(range(12 * 8))
+    frozen = [json.loads((out / "order.json").read_text())["order"] for out in (whole, tmp_path / "two")]
+    assert frozen[0] == frozen[1]
+
+
+def test_the_number_of_processes_changes_no_bit(whole: Path, sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
+    in_ranks(2, run.train, settings(sources, tmp_path / "two"))
+    same_run(whole, tmp_path / "two")
+
+
+def test_every_source_has_its_exact_share_of_every_stretch(whole: Path) -> None:
+    """Within one sample of weight x positions in each prefix; and the run consumed just these."""
+    config = RunDir(whole).settings()
+    data, frozen = open_data(config), RunDir(whole).frozen()
+    order = order_now(frozen, None, config, config, data, "order.json")
+    source, _, _ = order.locate(np.arange(6000))
+    so_far = np.cumsum(np.eye(3, dtype=int)[source], axis=0)
+    wanted = np.outer(np.arange(1, 6001), np.array(WEIGHTS) / 6)
+    assert abs(so_far - wanted).max() <= 1
+    assert so_far[5999].tolist() == [3000, 2000, 1000]
+    assert resumed.consumed(whole) == Counter(range(12 * 8))
+
+
+# -- what the policy gets ----------------------------------------------------------------------------------------------
+
+
+def test_every_sample_is_normalised_by_the_head_of_its_source(
+    sources: tuple[SourceConfig, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, plain = [], FlowPolicy.losses
+
+    def losses(self: FlowPolicy, batch: Any, *rest: Any, **more: Any) -> Any:
+        if self.training:
+            seen.append((batch["source"], batch["head"], batch["real_action_dim"], self.heads))
+        return plain(self, batch, *rest, **more)
+
+    monkeypatch.setattr(FlowPolicy, "losses", losses)
+    run.train(settings(sources, tmp_path / "r", steps=2, val_every=0))
+    frozen = RunDir(tmp_path / "r").frozen()
+    assert frozen["sources"] == [
+        {"name": "wide", "head": "arm::joint"},
+        {"name": "two", "head": "hand::joint"},
+        {"name": "small", "head": "arm::joint"},
+    ]
+    source, head, width = (torch.cat([each[i] for each in seen]) for i in range(3))
+    assert seen[0][3] == ("arm::joint", "hand::joint") == tuple(frozen["normalisation"]["heads"])
+    assert set(source.tolist()) == {0, 1, 2}
+    assert torch.equal(head, torch.tensor([0, 1, 0])[source])
+    assert torch.equal(width, torch.tensor([4, 2, 4])[source])
+
+
+def test_one_dataset_is_told_of_no_head_and_is_the_same_as_a_mixture_of_one(tmp_path: Path) -> None:
+    """Flat settings and a list of one source: the same bits, and no word of heads in the batch."""
+    data = tiny_dataset(tmp_path / "dataset")
+    flat = tiny_config(data, tmp_path / "flat", steps=4, val_every=0)
+    run.train(flat)
+    listed = replace(flat, out=str(tmp_path / "listed"))
+    run.train(replace(listed, data=replace(flat.data, root="", sources=(SourceConfig(str(data)),))))
+    assert series(tmp_path / "flat") == series(tmp_path / "listed")
+    one, other = (final_tensors(tmp_path / name) for name in ("flat", "listed"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+# -- carrying on with other settings -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def half(root: Path, sources: tuple[SourceConfig, ...]) -> Path:
+    """Stopped at step 6 of 12, in one process."""
+    with resumed.watched(root / "half", {6: resumed.send(signal.SIGTERM)}):
+        assert run.train(settings(sources, root / "half")) == run.STOPPED
+    return root / "half"
+
+
+def reweighted(out: Path, *weights: float) -> TrainConfig:
+    config = RunDir(out).settings()
+    changed = tuple(replace(source, weight=weight) for source, weight in zip(config.data.sources, weights))
+    return replace(config, data=replace(config.data, sources=changed))
+
+
+def test_weights_may_change_behind_a_checkpoint_and_that_is_told_and_kept(
+    half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Positions before the change keep their samples; from there on shares are the new ones, each source goes on where
+    it was; a kill, or another resume, finds the same order."""
+    out = tmp_path / "r"
+    shutil.copytree(half, out)
+    shutil.copytree(half.with_name("half.positions"), tmp_path / "r.positions")
+    with resumed.watched(out, {9: resumed.send(signal.SIGTERM)}, session=1):
+        assert run.resume(reweighted(out, 1, 1, 6)) == run.STOPPED
+    said = capsys.readouterr().err
+    assert "data.sources.2.weight: 1.0 -> 6" in said
+    assert "shares: as the weights say from position 48 on" in said
+    state = checkpoint.read_state(checkpoint.latest(out / "checkpoints"))
+    assert [entry["position"] for entry in state["schedule"]] == [0, 48]
+    with resumed.watched(out, session=2):
+        assert run.resume(RunDir(out).settings()) == run.DONE
+    assert "data.sources" not in capsys.readouterr().err.split("resume: from")[0]
+    assert resumed.consumed(out) == Counter(range(12 * 8))
+    assert series(out)[:6] == series(half)
+
+    data, frozen = open_data(RunDir(out).settings()), RunDir(out).frozen()
+    plain = Order.from_json(frozen["order"], data.training)
+    config = RunDir(out).settings()
+    order = order_now(frozen, state, config, config, data, "")
+    before, after = np.arange(48), np.arange(48, 48 + 800)
+    assert all(np.array_equal(a, b) for a, b in zip(order.locate(before), plain.locate(before)))
+    assert np.bincount(order.locate(after)[0]).tolist() == [100, 100, 600]
+    for number, part in enumerate(data.training):  # each source's own stream goes on: every frame once per epoch
+        where = np.concatenate([before, after])
+        source, episode, frame = order.locate(where)
+        own = list(zip(episode[source == number].tolist(), frame[source == number].tolist()))
+        assert len(set(own[: len(part)])) == len(part)
+
+
+def test_weights_that_change_before_anything_is_saved_and_other_sources_are_refused(
+    half: Path, sources: tuple[SourceConfig, ...], tmp_path: Path
+) -> None:
+    shutil.copytree(half, tmp_path / "r")
+    config = reweighted(tmp_path / "r", 1, 1, 6)
+    shutil.rmtree(tmp_path / "r/checkpoints")
+    with pytest.raises(ConfigError, match=r"data\.sources\.0\.weight: nothing is saved yet"):
+        run.resume(config)
+    shutil.rmtree(tmp_path / "r")
+    shutil.copytree(half, tmp_path / "r")
+    config = RunDir(tmp_path / "r").settings()
+    fewer = replace(config, data=replace(config.data, sources=config.data.sources[:2]))
+    with pytest.raises(ConfigError, match=r"data\.sources: 3 sources -> 2 sources: other samples"):
+        run.resume(fewer)
+    first = replace(config.data.sources[0], drop_first=1, name="w")
+    other = replace(config, data=replace(config.data, sources=(first, *config.data.sources[1:])))
+    with pytest.raises(ConfigError) as caught:
+        run.resume(other)
+    assert "data.sources.0.drop_first: 0 -> 1: other samples" in str(caught.value)
+    assert "data.sources.0.name: wide -> w: it is what the source is known by" in str(caught.value)
+
+
+def test_datasets_that_moved_are_known_again_and_one_that_changed_is_named(half: Path, tmp_path: Path) -> None:
+    shutil.copytree(half, tmp_path / "r")
+    config = RunDir(tmp_path / "r").settings()
+    assert tuple(source.name for source in config.data.sources) == NAMES  # said for good when the run began
+    moved = []
+    for source in config.data.sources:
+        shutil.copytree(source.root, tmp_path / f"moved-{source.name}")
+        moved.append(replace(source, root=str(tmp_path / f"moved-{source.name}")))
+    there = replace(config, steps=7, data=replace(config.data, sources=tuple(moved)))
+    assert run.resume(there) == run.DONE
+    info = tmp_path / "moved-two/meta/info.json"
+    info.write_text(info.read_text().replace('"fps": 20', '"fps": 10'))
+    with pytest.raises(ConfigError, match=r"(?s)not the one.*two: fps: 20.* -> 10"):
+        run.resume(RunDir(tmp_path / "r").settings())
+
+
+# -- out of a run, and into the next -----------------------------------------------------------------------------------
+
+
+def test_a_policy_of_several_heads_is_exported_and_begun_from(
+    whole: Path, sources: tuple[SourceConfig, ...], tmp_path: Path
+) -> None:
+    export(ExportConfig(run=str(whole), out=str(tmp_path / "policy")))
+    assert FlowPolicy.load(tmp_path / "policy").heads == ("arm::joint", "hand::joint")
+    begins = settings(sources, tmp_path / "on", steps=2, init_from=str(tmp_path / "policy"))
+    assert run.train(begins) == run.DONE
+    other = tuple(replace(source, control_mode="velocity") for source in sources)
+    with pytest.raises(ConfigError) as caught:
+        run.train(replace(settings(other, tmp_path / "other"), init_from=str(tmp_path / "policy")))
+    assert "norm heads arm::joint, hand::joint, the data has arm::velocity, hand::velocity" in str(caught.value)
+    delta = tuple(replace(source, delta=(1,)) if source.robot_type == "arm" else source for source in sources)
+    with pytest.raises(ConfigError, match=r"learnt the dimensions \[\[\], \[\]\] as differences, `delta` says \[\[1\]"):
+        run.train(replace(settings(delta, tmp_path / "delta"), init_from=str(tmp_path / "policy")))
+
+
+def test_what_is_shown_and_what_is_timed_is_the_mixture(
+    sources: tuple[SourceConfig, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch, cameras = first_batch(settings(sources, tmp_path / "r"))
+    assert cameras == ("observation.images.top", "observation.images.wrist")
+    assert [tuple(batch[camera].shape) for camera in cameras] == [(8, 3, 16, 16)] * 2
+    lacks = torch.tensor([True, False, True])[batch["source"]]
+    assert torch.equal(batch["observation.images.wrist_is_missing"], lacks)
+    assert (batch["observation.images.wrist"][lacks] == 0).all()
+    told = profile(settings(sources, tmp_path / "r"), warmup=1, steps=1)
+    assert told is not None
+    assert told.samples_per_s > 0
+
+
+def test_what_a_run_says_of_its_sources_before_the_first_step(
+    sources: tuple[SourceConfig, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranges = {"0": [[0, 6]], "1": [[2, 7]], "2": [[0, 9]], "3": [[1, 7]]}
+    (tmp_path / "keep.json").write_text(json.dumps(ranges))
+    kept = (replace(sources[0], keep=str(tmp_path / "keep.json")), *sources[1:])
+    run.train(settings(kept, tmp_path / "r", steps=1, val_every=0))
+    said = capsys.readouterr().err
+    table = {line.split()[0]: " ".join(line.split()) for line in said.splitlines() if "::joint" in line}
+    assert table == {
+        "wide": "wide arm::joint 14 frames of 3 episodes 4 frames of 1 episode 50.00% 3.5 steps 3",
+        "two": "two hand::joint 30 frames of 4 episodes 10 frames of 1 episode 33.33% 11.25 steps 2",
+        "small": "small arm::joint 17 frames of 2 episodes 7 frames of 1 episode 16.67% 12.75 steps 3",
+    }
+    assert "pictures are loaded at 16 x 16" in said
