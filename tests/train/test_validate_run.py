@@ -11,7 +11,7 @@ import torch
 from support.mixtures import mixed, tiny_sources
 from support.runs import final_tensors, series
 from understudy.policies.flow_policy import FlowPolicy
-from understudy.train import checkpoint, parallel, run
+from understudy.train import checkpoint, metrics, parallel, run
 from understudy.train.data import open_data
 from understudy.train.data_config import SourceConfig
 from understudy.train.groups import figures
@@ -90,6 +90,16 @@ def test_the_training_of_a_mixture_does_not_notice(
     with parallel.joined(config) as mesh:
         live = validation(policy, held, draws, mesh, {"flow": 1.0}, open_loop=config.val_open_loop)
     assert now[8] == {"kind": "val", "step": 8, **live}
+
+
+def test_losses_that_are_not_finite_are_recorded_as_none_wherever_they_stand(tmp_path: Path) -> None:
+    log = metrics.MetricsFile(tmp_path / "metrics.jsonl")
+    log.write([{"kind": "val", "step": 1, "loss": nan, "groups": [{"loss": inf}], "tasks": {"x": {"loss": nan}}}])
+    log.close()
+    assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
+    (record,) = metrics.read(tmp_path / "metrics.jsonl")
+    assert record["groups"] == [{"loss": None}]
+    assert figures(record) == {}
 
 
 def test_only_a_lower_figure_is_better(tmp_path: Path) -> None:

@@ -71,8 +71,9 @@ def validate(config: ValidateConfig) -> None:
     import json
 
     from understudy.tools.groups_table import told
+    from understudy.train.metrics import finite
     from understudy.train.run import judge
 
-    result = judge(Path(config.run), config.checkpoint, per_dim=config.per_dim)
+    result = finite(judge(Path(config.run), config.checkpoint, per_dim=config.per_dim))
     if _speaks():
         print(json.dumps(result, ensure_ascii=False) if config.json else told(result))

@@ -4,7 +4,8 @@ Each line is one JSON object with `kind` and `step` (the number of optimizer ste
 
     train   loss, lr, grad_norm, skipped, one line per optimizer step; floats read back bit-equal
     speed   samples_per_s, wait (share of the time spent waiting for data), seconds (in this process), once per log
-    val     loss, macro, tasks: {task: {loss, samples}}, once per validation
+    val     once per validation: loss, macro, weighted, heads, sources, tasks: {name: {loss, se, samples, …}}, groups,
+            time, open_loop (`groups.py` and `open_loop.py` say what each is)
     rollout world, success, tasks: {task: ...} of the weights of `step`; `at` is the step at which that was known
 
 A line belongs to one step, never to "since the last log": so a run killed between two logs writes the same lines again.
@@ -29,7 +30,7 @@ class MetricsFile:
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append each record as a line; a number that is not finite becomes null (JSON has no NaN)."""
-        self._file.write("".join(json.dumps(_finite(record), ensure_ascii=False) + "\n" for record in records))
+        self._file.write("".join(json.dumps(finite(record), ensure_ascii=False) + "\n" for record in records))
         self._file.flush()
 
     def sync(self) -> None:
@@ -70,7 +71,10 @@ def truncate(path: Path, step: int) -> None:
         write_whole(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """A record as JSON has it, at every depth: None for a number that is not finite."""
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

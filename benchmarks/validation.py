@@ -1,0 +1,182 @@
+"""Does a validation take longer when the same frames lie in many datasets? One source against 400 of 1 to 50 frames.
+
+    python benchmarks/validation.py              state only, where reading weighs most beside the network
+    python benchmarks/validation.py --pictures   with a camera, every picture decoded anew in each validation
+    python benchmarks/validation.py --json
+
+Beside it the way of a loader per dataset: torch's DataLoader over each source's held-out part, one after the other, in
+this process (the cheapest it can be: no worker is started) and with two workers each (what training code does); it
+finds the same loss. The first validation reads the files, later ones have the rows in memory; told is the median of the
+later ones, wall and CPU time of the process. The bar: 400 sources within 1.2 times one source.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from understudy.data.write import EpisodeWriter
+from understudy.policies.flow_policy import ACTION, STATE, TASK, FlowPolicy
+from understudy.train import parallel
+from understudy.train.config import DataConfig, PolicyConfig, TrainConfig
+from understudy.train.data import RunData, open_data
+from understudy.train.data_config import SourceConfig
+from understudy.train.held_out import HeldOut
+from understudy.train.parallel import Mesh
+from understudy.train.step import Draws
+from understudy.train.validate import BATCH, DRAWS, validation
+
+CAMERA, DIMS, CHUNK, BAR = "observation.images.front", 7, 8, 1.2
+
+
+def write(root: Path, lengths: list[int], pictures: bool) -> None:
+    """A dataset whose even episodes, of these lengths, are to be held out; the odd ones have one frame."""
+    features: dict[str, Any] = {key: {"dtype": "float32", "shape": (DIMS,)} for key in (ACTION, STATE)}
+    features |= {CAMERA: {"dtype": "video", "shape": (64, 64, 3)}} if pictures else {}
+    rng = np.random.default_rng(len(lengths))
+    with EpisodeWriter(root, fps=10, features=features, codec="libx264") as writer:
+        for length in [part for own in lengths for part in (own, 1)]:
+            for _ in range(length):
+                frame = {key: rng.normal(size=DIMS).astype(np.float32) for key in (ACTION, STATE)}
+                frame |= {CAMERA: rng.integers(0, 255, (64, 64, 3), np.uint8)} if pictures else {}
+                writer.add_frame(frame, task="move")
+            writer.save_episode()
+
+
+def opened(root: Path, names: list[str], episodes: list[int]) -> tuple[RunData, HeldOut, TrainConfig]:
+    """Sources with so many held-out episodes each."""
+    sources = tuple(
+        SourceConfig(str(root / name), "arm", "joint", name=name, val_episodes=tuple(range(0, 2 * count, 2)))
+        for name, count in zip(names, episodes)
+    )
+    policy = PolicyConfig(width=192)
+    config = TrainConfig(data=DataConfig(sources=sources, chunk=CHUNK), policy=policy, device="cpu")
+    data = open_data(config)
+    held = HeldOut.of(data, mixed=True)
+    assert held is not None
+    return data, held, config
+
+
+def network(data: RunData, config: TrainConfig) -> FlowPolicy:
+    torch.manual_seed(0)
+    one = {"offset": [0.0] * DIMS, "spread": [1.0] * DIMS}
+    return FlowPolicy(data.policy_config(config), {ACTION: one, STATE: one})
+
+
+@torch.no_grad()
+def loader_each(policy: FlowPolicy, held: HeldOut, draws: Draws, workers: int) -> float:
+    """The loss by a DataLoader per source, batch after batch."""
+    total, count, low = 0.0, 0, 0
+    for part in held.datasets:
+        for samples in torch.utils.data.DataLoader(part, BATCH, num_workers=workers, collate_fn=collated):
+            here = slice(low, low + len(samples[TASK]))
+            loss = policy.losses(samples, *draws.noise_and_time(held.identity(here)))["flow"]
+            total, count, low = total + float(loss.sum.sum()), count + int(loss.count.sum()), here.stop
+    return total / count
+
+
+def collated(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    first = samples[0]
+    return {
+        key: torch.stack([sample[key] for sample in samples])
+        if isinstance(first[key], torch.Tensor)
+        else [sample[key] for sample in samples]
+        for key in first
+    }
+
+
+def timed(work: Callable[[], float], rounds: int) -> dict[str, Any]:
+    """Seconds of the first call, and medians of `rounds` more; the loss."""
+    walls, cpus, loss = [], [], 0.0
+    for _ in range(rounds + 1):
+        wall, cpu = time.perf_counter(), cpu_seconds()
+        loss = work()
+        walls.append(time.perf_counter() - wall)
+        cpus.append(cpu_seconds() - cpu)
+    later = {"wall_s": statistics.median(walls[1:] or walls), "cpu_s": statistics.median(cpus[1:] or cpus)}
+    return {"first_wall_s": walls[0], "first_cpu_s": cpus[0], **later, "loss": loss}
+
+
+def cpu_seconds() -> float:
+    """Of this process and of the workers that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def report(args: argparse.Namespace, root: Path, mesh: Mesh) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 51, args.sources).tolist()
+    names = [f"source-{number:04d}" for number in range(args.sources)]
+    write(root / "one", lengths, args.pictures)
+    for name, length in zip(names, lengths):
+        write(root / name, [length], args.pictures)
+    found: dict[str, Any] = {}
+    for label, sources, counts in (("one", ["one"], [len(lengths)]), ("many", names, [1] * len(names))):
+        data, held, config = opened(root, sources, counts)
+        policy, draws = network(data, config), Draws(0, DRAWS, CHUNK, DIMS)
+
+        def ours(held: HeldOut = held, policy: FlowPolicy = policy, draws: Draws = draws) -> float:
+            return float(validation(policy, held, draws, mesh, {"flow": 1.0}, threads=args.threads)["loss"])
+
+        found[label] = timed(ours, args.rounds)
+        for name, workers in (("loader_each", 0), ("loader_each_two_workers", 2)) if label == "many" else ():
+            rounds = args.rounds if workers == 0 else 0  # workers begin anew each time: there is no later one
+            found[name] = timed(lambda h=held, p=policy, d=draws, w=workers: loader_each(p, h, d, w), rounds)
+    ratio = {
+        name: {t: found[name][t] / found["one"][t] for t in ("wall_s", "cpu_s")} for name in found if name != "one"
+    }
+    return {
+        "seconds": found,
+        "ratio_to_one_source": ratio,
+        "first_ratio": {t: found["many"][t] / found["one"][t] for t in ("first_wall_s", "first_cpu_s")},
+        "bar": {"limit": BAR, "met": ratio["many"]["wall_s"] <= BAR},
+        "conditions": {
+            "sources": args.sources,
+            "held_out_frames": int(sum(lengths)),
+            "pictures": "64x64 H.264, decoded in each validation" if args.pictures else "none",
+            "threads": args.threads,
+            "rounds": args.rounds,
+            "draws": DRAWS,
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "load_1min": os.getloadavg()[0],
+            "torch": torch.__version__,
+        },
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--pictures", action="store_true", help="with a camera")
+    parser.add_argument("--sources", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=3, help="validations after the first")
+    parser.add_argument("--threads", type=int, default=1, help="that read ahead")
+    args = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder, parallel.joined(TrainConfig(device="cpu")) as mesh:
+        result = report(args, Path(folder), mesh)
+    if args.json:
+        print(json.dumps(result))
+        return
+    print(f"{'':<26}{'wall s':>8}{'CPU s':>8}{'to one':>8}{'first':>8}   loss")
+    for name, r in result["seconds"].items():
+        to_one = result["ratio_to_one_source"].get(name, {"wall_s": 1.0})["wall_s"]
+        print(
+            f"{name:<26}{r['wall_s']:>8.2f}{r['cpu_s']:>8.2f}{to_one:>8.2f}{r['first_wall_s']:>8.2f}   {r['loss']:.6f}"
+        )
+    print(f"{args.sources} sources within {BAR} times one: {result['bar']['met']}")
+    print(", ".join(f"{k} {v}" for k, v in result["conditions"].items()))
+
+
+if __name__ == "__main__":
+    main()
