@@ -130,7 +130,10 @@ class TrainConfig:
     seed: Annotated[int, Interval(ge=0, lt=2**63)] = 0
     """Decides the order, every draw inside a sample, and the first weights."""
     data: DataConfig = field(default_factory=DataConfig)
-    mode: Mode | Literal["joint"] | dict[Mode, Annotated[float, Interval(ge=0, lt=inf)]] = "policy"
+    mode: (
+        Literal["policy", "forward_dynamics", "inverse_dynamics", "joint"]
+        | dict[Mode, Annotated[float, Interval(ge=0, lt=inf)]]
+    ) = "policy"
     """What is learnt from each sample: `policy` (actions from what is seen), `forward_dynamics` (the states that follow
     from given actions), `inverse_dynamics` (the actions between given states), `joint` (each of them equally often), or
     names with weights: each position draws its own by them."""
