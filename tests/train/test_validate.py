@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from support.mixtures import WRIST, mixed, tiny_sources
 from support.ranks import in_ranks
 from understudy.policies.flow_policy import FlowPolicy
+from understudy.policies.losses import Detail, Loss
 from understudy.train import parallel, validate
 from understudy.train.config import ParallelConfig, TrainConfig
 from understudy.train.data import RunData, open_data
@@ -228,6 +229,27 @@ def test_terms_are_pooled_apart_and_weighted(sources: tuple[SourceConfig, ...]) 
     assert result["loss"] == pytest.approx(means[0] + 0.5 * means[1])
     assert result["terms"]["dynamics"] == {"loss": pytest.approx(means[1]), "elements": 6 * len(held)}
     assert np.mean([bin["loss"] for bin in result["time"]]) == pytest.approx(result["loss"])
+
+
+def test_each_stream_of_a_policy_has_its_losses_by_its_own_flow_time() -> None:
+    """The times of the states lie in a drawn sequence beside those of the actions; both are told in that of time."""
+    rng = np.random.default_rng(0)
+    time = torch.from_numpy(np.stack([np.sort(rng.random((5, DRAWS)), 1), rng.random((5, DRAWS))], axis=2))
+    found = torch.zeros(2, 1 + 1 + DRAWS, 7, dtype=torch.float64)
+    at = {
+        (term, name): part
+        for term, rows in zip(("flow", "dynamics"), found)
+        for name, part in zip(("sum", "count", "draws"), rows.split([1, 1, DRAWS]))
+    }
+    losses = {}
+    for stream, term in enumerate(("flow", "dynamics")):
+        detail = Detail(time[:, :, stream, None].float().expand(-1, -1, 2), torch.ones(5, 2, dtype=torch.int64))
+        losses[term] = Loss(detail.sum.sum((1, 2)), torch.full((5,), 2 * DRAWS), detail)
+    validate._write(at, slice(1, 6), losses, time)
+    for stream, term in enumerate(("flow", "dynamics")):  # here the loss of a draw is twice its time
+        expected = 2 * time[:, :, stream].sort(dim=1).values.T
+        torch.testing.assert_close(at[term, "draws"][:, 1:6], expected, rtol=1e-6, atol=0)
+        assert not at[term, "draws"][:, [0, 6]].any()
 
 
 # -- however it is computed

@@ -195,9 +195,9 @@ class TrainConfig:
             schedule=replace(self.schedule, steps=self.schedule.steps or self.steps),
         )
 
-    def mode_weights(self) -> dict[Mode, float]:
+    def mode_weights(self) -> dict[str, float]:
         """The weight of each mode by name, in the sequence of `policies.modes.MODES`; their sum is 1."""
-        named: dict[Mode, float] = dict.fromkeys(get_args(Mode), 0.0)
+        named: dict[str, float] = dict.fromkeys(get_args(Mode), 0.0)
         if isinstance(self.mode, dict):
             named |= self.mode
         elif self.mode == "joint":
@@ -210,6 +210,11 @@ class TrainConfig:
     def learns_dynamics(self) -> bool:
         """Whether any sample is learnt from in another mode than `policy`: then the policy is given future states."""
         return any(weight for mode, weight in self.mode_weights().items() if mode != "policy")
+
+    def judged_mode(self) -> Mode:
+        """The mode in which held-out frames are judged: as a robot acts, if that is learnt, else the one most trained."""
+        weights = self.mode_weights()
+        return "policy" if weights["policy"] else max(weights, key=lambda mode: weights[mode])
 
     def problems(self) -> list[str]:
         """What is wrong between fields, one line each."""

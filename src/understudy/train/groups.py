@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 
 from understudy.policies.flow import spread_times
+from understudy.policies.modes import FLOW, TRAINS
+from understudy.train.config import TrainConfig
 from understudy.train.held_out import HeldOut
 from understudy.train.settings import ConfigError
 
@@ -109,12 +111,15 @@ def figures(record: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def check_figure(name: str, held: HeldOut, open_loop: int) -> None:
-    """Raise ConfigError unless a validation of these frames has the figure `name`; says what it may be."""
+def check_figure(config: TrainConfig, held: HeldOut) -> None:
+    """Raise ConfigError unless a validation of these frames has the figure that `keep_best` names; says which there are."""
+    name = config.keep_best
     kind, colon, own = name.partition(":")
-    if name in PLAIN:
-        if name == "open_loop" and not open_loop:
-            raise ConfigError("keep_best: open_loop is not measured; set val_open_loop, say to 10")
+    if name in ("none", *PLAIN):
+        if name == "open_loop" and FLOW not in TRAINS[config.judged_mode()]:
+            raise ConfigError("keep_best: open_loop: no actions are learnt (mode), so none are compared")
+        if name == "open_loop" and not config.val_open_loop:
+            raise ConfigError("keep_best: open_loop: it is not measured; set val_open_loop, say to 10")
         return
     known: dict[str, list[str]] = {
         "head": sorted({held.heads[head] for head in held.head_of}),

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from understudy.order import sample_normal
 from understudy.policies.affine import of_head
-from understudy.policies.flow_policy import ACTION, FlowPolicy
+from understudy.policies.batch import ACTION
+from understudy.policies.flow_policy import FlowPolicy
 from understudy.train.held_out import HeldOut
 from understudy.train.step import placed
 
@@ -29,11 +30,11 @@ class OpenLoop:
     Args:
         every: of each source each `every`-th held-out frame, from its first one on.
         seed: of the noise.
-        width: of an action.
+        width: of an action. mode: in which the policy proposes them, one that does.
     """
 
-    def __init__(self, every: int, seed: int, width: int, held: HeldOut) -> None:
-        self.every, self._seed, self._held = every, seed, held
+    def __init__(self, every: int, seed: int, width: int, mode: str, held: HeldOut) -> None:
+        self.every, self._seed, self._mode, self._held = every, seed, mode, held
         self.rows = {"squared": width, "absolute": width, "count": width, "normalised": 1, "elements": 1}
         """What is told of each sample, and how many numbers each is: sums over the steps of the chunk."""
 
@@ -50,7 +51,7 @@ class OpenLoop:
         identity = self._held.identity(part)[some].numpy()
         noise = torch.from_numpy(sample_normal(self._seed, "open loop", identity, shape))
         recorded = here[ACTION]
-        proposed = policy.sample_actions(here, placed(noise, recorded.device), STEPS)
+        proposed = policy.sample_actions(here, placed(noise, recorded.device), STEPS, self._mode)
         if not len(chosen):
             return {}
         absent = here[f"{ACTION}_is_pad"][..., None].expand(recorded.shape)  # [n, T, A]

@@ -187,8 +187,8 @@ def _carry_on(run: RunDir, config: TrainConfig, then: TrainConfig, data: RunData
         order = order_now(saved, state, then, config, data, where=run.order)
         weights = first_weights(config, data, saved) if latest is None else None
         held = HeldOut.of(data, mixed=bool(config.data.sources)) if config.val_every else None
-        if held is not None and config.keep_best != "none":
-            check_figure(config.keep_best, held, config.val_open_loop)
+        if held is not None:
+            check_figure(config, held)
     training = begun(config, data, saved["normalisation"], mesh, weights)
     if mesh.rank == 0:
         print("\n".join([_table(training), *started(config, data, order)]), file=sys.stderr)

@@ -21,6 +21,7 @@ from understudy.train.compile import compile_blocks
 from understudy.train.config import TrainConfig
 from understudy.train.data import RunData
 from understudy.train.held_out import HeldOut
+from understudy.train.modes import mode_of
 from understudy.train.optim import average_of, decay_at, freeze, loss_weights, update_average
 from understudy.train.parallel import Mesh, fair_threads, gather_later, micro_batches, shard
 from understudy.train.remat import rematerialise
@@ -90,6 +91,8 @@ class Training:
         marks: dict[str, Tensor] = {}
         if self.heads is not None:
             marks["head"] = self.heads[batch["source"]]
+        if self.config.learns_dynamics():
+            marks["mode"] = mode_of(self.config.seed, batch["position"], self.config.mode_weights())
         return {**batch, **marks}
 
     def judged(self, held: HeldOut, *, per_dim: bool = False) -> dict[str, Any]:
@@ -103,6 +106,7 @@ class Training:
                 replace(self.draws, draws=DRAWS),
                 self.mesh,
                 self.weights,
+                mode=config.judged_mode(),
                 open_loop=config.val_open_loop,
                 per_dim=per_dim,
                 threads=threads,

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.policies.flow_policy import TASK, FlowPolicy
-from understudy.policies.modes import DYNAMICS, FLOW
+from understudy.policies.batch import MODE, TASK
+from understudy.policies.flow_policy import FlowPolicy
+from understudy.policies.modes import DYNAMICS, FLOW, MODES, POLICY, TRAINS
 from understudy.train.groups import TermFound, by_dimension, grouped
 from understudy.train.held_out import HeldOut, ahead, dealt
 from understudy.train.open_loop import OpenLoop
@@ -38,6 +39,7 @@ def validation(
     mesh: Mesh,
     weights: Mapping[str, float],
     *,
+    mode: str = POLICY,
     open_loop: int = 0,
     per_dim: bool = False,
     threads: int = 1,
@@ -48,7 +50,9 @@ def validation(
     Args:
         draws: shapes and seed of the draws, `draws.draws` per sample.
         weights: of the loss terms, by name.
-        open_loop: also compare sampled actions with the recorded ones on each `open_loop`-th frame of a source; 0: not.
+        mode: what each sample is a lesson in (`policies/modes.py`).
+        open_loop: also compare sampled actions with the recorded ones on each `open_loop`-th frame of a source; 0, or a
+            mode in which actions are given: not.
         per_dim: also tell the action's loss by dimension, per source.
         threads, memory: for reading ahead; the result does not depend on them.
     Returns:
@@ -60,7 +64,7 @@ def validation(
     layout = {(term, name): size for term in weights for name, size in rows.items()}
     if per_dim and FLOW in weights:
         layout |= {("dims", "sum"): width, ("dims", "count"): width}
-    sampler = OpenLoop(open_loop, draws.seed, width, held) if open_loop else None
+    sampler = OpenLoop(open_loop, draws.seed, width, mode, held) if open_loop and FLOW in TRAINS[mode] else None
     layout |= {("open loop", name): size for name, size in (sampler.rows.items() if sampler else ())}
     found = torch.zeros((sum(layout.values()), len(held)), dtype=torch.float64, device=mesh.device)
     at = dict(zip(layout, torch.split(found, list(layout.values()))))  # views
@@ -78,6 +82,8 @@ def validation(
         for number, batch in reading:
             part = chunks[number]
             repeat = extra + 1 if number == (own or [0])[-1] else 1
+            if mode != POLICY:
+                batch[MODE] = torch.full((part.stop - part.start,), MODES.index(mode))
             here = moved(batch, mesh.device)
             noise, time = (placed(draw, mesh.device) for draw in draws.noise_and_time(held.identity(part)))
             for turn in range(repeat if own else extra):
