@@ -212,7 +212,7 @@ class TrainConfig:
         return any(weight for mode, weight in self.mode_weights().items() if mode != "policy")
 
     def judged_mode(self) -> Mode:
-        """The mode in which held-out frames are judged: as a robot acts, if that is learnt, else the one most trained."""
+        """The mode in which held-out frames are judged: as a robot acts if that is learnt, else the most trained."""
         weights = self.mode_weights()
         return "policy" if weights["policy"] else max(weights, key=lambda mode: weights[mode])
 

@@ -112,7 +112,7 @@ def figures(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def check_figure(config: TrainConfig, held: HeldOut) -> None:
-    """Raise ConfigError unless a validation of these frames has the figure that `keep_best` names; says which there are."""
+    """Raise ConfigError, with what there is, unless a validation of these frames has the figure of `keep_best`."""
     name = config.keep_best
     kind, colon, own = name.partition(":")
     if name in ("none", *PLAIN):
