@@ -199,7 +199,7 @@ class TrainConfig:
         """The weight of each mode by name, in the sequence of `policies.modes.MODES`; their sum is 1."""
         named: dict[str, float] = dict.fromkeys(get_args(Mode), 0.0)
         if isinstance(self.mode, dict):
-            named |= self.mode
+            named = {**named, **self.mode}
         elif self.mode == "joint":
             named = dict.fromkeys(named, 1.0)
         else:
@@ -211,7 +211,7 @@ class TrainConfig:
         """Whether any sample is learnt from in another mode than `policy`: then the policy is given future states."""
         return any(weight for mode, weight in self.mode_weights().items() if mode != "policy")
 
-    def judged_mode(self) -> Mode:
+    def judged_mode(self) -> str:
         """The mode in which held-out frames are judged: as a robot acts if that is learnt, else the most trained."""
         weights = self.mode_weights()
         return "policy" if weights["policy"] else max(weights, key=lambda mode: weights[mode])

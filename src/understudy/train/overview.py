@@ -11,6 +11,7 @@ from understudy.data.samples import EpisodeDataset
 from understudy.order import Order
 from understudy.train.config import TrainConfig
 from understudy.train.data import RunData
+from understudy.train.modes import told
 
 MOST = 60
 """Sources that get a line of their own."""
@@ -20,7 +21,7 @@ HEADER = ("source", "head", "trained on", "held out", "share", "an epoch", "task
 
 def started(config: TrainConfig, data: RunData, order: Order) -> list[str]:
     """The lines: per source how much of it there is, its exact share of the samples and how many steps it takes to see
-    each of its frames once; then notes on the selections (keep-ranges and what they match)."""
+    each of its frames once; then notes on the selections (keep-ranges and what they match) and what modes leave out."""
     slots = order.spec.schedule[-1].slots
     rows: list[tuple[str, ...]] = [HEADER]
     for number, part in enumerate(data.training[:MOST]):
@@ -34,6 +35,7 @@ def started(config: TrainConfig, data: RunData, order: Order) -> list[str]:
         lines.append(f"… and {len(data.training) - MOST} more sources")
     for name, part in zip(data.names, data.training):
         lines += [f"{name}: {note}" for note in part.notes]
+    lines += told(config.mode, config.mode_weights())
     if data.size is not None:
         lines.append(f"pictures are loaded at {data.size[0]} x {data.size[1]}: those of the sources differ in size")
     return lines

@@ -97,6 +97,9 @@ def parts(
         if (channels := catalog.features[camera].channels) not in (3, None):
             what = f"{camera!r} has {channels} channels, a policy sees RGB"
             raise DatasetError(what, where=catalog.root, fix="name the cameras to use in data.cameras")
+    if config.learns_dynamics() and STATE not in source.keys:
+        what = f"mode: the states that follow are to be learnt, which needs {STATE!r}, and there is none"
+        raise DatasetError(what, where=catalog.root, fix="name its key with `state`, or set mode to policy")
     steps = [i / catalog.fps for i in range(config.data.chunk + 1)]
     windows = {ACTION: steps[:-1]} | ({STATE: steps} if config.learns_dynamics() else {})
     options: dict[str, Any] = {
