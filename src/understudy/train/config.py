@@ -197,15 +197,12 @@ class TrainConfig:
 
     def mode_weights(self) -> dict[str, float]:
         """The weight of each mode by name, in the sequence of `policies.modes.MODES`; their sum is 1."""
-        named: dict[str, float] = dict.fromkeys(get_args(Mode), 0.0)
         if isinstance(self.mode, dict):
-            named = {**named, **self.mode}
-        elif self.mode == "joint":
-            named = dict.fromkeys(named, 1.0)
+            named = {str(mode): weight for mode, weight in self.mode.items()}
         else:
-            named[self.mode] = 1.0
+            named = dict.fromkeys(get_args(Mode) if self.mode == "joint" else (self.mode,), 1.0)
         total = sum(named.values())
-        return {mode: weight / total if total else 0.0 for mode, weight in named.items()}
+        return {mode: named.get(mode, 0.0) / total if total else 0.0 for mode in get_args(Mode)}
 
     def learns_dynamics(self) -> bool:
         """Whether any sample is learnt from in another mode than `policy`: then the policy is given future states."""
