@@ -80,3 +80,31 @@ def test_pure_bfloat16_is_what_it_says() -> None:
     optimizer.step(scale=torch.tensor(0.5), skip=torch.zeros(()))
     assert not torch.equal(p.detach(), torch.ones(8, dtype=torch.bfloat16))
     assert {optimizer.state[p][kind].dtype for kind in ("exp_avg", "exp_avg_sq")} == {torch.bfloat16}
+
+
+def test_mt10_tells_loss_and_success_of_each_task_and_keeps_what_is_done(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("metaworld", reason="the extra `sim` is not installed")
+    module = benchmark("mt10")
+    tasks = ("reach-v3", "drawer-close-v3")
+    small = {"batch": 4, "data": {"chunk": 4}, "policy": {"width": 16, "layers": 1}}
+    monkeypatch.setitem(module.WHAT, "state", {**module.WHAT["state"], "tasks": tasks, "train": small})
+    sizes = {"episodes": 3, "steps": 2, "rollouts": 1, "seeds": 5, "what": "state", "out": tmp_path}
+    arguments = [part for name, size in sizes.items() for part in (f"--{name}", str(size))]
+    module.main([*arguments, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["state"]["tasks"]) == list(tasks)
+    for task, row in found["state"]["tasks"].items():
+        assert row["weight"] == module.WEIGHTS[task]
+        assert (row["episodes"], len(row["successes_per_seed"])) == (1, 1)
+        assert row["loss"] > 0
+        assert row["se"] is None  # of one held-out episode
+        assert row["low"] <= row["success"] <= row["high"]
+    assert found["conditions"]["seeds"] == [5]
+    order = json.loads((tmp_path / "state/seed5/run/order.json").read_text())
+    assert [source["head"] for source in order["sources"]] == ["metaworld::ee_delta"] * 2
+    assert order["policy"]["state_dim"] == 39  # the key that each source maps, found by the rollout, too
+    monkeypatch.setattr(module, "understudy", lambda command: 1)
+    module.main(arguments)
+    assert "| reach | 1 | " in capsys.readouterr().out

@@ -208,10 +208,11 @@ class Rollouts:
     def _log(self, log: Log, at: int, step: int) -> None:
         """Write the line of `step`; only then let go of its weights."""
         result = json.loads(_result(self._run, step).read_text(encoding="utf-8"))
-        log.log(at, {"kind": KIND, "step": step, "at": at, **record(result)})
+        line = {"kind": KIND, "step": step, "at": at, **record(result)}
+        log.log(at, line)
         shutil.rmtree(_waiting(self._run, step), ignore_errors=True)
         _log_of(self._run, step).unlink(missing_ok=True)
-        rate = result["success"]
+        rate = line["success"]
         between = f"{rate['low']:.0%} to {rate['high']:.0%}"
         _say(f"rollout: step {step}: success {rate['successes']}/{rate['episodes']} ({between})")
 
