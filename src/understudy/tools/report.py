@@ -58,7 +58,7 @@ def write_report(root: Path) -> Path:
     page = html.page(
         f"{name} · understudy",
         f'<h1>{_text(name)}</h1><p class="soft">step {done:,} of {config.steps:,}, {state} · '
-        f"{_text(config.data.root)}</p>",
+        f"{_text(config.data.root or ', '.join(config.data.names()))}</p>",
         html.tiles(_headlines(kinds, rollouts)),
         html.section("Training", _curves(kinds)),
         html.section("Held-out frames", held_out(kinds["val"])),

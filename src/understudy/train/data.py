@@ -23,6 +23,7 @@ from understudy.data.normalize import Mode, Statistics
 from understudy.data.remote.settings import Remote
 from understudy.data.samples import EpisodeDataset
 from understudy.load.loader import Loader
+from understudy.load.mixture import Mixture
 from understudy.load.sizes import parse_bytes
 from understudy.order import Order
 from understudy.policies.flow_policy import ACTION, STATE, FlowPolicyConfig
@@ -132,6 +133,10 @@ def open_data(config: TrainConfig) -> RunData:
         raise _told(wrong, len(names))
     training, held_out = tuple(one for one, _ in both), tuple(other for _, other in both)
     _check_apart(names, training, held_out)
+    try:
+        Mixture.of(training)
+    except ValueError as error:
+        raise DatasetError(str(error)) from error
     own = [source.head(name) for name, source in zip(names, sources)]
     heads = sorted(set(own))
     return RunData(
