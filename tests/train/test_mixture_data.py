@@ -332,3 +332,13 @@ def test_recorded_statistics_and_differences_reach_the_normalisation(
     assert [a == b for a, b in zip(scales["action"]["offset"][0], plain)] == [False, True, False, True]
     with pytest.raises(DatasetError, match=r"2 of 3 sources.*(?s:.)*source wide: .*(?s:.)*source small: "):
         normalisation(opened(*(replace(s, stats=str(tmp_path / "none.json")) for s in (wide, small)), two), "mean_std")
+
+
+def test_stored_pictures_are_not_resized_and_that_is_told(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
+    write_dataset(tmp_path / "stored", Spec(lengths=(6, 7), action_dim=2, state_dim=2, cameras=(), images=(WRIST,)))
+    stored = SourceConfig(str(tmp_path / "stored"))
+    with pytest.raises(DatasetError, match=r"wrist' is stored in the rows.*not resized.*policy\.picture"):
+        opened(sources[1], stored, cameras=(WRIST,))
+    with pytest.raises(DatasetError, match=r"is video and image in sources 0 \(two\) and 1 \(stored\)"):
+        config = mixed((sources[1], stored), Path("r"))
+        open_data(replace(config, policy=replace(config.policy, picture=(64, 64))))

@@ -136,11 +136,22 @@ def picture_size(
 
     Sources whose pictures of one camera differ in size share no batch unless they are resized: to what the network
     sees (`seen`), so that nothing is resized twice.
+
+    Raises:
+        DatasetError: pictures that are no video would have to be resized, which the loader does not do.
     """
     sizes = {
         camera: {source.catalog.features[camera].size for source in sources if camera in source.cameras}
         for camera in cameras
     }
     if len(sources) > 1 and any(len(each) > 1 or None in each for each in sizes.values()):
+        for source in sources:
+            for camera in source.cameras:
+                feature = source.catalog.features[camera]
+                if camera in cameras and not feature.is_video and feature.size != seen:
+                    what = f"{camera!r} is stored in the rows, where pictures are not resized, and those of other "
+                    what += "sources have another size"
+                    fix = "set policy.picture to its size, or leave the camera out with data.cameras"
+                    raise DatasetError(what, where=source.catalog.root, fix=fix)
         return seen, dict.fromkeys(cameras, seen)
     return None, {camera: size for camera, each in sizes.items() for size in each if size is not None}
