@@ -335,10 +335,10 @@ def test_recorded_statistics_and_differences_reach_the_normalisation(
 
 
 def test_stored_pictures_are_not_resized_and_that_is_told(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
-    write_dataset(tmp_path / "stored", Spec(lengths=(6, 7), action_dim=2, state_dim=2, cameras=(), images=(WRIST,)))
+    write_dataset(tmp_path / "stored", Spec(lengths=(6, 7), cameras=(), images=(WRIST,)))
     stored = SourceConfig(str(tmp_path / "stored"))
     with pytest.raises(DatasetError, match=r"wrist' is stored in the rows.*not resized.*policy\.picture"):
         opened(sources[1], stored, cameras=(WRIST,))
+    config = mixed((sources[1], stored), Path("r"))
     with pytest.raises(DatasetError, match=r"is video and image in sources 0 \(two\) and 1 \(stored\)"):
-        config = mixed((sources[1], stored), Path("r"))
         open_data(replace(config, policy=replace(config.policy, picture=(64, 64))))
