@@ -58,11 +58,16 @@ def opened(sources: tuple[SourceConfig, ...]) -> tuple[RunData, HeldOut]:
     return data, held
 
 
+def spread_of(head: int) -> list[float]:
+    """Of each joint in the normalisation; the fourth never moves."""
+    return [1.0 + head, 2.0 + head, 0.5, 0.0]
+
+
 def untrained(sources: tuple[SourceConfig, ...], data: RunData) -> FlowPolicy:
     """A policy all of whose parameters matter (the last layers start at zero, which would hide much)."""
     config, count = data.policy_config(mixed(sources, Path("out"))), len(data.heads)
-    offset, spread = [0.1, 0.0, -0.2, 0.0], [1.0, 2.0, 0.5, 0.0]
-    maps = {"offset": [offset[: config.action_dim]] * count, "spread": [spread[: config.action_dim]] * count}
+    offset = [0.1, 0.0, -0.2, 0.0][: config.action_dim]
+    maps = {"offset": [offset] * count, "spread": [spread_of(head)[: config.action_dim] for head in range(count)]}
     state = {"offset": [[0.0] * config.state_dim] * count, "spread": [[1.0] * config.state_dim] * count}
     own = {head: (WIDE[name], 5 if WIDE[name] == 4 else 2) for name, head in HEADS.items()}
     dims = {"action": [own[head][0] for head in data.heads], "observation.state": [own[head][1] for head in data.heads]}
@@ -167,7 +172,8 @@ def test_it_is_what_a_slow_obvious_computation_finds(sources: tuple[SourceConfig
         assert told["samples"] == sum("error" in r for r in rows)
         assert list(told["mse"].values()) == pytest.approx((errors**2).mean(0).tolist(), rel=1e-4)
         assert list(told["mae"].values()) == pytest.approx(abs(errors).mean(0).tolist(), rel=1e-4)
-        moving = errors[:, :3] / np.array([1.0, 2.0, 0.5])[: errors.shape[1]]  # the fourth joint never moves
+        head = data.heads.index(rows[0]["head"])
+        moving = errors[:, :3] / np.array(spread_of(head)[: min(3, errors.shape[1])])
         assert told["normalised"] == pytest.approx((moving**2).mean(), rel=1e-4)
 
 

@@ -1,5 +1,6 @@
 """Validation in a run over a mixture: it disturbs nothing, names the best checkpoint, is repeated later to the bit."""
 
+import shutil
 from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from support.datasets import edit_json
 from support.mixtures import mixed, tiny_sources
 from support.runs import final_tensors, series
 from understudy.policies.flow_policy import FlowPolicy
@@ -18,7 +20,7 @@ from understudy.train.groups import figures
 from understudy.train.held_out import HeldOut
 from understudy.train.rundir import RunDir
 from understudy.train.saver import Saver
-from understudy.train.settings import ConfigError
+from understudy.train.settings import ConfigError, dump_yaml
 from understudy.train.step import Draws
 from understudy.train.validate import DRAWS, validation
 
@@ -59,6 +61,20 @@ def test_judging_a_checkpoint_later_gives_what_the_run_found(done: Path, which: 
     recorded = {record["step"]: record for record in series(done, "val")}[again["step"]]
     assert again == {key: value for key, value in recorded.items() if key != "kind"}
     assert (again["step"] == 8) == (which != "best")
+
+
+def test_a_checkpoint_is_judged_by_its_own_settings_wherever_the_data_lies_now(done: Path, tmp_path: Path) -> None:
+    shutil.copytree(done, tmp_path / "r")
+    shutil.copytree(Path(RunDir(done).settings().data.sources[0].root).parent, tmp_path / "moved")
+    now = RunDir(tmp_path / "r").settings()
+    sources = tuple(replace(s, root=str(tmp_path / "moved" / Path(s.root).name)) for s in now.data.sources)
+    other = replace(now, val_open_loop=7, val_weights="live", data=replace(now.data, sources=sources))
+    (tmp_path / "r/config.yaml").write_text(dump_yaml(replace(other, loader_threads=3)))
+    recorded = series(done, "val")[-1]
+    assert run.judge(tmp_path / "r") == {key: value for key, value in recorded.items() if key != "kind"}
+    edit_json(tmp_path / "moved/wide/meta/stats.json", lambda stats: stats["action"].update(mean=[9.0] * 4))
+    with pytest.raises(ConfigError, match="recorded statistics"):
+        run.judge(tmp_path / "r")
 
 
 def test_a_checkpoint_that_is_not_there_is_told(done: Path) -> None:

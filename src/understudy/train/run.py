@@ -117,6 +117,14 @@ def _checked(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainConfig,
     then = validate(TrainConfig, (state or frozen)["settings"], where=latest or run.order)
     here = {"world": mesh.world, "versions": _versions()}
     lines = review(run.root, replace(then, out=config.out), config, state, here)
+    data = _same_data(run, frozen, config, "start a new one with another --out")
+    for line in lines if mesh.rank == 0 else ():
+        print(f"resume: {line}", file=sys.stderr)
+    return then, data
+
+
+def _same_data(run: RunDir, frozen: Mapping[str, Any], config: TrainConfig, instead: str) -> RunData:
+    """The data of `config`, opened. Raises ConfigError where it is not what the run was started on."""
     data = open_data(config)
     before, now = frozen["dataset"], fingerprint(data)
     moved = [
@@ -125,11 +133,9 @@ def _checked(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainConfig,
         if before.get(name) != now.get(name)
     ]
     if moved:
-        head = f"{run.root}: the dataset is not the one that the run was started on; start a new one with another --out"
+        head = f"{run.root}: the dataset is not the one that the run was started on; {instead}"
         raise ConfigError("\n".join([head, *moved]))
-    for line in lines if mesh.rank == 0 else ():
-        print(f"resume: {line}", file=sys.stderr)
-    return then, data
+    return data
 
 
 def judge(root: Path, which: int | str = "latest", *, per_dim: bool = False) -> dict[str, Any]:
@@ -138,16 +144,18 @@ def judge(root: Path, which: int | str = "latest", *, per_dim: bool = False) -> 
     Args:
         which: step of the checkpoint, "latest" or "best" (by `keep_best`, else by `loss`).
     Raises:
-        ConfigError: no run, no such checkpoint, or nothing held out.
+        ConfigError: no run, no such checkpoint, another dataset, or nothing held out.
     """
     run = RunDir(root)
-    config = run.settings()
-    source = chosen(run.checkpoints, which, config.keep_best)
+    now = run.settings()
+    source = chosen(run.checkpoints, which, now.keep_best)
+    then = validate(TrainConfig, checkpoint.read_state(source)["settings"], where=source)
+    config = _as_then(then, now)
     torch.set_num_threads(config.threads)
-    config = replace(config, parallel=ParallelConfig(timeout=config.parallel.timeout))  # by however many we are now
     with joined(config) as mesh:
         with mesh.together():
-            data, frozen = open_data(config), run.frozen()
+            frozen = run.frozen()
+            data = _same_data(run, frozen, config, "its checkpoints can be judged on that one alone")
             held = HeldOut.of(data, mixed=bool(config.data.sources))
         if held is None:
             raise ConfigError(f"{root}: nothing is held out (data.val_fraction is 0)")
@@ -155,6 +163,20 @@ def judge(root: Path, which: int | str = "latest", *, per_dim: bool = False) -> 
         with closing(Saver(run.checkpoints, keep=config.keep)) as saver:
             state = _loaded(training, saver, source)
         return {"step": state["step"], **training.judged(held, per_dim=per_dim)}
+
+
+def _as_then(then: TrainConfig, now: TrainConfig) -> TrainConfig:
+    """The settings of a checkpoint, which decide its figures, in the place and on the machine of now, by however many
+    processes there are."""
+    paths = {"root", "keep", "stats"}
+
+    def placed(old: Any, new: Any, names: set[str]) -> Any:
+        return replace(old, **{name: getattr(new, name) for name in names})
+
+    sources = tuple(placed(old, new, paths) for old, new in zip(then.data.sources, now.data.sources))
+    data = replace(placed(then.data, now.data, {*paths, "cache", "cache_size"}), sources=sources)
+    here = placed(then, now, {"out", "device", "memory", "loader_threads"})
+    return replace(here, data=data, parallel=ParallelConfig(timeout=now.parallel.timeout))
 
 
 @contextmanager
