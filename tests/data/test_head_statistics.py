@@ -216,7 +216,7 @@ def differences(data: EpisodeDataset) -> np.ndarray:
 )
 @pytest.mark.parametrize("chunk", [1, 4, 50])
 def test_differences_are_those_of_the_windows(tmp_path: Path, choice: dict[str, Any], chunk: int) -> None:
-    recording(tmp_path / "d")
+    truth = recording(tmp_path / "d")
     if "keep" in choice:
         choice = choice | {"keep": {int(key): ranges for key, ranges in choice["keep"].items()}}
     if chunk == 50 and choice.get("keep_rule") == "window":
@@ -228,8 +228,10 @@ def test_differences_are_those_of_the_windows(tmp_path: Path, choice: dict[str, 
         made = normalisation([Member(data, "a", (1,))], mode, chunk)
         plain = normalisation([Member(data, "a")], mode, chunk)
         offset, spread = by_hand(expected, mode)
+        absolute = by_hand(rows_of(truth, ACTION, data.segments), mode)
         assert made["delta"] == [[False, True]]
         assert made[STATE] == plain[STATE]
+        assert plain[ACTION]["spread"][0] == absolute[1].tolist()
         for name, figure in (("offset", offset), ("spread", spread)):
             assert made[ACTION][name][0][0] == plain[ACTION][name][0][0]  # absolute: one value per frame, as ever
             assert made[ACTION][name][0][1] == figure[1]
@@ -288,6 +290,27 @@ def test_a_value_that_is_not_finite_is_named(tmp_path: Path, where: str, delta: 
         normalisation([Member(data, "a", delta)], "mean_std", 4)
     if where == "behind the segment":  # a target of a window that reaches there; of a shorter one it is none
         normalisation([Member(opened(tmp_path / "d", 2, episodes=[0, 3], **drop), "a", delta)], "mean_std", 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*not finite")
+def test_a_future_state_must_be_finite_where_windows_see_it(tmp_path: Path) -> None:
+    def with_nan(episode: int, rows: np.ndarray) -> np.ndarray:
+        rows[5, 0] = np.nan if episode == 0 else 0
+        return rows
+
+    recording(tmp_path / "d", lengths=(6, 9))
+    changed(tmp_path / "d", STATE, with_nan)
+    windows = {ACTION: [0.0, 0.1], STATE: [0.0, 0.1, 0.2]}
+    for last, seen in ((3, False), (2, True)):  # the last sample is frame 2 or 3 of 0..5, its windows end 2 later
+        drop = {"keys": [ACTION, STATE], "drop_n_last_frames": last}
+        member = Member(EpisodeDataset(tmp_path / "d", windows, **drop), "x")  # type: ignore[arg-type]
+        if seen:
+            with pytest.raises(DatasetError, match=r"episode 0: observation\.state\[0\] is nan"):
+                normalisation([member], "mean_std", 2)
+        else:
+            normalisation([member], "mean_std", 2)
+        drop.pop("keys")
+        normalisation([Member(opened(tmp_path / "d", 2, **drop), "x")], "mean_std", 2)  # no window of the state
 
 
 def test_what_does_not_go_together_is_refused_with_both_names(tmp_path: Path) -> None:
@@ -366,12 +389,12 @@ def test_recorded_statistics_stand_for_reading(tmp_path: Path) -> None:
 def test_recorded_and_computed_make_one_pool(tmp_path: Path) -> None:
     truth = recording(tmp_path / "d", lengths=(20, 20))
     half = [opened(tmp_path / "d", episodes=[episode]) for episode in (0, 1)]
-    recorded = statistics([Member(half[1], "x", (0,))], 4)["x"]
-    members = [Member(half[0], "x", (0,)), Member(half[1], "x", (0,), recorded)]
+    recorded = statistics([Member(half[1], "x", (1,))], 4)["x"]
+    members = [Member(half[0], "x", (1,)), Member(half[1], "x", (1,), recorded)]
     made = statistics(members, 4)["x"][ACTION]
     rows = rows_of(truth, ACTION, opened(tmp_path / "d").segments)
-    np.testing.assert_allclose(made.std[1], rows.std(0)[1], rtol=1e-12)
-    assert made.min[0] == differences(opened(tmp_path / "d"))[:, 0].min()
+    np.testing.assert_allclose(made.std[0], rows.std(0)[0], rtol=1e-12)
+    assert made.min[1] == differences(opened(tmp_path / "d"))[:, 1].min()
 
 
 # -- as it runs
@@ -394,7 +417,7 @@ def test_the_bound_changes_quantiles_alone(three: tuple[Path, list[Truth]], seed
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four times the files, the same peak: one file's columns, a block and the rows that are kept."""
+    """Of four times the files, too: one file's columns, a block, and between a third and all of the rows to keep."""
     monkeypatch.setattr(summary, "ROWS", 1000)
     monkeypatch.setattr(source_statistics, "_FILES", 0)
     monkeypatch.setattr(source_statistics, "_PAIRS", 1000)
@@ -406,7 +429,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path, monkeypatch: pytest.
         normalisation([Member(data, "x", tuple(range(8)))], "quantile", 4)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < 1.2 * peaks[0]
+    assert peaks[1] < 2 * peaks[0]
 
 
 def test_it_is_silent_without_a_terminal(three: tuple[Path, list[Truth]], capfd: pytest.CaptureFixture[str]) -> None:
