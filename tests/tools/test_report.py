@@ -132,3 +132,26 @@ def test_smoothing_is_the_mean_of_what_is_there() -> None:
     assert smooth[0] == values[:6].mean()
     assert smooth[-1] == values[-6:].mean()
     assert curves.smoothed(np.array([3.0])) == [3.0]
+
+
+def test_success_over_the_steps_stands_beside_the_losses(done: Path, tmp_path: Path) -> None:
+    from understudy.train.rollouts import record
+
+    shutil.copytree(done, tmp_path / "r")
+
+    def line(step: int, successes: int) -> dict[str, object]:
+        rate = {"successes": successes, "episodes": 20}
+        told = record({"world": "tabletop", "success": rate, "tasks": {"<i>lift": rate, "push": rate}})
+        return {"kind": "rollout", "step": step, "at": 12, **told}
+
+    log = metrics.MetricsFile(tmp_path / "r/metrics.jsonl")
+    log.write([line(12, 19), line(6, 20)])  # a later step's may be there first
+    log.close()
+    html = html_of(tmp_path / "r")
+    assert html.count("<svg") == html_of(done).count("<svg") + 1
+    assert "Success of rollouts on the way" in html
+    assert "success of the weights of step 12" in html
+    assert "tabletop, the weights of step 12" in html
+    for told in ("19/20", "20/20", "76 to 99 %", "&lt;i&gt;lift"):
+        assert told in html
+    assert "<i>lift" not in html

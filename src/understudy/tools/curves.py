@@ -60,6 +60,23 @@ def per_task(val: Records) -> str:
     return svg(figure, "held-out loss per task over the steps")
 
 
+def success(rollouts: Records) -> str:
+    """Success of the weights of each step with its 95 % interval; faint, each task's own, where there are a few."""
+    figure, chart = axes(11.2, 2.4)
+    records = sorted(rollouts, key=lambda record: record["step"])
+    steps = [record["step"] for record in records]
+    tasks = sorted({task for record in records for task in record["tasks"]})
+    for number, task in enumerate(tasks if 1 < len(tasks) <= 10 else []):
+        rates = [{"step": r["step"], **r["tasks"][task]} for r in records if task in r["tasks"]]
+        chart.plot(*_series(rates, "rate"), linewidth=1, alpha=0.5, color=COLOURS[(number + 2) % len(COLOURS)])
+    rate, low, high = (np.array([record["success"][key] for record in records]) for key in ("rate", "low", "high"))
+    bars = np.clip([rate - low, high - rate], 0, None)  # at 0 and 1 rounding would make one of them negative
+    chart.errorbar(steps, rate, bars, color=COLOURS[1], marker="o", markersize=4, linewidth=1.6, capsize=3)
+    chart.set_ylim(-0.03, 1.03)
+    chart.set_xlabel("step")
+    return svg(figure, "success over the steps")
+
+
 def over_time(val: Records) -> str:
     """Held-out loss per interval of flow time, in the first and the last validation."""
     figure, chart = axes()

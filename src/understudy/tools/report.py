@@ -39,6 +39,7 @@ def write_report(root: Path) -> Path:
     """
     from understudy.tools import html
     from understudy.tools.report_held_out import held_out
+    from understudy.tools.report_rollouts import on_the_way, result_of, results
     from understudy.train import checkpoint, metrics
     from understudy.train.rundir import RunDir, write_whole
     from understudy.train.settings import dump_yaml
@@ -46,12 +47,12 @@ def write_report(root: Path) -> Path:
     run = RunDir(root)
     config = run.settings()
     records = metrics.read(run.metrics)
-    kinds = {kind: [r for r in records if r["kind"] == kind] for kind in ("train", "speed", "val")}
+    kinds = {kind: [r for r in records if r["kind"] == kind] for kind in ("train", "speed", "val", "rollout")}
     latest = checkpoint.latest(run.checkpoints)
     versions: dict[str, str] = {}
     with suppress(checkpoint.CheckpointError):  # a report is for looking at what went wrong, too
         versions = checkpoint.read_state(latest).get("versions", {}) if latest is not None else {}
-    rollouts = _rollouts(root / "rollouts")
+    rollouts = results(run.rollouts)
     done = kinds["train"][-1]["step"] if kinds["train"] else 0
     state = "complete" if done >= config.steps else "under way, or stopped"
     name = "/".join(root.resolve().parts[-2:])  # "run" alone would say little
@@ -62,7 +63,7 @@ def write_report(root: Path) -> Path:
         html.tiles(_headlines(kinds, rollouts)),
         html.section("Training", _curves(kinds)),
         html.section("Held-out frames", held_out(kinds["val"])),
-        html.section("Rollouts", *[_rollout(r, root / "rollouts") for r in rollouts]),
+        html.section("Rollouts", on_the_way(kinds["rollout"]), *[result_of(r, run.rollouts) for r in rollouts]),
         html.section("The first batch", _batch(config), note=_BATCH_NOTE),
         html.section("Settings", html.card(_details("config.yaml", dump_yaml(config)), *_order(run.order))),
         html.section("Versions", html.card(html.table(["", ""], list(versions.items())))) if versions else "",
@@ -97,6 +98,10 @@ def _headlines(kinds: dict[str, list[dict[str, Any]]], rollouts: list[dict[str, 
         found.append((f"{np.mean(losses[-100:]):.3f}", f"training loss, mean of the last {len(losses[-100:])} steps"))
     if kinds["val"]:
         found.append((number(kinds["val"][-1]["loss"], 3), "held-out loss"))
+    if kinds["rollout"]:
+        latest = max(kinds["rollout"], key=lambda record: record["step"])
+        rate = latest["success"]
+        found.append((f"{rate['successes']}/{rate['episodes']}", f"success of the weights of step {latest['step']:,}"))
     for result in rollouts:
         rate = result["success"]
         name = "success with swapped text" if result["swap_text"] else "success"
@@ -130,62 +135,9 @@ def _curves(kinds: dict[str, list[dict[str, Any]]]) -> str:
         "Share of the time spent waiting for data": curves.series(kinds["speed"], "wait", 6),
     }
     loss = html.card("<h3>Loss</h3>", curves.loss(kinds["train"], kinds["val"]))
+    if kinds["rollout"]:
+        loss += "<br>" + html.card("<h3>Success of rollouts on the way</h3>", curves.success(kinds["rollout"]))
     return loss + "<br>" + html.grid([html.card(f"<h3>{title}</h3>", chart) for title, chart in charts.items()], "two")
-
-
-def _rollouts(folder: Path) -> list[dict[str, Any]]:
-    """Results of `understudy rollout`, the plain ones first; a file that is no result is passed over."""
-    found = []
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
-        try:
-            result = json.loads(path.read_text(encoding="utf-8"))
-            result["success"]["episodes"], result["swap_text"], result["world"], result["tasks"]
-        except (ValueError, KeyError, TypeError, OSError):
-            continue
-        found.append(result)
-    return sorted(found, key=lambda result: bool(result["swap_text"]))
-
-
-def _rollout(result: dict[str, Any], folder: Path) -> str:
-    """Success per task with its interval, and strips of pictures."""
-    from understudy.tools import html
-
-    def row(name: str, rate: dict[str, Any]) -> list[Any]:
-        share = rate["successes"] / max(1, rate["episodes"])
-        bar = html.interval_bar(rate["low"], share, rate["high"])
-        between = f"{100 * rate['low']:.0f} to {100 * rate['high']:.0f} %"
-        return [name, f"{rate['successes']}/{rate['episodes']}", bar, between]
-
-    rows = [row(task, rate) for task, rate in result["tasks"].items()]
-    rows.append(row("all", result["success"]))
-    if result["swap_text"]:
-        rows.append(row("did the scene's own task instead", result["took_scene"]))
-    table = html.table(["told", "success", "", "95 % interval"], rows)
-    title = f"{result['world']}, seed {result['seed']}" + (", another object named" if result["swap_text"] else "")
-    strips = [_strip(result, int(episode), folder / name) for episode, name in result.get("pictures", {}).items()]
-    films = (
-        f"<details open><summary>pictures of {len(strips)} episodes</summary>{''.join(strips)}</details>"
-        if strips
-        else ""
-    )
-    return html.card(f"<h3>{_text(title)}</h3>", table, films) + "<br>"
-
-
-def _strip(result: dict[str, Any], episode: int, path: Path) -> str:
-    from PIL import Image
-
-    from understudy.tools import html
-
-    if not path.is_file():
-        return ""
-    with Image.open(path) as image:
-        pixels = np.asarray(image.convert("RGB"))
-    told = next((e for e in result["episodes"] if e["episode"] == episode), None)
-    if told is None:
-        return ""
-    outcome = '<span class="good">done</span>' if told["success"] else '<span class="bad">not done</span>'
-    words = f"{_text(told['told'])}, {told['steps']} steps: {outcome}"
-    return f"<p><small>{words}</small></p>" + html.picture(pixels, 1040, f"episode {episode}", magnify=True)
 
 
 def _batch(config: Any, count: int = 8) -> str:
