@@ -9,7 +9,7 @@ import pytest
 from understudy import cli
 from understudy.train import rundir
 from understudy.train.config import DataConfig, TrainConfig
-from understudy.train.settings import dump_yaml
+from understudy.train.settings import complete, dump_yaml, load
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "training.md").read_text()
@@ -53,3 +53,13 @@ def test_what_the_page_names_is_there() -> None:
     launched = {name for name, verb in cli.VERBS.items() if verb.ranks}
     (named,) = re.findall(r"`--launch N` works for (.*?)\.", PAGE)
     assert set(re.findall(r"`(\w+)`", named)) == launched
+
+
+def test_the_mixture_of_the_page_can_be_used(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
+    (tmp_path / "c.yaml").write_text(block)
+    config = complete(load(TrainConfig, tmp_path / "c.yaml"))
+    assert config.data.names() == ("table", "arms")
+    assert (
+        TrainConfig(data=config.data, mode={"policy": 3.0, "inverse_dynamics": 1.0}).mode_weights()["policy"] == 3 / 4
+    )
