@@ -71,7 +71,7 @@ def _table(val: Records) -> str:
         means["heads by their weights"] = lambda r: r.get("weighted")
     over_all += [[name, *figures({"loss": of(last)}, [(of(r), r["step"]) for r in val])] for name, of in means.items()]
     per_group = html.table(["", "group", "samples", "episodes", *head], rows)
-    return html.table(["", *head], over_all) + "<br>" + per_group
+    return html.table(["", *head], over_all) + "<br>" + _folded(per_group, len(rows), "groups")
 
 
 def _open_loop(result: Mapping[str, Any]) -> str:
@@ -85,5 +85,9 @@ def _open_loop(result: Mapping[str, Any]) -> str:
         f"the robot's units. Mean squared error in normalised units, all joints alike: {number(result['normalised'])}."
     )
     table = html.table(["source", "joint", "mean squared error", "mean absolute error"], rows)
-    body = table if len(rows) <= 40 else f"<details><summary>{len(rows)} joints</summary>{table}</details>"
-    return f'<h3>Open-loop error</h3><p class="soft">{told}</p>{body}'
+    return f'<h3>Open-loop error</h3><p class="soft">{told}</p>{_folded(table, len(rows), "joints")}'
+
+
+def _folded(table: str, rows: int, what: str) -> str:
+    """A table; a very long one folded."""
+    return table if rows <= 40 else f"<details><summary>{rows} {what}</summary>{table}</details>"

@@ -59,9 +59,10 @@ def grouped(
         mixture weights of their sources (absent where these are 0). `time`: loss per interval of flow time, whose mean
         is `loss`.
     """
-    names, task = np.unique(np.array(tasks, dtype=object), return_inverse=True)
-    head = held.head_of[held.source]
-    clusters = np.unique(np.stack([held.source, held.episode]), axis=1, return_inverse=True)[1].reshape(-1)
+    names = sorted(set(tasks))
+    numbers = {name: number for number, name in enumerate(names)}
+    task = np.fromiter((numbers[name] for name in tasks), np.int64, len(tasks))
+    head, clusters = held.head_of[held.source], (held.source << 32) + held.episode
 
     def entries(labels: np.ndarray, name: Callable[[int], str]) -> dict[str, dict[str, Any]]:
         made = {name(label): _entry(found, weights, at, clusters) for label, at in _parts(labels)}
@@ -72,11 +73,11 @@ def grouped(
     kinds: dict[str, dict[str, dict[str, Any]]] = {
         "heads": heads,
         "sources": entries(held.source, lambda s: held.names[s]),
-        "tasks": entries(task, lambda t: str(names[t])),
+        "tasks": entries(task, lambda t: names[t]),
     }
     # The head of a sample follows from its source.
     groups = [
-        {"head": held.heads[head[at[0]]], "source": held.names[held.source[at[0]]], "task": str(names[task[at[0]]])} | e
+        {"head": held.heads[head[at[0]]], "source": held.names[held.source[at[0]]], "task": names[task[at[0]]]} | e
         for _, at in _parts(held.source * len(names) + task)
         if (e := _entry(found, weights, at, clusters)) is not None
     ]

@@ -35,16 +35,18 @@ class OpenLoop:
 
     def __init__(self, every: int, seed: int, width: int, mode: str, held: HeldOut) -> None:
         self.every, self._seed, self._mode, self._held = every, seed, mode, held
-        self.rows = {"squared": width, "absolute": width, "count": width, "normalised": 1, "elements": 1}
-        """What is told of each sample, and how many numbers each is: sums over the steps of the chunk."""
+        self._chosen = np.flatnonzero(held.place % every == 0)
+        rows = {"squared": width, "absolute": width, "count": width, "normalised": 1, "elements": 1}
+        self.shapes = {name: (size, len(self._chosen)) for name, size in rows.items()}
+        """(numbers, chosen samples) of what is told of each sample: sums over the steps of the chunk."""
 
     def errors(self, policy: FlowPolicy, batch: Mapping[str, Any], part: slice) -> dict[str, tuple[Tensor, Tensor]]:
-        """Of the chosen samples of a chunk, by name of `rows`: (their numbers in the line int64 [n], float [rows, n]).
+        """Of the chosen samples of a chunk, by name of `shapes`: (which they are int64 [n], float [numbers, n]).
 
         At least one forward pass is made, so that all ranks make equally many.
         """
-        place = self._held.place[part]
-        chosen = np.flatnonzero(place % self.every == 0)
+        first, last = np.searchsorted(self._chosen, [part.start, part.stop])
+        chosen = self._chosen[first:last] - part.start
         some = torch.from_numpy(chosen if len(chosen) else np.zeros(1, np.int64))
         here = {key: _rows(value, some) for key, value in batch.items()}
         shape = (policy.config.chunk, policy.config.noise_dim)
@@ -71,11 +73,11 @@ class OpenLoop:
             "normalised": scaled.square().sum(dim=(1, 2))[None],
             "elements": elements[None],
         }
-        columns = (some + part.start).to(recorded.device)
+        columns = torch.arange(int(first), int(last), device=recorded.device)
         return {name: (columns, values) for name, values in found.items()}
 
     def result(self, found: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """From float64 (rows, N) by name:
+        """From float64 arrays of `shapes`, by name:
 
         {"every", "normalised": mean squared error in units of the normalisation's spread, over all samples, joints and
         steps alike (joints that never move left out), "sources": {name: {"samples", "normalised", "mse": {joint: mean
@@ -83,7 +85,7 @@ class OpenLoop:
         """
         sources = {}
         for number, name in enumerate(self._held.names):
-            of_source = np.flatnonzero((self._held.source == number) & (self._held.place % self.every == 0))
+            of_source = np.flatnonzero(self._held.source[self._chosen] == number)
             counts = [math.fsum(row) for row in found["count"][:, of_source]]
             joints = self._held.joints(number)
 

@@ -59,19 +59,24 @@ def validation(
         `groups.grouped`; with `open_loop` also {"open_loop": `OpenLoop.result`}; with `per_dim` each source also has
         "dims": {joint: loss}.
     """
-    width = policy.config.action_dim
+    width, count = policy.config.action_dim, len(held)
     rows = {"sum": 1, "count": 1, "draws": draws.draws}
-    layout = {(term, name): size for term in weights for name, size in rows.items()}
+    layout = {(term, name): (size, count) for term in weights for name, size in rows.items()}
     if per_dim and FLOW in weights:
-        layout |= {("dims", "sum"): width, ("dims", "count"): width}
+        layout |= {("dims", "sum"): (width, count), ("dims", "count"): (width, count)}
     sampler = OpenLoop(open_loop, draws.seed, width, mode, held) if open_loop and FLOW in TRAINS[mode] else None
-    layout |= {("open loop", name): size for name, size in (sampler.rows.items() if sampler else ())}
-    found = torch.zeros((sum(layout.values()), len(held)), dtype=torch.float64, device=mesh.device)
-    at = dict(zip(layout, torch.split(found, list(layout.values()))))  # views
+    layout |= {("open loop", name): shape for name, shape in (sampler.shapes.items() if sampler else ())}
+    sizes = [rows * columns for rows, columns in layout.values()]
+    found = torch.zeros(sum(sizes), dtype=torch.float64, device=mesh.device)
 
+    def parts(of: Tensor) -> dict[tuple[str, str], Tensor]:  # views
+        return {name: part.view(shape) for (name, shape), part in zip(layout.items(), of.split(sizes))}
+
+    at = parts(found)
     chunks = [slice(low, min(low + BATCH, len(held))) for low in range(0, len(held), BATCH)]
     own, turns = dealt(len(chunks), mesh.rank, mesh.world)
     tasks: dict[int, list[str]] = {}  # of this rank's chunks
+    known: dict[str, str] = {}  # each text once, for the way to the other ranks
     # A rank that has no chunk in the last turn computes one that is not counted: a forward pass may gather weights from
     # all ranks.
     extra = turns - len(own)
@@ -91,7 +96,7 @@ def validation(
                 errors = sampler.errors(policy, here, part) if sampler else {}
                 if turn or not own:
                     continue
-                tasks[number] = list(batch[TASK])
+                tasks[number] = [known.setdefault(task, task) for task in batch[TASK]]
                 _write(at, part, losses, time)
                 for name, (columns, values) in errors.items():
                     at["open loop", name][:, columns] = values.double()
@@ -100,8 +105,7 @@ def validation(
         policy.train(training)
     told = {number: names for of_rank in mesh.gather(tasks) for number, names in of_rank.items()}
     names = [name for number in range(len(chunks)) for name in told[number]]
-    everything = mesh.sum(found).cpu().numpy()
-    each = dict(zip(layout, np.split(everything, np.cumsum(list(layout.values()))[:-1])))
+    each = {name: part.numpy() for name, part in parts(mesh.sum(found).cpu()).items()}
     terms = {t: TermFound(each[t, "sum"][0], each[t, "count"][0], each[t, "draws"]) for t in weights}
     result = grouped(terms, weights, held, names)
     if ("dims", "sum") in each:
@@ -110,7 +114,7 @@ def validation(
             of_source = np.flatnonzero(held.source == number)
             entry["dims"] = by_dimension(each["dims", "sum"], each["dims", "count"], of_source, held.joints(number))
     if sampler:
-        result["open_loop"] = sampler.result({name: each["open loop", name] for name in sampler.rows})
+        result["open_loop"] = sampler.result({name: each["open loop", name] for name in sampler.shapes})
     return result
 
 
