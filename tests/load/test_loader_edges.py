@@ -22,6 +22,7 @@ from understudy.data.remote.retry import Stopped, give_up_when
 from understudy.data.samples import EpisodeDataset
 from understudy.load.buffers import Buffers
 from understudy.load.chains import Spent, _Strand
+from understudy.load.decoders import Job
 from understudy.load.engine import Engine
 from understudy.load.loader import Loader
 from understudy.load.plan import fit_order
@@ -331,7 +332,7 @@ def test_an_order_that_fits(tmp_path: Path) -> None:
             next(loader)
             return loader.plan.holdings[0].ahead
 
-    tight = least_memory(data, order=wished) + 120_000
+    tight = least_memory(data, order=wished) + 90_000
     order, said = fit_order([data], memory=tight, **options)
     assert (ahead(wished), ahead(order)) == (0, 4)
     frames = int(said[0].split()[0])
@@ -428,8 +429,8 @@ def test_chains_let_go_of_what_no_sample_needs_any_more(root: Path, monkeypatch:
     held: list[int] = []
     plain = _Strand.make
 
-    def make(self: _Strand, at: int, out: np.ndarray, spent: Spent) -> None:
-        plain(self, at, out, spent)
+    def make(self: _Strand, at: int, out: np.ndarray, jobs: list[Job], spent: Spent) -> None:
+        plain(self, at, out, jobs, spent)
         held.append(len(self._held))
 
     monkeypatch.setattr(_Strand, "make", make)

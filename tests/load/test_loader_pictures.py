@@ -21,7 +21,7 @@ from understudy.load.chains import Chain, Holding, Spent
 from understudy.load.decoders import Cursors
 from understudy.load.engine import Engine
 from understudy.load.loader import Batch, Loader
-from understudy.load.making import Stream, first_run
+from understudy.load.making import Stream, first_runs
 from understudy.load.plan import Plan, make_plan
 from understudy.order import Order
 
@@ -210,24 +210,29 @@ def test_a_long_group_of_pictures_costs_per_sample_what_a_short_one_does(
 def test_the_first_batch_decodes_what_it_needs_and_the_next_runs_take_turns(roots: dict[str, Path]) -> None:
     data = opened(roots["gop 2"], episodes=[2])
     rows, frames = data.video_frames(np.full(41, 2), np.arange(41))
-    chain = Chain(data, rows, frames, Holding(16, False), [1, 5], Cursors(1), Converter(), lambda: False)
+    chain = Chain(data, rows, frames, Holding(16, False), [0, 5], Cursors(1), Converter())
     spent, out, decoded = (
         Spent(),
         np.empty((1, *data.batch(np.asarray([2]), np.asarray([0]))[TOP].shape[1:]), np.uint8),
         [],
     )
     for _ in range(23):
-        chain.make({TOP: out}, spent)
+        chain.make({TOP: out}, [], spent)
         decoded.append(spent.pictures)
     assert decoded == [1] + 5 * [6] + 16 * [22] + [38]
 
     order, holding = Order.of([data], batch=4, seed=1, clip=9, lanes=12), Holding(16, False)
-    first = [first_run(order, 0, holding, position, 5) for position in range(5, 5 + 12)]
-    assert first[:4] == [1, 1, 1, 1]
-    assert len(set(first[4:])) > 4
-    assert max(first) <= 16
-    assert first_run(order, 0, holding, 5 + 12, 5) == 16
-    assert first_run(order, 0, Holding(1, True), 5, 5) == 1
+    for position in range(5, 5 + 40):
+        runs = first_runs(order, 0, holding, position, 5)
+        assert (runs[0] == 0) == (position < 5 + 4)  # the first batch is waited for
+        lane = int(order.lanes([position])[1][0])
+        turn = position // 12 + max(1, sum(runs) + (runs[0] == 0))
+        later = next(p for p in range(12 * turn, 12 * turn + 12) if int(order.lanes([p])[1][0]) == lane)
+        assert first_runs(order, 0, holding, later, 0) == [16]  # there a whole run begins, whenever the clip began
+    ends = {first_runs(order, 0, holding, position, 0)[0] for position in range(12, 24)}
+    assert len(ends) == 12  # each lane at another time
+    assert first_runs(order, 0, Holding(1, True), 5, 5) == []
+    assert first_runs(order, 0, Holding(30, False, whole=True), 50, 5) == [1]
 
 
 def test_groups_of_middling_length_are_decoded_whole_where_memory_allows(roots: dict[str, Path]) -> None:
@@ -238,8 +243,8 @@ def test_groups_of_middling_length_are_decoded_whole_where_memory_allows(roots: 
     plans = [make_plan([data], order, rank=0, world=1, threads=1, memory=least + 100_000 * i) for i in (0, 20, 80)]
     assert [(plan.holdings[0], plan.kept[0]) for plan in plans] == [
         (Holding(0, False), False),
-        (Holding(30, False), False),
-        (Holding(30, False), True),
+        (Holding(30, False, whole=True), False),
+        (Holding(30, False, whole=True), True),
     ]
 
 
@@ -277,7 +282,7 @@ def test_cameras_and_sources_of_other_sizes(tmp_path: Path, roots: dict[str, Pat
     with Loader([data], order=order, memory=LARGE, size=(32, 48)) as kept:
         small = [next(kept) for _ in range(5)]
     assert small[0][TOP].shape == (3, 3, 32, 48)
-    for holding in (Holding(8, False, True), Holding(8, True, False)):
+    for holding in (Holding(8, False, converted=True), Holding(8, True)):
         for one, two in zip(batches(data, order, holding, 5, size=(32, 48)), small, strict=True):
             assert equal(one, two)
     with Loader([data], order=order) as loader:

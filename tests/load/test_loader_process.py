@@ -51,7 +51,7 @@ def run(*words: str | int | Path) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize(
     ("megabytes", "lanes", "way"),
-    [(290, 16, "16 lanes, runs of 16 pictures"), (150, 16, "16 lanes, runs of 8 pictures"), (1500, 16, "all of them")],
+    [(290, 16, "16 lanes, runs of 16 pictures"), (130, 16, "16 lanes, runs of 8 pictures"), (1500, 16, "all of them")],
 )
 def test_memory_is_as_planned(short_groups: Path, megabytes: int, lanes: int, way: str) -> None:
     told, errors = run("measure", short_groups, megabytes * 10**6, lanes, 45, 100).communicate(timeout=300)

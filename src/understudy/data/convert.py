@@ -75,12 +75,13 @@ class Converter:
                 out[channel] = _lines(plane, high)[:, :wide]
 
     def _colours(self, frame: av.VideoFrame, height: int, width: int, out: np.ndarray) -> None:
-        kind = Kind(frame.format.name, height, width, frame.colorspace, frame.color_range)
+        kind = (frame.format.name, height, width, frame.colorspace, frame.color_range)
         if kind != self._kind:
-            self._kind, self._scaler = kind, Scaler(kind) if is_equal(kind) else None
+            self._kind = Kind(*kind)
+            self._scaler = Scaler(self._kind) if is_equal(self._kind) else None
         if self._scaler is not None and self._scaler.write(frame, out):
             return
-        if planar_is_equal(kind.name, height, width):
+        if planar_is_equal(kind[0], height, width):
             for plane, channel in zip(self._reformatter.reformat(frame, None, None, "gbrp", threads=1).planes, _PLANES):
                 out[channel] = _lines(plane, height)[:, :width]  # lines may be padded
         else:

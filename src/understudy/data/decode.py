@@ -73,13 +73,17 @@ class PictureDecoder:
         positions = wanted.tolist()
         recent, self._recent = self._recent, {}
         until = min(self._sample[positions[-1]] + self._reorder, len(self._display) - 1) if positions else 0
-        height, width = self._index.height, self._index.width
+        height, width, few = self._index.height, self._index.width, len(positions) <= _RECENT
         for position in positions:
-            frame = recent.get(position) or self._reach(position, until)
+            frame = None
+            if position == self._expected and self._context is not None and not self._ahead and not recent:
+                frame = self._advance(position, until)[0]  # the one that comes next, as nearly always
+            if frame is None:
+                frame = recent.get(position) or self._reach(position, until)
             if frame.height != height or frame.width != width:
                 what = f"picture {position} is {frame.width}x{frame.height}, the file says {width}x{height}"
                 raise DatasetError(what, where=self._where, fix="split the file where the size changes")
-            if len(positions) <= _RECENT:
+            if few:
                 self._recent[position] = frame
             yield position, frame
 

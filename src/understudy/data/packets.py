@@ -109,7 +109,10 @@ class Mp4Packets:
         if at < 0 or at + size > len(self._window):
             self._read(i, until)
             at = 0
-        return _packet(memoryview(self._window)[at : at + size], self._display[i])
+        packet = av.Packet(size)  # as in `_packet`
+        packet.update(memoryview(self._window)[at : at + size])  # type: ignore[arg-type]
+        packet.pts = self._display[i]
+        return packet
 
     def _read(self, i: int, until: int) -> None:
         """One read of sample i and of those after it, up to `until`, that follow without a gap in the file."""

@@ -17,8 +17,7 @@ import numpy as np
 from understudy.data.errors import DatasetError
 from understudy.data.remote.retry import give_up_when
 from understudy.data.samples import EpisodeDataset
-from understudy.load.chains import Holding, to_key_frame
-from understudy.load.making import Stream, first_round, first_run
+from understudy.load.making import Stream, first_round
 
 _RUN = 256  # samples of a clip that are fetched at once: a request should be worth its latency and its work
 _FIRST_RUN = 16  # while every batch opens new clips
@@ -31,13 +30,12 @@ class Ahead:
 
     Args:
         stream: what is made; datasets on this machine are passed over.
-        holdings: of each source, what its chains hold.
         low, high: this rank's part of every global batch.
     """
 
-    def __init__(self, stream: Stream, holdings: Sequence[Holding], low: int, high: int) -> None:
+    def __init__(self, stream: Stream, low: int, high: int) -> None:
         self._order, self._datasets, self._start = stream.order, stream.datasets, stream.start
-        self._holdings, self._low, self._high = holdings, low, high
+        self._low, self._high = low, high
         self._covered: set[int] = set()  # positions whose pictures were asked for
         self._change = threading.Condition()
         self._taken, self._stopping = 0, False
@@ -113,34 +111,17 @@ class Ahead:
         order, spec = self._order, self._order.spec.sources[source]
         early = position < self._start + 2 * first_round(order, source)
         count = _FIRST_RUN if early else _RUN
-        holding, first = self._holdings[source], position < self._start + order.batch
-        if first:
-            run = max(1, first_run(order, source, holding, position, self._start))
-            count = run + holding.ahead
+        first = position < self._start + order.batch
+        if first:  # a chain decodes no more for it than its first sample (`making.first_runs`)
+            count = 1
         at, episode, frame = order.rest_of_clip(position, max(spec.clip, 1 if spec.shuffle else _RUN))
         offset = (at - self._start) % order.batch
         own = np.flatnonzero((offset >= self._low) & (offset < self._high))[:count]
         at, episode, frame = at[own], episode[own], frame[own]
         rows, frames = dataset.video_frames(episode, frame)
         for camera, wanted in frames.items():
-            for row in rows[:1].tolist() if first else np.unique(rows).tolist():
+            for row in np.unique(rows).tolist():
                 here = wanted[rows == row]
-                last = int(here.max())
-                if first:
-                    last = self._end_of_run(dataset, camera, row, here, run, holding)
-                dataset.pictures.prefetch(camera, row, int(here.min()), last)
+                dataset.pictures.prefetch(camera, row, int(here.min()), int(here.max()))
         if not first:
             self._covered.update(at[at > position].tolist())
-
-    @staticmethod
-    def _end_of_run(
-        dataset: EpisodeDataset, camera: str, row: int, wanted: np.ndarray, count: int, holding: Holding
-    ) -> int:
-        """The last frame that a chain decodes in its first run of `count` pictures, or of its first sample; without a
-        decoder of its own it goes on to a key frame (`chains.py`). `wanted`: frames (n,) or (n, T)."""
-        todo = np.unique(wanted)
-        stop = max(int(np.searchsorted(todo, wanted[0].max())) + 1, min(count, len(todo)))
-        if holding.ahead > 1 and not holding.keep and stop < len(todo):
-            keys = dataset.pictures.reader(camera, row).key_frames
-            stop = to_key_frame(todo, stop, count, keys, -int(dataset.catalog.videos(camera).first[row]))
-        return int(todo[stop - 1])

@@ -15,18 +15,16 @@ and the halo of a window is decoded once for all samples that share it. Between 
 Not here: which positions are whose and when (`engine.py`), how much may be held (`plan.py`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from time import perf_counter
 
-import av
 import numpy as np
 
 from understudy.data.convert import Converter
 from understudy.data.errors import DatasetError
-from understudy.data.remote.retry import Stopped
 from understudy.data.samples import EpisodeDataset
-from understudy.load.decoders import Cursor, Cursors, write
+from understudy.load.decoders import Cursor, Cursors, Job, Picture, write
 
 _PIECE = 40  # bits of a picture number; above them the place of its file among those of the chain
 
@@ -60,6 +58,8 @@ class Holding:
     """Pictures decoded in one go, at least; 1: none in advance; 0: nor is any kept for the next sample."""
     keep: bool
     """Whether each has its own decoder, which goes on where it stood."""
+    whole: bool = False
+    """Whether these are whole groups of pictures, from key frame to key frame."""
     converted: bool = False
     """Whether pictures are resized before they are held, where that makes them smaller."""
 
@@ -70,8 +70,8 @@ class Chain:
     Args:
         rows: int64 (n,), table rows of the samples.
         frames: camera -> int64 (n,) or (n, T), the frames of their windows, clamped to the episode.
-        runs: pictures of the first runs, before those of `holding.ahead`: chains that open together then do not all
-            decode in the same batch for ever after, and those of the first batch decode no more than it needs.
+        runs: pictures of the first runs, before those of `holding.ahead` (`making.first_runs` says what for); 0: what
+            the sample needs and nothing ahead of it.
     """
 
     def __init__(
@@ -83,9 +83,8 @@ class Chain:
         runs: Sequence[int],
         cursors: Cursors,
         converter: Converter,
-        stopped: Callable[[], bool],
     ) -> None:
-        common = holding, runs, cursors, converter, stopped
+        common = holding, runs, cursors, converter
         self._strands = {
             camera: _Strand(dataset, camera, rows, wanted.reshape(len(rows), -1), *common)
             for camera, wanted in frames.items()
@@ -97,11 +96,15 @@ class Chain:
     def done(self) -> bool:
         return self._next == self._count
 
-    def make(self, outs: dict[str, np.ndarray], spent: Spent) -> None:
-        """Write the next sample's pictures: camera -> uint8 (T, 3, H, W)."""
+    def make(self, outs: dict[str, np.ndarray], jobs: list[Job], spent: Spent) -> None:
+        """Decode what the next sample needs, and add to `jobs` which picture goes where: camera -> uint8 (T, 3, H, W).
+
+        Colours are left to the caller (`write_all`), who converts those of many samples on end: what takes turns on a
+        core for each picture finds its code and its tables gone from the cache.
+        """
         at, self._next = self._next, self._next + 1
         for camera, strand in self._strands.items():
-            strand.make(at, outs[camera], spent)
+            strand.make(at, outs[camera], jobs, spent)
 
     def close(self) -> None:
         """Give back the decoders."""
@@ -122,9 +125,8 @@ class _Strand:
         runs: Sequence[int],
         cursors: Cursors,
         converter: Converter,
-        stopped: Callable[[], bool],
     ) -> None:
-        self._dataset, self._camera, self._cursors, self._stopped = dataset, camera, cursors, stopped
+        self._dataset, self._camera, self._cursors = dataset, camera, cursors
         self._converter, self._converted = converter, holding.converted
         videos = dataset.catalog.videos(camera)
         file = videos.file[rows]
@@ -149,27 +151,19 @@ class _Strand:
         self._drop, self._cuts = by_last.tolist(), cuts.tolist()
         self._ahead, self._keep, self._runs = holding.ahead, holding.keep, list(runs)[::-1]
         self._decoded = 0  # how far into todo
-        self._held: dict[int, av.VideoFrame | np.ndarray] = {}
+        self._held: dict[int, Picture] = {}
         self._cursor: Cursor | None = None
 
-    def make(self, at: int, out: np.ndarray, spent: Spent) -> None:
-        begin, fetched = perf_counter(), spent.fetch
-        until = self._until[at]
+    def make(self, at: int, out: np.ndarray, jobs: list[Job], spent: Spent) -> None:
+        until, held = self._until[at], self._held
         if self._decoded < until:
+            begin, fetched = perf_counter(), spent.fetch
             self._advance(until, spent)
-        decoded = perf_counter()
-        spent.decode += decoded - begin - (spent.fetch - fetched)
-        which, held = self._which[at], self._held
-        for t, k in enumerate(which):
-            if t and k == which[t - 1]:
-                out[t] = out[t - 1]
-            elif self._converted:
-                out[t] = held[k]
-            else:
-                write(held[k], self._converter, out[t])
+            spent.decode += perf_counter() - begin - (spent.fetch - fetched)
+        for t, k in enumerate(self._which[at]):
+            jobs.append((held[k], out[t]))
         for k in self._drop[self._cuts[at] : self._cuts[at + 1]]:
             del held[k]
-        spent.convert += perf_counter() - decoded
 
     def _advance(self, until: int, spent: Spent) -> None:
         """Decode on to `until` (an index into todo) at least, and as far as a run goes."""
@@ -186,8 +180,6 @@ class _Strand:
                 for picture in cursor.pictures(numbers):
                     self._held[self._decoded] = self._smaller(picture) if self._converted else picture
                     self._decoded += 1
-                    if self._stopped():
-                        raise Stopped
             except DatasetError:
                 self._cursors.give(cursor)
                 if self._decoded < until:
@@ -202,10 +194,10 @@ class _Strand:
             else:
                 self._cursors.give(cursor)
 
-    def _smaller(self, picture: av.VideoFrame | np.ndarray) -> np.ndarray:
+    def _smaller(self, picture: Picture) -> np.ndarray:
         out = np.empty((3, *(self._converter.size or ())), np.uint8)
         write(picture, self._converter, out)
-        return out
+        return out.transpose(1, 2, 0)
 
     def _stop(self, until: int) -> int:
         """Where the run ends that decodes up to `until`: after `ahead` pictures, and with shared decoders at a key
@@ -213,11 +205,11 @@ class _Strand:
         count = len(self._todo)
         run = self._runs.pop() if self._runs else self._ahead
         stop = max(until, min(self._decoded + run, count))
-        if self._keep or self._ahead <= 1 or stop == count:
+        if self._keep or self._ahead <= 1 or stop == count or run == 0:
             return stop
         piece = int(self._todo[stop]) >> _PIECE
         keys = self._cursors.reader(self._dataset, self._camera, self._rows[piece]).key_frames
-        return to_key_frame(self._todo, stop, run, keys, piece << _PIECE)
+        return to_key_frame(self._todo, stop, self._ahead, keys, piece << _PIECE)
 
     def close(self) -> None:
         self._held.clear()
@@ -226,16 +218,16 @@ class _Strand:
             self._cursor = None
 
 
-def to_key_frame(todo: np.ndarray, stop: int, run: int, keys: np.ndarray, base: int) -> int:
+def to_key_frame(todo: np.ndarray, stop: int, most: int, keys: np.ndarray, base: int) -> int:
     """Where a run of a shared decoder ends that should end at `stop`: at the key frame behind it, so that the next run
-    begins for nothing, unless that is as far again as the run is long.
+    begins for nothing, unless that is `most` pictures away or more.
 
     Args:
-        todo: int64 (n,), increasing, what is decoded, numbered as the file's pictures plus `base`; stop, run: places in
-            it and their number. keys: int64 (k,), the file's key frames.
+        todo: int64 (n,), increasing, what is decoded, numbered as the file's pictures plus `base`; stop: a place in it.
+        keys: int64 (k,), the file's key frames.
     """
     number = int(todo[stop]) - base
     following = int(np.searchsorted(keys, number))
     key = int(keys[following]) if following < len(keys) else number
     aligned = int(np.searchsorted(todo, key + base))
-    return aligned if aligned - stop < run else stop
+    return aligned if aligned - stop < most else stop

@@ -8,7 +8,8 @@ Not here: which pictures are wanted (`chains.py`, `residency.py`).
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
 
 import av
 import numpy as np
@@ -20,6 +21,11 @@ from understudy.data.mp4 import VideoIndex
 from understudy.data.packets import ContainerPackets, Mp4Packets, Packets
 from understudy.data.samples import EpisodeDataset
 from understudy.data.video import PyavReader, VideoReader
+
+Picture: TypeAlias = av.VideoFrame | np.ndarray
+"""As the decoder gives it, or colours uint8 (H, W, 3)."""
+Job: TypeAlias = tuple[Picture, np.ndarray]
+"""A picture, and where it goes: uint8 (3, H, W)."""
 
 
 class Cursor:
@@ -33,8 +39,8 @@ class Cursor:
         self._packets = _packets(reader) if isinstance(reader, PyavReader) else None
         self._decoder = PictureDecoder(self._packets, reader.path) if self._packets is not None else None
 
-    def pictures(self, numbers: np.ndarray) -> Iterator[av.VideoFrame | np.ndarray]:
-        """The pictures at positions int64 (n,), increasing: as the decoder gives them, or RGB uint8 (H, W, 3)."""
+    def pictures(self, numbers: np.ndarray) -> Iterator[Picture]:
+        """The pictures at positions int64 (n,), increasing."""
         self.at = int(numbers[-1]) + 1
         try:
             if self._decoder is None:
@@ -94,7 +100,18 @@ class Cursors:
             self._idle.pop(0).park()
 
 
-def write(picture: av.VideoFrame | np.ndarray, converter: Converter, out: np.ndarray) -> None:
+def write_all(jobs: Iterable[Job], converter: Converter) -> None:
+    """Pictures into their places; one that follows itself is converted once."""
+    last = there = None
+    for picture, out in jobs:
+        if picture is last:
+            out[...] = there
+        else:
+            write(picture, converter, out)
+        last, there = picture, out
+
+
+def write(picture: Picture, converter: Converter, out: np.ndarray) -> None:
     """A picture of a cursor into `out`, uint8 (3, H, W)."""
     if isinstance(picture, np.ndarray):
         out[...] = picture.transpose(2, 0, 1)

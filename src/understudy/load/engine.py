@@ -61,8 +61,8 @@ class Engine:
         self._ahead: Ahead | None = None
         keep_freed_memory()
         try:
-            if self._cameras and not all(dataset.catalog.files.is_local for dataset in stream.datasets):
-                self._ahead = Ahead(stream, plan.holdings, self._low, self._high)
+            if any(dataset.cameras and not dataset.catalog.files.is_local for dataset in stream.datasets):
+                self._ahead = Ahead(stream, self._low, self._high)
             for thread in self._threads:
                 thread.start()
         except BaseException:  # no more threads can be had, or a Ctrl-C: those that run are not left behind

@@ -19,7 +19,7 @@ from understudy.data.errors import DatasetError, SourceFailed
 from understudy.data.remote.retry import Stopped
 from understudy.data.samples import EpisodeDataset
 from understudy.load.chains import Chain, Holding, Spent
-from understudy.load.decoders import Cursors
+from understudy.load.decoders import Cursors, Job, write_all
 from understudy.load.plan import Plan
 from understudy.load.residency import KeptPictures
 from understudy.load.substitute import Substitutes
@@ -32,6 +32,7 @@ Augment: TypeAlias = Callable[[dict[str, Tensor], SampleRng], None]
 SPAN = 64
 """Positions that one thread makes on end of a source that is read in storage order."""
 
+_GOLDEN = 0.618034  # its multiples spread evenly, however many
 _IDLE = 1  # cursors that a thread keeps although no chain has them, for sources that are read in storage order
 
 
@@ -101,23 +102,27 @@ class Maker:
         """Fill in the pictures of samples number `mine` of a batch."""
         if not making.pictures:
             return
+        sources, positions = making.source.tolist(), making.positions.tolist()
+        jobs: list[Job] = []
         for i in mine:
-            source, episode, frame = int(making.source[i]), int(making.episode[i]), int(making.frame[i])
+            source = sources[i]
             outs = self._outs(making, i, source)
             try:
                 pictures = self._stream.datasets[source].pictures
                 if isinstance(pictures, KeptPictures):
-                    self._copy(source, pictures, episode, frame, outs)
+                    self._copy(source, pictures, int(making.episode[i]), int(making.frame[i]), outs)
                     if self._stopped():
                         raise Stopped
                 else:
-                    self._go_on(source, int(making.positions[i]), outs)
+                    self._go_on(source, positions[i], outs, jobs)
             except DatasetError as error:
                 if self._stream.substitutes is None or isinstance(error, SourceFailed):
                     raise
                 making.bad[i] = str(error)
-            else:
-                self._augment(making, i, outs)
+        self._convert(jobs)
+        for i in mine if self._stream.augment is not None else ():
+            if i not in making.bad:
+                self._augment(making, i, self._outs(making, i, sources[i]))
 
     def alone(self, making: Making, i: int, source: int, episode: int, frame: int) -> str | None:
         """Fill in the pictures of another frame as sample i of a batch; what is wrong with it where that cannot be."""
@@ -129,7 +134,9 @@ class Maker:
                 self._copy(source, dataset.pictures, episode, frame, outs)
             else:
                 chain = self._chain(source, np.asarray([episode]), np.asarray([frame]), Holding(1, False))
-                chain.make(outs, self._spent)
+                jobs: list[Job] = []
+                chain.make(outs, jobs, self._spent)
+                self._convert(jobs)
                 chain.close()
         except SourceFailed:
             raise  # that says nothing about the picture
@@ -185,7 +192,7 @@ class Maker:
             if not spec.shuffle:
                 own &= positions // SPAN == position // SPAN
             positions, episode, frame = positions[own], episode[own], frame[own]
-        runs = _first_runs(order, source, holding, position, self._stream.start)
+        runs = first_runs(order, source, holding, position, self._stream.start)
         chain = self._chain(source, episode, frame, holding, runs)
         later = positions[1:].tolist()
         opened = _Open(later, chain)
@@ -197,7 +204,7 @@ class Maker:
     ) -> Chain:
         dataset = self._stream.datasets[source]
         rows, frames = dataset.video_frames(episode, frame)
-        return Chain(dataset, rows, frames, holding, runs, self._cursors, self._converter, self._stopped)
+        return Chain(dataset, rows, frames, holding, runs, self._cursors, self._converter)
 
 
 def first_round(order: Order, source: int) -> int:
@@ -206,15 +213,23 @@ def first_round(order: Order, source: int) -> int:
     return -(-order.spec.sources[source].lanes * sum(slots) // max(1, slots[source]))
 
 
-def first_run(order: Order, source: int, holding: Holding, position: int, start: int) -> int:
-    """Pictures that a chain decodes in one go at first which opens at a position of a stream that begins at `start`."""
-    return [*_first_runs(order, source, holding, position, start), holding.ahead][0]
+def first_runs(order: Order, source: int, holding: Holding, position: int, start: int) -> list[int]:
+    """Pictures of the first runs of a chain that opens at a position of a stream that begins at `start`; those behind
+    them are `holding.ahead` long.
 
-
-def _first_runs(order: Order, source: int, holding: Holding, position: int, start: int) -> list[int]:
-    """Pictures of a chain's first runs, where they are others than `holding.ahead`: of the first batch, which is waited
-    for, no more than it needs, and then runs of all lengths, so that lanes take turns with theirs from there on."""
-    if holding.ahead <= 1 or position >= start + first_round(order, source):
+    Runs end when it is their lane's turn: every so many rounds, each lane at another time, for good. Otherwise lanes
+    whose clips begin together (all of them do at the start, and when an epoch turns) would decode in the same batch,
+    and hold as much at the same time, from there on. Runs of whole groups have their turns by where their clips begin:
+    the first goes on to the next key frame. A chain of the first batch, which is waited for, decodes only what that
+    needs.
+    """
+    if holding.ahead <= 1:
         return []
-    staggered = 1 + int(order.lanes([position])[1][0]) * 7 % holding.ahead
-    return [1, staggered] if position < start + order.batch else [staggered]
+    first = position < start + order.batch
+    if holding.whole:
+        return [0, 1] if first else [1]
+    lane, round_ = int(order.lanes([position])[1][0]), position // first_round(order, source)
+    run = holding.ahead - (round_ + int(holding.ahead * (lane * _GOLDEN % 1))) % holding.ahead
+    if first:
+        return [0, run - 1] if run > 1 else [0]
+    return [run]

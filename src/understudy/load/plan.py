@@ -103,20 +103,20 @@ class _Source:
     def chains(self, way: Holding, threads: int) -> int:
         """Bytes that its chains hold.
 
-        A kept decoder keeps the memory of all pictures it ever gave out at once. Shared ones, one a thread, that of the
-        most that its chains ever held: half a run each in the mean, and three standard deviations of so many. Whole
-        groups begin together in clips that began together: four fifths of all were seen held at once.
+        A kept decoder keeps the memory of all pictures it ever gave out at once, two that it refers to among them.
+        Shared ones, one a thread, that of the most that its chains ever held: half a run each, for they take turns
+        (`making.first_runs`), and half a picture on the way to a key frame. Whole groups take turns by chance: two
+        standard deviations of so many.
         """
         if way.ahead == 0:
             return 0
         lanes = self.lanes or threads
         if way.keep:
-            run = float(lanes * way.ahead)
-        elif way.ahead > _SHORT_RUN:
-            run = 0.8 * lanes * way.ahead
+            run = float(lanes * (way.ahead - min(2, way.ahead - 1)))
+        elif way.whole:
+            run = min(lanes * (way.ahead + 1) / 2 + 2 * way.ahead * (lanes * threads / 12) ** 0.5, lanes * way.ahead)
         elif way.ahead > 1:
-            scatter = 3 * way.ahead * (lanes * threads / 12) ** 0.5
-            run = min(lanes * (way.ahead + 1) / 2 + scatter, lanes * way.ahead)
+            run = lanes * (way.ahead + 2) / 2
         else:
             run = 0.0
         return int(sum(self.decoded) * (run + lanes * self.halo)) + (lanes * sum(self.live) if way.keep else 0)
@@ -308,15 +308,16 @@ def _look(dataset: EpisodeDataset, order: Order, d: int, low: int, high: int, si
 
 def _ways(alone: bool, gop: int, halo: int, converted: bool, shuffle: bool) -> tuple[Holding, ...]:
     """The ways of holding a lane, the quickest first; the last one holds nothing."""
+    ways: list[tuple[int, bool, bool]]
     if alone:
         ways = []
     elif gop <= _SHORT and shuffle:
-        ways = [(_SHORT_RUN, False), (8, False), (4, False), (1, True)]
+        ways = [(_SHORT_RUN, False, False), (8, False, False), (4, False, False), (1, True, False)]
     else:
-        whole = [(gop, False)] if gop <= _MIDDLING and shuffle else []
-        ways = [*whole, (8, True), (4, True), (1, True)]
-    ways += [(1, False)] if halo and not alone else []
-    return tuple(Holding(ahead, keep, converted) for ahead, keep in [*ways, (0, False)])
+        whole = [(gop, False, True)] if gop <= _MIDDLING and shuffle else []
+        ways = [*whole, (8, True, False), (4, True, False), (1, True, False)]
+    ways += [(1, False, False)] if halo and not alone else []
+    return tuple(Holding(ahead, keep, whole, converted) for ahead, keep, whole in [*ways, (0, False, False)])
 
 
 def _lanes_of_rank(order: Order, d: int, low: int, high: int) -> int:
