@@ -1,7 +1,8 @@
 """A player of rollouts that needs no torch: `player.py SETTINGS HOW RUN STEP`. The digest of the weights that it finds
 stands for success, and RUN/played says which steps it was asked for.
 
-HOW: `plays`; `fails` with some last words; `hangs` until its standard input ends; `hangs:STEP` at that step only.
+HOW: `plays`; `fails` with some last words; `nonsense` is what it writes; `hangs` until its standard input ends;
+`hangs:STEP` at that step only.
 """
 
 import hashlib
@@ -28,7 +29,7 @@ def main() -> int:
     result = {"step": step, "play": json.loads(play), "weights": digest}
     result |= {"world": "tabletop", "success": rate, "tasks": {"pick up the red block": rate}}
     new = run / f"rollouts/step-{step:08d}.json.new"
-    new.write_text(json.dumps(result))
+    new.write_text("{}" if how == "nonsense" else json.dumps(result))
     new.rename(new.with_suffix(""))
     return 0
 

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from support import player
 from support.ranks import in_ranks, outcomes_in_ranks
 from support.resumed import send, watched
 from support.runs import same_run, series, tiny_config
+from understudy.policies.flow_policy import FlowPolicy
 from understudy.train import checkpoint, metrics, rollouts, run
 from understudy.train.config import ParallelConfig, TrainConfig
 from understudy.train.rollout import played
@@ -90,9 +92,9 @@ def whole(out: Path, without: Path, steps: tuple[int, ...] = STEPS) -> None:
 
 def test_weights_are_played_beside_the_training(data: Path, without: Path, tmp_path: Path) -> None:
     """Real players. What comes of the last weights is what playing the run's policy gives."""
-    config = settings(data, tmp_path / "r", every=8)
+    config = settings(data, tmp_path / "r", every=11)
     assert run.train(config) == run.DONE
-    whole(tmp_path / "r", without, (8, 12))
+    whole(tmp_path / "r", without, (11, 12))
     last = json.loads((tmp_path / "r/rollouts/step-00000012.json").read_text())
     assert last["weights"] == hashlib.sha256((tmp_path / "r/policy/model.safetensors").read_bytes()).hexdigest()
     again = played(tmp_path / "r/policy", config.data, None, config.rollout).to_json()
@@ -100,6 +102,13 @@ def test_weights_are_played_beside_the_training(data: Path, without: Path, tmp_p
     assert list(last["tasks"]) == ["pick up the red block", "pick up the blue block"]
     rate = series(tmp_path / "r", "rollout")[-1]["success"]
     assert (rate["low"], rate["high"]) == wilson(rate["successes"], 2)
+    # Who plays leaves when nobody listens any more.
+    shutil.copytree(tmp_path / "r/policy", tmp_path / "r/rollouts/due/step-00000099")
+    alone = subprocess.Popen([*rollouts.PLAYER, tmp_path / "r", "99"], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert alone.stdin is not None
+    alone.stdin.close()
+    assert alone.wait() == 1
+    assert not (tmp_path / "r/rollouts/step-00000099.json").exists()
 
 
 def test_what_falls_due_meanwhile_waits_its_turn(
@@ -249,6 +258,38 @@ def test_a_player_that_fails_is_told_and_tried_again(
     assert run.resume(config) == run.DONE
     assert times(tmp_path / "r") == [5, 10, 12] * 2
     whole(tmp_path / "r", without)
+
+
+def test_a_result_that_is_none_is_played_again(
+    data: Path, without: Path, tmp_path: Path, act: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = settings(data, tmp_path / "r")
+    act(config, "nonsense")
+    assert run.train(config) == run.DONE
+    assert "step 10 could not be played (step-00000010.json is no result)" in capsys.readouterr().err
+    act(config, "plays")
+    assert run.resume(config) == run.DONE
+    whole(tmp_path / "r", without)
+
+
+def test_what_cannot_even_be_started_or_written_does_not_end_the_training(
+    data: Path, without: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, plain_save = settings(data, tmp_path / "r"), FlowPolicy.save
+
+    def save(self: FlowPolicy, directory: Path, *rest: Any) -> None:
+        if Path(directory).name == "step-00000010":
+            raise OSError("the disk is full")
+        plain_save(self, directory, *rest)
+
+    monkeypatch.setattr(FlowPolicy, "save", save)
+    monkeypatch.setattr(rollouts, "PLAYER", (str(tmp_path / "nobody"),))
+    assert run.train(config) == run.DONE
+    told = capsys.readouterr().err
+    assert "the weights of step 10 cannot be set aside, they will not be played: the disk is full" in told
+    assert "step 5 could not be played (cannot be started)" in told
+    assert "not played: step 5, 12" in told
+    same_run(without, tmp_path / "r")
 
 
 def test_a_signal_ends_the_player_and_the_wait_for_it(data: Path, without: Path, tmp_path: Path, act: Any) -> None:

@@ -29,6 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from tqdm import tqdm
 
 from understudy.policies import folder
@@ -95,7 +96,7 @@ class Rollouts:
                 shutil.rmtree(waiting)
                 self._found.append(step)
                 return
-        except OSError as error:  # a full disk must not cost more than this
+        except (OSError, SafetensorError) as error:  # a full disk must not cost more than this
             _say(f"rollout: the weights of step {step} cannot be set aside, they will not be played: {error}")
             return
         self._queue.append(step)
@@ -111,7 +112,7 @@ class Rollouts:
         if not self._here:
             return False
         self._take_in()
-        if self._player is None and self._queue:
+        while self._player is None and self._queue:
             self._play(self._queue[0])
         # One line for each step of the training, behind what the trackers have: some take no step twice.
         if self._found and (last or step > max(self._told_at, log.has)):
@@ -184,11 +185,15 @@ class Rollouts:
 
     def _play(self, step: int) -> None:
         command = [*PLAYER, str(self._run.root), str(step)]
-        with _log_of(self._run, step).open("wb") as told:
-            # It leaves when its standard input ends, so also when this process is killed.
-            self._player = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=told, stderr=subprocess.STDOUT, start_new_session=True
-            )
+        try:
+            with _log_of(self._run, step).open("wb") as told:
+                # It leaves when its standard input ends, so also when this process is killed.
+                self._player = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=told, stderr=subprocess.STDOUT, start_new_session=True
+                )
+        except OSError as error:
+            self._queue.pop(0)
+            self._give_up(step, "cannot be started", [str(error)])
 
     def _take_in(self) -> None:
         """What became of the player, if it has left."""
@@ -196,19 +201,28 @@ class Rollouts:
             return
         assert self._player.stdin is not None
         self._player.stdin.close()
-        self._player, step = None, self._queue.pop(0)
+        self._player = None
+        step = self._queue.pop(0)
         if code == 0 and _result(self._run, step).exists():
             self._found.append(step)
             return
-        self._failed.append(step)
         lines = _log_of(self._run, step).read_text(errors="replace").strip().splitlines()[-SHOWN:]
-        how = f"exit code {code}" if code >= 0 else f"killed by signal {-code}"
+        self._give_up(step, f"exit code {code}" if code >= 0 else f"killed by signal {-code}", lines)
+
+    def _give_up(self, step: int, how: str, lines: list[str]) -> None:
+        """Leave the weights of `step` for when the run goes on, and say so. The training is not asked."""
+        self._failed.append(step)
         _say("\n".join([f"rollout: step {step} could not be played ({how}):", *(f"  | {line}" for line in lines)]))
 
     def _log(self, log: Log, at: int, step: int) -> None:
         """Write the line of `step`; only then let go of its weights."""
-        result = json.loads(_result(self._run, step).read_text(encoding="utf-8"))
-        line = {"kind": KIND, "step": step, "at": at, **record(result)}
+        path = _result(self._run, step)
+        try:
+            line = {"kind": KIND, "step": step, "at": at, **record(json.loads(path.read_text(encoding="utf-8")))}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            path.unlink(missing_ok=True)  # its weights, where they are still there, are played again
+            self._give_up(step, f"{path.name} is no result", [str(error)])
+            return
         log.log(at, line)
         shutil.rmtree(_waiting(self._run, step), ignore_errors=True)
         _log_of(self._run, step).unlink(missing_ok=True)
