@@ -386,15 +386,18 @@ def test_recorded_statistics_stand_for_reading(tmp_path: Path) -> None:
         normalisation([Member(data, "x", (), {ACTION: figures(1.0, 2)})], "mean_std", 4)
 
 
-def test_recorded_and_computed_make_one_pool(tmp_path: Path) -> None:
-    truth = recording(tmp_path / "d", lengths=(20, 20))
-    half = [opened(tmp_path / "d", episodes=[episode]) for episode in (0, 1)]
+@pytest.mark.parametrize("first", [0, 1])
+def test_recorded_and_computed_make_one_pool(tmp_path: Path, first: int) -> None:
+    truth = recording(tmp_path / "d", lengths=(20, 31))
+    half = [opened(tmp_path / "d", episodes=[episode]) for episode in (first, 1 - first)]
     recorded = statistics([Member(half[1], "x", (1,))], 4)["x"]
     members = [Member(half[0], "x", (1,)), Member(half[1], "x", (1,), recorded)]
     made = statistics(members, 4)["x"][ACTION]
-    rows = rows_of(truth, ACTION, opened(tmp_path / "d").segments)
-    np.testing.assert_allclose(made.std[0], rows.std(0)[0], rtol=1e-12)
-    assert made.min[1] == differences(opened(tmp_path / "d"))[:, 1].min()
+    rows, learnt = rows_of(truth, ACTION, opened(tmp_path / "d").segments), differences(opened(tmp_path / "d"))
+    np.testing.assert_allclose(made.std, [rows.std(0)[0], learnt.std(0)[1]], rtol=1e-12)
+    np.testing.assert_allclose(made.mean, [rows.mean(0)[0], learnt.mean(0)[1]], rtol=1e-12)
+    assert (made.min[0], made.max[0]) == (rows[:, 0].min(), rows[:, 0].max())
+    assert (made.min[1], made.max[1]) == (learnt[:, 1].min(), learnt[:, 1].max())
 
 
 # -- as it runs

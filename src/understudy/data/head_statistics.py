@@ -146,7 +146,7 @@ def _of_head(members: Sequence[Member], chunk: int, cache: Path | None, bar: tqd
     delta, rows = tuple(sorted(set(members[0].delta))), stride_of(sum(map(frames, reading)))
     strides = {ACTION: rows, STATE: rows, DELTA: stride_of(sum(pairs(data, chunk) for data in reading), chunk)}
     parts = [_summary(data, delta, chunk, strides, cache, bar) for data in reading]
-    parts += [_without_rows(each, delta) for each in recorded]
+    parts += [_without_rows(m.data, m.recorded, delta, chunk) for m in members if m.recorded is not None]
     found = {
         key: pooled([part[key] for part in parts]) for key in (*widths(members[0].data), *((DELTA,) if delta else ()))
     }
@@ -182,14 +182,17 @@ def _same(a: Mapping[str, Statistics], b: Mapping[str, Statistics]) -> bool:
     )
 
 
-def _without_rows(recorded: Mapping[str, Statistics], delta: tuple[int, ...]) -> dict[str, Summary]:
+def _without_rows(
+    data: EpisodeDataset, recorded: Mapping[str, Statistics], delta: tuple[int, ...], chunk: int
+) -> dict[str, Summary]:
     """Statistics computed elsewhere as if they were of a source whose rows were not kept."""
     found = {}
     for key, s in recorded.items():
         found[key] = Summary(s.count, s.mean, s.std, s.min, s.max, np.empty((0, len(s.mean))), 0)
     if delta:
         s, at = recorded[ACTION], list(delta)
-        found[DELTA] = Summary(s.count, s.mean[at], s.std[at], s.min[at], s.max[at], np.empty((0, len(at))), 0)
+        count = round(s.count * pairs(data, chunk) / frames(data))  # as many pairs to a frame as this dataset has
+        found[DELTA] = Summary(count, s.mean[at], s.std[at], s.min[at], s.max[at], np.empty((0, len(at))), 0)
     return found
 
 
