@@ -155,12 +155,12 @@ class Maker:
             rng = SampleRng(self._stream.order.seed, "augment", int(making.positions[i]))
             self._stream.augment({camera: torch.from_numpy(out) for camera, out in outs.items()}, rng)
 
-    def _go_on(self, source: int, position: int, outs: dict[str, np.ndarray]) -> None:
-        """Make a sample in its chain, which is opened where this is its first."""
+    def _go_on(self, source: int, position: int, outs: dict[str, np.ndarray], jobs: list[Job]) -> None:
+        """Have a sample decoded by its chain, which is opened where this is its first."""
         opened = self._open.pop(position) if position in self._open else self._begin(source, position)
         chain = opened.chain
         try:
-            chain.make(outs, self._spent)
+            chain.make(outs, jobs, self._spent)
         except DatasetError:  # the rest of the clip begins anew
             for later in opened.positions:
                 self._open.pop(later, None)
