@@ -153,12 +153,9 @@ def _with_constants(figures: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Least and greatest value of dimensions that never changed, where the file has neither: `offset_and_spread` tells
     by them that a dimension is constant. openpi's deviation is the root of a difference of float32 sums, so what it
     leaves of a constant is up to a thousandth of the mean."""
-    same = figures["q01"] == figures["q99"]
-    constant = (figures["std"] == 0) | (same & (figures["std"] <= 1e-3 * np.abs(figures["mean"])))
-    value = np.where(same, figures["q01"], figures["mean"])
-    known = np.isfinite(figures["min"]) & np.isfinite(figures["max"])
-    least, most = (np.where(constant & ~known, value, figures[name]) for name in ("min", "max"))
-    return figures | {"min": least, "max": most}
+    same = (figures["q01"] == figures["q99"]) & (figures["std"] <= 1e-3 * np.abs(figures["mean"]))
+    constant = same & ~(np.isfinite(figures["min"]) & np.isfinite(figures["max"]))
+    return figures | {name: np.where(constant, figures["q01"], figures[name]) for name in ("min", "max")}
 
 
 def _count(entry: Mapping[str, np.ndarray]) -> int:
