@@ -150,6 +150,11 @@ class Maker:
         shapes = self._shapes[source]
         return {c: a[i] if len(shapes[c]) == 4 else a[i : i + 1] for c, a in making.pictures.items()}
 
+    def _convert(self, jobs: Sequence[Job]) -> None:
+        begin = perf_counter()
+        write_all(jobs, self._converter)
+        self._spent.convert += perf_counter() - begin
+
     def _augment(self, making: Making, i: int, outs: Mapping[str, np.ndarray]) -> None:
         if self._stream.augment is not None:
             rng = SampleRng(self._stream.order.seed, "augment", int(making.positions[i]))
