@@ -170,7 +170,7 @@ def test_what_no_batch_can_hold_is_refused_at_once(roots: dict[str, Path], optio
 def test_numbers_that_are_no_vectors_of_floats_are_refused(roots: dict[str, Path], tmp_path: Path) -> None:
     for name, changes, told in (
         ("whole", {"dtype": "int64"}, "'action' is float32 and int64 .*keys="),
-        ("text", {"dtype": "string"}, "'action' is float32 and no declared number"),
+        ("text", {"dtype": "string"}, "'action' is float32 and text"),
         ("matrix", {"shape": [2, 1]}, r"\(2,\) and float32 \(2, 1\) .*one shape"),
     ):
         odd = EpisodeDataset(declared(roots["arm"], tmp_path / name, ACTION, **changes))

@@ -6,7 +6,7 @@ selection; nothing of `data/` or `videos/` is opened.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -36,6 +36,7 @@ class Catalog:
         robot_type: as recorded, None when it is not said.
         features: key -> Feature, in info.json's order, without those that cannot be delivered.
         left_out: key -> why, of those.
+        stored: key -> what it is called in this dataset's files, of those that bear another name (`standard.py`).
         tasks: text by task_index; "" where an index is skipped (see `report`).
         episodes: the episode table, keyed by episode id.
         info: meta/info.json as it is.
@@ -52,6 +53,7 @@ class Catalog:
     info: Mapping[str, Any]
     oddities: tuple[str, ...]
     left_out: Mapping[str, str]
+    stored: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def open(cls, root: "str | os.PathLike[str] | Catalog", remote: Remote | None = None) -> "Catalog":
@@ -120,7 +122,11 @@ class Catalog:
     def stats(self) -> Stats:
         """The statistics recorded with the dataset, read when first asked for (see `recorded_stats.py`); {} when there
         are none. v2.1's per-episode records are put together."""
-        return read_stats(self.files)
+        stats = read_stats(self.files)
+        if not self.stored:
+            return stats
+        own = {key: self.stored.get(key, key) for key in self.features}
+        return {key: stats[name] for key, name in own.items() if name in stats}
 
     def episode_texts(self) -> dict[str, dict[int, str]]:
         """Text that the metadata holds about episodes beside their tasks: name -> episode id -> text. Read anew."""

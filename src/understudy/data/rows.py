@@ -131,13 +131,14 @@ class Rows:
         first = int(rows[0])
         path = catalog.data_path(first)
         where = f"{catalog.files.where(path)} ({self._episodes(rows)})"
-        wanted = list(dict.fromkeys([*self.keys, *INDEX_KEYS]))
+        stored = {key: catalog.stored.get(key, key) for key in dict.fromkeys([*self.keys, *INDEX_KEYS])}
         with renamed(where):
-            table = catalog.files.table(path, wanted)
+            table = catalog.files.table(path, list(dict.fromkeys(stored.values())))
         columns: dict[str, Column] = {}
-        for key in table.column_names:
-            columns[key] = self._column(table.column(key), key, where)
-        lacking = [key for key in self.keys if key not in columns and key not in INDEX_KEYS]
+        for key, name in stored.items():
+            if name in table.column_names:
+                columns[key] = self._column(table.column(name), key, where)
+        lacking = [name for key, name in stored.items() if key not in columns and key not in INDEX_KEYS]
         if lacking:
             fix = "restore the file, or leave the key out with keys=[...]"
             raise DatasetError(f"there is no column {lacking[0]!r}", where=where, fix=fix)

@@ -20,6 +20,7 @@ from understudy.data.features import INDEX_KEYS
 from understudy.data.pictures import Pictures
 from understudy.data.rows import Rows
 from understudy.data.select import Keep, select
+from understudy.data.standard import in_standard_keys
 from understudy.data.stored_pictures import StoredPictures
 from understudy.data.windows import frame_offsets, reach, window
 
@@ -39,13 +40,18 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         drop_n_first_frames, drop_n_last_frames: frames of each episode that are no samples.
         keys: the features to deliver, all declared ones by default. Columns that info.json does not declare are left
             out unless named here. The index keys and `task` are always there.
+        names: standard key -> this dataset's own key, of features that are called otherwise here (see `standard.py`).
+            Everything given and handed out bears the standard keys: `keys`, `delta_timestamps`, samples, `catalog`.
+        absent: camera -> (height, width), of cameras that other datasets of a mixture have and this one lacks. They are
+            delivered black, their windows all padding, and `<camera>_is_missing` is True.
+        name: what it is called in an order and in messages; by default as its folder is.
         video_backend: see `open_video`.
         row_cache_bytes: memory for loaded rows, and as much again for encoded pictures that lie in the rows.
         picture_cache_bytes: memory for pictures decoded from video.
 
     A sample holds `index`, `episode_index`, `frame_index`, `task_index` (int64 scalars), `timestamp`, `task` (str) and
     the features: tensors of the declared dtype and shape ((1,) is a scalar), strings as str, pictures as uint8
-    (C, H, W).
+    (C, H, W); of absent cameras `<camera>_is_missing` (bool scalar) as well.
 
     Raises:
         DatasetError: the dataset cannot be read, or not as asked.
@@ -63,13 +69,18 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         drop_n_first_frames: int = 0,
         drop_n_last_frames: int = 0,
         keys: Sequence[str] | None = None,
+        names: Mapping[str, str] | None = None,
+        absent: Mapping[str, tuple[int, int]] | None = None,
+        name: str | None = None,
         video_backend: str = "pyav",
         row_cache_bytes: int = 1 << 30,
         picture_cache_bytes: int = 128 << 20,
     ) -> None:
         if video_backend not in ("pyav", "torchcodec"):
             raise DatasetError(f"video_backend is {video_backend!r}", fix="it is 'pyav' or 'torchcodec'")
-        self.catalog = Catalog.open(root)
+        self.catalog = in_standard_keys(Catalog.open(root), names or {}, absent)
+        self._name = name
+        self.absent = {camera: (int(size[0]), int(size[1])) for camera, size in (absent or {}).items()}
         self.keys = self._chosen(keys)
         known = tuple(dict.fromkeys([*self.keys, *INDEX_KEYS]))
         self._offsets = frame_offsets(delta_timestamps, float(self.catalog.fps), known)
@@ -90,7 +101,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         features = self.catalog.features
         self._videos = tuple(k for k in self.keys if k in features and features[k].is_video)
         self._images = tuple(k for k in self.keys if k in features and features[k].dtype == "image")
-        self._columns = tuple(k for k in known if k not in (*self._videos, *self._images))
+        self._columns = tuple(k for k in known if k not in (*self._videos, *self._images, *self.absent))
         self._look_for([k for k in self._columns if k not in features and k not in INDEX_KEYS])
         self.row_cache_bytes = row_cache_bytes
         self._rows = Rows(self.catalog, [k for k in self._columns if k not in INDEX_KEYS], row_cache_bytes)
@@ -99,16 +110,21 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def _chosen(self, keys: Sequence[str] | None) -> tuple[str, ...]:
         features = self.catalog.features
+        left_out = {key: why for key, why in self.catalog.left_out.items() if key not in self.absent}
         if keys is None:
-            for key, why in self.catalog.left_out.items():
+            for key, why in left_out.items():
                 warnings.warn(f"{self.catalog.root}: {key} {why}: left out", stacklevel=3)
-            return tuple(features)
+            return (*features, *self.absent)
         if isinstance(keys, str):
             raise DatasetError(f"keys is {keys!r}", fix="give a list of keys")
-        for key, why in self.catalog.left_out.items():
+        for key, why in left_out.items():
             if key in keys:
                 raise DatasetError(f"{key} {why}", where=self.catalog.root, fix="leave it out of keys")
-        return tuple(dict.fromkeys(keys))
+        for key, own in self.catalog.stored.items():
+            if own in keys and own not in features:
+                what = f"keys names {own!r}, which is mapped to {key!r}"
+                raise DatasetError(what, where=self.catalog.root, fix=f"give {key!r}, its standard key")
+        return tuple(dict.fromkeys([*keys, *self.absent]))
 
     def _look_for(self, keys: Sequence[str]) -> None:
         """Refuse keys that are neither declared nor columns of the first file that is used."""
@@ -124,7 +140,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     @property
     def name(self) -> str:
-        return self.catalog.name
+        return self._name or self.catalog.name
 
     @property
     def fps(self) -> float:
@@ -134,6 +150,11 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def reach(self) -> tuple[int, int]:
         """How many pictures windows reach (back, ahead) of their frame; (0, 0) when pictures have no windows."""
         return reach([self._offsets[k] for k in (*self._videos, *self._images) if k in self._offsets])
+
+    @property
+    def window_stops(self) -> np.ndarray:
+        """int64 (K,): before which frame of its episode the windows of each of `segments` end (see `Selection`)."""
+        return self._stop
 
     @property
     def windows(self) -> dict[str, int]:
@@ -203,13 +224,29 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         rows, pictures = self.video_frames(episodes, frames)
         for key, wanted in pictures.items():
             out[key] = torch.from_numpy(self.pictures.take(key, rows, wanted))
+        for camera in self.absent:
+            out[camera] = self.black(camera, len(rows))
         return out
+
+    def black(self, camera: str, count: int) -> torch.Tensor:
+        """What is delivered of an absent camera: zeros uint8 (count, 3, H, W), or (count, T, 3, H, W) in windows."""
+        window = [len(self._offsets[camera])] if camera in self._offsets else []
+        return torch.zeros((count, *window, 3, *self.absent[camera]), dtype=torch.uint8)
+
+    def _flags(self, camera: str, count: int) -> dict[str, torch.Tensor]:
+        """What tells that a camera is absent, for `count` samples."""
+        flags = {f"{camera}_is_missing": torch.ones(count, dtype=torch.bool)}
+        if camera in self._offsets:
+            flags[f"{camera}_is_pad"] = torch.ones((count, len(self._offsets[camera])), dtype=torch.bool)
+        return flags
 
     def tables(self, episodes: np.ndarray, frames: np.ndarray) -> dict[str, Any]:
         """What `batch` gives, without the pictures that come from video (whose `<key>_is_pad` are there)."""
         rows, frames, stop = self._located(episodes, frames)
         at: dict[str, np.ndarray] = {}
         out: dict[str, Any] = {}
+        for camera in self.absent:
+            out |= self._flags(camera, len(rows))
         for key in (*self._columns, *self._videos, *self._images):
             at[key] = frames
             if key in self._offsets:

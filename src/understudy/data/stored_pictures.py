@@ -90,7 +90,8 @@ class StoredPictures:
         ends = self._group_ends(file, row)
         group = int(np.searchsorted(ends, place, side="right"))
         first = int(ends[group - 1]) if group else 0
-        value = self._group(file, group, row).column(key)[place - first].as_py()
+        stored = self.catalog.stored.get(key, key)
+        value = self._group(file, group, row).column(stored)[place - first].as_py()
         return decode_image(value, self.catalog.features[key], self.catalog, self._where(row))
 
     def _group_ends(self, file: int, row: int) -> np.ndarray:
@@ -106,11 +107,12 @@ class StoredPictures:
             if table is not None:
                 self._groups.move_to_end((file, group))
                 return table
+        stored = list(dict.fromkeys(self.catalog.stored.get(key, key) for key in self.keys))
         with renamed(self._where(row)):
-            table = self.catalog.files.table(self.catalog.data_path(row), list(self.keys), group)
-        for key in self.keys:
-            if key not in table.column_names:
-                raise DatasetError(f"there is no column {key!r}", where=self._where(row), fix=_REPAIR)
+            table = self.catalog.files.table(self.catalog.data_path(row), stored, group)
+        for name in stored:
+            if name not in table.column_names:
+                raise DatasetError(f"there is no column {name!r}", where=self._where(row), fix=_REPAIR)
         with self._lock:
             if (file, group) not in self._groups:
                 self._groups[file, group] = table

@@ -16,12 +16,11 @@ import torch
 
 from understudy.data.errors import DatasetError, SourceFailed
 from understudy.data.remote.retry import Stopped, give_up_when
-from understudy.data.samples import EpisodeDataset
 from understudy.load.ahead import Ahead
 from understudy.load.buffers import Buffers, keep_freed_memory
 from understudy.load.chains import Spent
 from understudy.load.making import SPAN, Batch, Maker, Making, Stream
-from understudy.load.mixture import Mixture
+from understudy.load.mixture import Mixture, picture_shapes
 from understudy.load.plan import Plan
 from understudy.load.residency import KeptPictures
 from understudy.order.placement import rank_slice
@@ -35,16 +34,8 @@ class Engine:
     def __init__(self, stream: Stream, plan: Plan, buffers: Buffers) -> None:
         self._stream, self._plan, self._buffers = stream, plan, buffers
         self._low, self._high = rank_slice(stream.order.batch, stream.rank, stream.world)
-        self._cameras = stream.datasets[0].cameras
         self._mixture = Mixture.of(stream.datasets)
-        self._shapes = [self._shape(dataset) for dataset in stream.datasets]
-        for number, (shapes, dataset) in enumerate(zip(self._shapes, stream.datasets)):
-            for camera, shape in shapes.items():
-                if shape != self._shapes[0][camera]:
-                    raise ValueError(
-                        f"{camera!r} is {self._shapes[0][camera]} in source 0 ({stream.datasets[0].name}) and {shape} "
-                        f"in source {number} ({dataset.name}): one batch needs one shape; give size=(height, width)"
-                    )
+        self._shapes = picture_shapes(stream.datasets, stream.size)
         self._pid = os.getpid()
         self._change = threading.Condition()
         self._made: dict[int, Making] = {}
@@ -249,13 +240,3 @@ class Engine:
             making.episode[i], making.frame[i] = self._stream.substitutes.find(*at, why, wrong)
         making.bad = {}
         self._fill_tables(making)
-
-    def _shape(self, dataset: EpisodeDataset) -> dict[str, tuple[int, ...]]:
-        """Of one sample's pictures: camera -> (3, H, W) or (T, 3, H, W)."""
-        segment = dataset.segments[dataset.segments[:, 2] > dataset.segments[:, 1]][:1]
-        rows, frames = dataset.video_frames(segment[:, 0], segment[:, 1])
-        shapes = {}
-        for camera, wanted in frames.items():
-            reader = dataset.pictures.reader(camera, int(rows[0]))
-            shapes[camera] = (*wanted.shape[1:], 3, *(self._stream.size or (reader.height, reader.width)))
-        return shapes

@@ -20,7 +20,7 @@ from understudy.load.chains import Spent, sum_of
 from understudy.load.delivery import Delivery
 from understudy.load.engine import Engine
 from understudy.load.making import Augment, Batch, Stream
-from understudy.load.mixture import Mixture
+from understudy.load.mixture import Mixture, picture_shapes
 from understudy.load.plan import make_plan
 from understudy.load.residency import kept
 from understudy.load.sizes import parse_bytes
@@ -39,7 +39,8 @@ class Loader:
 
     Args:
         datasets: as given to `Order.of`, in the same sequence; all must deliver the same keys. Where widths of vectors
-            differ they are padded, and told: `real_action_dim`, `action_dim_is_pad` (`mixture.py`).
+            differ they are padded, and told: `real_action_dim`, `action_dim_is_pad`; where some lack a camera,
+            `<camera>_is_missing` tells (`mixture.py`).
         rank, world: this process makes its share of every global batch (`placement.py`).
         threads: how many make batches; "auto" is one per available core, at most 8.
         memory: bytes, or text such as "4GB", for all that is held: see `plan`. A dataset whose pictures all fit (the
@@ -90,6 +91,7 @@ class Loader:
         if pin and not torch.cuda.is_available():
             raise ValueError("pin: page-locked memory is for a CUDA device, and torch finds none here; leave it out")
         self._delivery = Delivery(torch.device(device)) if device is not None else None
+        picture_shapes(datasets, size)  # refuses pictures of several sizes
         self.plan = make_plan(
             datasets, order, rank=rank, world=world, threads=count, memory=parse_bytes(memory), size=size
         )

@@ -146,9 +146,13 @@ class Maker:
         return None
 
     def _outs(self, making: Making, i: int, source: int) -> dict[str, np.ndarray]:
-        """Where the pictures of sample i go: camera -> uint8 (T, 3, H, W)."""
-        shapes = self._shapes[source]
-        return {c: a[i] if len(shapes[c]) == 4 else a[i : i + 1] for c, a in making.pictures.items()}
+        """Where the pictures of sample i go: camera -> uint8 (T, 3, H, W). Those of absent cameras are made black."""
+        shapes, absent = self._shapes[source], self._stream.datasets[source].absent
+        for camera in absent:
+            if camera in making.pictures:
+                making.pictures[camera][i] = 0
+        there = {c: a for c, a in making.pictures.items() if c not in absent}
+        return {c: a[i] if len(shapes[c]) == 4 else a[i : i + 1] for c, a in there.items()}
 
     def _convert(self, jobs: Sequence[Job]) -> None:
         begin = perf_counter()

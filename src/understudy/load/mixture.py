@@ -7,11 +7,14 @@ batch has the width of the widest, whichever sources it happens to hold samples 
     real_<key>_dim      int64 [B], how many are its own: `real_action_dim`
     <key>_dim_is_pad    bool [B, D], True where it is padding; `<key>_is_pad` [B, T] goes on telling the padded steps
 
+Where some sources lack a camera that others have (`EpisodeDataset(absent=...)`), every batch has it, black where it is
+missing, and `<camera>_is_missing` bool [B] tells where.
+
 A declared scalar is a vector of width 1 there. Numbers of one kind (two floats, two integers) take the wider dtype,
 which changes no value. The frame rate needs nothing: each dataset turns seconds into its own frames.
 
 Not here: what has no right answer and is refused, with what to do instead: different keys or cameras, windows of
-different lengths, matrices of different shapes, pictures of different sizes (`engine.py`).
+different lengths, matrices of different shapes, pictures of different sizes that nobody resizes (`picture_shapes`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +28,9 @@ from torch import Tensor
 from understudy.data.features import INDEX_KEYS
 from understudy.data.samples import EpisodeDataset
 
-_Declared: TypeAlias = tuple[np.dtype | None, int, tuple[int, ...]]
-"""Of a key: dtype (None for what is no number, or not declared), length of the window (0: none), shape of a value."""
+_Declared: TypeAlias = tuple[np.dtype | str, int, tuple[int, ...]]
+"""Of a key: dtype (or "video", "image", "absent", "text", "no declared number"), length of the window (0: none), shape
+of a value."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,10 @@ class Mixture:
     """Of the numbers that info.json declares."""
     widths: Mapping[str, int]
     """Of the keys whose width differs between the sources: that of the widest."""
+    absent: Mapping[str, frozenset[int]]
+    """Of the cameras that some sources lack: which of them do."""
+    black: Mapping[str, EpisodeDataset]
+    """Of those that no source has as video, so that pictures come with the rows: a source that lacks the camera."""
 
     @classmethod
     def of(cls, datasets: Sequence[EpisodeDataset]) -> "Mixture":
@@ -45,35 +53,45 @@ class Mixture:
         Raises:
             ValueError: they differ in what cannot be made one; names both and what to do.
         """
+        absent = {c: frozenset(s for s, d in enumerate(datasets) if c in d.absent) for d in datasets for c in d.absent}
+        with_rows = [c for c, lack in absent.items() if len(lack) < len(datasets) and not _is_video(c, datasets)]
+        black = {c: datasets[min(absent[c])] for c in with_rows}
         if len(datasets) == 1:
-            return cls({}, {})
+            return cls({}, {}, absent, black)
         declared = [_declared(dataset) for dataset in datasets]
-        first = declared[0]
-        dtypes: dict[str, np.dtype] = {key: dtype for key, (dtype, _, _) in first.items() if dtype is not None}
+        first = dict(declared[0])
+        dtypes: dict[str, np.dtype] = {
+            key: dtype for key, (dtype, _, _) in first.items() if isinstance(dtype, np.dtype)
+        }
         widths: dict[str, int] = {}
         for number, other in enumerate(declared[1:], 1):
             names = f"sources 0 ({datasets[0].name}) and {number} ({datasets[number].name})"
             if odd := sorted(first.keys() ^ other.keys()):
                 raise ValueError(
-                    f"{names} deliver different keys: {odd} only in one; select the same with keys=[...], "
-                    "with windows (delta_timestamps) for the same ones"
+                    f"{names} deliver different keys: {odd} only in one; select the same with keys=[...], with windows "
+                    "(delta_timestamps) for the same ones, and say of cameras that one lacks absent={camera: size}"
                 )
             for key, (dtype, window, shape) in other.items():
                 one, own_window, own = first[key]
-                if (dtype is None) != (one is None) or (dtype is not None and dtype.kind != dtypes[key].kind):
-                    raise ValueError(f"{key!r} is {_kind(one)} and {_kind(dtype)} in {names}: leave it out with keys=")
                 if window != own_window:
                     what = f"{key!r} has a window of {own_window} and of {window} in {names}"
                     raise ValueError(f"{what}: one batch needs one shape; give delta_timestamps of the same length")
-                if dtype is None:
+                if key in absent and "absent" in (one, dtype):
+                    first[key] = (dtype if one == "absent" else one), window, own
                     continue
+                if isinstance(one, str) or isinstance(dtype, str):
+                    if one != dtype:
+                        raise ValueError(f"{key!r} is {one} and {dtype} in {names}: leave it out with keys=")
+                    continue
+                if dtype.kind != dtypes[key].kind:
+                    raise ValueError(f"{key!r} is {one} and {dtype} in {names}: leave it out with keys=")
                 dtypes[key] = np.promote_types(dtypes[key], dtype)
                 if shape != own:
                     if dtype.kind != "f" or max(len(shape), len(own)) > 1:
                         what = f"{key!r} is {one} {own} and {dtype} {shape} in {names}"
                         raise ValueError(f"{what}: one batch needs one shape; leave it out with keys=[...]")
                     widths[key] = max(widths.get(key, 1), *shape, *own)
-        return cls({key: _torch(dtype) for key, dtype in dtypes.items()}, widths)
+        return cls({key: _torch(dtype) for key, dtype in dtypes.items()}, widths, absent, black)
 
     def join(self, parts: Mapping[int, dict[str, Any]], source: np.ndarray) -> dict[str, Any]:
         """One batch from one per source: row i is the next row of part `source[i]`.
@@ -81,6 +99,7 @@ class Mixture:
         Raises:
             ValueError: the parts differ in a key, a shape or a dtype that no dataset declares; names both.
         """
+        parts = {s: self._whole(s, part) for s, part in parts.items()} if self.absent else parts
         batch: dict[str, Any] = {}
         places = {s: torch.from_numpy(np.flatnonzero(source == s)) for s in parts}
         first, *others = parts
@@ -110,6 +129,16 @@ class Mixture:
                     batch[key][places[s]] = given.to(dtype)
         return batch
 
+    def _whole(self, source: int, part: dict[str, Any]) -> dict[str, Any]:
+        """A part with what tells of cameras that some source lacks."""
+        count, more = len(part["episode_index"]), {}
+        for camera, lack in self.absent.items():
+            if source not in lack:
+                more[f"{camera}_is_missing"] = torch.zeros(count, dtype=torch.bool)
+            elif camera in self.black:
+                more[camera] = self.black[camera].black(camera, count)
+        return part | more
+
     def _padded(
         self, key: str, parts: Mapping[int, Tensor], places: Mapping[int, Tensor], window: bool
     ) -> dict[str, Tensor]:
@@ -132,21 +161,65 @@ def _declared(dataset: EpisodeDataset) -> dict[str, _Declared]:
     found: dict[str, _Declared] = {}
     for key in dict.fromkeys([*dataset.keys, *INDEX_KEYS]):
         feature = features.get(key)
-        dtype: np.dtype | None = None
+        dtype: np.dtype | str = "no declared number"
         shape: tuple[int, ...] = ()
         if key in ("frame_index", "episode_index"):  # counted, whatever is stored
             dtype = np.dtype(np.int64)
         elif feature is None and key in INDEX_KEYS:
             dtype = np.dtype(np.float32 if key == "timestamp" else np.int64)
-        elif feature is not None and not feature.is_text and not feature.is_picture:
+        elif key in dataset.absent:
+            dtype = "absent"
+        elif feature is not None and (feature.is_text or feature.is_picture):
+            dtype = "text" if feature.is_text else feature.dtype
+        elif feature is not None:
             dtype, shape = np.dtype(feature.dtype), () if key in INDEX_KEYS else feature.value_shape
         found[key] = dtype, windows.get(key, 0), shape
     return found
 
 
-def _kind(dtype: np.dtype | None) -> str:
-    return "no declared number" if dtype is None else str(dtype)
-
-
 def _torch(dtype: np.dtype) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+def _is_video(camera: str, datasets: Sequence[EpisodeDataset]) -> bool:
+    return any(camera in dataset.cameras for dataset in datasets)
+
+
+def picture_shapes(
+    datasets: Sequence[EpisodeDataset], size: tuple[int, int] | None
+) -> list[dict[str, tuple[int, ...]]]:
+    """Of each source, one sample's pictures of what is video in some source, or absent in all: camera -> (3, H, W) or
+    (T, 3, H, W).
+
+    Args:
+        size: (height, width) that pictures are resized to; None: as recorded.
+
+    Raises:
+        ValueError: the sources' differ.
+        DatasetError: a video cannot be opened.
+    """
+    cameras = dict.fromkeys(c for d in datasets for c in d.cameras)
+    cameras |= dict.fromkeys(c for c in datasets[0].absent if all(c in d.absent for d in datasets))
+    shapes = [_shapes(dataset, list(cameras), size) for dataset in datasets]
+    for number, (dataset, own) in enumerate(zip(datasets, shapes)):
+        for camera, shape in own.items():
+            if shape != (one := shapes[0][camera]):
+                raise ValueError(
+                    f"{camera!r} is {one} in source 0 ({datasets[0].name}) and {shape} in source {number} "
+                    f"({dataset.name}): one batch needs one shape; give size=(height, width)"
+                )
+    return shapes
+
+
+def _shapes(dataset: EpisodeDataset, cameras: list[str], size: tuple[int, int] | None) -> dict[str, tuple[int, ...]]:
+    segment = dataset.segments[dataset.segments[:, 2] > dataset.segments[:, 1]][:1]
+    rows, _ = dataset.video_frames(segment[:, 0], segment[:, 1])
+    found = {}
+    for camera in cameras:
+        sides = dataset.absent.get(camera)
+        if sides is None and size is None:
+            reader = dataset.pictures.reader(camera, int(rows[0]))
+            sides = reader.height, reader.width
+        window = [dataset.windows[camera]] if camera in dataset.windows else []
+        found[camera] = (*window, 3, *(size or sides or ()))
+    return found

@@ -292,6 +292,9 @@ def _look(dataset: EpisodeDataset, order: Order, d: int, low: int, high: int, si
         converted = size is not None and (height * width * 3 < decoded[-1])
         if converted:
             decoded[-1] = height * width * 3
+    for camera, own in dataset.absent.items():
+        height, width = size or own
+        sample += dataset.windows.get(camera, 1) * height * width * 3
     halo = min(dataset.reach[0] + dataset.reach[1], windows * spec.clip)
     return _Source(
         dataset,
