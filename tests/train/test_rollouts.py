@@ -26,6 +26,7 @@ from understudy.train.rollout import played
 from understudy.train.rollout_config import RolloutEvery
 from understudy.train.rollout_result import wilson
 from understudy.train.rundir import RunDir
+from understudy.train.saver import Saver
 from understudy.train.settings import ConfigError, plain, validate
 from understudy.train.trackers import Log
 
@@ -191,6 +192,30 @@ def test_a_run_that_was_killed_plays_what_is_due(
     assert run.resume(config) == run.DONE
     assert times(tmp_path / "r") == [5, 5, 10, 12]
     whole(tmp_path / "r", without)
+
+
+def killed_behind_a_checkpoint(config: TrainConfig) -> None:
+    acting(config, "hangs")
+    plain_save = Saver.save
+
+    def save(self: Saver, *arguments: Any) -> None:
+        plain_save(self, *arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Saver.save = save  # type: ignore[method-assign]
+    run.train(config)
+
+
+def test_no_checkpoint_is_there_before_its_weights_are_set_aside(
+    data: Path, without: Path, tmp_path: Path, act: Any
+) -> None:
+    """Or a run that goes on behind it would never play them."""
+    config = settings(data, tmp_path / "r", every=4)
+    assert outcomes_in_ranks(1, killed_behind_a_checkpoint, config)[0] == ("died", -signal.SIGKILL)
+    assert checkpoint.steps(tmp_path / "r/checkpoints") == [4]
+    act(config, "plays")
+    assert run.resume(config) == run.DONE
+    whole(tmp_path / "r", without, (4, 8, 12))
 
 
 def back_to_nothing(out: Path) -> None:
