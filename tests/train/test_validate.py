@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from support.mixtures import WRIST, mixed, tiny_sources
 from support.ranks import in_ranks
+from understudy.data.features import Feature
 from understudy.policies.flow_policy import FlowPolicy
 from understudy.policies.losses import Detail, Loss
 from understudy.train import parallel, validate
@@ -368,6 +370,27 @@ def test_pictures_that_are_resized_as_they_are_read_are_those_that_stay_decoded(
     } == set()
     first = validation(policy, held, DRAWN, mesh, FLOW)
     assert validation(policy, held.resident(1 << 30), DRAWN, mesh, FLOW, threads=2) == first
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["shoulder", "grip"], ["shoulder", "grip"]),
+        ({"motors": ["shoulder", "grip"]}, ["shoulder", "grip"]),
+        ({"axes": {"motors": ["shoulder", "grip"]}}, ["shoulder", "grip"]),
+        (None, ["0", "1"]),
+        (["grip", "grip"], ["0", "1"]),
+        (["only one"], ["0", "1"]),
+        ({"shoulder": 0, "grip": 1}, ["0", "1"]),
+    ],
+)
+def test_joints_bear_the_names_that_the_dataset_gives(
+    sources: tuple[SourceConfig, ...], names: Any, told: list[str]
+) -> None:
+    _, held = opened(sources)
+    catalog = SimpleNamespace(features={"action": Feature("action", "float32", (2,), names)})
+    fake: Any = SimpleNamespace(catalog=catalog)
+    assert replace(held, datasets=(fake,)).joints(0) == told
 
 
 # -- reading ahead
