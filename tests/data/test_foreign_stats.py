@@ -81,7 +81,7 @@ def test_too_few_dimensions_are_refused(data: EpisodeDataset, tmp_path: Path) ->
 @pytest.mark.parametrize("mode", ["mean_std", "quantile"])
 def test_constant_dimensions_of_openpi_become_zero(data: EpisodeDataset, tmp_path: Path, mode: Mode) -> None:
     """It has no least and greatest value, and its deviation of a constant is rounding."""
-    state = {"mean": [3.0, 0.7, 0.0], "std": [0.0, 1e-4, 1.0], "q01": [3.0, 0.7, -2.0], "q99": [3.0, 0.7, 2.0]}
+    state = {"mean": [3.0, 0.7001, 0.0], "std": [0.0, 1e-4, 1.0], "q01": [3.0, 0.7, -2.0], "q99": [3.0, 0.7, 2.0]}
     found = read_stats_file(saved(tmp_path, norm_stats(PI, state)), mode, data)
     numbers = offset_and_spread(found[STATE], mode)
     assert numbers["spread"][:2].tolist() == [0, 0]
@@ -160,10 +160,15 @@ def test_quantiles_that_lerobot_wrote_are_taken(tmp_path: Path) -> None:
     def with_quantiles(stats: dict[str, Any]) -> None:
         for key, width in ((ACTION, 2), (STATE, 3)):
             stats[key] |= {"q01": [-1.5] * width, "q50": [0.0] * width, "q99": [2.5] * width}
+        rare = {"mean": 1000.0, "std": 0.5, "min": 990.0, "max": 1030.0, "q01": 1000.0, "q99": 1000.0}
+        for name, value in rare.items():
+            stats[STATE][name][1] = value
 
     edit_json(tmp_path / "d/meta/stats.json", with_quantiles)
     data = EpisodeDataset(tmp_path / "d", keys=[ACTION, STATE])
     made = normalisation([Member(data, "x", (), read_stats_file("recorded", "quantile", data))], "quantile", 4)
+    assert made[STATE]["offset"][0][1] == 1010.0  # a rare event far from zero: its range is known, and taken
+    assert made[STATE]["spread"][0][1] == 20.0
     assert (made[ACTION]["offset"], made[ACTION]["spread"]) == ([[0.5, 0.5]], [[2.0, 2.0]])
     assert made[STATE]["spread"][0][2] == 0  # constant: least and greatest are the same
 
