@@ -120,10 +120,10 @@ def test_every_sample_is_normalised_by_the_head_of_its_source(
     monkeypatch.setattr(FlowPolicy, "losses", losses)
     run.train(settings(sources, tmp_path / "r", steps=2, val_every=0))
     frozen = RunDir(tmp_path / "r").frozen()
-    assert frozen["sources"] == [
-        {"name": "wide", "head": "arm::joint"},
-        {"name": "two", "head": "hand::joint"},
-        {"name": "small", "head": "arm::joint"},
+    assert [(one["name"], one["head"], len(one["cameras"])) for one in frozen["sources"]] == [
+        ("wide", "arm::joint", 1),
+        ("two", "hand::joint", 2),
+        ("small", "arm::joint", 1),
     ]
     source, head, width = (torch.cat([each[i] for each in seen]) for i in range(3))
     assert seen[0][3] == ("arm::joint", "hand::joint") == tuple(frozen["normalisation"]["heads"])
@@ -248,6 +248,9 @@ def test_a_policy_of_several_heads_is_exported_and_begun_from(
     with pytest.raises(ConfigError) as caught:
         run.train(replace(settings(other, tmp_path / "other"), init_from=str(tmp_path / "policy")))
     assert "norm heads arm::joint, hand::joint, the data has arm::velocity, hand::velocity" in str(caught.value)
+    unknown = tuple(replace(source, control_mode="") for source in sources)
+    with pytest.raises(ConfigError, match="norm heads arm::joint, hand::joint, the data has small, two, wide"):
+        run.train(replace(settings(unknown, tmp_path / "unknown"), init_from=str(tmp_path / "policy")))
     delta = tuple(replace(source, delta=(1,)) if source.robot_type == "arm" else source for source in sources)
     with pytest.raises(ConfigError, match=r"learnt the dimensions \[\[\], \[\]\] as differences, `delta` says \[\[1\]"):
         run.train(replace(settings(delta, tmp_path / "delta"), init_from=str(tmp_path / "policy")))

@@ -153,3 +153,10 @@ def test_a_key_that_would_fit_is_told() -> None:
 def test_a_source_without_named_cameras_has_those_of_its_dataset() -> None:
     wired = wiring(DataConfig(root="d"), {"policy": POLICY, "normalisation": {}}, Play())
     assert wired.cameras == ["front", "wrist"]
+
+
+def test_a_camera_that_a_dataset_lacks_is_missing_also_where_none_is_named() -> None:
+    """The run wrote down which ones each source has."""
+    frozen = {**FROZEN, "sources": [{**SOURCES[0], "cameras": [FRONT, WRIST]}, {**SOURCES[1], "cameras": [WRIST]}]}
+    wired = wiring(mixed(SourceConfig(root="arm"), SourceConfig(root="hand")), frozen, Play(source="hand"))
+    assert (wired.cameras, wired.missing, wired.missable) == (["wrist"], (FRONT,), (FRONT,))

@@ -46,7 +46,10 @@ def decided(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, Any]:
         "normalisation": first.normalisation if first else computed,
         "policy": asdict(network),
         "init": first.digest if first else None,
-        "sources": [{"name": n, "head": data.heads[h]} for n, h in zip(data.names, data.head_of_source.tolist())],
+        "sources": [
+            {"name": name, "head": data.heads[head], "cameras": [c for c in data.cameras if c not in part.absent]}
+            for name, head, part in zip(data.names, data.head_of_source.tolist(), data.training, strict=True)
+        ],
         "settings": plain(config),
     }
 
