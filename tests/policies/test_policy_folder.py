@@ -31,12 +31,12 @@ def test_what_is_loaded_is_bit_equal(tmp_path: Path) -> None:
 def test_normalisation_survives_where_decimal_text_could_round(tmp_path: Path) -> None:
     model = policy()
     values = torch.tensor([0.1, 1 / 3, 1e-30])
-    model.action_map.offset.copy_(values)
-    model.action_map.spread.copy_(values)
+    model.units.action.offset.copy_(values)
+    model.units.action.spread.copy_(values)
     model.save(tmp_path / "policy")
     back = FlowPolicy.load(tmp_path / "policy")
-    assert torch.equal(back.action_map.offset, values)
-    assert torch.equal(back.action_map.spread, values)
+    assert torch.equal(back.units.action.offset, values[None])
+    assert torch.equal(back.units.action.spread, values[None])
 
 
 def test_the_folder_holds_three_readable_files(tmp_path: Path) -> None:
@@ -44,7 +44,8 @@ def test_the_folder_holds_three_readable_files(tmp_path: Path) -> None:
     model.save(tmp_path / "policy")
     assert sorted(p.name for p in tmp_path.rglob("*.*")) == ["config.json", "model.safetensors", "normalisation.json"]
     assert json.loads((tmp_path / "policy/config.json").read_text())["chunk"] == 4
-    assert set(json.loads((tmp_path / "policy/normalisation.json").read_text())) == {"action", "observation.state"}
+    maps = json.loads((tmp_path / "policy/normalisation.json").read_text())
+    assert set(maps) == {"heads", "action", "observation.state", "delta", "dims"}
     assert all(weight.dtype == torch.float32 for weight in load_file(tmp_path / "policy/model.safetensors").values())
 
 

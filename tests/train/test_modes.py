@@ -29,7 +29,8 @@ def test_a_mode_belongs_to_its_position_and_none_without_a_weight_is_drawn(seed:
     assert drawn.dtype == torch.int64
     for number, (mode, share) in enumerate(shares.items()):
         part = (drawn == number).double().mean()
-        assert abs(part - share) < 5 * (share * (1 - share) / 5000) ** 0.5 + 1e-12, mode
+        few = 10 / 5000 if 0 < share < 1 else 0  # the normal law is no bound for shares of a few samples
+        assert abs(part - share) <= 5 * (share * (1 - share) / 5000) ** 0.5 + few + 1e-12, mode
     some = torch.tensor([4999, 0, 17])
     assert torch.equal(mode_of(seed, some, shares), drawn[some])
     if max(shares.values()) < 0.9:

@@ -3,28 +3,32 @@
 The whole model reads top to bottom: encode what the robot sees and is told into one vector, then let a residual MLP
 predict the velocity of the whole chunk at once (`flow.py` has the path and the convention of time). Everything random
 is an argument, so the same batch, noise and time give the same numbers anywhere. In and out are the robot's units: the
-normalisation belongs to the policy and is saved with it. Not here: dataset, optimizer, mesh, files (`folder.py`).
+normalisation belongs to the policy and is saved with it (`units.py`).
+
+With `future` the same network also learns what comes of the actions: the states that follow are a second stream beside
+the chunk of actions, with a flow time of its own, and whichever is given (time 0) the other is found from it: forward
+and inverse dynamics (`modes.py`), as in Zhu et al. 2025, "Unified World Models". Not here: dataset, optimizer, mesh,
+files (`folder.py`).
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from understudy.policies import folder
-from understudy.policies.affine import Affine
+from understudy.policies.batch import ACTION, MODE, STATE, TASK, check_shape, value_of
 from understudy.policies.flow import euler, noisy_actions, velocity
-from understudy.policies.layers import Linear, layer_norm, sinusoids, zero_init
+from understudy.policies.layers import Layer, Linear, layer_norm, sinusoids, zero_init
 from understudy.policies.losses import Loss, masked_squared_error, valid_elements
+from understudy.policies.modes import DYNAMICS, FLOW, FORWARD, MODES, POLICY, TRAINS
 from understudy.policies.text import TextEncoder
+from understudy.policies.units import Units, blanked, state_now
 from understudy.policies.vision import PictureEncoder
-
-STATE, ACTION, TASK = "observation.state", "action", "task"
-FLOW = "flow"
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,13 @@ class FlowPolicyConfig:
     """Residual layers of the action network."""
     compute: Literal["float32", "bfloat16"] = "float32"
     """Precision of the network's arithmetic; normalisation, the flow and the loss are float32 always."""
+    future: bool = False
+    """Also learn the states that follow each action of the chunk, and thereby forward and inverse dynamics."""
+
+    @property
+    def noise_dim(self) -> int:
+        """Width of the noise that a slot of the chunk begins as: of the action, and of the state behind it."""
+        return self.action_dim + (self.state_dim if self.future else 0)
 
     def __post_init__(self) -> None:
         for name in ("action_dim", "chunk", "text_bytes", "channels", "blocks", "points", "width", "layers"):
@@ -62,6 +73,8 @@ class FlowPolicyConfig:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
         if self.state_dim < 0:
             raise ValueError(f"state_dim={self.state_dim}: must be 0 (no state) or more")
+        if self.future and not self.state_dim:
+            raise ValueError(f"future={self.future}, state_dim=0: without a state there is no future to learn")
         if self.channels % 8 or self.width % 8:
             raise ValueError(f"channels={self.channels}, width={self.width}: both must be multiples of 8")
         if self.points % 2:
@@ -70,18 +83,21 @@ class FlowPolicyConfig:
             raise ValueError(f"picture={self.picture}: height and width must be multiples of 4, at least 8")
 
 
-class Layer(nn.Module):
-    """A residual MLP layer modulated by the condition (adaLN-zero, Peebles & Xie 2023, "Scalable Diffusion Models")."""
+KEY_OF = {FLOW: ACTION, DYNAMICS: STATE}
+"""Where a batch has what a loss term is about."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.modulate = zero_init(Linear(width, 3 * width))
-        self.grow = Linear(width, 2 * width)
-        self.shrink = Linear(2 * width, width)
 
-    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        scale, shift, gate = self.modulate(condition).chunk(3, dim=-1)
-        return x + gate * self.shrink(F.gelu(self.grow(layer_norm(x) * (1 + scale) + shift)))
+class _Stream(NamedTuple):
+    """What one loss term is about: the chunk of actions, or the states that follow."""
+
+    clean: Tensor
+    """float32 [B, T, dim], normalised, 0 in padded slots and dimensions."""
+    is_pad: Tensor
+    """bool [B, T]."""
+    dim_is_pad: Tensor | None
+    """bool [B, dim]."""
+    given: Tensor | None
+    """bool [B], True where the sample's mode gives it instead of asking for it; None: nowhere."""
 
 
 class FlowPolicy(nn.Module):
@@ -89,23 +105,25 @@ class FlowPolicy(nn.Module):
 
     A batch is a dict with the keys of `input_keys`: each camera uint8 [B, 3, H, W]; `observation.state` [B, S];
     `task` a sequence of B strings; for training also `action` [B, T, A] and `action_is_pad` bool [B, T].
+
+    Where robots differ, also `head` int64 [B] (see `units.py`; needed where there are several), `action_dim_is_pad`
+    bool [B, A] and `observation.state_dim_is_pad` bool [B, S], and `<camera>_is_missing` bool [B]: what they name
+    counts nothing and reaches nothing, whatever stands there. With `future`: to train `observation.state`
+    [B, 1 + T, S], of now and after each action, `observation.state_is_pad` bool [B, 1 + T], and where it is not always
+    "policy" `mode` int64 [B] (`modes.MODES`); to act [B, S] is enough.
     """
 
-    def __init__(self, config: FlowPolicyConfig, normalisation: Mapping[str, Mapping[str, Any]]) -> None:
-        """normalisation: {"action": {"offset": [A], "spread": [A]}, "observation.state": ...}; see `affine.py`.
+    def __init__(self, config: FlowPolicyConfig, normalisation: Mapping[str, Any]) -> None:
+        """normalisation: {"heads": [...], "action": {"offset": [H][A], "spread": [H][A]}, "observation.state": ...,
+        "delta": ..., "dims": ...}; see `units.py`.
 
-        Raises ValueError when an entry is missing or of the wrong width.
+        Raises ValueError when an entry is missing, of the wrong width, or cannot be undone.
         """
         super().__init__()
         self.config = config
-        wanted = {ACTION: config.action_dim} | ({STATE: config.state_dim} if config.state_dim else {})
-        for key in wanted:
-            if key not in normalisation:
-                raise ValueError(f"normalisation has {sorted(normalisation)}, the policy also needs {key!r}")
-        # Module names may not contain dots.
-        self.action_map = Affine.of(normalisation[ACTION], ACTION, config.action_dim)
-        self.state_map = Affine.of(normalisation[STATE], STATE, config.state_dim) if config.state_dim else None
-
+        self.units = Units(
+            normalisation, {ACTION: config.action_dim} | ({STATE: config.state_dim} if config.state_dim else {})
+        )
         width = config.width
         self.text = TextEncoder(config.text_bytes, 64, width)
         self.eyes = (
@@ -118,10 +136,10 @@ class FlowPolicy(nn.Module):
         seen = len(config.cameras) * 2 * config.points
         self.fuse = Linear(seen + config.state_dim + width, width)
         self.fuse_again = Linear(width, width)
-        self.time = Linear(64, width)
-        self.enter = Linear(config.chunk * config.action_dim, width)
+        self.time = Linear(64 * len(self._streams), width)
+        self.enter = Linear(config.chunk * config.noise_dim, width)
         self.layers = nn.ModuleList(Layer(width) for _ in range(config.layers))
-        self.leave = zero_init(Linear(width, config.chunk * config.action_dim))
+        self.leave = zero_init(Linear(width, config.chunk * config.noise_dim))
 
     @property
     def input_keys(self) -> tuple[str, ...]:
@@ -129,9 +147,19 @@ class FlowPolicy(nn.Module):
         return (*self.config.cameras, *((STATE,) if self.config.state_dim else ()), TASK)
 
     @property
+    def heads(self) -> tuple[str, ...]:
+        """Names of the norm heads, in the sequence of the numbers that a batch has under `head`."""
+        return self.units.heads
+
+    @property
     def terms(self) -> tuple[str, ...]:
         """Names of the loss terms."""
-        return (FLOW,)
+        return self._streams
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The task modes that it can be trained in."""
+        return MODES if self.config.future else (POLICY,)
 
     def blocks(self) -> list[nn.Module]:
         """Where the network may be cut: modules that are given tensors of the same shapes in every step, hold much of
@@ -146,58 +174,90 @@ class FlowPolicy(nn.Module):
     def counts(self, batch: Mapping[str, Any], draws: int) -> dict[str, Tensor]:
         """Valid elements of a batch per loss term with `draws` draws per sample, int64 []: known before any loss is,
         so that a step can divide by the count over all ranks and micro-batches."""
-        return {FLOW: valid_elements(_get(batch, f"{ACTION}_is_pad"), draws, self.config.action_dim).sum()}
+        return {
+            term: valid_elements(
+                _uncounted(self._is_pad(batch, term), self._given(batch, term)),
+                draws,
+                self._width(term),
+                self.units.dim_is_pad(KEY_OF[term], batch),
+            ).sum()
+            for term in self._streams
+        }
 
     def losses(
-        self, batch: Mapping[str, Any], noise: Tensor, time: Tensor, terms: Collection[str] | None = None
+        self,
+        batch: Mapping[str, Any],
+        noise: Tensor,
+        time: Tensor,
+        terms: Collection[str] | None = None,
+        detail: bool = False,
     ) -> dict[str, Loss]:
         """Flow-matching loss per sample.
 
         Args:
             batch: see the class.
             noise: float32 [B, D, T, A], standard normal; D independent draws per sample share one look at the pictures,
-                which is most of the cost.
-            time: float32 [B, D] in [0, 1], 1 is noise (see `flow.spread_times`).
+                which is most of the cost. With a future [B, D, T, A + S], the noise of the states behind.
+            time: float32 [B, D] in [0, 1], 1 is noise (see `flow.spread_times`). With a future [B, D, 2], of the
+                actions and of the states.
             terms: those to compute, of `self.terms`; None: all.
+            detail: also by draw and dimension; the rest is the same to the bit.
         Returns:
-            {"flow": Loss}, mean squared velocity error in normalised units over unpadded slots.
+            {"flow": Loss, "dynamics": Loss}, the second with a future: mean squared velocity error in normalised units
+            over unpadded slots and dimensions; 0 elements of a sample whose mode gives what a term is about.
         Raises:
             ValueError: a missing key or a wrong shape, by name.
         """
-        if terms is not None and FLOW not in terms:
+        wanted = [term for term in self._streams if terms is None or term in terms]
+        if not wanted:
             return {}
-        actions, is_pad = self._targets(batch)
-        _check("noise", noise, (len(actions), None, self.config.chunk, self.config.action_dim))
-        _check("time", time, tuple(noise.shape[:2]))
-        clean = actions[:, None].expand_as(noise)  # [B, D, T, A]
-        condition = self._condition(batch)
-        predicted = self._velocity(noisy_actions(clean, noise, time), time, condition)
-        return {FLOW: masked_squared_error(predicted, velocity(clean, noise), is_pad)}
+        streams = [self._stream(batch, term) for term in self._streams]
+        check_shape("noise", noise, (len(streams[0].clean), None, self.config.chunk, self.config.noise_dim))
+        check_shape("time", time, (*noise.shape[:2], *((len(streams),) if len(streams) > 1 else ())))
+        noises, times = self._split(noise), list(time.view(*noise.shape[:2], -1).unbind(dim=2))  # one per stream
+        points, targets = [], []
+        for number, (stream, own) in enumerate(zip(streams, noises)):
+            if stream.given is not None:
+                times[number] = torch.where(stream.given[:, None], 0.0, times[number])
+            clean = stream.clean[:, None].expand_as(own)  # [B, D, T, dim]
+            points.append(blanked(noisy_actions(clean, own, times[number]), stream.dim_is_pad))
+            targets.append(velocity(clean, own))
+        predicted = self._velocity(torch.cat(points, dim=3), torch.stack(times, dim=2), self._condition(batch))
+        return {
+            term: masked_squared_error(each, target, _uncounted(s.is_pad, s.given), s.dim_is_pad, detail)
+            for term, each, target, s in zip(self._streams, self._split(predicted), targets, streams)
+            if term in wanted
+        }
 
     @torch.no_grad()
-    def sample_actions(self, batch: Mapping[str, Any], noise: Tensor, steps: int = 10) -> Tensor:
-        """Actions for what the robot sees now: `steps` Euler steps from noise float32 [B, T, A].
+    def sample_actions(self, batch: Mapping[str, Any], noise: Tensor, steps: int = 10, mode: str = POLICY) -> Tensor:
+        """Actions for what the robot sees now: `steps` Euler steps from noise float32 [B, T, A], or [B, T, A + S] with
+        a future.
 
-        Returns float32 [B, T, A] in the robot's units, not clipped to any limits.
+        Args:
+            mode: "policy", or "inverse_dynamics": those that lead to the future that the batch has (as for training).
+        Returns:
+            float32 [B, T, A] in the robot's units, not clipped to any limits; 0 behind a robot's own dimensions.
         """
-        _check("noise", noise, (None, self.config.chunk, self.config.action_dim))
-        condition = self._condition(batch)
-        _check("noise", noise, (len(condition), self.config.chunk, self.config.action_dim))
+        return self.units.robot_actions(self._sample(batch, noise, steps, mode, FLOW), batch)
 
-        def field(x: Tensor, time: Tensor) -> Tensor:
-            return self._velocity(x[:, None], time[:, None], condition)[:, 0]
+    @torch.no_grad()
+    def sample_future(self, batch: Mapping[str, Any], noise: Tensor, steps: int = 10, mode: str = FORWARD) -> Tensor:
+        """States that follow, of a policy with a future: `steps` Euler steps from noise float32 [B, T, A + S].
 
-        return self.action_map.unnormalise(euler(field, noise, steps))
+        Args:
+            mode: "forward_dynamics": after the batch's `action` [B, T, A]; "policy": after what it would do itself.
+        Returns:
+            float32 [B, T, S] in the robot's units; 0 behind a robot's own dimensions.
+        """
+        return self.units.robot_states(self._sample(batch, noise, steps, mode, DYNAMICS), batch)
 
     def save(self, directory: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
         """Write model.safetensors (float32), config.json and normalisation.json; an older folder is replaced whole.
 
         weights: those to write, by name, where this policy does not hold them whole.
         """
-        normalisation = {ACTION: self.action_map.arrays()}
-        if self.state_map is not None:
-            normalisation[STATE] = self.state_map.arrays()
-        folder.save(directory, self.config, normalisation, self.state_dict() if weights is None else weights)
+        folder.save(directory, self.config, self.units.arrays(), self.state_dict() if weights is None else weights)
 
     @staticmethod
     def load(directory: str | Path) -> "FlowPolicy":
@@ -213,55 +273,125 @@ class FlowPolicy(nn.Module):
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _targets(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Normalised actions [B, T, A] with padded slots 0, and is_pad [B, T].
+    @property
+    def _streams(self) -> tuple[str, ...]:
+        """What is found from noise side by side, by its loss term; a policy made from this one may have more terms."""
+        return (FLOW, DYNAMICS) if self.config.future else (FLOW,)
+
+    def _stream(self, batch: Mapping[str, Any], term: str) -> _Stream:
+        """What `term` is about, of a batch for training.
 
         What stands in a padded slot must not matter, and x_t at a padded slot is an input of the network: so the
-        values are replaced here, before they meet anything. Such a slot carries noise only.
+        values are replaced here, before they meet anything. Such a slot carries noise only, a padded dimension nothing.
         """
-        actions, is_pad = _get(batch, ACTION), _get(batch, f"{ACTION}_is_pad")
-        _check(ACTION, actions, (None, self.config.chunk, self.config.action_dim))
-        _check(f"{ACTION}_is_pad", is_pad, tuple(actions.shape[:2]))
-        normalised = self.action_map.normalise(actions)
-        return torch.where(is_pad[..., None], torch.zeros_like(normalised), normalised), is_pad
+        clean, is_pad = self._values(batch, term), self._is_pad(batch, term)
+        clean = torch.where(is_pad[..., None], torch.zeros_like(clean), clean)
+        return _Stream(clean, is_pad, self.units.dim_is_pad(KEY_OF[term], batch), self._given(batch, term))
+
+    def _values(self, batch: Mapping[str, Any], term: str) -> Tensor:
+        """The batch's actions, or the states behind them: normalised, float32 [B, T, dim]."""
+        values, chunk = value_of(batch, KEY_OF[term]), self.config.chunk
+        if term == FLOW:
+            check_shape(ACTION, values, (None, chunk, self.config.action_dim))
+            return self.units.actions(batch)
+        check_shape(STATE, values, (None, 1 + chunk, self.config.state_dim))
+        return self.units.states(batch, values[:, 1:])
+
+    def _is_pad(self, batch: Mapping[str, Any], term: str) -> Tensor:
+        """Slots without a target, bool [B, T]."""
+        key, slots = f"{KEY_OF[term]}_is_pad", self.config.chunk + (term == DYNAMICS)
+        is_pad: Tensor = value_of(batch, key)
+        check_shape(key, is_pad, (len(value_of(batch, KEY_OF[term])), slots))
+        return is_pad[:, -self.config.chunk :]
+
+    def _given(self, batch: Mapping[str, Any], term: str) -> Tensor | None:
+        """Samples whose mode gives what `term` is about, bool [B]; None: there are no modes."""
+        if MODE not in batch:
+            return None
+        if not self.config.future:
+            raise ValueError(
+                f"the batch has {MODE!r}, and a policy without a future is trained in mode {POLICY!r} alone"
+            )
+        given = torch.zeros_like(batch[MODE], dtype=torch.bool)
+        for number, mode in enumerate(MODES):
+            if term not in TRAINS[mode]:
+                given = given | (batch[MODE] == number)
+        return given
 
     def _condition(self, batch: Mapping[str, Any]) -> Tensor:
         """What the robot sees, feels and is told: [B, width]."""
         dtype = getattr(torch, self.config.compute)
-        told = self.text(_get(batch, TASK), dtype)  # [B, width]
+        told = self.text(value_of(batch, TASK), dtype)  # [B, width]
         parts = [told]
         if self.eyes is not None:
-            pictures = [_get(batch, key) for key in self.config.cameras]
-            for key, picture in zip(self.config.cameras, pictures):
-                _check(key, picture, (len(told), 3, None, None))
+            pictures = [value_of(batch, key) for key in self.config.cameras]
+            missing: list[Tensor | None] = [batch.get(f"{key}_is_missing") for key in self.config.cameras]
+            for key, picture, lacks in zip(self.config.cameras, pictures, missing):
+                check_shape(key, picture, (len(told), 3, None, None))
                 if picture.dtype != torch.uint8:
                     raise ValueError(f"{key} is {picture.dtype}, pictures are uint8")
-            parts.append(self.eyes(pictures, told))
-        if self.state_map is not None:
-            state = _get(batch, STATE)
-            _check(STATE, state, (len(told), self.config.state_dim))
-            parts.append(self.state_map.normalise(state))
+                if lacks is not None:
+                    check_shape(f"{key}_is_missing", lacks, (len(told),))
+            parts.append(self.eyes(pictures, told, missing))
+        if self.config.state_dim:
+            state = value_of(batch, STATE)
+            slots = (1 + self.config.chunk,) if self.config.future and state.ndim == 3 else ()
+            check_shape(STATE, state, (len(told), *slots, self.config.state_dim))
+            parts.append(self.units.states(batch, state_now(batch)))
         fused = self.fuse(torch.cat([part.to(dtype) for part in parts], dim=1))
         return self.fuse_again(F.gelu(fused))
 
     def _velocity(self, x: Tensor, time: Tensor, condition: Tensor) -> Tensor:
-        """Predicted velocity of D points per sample: x [B, D, T, A], time [B, D], condition [B, width] -> as x."""
-        told = F.gelu(condition[:, None] + self.time(sinusoids(time, 64).to(condition.dtype)))  # [B, D, width]
+        """Predicted velocity of D points per sample: x [B, D, T, A + S], time [B, D, K] of the K streams, condition
+        [B, width] -> as x."""
+        spread = sinusoids(time, 64).flatten(2).to(condition.dtype)  # [B, D, 64 K]
+        told = F.gelu(condition[:, None] + self.time(spread))  # [B, D, width]
         h = self.enter(x.flatten(2).to(condition.dtype))  # [B, D, width]
         for layer in self.layers:
             h = layer(h, told)
         return self.leave(layer_norm(h)).float().view(x.shape)
 
+    def _sample(self, batch: Mapping[str, Any], noise: Tensor, steps: int, mode: str, term: str) -> Tensor:
+        """What `term` is about, found from noise [B, T, A + S] in `mode`: normalised, [B, T, dim]."""
+        if mode not in self.modes or term not in self._streams or term not in TRAINS[mode]:
+            able = [each for each in self.modes if term in TRAINS[each] and term in self._streams]
+            what = f"mode {mode!r} does not lead to {'actions' if term == FLOW else 'states'} with this policy"
+            raise ValueError(f"{what}: {' or '.join(able) or 'none does, it was made without a future'}")
+        check_shape("noise", noise, (None, self.config.chunk, self.config.noise_dim))
+        condition = self._condition(batch)
+        check_shape("noise", noise, (len(condition), self.config.chunk, self.config.noise_dim))
+        pads = {each: self.units.dim_is_pad(KEY_OF[each], batch) for each in self._streams}
+        start = [
+            blanked(own, pads[each]) if each in TRAINS[mode] else self._given_stream(batch, each)
+            for each, own in zip(self._streams, self._split(noise))
+        ]
 
-def _get(batch: Mapping[str, Any], key: str) -> Any:
-    if key not in batch:
-        raise ValueError(f"the batch has {sorted(batch)}, the policy needs {key!r}")
-    return batch[key]
+        def field(x: Tensor, time: Tensor) -> Tensor:
+            times = [time if each in TRAINS[mode] else torch.zeros_like(time) for each in self._streams]
+            moves = self._velocity(x[:, None], torch.stack(times, dim=1)[:, None], condition)[:, 0]
+            parts = [
+                blanked(own, pads[each]) if each in TRAINS[mode] else torch.zeros_like(own)
+                for each, own in zip(self._streams, self._split(moves))
+            ]
+            return torch.cat(parts, dim=2)
+
+        found = euler(field, torch.cat(start, dim=2), steps)
+        return self._split(found)[self._streams.index(term)]
+
+    def _given_stream(self, batch: Mapping[str, Any], term: str) -> Tensor:
+        """What a mode gives, to sample the rest: [B, T, dim]; slots are padded where the batch says so."""
+        if f"{KEY_OF[term]}_is_pad" not in batch:
+            return self._values(batch, term)
+        return self._stream(batch, term).clean
+
+    def _width(self, term: str) -> int:
+        return self.config.action_dim if term == FLOW else self.config.state_dim
+
+    def _split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """[..., A + S] -> of each stream, [..., dim]."""
+        return x.split([self._width(term) for term in self._streams], dim=-1)
 
 
-def _check(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
-    """Refuse a tensor whose shape is not `shape` (None: any)."""
-    got = tuple(tensor.shape)
-    if len(got) != len(shape) or any(want is not None and have != want for have, want in zip(got, shape)):
-        wanted = ", ".join("any" if side is None else str(side) for side in shape)
-        raise ValueError(f"{name} has shape {got}, expected ({wanted})")
+def _uncounted(is_pad: Tensor, given: Tensor | None) -> Tensor:
+    """Slots that count nothing, bool [B, T]: without a target, or all of them where it is given."""
+    return is_pad if given is None else is_pad | given[:, None]

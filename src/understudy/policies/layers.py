@@ -59,3 +59,17 @@ def sinusoids(time: Tensor, dim: int, min_period: float = 4e-3, max_period: floa
     exponents = torch.linspace(0.0, 1.0, dim // 2, device=time.device)
     angles = time.float()[..., None] * (2 * torch.pi / (min_period * (max_period / min_period) ** exponents))
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
+class Layer(nn.Module):
+    """A residual MLP layer modulated by the condition (adaLN-zero, Peebles & Xie 2023, "Scalable Diffusion Models")."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.modulate = zero_init(Linear(width, 3 * width))
+        self.grow = Linear(width, 2 * width)
+        self.shrink = Linear(2 * width, width)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        scale, shift, gate = self.modulate(condition).chunk(3, dim=-1)
+        return x + gate * self.shrink(F.gelu(self.grow(layer_norm(x) * (1 + scale) + shift)))

@@ -2,8 +2,9 @@
 
 A policy answers `dict[str, Loss]`, one entry per loss term. Keeping sum and count per sample lets a run divide by the
 *global* count (so ranks and micro-batches never weigh samples differently) and lets a validation bucket samples by
-task, all from the same numbers. There is no second code path for the scalar: asking for the per-sample values cannot
-change it. Not here: what is compared with what (`flow.py`), and any communication between ranks (the run's business).
+task, all from the same numbers. There is no second code path for the scalar: asking for the per-sample values, or for
+those of each draw and dimension, cannot change it. Not here: what is compared with what (`flow.py`), and any
+communication between ranks (the run's business).
 """
 
 from collections.abc import Mapping
@@ -13,24 +14,44 @@ import torch
 from torch import Tensor
 
 
+class Detail(NamedTuple):
+    """A loss term by draw and dimension. `sum`: float32 [B, D, A], over slots; `count`: int64 [B, A], the elements
+    behind the sum of each draw, of which all have the same."""
+
+    sum: Tensor
+    count: Tensor  # type: ignore[assignment]  # as in Loss
+
+
 class Loss(NamedTuple):
     """One loss term of a batch. `sum`: float32 [B], `count`: int64 [B], the number of elements behind each sum."""
 
     sum: Tensor
     count: Tensor  # type: ignore[assignment]  # the field hides tuple.count, which nobody needs here
+    detail: Detail | None = None
+    """The same in parts, where it was asked for: equal to `sum` up to the rounding of sums, and to `count` exactly."""
 
 
-def valid_elements(is_pad: Tensor, draws: int, dim: int) -> Tensor:
-    """Elements of each sample behind a masked loss: bool [B, T] -> int64 [B], draws * dim * unpadded slots."""
-    return (~is_pad).sum(dim=1) * (draws * dim)
+def valid_elements(is_pad: Tensor, draws: int, dim: int, dim_is_pad: Tensor | None = None) -> Tensor:
+    """Elements of each sample behind a masked loss: int64 [B], draws * real dimensions * unpadded slots.
+
+    Args:
+        is_pad: bool [B, T], slots.
+        dim_is_pad: bool [B, dim], dimensions that the sample's robot does not have; None: it has all.
+    """
+    real = dim if dim_is_pad is None else (~dim_is_pad).sum(dim=1)
+    return (~is_pad).sum(dim=1) * (draws * real)
 
 
-def masked_squared_error(predicted: Tensor, target: Tensor, is_pad: Tensor) -> Loss:
-    """Squared error summed per sample over every element whose slot is not padded.
+def masked_squared_error(
+    predicted: Tensor, target: Tensor, is_pad: Tensor, dim_is_pad: Tensor | None = None, detail: bool = False
+) -> Loss:
+    """Squared error summed per sample over every element whose slot and dimension are not padded.
 
     Args:
         predicted, target: float32 [B, D, T, A]; D draws of noise and time for the same sample.
         is_pad: bool [B, T]; True where the target repeats a frame beyond the episode.
+        dim_is_pad: bool [B, A]; True where the sample's robot has no such dimension. None: it has all.
+        detail: tell it by draw and dimension too.
     Returns:
         Loss whose count is `valid_elements`.
 
@@ -39,9 +60,12 @@ def masked_squared_error(predicted: Tensor, target: Tensor, is_pad: Tensor) -> L
     """
     _, draws, _, dim = predicted.shape
     pad = is_pad[:, None, :, None]  # [B, 1, T, 1]
+    if dim_is_pad is not None:
+        pad = pad | dim_is_pad[:, None, None]  # [B, 1, T, A]
     zero = torch.zeros((), dtype=predicted.dtype, device=predicted.device)
-    difference = torch.where(pad, zero, predicted) - torch.where(pad, zero, target)
-    return Loss(difference.square().sum(dim=(1, 2, 3)), valid_elements(is_pad, draws, dim))
+    squares = (torch.where(pad, zero, predicted) - torch.where(pad, zero, target)).square()
+    parts = Detail(squares.sum(dim=2), (~pad[:, 0]).sum(dim=1).expand(-1, dim)) if detail else None
+    return Loss(squares.sum(dim=(1, 2, 3)), valid_elements(is_pad, draws, dim, dim_is_pad), parts)
 
 
 def scalar(losses: Mapping[str, Loss]) -> Tensor:

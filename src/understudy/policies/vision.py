@@ -76,18 +76,32 @@ class PictureEncoder(nn.Module):
         self.filters = _filters(condition, points // 2, channels)
         self.colours = _filters(condition, points // 2, 3)
 
-    def forward(self, pictures: list[Tensor], condition: Tensor) -> Tensor:
-        """pictures: uint8 [B, 3, H, W] per camera; condition [B, condition] -> float32 [B, cameras * 2 * points]."""
-        seen = []
-        for camera, picture in zip(self.camera, pictures, strict=True):
-            told = layer_norm(condition + camera.to(condition.dtype))
-            rgb = as_network_input(picture, self.size, condition.dtype)
-            x = F.relu(self.stem(rgb))  # [B, C, h, w], h = H / 4
-            for block in self.blocks:
-                x = block(x, told)
-            colour = group_norm(F.avg_pool2d(rgb, 2), 3)  # [B, 3, 2 h, 2 w], each channel by itself
-            seen.append(keypoints(_apply(self.filters(told), group_norm(x, 8))))  # [B, points]: points / 2 times y, x
-            seen.append(keypoints(_apply(self.colours(told), colour)))
+    def forward(self, pictures: list[Tensor], condition: Tensor, missing: list[Tensor | None] | None = None) -> Tensor:
+        """What is seen, float32 [B, cameras * 2 * points].
+
+        Args:
+            pictures: uint8 [B, 3, H, W] per camera.
+            condition: [B, condition].
+            missing: bool [B] per camera, True where a sample has no such camera: nothing (0) is seen there, whatever
+                stands in for the picture. None: all have it (or them).
+        """
+        # All cameras at once: a sharded block that is used twice in a step adds up its two gradients otherwise than a
+        # whole one does.
+        told = torch.cat([layer_norm(condition + camera.to(condition.dtype)) for camera in self.camera])  # [K B, ...]
+        rgb = torch.cat([as_network_input(picture, self.size, condition.dtype) for picture in pictures])
+        x = F.relu(self.stem(rgb))  # [K B, C, h, w], h = H / 4
+        for block in self.blocks:
+            x = block(x, told)
+        colour = group_norm(F.avg_pool2d(rgb, 2), 3)  # [K B, 3, 2 h, 2 w], each channel by itself
+        # [K B, 2 points]: points / 2 times y, x of the network's maps, then of the plain colours
+        found = torch.cat(
+            [keypoints(_apply(self.filters(told), group_norm(x, 8))), keypoints(_apply(self.colours(told), colour))],
+            dim=1,
+        )
+        seen = list(found.chunk(len(pictures)))
+        for number, lacks in enumerate(missing or ()):
+            if lacks is not None:
+                seen[number] = torch.where(lacks[:, None], 0.0, seen[number])
         return torch.cat(seen, dim=1)
 
 
