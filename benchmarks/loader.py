@@ -58,8 +58,9 @@ def facts(trial: Any) -> dict[str, Any]:
     }
 
 
-def first_batch(root: str) -> float:
-    """Seconds from nothing opened to a batch in hand, in this fresh process, imports done."""
+def first_batch(root: str) -> dict[str, float]:
+    """{"seconds" from nothing opened to a batch in hand, in this fresh process, imports done; "pictures" that must be
+    decoded for it: each sample's, and what leads to it from a key frame}."""
     import time
 
     from understudy import EpisodeDataset, Loader, Order  # noqa: F401
@@ -68,16 +69,46 @@ def first_batch(root: str) -> float:
     setting = Setting(root, BATCH, CHUNK)
     start = time.perf_counter()
     data = setting.data()
-    loader = Loader([data], order=setting.order(data), memory=setting.memory)
+    order = setting.order(data)
+    loader = Loader([data], order=order, memory=setting.memory)
     next(loader)
     seconds = time.perf_counter() - start
+    _, episode, frame = order.locate(range(BATCH))
+    rows, frames = data.video_frames(episode, frame)
     loader.close()
-    return seconds
+    pictures = 0
+    for camera, wanted in frames.items():
+        shown = data.catalog.videos(camera).first[rows] + wanted
+        for row, number in zip(rows.tolist(), shown.tolist()):
+            begin, end = data.pictures.reader(camera, row)._packets._needed(number, number)  # type: ignore[attr-defined]
+            pictures += end - begin
+    return {"seconds": seconds, "pictures": pictures}
 
 
-def first_batch_elsewhere(root: str) -> float:
+def first_batch_elsewhere(root: str) -> dict[str, float]:
     """`first_batch` in a process of its own."""
-    return float(subprocess.check_output(child("first", root=root)))
+    found: dict[str, float] = json.loads(subprocess.check_output(child("first", root=root)))
+    return found
+
+
+def first_batches(chosen: list[Set], rows: list[dict[str, Any]], rounds: int) -> list[dict[str, Any]]:
+    """Of each dataset: how long the first batch takes, and the least that decoding its pictures takes at the limit."""
+    found = []
+    for one, row in zip(chosen, rows, strict=True):
+        tries = [first_batch_elsewhere(str(one.root)) for _ in range(rounds)]
+        pictures = tries[0]["pictures"]
+        found.append(
+            {
+                "name": one.name,
+                "gop": one.gop,
+                "height": one.height,
+                "cameras": one.cameras,
+                "seconds": median(each["seconds"] for each in tries),
+                "pictures": pictures,
+                "floor_s": pictures / (row["limit_per_s"] * one.cameras) if row["limit_per_s"] else None,
+            }
+        )
+    return found
 
 
 def child(part: str, **setting: Any) -> list[str]:
@@ -180,8 +211,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         other = rival_figures(theirs, [theirs.measure(**asked) for _ in range(rounds)]) if theirs else {}
         rows_rate = median_round([Round(each["samples"], each["seconds"], each["cpu_seconds"]) for each in ours])
         say("first batch")
-        root = str(next(one for one in chosen if one.gop == 2).root) if any(o.gop == 2 for o in chosen) else None
-        first = [first_batch_elsewhere(root) for _ in range(rounds)] if root else []
+        first = first_batches(chosen, rows, rounds)
+        short = [each["seconds"] for each in first if each["gop"] == 2]
         say("remote")
         remote = remote_rows(cache, real, quick) if arguments.only in "remote" else []
     return {
@@ -189,7 +220,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "parquet_only_samples_per_s": rows_rate["samples_per_s"],
         "parquet_only_cpu_ms_per_sample": rows_rate["cpu_ms_per_sample"],
         "parquet_only_lerobot_cpu_ms_per_sample": other.get("cpu_ms_per_sample"),
-        "first_batch_s": median(first) if first else None,
+        "first_batch_s": short[0] if short else None,
+        "first_batches": first,
         "remote": remote,
         "conditions": at_start
         | {
@@ -246,7 +278,11 @@ def render(found: dict[str, Any]) -> str:
         f"rows without video: {found['parquet_only_samples_per_s']:,.0f} samples/s, "
         f"{found['parquet_only_cpu_ms_per_sample'] * 1e3:.1f} CPU us per sample"
         + (f" (LeRobot {other * 1e3:.0f})" if other else ""),
-        f"first batch after {found['first_batch_s']:.3f} s" if found["first_batch_s"] else "first batch: not measured",
+        *(
+            f"first batch of {each['name']} after {each['seconds']:.2f} s: needs {each['pictures']:.0f} pictures"
+            + (f", {each['floor_s']:.2f} s at the limit" if each["floor_s"] else "")
+            for each in found["first_batches"]
+        ),
     ]
     for each in found["remote"]:
         lines.append(
@@ -276,7 +312,7 @@ def main() -> None:
 
         serve(Setting(**json.loads(arguments.part[1])))
     elif arguments.part:
-        print(first_batch(json.loads(arguments.part[1])["root"]))
+        print(json.dumps(first_batch(json.loads(arguments.part[1])["root"])))
     else:
         found = measure(arguments)
         print(json.dumps(found) if arguments.json else render(found))

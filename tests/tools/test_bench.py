@@ -283,7 +283,7 @@ def test_the_benchmark_of_the_loader_holds_its_keys(
     monkeypatch.delenv("UNDERSTUDY_TEST_DATA", raising=False)
     monkeypatch.setattr(bench_measure, "Asked", Here)
     monkeypatch.setattr(bench_measure, "lerobot", lambda python: Nobody())
-    monkeypatch.setattr(benchmark, "first_batch_elsewhere", lambda root: 0.25)
+    monkeypatch.setattr(benchmark, "first_batch_elsewhere", lambda root: {"seconds": 0.25, "pictures": 48})
     assert inspect.signature(benchmark.remote_rows).parameters.keys() == {"cache", "real", "quick"}
     options = Namespace(quick=True, cache=str(tmp_path), only="svtav1-g2-64", lerobot="", seconds=1.0)
     found = json.loads(json.dumps(benchmark.measure(options)))
@@ -295,6 +295,9 @@ def test_the_benchmark_of_the_loader_holds_its_keys(
         assert all(row[key] > 0 for key in ROW - {"codec", "lerobot_cpu_ms_per_sample", "peak_mb"})
     assert found["parquet_only_samples_per_s"] > 0
     assert found["first_batch_s"] == 0.25
+    first = [(each["pictures"], each["seconds"]) for each in found["first_batches"]]
+    assert first == [(48, 0.25)] * 3
+    assert found["first_batches"][1]["floor_s"] == pytest.approx(48 / (2 * found["rows"][1]["limit_per_s"]))
     assert found["remote"] == []  # not asked for by `only`
     assert found["rows"][0]["name"] in benchmark.render(found)
     again = benchmark.sets(tmp_path, None, True, "svtav1-g2-64")  # found again, not made again
@@ -309,4 +312,6 @@ def test_our_side_of_the_benchmark_answers_from_its_own_process(benchmark: Modul
     assert first["version"]
     assert len(answers) == 2
     assert all(answer["samples"] > 0 and answer["planned_mb"] > 0 for answer in answers)
-    assert benchmark.first_batch(str(root)) > 0
+    first = benchmark.first_batch(str(root))
+    assert first["seconds"] > 0
+    assert 2 * 32 <= first["pictures"] <= 2 * 32 * 4  # two cameras, groups of 4
