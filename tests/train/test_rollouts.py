@@ -391,6 +391,32 @@ def test_a_line_that_came_later_than_where_the_run_goes_on_stays(tmp_path: Path)
     assert metrics.read(tmp_path / "m") == [*train[:5], line(3, 5)]
 
 
+class Told:
+    """A log whose trackers have steps up to `has` from before the run went back."""
+
+    has = 9
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, int]] = []
+
+    def log(self, step: int, record: dict[str, Any]) -> None:
+        self.lines.append((step, record["step"]))
+
+
+def test_results_wait_for_a_step_that_the_trackers_do_not_have_and_come_one_at_a_step(tmp_path: Path) -> None:
+    (tmp_path / "rollouts").mkdir()
+    rate = {"successes": 1, "episodes": 2}
+    for step in (2, 4, 6, 7):
+        result = {"world": "w", "success": rate, "tasks": {}}
+        (tmp_path / f"rollouts/step-{step:08d}.json").write_text(json.dumps(result))
+    config = validate(TrainConfig, {"data": {"root": "d"}})
+    found, log = rollouts.Rollouts(RunDir(tmp_path), config, {}, 6, first=True), Told()
+    for step, last in ((7, False), (9, False), (10, False), (10, False), (11, False), (11, True)):
+        found.look(log, step, last)  # type: ignore[arg-type]
+    assert log.lines == [(10, 2), (11, 4), (11, 6)]  # what is behind step 6 has not been reached again
+    assert not rollouts.Rollouts(RunDir(tmp_path), config, {}, 6, first=False).look(log, 12)  # type: ignore[arg-type]
+
+
 def test_trackers_get_success_with_the_step_at_which_it_was_known(tmp_path: Path) -> None:
     from support.tracked import in_tensorboard
 
