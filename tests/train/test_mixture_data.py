@@ -290,6 +290,8 @@ def test_the_sequence_of_the_sources_changes_no_number(sources: tuple[SourceConf
     assert other.names == tuple(reversed(NAMES))
     assert (one.heads, one.cameras, one.size) == (other.heads, other.cameras, other.size)
     assert normalisation(one, "quantile") == normalisation(other, "quantile")
+    wrist = replace(sources[1], cameras={WRIST: WRIST})
+    assert opened(wrist, sources[0]).cameras == opened(sources[0], wrist).cameras == (TOP, WRIST)
     assert fingerprint(one) == fingerprint(other)
     assert [part.segments.tolist() for part in one.held_out] == [
         part.segments.tolist() for part in other.held_out[::-1]

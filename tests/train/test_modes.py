@@ -19,6 +19,7 @@ from understudy.train import run
 from understudy.train.config import TrainConfig
 from understudy.train.modes import mode_of, told
 from understudy.train.rundir import RunDir
+from understudy.train.step import Draws
 
 
 @given(st.integers(0, 2**63 - 1), st.lists(st.floats(0, 5), min_size=3, max_size=3).filter(any))
@@ -50,6 +51,23 @@ def test_what_a_mode_leaves_out_is_said() -> None:
     assert lines({"policy": 3.0, "inverse_dynamics": 1.0}) == [
         "3 policy + 1 inverse_dynamics trains the dynamics loss on 3/4 of the samples"
     ]
+
+
+def test_states_that_follow_have_noise_and_times_of_their_own() -> None:
+    """Those of the actions stay as they are without; each stream has one time per stratum; nothing is shared."""
+    at = torch.arange(4000)
+    plain_noise, plain_time = Draws(7, 4, 3, 2).noise_and_time(at)
+    noise, time = Draws(7, 4, 3, 2, future_dim=2).noise_and_time(at)
+    assert (noise.shape, time.shape) == ((4000, 4, 3, 4), (4000, 4, 2))
+    assert torch.equal(noise[..., :2], plain_noise)
+    assert torch.equal(time[..., 0], plain_time)
+    strata = (time.pow(1.5) * 4).long()
+    assert torch.equal(strata[..., 1].sort(dim=1).values, torch.arange(4).expand(4000, 4))
+    for one, other in ((noise[..., :2], noise[..., 2:]), (time[..., 0], time[..., 1])):
+        assert abs(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1]) < 0.03
+    assert abs(noise[..., 2:].mean()) < 0.02
+    some = torch.tensor([3999, 5])
+    assert all(torch.equal(a, b[some]) for a, b in zip(Draws(7, 4, 3, 2, 2).noise_and_time(some), (noise, time)))
 
 
 @pytest.fixture(scope="module")

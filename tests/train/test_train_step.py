@@ -137,6 +137,17 @@ def test_draws_belong_to_the_position_alone(batch: dict[str, Any]) -> None:
     assert not torch.equal(noise, Draws(8, 2, 3, 2).noise_and_time(batch["position"])[0])
 
 
+@pytest.mark.parametrize("future", [0, 2])
+def test_a_draw_is_the_same_to_the_bit_whatever_is_drawn_with_it(future: int) -> None:
+    """Any share of a batch: sizes that fill no vector of the machine were rounded otherwise."""
+    drawing = Draws(7, 3, 2, 2, future)
+    whole = drawing.noise_and_time(torch.arange(600))
+    for size in (1, 2, 3, 5, 7, 11, 64):
+        parts = [drawing.noise_and_time(torch.arange(low, min(low + size, 600))) for low in range(0, 600, size)]
+        for drawn, all_of_it in zip(zip(*parts), whole):
+            assert torch.equal(torch.cat(drawn), all_of_it), size
+
+
 def test_augmentation_is_one_samples_affair(root: Path) -> None:
     plain, cameras = first_batch(tiny_config(root, root, batch=8, augment=AugmentConfig(shift=0, text_dropout=0)))
     some = AugmentConfig(shift=3, text_dropout=0.5)

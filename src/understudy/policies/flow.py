@@ -13,7 +13,11 @@ Action Flow Model for General Robot Control", section IV. Not here: networks, no
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+VECTOR = 64
+"""Numbers that no machine takes more of at once (AVX-512: twice 16 of float32)."""
 
 
 def noisy_actions(actions: Tensor, noise: Tensor, time: Tensor) -> Tensor:
@@ -39,7 +43,11 @@ def spread_times(uniform: Tensor) -> Tensor:
     """
     draws = uniform.shape[1]
     strata = torch.arange(draws, dtype=uniform.dtype, device=uniform.device)
-    return ((strata + uniform) / draws).pow(2.0 / 3.0)
+    places = (strata + uniform) / draws
+    # Behind the last whole vector of the machine torch takes powers one by one, and rounds them otherwise: a sample's
+    # times would depend on how many are drawn with it, and so on the number of processes. Padded, all are whole.
+    padded = F.pad(places.flatten(), (0, -places.numel() % VECTOR))
+    return padded.pow(2.0 / 3.0)[: places.numel()].view_as(places)
 
 
 def euler(field: Callable[[Tensor, Tensor], Tensor], noise: Tensor, steps: int) -> Tensor:

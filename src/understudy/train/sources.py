@@ -47,8 +47,10 @@ def opened(wanted: SourceConfig, catalog: Catalog) -> Source:
     """
     names = {ACTION: wanted.action} | ({STATE: wanted.state} if wanted.state else {}) | wanted.cameras
     catalog = in_standard_keys(catalog, {key: own for key, own in names.items() if key != own})
-    if not wanted.state:
-        catalog = replace(catalog, features={key: f for key, f in catalog.features.items() if key != STATE})
+    hidden = set(catalog.camera_keys) - set(wanted.cameras) if wanted.cameras else set()
+    hidden |= {STATE} if not wanted.state else set()
+    if hidden:
+        catalog = replace(catalog, features={key: f for key, f in catalog.features.items() if key not in hidden})
     for key in (ACTION, STATE):
         feature = catalog.features.get(key)
         if feature is None and key == STATE:
