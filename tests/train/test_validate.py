@@ -24,7 +24,7 @@ from understudy.train import parallel, validate
 from understudy.train.config import ParallelConfig, TrainConfig
 from understudy.train.data import RunData, open_data
 from understudy.train.data_config import SourceConfig
-from understudy.train.groups import TermFound, grouped
+from understudy.train.groups import TermFound, figures, grouped
 from understudy.train.held_out import HeldOut, ahead, dealt, sample_identity, source_key
 from understudy.train.open_loop import STEPS
 from understudy.train.parallel import Mesh
@@ -258,6 +258,18 @@ def test_each_stream_of_a_policy_has_its_losses_by_its_own_flow_time() -> None:
         expected = 2 * time[:, :, stream].sort(dim=1).values.T
         torch.testing.assert_close(at[term, "draws"][:, 1:6], expected, rtol=1e-6, atol=0)
         assert not at[term, "draws"][:, [0, 6]].any()
+
+
+def test_an_open_loop_error_of_joints_that_never_move_is_none_and_not_the_best(
+    sources: tuple[SourceConfig, ...], mesh: Mesh
+) -> None:
+    data, held = opened(sources[1:2])
+    policy = untrained(sources[1:2], data)
+    policy.units.action.spread.zero_()
+    result = validation(policy, held, Draws(7, DRAWS, 3, 2), mesh, FLOW, open_loop=1)
+    assert result["open_loop"]["normalised"] is result["open_loop"]["sources"]["two"]["normalised"] is None
+    assert result["open_loop"]["sources"]["two"]["mse"]["0"] > 0
+    assert "open_loop" not in figures(result)
 
 
 # -- however it is computed

@@ -80,8 +80,8 @@ class OpenLoop:
         """From float64 arrays of `shapes`, by name:
 
         {"every", "normalised": mean squared error in units of the normalisation's spread, over all samples, joints and
-        steps alike (joints that never move left out), "sources": {name: {"samples", "normalised", "mse": {joint: mean
-        squared error in the robot's units}, "mae": {joint: mean absolute error}}}}.
+        steps alike (joints that never move left out; None where none does), "sources": {name: {"samples", "normalised",
+        "mse": {joint: mean squared error in the robot's units}, "mae": {joint: mean absolute error}}}}.
         """
         sources = {}
         for number, name in enumerate(self._held.names):
@@ -109,5 +109,7 @@ def _rows(value: Any, some: Tensor) -> Any:
     return [value[i] for i in some.tolist()]
 
 
-def _ratio(sums: np.ndarray, counts: np.ndarray) -> float:
-    return math.fsum(sums) / max(1.0, math.fsum(counts))
+def _ratio(sums: np.ndarray, counts: np.ndarray) -> float | None:
+    """None where there is nothing to divide by: 0 would be taken for the best that there can be."""
+    count = math.fsum(counts)
+    return math.fsum(sums) / count if count else None
