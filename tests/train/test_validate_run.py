@@ -16,6 +16,7 @@ from understudy.policies.flow_policy import FlowPolicy
 from understudy.train import checkpoint, metrics, parallel, run
 from understudy.train.data import open_data
 from understudy.train.data_config import SourceConfig
+from understudy.train.export import chosen
 from understudy.train.groups import figures
 from understudy.train.held_out import HeldOut
 from understudy.train.rundir import RunDir
@@ -51,6 +52,14 @@ def test_the_best_by_a_named_figure_is_kept_and_handed_out(done: Path) -> None:
     assert {"loss", "macro", "weighted", "head:arm::joint", "source:two", "task:task 0", "open_loop"} <= set(
         state["judged"]
     )
+
+
+def test_the_best_checkpoint_is_that_by_the_named_figure(tmp_path: Path) -> None:
+    for step, loss, hard in ((1, 1.0, 3.0), (2, 2.0, 1.0), (3, 3.0, 2.0)):
+        judged = {"loss": loss, "task:hard": hard}
+        checkpoint.save(tmp_path, step, {"weights/a": torch.ones(1)}, {"judged": judged})
+    found = {metric: chosen(tmp_path, "best", metric).name for metric in ("none", "loss", "task:hard")}
+    assert found == {"none": "step-00000001", "loss": "step-00000001", "task:hard": "step-00000002"}
 
 
 @pytest.mark.parametrize("which", ["latest", "best", 8])
