@@ -43,6 +43,7 @@ from understudy.policies.flow_policy import FlowPolicy
 from understudy.train import metrics, precision
 from understudy.train.config import DataConfig, OptimConfig, ScheduleConfig, TrainConfig
 from understudy.train.data import open_data
+from understudy.train.held_out import HeldOut
 from understudy.train.optim import parameter_groups
 from understudy.train.parallel import joined
 from understudy.train.rollout import rollout
@@ -168,11 +169,11 @@ def success(run: Path, args: argparse.Namespace, seed: int, tasks: tuple[str, ..
 
 def held_out_losses(config: TrainConfig) -> dict[str, float]:
     """Of the policy that is in the run's folder, on the held-out episodes of `config`."""
-    policy, data = FlowPolicy.load(Path(config.out) / "policy"), open_data(config)
-    assert data.held_out[0] is not None
+    policy, held = FlowPolicy.load(Path(config.out) / "policy"), HeldOut.of(open_data(config), mixed=False)
+    assert held is not None
     with joined(config) as mesh:
         draws = Draws(config.seed, DRAWS, config.data.chunk, policy.config.action_dim)
-        judged = validation(policy, data.held_out[0], draws, mesh, dict.fromkeys(policy.terms, 1.0))
+        judged = validation(policy, held, draws, mesh, dict.fromkeys(policy.terms, 1.0))
     return {"val_loss": judged["loss"], "val_loss_new": judged["tasks"][NEW_TEXT]["loss"]}
 
 
