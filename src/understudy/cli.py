@@ -70,6 +70,7 @@ VERBS = {
     "export": Verb("train.export:ExportConfig", "train.export:export", "a run's policy, as a robot loads it", "RUN"),
     "report": Verb("tools.report:ReportConfig", "tools.report:report", "write a run's report.html anew", "RUN"),
     "inspect": Verb("tools.inspect:InspectConfig", "tools.inspect:inspect", "look at a dataset", "PATH"),
+    "ranges": Verb("tools.ranges:RangesConfig", "tools.ranges:ranges", "find where the robot moves", "PATH"),
     "bench": Verb("tools.bench:BenchConfig", "tools.bench:bench", "how fast a dataset loads, beside its codec", "PATH"),
     "order explain": Verb(
         "tools.order_explain:ExplainConfig",

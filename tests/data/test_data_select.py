@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.datasets import Spec, write_dataset
 from understudy.data.catalog import Catalog
 from understudy.data.errors import DatasetError
+from understudy.data.keep_report import KeepReport
 from understudy.data.select import select, split_episodes
 
 LENGTHS, IDS = (6, 9, 4, 0, 12), (1, 2, 5, 6, 9)
@@ -138,8 +139,26 @@ def test_keys_of_droid(catalogs: dict[str, Catalog], tmp_path: Path, version: st
     path.write_text(json.dumps(content))
     got = select(catalogs[version], keep=path)
     assert got.segments.tolist() == [[2, 2, 4], [9, 0, 12]]
-    assert any("1 of 3 keys" in note for note in got.notes)
-    assert any("1 ranges end after their episode" in note for note in got.notes)
+    assert got.keep == KeepReport(
+        where=str(path),
+        keys=3,
+        matched=2,
+        unmatched=("x--y",),
+        empty=0,
+        first_empty=(),
+        episodes=4,
+        unnamed=2,
+        first_unnamed=("gs://lab/day-0--/data/run-0.h5", "gs://lab/day-2--/data/run-2.h5"),
+        cut=1,
+        frames=31,
+        in_ranges=14,
+        samples=14,
+    )
+    assert got.notes == tuple(got.keep.lines())
+    assert "2 of 3 keys are episodes of this dataset, 2 of its 4 episodes have one" in got.notes[0]
+    assert "14 of 31 frames used lie in ranges (45.2%), 14 of them are samples" in got.notes[1]
+    assert got.notes[2].endswith("1 keys are no episode of this dataset: 'x--y'")
+    assert got.notes[4].endswith("1 ranges end after their episode and were cut there")
     single = select(catalogs[version], keep={"/data/run-2.h5": [[1, 3]]})
     assert single.segments.tolist() == [[5, 1, 3]]
 
@@ -238,3 +257,47 @@ def test_split_limits() -> None:
     with pytest.raises(DatasetError, match="cannot be split"):
         split_episodes([1], 0.5)
     assert split_episodes(np.arange(8), 0.25, seed=0)[1].tolist() == split_episodes(np.arange(8), 0.25)[1].tolist()
+
+
+def test_frames_in_ranges_that_give_no_sample_are_told_apart(catalog: Catalog) -> None:
+    keep = {1: [[0, 4]], 2: [], 9: [[0, 2], [1, 5], [8, 12]], 77: [[0, 1]]}
+    got = select(catalog, keep=keep, reach=(0, 2), exclude=[1], drop_last=1)
+    assert got.segments.tolist() == [[9, 0, 3], [9, 8, 10]]
+    assert got.keep is not None
+    assert (got.keep.frames, got.keep.in_ranges, got.keep.samples) == (25, 9, 5)
+    assert (got.keep.matched, got.keep.unmatched, got.keep.empty, got.keep.first_empty) == (3, ("77",), 1, ("2",))
+    assert (got.keep.episodes, got.keep.unnamed, got.keep.first_unnamed) == (4, 1, ("5",))
+    assert select(catalog).keep is None
+
+
+def test_ranges_that_are_all_empty_say_so(catalog: Catalog) -> None:
+    with pytest.raises(DatasetError, match=r"keeps no frame .* 2 keys have no range: '1', '9'.*check the episodes"):
+        select(catalog, keep={1: [], 9: []})
+
+
+def test_a_hundred_thousand_long_keys(tmp_path: Path) -> None:
+    """DROID's file is as long; only five of its episodes are here. Each key is looked up once (no pass per episode)."""
+    write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(40,) * 5, cameras=(), recorded_as=True))
+    root = "gs://xembodiment_data/r2d2/r2d2-data-full"
+    path = tmp_path / "d/meta/episodes.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for k, line in enumerate(lines):
+        line["recording_folderpath"] = f"{root}/BVL/success/2024-02-02/run-{k}/recordings/MP4"
+        line["file_path"] = f"{root}/BVL/success/2024-02-02/run-{k}/trajectory.h5"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def key(k: int) -> str:
+        folder = f"{root}/BVL/success/2024-02-02/run-{k}"
+        return f"{folder}/recordings/MP4--{folder}/trajectory.h5"
+
+    (tmp_path / "keep.json").write_text(json.dumps({key(k): [[k % 7, 20], [25, 40]] for k in range(3, 95_003)}))
+    got = select(Catalog.open(tmp_path / "d"), keep=tmp_path / "keep.json")
+    assert got.segments.tolist() == [[3, 3, 20], [3, 25, 40], [4, 4, 20], [4, 25, 40]]
+    assert got.keep is not None
+    assert (got.keep.keys, got.keep.matched, got.keep.unmatched[0]) == (95_000, 2, key(5))
+    assert got.keep.first_unnamed == (key(0), key(1), key(2))
+    (tmp_path / "other.json").write_text(json.dumps({key(k): [[0, 9]] for k in range(10, 95_010)}))
+    with pytest.raises(DatasetError) as caught:
+        select(Catalog.open(tmp_path / "d"), keep=tmp_path / "other.json")
+    assert all(repr(key(k)) in str(caught.value) for k in (0, 1, 2, 10, 11, 12))
+    assert "none of its 95000 keys is an episode" in str(caught.value)

@@ -14,8 +14,8 @@ from understudy.data.errors import DatasetError
 _PARTS = ("recording_folderpath", "file_path")
 
 
-def episodes_of_keys(catalog: Catalog, keys: list[object], where: str) -> tuple[dict[object, int], tuple[str, ...]]:
-    """(key -> table row of the keys that mean an episode, notes about those that do not).
+def episodes_of_keys(catalog: Catalog, keys: list[object], where: str) -> tuple[dict[object, int], dict[str, int]]:
+    """(key -> table row of the keys that mean an episode, what such keys are called here -> table row).
 
     Raises:
         DatasetError: no key means any episode; both sides' keys are shown.
@@ -29,10 +29,7 @@ def episodes_of_keys(catalog: Catalog, keys: list[object], where: str) -> tuple[
     for names in candidates:
         matched = {key: names[str(key)] for key in keys if str(key) in names}
         if matched:
-            missed = len(keys) - len(matched)
-            return matched, (
-                (f"{where}: {missed} of {len(keys)} keys are no episode of this dataset",) if missed else ()
-            )
+            return matched, names
         known += list(names)[: max(0, 3 - len(known))]
     shown = ", ".join(map(repr, known)) or "no text about its episodes; their ids are " + ", ".join(
         str(int(i)) for i in catalog.episodes.ids[:3]
@@ -45,6 +42,28 @@ def episodes_of_keys(catalog: Catalog, keys: list[object], where: str) -> tuple[
     )
 
 
+def droid_keys(catalog: Catalog) -> dict[int, str]:
+    """Table row -> "<recording_folderpath>--<file_path>", where the dataset holds both texts for every episode and no
+    two share theirs; {} otherwise."""
+    there = {int(catalog.episodes.ids[row]): row for row in np.flatnonzero(catalog.episodes.lengths).tolist()}
+    for texts in (catalog.episode_texts, lambda: _row_texts(catalog)):  # the rows are read where they must be
+        joined = _joined(texts())
+        if there.keys() <= joined.keys() and len(set(joined.values())) == len(joined):
+            return {row: joined[episode] for episode, row in there.items()}
+    return {}
+
+
+def _joined(columns: dict[str, dict[int, str]]) -> dict[int, str]:
+    """Both DROID parts as one text by episode id; {} where there are not both."""
+    ends = [
+        next((c for n, c in columns.items() if n.replace(".", "/").split("/")[-1] == part), None) for part in _PARTS
+    ]
+    folder, file = ends
+    if folder is None or file is None:
+        return {}
+    return {e: f"{folder[e]}--{file[e]}" for e in folder if e in file}
+
+
 def _candidates(catalog: Catalog) -> Iterator[dict[str, int]]:
     yield from _names(catalog.episode_texts(), catalog.episodes.ids)
     yield from _names(_row_texts(catalog), catalog.episodes.ids)
@@ -53,13 +72,8 @@ def _candidates(catalog: Catalog) -> Iterator[dict[str, int]]:
 def _names(columns: dict[str, dict[int, str]], ids: np.ndarray) -> Iterator[dict[str, int]]:
     """Ways to name episodes by text columns (name -> episode id -> text): both DROID parts joined, then each alone."""
     row_of = {int(episode): row for row, episode in enumerate(ids)}
-    ends = {
-        part: next((c for n, c in columns.items() if n.replace(".", "/").split("/")[-1] == part), None)
-        for part in _PARTS
-    }
-    folder, file = ends[_PARTS[0]], ends[_PARTS[1]]
-    if folder is not None and file is not None:
-        columns = {"both": {e: f"{folder[e]}--{file[e]}" for e in folder if e in file}, **columns}
+    if both := _joined(columns):
+        columns = {"both": both, **columns}
     for column in columns.values():
         texts = {text: row_of[e] for e, text in column.items() if e in row_of}
         if len(texts) == len(column):  # what several episodes share names none of them

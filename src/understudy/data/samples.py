@@ -97,6 +97,8 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self.segments = selection.segments
         self._stop = selection.stop
         self._notes = selection.notes
+        self.keep_report = selection.keep
+        """What keep-ranges did; None without them."""
         self._ends = np.cumsum(self.segments[:, 2] - self.segments[:, 1])
         features = self.catalog.features
         self._videos = tuple(k for k in self.keys if k in features and features[k].is_video)

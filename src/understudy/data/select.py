@@ -9,8 +9,9 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ import numpy as np
 from understudy.data.catalog import Catalog
 from understudy.data.errors import DatasetError
 from understudy.data.keep_keys import episodes_of_keys
+from understudy.data.keep_report import FEW, KeepReport
 from understudy.data.layout import describe_ids
 
 Keep = str | os.PathLike[str] | Mapping[Any, Any]
@@ -34,11 +36,13 @@ class Selection:
         stop: int64 (K,), where windows of a segment end: the episode's length, or with keep-ranges under the rule
             "start" the range's end. Windows always reach back to the episode's first frame.
         notes: what was odd about the selection.
+        keep: what keep-ranges did, None without them.
     """
 
     segments: np.ndarray
     stop: np.ndarray
     notes: tuple[str, ...] = ()
+    keep: KeepReport | None = None
 
 
 def select(
@@ -80,13 +84,13 @@ def select(
     if keep_rule not in ("window", "start"):
         raise DatasetError(f"keep_rule is {keep_rule!r}", fix="it is 'window' or 'start'")
 
-    notes: tuple[str, ...] = ()
+    report: KeepReport | None = None
     if keep is None:
         row, start = rows, np.zeros(len(rows), np.int64)
         stop = table.lengths[rows]
         bound = stop
     else:
-        row, start, stop, notes = _kept(catalog, rows, keep)
+        row, start, stop, report = _kept(catalog, rows, keep)
         bound = stop
         if keep_rule == "window":
             start, stop, bound = start + reach[0], stop - reach[1], table.lengths[row]
@@ -104,7 +108,11 @@ def select(
             what, where=catalog.root, fix="drop fewer frames, or use shorter windows or keep_rule='start'"
         )
     segments = np.stack([table.ids[row[left]], start[left], stop[left]], 1).astype(np.int64)
-    return Selection(segments, bound[left].astype(np.int64), notes)
+    bound = bound[left].astype(np.int64)
+    if report is None:
+        return Selection(segments, bound)
+    report = replace(report, samples=int((segments[:, 2] - segments[:, 1]).sum()))
+    return Selection(segments, bound, tuple(report.lines()), report)
 
 
 def split_episodes(ids: np.ndarray | Iterable[int], fraction: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -145,11 +153,12 @@ def _ids(episodes: Iterable[int], name: str) -> np.ndarray:
     return ids.astype(np.int64).reshape(-1)
 
 
-def _kept(catalog: Catalog, rows: np.ndarray, keep: Keep) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Ranges of the selected rows as (row, start, stop) int64 (K,), merged where they touch, and notes."""
+def _kept(catalog: Catalog, rows: np.ndarray, keep: Keep) -> tuple[np.ndarray, np.ndarray, np.ndarray, KeepReport]:
+    """Ranges of the selected rows as (row, start, stop) int64 (K,), merged where they touch, and what became of them
+    (`samples` aside)."""
     where = "keep" if isinstance(keep, Mapping) else os.fspath(keep)
     content: Mapping[Any, Any] = keep if isinstance(keep, Mapping) else _read(where)
-    matched, notes = episodes_of_keys(catalog, list(content), where)
+    matched, names = episodes_of_keys(catalog, list(content), where)
     twice = [key for key, count in Counter(matched.values()).items() if count > 1]
     if twice:
         keys = " and ".join(repr(key) for key, row in matched.items() if row == twice[0])
@@ -169,14 +178,32 @@ def _kept(catalog: Catalog, rows: np.ndarray, keep: Keep) -> tuple[np.ndarray, n
             else:
                 merged.append([start, stop])
         pieces += [(row, start, stop) for start, stop in merged]
-    if cut:
-        notes = (*notes, f"{where}: {cut} ranges end after their episode and were cut there")
+    there = np.flatnonzero(catalog.episodes.lengths > 0)
+    unnamed = there[~np.isin(there, list(matched.values()))]
+    called = {row: name for name, row in names.items()} if len(unnamed) else {}
+    empty = [str(key) for key, row in matched.items() if not content[key]]
+    report = KeepReport(
+        where=where,
+        keys=len(content),
+        matched=len(matched),
+        unmatched=tuple(islice((str(key) for key in content if key not in matched), FEW)),
+        empty=len(empty),
+        first_empty=tuple(empty[:FEW]),
+        episodes=len(there),
+        unnamed=len(unnamed),
+        first_unnamed=tuple(called.get(row, str(int(catalog.episodes.ids[row]))) for row in unnamed[:FEW].tolist()),
+        cut=cut,
+        frames=int(catalog.episodes.lengths[rows].sum()),
+        in_ranges=sum(stop - start for _, start, stop in pieces),
+        samples=0,
+    )
     if not pieces:
-        raise DatasetError(
-            "keeps no frame of the selected episodes", where=where, fix="check the episodes and the ranges"
+        what = "keeps no frame of the selected episodes: " + "; ".join(
+            line.removeprefix(f"{where}: ") for line in report.lines()
         )
+        raise DatasetError(what, where=where, fix="check the episodes and the ranges")
     row, start, stop = np.asarray(pieces, np.int64).T
-    return row, start, stop, notes
+    return row, start, stop, report
 
 
 def _read(path: str) -> dict[str, Any]:

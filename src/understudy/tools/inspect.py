@@ -4,7 +4,7 @@ Not here: how the facts are found (`examine.py`), the page's looks (`html.py`).
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +33,8 @@ class InspectConfig:
     """Episodes on the page."""
     limit: Annotated[int, Ge(1)] = 500
     """At most this many episodes, and video files per camera, are opened, spread evenly over the dataset."""
+    keep: str = ""
+    """JSON file of keep-ranges: tell which of its keys are episodes of this dataset, and which frames it keeps."""
 
     def problems(self) -> list[str]:
         return [] if self.path else ["path: required, the folder of a dataset"]
@@ -41,11 +43,15 @@ class InspectConfig:
 def inspect(config: InspectConfig) -> None:
     """Print the facts and write the page."""
     from understudy.data.catalog import Catalog
+    from understudy.data.select import select
     from understudy.tools.examine import examine
     from understudy.train.rundir import write_whole
 
     catalog = Catalog.open(config.path)
+    kept = select(catalog, keep=config.keep, keep_rule="start").keep if config.keep else None
     facts = examine(catalog, config.limit)
+    if kept is not None:
+        facts["keep"] = asdict(kept) | {"told": kept.lines()}
     target = config.page if config.page or config.json else f"{catalog.name}-inspect.html"
     if target:
         write_whole(Path(target), page(catalog, facts, config.shown))
@@ -74,6 +80,8 @@ def told(facts: dict[str, Any]) -> str:
     lines += [f"  {key:<{width}}  {f['dtype']} {tuple(f['shape'])}" for key, f in facts["features"].items()]
     for camera, video in facts["videos"].items():
         lines += [f"video {camera}", f"  {_encoding(video)}"]
+    if "keep" in facts:
+        lines += ["keep-ranges", *(f"  {line}" for line in facts["keep"]["told"])]
     lines.append(f"wrong or odd ({rows['episodes_read']} of {facts['episodes']} episodes read)")
     lines += [f"  {line}" for line in facts["wrong"]] or ["  nothing"]
     return "\n".join(lines)
@@ -111,6 +119,7 @@ def page(catalog: "Catalog", facts: dict[str, Any], shown: int) -> str:
         (str(len(facts["wrong"])), "oddities"),
     ]
     wrong = "".join(f"<li>{escape(line)}</li>" for line in facts["wrong"])
+    kept = "".join(f"<li>{escape(line)}</li>" for line in facts.get("keep", {}).get("told", []))
     features = [[key, f["dtype"], " × ".join(map(str, f["shape"]))] for key, f in facts["features"].items()]
     videos = [[camera, _encoding(video)] for camera, video in facts["videos"].items()]
     tasks = [[task["task"], task["episodes"]] for task in facts["tasks"][:50]]
@@ -120,6 +129,7 @@ def page(catalog: "Catalog", facts: dict[str, Any], shown: int) -> str:
         f"{escape(facts['robot'] or 'robot not named')} · {escape(facts['root'])}</p>",
         html.tiles(tiles),
         html.section("Wrong or odd", html.card(f"<ul>{wrong}</ul>" if wrong else "nothing")),
+        html.section("Keep-ranges", html.card(f"<ul>{kept}</ul>") if kept else ""),
         html.section("Encoding", html.card(html.table(["camera", "encoding"], videos)) if videos else ""),
         html.section("Episodes", *_episodes(catalog, shown)),
         html.section("Tasks", html.card(html.table(["task", "episodes"], tasks)) if tasks else ""),

@@ -1,0 +1,135 @@
+"""`understudy ranges`: the file keeps exactly the frames that the rule finds, on the dataset that it was made from."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from support.datasets import Spec, write_dataset
+from understudy import Catalog, EpisodeDataset
+from understudy.cli import main
+from understudy.data.idle import IdleRule, non_idle_ranges
+
+DATA = os.environ.get("UNDERSTUDY_TEST_DATA")
+STATE = "observation.state"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_dataset(
+        tmp_path / "d", Spec(lengths=(40, 0, 9, 33, 60), ids=(0, 1, 4, 5, 8), cameras=(), recorded_as=True, rich=True)
+    )
+    for file in (tmp_path / "d" / "data").glob("chunk-*/*.parquet"):
+        table = pq.read_table(file)
+        stands = [still(e, f) for e, f in zip(*(table[k].to_pylist() for k in ("episode_index", "frame_index")))]
+        at = table.column_names.index(STATE)
+        values = np.where(np.asarray(stands)[:, None], 0.0, np.asarray(table[STATE].to_pylist()) + 9).astype(np.float32)
+        values[:, 1] *= np.arange(len(values)) % 4 > 0
+        table = table.set_column(
+            at, table.schema.field(STATE), pa.array(values.tolist(), table.schema.field(STATE).type)
+        )
+        pq.write_table(table, file)
+    return tmp_path / "d"
+
+
+def still(episode: int, frame: int) -> bool:
+    """Each episode stands for some frames, in places of its own, and the one of nine frames all the time."""
+    return episode == 4 or (frame + episode) % 17 < 6
+
+
+def kept_frames(data: EpisodeDataset) -> set[tuple[int, int]]:
+    return {(e, f) for e, start, stop in data.segments.tolist() for f in range(start, stop)}
+
+
+def expected(root: Path | str, key: str, rule: IdleRule, dims: list[int] | None = None) -> set[tuple[int, int]]:
+    """By the samples of the dataset, one episode after the other."""
+    data, want = EpisodeDataset(root, keys=[key]), set()
+    for episode in np.unique(data.segments[:, 0]).tolist():
+        length = int(data.catalog.episodes.lengths[data.catalog.episodes.row_of(episode)])
+        values = data.batch(np.full(length, episode), np.arange(length))[key].numpy().reshape(length, -1)
+        ranges = non_idle_ranges(values[:, dims] if dims else values, rule)
+        want |= {(episode, frame) for start, stop in ranges for frame in range(start, stop)}
+    return want
+
+
+RULE = ("--min-idle", "2", "--min-moving", "4", "--cut-last", "1")
+
+
+@pytest.mark.parametrize(
+    ("flags", "dims", "rule"),
+    [
+        ((), None, IdleRule(0.4, True, 2, 4, 1)),
+        (("--dims", "1"), [1], IdleRule(0.4, True, 2, 4, 1)),
+        (("--no-difference",), None, IdleRule(0.4, False, 2, 4, 1)),
+        (("--name-by", "episode"), None, IdleRule(0.4, True, 2, 4, 1)),
+    ],
+)
+def test_the_file_keeps_what_the_rule_finds(  # type: ignore[no-untyped-def]
+    root: Path, tmp_path: Path, flags, dims, rule, capsys
+) -> None:
+    out = tmp_path / "keep.json"
+    assert main(["ranges", str(root), "--out", str(out), "--key", STATE, "--threshold", "0.4", *RULE, *flags]) == 0
+    content = json.loads(out.read_text())
+    droid = "--name-by" not in flags
+    assert next(iter(content)) == ("gs://lab/day-0--/data/run-0.h5" if droid else "0")
+    assert len(content) == 4  # the episode without frames has no key
+    want = expected(root, STATE, rule, dims)
+    data = EpisodeDataset(root, keep=out, keep_rule="start")
+    assert kept_frames(data) == want
+    assert want
+    assert len(want) < 142
+    report = data.keep_report
+    assert report is not None
+    assert (report.matched, report.unmatched, report.unnamed, report.samples) == (4, (), 0, len(want))
+    told = capsys.readouterr().out
+    assert f"{len(want):,} of 142 frames kept" in told
+
+
+def test_what_is_refused(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there = tmp_path / "there.json"
+    there.write_text("mine")
+    out = str(tmp_path / "keep.json")
+    for flags, told in (
+        (["--out", str(there)], "is there already"),
+        ([], "out: required"),
+        (["--out", str(tmp_path / "no" / "keep.json")], "is no folder"),
+        (["--out", out, "--key", "actoin"], "no such column"),
+        (["--out", out, "--key", "observation.note"], "it is string|no such column"),
+        (["--out", out, "--dims", "2"], "dims names 2, and 'action' has 2"),
+        (["--out", out, "--threshold", "1e9"], "nothing would be kept of 142 frames"),
+        (["--out", out, "--threshold", "0"], "threshold"),
+    ):
+        assert main(["ranges", str(root), *flags]) == 2, flags
+        error = capsys.readouterr().err
+        assert any(words in error for words in told.split("|")), error
+    assert there.read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["there.json"]
+    write_dataset(tmp_path / "plain", Spec(cameras=()))
+    assert main(["ranges", str(tmp_path / "plain"), "--out", out, "--name-by", "droid"]) == 2
+    assert "recording_folderpath" in capsys.readouterr().err
+
+
+def test_inspect_tells_what_a_file_keeps(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep = tmp_path / "keep.json"
+    keep.write_text(json.dumps({"gs://lab/day-0--/data/run-0.h5": [[0, 20]], "x--y": [[0, 9]]}))
+    assert main(["inspect", str(root), "--keep", str(keep), "--page", str(tmp_path / "page.html"), "--shown", "0"]) == 0
+    told = capsys.readouterr().out
+    assert "1 of 2 keys are episodes of this dataset, 1 of its 4 episodes have one" in told
+    assert "keys are no episode of this dataset: &#x27;x--y&#x27;" in (tmp_path / "page.html").read_text()
+    assert main(["inspect", str(root), "--keep", str(keep), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)["keep"]
+    assert (facts["in_ranges"], facts["frames"], facts["unmatched"]) == (20, 142, ["x--y"])
+
+
+@pytest.mark.skipif(DATA is None, reason="UNDERSTUDY_TEST_DATA names no folder of real datasets")
+@pytest.mark.parametrize(("name", "threshold"), [("g1_v30", 0.01), ("g1_v21", 0.01), ("gr1_sim_v20", 0.01)])
+def test_of_real_recordings(name: str, threshold: float, tmp_path: Path) -> None:
+    root, out = f"{DATA}/{name}", tmp_path / "keep.json"
+    assert main(["ranges", root, "--out", str(out), "--threshold", str(threshold), "--json"]) == 0
+    data = EpisodeDataset(root, keep=out, keep_rule="start", keys=["action"])
+    assert kept_frames(data) == expected(root, "action", IdleRule(threshold))
+    assert 0 < len(data) < Catalog.open(root).episodes.frames
