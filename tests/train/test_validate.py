@@ -37,14 +37,14 @@ DRAWN = Draws(7, DRAWS, 3, 4)
 
 WIDE = {"wide": 4, "small": 4, "two": 2}  # joints
 HEADS = {"wide": "arm::joint", "small": "arm::joint", "two": "hand::joint"}
-SHARES = {"arm::joint": 3.0 + 1.0, "hand::joint": 2.0}
+SHARES = {"arm::joint": 3.0 + 1.0, "hand::joint": 5.0}
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[SourceConfig, ...]:
     """Of "small" one frame is held out."""
     wide, two, small = tiny_sources(tmp_path_factory.mktemp("mixture"), small_pictures=False)
-    return wide, two, replace(small, val_episodes=(0,), drop_first=6)
+    return wide, replace(two, weight=5), replace(small, val_episodes=(0,), drop_first=6)
 
 
 @pytest.fixture(scope="module")
