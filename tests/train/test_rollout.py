@@ -26,6 +26,7 @@ from understudy.worlds.world import layout_seed
 class Shape:
     chunk: int
     action_dim: int = 4
+    noise_dim: int = 4
 
 
 class Zero:

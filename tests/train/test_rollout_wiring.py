@@ -59,6 +59,7 @@ class Room:
 class Shape:
     chunk: int = 2
     action_dim: int = 4
+    noise_dim: int = 4
 
 
 class Watcher:

@@ -27,11 +27,11 @@ class Actor(Protocol):
 
     @property
     def config(self) -> Any:
-        """With `chunk` (T) and `action_dim` (A)."""
+        """With `chunk` (T), `action_dim` (A) and `noise_dim`, the width of its noise: A, or more with a future."""
         ...
 
     def sample_actions(self, batch: Mapping[str, Any], noise: "Tensor", steps: int = 10) -> "Tensor":
-        """Pictures uint8 [B, C, H, W], vectors float32 [B, …], `task` B strings; noise as the result [B, T, A]."""
+        """Pictures uint8 [B, C, H, W], vectors float32 [B, …], `task` B strings; noise [B, T, noise_dim] -> [B, T, A]."""
         ...
 
 
@@ -85,6 +85,7 @@ def rollout(
     from understudy.order import sample_normal
 
     chunk, width = policy.config.chunk, policy.config.action_dim
+    drawn = (chunk, policy.config.noise_dim)
     world = worlds[0]
     if not 1 <= execute <= chunk:
         raise ValueError(f"execute={execute}: the policy predicts {chunk} actions at once, so 1 to {chunk}")
@@ -100,7 +101,7 @@ def rollout(
     with tqdm(total=episodes, desc="rollout", unit="ep", disable=None) as progress:
         while lanes:
             at = np.array([lane.episode * world.max_steps + lane.step for lane in lanes])
-            noise = torch.from_numpy(sample_normal(seed, "rollout", at, (chunk, width))).to(device)  # (B, T, A)
+            noise = torch.from_numpy(sample_normal(seed, "rollout", at, drawn)).to(device)
             batch = (wired or _own(world)).batch([x.observation for x in lanes], [x.told for x in lanes], device)
             actions = policy.sample_actions(batch, noise, steps).cpu().numpy()[..., :moved]
             for lane, plan in zip(lanes, actions):
