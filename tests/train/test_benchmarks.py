@@ -108,3 +108,12 @@ def test_mt10_tells_loss_and_success_of_each_task_and_keeps_what_is_done(
     monkeypatch.setattr(module, "understudy", lambda command: 1)
     module.main(arguments)
     assert "| reach | 1 | " in capsys.readouterr().out
+
+
+def test_validation_of_many_sources_is_told_beside_a_loader_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    benchmark("validation").main(["--json", "--sources", "3", "--rounds", "1", "--no-workers"])
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["seconds"]) == {"one", "many", "loader_each"}
+    assert found["seconds"]["many"]["loss"] == pytest.approx(found["seconds"]["loader_each"]["loss"], rel=1e-5)
+    assert {"wall_met", "cpu_met", "limit"} == set(found["bar"])
+    assert found["conditions"]["held_out_frames"] > 3
