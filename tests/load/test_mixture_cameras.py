@@ -1,0 +1,211 @@
+"""Mixtures of robots whose cameras differ: other names, other sizes, or none where others have one."""
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from support import datasets as written
+from support.batches import all_same, least_memory
+from support.datasets import Spec, write_dataset
+from understudy import EpisodeDataset, EpisodeSampler, EpisodeStream, Loader, Order
+from understudy.data.resize import AreaResize
+from understudy.load.mixture import Mixture, picture_shapes
+from understudy.order.draws import SampleRng
+
+ACTION, STATE = "action", "observation.state"
+FRONT, WRIST = "observation.images.front", "observation.images.wrist"
+KEYS = [ACTION, STATE, FRONT, WRIST]
+LARGE = 10**9
+SPECS = {
+    "both": Spec(lengths=(30, 1, 24), cameras=("observation.images.cam_0", "observation.images.cam_1")),
+    "one": Spec(lengths=(9, 17), fps=30, cameras=("observation.images.top",), gop=12, version="v2.1"),
+    "none": Spec(lengths=(12, 25), fps=50, cameras=()),
+    "bare": Spec(lengths=(5, 4), cameras=()),
+    "stored": Spec(lengths=(6, 9), cameras=(), images=("observation.images.png",)),
+}
+NAMES = {
+    "both": {FRONT: "observation.images.cam_0", WRIST: "observation.images.cam_1"},
+    "one": {FRONT: "observation.images.top"},
+    "none": {},
+    "bare": {},
+    "stored": {FRONT: "observation.images.png"},
+}
+LACKS = {"both": (), "one": (WRIST,), "none": (FRONT, WRIST), "bare": (FRONT, WRIST), "stored": (WRIST,)}
+SIDES = (written.SIDE, written.SIDE)
+WINDOWS: dict[str, list[float]] = {FRONT: [-0.1, 0.0], WRIST: [0.0, 0.2, 0.2]}
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    path = tmp_path_factory.mktemp("cameras")
+    for name, spec in SPECS.items():
+        write_dataset(path / name, spec)
+    return {name: path / name for name in SPECS}
+
+
+def opened(roots: dict[str, Path], names: Sequence[str], windows: bool = False, **options: Any) -> list[EpisodeDataset]:
+    return [
+        EpisodeDataset(
+            roots[name],
+            {ACTION: [0.0, 0.1], **(WINDOWS if windows else {})},
+            names=NAMES[name],
+            absent=dict.fromkeys(LACKS[name], SIDES),
+            keys=[key for key in KEYS if key not in LACKS[name]],
+            **{"picture_cache_bytes": 0, **options},
+        )
+        for name in names
+    ]
+
+
+def check(batch: dict[str, Any], datasets: Sequence[EpisodeDataset], order: Order) -> None:
+    """Row by row what the sample's own dataset gives alone, plus whether each camera is missing."""
+    missing = {camera for dataset in datasets for camera in dataset.absent}
+    plain = set(datasets[0][0]) - {f"{camera}_is_missing" for camera in missing}
+    assert batch.keys() == plain | {f"{camera}_is_missing" for camera in missing} | {"position", "source"}
+    for row, (source, episode, frame) in enumerate(zip(*order.locate(batch["position"].numpy()))):
+        sample = datasets[source].sample(int(episode), int(frame))
+        for key, value in sample.items():
+            got = batch[key][row]
+            assert torch.equal(got, value) if isinstance(value, torch.Tensor) else got == value, key
+        for camera in missing:
+            assert bool(batch[f"{camera}_is_missing"][row]) == (camera in datasets[source].absent)
+            assert (not batch[camera][row].any()) == (camera in datasets[source].absent)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    names=st.sampled_from(
+        [
+            ["both"],
+            ["one"],
+            ["both", "one"],
+            ["one", "both"],
+            ["none", "both"],
+            ["one", "none"],
+            ["none", "one", "both"],
+            ["none"],
+            ["none", "bare"],
+            ["stored", "none"],
+            ["none", "stored"],
+        ]
+    ),
+    windows=st.booleans(),
+    batch=st.integers(1, 7),
+    mode=st.sampled_from(["clips", "clips", "uniform", "sequential"]),
+    extra=st.sampled_from([0, 300_000, LARGE]),
+    threads=st.sampled_from([1, 3]),
+    start=st.integers(0, 200),
+    world=st.integers(1, 3),
+)
+def test_each_sample_is_its_sources_own(  # type: ignore[no-untyped-def]
+    roots, names, windows, batch, mode, extra, threads, start, world
+) -> None:
+    datasets, world = opened(roots, names, windows), min(world, batch)
+    options: dict[str, Any] = {"mode": mode} if mode != "clips" else {"clip": 5, "lanes": batch}
+    order = Order.of(datasets, batch=batch, seed=3, **options)
+    for rank in range(world):
+        place = {"rank": rank, "world": world}
+        memory = extra + least_memory(*datasets, order=order, **place)
+        with Loader(datasets, order=order, threads=threads, memory=memory, start=start, **place) as loader:
+            for _ in range(8):  # more than there are buffers: what is black was another picture before
+                check(next(loader), datasets, order)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_streams_and_samplers_give_the_same(roots: dict[str, Path]) -> None:
+    datasets = opened(roots, ["both", "one", "none"])
+    order = Order.of(datasets, batch=4, seed=3, clip=4, lanes=8)
+    stream = DataLoader(EpisodeStream(datasets, order=order, start=8), batch_size=None, num_workers=2)
+    with Loader(datasets, order=order, start=8) as loader:
+        assert all_same(list(islice(stream, 4)), list(islice(loader, 4)))
+    alone = datasets[1]
+    for batch in DataLoader(alone, batch_size=5, sampler=EpisodeSampler(alone, seed=0)):
+        assert batch[f"{WRIST}_is_missing"].all()
+        assert not batch[WRIST].any()
+        assert batch[FRONT].any()
+
+
+def test_black_pictures_are_not_augmented(roots: dict[str, Path]) -> None:
+    seen: list[tuple[str, ...]] = []
+
+    def lighter(pictures: dict[str, torch.Tensor], draws: SampleRng) -> None:
+        seen.append(tuple(pictures))
+        for picture in pictures.values():
+            picture.clamp_(min=9)
+
+    datasets = opened(roots, ["both", "one"])
+    order = Order.of(datasets, batch=4, seed=3)
+    with Loader(datasets, order=order, augment=lighter) as loader:
+        batch = next(loader)
+    missing = batch[f"{WRIST}_is_missing"]
+    assert missing.any()
+    assert not missing.all()
+    assert not batch[WRIST][missing].any()
+    assert (batch[WRIST][~missing].amin((1, 2, 3)) == 9).any() or (batch[FRONT] >= 9).all()
+    assert {(FRONT,), (FRONT, WRIST)} == set(seen)
+
+
+def test_pictures_of_several_sizes_need_one(
+    roots: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A camera of 64 x 64 in one source and 32 x 32 in another; and one that is absent in its own size."""
+    datasets = opened(roots, ["both", "one"])
+    small = half_size(tmp_path / "small", monkeypatch)
+    datasets = [*datasets, small]
+    order = Order.of(datasets, batch=6, seed=3, clip=4, lanes=6)
+    told = r"'observation.images.front' is \(3, 64, 64\) in source 0 \(both\) and \(3, 32, 32\) in source 2 \(small\): "
+    with pytest.raises(ValueError, match=told + r"one batch needs one shape; give size=\(height, width\)"):
+        Loader(datasets, order=order)
+    for memory in (least_memory(*datasets, order=order, size=(24, 40)), LARGE):
+        with Loader(datasets, order=order, size=(24, 40), memory=memory) as loader:
+            for batch in (next(loader) for _ in range(8)):
+                assert batch[FRONT].shape == (6, 3, 24, 40)
+                assert batch[WRIST].shape == (6, 3, 24, 40)
+                for row, (source, episode, frame) in enumerate(zip(*order.locate(batch["position"].numpy()))):
+                    sample = datasets[source].sample(int(episode), int(frame))
+                    for camera in (FRONT, WRIST):
+                        out = np.empty((3, 24, 40), np.uint8)
+                        AreaResize(*sample[camera].shape[1:], (24, 40))(sample[camera].numpy(), out)
+                        assert np.array_equal(batch[camera][row].numpy(), out)
+
+
+def half_size(root: Path, monkeypatch: pytest.MonkeyPatch) -> EpisodeDataset:
+    full = written.picture
+    with monkeypatch.context() as patch:
+        patch.setattr(written, "SIDE", 32)
+        patch.setattr(written, "picture", lambda *who: np.ascontiguousarray(full_picture(full, *who)))
+        write_dataset(root, Spec(lengths=(8, 11), cameras=("observation.images.top",)))
+    names, absent = {FRONT: "observation.images.top"}, {WRIST: (48, 48)}
+    return EpisodeDataset(root, {ACTION: [0.0, 0.1]}, names=names, absent=absent, keys=[ACTION, STATE, FRONT])
+
+
+def full_picture(make: Any, *who: int) -> np.ndarray:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(written, "SIDE", 64)
+        return make(*who)[::2, ::2]
+
+
+def test_what_no_batch_can_hold_is_refused(roots: dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match=r"different keys: \['observation.images.wrist'\].*absent=\{camera: size\}"):
+        Mixture.of(
+            [
+                *opened(roots, ["both"]),
+                EpisodeDataset(roots["one"], {ACTION: [0.0, 0.1]}, names=NAMES["one"], keys=[ACTION, STATE, FRONT]),
+            ]
+        )
+    for names in (["both", "stored"], ["stored", "none", "both"]):
+        with pytest.raises(ValueError, match=f"'{FRONT}' is (video and image|image and video)"):
+            Mixture.of(opened(roots, names))
+    other = EpisodeDataset(
+        roots["none"], {ACTION: [0.0, 0.1]}, absent={FRONT: SIDES, WRIST: (8, 8)}, keys=[ACTION, STATE]
+    )
+    with pytest.raises(ValueError, match=rf"'{WRIST}' is \(3, 64, 64\) .* and \(3, 8, 8\) .*give size="):
+        picture_shapes([*opened(roots, ["both"]), other], None)
