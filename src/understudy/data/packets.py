@@ -138,14 +138,13 @@ class Mp4Packets:
         """Decode positions [start, stop) that give the pictures shown from `first` to `last`: from the key frame before
         the first, in decode order and in display, to what the decoder is fed before it gives out the last."""
         display, keys = self.index.display, self.index.keys
-        shown = np.flatnonzero((display >= first) & (display <= last))
-        if not len(shown):
+        decoded = self.index.sample[max(first, 0) : last + 1]
+        if not len(decoded):
             return 0, 0
-        key = int(np.searchsorted(keys, shown[0], side="right")) - 1
+        key = int(np.searchsorted(keys, decoded.min(), side="right")) - 1
         while key > 0 and display[keys[key]] > first:
             key -= 1
-        waits = int((np.arange(len(display)) - display).max(initial=0))  # pictures that a decoder holds back
-        return int(keys[max(key, 0)]), min(int(shown[-1]) + waits + 1, len(display))
+        return int(keys[max(key, 0)]), min(int(decoded.max()) + self.index.reorder + 1, len(display))
 
     def prefetch(self, first: int, last: int) -> None:
         self._source.prefetch(self.spans(first, last))
