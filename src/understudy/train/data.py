@@ -58,6 +58,8 @@ class RunData:
     """Dimensions of the action that are learnt as differences to the state."""
     stats: tuple[str, ...]
     """Files of recorded statistics, "" where they are computed."""
+    notes: tuple[tuple[str, ...], ...] = ()
+    """What there is to know of the selections: what keep-ranges matched and left."""
 
     def order(self, config: TrainConfig) -> Order:
         """The order of a new run, however much memory it takes (`pace.new_order` makes the one that fits)."""
@@ -118,12 +120,12 @@ def open_data(config: TrainConfig) -> RunData:
     cameras = _cameras(data.cameras, sources)
     size, shown = picture_size(sources, cameras, config.policy.picture)
 
-    def split(number: int) -> tuple[EpisodeDataset, EpisodeDataset | None]:
+    def split(number: int) -> tuple[EpisodeDataset, EpisodeDataset | None, tuple[str, ...]]:
         source = found[number]
         assert source is not None
         return parts(names[number], source, config, cameras, shown)
 
-    both = [one for one in _each(names, split, wrong) if one is not None]
+    cut = [one for one in _each(names, split, wrong) if one is not None]
     without = [name for name, source in zip(names, found) if source is not None and STATE not in source.keys]
     if 0 < len(without) < len(sources):
         what = f"it has no {STATE!r}, which others have"
@@ -131,7 +133,7 @@ def open_data(config: TrainConfig) -> RunData:
         wrong.update((name, DatasetError(what, fix=fix)) for name in without if name not in wrong)
     if wrong:
         raise _told(wrong, len(names))
-    training, held_out = tuple(one for one, _ in both), tuple(other for _, other in both)
+    training, held_out = tuple(part for part, _, _ in cut), tuple(other for _, other, _ in cut)
     _check_apart(names, training, held_out)
     try:
         Mixture.of(training)
@@ -150,6 +152,7 @@ def open_data(config: TrainConfig) -> RunData:
         size=size,
         delta=tuple(source.delta for source in wanted),
         stats=tuple(source.stats for source in wanted),
+        notes=tuple(notes for _, _, notes in cut),
     )
 
 

@@ -33,8 +33,7 @@ def started(config: TrainConfig, data: RunData, order: Order) -> list[str]:
     lines = _aligned(rows)
     if len(data.training) > MOST:
         lines.append(f"… and {len(data.training) - MOST} more sources")
-    for name, part in zip(data.names, data.training):
-        lines += [f"{name}: {note}" for note in part.notes]
+    lines += [f"{name}: {note}" for name, notes in zip(data.names, data.notes) for note in notes]
     lines += told(config.mode, config.mode_weights())
     if data.size is not None:
         lines.append(f"pictures are loaded at {data.size[0]} x {data.size[1]}: those of the sources differ in size")

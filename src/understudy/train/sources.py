@@ -85,8 +85,8 @@ def opened(wanted: SourceConfig, catalog: Catalog) -> Source:
 
 def parts(
     name: str, source: Source, config: TrainConfig, cameras: Sequence[str], shown: Mapping[str, tuple[int, int]]
-) -> tuple[EpisodeDataset, EpisodeDataset | None]:
-    """What of a source is trained on, and what is held out; None: nothing.
+) -> tuple[EpisodeDataset, EpisodeDataset | None, tuple[str, ...]]:
+    """What of a source is trained on, what is held out (None: nothing), and notes on the selection of both.
 
     Args:
         cameras: that the policy sees. shown: (height, width) of those that some source lacks.
@@ -128,7 +128,8 @@ def parts(
         fraction = config.data.val_fraction if wanted.val_fraction is None else wanted.val_fraction
         trained, held = split_episodes(ids, fraction)
     training = EpisodeDataset(catalog, episodes=trained, **options)
-    return training, EpisodeDataset(catalog, episodes=held, **options) if len(held) else None
+    held_out = EpisodeDataset(catalog, episodes=held, **options) if len(held) else None
+    return training, held_out, usable.notes
 
 
 def picture_size(

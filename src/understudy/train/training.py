@@ -26,6 +26,7 @@ from understudy.train.optim import average_of, decay_at, freeze, loss_weights, u
 from understudy.train.parallel import Mesh, fair_threads, gather_later, micro_batches, shard
 from understudy.train.remat import rematerialise
 from understudy.train.schedule import rate
+from understudy.train.settings import ConfigError
 from understudy.train.step import Draws, StepResult, augmented, moved, optimizer_step, parts_of, placed
 from understudy.train.timer import NULL, Timer
 from understudy.train.validate import DRAWS, validation
@@ -136,7 +137,12 @@ def begun(
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(make_key(config.seed, "first weights"))
-        policy = FlowPolicy(data.policy_config(config), normalisation)
+        try:
+            policy = FlowPolicy(data.policy_config(config), normalisation)
+        except ValueError as error:  # what cannot be learnt, or could not be told back to a robot
+            raise ConfigError(f"no policy can be made for this data: {error}") from error
+    if lacking := [mode for mode, share in config.mode_weights().items() if share and mode not in policy.modes]:
+        raise ConfigError(f"mode: {lacking[0]}: this policy can be trained in {', '.join(policy.modes)}")
     if weights is not None:
         policy.load_state_dict(weights)
     terms = loss_weights(policy.terms, config.optim)
