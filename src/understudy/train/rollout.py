@@ -31,7 +31,7 @@ class Actor(Protocol):
         ...
 
     def sample_actions(self, batch: Mapping[str, Any], noise: "Tensor", steps: int = 10) -> "Tensor":
-        """Pictures uint8 [B, C, H, W], vectors float32 [B, …], `task` B strings; noise [B, T, noise_dim] -> [B, T, A]."""
+        """Pictures uint8 [B, C, H, W], vectors float32 [B, …], B strings `task`, noise [B, T, noise_dim]: [B, T, A]."""
         ...
 
 
