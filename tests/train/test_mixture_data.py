@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -167,6 +168,13 @@ def test_each_source_is_opened_by_its_own_terms(sources: tuple[SourceConfig, ...
     assert only.cameras == (WRIST,)
     assert only.size is None  # one source has it: nothing differs
     assert only.training[0].absent == {WRIST: (32, 32)}
+
+
+def test_one_key_may_serve_as_two(sources: tuple[SourceConfig, ...]) -> None:
+    """A robot without a state of its own, told its last command; in seconds of its own rate."""
+    part = opened(replace(sources[0], state="action")).training[0]
+    sample = part.sample(*part.segments[0, :2].tolist())
+    assert torch.equal(sample["observation.state"], sample["action"][0])
 
 
 def test_pictures_of_one_size_stay_as_they_are(tmp_path: Path) -> None:

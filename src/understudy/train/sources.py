@@ -46,7 +46,9 @@ def opened(wanted: SourceConfig, catalog: Catalog) -> Source:
         DatasetError: keys, episodes or dimensions that are not there; an action or state that is no vector.
     """
     names = {ACTION: wanted.action} | ({STATE: wanted.state} if wanted.state else {}) | wanted.cameras
-    catalog = in_standard_keys(catalog, {key: own for key, own in names.items() if key != own})
+    # A key that keeps its name is named, too: another standard key may be mapped to the same one.
+    there = catalog.features
+    catalog = in_standard_keys(catalog, {key: own for key, own in names.items() if key != own or own in there})
     hidden = set(catalog.camera_keys) - set(wanted.cameras) if wanted.cameras else set()
     hidden |= {STATE} if not wanted.state else set()
     if hidden:
