@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.datasets import Spec, write_dataset
+from support.servers import RangeServer, folder
 from understudy import Catalog, EpisodeDataset
 from understudy.cli import main
 from understudy.data.idle import IdleRule, non_idle_ranges
@@ -87,6 +88,16 @@ def test_the_file_keeps_what_the_rule_finds(  # type: ignore[no-untyped-def]
     assert (report.matched, report.unmatched, report.unnamed, report.samples) == (4, (), 0, len(want))
     told = capsys.readouterr().out
     assert f"{len(want):,} of 142 frames kept" in told
+
+
+def test_a_dataset_elsewhere(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found without its pictures, by an address."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    flags = ("--key", STATE, "--threshold", "0.4", *RULE)
+    with RangeServer(folder(root, "/d")) as server:
+        assert main(["ranges", f"{server.url}/d", "--out", str(tmp_path / "far.json"), *flags]) == 0
+    assert main(["ranges", str(root), "--out", str(tmp_path / "near.json"), *flags]) == 0
+    assert (tmp_path / "far.json").read_text() == (tmp_path / "near.json").read_text()
 
 
 def test_what_is_refused(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
