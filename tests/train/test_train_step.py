@@ -301,7 +301,9 @@ def test_equal_to_the_stock_optimizer(mesh: Mesh, policy: FlowPolicy, batch: dic
         norm = torch.nn.utils.clip_grad_norm_(other.parameters(), 1.0)
         assert float(result.grad_norm) == pytest.approx(norm.item(), rel=1e-5)
         stock.step()
-    for mine, theirs in zip(policy.parameters(), other.parameters()):
+    for (name, mine), theirs in zip(policy.named_parameters(), other.parameters()):
+        if name.endswith("conv.bias"):  # the norm behind it takes it out: its gradient is rounding, which Adam enlarges
+            continue
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
