@@ -163,15 +163,15 @@ def stretch(root: str, cache: str, counter: str, batches: int) -> dict[str, Any]
 def codec_left_out(height: int, width: int) -> Iterator[None]:
     """Decoders that hand out blanks for the packets they are fed, in display order."""
     from understudy.data import contexts
-    from understudy.load import decoders
+    from understudy.load import making
 
-    create, write = contexts._create, decoders.write
+    create, write_all = contexts._create, making.write_all
     contexts._create = lambda kind, where: Blanks(kind.reorder, height, width)  # type: ignore[assignment,return-value]
-    decoders.write = lambda picture, converter, out: None
+    making.write_all = lambda jobs, converter: None
     try:
         yield
     finally:
-        contexts._create, decoders.write = create, write
+        contexts._create, making.write_all = create, write_all
 
 
 @dataclass

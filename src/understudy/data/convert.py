@@ -57,6 +57,10 @@ class Converter:
 
         Raises ValueError where `out` is of another shape or dtype.
         """
+        if self.size is None and (scaler := self._scaler) is not None:  # as nearly always
+            kind = (frame.format.name, frame.height, frame.width, frame.colorspace, frame.color_range)
+            if kind == self._kind and scaler.write(frame, out):
+                return
         height, width = frame.height, frame.width
         if out.shape != (3, *(self.size or (height, width))) or out.dtype != np.uint8:
             raise ValueError(f"a picture of {width}x{height} does not fit {out.dtype} {out.shape}, size {self.size}")

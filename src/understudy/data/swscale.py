@@ -71,13 +71,15 @@ class Scaler:
         found.sws_setColorspaceDetails(self._context, table, int(kind.range == _FULL), table, 1, 0, 1 << 16, 1 << 16)
         self._scale, self._height = found.sws_scale, kind.height
         self._from, self._from_lines = (c_void_p * 4)(), (c_int * 4)()
-        self._to, self._to_lines, self._line = (c_void_p * 4)(), (c_int * 4)(), 0
+        self._to, self._to_lines = (c_void_p * 4)(), (c_int * 4)(kind.width, kind.width, kind.width)
+        self._shape = 3, kind.height, kind.width
+        self._strides = kind.height * kind.width, kind.width, 1
 
     def write(self, frame: av.VideoFrame, out: np.ndarray) -> bool:
-        """Fill `out`, uint8 (3, H, W) of the kind's size; False, and nothing done, where its memory does not suit."""
-        channel, line, pixel = out.strides
-        if pixel != 1 or line != out.shape[2] or channel != line * out.shape[1] or not out.flags.writeable:
+        """Fill `out`, uint8 (3, H, W) of the kind's size; False, and nothing done, where it or its memory is other."""
+        if out.shape != self._shape or out.strides != self._strides or out.dtype != np.uint8 or not out.flags.writeable:
             return False
+        channel, line, _ = self._strides
         first = addressof(c_char.from_buffer(out))  # type: ignore[arg-type]  # arrays are buffers
         if (first | channel | line) % _ALIGNED:
             return False
@@ -86,8 +88,6 @@ class Scaler:
         given[0], given[1], given[2] = luma.buffer_ptr, blue.buffer_ptr, red.buffer_ptr
         lines[0], lines[1], lines[2] = luma.line_size, blue.line_size, red.line_size
         to[0], to[1], to[2] = first + channel, first + 2 * channel, first  # gbrp
-        if line != self._line:
-            self._line = self._to_lines[0] = self._to_lines[1] = self._to_lines[2] = line
         done = self._scale(self._context, self._from, self._from_lines, 0, self._height, to, self._to_lines)
         if done != self._height:
             raise RuntimeError(f"swscale wrote {done} lines of {self._height}")

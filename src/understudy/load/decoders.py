@@ -106,17 +106,16 @@ def write_all(jobs: Iterable[Job], converter: Converter) -> None:
     for picture, out in jobs:
         if picture is last:
             out[...] = there
+        elif isinstance(picture, np.ndarray):
+            out[...] = picture.transpose(2, 0, 1)
         else:
-            write(picture, converter, out)
+            converter.write(picture, out)
         last, there = picture, out
 
 
 def write(picture: Picture, converter: Converter, out: np.ndarray) -> None:
     """A picture of a cursor into `out`, uint8 (3, H, W)."""
-    if isinstance(picture, np.ndarray):
-        out[...] = picture.transpose(2, 0, 1)
-    else:
-        converter.write(picture, out)
+    write_all([(picture, out)], converter)
 
 
 def index_of(reader: VideoReader) -> VideoIndex | None:
