@@ -17,7 +17,9 @@ def main() -> int:
     weights = (run / f"rollouts/due/step-{step:08d}/model.safetensors").read_bytes()
     with (run / "played").open("a") as file:
         file.write(f"{step}\n")
-    (run / f"player-{step}").write_text(str(os.getpid()))
+    mine = run / f"player-{step}.new"
+    mine.write_text(str(os.getpid()))
+    mine.rename(run / f"player-{step}")
     if how == "fails":
         print("the door is stuck", file=sys.stderr)
         return 3

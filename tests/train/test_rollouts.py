@@ -17,7 +17,7 @@ import pytest
 
 from support import player
 from support.ranks import in_ranks, outcomes_in_ranks
-from support.resumed import send, watched
+from support.resumed import watched
 from support.runs import same_run, series, tiny_config
 from understudy.policies.flow_policy import FlowPolicy
 from understudy.train import checkpoint, metrics, rollouts, run
@@ -120,14 +120,14 @@ def test_what_falls_due_meanwhile_waits_its_turn(
     ended, plain_look = [], rollouts.Rollouts.look
 
     def look(self: rollouts.Rollouts, log: Log, step: int, last: bool = False) -> bool:
-        if last and not ended:  # the training is over, and only the first has been begun
-            assert times(tmp_path / "r") == [5]
+        if last and not ended:
             assert self._player is not None
             assert self._player.stdin is not None
             ended.append(step)
             act(config, "plays")
             self._player.stdin.close()
             self._player.wait()
+            assert times(tmp_path / "r") == [5]  # the training is over, and only the first has been begun
         return plain_look(self, log, step, last)
 
     rollouts.Rollouts.look = look  # type: ignore[method-assign]
@@ -159,9 +159,21 @@ def with_player(config: TrainConfig, how: str) -> int:
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
+def when_playing(out: Path, number: int) -> Callable[[], object]:
+    """Send ourselves a signal as soon as the player of step 5 has begun."""
+
+    def wait_and_send() -> None:
+        until = time.monotonic() + 60
+        while not (out / "player-5").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    return wait_and_send
+
+
 def killed(config: TrainConfig, how: str, step: int) -> None:
     acting(config, how)
-    with watched(Path(config.out), {step: send(signal.SIGKILL)}):
+    with watched(Path(config.out), {step: when_playing(Path(config.out), signal.SIGKILL)}):
         run.train(config)
 
 
@@ -320,7 +332,7 @@ def test_what_cannot_even_be_started_or_written_does_not_end_the_training(
 def test_a_signal_ends_the_player_and_the_wait_for_it(data: Path, without: Path, tmp_path: Path, act: Any) -> None:
     config = settings(data, tmp_path / "r")
     act(config, "hangs")
-    with watched(tmp_path / "r", {7: send(signal.SIGTERM)}):
+    with watched(tmp_path / "r", {7: when_playing(tmp_path / "r", signal.SIGTERM)}):
         assert run.train(config) == run.STOPPED
     assert gone(int((tmp_path / "r/player-5").read_text()))
     assert (tmp_path / "r/rollouts/due/step-00000005").is_dir()
@@ -365,7 +377,7 @@ def test_what_cannot_be_played_is_told_before_the_first_step(data: Path, tmp_pat
 def test_rollouts_may_be_turned_off_and_on(data: Path, without: Path, tmp_path: Path, act: Any) -> None:
     config = settings(data, tmp_path / "r")
     act(config, "hangs")
-    with watched(tmp_path / "r", {11: send(signal.SIGTERM)}):
+    with watched(tmp_path / "r", {11: when_playing(tmp_path / "r", signal.SIGTERM)}):
         assert run.train(config) == run.STOPPED
     off = replace(config, rollout=replace(config.rollout, every=0))
     assert run.resume(off) == run.DONE
