@@ -77,7 +77,7 @@ class PictureDecoder:
         for position in positions:
             frame = None
             if position == self._expected and self._context is not None and not self._ahead and not recent:
-                frame = self._advance(position, until)[0]  # the one that comes next, as nearly always
+                frame = self._one(position, until)
             if frame is None:
                 frame = recent.get(position) or self._reach(position, until)
             if frame.height != height or frame.width != width:
@@ -98,6 +98,29 @@ class PictureDecoder:
         self._context = None
         self._ahead.clear()
         self._recent = {}
+
+    def _one(self, position: int, until: int) -> av.VideoFrame | None:
+        """The picture that is due, where the next packet gives it and no other, as nearly always. Otherwise None: what
+        came out waits for `_reach`, or the decoder was given up."""
+        sample, context = self._next, self._context
+        if sample > until or context is None:
+            return None
+        if is_gone():
+            raise Stopped
+        fed = self._packets.packet(sample, until)
+        self._next = sample + 1
+        try:
+            frames = context.decode(fed)
+        except av.FFmpegError:
+            if self._display[sample] >= self._from:
+                self._give_up("")  # `_reach` comes here again from a key frame, and says what is wrong
+            return None
+        if len(frames) == 1 and frames[0].pts == position and not frames[0].is_corrupt:
+            self._expected = position + 1
+            return frames[0]
+        if self._take(frames, position) and position not in self._ahead:
+            self._give_up("")
+        return None
 
     def _reach(self, position: int, until: int) -> av.VideoFrame:
         """Decode on until `position` comes out; start over at an earlier key frame if it is not there by then."""
