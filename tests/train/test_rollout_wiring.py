@@ -118,6 +118,12 @@ def test_sources_that_differ_need_a_name_and_equal_ones_do_not() -> None:
         wiring(mixed(ARM, replace(ARM, root="again")), two, Play())
 
 
+def test_no_head_is_guessed() -> None:
+    """A folder with a policy of several robots and nothing else."""
+    with pytest.raises(ConfigError, match=r"norm heads arm::joint, hand::joint; play it from its run"):
+        wiring(DataConfig(), {"policy": POLICY, "normalisation": NORM}, Play())
+
+
 def test_flat_settings_are_one_source_and_a_key_may_be_named() -> None:
     frozen = {"policy": {**POLICY, "cameras": []}, "normalisation": {"action": {}}}
     data = DataConfig(root="d", state="observation.environment_state")

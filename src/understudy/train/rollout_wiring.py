@@ -97,6 +97,8 @@ def wiring(data: DataConfig, frozen: Mapping[str, Any], play: "Play") -> Wiring:
             f"head; name the one whose robot plays: {', '.join(plugs)}"
         )
     plug = chosen[0]
+    if len(heads) > 1 and plug.head not in heads:
+        raise ConfigError(f"the policy has the norm heads {', '.join(heads)}; play it from its run, which says whose")
     head = heads.index(plug.head) if plug.head in heads else 0
     names = ({STATE: play.state or plug.state} if state_dim else {}) | dict(plug.cameras)
     dims = norm.get("dims", {})
