@@ -23,9 +23,16 @@ TWO: dict[str, Any] = {
 """The hand has one joint of the arm's three, and one number of its two."""
 
 
-def two(**changes: Any) -> FlowPolicy:
+LOOSE = TWO | {
+    "action": {"offset": [[0.5, -1.0, 0.25], [5.0, 1.0, 2.0]], "spread": [[2.0, 0.0, 0.1], [3.0, 1.0, 1.0]]},
+    "observation.state": {"offset": [[1.0, 2.0], [7.0, 3.0]], "spread": [[3.0, 0.5], [0.5, 2.0]]},
+}
+"""With numbers for dimensions that the hand does not have: they are not to be believed."""
+
+
+def two(normalisation: dict[str, Any] = TWO, **changes: Any) -> FlowPolicy:
     """A policy of both heads with the weights of `support.policies.policy`."""
-    model = FlowPolicy(config(**changes), TWO)
+    model = FlowPolicy(config(**changes), normalisation)
     model.load_state_dict(single(**changes).state_dict())
     return model
 
@@ -140,17 +147,24 @@ def test_the_mask_follows_from_the_head_where_the_batch_has_none() -> None:
 
 @pytest.mark.parametrize("where", ["steps", "action dims", "state dims", "noise of dims"])
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e6])
-def test_what_stands_in_a_masked_place_reaches_nothing(where: str, poison: float) -> None:
-    model, data, (noise, time) = two(), mixed(), draws(4)
+@pytest.mark.parametrize("masked_by", ["head", "head alone", "batch"])
+def test_what_stands_in_a_masked_place_reaches_nothing(where: str, poison: float, masked_by: str) -> None:
+    data, (noise, time) = mixed(), draws(4)
+    dims, state_dims = data["action_dim_is_pad"], data["observation.state_dim_is_pad"]
+    model = {"head": two, "head alone": lambda: two(LOOSE), "batch": single}[masked_by]()
+    if masked_by == "head alone":
+        data = {key: value for key, value in data.items() if not key.endswith("dim_is_pad")}
+    if masked_by == "batch":
+        data = {key: value for key, value in data.items() if key != "head"}
     loss = model.losses(data, noise, time, detail=True)["flow"]
     before, acted = gradients(model, loss), model.sample_actions(data, noise[:, 0])
-    other, dims = copy.deepcopy(data), data["action_dim_is_pad"]
+    other = copy.deepcopy(data)
     if where == "steps":
         other["action"][data["action_is_pad"]] = poison
     elif where == "action dims":
         other["action"][dims[:, None].expand(-1, 4, -1)] = poison
     elif where == "state dims":
-        other["observation.state"][data["observation.state_dim_is_pad"]] = poison
+        other["observation.state"][state_dims] = poison
     else:
         noise = torch.where(dims[:, None, None], poison, noise)
     again = model.losses(other, noise, time, detail=True)["flow"]
