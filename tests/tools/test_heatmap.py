@@ -10,6 +10,8 @@ from understudy.tools import heatmap
 from understudy.tools.groups_table import told
 from understudy.tools.report_held_out import held_out
 
+ENTRY = {"loss": 1.0, "se": None, "samples": 3, "episodes": 1, "elements": 9}
+
 
 def record(step: int, **losses: float | None) -> dict[str, Any]:
     """A validation of sources `one` and `two` with a task each; the names before the underscore are the sources."""
@@ -18,9 +20,8 @@ def record(step: int, **losses: float | None) -> dict[str, Any]:
         | {"samples": 3, "episodes": 2, "elements": 9}
         for name, loss in losses.items()
     ]
-    entry = {"loss": 1.0, "se": None, "samples": 3, "episodes": 1, "elements": 9}
     kinds = {
-        kind: {g[kind[:-1]]: entry | {"loss": g["loss"]} for g in groups} for kind in ("heads", "sources", "tasks")
+        kind: {g[kind[:-1]]: ENTRY | {"loss": g["loss"]} for g in groups} for kind in ("heads", "sources", "tasks")
     }
     means = {"loss": 1.0, "se": 0.2, "samples": 6, "episodes": 3, "elements": 18, "macro": 1.0, "weighted": 1.0}
     return {"kind": "val", "step": step, **means, "macros": {"sources": 1.0}, "groups": groups, **kinds, "time": []}
@@ -93,3 +94,11 @@ def test_the_text_table_has_each_group_and_what_it_lacks() -> None:
     assert re.search(r"a +0\.25 +3 +1", text)
     assert re.search(r"two +not finite", text)
     assert re.search(r"all samples +1 +± 0\.2 +6 +3", text)
+
+
+def test_a_name_takes_one_line_of_a_terminal_whatever_it_holds() -> None:
+    text = told({**record(1, one_a=1.0), "tasks": {"a\n\x1b[31mb " + "c" * 99: ENTRY}})
+    (line,) = [line for line in text.splitlines() if "ccc" in line]
+    assert line.startswith("  a [31mb ccc")
+    assert "…" in line
+    assert "\x1b" not in text

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -155,3 +156,13 @@ def test_success_over_the_steps_stands_beside_the_losses(done: Path, tmp_path: P
     for told in ("19/20", "20/20", "76 to 99 %", "&lt;i&gt;lift"):
         assert told in html
     assert "<i>lift" not in html
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("task", ["costs $5 and _{ $6", "_hidden", "<b> & 瓶", "on two\nlines", "long " * 99, ""])
+def test_a_task_may_be_called_anything(task: str) -> None:
+    """matplotlib takes dollars for mathematics, whose errors would be the end of the whole report."""
+    svg = curves.per_task([{"step": step, "tasks": {task: {"loss": 1.0 / step}}} for step in (1, 2)])
+    words = ["long " * 15 + "long…"] if task.startswith("long") else escape(" ".join(task.split()), quote=False).split()
+    for word in words:
+        assert word in svg

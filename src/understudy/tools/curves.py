@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from understudy.tools.groups_table import short
 from understudy.tools.html import COLOURS, axes, svg
 
 Records = Sequence[Mapping[str, Any]]
@@ -50,9 +51,8 @@ def per_task(val: Records) -> str:
     tasks = sorted({task for record in val for task in record["tasks"]})
     for task in tasks:
         losses = [{"step": r["step"], **r["tasks"][task]} for r in val if task in r["tasks"]]
-        chart.plot(
-            *_series(losses, "loss"), marker="o", markersize=3, linewidth=1.5, label=task if len(tasks) <= 8 else None
-        )
+        label = f" {short(task)}" if len(tasks) <= 8 else None  # behind a blank: one that begins with _ is not shown
+        chart.plot(*_series(losses, "loss"), marker="o", markersize=3, linewidth=1.5, label=label)
     if tasks and len(tasks) <= 8:
         chart.legend(fontsize=8)
     chart.set_ylim(0, 1.08 * chart.get_ylim()[1])

@@ -9,6 +9,10 @@ from typing import Any
 KINDS = {"heads": "norm head", "sources": "source", "tasks": "task"}
 
 
+LONGEST = 80
+"""Characters that are shown of a name."""
+
+
 def told(result: Mapping[str, Any]) -> str:
     """A validation with its `step`, for a terminal."""
     parts = [f"step {result['step']}, held-out loss"]
@@ -25,10 +29,16 @@ def told(result: Mapping[str, Any]) -> str:
     for source, entry in result["sources"].items():
         if "dims" in entry:
             rows = [(joint, _number(loss)) for joint, loss in entry["dims"].items()]
-            parts.append(_aligned((f"{source}: dimension", "loss"), rows))
+            parts.append(_aligned((f"{short(source)}: dimension", "loss"), rows))
     if "open_loop" in result:
         parts += _open_loop(result["open_loop"])
     return "\n\n".join(parts)
+
+
+def short(name: str) -> str:
+    """A name, which may be any text that a dataset has for a task, on one line and cut where it is very long."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in name).split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
 
 
 def _open_loop(result: Mapping[str, Any]) -> list[str]:
@@ -38,14 +48,14 @@ def _open_loop(result: Mapping[str, Any]) -> list[str]:
     ]
     for source, entry in result["sources"].items():
         rows = [(joint, _number(mse), _number(entry["mae"][joint])) for joint, mse in entry["mse"].items()]
-        title = f"{source}, {entry['samples']} frames: joint, in the robot's units"
+        title = f"{short(source)}, {entry['samples']} frames: joint, in the robot's units"
         parts.append(_aligned((title, "mean squared error", "mean absolute error"), rows))
     return parts
 
 
 def _row(name: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
     se = "" if entry["se"] is None else f"± {_number(entry['se'])}"
-    return name, _number(entry["loss"]), se, str(entry["samples"]), str(entry["episodes"])
+    return short(name), _number(entry["loss"]), se, str(entry["samples"]), str(entry["episodes"])
 
 
 def _number(value: float | None) -> str:

@@ -7,6 +7,7 @@ Pictures are data URIs, charts inline SVG whose text and axes take the page's co
 import base64
 import io
 import itertools
+import warnings
 from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -170,9 +171,12 @@ def svg(figure: "Figure", alt: str) -> str:
             legend.set_frame_on(False)
             for label in legend.get_texts():
                 label.set_color(_INK)
+                label.set_parse_math(False)  # a task may cost $5
     buffer = io.StringIO()
     # Text stays text (selectable, small); the salt keeps clip paths of several charts on a page apart.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": f"chart {next(_salt)}"}):
+    salted = {"svg.fonttype": "none", "svg.hashsalt": f"chart {next(_salt)}"}
+    with matplotlib.rc_context(salted), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the reader's own fonts draw it
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
