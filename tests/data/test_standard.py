@@ -141,6 +141,14 @@ def test_all_errors_of_a_mapping_at_once(roots: dict[str, Path]) -> None:
             EpisodeDataset(roots["v3.0"], names=wrong)  # type: ignore[arg-type]
 
 
+def test_a_camera_that_is_there_is_not_absent(roots: dict[str, Path]) -> None:
+    with pytest.raises(DatasetError, match=f"absent names '{CAM}', which is there"):
+        EpisodeDataset(roots["v3.0"], absent={CAM: (4, 6)})
+    data = EpisodeDataset(roots["v3.0"], names={FRONT: CAM}, absent={CAM: (4, 6)})  # its name is free now
+    assert data[0][CAM].shape == (3, 4, 6)
+    assert data[0][FRONT].any()
+
+
 def test_a_camera_without_files_can_be_absent_not_mapped(tmp_path: Path) -> None:
     write_dataset(copy := tmp_path / "d", Spec(version="v2.1", cameras=(CAM,)))
     edit_json(copy / "meta/info.json", lambda info: info["features"].update({WRIST: info["features"][CAM]}))

@@ -133,6 +133,14 @@ def test_streams_and_samplers_give_the_same(roots: dict[str, Path]) -> None:
         assert batch[FRONT].any()
 
 
+def test_black_pictures_are_planned_for(roots: dict[str, Path]) -> None:
+    for names in (["none"], ["both"], ["none", "both"]):
+        datasets = opened(roots, names, windows=True)
+        with Loader(datasets, order=Order.of(datasets, batch=4, seed=3)) as loader:
+            (item,) = (item for item in loader.plan.items if item.name == "batches")
+        assert item.bytes == (loader.plan.ahead + 3) * 4 * (2 + 3) * 3 * written.SIDE**2
+
+
 def test_black_pictures_are_not_augmented(roots: dict[str, Path]) -> None:
     seen: list[tuple[str, ...]] = []
 
@@ -201,7 +209,7 @@ def test_what_no_batch_can_hold_is_refused(roots: dict[str, Path]) -> None:
                 EpisodeDataset(roots["one"], {ACTION: [0.0, 0.1]}, names=NAMES["one"], keys=[ACTION, STATE, FRONT]),
             ]
         )
-    for names in (["both", "stored"], ["stored", "none", "both"]):
+    for names in (["both", "stored"], ["stored", "none", "both"], ["none", "both", "stored"]):
         with pytest.raises(ValueError, match=f"'{FRONT}' is (video and image|image and video)"):
             Mixture.of(opened(roots, names))
     other = EpisodeDataset(
