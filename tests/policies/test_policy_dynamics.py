@@ -192,6 +192,35 @@ def test_to_act_the_state_of_now_is_enough_and_the_noise_of_what_is_given_does_n
     assert model.sample_future(now, noise[:, 0], mode=POLICY).shape == (2, 4, 2)
 
 
+@pytest.mark.parametrize("mode", [FORWARD, INVERSE])
+def test_what_is_given_stays_as_it_is_all_the_way_at_time_zero(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (data, noise, _) = policy(), lessons([0, 0])
+    seen: list[tuple[Tensor, Tensor]] = []
+    plain = model._velocity
+
+    def watched(x: Tensor, time: Tensor, condition: Tensor) -> Tensor:
+        seen.append((x[:, 0], time[:, 0]))
+        return plain(x, time, condition)
+
+    monkeypatch.setattr(model, "_velocity", watched)
+    (model.sample_future if mode == FORWARD else model.sample_actions)(data, noise[:, 0], 3, mode)
+    given = 0 if mode == FORWARD else 1
+    for k, (x, time) in enumerate(seen):
+        assert torch.equal(time[:, given], torch.zeros(2))
+        assert time[:, 1 - given].tolist() == pytest.approx([1 - k / 3] * 2)
+        assert torch.equal(x.split([3, 2], dim=2)[given], seen[0][0].split([3, 2], dim=2)[given])
+    pads = data["action_is_pad"] if mode == FORWARD else data["observation.state_is_pad"][:, 1:]
+    assert (seen[0][0].split([3, 2], dim=2)[given] == 0).all(dim=2).tolist() == pads.tolist()
+
+
+def test_given_actions_of_a_robot_with_fewer_dimensions_bring_no_nan_along() -> None:
+    model, (data, noise, _) = policy(), lessons([0, 0])
+    data["action_dim_is_pad"] = torch.tensor([[False, False, True]] * 2)
+    spoilt = data | {"action": torch.where(data["action_dim_is_pad"][:, None], float("nan"), data["action"])}
+    assert torch.equal(model.sample_future(data, noise[:, 0]), model.sample_future(spoilt, noise[:, 0]))
+    assert torch.isfinite(model.sample_future(spoilt, noise[:, 0])).all()
+
+
 def test_it_learns_forward_and_inverse_dynamics_of_a_cart() -> None:
     """s' = s + a / 2, slot by slot: from actions the states, from states the actions, both from one set of weights."""
     unit: dict[str, Any] = {key: {"offset": [0.0], "spread": [1.0]} for key in ("action", "observation.state")}

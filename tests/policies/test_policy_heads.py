@@ -177,6 +177,12 @@ def test_what_stands_in_a_masked_place_reaches_nothing(where: str, poison: float
     assert (acted[dims[:, None].expand(-1, 4, -1)] == 0).all()
 
 
+def test_a_dimension_is_masked_that_the_head_or_the_batch_masks() -> None:
+    model, data, (noise, time) = two(), mixed(2), draws(2)
+    data["action_dim_is_pad"] = torch.tensor([[False, True, False], [False, False, False]])
+    assert model.losses(data, noise, time)["flow"].count.tolist() == [2 * 2 * 4, 2 * 1 * 3]
+
+
 def test_negative_control_a_mask_by_product_lets_nan_poison_all() -> None:
     predicted = torch.zeros(1, 1, 2, 2, requires_grad=True)
     target = torch.tensor([[1.0, float("nan")], [1.0, 1.0]]).view(1, 1, 2, 2)
