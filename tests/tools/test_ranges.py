@@ -90,6 +90,14 @@ def test_the_file_keeps_what_the_rule_finds(  # type: ignore[no-untyped-def]
     assert f"{len(want):,} of 142 frames kept" in told
 
 
+def test_episodes_that_share_their_texts_go_by_id(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(20, 30), cameras=(), recorded_as=True))
+    path = tmp_path / "d/meta/episodes.jsonl"
+    path.write_text(path.read_text().replace("day-1", "day-0").replace("run-1", "run-0"))
+    assert main(["ranges", str(tmp_path / "d"), "--out", str(tmp_path / "keep.json")]) == 0
+    assert list(json.loads((tmp_path / "keep.json").read_text())) == ["0", "1"]
+
+
 def test_a_dataset_elsewhere(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found without its pictures, by an address."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
