@@ -20,12 +20,14 @@ from support.ranks import in_ranks
 from understudy.data.features import Feature
 from understudy.policies.flow_policy import FlowPolicy
 from understudy.policies.losses import Detail, Loss
+from understudy.tools.groups_table import told
 from understudy.train import parallel, validate
 from understudy.train.config import ParallelConfig, TrainConfig
 from understudy.train.data import RunData, open_data
 from understudy.train.data_config import SourceConfig
 from understudy.train.groups import TermFound, figures, grouped
 from understudy.train.held_out import HeldOut, ahead, dealt, sample_identity, source_key
+from understudy.train.metrics import finite
 from understudy.train.open_loop import STEPS
 from understudy.train.parallel import Mesh
 from understudy.train.step import Draws
@@ -221,6 +223,16 @@ def test_a_group_without_an_element_is_absent_and_one_of_no_weight_does_not_pois
     weights = tuple(0.0 if head == "hand::joint" else 1.0 for head in held.heads)
     assert grouped(found, FLOW, replace(held, head_weights=weights), tasks)["weighted"] == 1.5
     assert "weighted" not in grouped(found, FLOW, replace(held, head_weights=(0.0, 0.0)), tasks)
+
+
+def test_where_nothing_counts_there_is_no_loss_that_could_be_the_best(sources: tuple[SourceConfig, ...]) -> None:
+    _, held = opened(sources)
+    none = np.zeros(len(held))
+    result = grouped({"flow": TermFound(none, none, np.zeros((2, len(held))))}, FLOW, held, ["x"] * len(held))
+    assert math.isnan(result["loss"])
+    assert all(math.isnan(mean) for mean in (result["macro"], *result["macros"].values()))
+    assert "weighted" not in result
+    assert "all samples        not finite" in told({"step": 1, **finite(result)})
 
 
 def test_terms_are_pooled_apart_and_weighted(sources: tuple[SourceConfig, ...]) -> None:

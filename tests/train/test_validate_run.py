@@ -14,6 +14,7 @@ from support.mixtures import mixed, tiny_sources
 from support.runs import final_tensors, series
 from understudy.policies.flow_policy import FlowPolicy
 from understudy.train import checkpoint, metrics, parallel, run
+from understudy.train.config import ParallelConfig
 from understudy.train.data import open_data
 from understudy.train.data_config import SourceConfig
 from understudy.train.export import chosen
@@ -84,6 +85,13 @@ def test_a_checkpoint_is_judged_by_its_own_settings_wherever_the_data_lies_now(d
     edit_json(tmp_path / "moved/wide/meta/stats.json", lambda stats: stats["action"].update(mean=[9.0] * 4))
     with pytest.raises(ConfigError, match="recorded statistics"):
         run.judge(tmp_path / "r")
+
+
+def test_a_checkpoint_is_judged_by_however_many_processes(done: Path) -> None:
+    """What its training asks of their number does not matter then."""
+    now = RunDir(done).settings()
+    then = replace(now, micro_batch=now.batch, parallel=ParallelConfig(dp_shard=3, dp_replicate=2))
+    assert parallel.arrangement(run._as_then(then, now), 2) == (2, 1)
 
 
 def test_a_checkpoint_that_is_not_there_is_told(done: Path) -> None:

@@ -174,9 +174,10 @@ def svg(figure: "Figure", alt: str) -> str:
                 label.set_parse_math(False)  # a task may cost $5
     buffer = io.StringIO()
     # Text stays text (selectable, small); the salt keeps clip paths of several charts on a page apart.
-    salted = {"svg.fonttype": "none", "svg.hashsalt": f"chart {next(_salt)}"}
-    with matplotlib.rc_context(salted), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # the reader's own fonts draw it
+    with (
+        matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": f"chart {next(_salt)}"}),
+        warnings.catch_warnings(action="ignore", category=UserWarning),  # no glyph here: the reader's fonts draw it
+    ):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")

@@ -107,7 +107,8 @@ class DataConfig(DatasetConfig):
     """What that folder may hold at most."""
     on_bad_frame: Literal["raise", "substitute"] = "raise"
     """A picture or row that cannot be read: stop and name it, or take a neighbour from the same clip and write it
-    down."""
+    down. Held-out frames have no stand-in: one that cannot be read is named and stops the run at its validation, so
+    leave its episode out (`exclude_episodes`)."""
 
     def mixed(self) -> tuple[SourceConfig, ...]:
         """The sources; of flat settings, the one that they are."""

@@ -52,7 +52,8 @@ def grouped(
         found: by term. weights: of the terms in the loss.
         tasks: of each sample of the line.
     Returns:
-        Of all samples `loss`, `se`, `samples`, `episodes`, `elements` (micro: each element counts the same); the same
+        Of all samples `loss` (NaN where there is no element), `se`, `samples`, `episodes`, `elements` (micro: each
+        element counts the same); the same
         per group in `heads`, `sources` and `tasks`, by name, and in `groups`, a list with all three names; with several
         terms each also has `terms`: {term: {loss, elements}}. `macro` is the mean of the tasks' losses, `macros` that
         over each kind of group; `weighted` is sum w_k loss_k / sum w_k over the norm heads that have a loss, w_k the
@@ -84,7 +85,8 @@ def grouped(
     groups.sort(key=lambda g: (g["head"], g["source"], g["task"]))
     macros = {kind: _mean([e["loss"] for e in of_kind.values()]) for kind, of_kind in kinds.items()}
     macros["groups"] = _mean([group["loss"] for group in groups])
-    result = {"loss": 0.0, **(everything or {}), "macro": macros["tasks"]}
+    nothing = {"loss": math.nan, "se": None, "samples": 0, "episodes": 0, "elements": 0}
+    result = {**(everything or nothing), "macro": macros["tasks"]}
     # A head that weighs nothing is left out and not multiplied by 0: its loss may be no number.
     known = dict(zip(held.heads, held.head_weights))
     if shares := {name: known[name] for name in heads if known[name] > 0}:
@@ -187,7 +189,7 @@ def _parts(labels: np.ndarray) -> list[tuple[int, np.ndarray]]:
 
 
 def _mean(losses: Sequence[float]) -> float:
-    return math.fsum(losses) / len(losses) if losses else 0.0
+    return math.fsum(losses) / len(losses) if losses else math.nan  # 0 would be taken for the best that there can be
 
 
 def _tasks(held: HeldOut) -> set[str]:

@@ -176,7 +176,7 @@ def _as_then(then: TrainConfig, now: TrainConfig) -> TrainConfig:
     sources = tuple(placed(old, new, paths) for old, new in zip(then.data.sources, now.data.sources))
     data = replace(placed(then.data, now.data, {*paths, "cache", "cache_size"}), sources=sources)
     here = placed(then, now, {"out", "device", "memory", "loader_threads"})
-    return replace(here, data=data, parallel=ParallelConfig(timeout=now.parallel.timeout))
+    return replace(here, data=data, micro_batch=None, parallel=ParallelConfig(timeout=now.parallel.timeout))
 
 
 @contextmanager
