@@ -1,6 +1,7 @@
 """Validation in a run over a mixture: it disturbs nothing, names the best checkpoint, is repeated later to the bit."""
 
 import shutil
+import sys
 from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
@@ -182,10 +183,30 @@ def test_only_a_lower_figure_is_better(tmp_path: Path) -> None:
     ],
 )
 def test_a_figure_that_there_is_not_is_told_before_anything_is_trained(
-    sources: tuple[SourceConfig, ...], tmp_path: Path, name: str, changes: dict[str, Any], told: str
+    sources: tuple[SourceConfig, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    changes: dict[str, Any],
+    told: str,
 ) -> None:
+    monkeypatch.setattr(run, "decided", lambda *args: pytest.fail("minutes of statistics, and then a misspelt name"))
     with pytest.raises(ConfigError) as caught:
         run.train(mixed(sources, tmp_path / "r", keep_best=name, **changes))
     assert f"keep_best: {name}" in str(caught.value)
     assert told in str(caught.value)
     assert not (tmp_path / "r/config.yaml").exists()
+
+
+@pytest.mark.parametrize("change", [{"keep_best": "head:nobody"}, {"trackers": ("wandb",)}])
+def test_a_setting_that_is_refused_does_not_stay_with_the_run(
+    done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # not installed
+    shutil.copytree(done, tmp_path / "r")
+    own = replace(RunDir(tmp_path / "r").settings(), out=str(tmp_path / "r"))
+    (tmp_path / "r/config.yaml").write_text(dump_yaml(own))
+    before = (tmp_path / "r/config.yaml").read_bytes()
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        run.resume(replace(own, steps=9, **change))
+    assert (tmp_path / "r/config.yaml").read_bytes() == before

@@ -59,9 +59,10 @@ def train(config: TrainConfig) -> int:
         mesh.first(run.refuse_existing)
         with mesh.together():
             data = open_data(config)
+            held = _validated_on(config, data)
         mesh.first(lambda: run.begin(config, decided(config, data, mesh)))
         try:
-            return _carry_on(run, config, config, data, mesh, stop)
+            return _carry_on(run, config, config, data, held, mesh, stop)
         except (ConfigError, DatasetError):
             if mesh.rank == 0 and checkpoint.latest(run.checkpoints) is None:
                 run.withdraw()  # or the same command, mended, would be told that there is a run already
@@ -86,10 +87,17 @@ def resume(config: TrainConfig) -> int:
     def work(mesh: Mesh, stop: Stop) -> int:
         with mesh.together():
             then, data = _checked(run, config, mesh)
+            held = _validated_on(config, data)
             edited = bool(differences(run.settings(), config))
+            before = run.config.read_text(encoding="utf-8")
         if edited:
             mesh.first(lambda: write_whole(run.config, dump_yaml(config)))
-        return _carry_on(run, config, then, data, mesh, stop)
+        try:
+            return _carry_on(run, config, then, data, held, mesh, stop)
+        except ConfigError:
+            if edited and mesh.rank == 0:
+                write_whole(run.config, before)  # or the run would be refused from now on, whatever it is told
+            raise
 
     return _together(run, config, work)
 
@@ -199,7 +207,23 @@ def _alone_there(run: RunDir, config: TrainConfig, mesh: Mesh) -> Iterator[None]
             held.close()
 
 
-def _carry_on(run: RunDir, config: TrainConfig, then: TrainConfig, data: RunData, mesh: Mesh, stop: Stop) -> int:
+def _validated_on(config: TrainConfig, data: RunData) -> HeldOut | None:
+    """What a run is validated on, if it is. Raises ConfigError where that does not have the figure of `keep_best`."""
+    held = HeldOut.of(data, mixed=bool(config.data.sources)) if config.val_every else None
+    if held is not None:
+        check_figure(config, held)
+    return held
+
+
+def _carry_on(
+    run: RunDir,
+    config: TrainConfig,
+    then: TrainConfig,
+    data: RunData,
+    held: HeldOut | None,
+    mesh: Mesh,
+    stop: Stop,
+) -> int:
     """From the latest checkpoint, or from nothing, to the end. then: the settings so far."""
     torch.set_num_threads(config.threads)
     latest, position = mesh.first(lambda: checkpoint.latest(run.checkpoints)), 0
@@ -208,9 +232,6 @@ def _carry_on(run: RunDir, config: TrainConfig, then: TrainConfig, data: RunData
         state = checkpoint.read_state(latest) if latest is not None else None
         order = order_now(saved, state, then, config, data, where=run.order)
         weights = first_weights(config, data, saved) if latest is None else None
-        held = HeldOut.of(data, mixed=bool(config.data.sources)) if config.val_every else None
-        if held is not None:
-            check_figure(config, held)
     training = begun(config, data, saved["normalisation"], mesh, weights)
     if mesh.rank == 0:
         print("\n".join([_table(training), *started(config, data, order)]), file=sys.stderr)
