@@ -102,3 +102,10 @@ def test_a_name_takes_one_line_of_a_terminal_whatever_it_holds() -> None:
     assert line.startswith("  a [31mb ccc")
     assert "…" in line
     assert "\x1b" not in text
+
+
+def test_thousands_of_tasks_make_a_page_that_opens() -> None:
+    tasks = {f"task {number}": ENTRY for number in range(2000)}
+    page = held_out([{**record(step), "tasks": tasks, "groups": []} for step in (1, 2, 3)])
+    assert "task 1999" in page
+    assert len(page) < 1_000_000

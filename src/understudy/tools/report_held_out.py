@@ -12,6 +12,9 @@ from understudy.tools.groups_table import KINDS
 
 Records = Sequence[Mapping[str, Any]]
 
+LINES = 40
+"""Tasks up to which each has a line in a chart; more are a tangle of megabytes, and the heat-map tells which matter."""
+
 
 def held_out(val: Records) -> str:
     """The cards, from a run's validations, oldest first; "" where there was none."""
@@ -22,7 +25,7 @@ def held_out(val: Records) -> str:
         cards.append(html.card("<h3>Each group over the steps</h3>", heatmap.heatmap(val)))
     cards.append(html.card(_table(val)))
     charts = []
-    if len(val) > 1:
+    if len(val) > 1 and len(last["tasks"]) <= LINES:
         cards.append(html.card("<h3>Per task</h3>", curves.per_task(val)))
     if last.get("time"):
         charts.append(html.card("<h3>Over flow time (1 is noise)</h3>", curves.over_time(val)))
