@@ -54,6 +54,7 @@ def test_what_became_worse_is_marked_in_words_and_comes_first() -> None:
         ([None, 1.0, 1.5], 0.5, 1),
         ([None, None], 0.0, -1),
         ([1.0, heatmap.MISSING], 0.0, 0),
+        ([2.0, 0.0, heatmap.MISSING], 0.0, 1),
         ([0.0, 1.0], 0.0, 0),
     ],
 )

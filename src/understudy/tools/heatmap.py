@@ -64,9 +64,11 @@ def since_lowest(line: Sequence[Any]) -> tuple[float, int]:
     """(rise of the last loss above the lowest, as a share of that; which is the lowest) of a group's losses, in which
     None was not finite and MISSING not there. The rise is infinite where the last one is not finite and another was."""
     known = [(loss, i) for i, loss in enumerate(line) if loss is not None and loss is not MISSING]
-    if not known or line[-1] is MISSING:
-        return 0.0, known[0][1] if known else -1
+    if not known:
+        return 0.0, -1
     lowest, which = min(known)
+    if line[-1] is MISSING:
+        return 0.0, which
     if line[-1] is None:
         return inf, which
     return (line[-1] / lowest - 1 if lowest > 0 else 0.0), which
