@@ -229,6 +229,17 @@ def test_what_is_wrong_with_any_source_is_told_at_once(sources: tuple[SourceConf
         assert words in told[name], told[name]
 
 
+def test_a_camera_is_not_missed_before_all_sources_can_be_looked_at(
+    sources: tuple[SourceConfig, ...], tmp_path: Path
+) -> None:
+    """What is chosen may be a camera of a source that cannot be opened: that is what is wrong."""
+    gone = replace(sources[1], name="gone", root=str(tmp_path / "nothing"))
+    with pytest.raises(DatasetError, match=r"^source gone: .*no such folder"):
+        opened(sources[0], gone, cameras=(TOP, WRIST))
+    with pytest.raises(DatasetError, match=r"there is no camera .*wrist"):
+        opened(sources[0], cameras=(TOP, WRIST))
+
+
 # -- the split -------------------------------------------------------------------------------------------------------
 
 

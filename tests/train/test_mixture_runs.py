@@ -252,6 +252,13 @@ def test_a_policy_of_several_heads_is_exported_and_begun_from(
     unknown = tuple(replace(source, control_mode="") for source in sources)
     with pytest.raises(ConfigError, match="norm heads arm::joint, hand::joint, the data has small, two, wide"):
         run.train(replace(settings(unknown, tmp_path / "unknown"), init_from=str(tmp_path / "policy")))
+    # As wide as the widest, but the other head's own dimensions are others: some would never be learnt.
+    folder = tmp_path / "policy/normalisation.json"
+    units = json.loads(folder.read_text())
+    folder.write_text(json.dumps(units | {"dims": units["dims"] | {"action": [4, 1]}}))
+    with pytest.raises(ConfigError, match=r"heads with \[4, 1\] dimensions of 'action', the data \[4, 2\]"):
+        run.train(replace(begins, out=str(tmp_path / "narrow")))
+    folder.write_text(json.dumps(units))
     delta = tuple(replace(source, delta=(1,)) if source.robot_type == "arm" else source for source in sources)
     with pytest.raises(ConfigError, match=r"learnt the dimensions \[\[\], \[\]\] as differences, `delta` says \[\[1\]"):
         run.train(replace(settings(delta, tmp_path / "delta"), init_from=str(tmp_path / "policy")))

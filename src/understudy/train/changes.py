@@ -18,6 +18,7 @@ SUMS = "same samples, noise and times; sums round otherwise, so losses agree to 
 ONWARDS = "holds from here on; the steps before were trained with the old value"
 SAMPLES = "the samples are the same, what is done to them from here on is not"
 SCALED = "the policy was given its normalisation when the run began"
+HEAD = f"it decides which sources are normalised together, and {SCALED}"
 
 # Pattern of the setting -> what follows. The first that fits counts.
 CONSEQUENCES = {
@@ -72,8 +73,12 @@ REFUSED = {
     "data.normalise": SCALED,
     "data.stats": SCALED,
     "data.delta": SCALED,
+    "data.robot_type": HEAD,
+    "data.control_mode": HEAD,
     "data.sources.*.stats": SCALED,
     "data.sources.*.delta": SCALED,
+    "data.sources.*.robot_type": HEAD,
+    "data.sources.*.control_mode": HEAD,
     "data.sources.*.name": "it is what the source is known by",
     "data.*": "other samples at every position",
     "mode": "it decides what each position is a lesson in, and whether the network predicts states",

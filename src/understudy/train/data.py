@@ -117,8 +117,11 @@ def open_data(config: TrainConfig) -> RunData:
     sources = [source for source in found if source is not None]
     if not sources:
         raise _told(wrong, len(names))
-    cameras = _cameras(data.cameras, sources)
-    size, shown = picture_size(sources, cameras, config.policy.picture)
+    try:
+        cameras = _cameras(data.cameras, sources)
+        size, shown = picture_size(sources, cameras, config.policy.picture)
+    except DatasetError as error:
+        raise _told(wrong, len(names)) if wrong else error from None  # the source with that camera may be among them
 
     def split(number: int) -> tuple[EpisodeDataset, EpisodeDataset | None, tuple[str, ...]]:
         source = found[number]
@@ -203,17 +206,21 @@ def _check_apart(
     names: Sequence[str], training: Sequence[EpisodeDataset], held: Sequence[EpisodeDataset | None]
 ) -> None:
     """Raise DatasetError where sources share a dataset and one trains on an episode that another holds out."""
-    roots = [part.catalog.root for part in training]
-    places = [root if "://" in root else os.path.realpath(root) for root in roots]
-    for i, other in enumerate(held):
-        for j, place in enumerate(places):
-            if i == j or other is None or place != places[i]:
-                continue
-            both = np.intersect1d(other.segments[:, 0], training[j].segments[:, 0])
-            if len(both):
-                what = f"episode {both[0]} is held out in source {names[i]} and trained on in {names[j]}"
-                fix = f"{len(both)} such episodes: name the same val_episodes in both, or other episodes in each"
-                raise DatasetError(what, where=roots[i], fix=fix)
+    sharing: dict[str, list[int]] = {}
+    for number, part in enumerate(training):
+        root = part.catalog.root
+        sharing.setdefault(root if "://" in root else os.path.realpath(root), []).append(number)
+
+    def episodes(part: EpisodeDataset | None) -> np.ndarray:
+        return part.segments[:, 0] if part is not None else np.empty(0, np.int64)
+
+    for numbers in sharing.values():  # of one dataset
+        trained, kept_out = (np.concatenate([episodes(of[n]) for n in numbers]) for of in (training, held))
+        if len(both := np.intersect1d(trained, kept_out)):
+            i, j = (next(n for n in numbers if both[0] in episodes(of[n])) for of in (held, training))
+            what = f"episode {both[0]} is held out in source {names[i]} and trained on in {names[j]}"
+            fix = f"{len(both)} such episodes: name the same val_episodes in both, or other episodes in each"
+            raise DatasetError(what, where=training[i].catalog.root, fix=fix)
 
 
 def normalisation(data: RunData, mode: Mode, cache: Path | None = None) -> dict[str, Any]:

@@ -63,11 +63,16 @@ def _check_units(path: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) 
             f"init_from: {path} has the norm heads {', '.join(heads)}, the data has {', '.join(own)}: "
             "set robot_type and control_mode as there, or train a new policy"
         )
+    for key, now in ours["dims"].items():
+        if (before := theirs.get("dims", {}).get(key, now)) != now:
+            raise ConfigError(f"init_from: {path} has heads with {before} dimensions of {key!r}, the data {now}")
     plain_delta = [[False] * len(row) for row in ours["delta"]]
-    before = [[i for i, is_delta in enumerate(row) if is_delta] for row in theirs.get("delta", plain_delta)]
-    now = [[i for i, is_delta in enumerate(row) if is_delta] for row in ours["delta"]]
-    if before != now:
-        raise ConfigError(f"init_from: {path} learnt the dimensions {before} as differences, `delta` says {now}")
+    learnt, asked = (
+        [[i for i, is_delta in enumerate(row) if is_delta] for row in rows]
+        for rows in (theirs.get("delta", plain_delta), ours["delta"])
+    )
+    if learnt != asked:
+        raise ConfigError(f"init_from: {path} learnt the dimensions {learnt} as differences, `delta` says {asked}")
 
 
 def order_now(
