@@ -235,6 +235,17 @@ def test_where_nothing_counts_there_is_no_loss_that_could_be_the_best(sources: t
     assert "all samples        not finite" in told({"step": 1, **finite(result)})
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_loss_beyond_all_numbers_is_told_and_no_more(sources: tuple[SourceConfig, ...]) -> None:
+    _, held = opened(sources)
+    sums, counts = np.full(len(held), 3.0), np.full(len(held), 2.0)
+    sums[0], sums[-1], counts[-1] = np.inf, 0.0, 0.0
+    result = grouped({"flow": TermFound(sums, counts, np.stack([sums, sums]) / 2)}, FLOW, held, ["x"] * len(held))
+    assert result["loss"] == result["macro"] == math.inf
+    assert math.isnan(result["se"])
+    assert [entry["loss"] for entry in result["sources"].values()] == [math.inf, 1.5, 1.5]
+
+
 def test_terms_are_pooled_apart_and_weighted(sources: tuple[SourceConfig, ...]) -> None:
     _, held = opened(sources)
     rng = np.random.default_rng(0)

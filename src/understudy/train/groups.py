@@ -20,6 +20,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
+import torch
 
 from understudy.policies.flow import spread_times
 from understudy.policies.modes import FLOW, TRAINS
@@ -156,8 +157,9 @@ def _entry(
             continue
         parts.append(weight * total / count)
         terms[term] = {"loss": total / count, "elements": int(count)}
-        left = np.bincount(which, weights=sums) - total / count * np.bincount(which, weights=counts)
-        residual += weight * left / count
+        with np.errstate(invalid="ignore"):  # inf - inf: then the error is no number either
+            left = np.bincount(which, weights=sums) - total / count * np.bincount(which, weights=counts)
+            residual += weight * left / count
     if not terms:
         return None
     m = len(episodes)
@@ -170,8 +172,6 @@ def _entry(
 
 def _over_time(found: Mapping[str, TermFound], weights: Mapping[str, float]) -> list[dict[str, float]]:
     """[{from, to, loss}] per draw."""
-    import torch
-
     draws = len(next(iter(found.values())).draws)
     edges = [*spread_times(torch.zeros(1, draws, dtype=torch.float64))[0].tolist(), 1.0]
     losses = [0.0] * draws
