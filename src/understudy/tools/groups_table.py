@@ -37,7 +37,7 @@ def told(result: Mapping[str, Any]) -> str:
 
 def short(name: str) -> str:
     """A name, which may be any text that a dataset has for a task, on one line and cut where it is very long."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in name).split())
+    line = " ".join("".join(c if c.isprintable() else " " for c in name).split()) or "(no text)"
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
 
 

@@ -45,7 +45,7 @@ def heatmap(val: Records) -> str:
     rows = [_row(group, lines[group], [record["step"] for record in val], shown) for group in order[:ROWS]]
     worse = sum(rise > WORSE for rise in rises.values())
     words = f"{worse} of {len(order)} groups {'are' if worse > 1 else 'is'}" if worse else "No group is"
-    words += f" more than {100 * WORSE:.0f} % above the lowest loss that it had. Framed: that lowest one. The deeper"
+    words += f" more than {100 * WORSE:.0f} % above the lowest loss of the group. Framed: that lowest one. The deeper"
     words += f" the colour, the further above it; full at {DEEPEST:g} times."
     left = f'<p class="soft">and {len(order) - ROWS} more groups</p>' if len(order) > ROWS else ""
     table = f"<table><tr><th>step</th>{head}<th></th></tr>{''.join(rows)}</table>"

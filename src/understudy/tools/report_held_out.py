@@ -66,7 +66,9 @@ def _table(val: Records) -> str:
             continue  # one head, one source: that is all samples
         for group, entry in groups.items():
             before = [(r[kind][group]["loss"], r["step"]) for r in val if group in r.get(kind, {})]
-            rows.append([name, group, entry["samples"], entry.get("episodes", ""), *figures(entry, before)])
+            rows.append(
+                [name, group or "(no text)", entry["samples"], entry.get("episodes", ""), *figures(entry, before)]
+            )
     samples = sum(entry["samples"] for entry in last["tasks"].values())
     over_all = [[f"all {samples:,} samples", *figures(last, [(r["loss"], r["step"]) for r in val])]]
     means: dict[str, Callable[[Mapping[str, Any]], float | None]] = {"mean of the tasks": lambda r: r["macro"]}
