@@ -68,8 +68,10 @@ def test_a_save_that_breaks_off_leaves_the_old_policy(tmp_path: Path, monkeypatc
     with pytest.raises(OSError, match="disk full"):
         policy(seed=1).save(tmp_path / "policy")
     assert torch.equal(FlowPolicy.load(tmp_path / "policy").fuse.weight, policy(seed=0).fuse.weight)
+    assert [p.name for p in tmp_path.iterdir()] == ["policy"]  # nor does it keep a full disk full
     monkeypatch.undo()
-    policy(seed=1).save(tmp_path / "policy")  # and what it left behind is in nobody's way
+    (tmp_path / "policy.tmp").mkdir()  # as a kill leaves it
+    policy(seed=1).save(tmp_path / "policy")
     assert [p.name for p in tmp_path.iterdir()] == ["policy"]
 
 

@@ -372,6 +372,9 @@ def test_what_cannot_be_played_is_told_before_the_first_step(data: Path, tmp_pat
         "rollout.execute: 4: the policy predicts 3 actions at once (data.chunk)"
     ]
     assert replace(config, rollout=RolloutEvery(execute=4)).problems() == []  # nothing is played
+    for mode, count in (("inverse_dynamics", 1), ("forward_dynamics", 1), ("joint", 0), ("policy", 0)):
+        found = replace(config, mode=mode).problems()
+        assert [line.startswith("rollout.every: 5: nobody learns to act") for line in found] == [True] * count
 
 
 def test_rollouts_may_be_turned_off_and_on(data: Path, without: Path, tmp_path: Path, act: Any) -> None:

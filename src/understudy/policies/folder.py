@@ -28,12 +28,16 @@ def save(directory: str | Path, config: Any, normalisation: Mapping[str, Any], w
     fresh, old = target.with_name(target.name + ".tmp"), target.with_name(target.name + ".old")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    # safetensors wants plain contiguous CPU tensors; an fp32 weight stays bit for bit what it is.
-    save_file({name: weight.detach().cpu().contiguous() for name, weight in weights.items()}, fresh / WEIGHTS)
-    (fresh / CONFIG).write_text(json.dumps({"type": type(config).__name__, **asdict(config)}, indent=2) + "\n")
-    (fresh / NORMALISATION).write_text(json.dumps(normalisation, indent=2) + "\n")
-    for path in (*fresh.iterdir(), fresh):
-        _flush(path)
+    try:
+        # safetensors wants plain contiguous CPU tensors; an fp32 weight stays bit for bit what it is.
+        save_file({name: weight.detach().cpu().contiguous() for name, weight in weights.items()}, fresh / WEIGHTS)
+        (fresh / CONFIG).write_text(json.dumps({"type": type(config).__name__, **asdict(config)}, indent=2) + "\n")
+        (fresh / NORMALISATION).write_text(json.dumps(normalisation, indent=2) + "\n")
+        for path in (*fresh.iterdir(), fresh):
+            _flush(path)
+    except BaseException:  # a full disk would stay full of it
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
     if target.exists():
         shutil.rmtree(old, ignore_errors=True)
         target.rename(old)

@@ -222,6 +222,8 @@ class TrainConfig:
             found.append(str(error))
         found += [f"data.{line}" for line in self.data.problems()]
         found += [f"rollout.{line}" for line in self.rollout.problems(self.data.chunk)]
+        if self.rollout.every and not self.mode_weights()["policy"]:
+            found.append(f"rollout.every: {self.rollout.every}: nobody learns to act when mode is {self.mode}")
         if not any(self.mode_weights().values()):
             found.append(f"mode: {self.mode}: no mode has a weight, so nothing would be learnt")
         if self.policy.channels % 8 or self.policy.width % 8:
