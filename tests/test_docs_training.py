@@ -5,8 +5,10 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
 from understudy import cli
+from understudy.policies.flow_policy import FlowPolicy, FlowPolicyConfig
 from understudy.train import rundir
 from understudy.train.config import DataConfig, TrainConfig
 from understudy.train.settings import complete, dump_yaml, load
@@ -63,3 +65,32 @@ def test_the_mixture_of_the_page_can_be_used(tmp_path: Path) -> None:
     assert (
         TrainConfig(data=config.data, mode={"policy": 3.0, "inverse_dynamics": 1.0}).mode_weights()["policy"] == 3 / 4
     )
+
+
+def test_a_robot_acts_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the folder alone: a robot narrower than the widest, with one joint that is learnt as a difference."""
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    camera = "observation.images.front"
+    maps = {"offset": [[0.0] * 3, [0.0] * 3], "spread": [[1.0] * 3, [0.0] * 3]}
+    units = {
+        "heads": ["g1::joint", "so101::joint"],
+        "action": maps,
+        "observation.state": maps,
+        "delta": [[False] * 3, [True, False, False]],
+        "dims": {"action": [3, 2], "observation.state": [3, 2]},
+    }
+    config = FlowPolicyConfig(3, 3, (camera, "observation.images.wrist"), picture=(16, 16), future=True)
+    FlowPolicy(config, units).save(tmp_path / "POLICY")
+    monkeypatch.chdir(tmp_path)
+    names = {
+        "torch": torch,
+        "FlowPolicy": FlowPolicy,
+        "B": 2,
+        "pictures": torch.zeros(2, 3, 24, 32, dtype=torch.uint8),
+        "state": torch.tensor([[5.0, 6.0, torch.nan]]).repeat(2, 1),
+    }
+    with pytest.raises(ValueError, match=r"needs 'observation\.images\.wrist'"):
+        exec(block, names)
+    lacks = {"observation.images.wrist": names["pictures"], "observation.images.wrist_is_missing": torch.ones(2) > 0}
+    exec(block.replace("batch = {", "batch = lacks | {"), names | {"lacks": lacks}, found := {})
+    assert torch.equal(found["actions"], torch.tensor([5.0, 0, 0]).expand(2, config.chunk, 3))  # spread 0: stands still

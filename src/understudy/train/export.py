@@ -104,7 +104,7 @@ def initial(path: str | Path, wanted: "FlowPolicyConfig") -> Initial:
     if odd := [line for line in odd if not line.startswith("compute:")]:  # arithmetic is this run's own choice
         lines = "\n".join(f"  {line}" for line in odd)
         raise ConfigError(
-            f"init_from: {path} holds another network; set policy.* and data.* as there, or name another\n{lines}"
+            f"init_from: {path} holds another network; set policy.*, data.* and mode as there, or name another\n{lines}"
         )
     digest = hashlib.sha256((Path(path) / folder.WEIGHTS).read_bytes()).hexdigest()
     return Initial(normalisation, {name: tensor.float() for name, tensor in weights.items()}, digest)
