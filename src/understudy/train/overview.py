@@ -16,12 +16,16 @@ from understudy.train.modes import told
 MOST = 60
 """Sources that get a line of their own."""
 
+FEW = 5
+"""Sources that are named where something is missing."""
+
 HEADER = ("source", "head", "trained on", "held out", "share", "an epoch", "tasks")
 
 
 def started(config: TrainConfig, data: RunData, order: Order) -> list[str]:
     """The lines: per source how much of it there is, its exact share of the samples and how many steps it takes to see
-    each of its frames once; then notes on the selections (keep-ranges and what they match) and what modes leave out."""
+    each of its frames once; then notes on the selections (keep-ranges and what they match), what modes leave out, and
+    which cameras a source lacks: a mapping that was forgotten looks like that, too."""
     slots = order.spec.schedule[-1].slots
     rows: list[tuple[str, ...]] = [HEADER]
     for number, part in enumerate(data.training[:MOST]):
@@ -35,6 +39,10 @@ def started(config: TrainConfig, data: RunData, order: Order) -> list[str]:
         lines.append(f"… and {len(data.training) - MOST} more sources")
     lines += [f"{name}: {note}" for name, notes in zip(data.names, data.notes) for note in notes]
     lines += told(config.mode, config.mode_weights())
+    for camera in data.cameras:
+        if lack := [name for name, part in zip(data.names, data.training) if camera in part.absent]:
+            more = f" and {len(lack) - FEW} more" if len(lack) > FEW else ""
+            lines.append(f"no {camera} in {', '.join(lack[:FEW])}{more}: black there, and told as missing")
     if data.size is not None:
         lines.append(f"pictures are loaded at {data.size[0]} x {data.size[1]}: those of the sources differ in size")
     return lines
@@ -44,7 +52,7 @@ def _amount(part: EpisodeDataset | None) -> str:
     if part is None:
         return "nothing"
     episodes = len(np.unique(part.segments[:, 0]))
-    return f"{len(part):,} frames of {episodes:,} episode{'s' if episodes > 1 else ''}"
+    return f"{len(part):,} frame{'s' if len(part) > 1 else ''} of {episodes:,} episode{'s' if episodes > 1 else ''}"
 
 
 def _tasks(part: EpisodeDataset) -> int:

@@ -1,0 +1,39 @@
+"""What a run says of its data before the first step."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from support.mixtures import TOP, WRIST, mixed, tiny_sources
+from understudy.train import overview
+from understudy.train.config import TrainConfig
+from understudy.train.data import open_data
+
+
+def lines(config: TrainConfig) -> list[str]:
+    data = open_data(config)
+    return overview.started(config, data, data.order(config))
+
+
+def test_what_is_told_below_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = tiny_sources(tmp_path)
+    config = mixed(sources, tmp_path / "r", mode="joint")
+    _, _, _, _, *told = lines(config)
+    assert told == [
+        "joint trains the action loss on 2/3 of the samples",
+        "joint trains the dynamics loss on 2/3 of the samples",
+        f"no {WRIST} in wide, small: black there, and told as missing",
+        "pictures are loaded at 16 x 16: those of the sources differ in size",
+    ]
+    # A mapping that was forgotten makes two cameras of one, and every sample lacks one of them.
+    forgotten = mixed((sources[0], replace(sources[2], cameras={})), tmp_path / "r")
+    assert [line for line in lines(forgotten) if line.startswith("no ")] == [
+        "no observation.images.cam_0 in wide: black there, and told as missing",
+        f"no {TOP} in small: black there, and told as missing",
+    ]
+    monkeypatch.setattr(overview, "MOST", 1)
+    monkeypatch.setattr(overview, "FEW", 1)
+    few = lines(config)
+    assert few[2] == "… and 2 more sources"
+    assert f"no {WRIST} in wide and 1 more: black there, and told as missing" in few
