@@ -3,6 +3,7 @@
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -14,6 +15,11 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="understudy-tests-")  # n
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 settings.register_profile("understudy", deadline=None, print_blob=True)
 settings.load_profile("understudy")
+# Whoever starts the tests in the background of a shell, or under nohup, has them ignore these, and so would every
+# process that they start; but signals are what some tests are about.
+for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _usual)
 
 
 @pytest.fixture(scope="session")
