@@ -200,10 +200,11 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     data = tiny_dataset(tmp_path / "data")
     file = tmp_path / "config.yaml"
     file.write_text(dump_yaml(tiny_config(data, tmp_path / "run", steps=2)))
-    with RangeServer(folder(data, "/set")) as server:
-        assert cli.main(["inspect", f"{server.url}/set", "--json"]) == 0
+    with RangeServer(folder(data, f"/{data.name}")) as server:  # its losses are told by the folder's name
+        there = f"{server.url}/{data.name}"
+        assert cli.main(["inspect", there, "--json"]) == 0
         assert '"episodes": 10' in capsys.readouterr().out
-        for root, out in ((str(data), tmp_path / "here"), (f"{server.url}/set", tmp_path / "there")):
+        for root, out in ((str(data), tmp_path / "here"), (there, tmp_path / "there")):
             more = ["--data.root", root, "--data.cache", str(tmp_path / "cache"), "--out", str(out)]
             assert cli.main(["train", str(file), *more]) == 0
         assert server.sent

@@ -20,6 +20,7 @@ from understudy.data.remote.retry import Patience
 from understudy.data.remote.settings import Remote
 from understudy.data.remote.source import RemoteSource
 from understudy.data.samples import EpisodeDataset
+from understudy.load.ahead import Ahead
 from understudy.load.loader import Loader
 from understudy.order import Order
 
@@ -107,6 +108,7 @@ def test_of_the_first_batch_what_is_read_at_once_is_fetched_and_no_more(
         order = Order.of([data], batch=8, seed=1, frames_in_flight=100)
         monkeypatch.setattr(RemoteSource, "_submit", submitted)
         monkeypatch.setattr(RemoteSource, "read", noted)
+        monkeypatch.setattr(Ahead, "depth", lambda self: 0)  # or the second batch is asked for once the first is out
         with Loader([data], order=order, threads=2, memory=memory, start=3) as there:
             next(there)
             asked = set(ahead)
