@@ -141,6 +141,11 @@ def test_all_errors_of_a_mapping_at_once(roots: dict[str, Path]) -> None:
             EpisodeDataset(roots["v3.0"], names=wrong)  # type: ignore[arg-type]
 
 
+def test_a_mapping_the_wrong_way_round_is_told(roots: dict[str, Path]) -> None:
+    with pytest.raises(DatasetError, match=r"'observation.images.other', which is no feature \(the other way round\?"):
+        EpisodeDataset(roots["v3.0"], names={CAM: "observation.images.other"})
+
+
 def test_a_camera_that_is_there_is_not_absent(roots: dict[str, Path]) -> None:
     with pytest.raises(DatasetError, match=f"absent names '{CAM}', which is there"):
         EpisodeDataset(roots["v3.0"], absent={CAM: (4, 6)})

@@ -95,6 +95,10 @@ def test_the_text_table_has_each_group_and_what_it_lacks() -> None:
     assert re.search(r"a +0\.25 +3 +1", text)
     assert re.search(r"two +not finite", text)
     assert re.search(r"all samples +1 +± 0\.2 +6 +3", text)
+    assert text.startswith("step 5, held-out loss\n")
+    both = record(5, one_a=0.25) | {"step": 5, "terms": {"flow": {}, "dynamics": {}}}
+    assert told(both).startswith("step 5, held-out loss of flow and dynamics, in mode policy\n")
+    assert told(both, "forward_dynamics").startswith("step 5, held-out loss of dynamics, in mode forward_dynamics\n")
 
 
 def test_a_name_takes_one_line_of_a_terminal_whatever_it_holds() -> None:

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from understudy.train.config import TrainConfig
 from understudy.train.rollout import RolloutConfig, rollout, rollout_run, write_result
 from understudy.train.rollout_result import Episode, RolloutResult, wilson
+from understudy.train.rundir import RunDir
 from understudy.train.settings import ConfigError
 
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
@@ -253,3 +255,11 @@ def test_a_run_without_a_policy_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"policy: no policy here"):
         rollout_run(RolloutConfig(run=str(tmp_path)))
     assert RolloutConfig().problems() == ["run: required, the directory of a run"]
+
+
+def test_a_policy_that_never_learnt_to_act_is_not_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "config.yaml").touch()
+    monkeypatch.setattr(RunDir, "settings", lambda self: TrainConfig(mode="forward_dynamics"))
+    with pytest.raises(ConfigError, match="nobody learnt to act: its mode is forward_dynamics"):
+        rollout_run(RolloutConfig(run=str(tmp_path)))

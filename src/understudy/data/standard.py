@@ -79,6 +79,8 @@ def _wrong(catalog: Catalog, key: object, own: object) -> list[str]:
         return [f"{key!r} is mapped to {own!r}, which {catalog.left_out[own]}"]
     feature = catalog.features.get(own)
     if feature is None:
+        if key in catalog.features and own.startswith((_PICTURES, *_VECTORS)):
+            return [f"{key!r} is mapped to {own!r}, which is no feature (the other way round? standard key first)"]
         return [f"{key!r} is mapped to {own!r}, which is no feature{_meant(own, list(catalog.features))}"]
     what = f"{key!r} is mapped to {own!r}, which is {_kind(feature)}"
     if key.startswith(_PICTURES) and not feature.is_picture:

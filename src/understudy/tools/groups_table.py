@@ -6,6 +6,8 @@ Not here: how the figures come about (`train/groups.py`), the report's pictures 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from understudy.policies.modes import TRAINS
+
 KINDS = {"heads": "norm head", "sources": "source", "tasks": "task"}
 
 
@@ -13,9 +15,11 @@ LONGEST = 80
 """Characters that are shown of a name."""
 
 
-def told(result: Mapping[str, Any]) -> str:
-    """A validation with its `step`, for a terminal."""
-    parts = [f"step {result['step']}, held-out loss"]
+def told(result: Mapping[str, Any], mode: str = "policy") -> str:
+    """A validation with its `step`, for a terminal. mode: in which it was made (`TrainConfig.judged_mode`)."""
+    terms = [term for term in result.get("terms", ()) if term in TRAINS[mode]]  # told where the policy has several
+    what = f" of {' and '.join(terms)}, in mode {mode}" if terms else ""
+    parts = [f"step {result['step']}, held-out loss{what}"]
     head = ("", "loss", "standard error", "samples", "episodes")
     for kind, name in KINDS.items():
         rows = [_row(group, entry) for group, entry in result[kind].items()]

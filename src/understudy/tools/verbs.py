@@ -73,7 +73,9 @@ def validate(config: ValidateConfig) -> None:
     from understudy.tools.groups_table import told
     from understudy.train.metrics import finite
     from understudy.train.run import judge
+    from understudy.train.rundir import RunDir
 
     result = finite(judge(Path(config.run), config.checkpoint, per_dim=config.per_dim))
     if _speaks():
-        print(json.dumps(result, ensure_ascii=False) if config.json else told(result))
+        mode = RunDir(Path(config.run)).settings().judged_mode()
+        print(json.dumps(result, ensure_ascii=False) if config.json else told(result, mode))

@@ -236,7 +236,12 @@ def rollout_run(config: RolloutConfig) -> int:
     if not run.policy.is_dir():
         raise ConfigError(f"{run.policy}: no policy here; a finished `understudy train` writes it")
     # A folder that holds nothing but policy/ will do, where the world has the policy's own names.
-    data, sources = (run.settings().data, run.frozen().get("sources")) if run.config.is_file() else (DataConfig(), None)
+    data, sources = DataConfig(), None
+    if run.config.is_file():
+        settings = run.settings()
+        if not settings.mode_weights()["policy"]:
+            raise ConfigError(f"{run.root}: nobody learnt to act: its mode is {settings.mode}")
+        data, sources = settings.data, run.frozen().get("sources")
     result = played(run.policy, data, sources, config, config.swap_text, config.films)
     where = write_result(result, run.root / "rollouts")
     print(f"results and pictures: {where}")
