@@ -67,11 +67,6 @@ class Plan:
         """All items together."""
         return sum(item.bytes for item in self.items)
 
-    @property
-    def is_quickest(self) -> bool:
-        """Whether nothing had to make do with less."""
-        return not self.said
-
     def __str__(self) -> str:
         lines = [f"memory: {_mb(self.bytes)} planned of {_mb(self.memory)}"]
         lines += [f"  {_mb(item.bytes):>10}  {item.name}: {item.why}" for item in self.items]
