@@ -1,5 +1,7 @@
 """Colours of pictures: whatever way they take, they are those of the packed form, to the bit."""
 
+import ctypes
+
 import av
 import numpy as np
 import pytest
@@ -96,15 +98,16 @@ def test_the_trial_notices(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a swscale that differs from PyAV's would do: nobody then uses it, and pictures are right all the same."""
     plain = swscale.Scaler.write
 
-    def write(self: swscale.Scaler, frame: av.VideoFrame, out: np.ndarray) -> bool:
+    def write(self: swscale.Scaler, frame: av.VideoFrame, first: int) -> None:
         if fault == "fails":
             raise RuntimeError("no")
-        done = plain(self, frame, out) if fault != "nothing written" else True
+        if fault != "nothing written":
+            plain(self, frame, first)
+        memory = (ctypes.c_uint8 * (self.nbytes + 1)).from_address(first)
         if fault == "another order":
-            out[:] = out[::-1].copy()
-        elif fault == "a byte beside" and out.base is not None:
-            np.lib.stride_tricks.as_strided(out, (out.size + 1,), (1,))[-1] += 1
-        return done
+            memory[: self.nbytes] = bytes(memory)[: self.nbytes][::-1]
+        elif fault == "a byte beside":
+            memory[self.nbytes] ^= 1
 
     if swscale.library() is None:
         pytest.skip("this PyAV hides the symbols of its FFmpeg")
@@ -118,6 +121,30 @@ def test_the_trial_notices(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert np.array_equal(out, packed(frame))
     finally:
         swscale.is_equal.cache_clear()
+
+
+@pytest.mark.parametrize("size", [None, (24, 32)])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_many_are_written_as_one_by_one(shift: int, size: tuple[int, int] | None) -> None:
+    """Each in its place and nowhere else, also where kinds of picture alternate and where memory does not suit."""
+    frames = [noise("yuv420p", 48, 64, seed) for seed in range(6)]
+    for frame in frames[2:4]:
+        frame.colorspace, frame.color_range = 1, 2
+    height, width = size or (48, 64)
+    flat = np.full(9 * 3 * height * width + 64 + shift, 7, np.uint8)
+    first = -flat.__array_interface__["data"][0] % 16 + shift
+    out = flat[first : first + 9 * 3 * height * width].reshape(9, 3, height, width)
+    places, converter = [8, 1, 0, 5, 3, 2], Converter(size)
+    converter.write_all(list(zip(frames, places)), out)
+    for frame, place in zip(frames, places):
+        alone = np.empty((3, height, width), np.uint8)
+        Converter(size).write(frame, alone)
+        assert np.array_equal(out[place], alone)
+    assert (out[[4, 6, 7]] == 7).all()
+    assert (flat[:first] == 7).all()
+    assert (flat[first + out.size :] == 7).all()
+    with pytest.raises(ValueError, match="does not fit"):
+        converter.write_all([(frames[0], 0)], np.empty((1, 3, 10, 10), np.uint8))
 
 
 def test_without_the_symbols_pictures_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from understudy.data.samples import EpisodeDataset
 from understudy.load.loader import Loader
 from understudy.load.residency import resident
 from understudy.load.sizes import parse_bytes
+from understudy.load.tables import Tables
 from understudy.order import Order
 
 TOP = "observation.images.top"
@@ -135,8 +136,8 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     decoded: list[int] = []
     plain = PictureDecoder.pictures
 
-    def counted(self: PictureDecoder, wanted: np.ndarray) -> Iterator[Any]:
-        for number, frame in plain(self, wanted):
+    def counted(self: PictureDecoder, wanted: np.ndarray, at_once: int = 1) -> Iterator[Any]:
+        for number, frame in plain(self, wanted, at_once):
             decoded.append(number)
             yield number, frame
 
@@ -206,13 +207,13 @@ def test_closing_leaves_no_thread(root: Path) -> None:
 
 def test_no_more_is_made_ahead_than_was_allowed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    plain = EpisodeDataset.tables
+    plain = Tables.take
 
-    def counted(self: EpisodeDataset, episodes: np.ndarray, frames: np.ndarray) -> dict[str, Any]:
-        made.append(len(episodes))
-        return plain(self, episodes, frames)
+    def counted(self: Tables, at: int) -> dict[str, Any]:
+        made.append(at)
+        return plain(self, at)
 
-    monkeypatch.setattr(EpisodeDataset, "tables", counted)
+    monkeypatch.setattr(Tables, "take", counted)
     order = order_of(opened(root))
     for memory, ahead in ((10**9, 4), (least_memory(opened(root), order=order), 0)):
         made.clear()

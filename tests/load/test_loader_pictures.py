@@ -135,8 +135,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
     fed: list[int] = []
     pictures, packet = PictureDecoder.pictures, Mp4Packets.packet
 
-    def giving(self: PictureDecoder, wanted: np.ndarray) -> Iterator[Any]:
-        for number, frame in pictures(self, wanted):
+    def giving(self: PictureDecoder, wanted: np.ndarray, at_once: int = 1) -> Iterator[Any]:
+        for number, frame in pictures(self, wanted, at_once):
             given_.append(number)
             yield number, frame
 
@@ -211,13 +211,9 @@ def test_the_first_batch_decodes_what_it_needs_and_the_next_runs_take_turns(root
     data = opened(roots["gop 2"], episodes=[2])
     rows, frames = data.video_frames(np.full(41, 2), np.arange(41))
     chain = Chain(data, rows, frames, Holding(16, False), [0, 5], Cursors(1), Converter())
-    spent, out, decoded = (
-        Spent(),
-        np.empty((1, *data.batch(np.asarray([2]), np.asarray([0]))[TOP].shape[1:]), np.uint8),
-        [],
-    )
-    for _ in range(23):
-        chain.make({TOP: out}, [], spent)
+    spent, decoded = Spent(), []
+    for i in range(23):
+        chain.make(i, {TOP: []}, spent)
         decoded.append(spent.pictures)
     assert decoded == [1] + 5 * [6] + 16 * [22] + [38]
 

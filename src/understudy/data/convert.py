@@ -22,6 +22,7 @@ Not here: decoding (`decode.py`), who owns the arrays.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import av
@@ -33,6 +34,7 @@ from understudy.data.swscale import Kind, Scaler, is_equal, noise
 
 _PLANES = (1, 2, 0)  # gbrp holds green, blue, red
 _AREA = Interpolation.AREA
+_KINDS = 16  # of pictures whose tables one converter keeps
 _PLANAR = ("yuv420p", "yuvj420p")  # formats with one and the same routine behind both forms
 
 
@@ -47,8 +49,7 @@ class Converter:
     def __init__(self, size: tuple[int, int] | None = None, exact: bool = True) -> None:
         self._reformatter = VideoReformatter()
         self.size, self._exact = size, exact
-        self._kind: Kind | None = None
-        self._scaler: Scaler | None = None  # of `_kind`
+        self._scalers: dict[Kind, Scaler | None] = {}
         self._full = np.empty((3, 0, 0), np.uint8)  # a picture before it is resized
         self._resize: AreaResize | None = None
 
@@ -57,10 +58,6 @@ class Converter:
 
         Raises ValueError where `out` is of another shape or dtype.
         """
-        if self.size is None and (scaler := self._scaler) is not None:  # as nearly always
-            kind = (frame.format.name, frame.height, frame.width, frame.colorspace, frame.color_range)
-            if kind == self._kind and scaler.write(frame, out):
-                return
         height, width = frame.height, frame.width
         if out.shape != (3, *(self.size or (height, width))) or out.dtype != np.uint8:
             raise ValueError(f"a picture of {width}x{height} does not fit {out.dtype} {out.shape}, size {self.size}")
@@ -78,14 +75,33 @@ class Converter:
             for plane, channel in zip(scaled.planes, _PLANES):
                 out[channel] = _lines(plane, high)[:, :wide]
 
+    def write_all(self, frames: Sequence[tuple[av.VideoFrame, int]], out: np.ndarray) -> None:
+        """Write pictures into their places in `out`, uint8 (n, 3, H, W): as `write`, and quicker than one by one."""
+        kind, scaler, first = None, None, None
+        for frame, place in frames:
+            own = (frame.format.name, frame.height, frame.width, frame.colorspace, frame.color_range)
+            if own != kind:  # the first, as nearly always
+                kind, first = own, None
+                if self.size is None and (scaler := self._scaler_of(Kind(*own))) is not None:
+                    first = scaler.address(out)
+            if scaler is None or first is None:
+                self.write(frame, out[place])
+            else:
+                scaler.write(frame, first + place * scaler.nbytes)
+
+    def _scaler_of(self, kind: Kind) -> Scaler | None:
+        if kind not in self._scalers:
+            self._scalers[kind] = Scaler(kind) if is_equal(kind) else None
+            while len(self._scalers) > _KINDS:
+                del self._scalers[next(iter(self._scalers))]
+        return self._scalers[kind]
+
     def _colours(self, frame: av.VideoFrame, height: int, width: int, out: np.ndarray) -> None:
-        kind = (frame.format.name, height, width, frame.colorspace, frame.color_range)
-        if kind != self._kind:
-            self._kind = Kind(*kind)
-            self._scaler = Scaler(self._kind) if is_equal(self._kind) else None
-        if self._scaler is not None and self._scaler.write(frame, out):
-            return
-        if planar_is_equal(kind[0], height, width):
+        kind = Kind(frame.format.name, height, width, frame.colorspace, frame.color_range)
+        scaler = self._scaler_of(kind)
+        if scaler is not None and (first := scaler.address(out)) is not None:
+            scaler.write(frame, first)
+        elif planar_is_equal(kind.name, height, width):
             for plane, channel in zip(self._reformatter.reformat(frame, None, None, "gbrp", threads=1).planes, _PLANES):
                 out[channel] = _lines(plane, height)[:, :width]  # lines may be padded
         else:

@@ -61,10 +61,11 @@ class PictureDecoder:
         """What a decoder of this video takes while it is live, as `contexts.live_bytes` estimates it."""
         return live_bytes(self._index)
 
-    def pictures(self, wanted: np.ndarray) -> Iterator[tuple[int, av.VideoFrame]]:
+    def pictures(self, wanted: np.ndarray, at_once: int = 1) -> Iterator[tuple[int, av.VideoFrame]]:
         """(position, picture) for each of `wanted` (int64, increasing, without repeats, inside the video).
 
-        A picture may be kept as long as one likes, in any thread: it holds its own memory, 1.5 bytes a pixel.
+        A picture may be kept as long as one likes, in any thread: it holds its own memory, 1.5 bytes a pixel. Up to
+        `at_once` of them are decoded before the first is handed on, which is quicker and takes memory for so many.
 
         Raises:
             DatasetError: a picture cannot be decoded, or has another size than the file says; names it.
@@ -74,12 +75,11 @@ class PictureDecoder:
         recent, self._recent = self._recent, {}
         until = min(self._sample[positions[-1]] + self._reorder, len(self._display) - 1) if positions else 0
         height, width, few = self._index.height, self._index.width, len(positions) <= _RECENT
-        for position in positions:
-            frame = None
-            if position == self._expected and self._context is not None and not self._ahead and not recent:
-                frame = self._one(position, until)
-            if frame is None:
-                frame = recent.get(position) or self._reach(position, until)
+        made: list[av.VideoFrame] = []  # the next ones, the last first
+        for at, position in enumerate(positions):
+            if not made and position == self._expected and not recent:
+                made = self._run(positions[at : at + at_once], until)
+            frame = made.pop() if made else recent.get(position) or self._reach(position, until)
             if frame.height != height or frame.width != width:
                 what = f"picture {position} is {frame.width}x{frame.height}, the file says {width}x{height}"
                 raise DatasetError(what, where=self._where, fix="split the file where the size changes")
@@ -99,28 +99,43 @@ class PictureDecoder:
         self._ahead.clear()
         self._recent = {}
 
-    def _one(self, position: int, until: int) -> av.VideoFrame | None:
-        """The picture that is due, where the next packet gives it and no other, as nearly always. Otherwise None: what
-        came out waits for `_reach`, or the decoder was given up."""
-        sample, context = self._next, self._context
-        if sample > until or context is None:
-            return None
+    def _run(self, positions: list[int], until: int) -> list[av.VideoFrame]:
+        """Those of `positions` that come out one for one with the next packets, beginning with the one that is due, as
+        nearly always; the last first. The first that does not ends it: what came out then waits for `_reach`, or the
+        decoder was given up.
+
+        What runs between two pictures finds the caches full of them and takes several times as long as in a loop of its
+        own: so packets are made in one loop, and nothing is in the other but what must be known of each picture.
+        """
+        context, first, position = self._context, self._next, positions[0]
+        count = min(len(positions), until + 1 - first)
+        if context is None or self._ahead or count < 1:
+            return []
+        if positions[count - 1] - position >= count:  # with gaps
+            count = next(i for i in range(count) if positions[i] != position + i)
         if is_gone():
             raise Stopped
-        fed = self._packets.packet(sample, until)
-        self._next = sample + 1
+        fed, decode, made = self._packets.packets(first, first + count), context.decode, []
+        frames: list[av.VideoFrame] = []
         try:
-            frames = context.decode(fed)
+            for packet in fed:
+                frames = decode(packet)
+                if len(frames) != 1 or (frame := frames[0]).pts != position or frame.is_corrupt:
+                    break
+                made.append(frame)
+                position += 1
         except av.FFmpegError:
-            if self._display[sample] >= self._from:
+            frames = []
+            if self._display[first + len(made)] >= self._from:
                 self._give_up("")  # `_reach` comes here again from a key frame, and says what is wrong
-            return None
-        if len(frames) == 1 and frames[0].pts == position and not frames[0].is_corrupt:
-            self._expected = position + 1
-            return frames[0]
-        if self._take(frames, position) and position not in self._ahead:
-            self._give_up("")
-        return None
+        self._expected = position
+        if len(made) < count:
+            self._next = first + len(made) + 1
+            if self._take(frames, position) and position not in self._ahead:
+                self._give_up("")
+        else:
+            self._next = first + count
+        return made[::-1]
 
     def _reach(self, position: int, until: int) -> av.VideoFrame:
         """Decode on until `position` comes out; start over at an earlier key frame if it is not there by then."""

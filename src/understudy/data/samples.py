@@ -285,6 +285,11 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         """The keys whose pictures come from video."""
         return self._videos
 
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """The keys whose pictures come from the data files, with the rows."""
+        return self._images
+
     def _located(self, episodes: np.ndarray, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(table rows, frames, where the windows of each sample end), int64 (B,) each."""
         episodes, frames = _whole(episodes, "episodes"), _whole(frames, "frames")

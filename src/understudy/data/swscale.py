@@ -74,24 +74,32 @@ class Scaler:
         self._to, self._to_lines = (c_void_p * 4)(), (c_int * 4)(kind.width, kind.width, kind.width)
         self._shape = 3, kind.height, kind.width
         self._strides = kind.height * kind.width, kind.width, 1
+        self.nbytes = 3 * kind.height * kind.width
+        """Of one picture that is written."""
 
-    def write(self, frame: av.VideoFrame, out: np.ndarray) -> bool:
-        """Fill `out`, uint8 (3, H, W) of the kind's size; False, and nothing done, where it or its memory is other."""
-        if out.shape != self._shape or out.strides != self._strides or out.dtype != np.uint8 or not out.flags.writeable:
-            return False
-        channel, line, _ = self._strides
+    def address(self, out: np.ndarray) -> int | None:
+        """Where pictures begin in `out`, uint8 (n, 3, H, W) or one (3, H, W), each `nbytes` behind the other; None
+        where its shape or its memory is not what `write` can fill."""
+        shape: tuple[int, ...] = self._shape
+        strides: tuple[int, ...] = self._strides
+        if out.ndim == 4:
+            shape, strides = (len(out), *shape), (self.nbytes, *strides)
+        if out.shape != shape or out.strides != strides or out.dtype != np.uint8 or not out.flags.writeable:
+            return None
         first = addressof(c_char.from_buffer(out))  # type: ignore[arg-type]  # arrays are buffers
-        if (first | channel | line) % _ALIGNED:
-            return False
+        return None if (first | self._strides[0] | self._strides[1]) % _ALIGNED else first
+
+    def write(self, frame: av.VideoFrame, first: int) -> None:
+        """Fill one picture's memory from address `first` on, which `address` gave."""
         given, lines, to = self._from, self._from_lines, self._to
+        channel = self._strides[0]
         luma, blue, red = frame.planes
         given[0], given[1], given[2] = luma.buffer_ptr, blue.buffer_ptr, red.buffer_ptr
         lines[0], lines[1], lines[2] = luma.line_size, blue.line_size, red.line_size
         to[0], to[1], to[2] = first + channel, first + 2 * channel, first  # gbrp
-        done = self._scale(self._context, self._from, self._from_lines, 0, self._height, to, self._to_lines)
+        done = self._scale(self._context, given, lines, 0, self._height, to, self._to_lines)
         if done != self._height:
             raise RuntimeError(f"swscale wrote {done} lines of {self._height}")
-        return True
 
 
 @lru_cache(maxsize=64)
@@ -106,12 +114,15 @@ def is_equal(kind: Kind) -> bool:
     shift = -flat.__array_interface__["data"][0] % _ALIGNED + 2 * _ALIGNED
     out = flat[shift : shift + 3 * height * kind.width].reshape(3, height, kind.width)
     try:
-        written = Scaler(kind._replace(height=height)).write(frame, out)
+        scaler = Scaler(kind._replace(height=height))
+        address = scaler.address(out)
+        if address is not None:
+            scaler.write(frame, address)
         expected = frame.to_ndarray(format="rgb24", threads=1).transpose(2, 0, 1)
     except (RuntimeError, OSError):  # PyAV refuses some matrices
         return False
     untouched = (flat[:shift] == 171).all() and (flat[shift + out.size :] == 171).all()
-    return bool(written and untouched and np.array_equal(out, expected))
+    return bool(address is not None and untouched and np.array_equal(out, expected))
 
 
 def noise(name: str, height: int, width: int) -> av.VideoFrame:

@@ -15,7 +15,7 @@ and the halo of a window is decoded once for all samples that share it. Between 
 Not here: which positions are whose and when (`engine.py`), how much may be held (`plan.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from time import perf_counter
 
@@ -96,15 +96,16 @@ class Chain:
     def done(self) -> bool:
         return self._next == self._count
 
-    def make(self, outs: dict[str, np.ndarray], jobs: list[Job], spent: Spent) -> None:
-        """Decode what the next sample needs, and add to `jobs` which picture goes where: camera -> uint8 (T, 3, H, W).
+    def make(self, i: int, jobs: Mapping[str, list[Job]], spent: Spent) -> None:
+        """Decode what the next sample needs, and add to `jobs` (camera -> list) which picture goes where: as sample
+        number `i` of a batch, whose pictures (T of each sample) are numbered through.
 
         Colours are left to the caller (`write_all`), who converts those of many samples on end: what takes turns on a
         core for each picture finds its code and its tables gone from the cache.
         """
         at, self._next = self._next, self._next + 1
         for camera, strand in self._strands.items():
-            strand.make(at, outs[camera], jobs, spent)
+            strand.make(at, i, jobs[camera], spent)
 
     def close(self) -> None:
         """Give back the decoders."""
@@ -154,14 +155,17 @@ class _Strand:
         self._held: dict[int, Picture] = {}
         self._cursor: Cursor | None = None
 
-    def make(self, at: int, out: np.ndarray, jobs: list[Job], spent: Spent) -> None:
+    def make(self, at: int, i: int, jobs: list[Job], spent: Spent) -> None:
         until, held = self._until[at], self._held
         if self._decoded < until:
             begin, fetched = perf_counter(), spent.fetch
             self._advance(until, spent)
             spent.decode += perf_counter() - begin - (spent.fetch - fetched)
-        for t, k in enumerate(self._which[at]):
-            jobs.append((held[k], out[t]))
+        which = self._which[at]
+        place = i * len(which)
+        for k in which:
+            jobs.append((held[k], place))
+            place += 1
         for k in self._drop[self._cuts[at] : self._cuts[at + 1]]:
             del held[k]
 
@@ -177,7 +181,7 @@ class _Strand:
             self._cursor = None
             before = cursor.waited
             try:
-                for picture in cursor.pictures(numbers):
+                for picture in cursor.pictures(numbers, at_once=max(1, self._ahead)):
                     self._held[self._decoded] = self._smaller(picture) if self._converted else picture
                     self._decoded += 1
             except DatasetError:

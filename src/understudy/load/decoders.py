@@ -24,8 +24,8 @@ from understudy.data.video import PyavReader, VideoReader
 
 Picture: TypeAlias = av.VideoFrame | np.ndarray
 """As the decoder gives it, or colours uint8 (H, W, 3)."""
-Job: TypeAlias = tuple[Picture, np.ndarray]
-"""A picture, and where it goes: uint8 (3, H, W)."""
+Job: TypeAlias = tuple[Picture, int]
+"""A picture, and its place among those of a batch."""
 
 
 class Cursor:
@@ -39,14 +39,14 @@ class Cursor:
         self._packets = _packets(reader) if isinstance(reader, PyavReader) else None
         self._decoder = PictureDecoder(self._packets, reader.path) if self._packets is not None else None
 
-    def pictures(self, numbers: np.ndarray) -> Iterator[Picture]:
-        """The pictures at positions int64 (n,), increasing."""
+    def pictures(self, numbers: np.ndarray, at_once: int = 1) -> Iterator[Picture]:
+        """The pictures at positions int64 (n,), increasing; see `PictureDecoder.pictures`."""
         self.at = int(numbers[-1]) + 1
         try:
             if self._decoder is None:
                 yield from self._reader.read(numbers)
             else:
-                for _, frame in self._decoder.pictures(numbers):
+                for _, frame in self._decoder.pictures(numbers, at_once):
                     yield frame
                 self._decoder.forget()  # nobody here asks for a picture twice
         except DatasetError as error:
@@ -100,22 +100,29 @@ class Cursors:
             self._idle.pop(0).park()
 
 
-def write_all(jobs: Iterable[Job], converter: Converter) -> None:
-    """Pictures into their places; one that follows itself is converted once."""
-    last = there = None
-    for picture, out in jobs:
+def write_all(jobs: Iterable[Job], out: np.ndarray, converter: Converter) -> None:
+    """Pictures into their places in `out`, uint8 (n, 3, H, W); one that follows itself is converted once."""
+    last, there = None, 0
+    frames, again = [], []
+    for picture, place in jobs:
         if picture is last:
-            out[...] = there
+            again.append((place, there))
         elif isinstance(picture, np.ndarray):
-            out[...] = picture.transpose(2, 0, 1)
+            out[place] = picture.transpose(2, 0, 1)
         else:
-            converter.write(picture, out)
-        last, there = picture, out
+            frames.append((picture, place))
+        last, there = picture, place
+    converter.write_all(frames, out)
+    for place, there in again:
+        out[place] = out[there]
 
 
 def write(picture: Picture, converter: Converter, out: np.ndarray) -> None:
     """A picture of a cursor into `out`, uint8 (3, H, W)."""
-    write_all([(picture, out)], converter)
+    if isinstance(picture, np.ndarray):
+        out[...] = picture.transpose(2, 0, 1)
+    else:
+        converter.write(picture, out)
 
 
 def index_of(reader: VideoReader) -> VideoIndex | None:

@@ -20,12 +20,14 @@ from understudy.load.ahead import Ahead
 from understudy.load.buffers import Buffers, keep_freed_memory
 from understudy.load.chains import Spent
 from understudy.load.making import SPAN, Batch, Maker, Making, Stream
-from understudy.load.mixture import Mixture, picture_shapes
+from understudy.load.mixture import Mixture, picture_shapes, row_bytes
 from understudy.load.plan import Plan
 from understudy.load.residency import KeptPictures
+from understudy.load.tables import Tables, rows
 from understudy.order.placement import rank_slice
 
-_BLOCK = 512  # positions that are looked up at once
+_BLOCK = 512  # positions that are looked up at once, and whose rows are
+_ROWS = 4 << 20  # bytes of rows that are made at once
 
 
 class Engine:
@@ -36,6 +38,7 @@ class Engine:
         self._low, self._high = rank_slice(stream.order.batch, stream.rank, stream.world)
         self._mixture = Mixture.of(stream.datasets)
         self._shapes = picture_shapes(stream.datasets, stream.size)
+        self._block = min(_BLOCK, _ROWS // max(1, *map(row_bytes, stream.datasets)))
         self._pid = os.getpid()
         self._change = threading.Condition()
         self._made: dict[int, Making] = {}
@@ -77,7 +80,7 @@ class Engine:
             self._change.notify_all()
         if self._ahead is not None:
             self._ahead.taken(number)
-        batch = making.tables
+        batch = making.rows
         for camera, array in making.pictures.items():
             batch[camera] = torch.from_numpy(array)
         return batch
@@ -114,7 +117,7 @@ class Engine:
         number = 0
         try:
             while (making := self._next(number, spent)) is not None:
-                maker.make(making, np.flatnonzero(making.thread == thread).tolist())
+                maker.make(making, making.mine[thread])
                 if number % self._plan.threads == thread:
                     begin = perf_counter()
                     self._fill_tables(making)
@@ -162,18 +165,27 @@ class Engine:
         at = number - self._plan_from
         if at >= len(self._planned):
             share = self._high - self._low
-            count = min(max(1, _BLOCK // share), max(1, number))  # the first one alone: it is being waited for
+            count = min(max(1, self._block // share), max(1, number))  # the first one alone: it is being waited for
             order, stream = self._stream.order, self._stream
             firsts = stream.start + (number + np.arange(count)) * order.batch
             positions = (firsts[:, None] + np.arange(self._low, self._high)).astype(np.int64)
             source, episode, frame = order.locate(positions.reshape(-1))
             thread = self._assign(positions, source, episode)
-            parts = [a.reshape(positions.shape) for a in (source, episode, frame, thread)]
+            source, episode, frame, thread = (a.reshape(positions.shape) for a in (source, episode, frame, thread))
+            threads = self._plan.threads
+            tables = Tables(stream.datasets, self._mixture, positions, source, episode, frame)
             self._plan_from, at = number, 0
-            # Copies: rows of one array would keep all of it alive for as long as a batch is.
             self._planned = [
-                Making(self._plan.threads, p.copy(), s.copy(), e.copy(), f.copy(), t.copy())
-                for p, s, e, f, t in zip(positions, *parts, strict=True)
+                Making(
+                    threads,
+                    (tables, i),
+                    positions[i],
+                    source[i],
+                    episode[i].copy(),  # substitutes are written there
+                    frame[i].copy(),
+                    [np.flatnonzero(thread[i] == t).tolist() for t in range(threads)],
+                )
+                for i in range(count)
             ]
         making, self._planned[at] = self._planned[at], None
         assert making is not None  # asked for once
@@ -201,13 +213,13 @@ class Engine:
         """Everything of a batch but its pictures."""
         source = making.source
         try:
-            parts = {}
-            for s in np.unique(source).tolist():
-                own = source == s
-                parts[s] = self._stream.datasets[s].tables(making.episode[own], making.frame[own])
-            rows = self._mixture.join(parts, source)
-            rows["position"], rows["source"] = torch.from_numpy(making.positions), torch.from_numpy(source)
-            making.tables = self._buffers.rows(rows)
+            if making.mended:
+                own = making.positions, source, making.episode, making.frame
+                batch = rows(self._stream.datasets, self._mixture, *own)
+            else:
+                tables, at = making.tables
+                batch = tables.take(at)
+            making.rows = self._buffers.rows(batch)
         except DatasetError:
             if self._stream.substitutes is None:
                 raise
@@ -238,5 +250,5 @@ class Engine:
 
             at = int(making.positions[i]), source, int(making.episode[i]), int(making.frame[i])
             making.episode[i], making.frame[i] = self._stream.substitutes.find(*at, why, wrong)
-        making.bad = {}
+        making.bad, making.mended = {}, True
         self._fill_tables(making)

@@ -23,6 +23,7 @@ from understudy.load.decoders import Cursors, Job, write_all
 from understudy.load.plan import Plan
 from understudy.load.residency import KeptPictures
 from understudy.load.substitute import Substitutes
+from understudy.load.tables import Tables
 from understudy.order import Order
 from understudy.order.draws import SampleRng
 
@@ -60,15 +61,20 @@ class Making:
 
     left: int
     """Threads that have not done their part."""
+    tables: tuple[Tables, int]
+    """Where its rows come from, and which batch it is there."""
     positions: np.ndarray
     source: np.ndarray
     episode: np.ndarray
     frame: np.ndarray
-    thread: np.ndarray
+    mine: list[list[int]]
+    """The samples of each thread."""
     pictures: dict[str, np.ndarray] = field(default_factory=dict)
-    tables: Batch = field(default_factory=dict)
+    rows: Batch = field(default_factory=dict)
     bad: dict[int, str] = field(default_factory=dict)
     """Samples that cannot be read, and why."""
+    mended: bool = False
+    """Whether some of `episode` and `frame` are substitutes."""
     ready: bool = False
 
 
@@ -103,23 +109,25 @@ class Maker:
         if not making.pictures:
             return
         sources, positions = making.source.tolist(), making.positions.tolist()
-        jobs: list[Job] = []
+        jobs: dict[str, list[Job]] = {camera: [] for camera in making.pictures}
         for i in mine:
             source = sources[i]
-            outs = self._outs(making, i, source)
+            dataset = self._stream.datasets[source]
+            if dataset.absent:
+                self._blacken(making, i, source)
             try:
-                pictures = self._stream.datasets[source].pictures
-                if isinstance(pictures, KeptPictures):
-                    self._copy(source, pictures, int(making.episode[i]), int(making.frame[i]), outs)
+                if isinstance(dataset.pictures, KeptPictures):
+                    outs = self._outs(making, i, source)
+                    self._copy(source, dataset.pictures, int(making.episode[i]), int(making.frame[i]), outs)
                     if self._stopped():
                         raise Stopped
                 else:
-                    self._go_on(source, positions[i], outs, jobs)
+                    self._go_on(source, positions[i], i, jobs)
             except DatasetError as error:
                 if self._stream.substitutes is None or isinstance(error, SourceFailed):
                     raise
                 making.bad[i] = str(error)
-        self._convert(jobs)
+        self._convert(making, jobs)
         for i in mine if self._stream.augment is not None else ():
             if i not in making.bad:
                 self._augment(making, i, self._outs(making, i, sources[i]))
@@ -128,15 +136,17 @@ class Maker:
         """Fill in the pictures of another frame as sample i of a batch; what is wrong with it where that cannot be."""
         if not making.pictures:
             return None
-        dataset, outs = self._stream.datasets[source], self._outs(making, i, source)
+        dataset = self._stream.datasets[source]
+        self._blacken(making, i, source)
+        outs = self._outs(making, i, source)
         try:
             if isinstance(dataset.pictures, KeptPictures):
                 self._copy(source, dataset.pictures, episode, frame, outs)
             else:
                 chain = self._chain(source, np.asarray([episode]), np.asarray([frame]), Holding(1, False))
-                jobs: list[Job] = []
-                chain.make(outs, jobs, self._spent)
-                self._convert(jobs)
+                jobs: dict[str, list[Job]] = {camera: [] for camera in outs}
+                chain.make(i, jobs, self._spent)
+                self._convert(making, jobs)
                 chain.close()
         except SourceFailed:
             raise  # that says nothing about the picture
@@ -145,18 +155,23 @@ class Maker:
         self._augment(making, i, outs)
         return None
 
-    def _outs(self, making: Making, i: int, source: int) -> dict[str, np.ndarray]:
-        """Where the pictures of sample i go: camera -> uint8 (T, 3, H, W). Those of absent cameras are made black."""
-        shapes, absent = self._shapes[source], self._stream.datasets[source].absent
-        for camera in absent:
+    def _blacken(self, making: Making, i: int, source: int) -> None:
+        """Fill in the absent cameras of sample i."""
+        for camera in self._stream.datasets[source].absent:
             if camera in making.pictures:
                 making.pictures[camera][i] = 0
+
+    def _outs(self, making: Making, i: int, source: int) -> dict[str, np.ndarray]:
+        """Where the pictures of sample i go: camera -> uint8 (T, 3, H, W), without absent cameras."""
+        shapes, absent = self._shapes[source], self._stream.datasets[source].absent
         there = {c: a for c, a in making.pictures.items() if c not in absent}
         return {c: a[i] if len(shapes[c]) == 4 else a[i : i + 1] for c, a in there.items()}
 
-    def _convert(self, jobs: Sequence[Job]) -> None:
+    def _convert(self, making: Making, jobs: Mapping[str, Sequence[Job]]) -> None:
         begin = perf_counter()
-        write_all(jobs, self._converter)
+        for camera, own in jobs.items():
+            array = making.pictures[camera]
+            write_all(own, array.reshape(-1, *array.shape[-3:]), self._converter)
         self._spent.convert += perf_counter() - begin
 
     def _augment(self, making: Making, i: int, outs: Mapping[str, np.ndarray]) -> None:
@@ -164,12 +179,12 @@ class Maker:
             rng = SampleRng(self._stream.order.seed, "augment", int(making.positions[i]))
             self._stream.augment({camera: torch.from_numpy(out) for camera, out in outs.items()}, rng)
 
-    def _go_on(self, source: int, position: int, outs: dict[str, np.ndarray], jobs: list[Job]) -> None:
-        """Have a sample decoded by its chain, which is opened where this is its first."""
+    def _go_on(self, source: int, position: int, i: int, jobs: Mapping[str, list[Job]]) -> None:
+        """Have sample i of a batch decoded by its chain, which is opened where this is its first."""
         opened = self._open.pop(position) if position in self._open else self._begin(source, position)
         chain = opened.chain
         try:
-            chain.make(outs, jobs, self._spent)
+            chain.make(i, jobs, self._spent)
         except DatasetError:  # the rest of the clip begins anew
             for later in opened.positions:
                 self._open.pop(later, None)

@@ -177,6 +177,14 @@ def _declared(dataset: EpisodeDataset) -> dict[str, _Declared]:
     return found
 
 
+def row_bytes(dataset: EpisodeDataset) -> int:
+    """Bytes of the declared numbers of one sample, windows included."""
+    declared = _declared(dataset).values()
+    return sum(
+        d.itemsize * max(1, window) * int(np.prod(shape)) for d, window, shape in declared if not isinstance(d, str)
+    )
+
+
 def _torch(dtype: np.dtype) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 

@@ -1,0 +1,80 @@
+"""Rows of batches, made for several batches at once: numpy's calls cost the same for one batch as for sixteen.
+
+Not here: which rows (`engine.py`), pictures from video (`making.py`).
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from understudy.data.errors import DatasetError
+from understudy.data.samples import EpisodeDataset
+from understudy.load.mixture import Mixture
+
+
+class Tables:
+    """Everything of batches that follow each other, but their pictures from video. For any thread.
+
+    Args:
+        positions, source, episode, frame: int64 (n, B), of n batches.
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[EpisodeDataset],
+        mixture: Mixture,
+        positions: np.ndarray,
+        source: np.ndarray,
+        episode: np.ndarray,
+        frame: np.ndarray,
+    ) -> None:
+        self._datasets, self._mixture = datasets, mixture
+        self._asked = positions, source, episode, frame
+        self._lock = threading.Lock()
+        self._made: dict[str, Any] | None = None
+        self._together = len(positions) > 1 and not mixture.black and not any(d.stored for d in datasets)
+
+    def take(self, at: int) -> dict[str, Any]:
+        """Those of batch number `at` of these, in memory of its own. Raises what `rows` raises."""
+        if self._together:
+            with self._lock:
+                if self._made is None:
+                    try:
+                        self._made = rows(self._datasets, self._mixture, *(part.reshape(-1) for part in self._asked))
+                    except DatasetError:
+                        self._together = False  # one of these batches cannot be made: each by itself shows which
+        if self._made is None:
+            return rows(self._datasets, self._mixture, *(part[at].copy() for part in self._asked))
+        size = self._asked[0].shape[1]
+        own = slice(at * size, (at + 1) * size)
+        # Copies: a part of a tensor would keep all of it alive, and be saved whole by `torch.save`.
+        return {
+            key: value[own].clone() if isinstance(value, Tensor) else value[own] for key, value in self._made.items()
+        }
+
+
+def rows(
+    datasets: Sequence[EpisodeDataset],
+    mixture: Mixture,
+    positions: np.ndarray,
+    source: np.ndarray,
+    episode: np.ndarray,
+    frame: np.ndarray,
+) -> dict[str, Any]:
+    """Everything of a batch but its pictures from video; int64 (B,) each.
+
+    Raises:
+        DatasetError: a row cannot be read.
+        ValueError: the sources' rows do not make one batch.
+    """
+    parts = {}
+    for s in np.unique(source).tolist():
+        own = source == s
+        parts[s] = datasets[s].tables(episode[own], frame[own])
+    batch = mixture.join(parts, source)
+    batch["position"], batch["source"] = torch.from_numpy(positions), torch.from_numpy(source)
+    return batch
