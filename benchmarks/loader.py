@@ -1,13 +1,19 @@
 """The loader measured: samples per second beside the decode limit and LeRobot, memory, first batch, remote data.
 
-    python benchmarks/loader.py [--json] [--quick] [--lerobot PYTHON] [--cache DIR] [--only NAME]
+    python benchmarks/loader.py [--json] [--out FILE] [--parts rows,first,remote] [--only NAME] [--quick]
+                                [--lerobot PYTHON] [--cache DIR]
 
 The datasets are made once into the cache folder (about 2 GB; a few minutes): from the real recordings in
-UNDERSTUDY_TEST_DATA where that is set, otherwise from drawn pictures. In each round the two decode limits
-(`tools/bench_limit.py`: `limit` is a standard library's plain reading, `codec` the bare codec), our loader (a process
-of its own) and LeRobot (in the interpreter named; where there is none its figures are null) take turns; figures are
-medians. Memory is below what the pictures take, so it is streaming that is measured, not copying; only the real
-recordings are also measured as they fit into it ("-half": as they do not).
+UNDERSTUDY_TEST_DATA where that is set, otherwise from drawn pictures. In each round the three decode limits
+(`tools/bench_limit.py`: `limit` is a standard library's plain reading, `codec` the bare codec, `shuffled` the bare
+codec with pictures that wait before they are handed out), our loader (a process of its own) and LeRobot (in the
+interpreter named; where there is none its figures are null) take turns; figures are medians. Memory is below what the
+pictures take, so it is streaming that is measured, not copying; only the real recordings are also measured as they fit
+into it ("-half": as they do not).
+
+The whole takes half an hour or more. With `--out` each row is in the file as soon as it is measured, and a later run
+with the same file measures only what is not in it yet: so the parts (the datasets and rows without video; first
+batches; remote data) can be run apart, and a run that was stopped goes on.
 """
 
 import argparse
@@ -24,9 +30,11 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from loader_remote import remote_rows
+from loader_results import Results, render, say
 from loader_sets import Set, rows_only, sets
 
 BATCH, CHUNK = 32, 16
+PARTS = ("rows", "first", "remote")
 MEMORY = 10**9
 
 
@@ -51,6 +59,7 @@ def facts(trial: Any) -> dict[str, Any]:
     return {
         "peak_mb": trial.peak_mb,
         "planned_mb": plan.bytes / 1e6,
+        "held": trial.held,
         "resident": all(plan.kept),
         "waited": trial.waited_share,
         "work": trial.work,
@@ -91,28 +100,6 @@ def first_batch_elsewhere(root: str) -> dict[str, float]:
     return found
 
 
-def first_batches(chosen: list[Set], rows: list[dict[str, Any]], rounds: int) -> list[dict[str, Any]]:
-    """Of each dataset: how long the first batch takes, and the least that decoding its pictures takes at the limit."""
-    found = []
-    for one, row in zip(chosen, rows, strict=True):
-        if one.root in [each.root for each in chosen[: chosen.index(one)]]:  # the same with less memory
-            continue
-        tries = [first_batch_elsewhere(str(one.root)) for _ in range(rounds)]
-        pictures = tries[0]["pictures"]
-        found.append(
-            {
-                "name": one.name,
-                "gop": one.gop,
-                "height": one.height,
-                "cameras": one.cameras,
-                "seconds": median(each["seconds"] for each in tries),
-                "pictures": pictures,
-                "floor_s": pictures / (row["limit_per_s"] * one.cameras) if row["limit_per_s"] else None,
-            }
-        )
-    return found
-
-
 def child(part: str, **setting: Any) -> list[str]:
     return [sys.executable, __file__, "--part", part, json.dumps(setting)]
 
@@ -134,11 +121,14 @@ def measure_set(one: Set, rival: Any, known: dict[Path, Any], seconds: float, ro
     memory = int(picture_bytes(data) * len(data) * one.memory)
     memory = memory if one.memory > 1 else min(MEMORY, memory)
     setting = Setting(str(one.root), BATCH, CHUNK, memory=str(memory))
-    (library, codec), ours, theirs = limits(data), [], []
+    ours, theirs = [], []
     with Asked(child("ours", **asdict(setting))) as loader:
+        start = loader.measure(seconds=0)  # not counted: its lanes turn over, and what they hold is known
+        library, codec, shuffled = limits(data, start.get("held", 0))
         for _ in range(rounds):
             library.measure(seconds)
             codec.measure(seconds)
+            shuffled.measure(seconds)
             ours.append(loader.measure(seconds=seconds))
             if "missing" in ours[-1]:
                 raise SystemExit(f"{one.name}: our loader failed: {ours[-1]['missing']}")
@@ -147,7 +137,8 @@ def measure_set(one: Set, rival: Any, known: dict[Path, Any], seconds: float, ro
                     rival.measure(root=str(one.lerobot), batch=BATCH, chunk=CHUNK, workers=2, seconds=seconds)
                 )
     figures = median_round([Round(each["samples"], each["seconds"], each["cpu_seconds"]) for each in ours])
-    limit, strict, last = library.found() or {}, codec.found() or {}, ours[-1]
+    limit, strict, cold = (one.found() or {} for one in (library, codec, shuffled))
+    last = ours[-1]
     if theirs:
         known[one.lerobot] = rival_figures(rival, theirs)
     other = known.get(one.lerobot, {})
@@ -164,9 +155,13 @@ def measure_set(one: Set, rival: Any, known: dict[Path, Any], seconds: float, ro
         "limit_by": limit.get("by"),
         "codec_limit_per_s": strict.get("samples_per_s"),
         "over_codec_limit": codec.share(figures["samples_per_s"]),
+        "shuffled_limit_per_s": cold.get("samples_per_s"),
+        "over_shuffled_limit": shuffled.share(figures["samples_per_s"]),
         "cpu_ms_per_sample": figures["cpu_ms_per_sample"],
         "limit_cpu_ms_per_sample": limit.get("cpu_ms_per_sample"),
         "codec_limit_cpu_ms_per_sample": strict.get("cpu_ms_per_sample"),
+        "shuffled_limit_cpu_ms_per_sample": cold.get("cpu_ms_per_sample"),
+        "shuffled_limit_held": last["held"],
         "deff1": shuffle["deff"][0],
         "deff1_uniform": shuffle["deff_uniform"],
         "distinct_episodes": shuffle["distinct_episodes"],
@@ -185,126 +180,80 @@ def measure_set(one: Set, rival: Any, known: dict[Path, Any], seconds: float, ro
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    from contextlib import ExitStack
-
-    from understudy.tools.bench_measure import Asked, Round, conditions, lerobot, median_round, rival_figures
+    """What is asked for in `parts` and not yet in `out`, into one object (`loader_results.py`)."""
+    from understudy.tools.bench_measure import conditions
 
     real = Path(os.environ["UNDERSTUDY_TEST_DATA"]) if os.environ.get("UNDERSTUDY_TEST_DATA") else None
-    quick, cache = arguments.quick, Path(arguments.cache)
-    say("making the datasets that are not there yet, in", cache)
-    chosen = sets(cache, real, quick, arguments.only)
-    rows_root = rows_only(cache, quick)
+    quick, cache, parts = arguments.quick, Path(arguments.cache), arguments.parts.split(",")
+    if not set(parts) <= set(PARTS):
+        raise SystemExit(f"--parts {arguments.parts}: they are {','.join(PARTS)}")
     seconds, rounds = (0.3, 1) if quick else (arguments.seconds, arguments.rounds)
-    at_start = conditions()
-    with ExitStack() as stack:
-        rival = stack.enter_context(lerobot(arguments.lerobot))
+    settings = {"recordings": "real" if real else "drawn", "quick": quick, "batch": BATCH, "chunk": CHUNK}
+    settings |= {"rounds": rounds, "seconds": seconds, "lerobot": None}
+    results = Results(Path(arguments.out) if arguments.out else None, conditions() | settings)
+    if {"rows", "first"} & set(parts):
+        say("making the datasets that are not there yet, in", cache)
+        chosen = sets(cache, real, quick, arguments.only)
+        if "rows" in parts:
+            measure_rows(results, chosen, rows_only(cache, quick), arguments.lerobot, seconds, rounds)
+        if "first" in parts:
+            measure_first(results, chosen, rounds)
+    if "remote" in parts:
+        for row in remote_rows(cache, real, quick, known=[row["gop"] for row in results.found["remote"]]):
+            results.add("remote", row)
+    return results.found
+
+
+def measure_rows(
+    results: Results, chosen: list[Set], rows_root: Path, python: str, seconds: float, rounds: int
+) -> None:
+    """The datasets one by one, then rows without video."""
+    from understudy.tools.bench_measure import Asked, Round, lerobot, median_round, rival_figures
+
+    there, known = [row["name"] for row in results.found["rows"]], dict[Path, Any]()
+    with lerobot(python) as rival:
         if rival.missing:
             say("LeRobot is not measured:", rival.missing)
+        results.found["conditions"]["lerobot"] = rival.version or None
         theirs = None if rival.missing else rival
-        rows, known = [], {}
         for one in chosen:
-            say(one.name)
-            rows.append(measure_set(one, theirs, known, seconds, rounds))
-        say("rows without video")
-        plain = {"path": str(rows_root), "batch": BATCH, "chunk": CHUNK}
-        with Asked(child("ours", **plain)) as loader:
+            if one.name not in there:
+                results.add("rows", measure_set(one, theirs, known, seconds, rounds))
+        if results.found["parquet_only_samples_per_s"] is not None:
+            return
+        with Asked(child("ours", path=str(rows_root), batch=BATCH, chunk=CHUNK)) as loader:
             ours = [loader.measure(seconds=seconds) for _ in range(rounds)]
         asked = {"root": str(rows_root), "batch": BATCH, "chunk": CHUNK, "workers": 2, "seconds": seconds}
         other = rival_figures(theirs, [theirs.measure(**asked) for _ in range(rounds)]) if theirs else {}
-        rows_rate = median_round([Round(each["samples"], each["seconds"], each["cpu_seconds"]) for each in ours])
-        say("first batch")
-        first = first_batches(chosen, rows, rounds)
-        short = [each["seconds"] for each in first if each["gop"] == 2]
-        say("remote")
-        remote = remote_rows(cache, real, quick) if arguments.only in "remote" else []
-    return {
-        "rows": rows,
-        "parquet_only_samples_per_s": rows_rate["samples_per_s"],
-        "parquet_only_cpu_ms_per_sample": rows_rate["cpu_ms_per_sample"],
-        "parquet_only_lerobot_cpu_ms_per_sample": other.get("cpu_ms_per_sample"),
-        "first_batch_s": short[0] if short else None,
-        "first_batches": first,
-        "remote": remote,
-        "conditions": at_start
-        | {
-            "load_average_after": list(os.getloadavg()),
-            "lerobot": rival.version or None,
-            "recordings": "real" if real else "drawn",
-            "batch": BATCH,
-            "chunk": CHUNK,
-            "rounds": rounds,
-            "seconds": seconds,
-        },
-    }
-
-
-def render(found: dict[str, Any]) -> str:
-    """The rows as a table, and the other figures below it."""
-    head = (
-        "",
-        "samples/s",
-        "limit/s",
-        "of limit",
-        "codec/s",
-        "of codec",
-        "CPU ms",
-        "limit",
-        "codec",
-        "LeRobot",
-        "factor",
+    rate = median_round([Round(each["samples"], each["seconds"], each["cpu_seconds"]) for each in ours])
+    results.set(
+        parquet_only_samples_per_s=rate["samples_per_s"],
+        parquet_only_cpu_ms_per_sample=rate["cpu_ms_per_sample"],
+        parquet_only_lerobot_cpu_ms_per_sample=other.get("cpu_ms_per_sample"),
     )
-    head += ("deff(1)", "uniform", "MB", "planned")
-    lines = [f"{head[0]:<24}" + "".join(f"{name:>10}" for name in head[1:])]
-    for row in found["rows"]:
-        other = row["lerobot_cpu_ms_per_sample"]
-        cells = [
-            f"{row['samples_per_s']:,.0f}",
-            f"{row['limit_per_s']:,.0f}",
-            f"{row['over_limit']:.2f}",
-            f"{row['codec_limit_per_s']:,.0f}",
-            f"{row['over_codec_limit']:.2f}",
-            f"{row['cpu_ms_per_sample']:.3f}",
-            f"{row['limit_cpu_ms_per_sample']:.3f}",
-            f"{row['codec_limit_cpu_ms_per_sample']:.3f}",
-            f"{other:.2f}" if other else "-",
-            f"{other / row['cpu_ms_per_sample']:.1f}" if other else "-",
-            f"{row['deff1']:.3f}",
-            f"{row['deff1_uniform']:.3f}",
-            f"{row['peak_mb']:,.0f}",
-            f"{row['planned_mb']:,.0f}",
-        ]
-        lines.append(f"{row['name']:<24}" + "".join(f"{cell:>10}" for cell in cells))
-    other = found["parquet_only_lerobot_cpu_ms_per_sample"]
-    lines += [
-        "",
-        f"rows without video: {found['parquet_only_samples_per_s']:,.0f} samples/s, "
-        f"{found['parquet_only_cpu_ms_per_sample'] * 1e3:.1f} CPU us per sample"
-        + (f" (LeRobot {other * 1e3:.0f})" if other else ""),
-        *(
-            f"first batch of {each['name']} after {each['seconds']:.2f} s: needs {each['pictures']:.0f} pictures"
-            + (f", {each['floor_s']:.2f} s at the limit" if each["floor_s"] else "")
-            for each in found["first_batches"]
-        ),
-    ]
-    for each in found["remote"]:
-        lines.append(
-            f"remote, {each['server']}, GOP {each['gop']}: {each['amplification']:.3f} times the pictures' bytes, "
-            f"first batch after {each['first_batch_fraction_of_file']:.1%} of a file, {each['over_local']:.2f} of local"
-        )
-    return "\n".join([*lines, "", json.dumps(found["conditions"])])
 
 
-def say(*words: object) -> None:
-    print(*words, file=sys.stderr, flush=True)
+def measure_first(results: Results, chosen: list[Set], rounds: int) -> None:
+    """Of each dataset: how long the first batch takes; the least that its pictures take is known from the limit."""
+    there = [each["name"] for each in results.found["first_batches"]]
+    for one in chosen:
+        if one.name in there or one.root in [each.root for each in chosen[: chosen.index(one)]]:  # with less memory
+            continue
+        tries = [first_batch_elsewhere(str(one.root)) for _ in range(rounds)]
+        seconds, pictures = median(each["seconds"] for each in tries), tries[0]["pictures"]
+        what = {"name": one.name, "gop": one.gop, "height": one.height, "cameras": one.cameras}
+        results.add("first_batches", what | {"seconds": seconds, "pictures": pictures})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--out", default="", help="file for the same object, written after every row; goes on from it")
+    parser.add_argument("--parts", default=",".join(PARTS), help="what to measure, of " + ",".join(PARTS))
     parser.add_argument("--quick", action="store_true", help="tiny datasets and rounds: does it work at all?")
     parser.add_argument("--lerobot", default=sys.executable, help="Python interpreter that has LeRobot")
     parser.add_argument("--cache", default=str(Path(tempfile.gettempdir()) / "understudy-bench"), help="for datasets")
-    parser.add_argument("--only", default="", help="datasets with this in their name, or `remote`")
+    parser.add_argument("--only", default="", help="datasets with this in their name")
     parser.add_argument("--seconds", type=float, default=3.0, help="per round and side")
     parser.add_argument("--rounds", type=int, default=3, help="medians are over these")
     parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)

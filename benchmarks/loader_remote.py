@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,22 +40,25 @@ server {{ listen 127.0.0.1:{port}; root {root}; limit_rate {rate}m; }} }}
 """
 
 
-def remote_rows(cache: Path, real: Path | None, quick: bool = False) -> list[dict[str, Any]]:
+def remote_rows(
+    cache: Path, real: Path | None, quick: bool = False, known: Sequence[int] = ()
+) -> Iterator[dict[str, Any]]:
     """Rows of {server, gop, amplification, first_batch_fraction_of_file, over_local} and what they were made of.
 
     Args:
         cache: where the datasets are kept; real: the folder with the real recordings, if any; quick: tiny.
+        known: GOPs that need not be measured.
     """
     folder = cache / ("quick" if quick else "real" if real else "drawn")
     recorded = Recording(folder, real, episodes=8, frames=24 if quick else 266, height=64 if quick else 480)
-    rows = []
     for kind in KINDS:
+        if kind.gop in known:
+            continue
         parts = recorded.encoded(Encoding(kind.codec, kind.gop, 64, kind.crf, 0) if quick else kind)
         size = sum(part.stat().st_size for part in parts)
         tiles = 2 if quick else max(2, int(FILE_BYTES / size))  # one file, as large as they may be
         root = joined(folder / f"packed-{kind.codec}-g{kind.gop}", parts, tiles, cameras=1)
-        rows.append(measure(root, kind.gop, *((1, 8) if quick else (ROUNDS, BATCHES))))
-    return rows
+        yield measure(root, kind.gop, *((1, 8) if quick else (ROUNDS, BATCHES)))
 
 
 def measure(root: Path, gop: int, rounds: int, batches: int) -> dict[str, Any]:
@@ -253,4 +256,4 @@ if __name__ == "__main__":
     else:
         real = os.environ.get("UNDERSTUDY_TEST_DATA")
         quick = "--quick" in sys.argv
-        print(json.dumps(remote_rows(Path(sys.argv[1]), Path(real) if real else None, quick), indent=1))
+        print(json.dumps(list(remote_rows(Path(sys.argv[1]), Path(real) if real else None, quick)), indent=1))

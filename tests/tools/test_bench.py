@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from support.datasets import Spec, write_dataset
@@ -42,6 +43,8 @@ def test_all_figures_are_there_and_can_be_told(root: Path) -> None:
     assert found["over_codec_limit"] == pytest.approx(found["samples_per_s"] / found["codec_limit"]["samples_per_s"])
     assert found["limit"]["by"] in bench_limit.LIBRARIES
     assert found["codec_limit"]["by"] == "bare codec"
+    shuffled = found["shuffled_limit"]["samples_per_s"]
+    assert found["over_shuffled_limit"] == pytest.approx(found["samples_per_s"] / shuffled)
     assert found["batch_mb"] * 1e6 > 8 * 2 * 64 * 64 * 3  # two pictures in each of 8 samples, and the numbers
     assert sum(found["work"].values()) == pytest.approx(1)
     assert found["work"]["decode"] > 0
@@ -53,6 +56,7 @@ def test_all_figures_are_there_and_can_be_told(root: Path) -> None:
     text = told(found)
     assert "understudy" in text
     assert "decode limit" in text
+    assert "shuffled (bare codec)" in text
     assert found["plan"].splitlines()[0] in text
     rival = {"version": "9", "samples_per_s": 10.0, "cpu_ms_per_sample": 5.0, "distinct_episodes": 3.0}
     assert "LeRobot 9, 2 workers" in told(found | {"lerobot": rival})
@@ -104,23 +108,24 @@ def test_without_video_there_is_no_limit(root: Path) -> None:
     found = measure(BenchConfig(path=str(root), **FAST))
     assert found["limit"] is not None
     data = Setting(str(root), cameras=()).data()
-    for limit in limits(data):
+    for limit in limits(data, 8):
         limit.measure(0.01)
         assert limit.found() is None
         assert limit.share(5.0) is None
-    nothing = dict.fromkeys(("limit", "over_limit", "codec_limit", "over_codec_limit"))
-    assert "decode limit" not in told(found | nothing)
+    nothing = {over + key: None for over in ("", "over_") for key in ("limit", "codec_limit", "shuffled_limit")}
+    assert "limit (" not in told(found | nothing)
 
 
 def test_videos_elsewhere_have_the_limit_of_the_codec_alone(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Libraries would read them at the network's speed."""
     found = bench_limit.stretches(Setting(str(root)).data(), 2)
     monkeypatch.setattr(bench_limit, "stretches", lambda data, count: [replace(one, local=False) for one in found])
-    library, codec = limits(Setting(str(root)).data())
-    for limit in (library, codec):
+    library, codec, shuffled = limits(Setting(str(root)).data(), 8)
+    for limit in (library, codec, shuffled):
         limit.measure(0.05)
     assert library.found() is None
     assert codec.share(1.0) is not None
+    assert shuffled.share(1.0) is not None
 
 
 def test_the_limit_decodes_the_pictures_of_the_dataset(root: Path) -> None:
@@ -142,7 +147,7 @@ def test_the_limit_decodes_the_pictures_of_the_dataset(root: Path) -> None:
 
         return way
 
-    limit = limits(data)[1]
+    limit = limits(data, 8)[1]
     limit.ways = {name: counting(name) for name in counted}
     limit.measure(0.1)
     first = dict(counted)
@@ -152,11 +157,49 @@ def test_the_limit_decodes_the_pictures_of_the_dataset(root: Path) -> None:
     found = limit.found()
     assert found is not None
     assert [name for name in counted if counted[name] > first[name]] == [found["by"]]
-    one_camera = limits(Setting(str(root), cameras=(TOP,)).data())[1]
+    one_camera = limits(Setting(str(root), cameras=(TOP,)).data(), 8)[1]
     one_camera._rounds, one_camera.by = limit._rounds, limit.by
     halved = one_camera.found()
     assert halved is not None
     assert halved["samples_per_s"] == pytest.approx(2 * found["samples_per_s"])  # a sample of two cameras is two
+
+
+def test_what_is_shuffled_is_every_picture_later(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the ring lie the pictures of plain reading, one after the other; so many as it was told to hold are behind."""
+    held, ring, fed = 40, np.zeros((24, 3, 64, 64), np.uint8), 0
+    (stretch,) = bench_limit.stretches(Setting(str(root), cameras=(TOP,)).data(), 1)
+    context = bench_limit._context(stretch)
+    decoded = [frame for data in stretch.packets for frame in context.decode(bench_limit._packet(data))]
+    decoded += context.decode(None)
+    assert len(decoded) == len(stretch.packets)
+    plain = [frame.to_ndarray(format="rgb24").transpose(2, 0, 1) for frame in decoded]
+    assert len({picture.tobytes() for picture in plain}) > held
+
+    class Counting:
+        def __init__(self) -> None:
+            self.context = context_of(stretch)
+
+        def decode(self, packet: Any) -> Any:
+            nonlocal fed
+            found = self.context.decode(packet)
+            fed += len(found)
+            return found
+
+        def flush_buffers(self) -> None:
+            self.context.flush_buffers()
+
+    context_of = bench_limit._context
+    monkeypatch.setattr(bench_limit, "_context", lambda stretch: Counting())
+    made = 0
+    for pictures in bench_limit.shuffled(stretch, held, ring):
+        assert pictures == bench_limit._TOGETHER
+        for number in range(made, made + pictures):  # beyond the end of the stretch it starts over, as plain reading
+            assert np.array_equal(ring[number % len(ring)], plain[number % len(plain)])
+        made += pictures
+        assert fed - made >= held
+        if made > 2 * len(plain):
+            break
+    assert fed - made < held + 2 * bench_limit._TOGETHER
 
 
 def test_an_error_of_the_decoder_is_raised_and_leaves_no_thread(root: Path) -> None:
@@ -164,7 +207,7 @@ def test_an_error_of_the_decoder_is_raised_and_leaves_no_thread(root: Path) -> N
         yield 1
         raise OSError("the disk is gone")
 
-    limit = limits(Setting(str(root)).data())[1]
+    limit = limits(Setting(str(root)).data(), 8)[1]
     limit.ways = {"bare codec": broken}
     with pytest.raises(OSError, match="disk is gone"):
         limit.measure(0.05)
@@ -187,12 +230,49 @@ def test_a_trial_measures_what_it_was_asked_for(root: Path) -> None:
             found = trial.measure(0.05)
             made = trial.loader.position - before
             assert found.samples == made - 8 * thrown_away
+        assert lanes < trial.held < trial.loader.plan.bytes / (64 * 64 * 1.5)
         batch = next(trial.loader)
         assert batch["action"].shape[:2] == (8, 5)
         assert WRIST in batch
         assert TOP not in batch
     finally:
         trial.close()
+
+
+def test_the_peak_of_a_trial_is_its_own(root: Path) -> None:
+    """What the process held before it, and between its rounds, is not counted; what lasts for less than a batch is."""
+    megabyte = 1 << 20
+    if bench_measure.start_peak() != pytest.approx(bench_measure.resident_bytes(), abs=4 * megabyte):
+        pytest.skip("this system keeps no peak that can start anew")
+    before = np.ones(150 * megabyte, np.uint8)
+    del before
+    trial = Trial(Setting(str(root), batch=8, chunk=5, memory="4MB"))
+    try:
+        between = np.ones(150 * megabyte, np.uint8)
+        del between
+        trial.measure(0.05)
+        assert 0 <= trial.peak_mb < 100
+        take = trial._take
+
+        def much() -> None:
+            take()
+            for_a_moment = np.ones(150 * megabyte, np.uint8)
+            del for_a_moment
+
+        trial._take = much  # type: ignore[method-assign]
+        trial.measure(0.05)
+        assert 140 < trial.peak_mb < 260
+    finally:
+        trial.close()
+
+
+def test_without_a_peak_that_starts_anew_it_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> Any:
+        raise OSError("no /proc here")
+
+    monkeypatch.setattr(bench_measure, "open", refused, raising=False)
+    most = bench_measure.start_peak()
+    assert most == bench_measure.peak_bytes() == bench_measure.resident_bytes() > 1 << 24
 
 
 ANSWERS = """
@@ -251,12 +331,16 @@ def benchmark() -> Iterator[ModuleType]:
 
 ROW = {"codec", "gop", "height", "cameras", "samples_per_s", "limit_per_s", "over_limit", "cpu_ms_per_sample", "deff1"}
 ROW |= {"peak_mb", "planned_mb", "lerobot_cpu_ms_per_sample"}
+LIMITS = {"codec_limit_per_s", "over_codec_limit", "codec_limit_cpu_ms_per_sample", "limit_cpu_ms_per_sample"}
+LIMITS |= {"shuffled_limit_per_s", "over_shuffled_limit", "shuffled_limit_cpu_ms_per_sample", "shuffled_limit_held"}
+WHOLE = {"rows", "parquet_only_samples_per_s", "first_batch_s", "remote", "conditions"}
 
 
 def test_the_benchmark_of_the_loader_holds_its_keys(
-    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Everything but the processes: our side is measured in this one, and LeRobot is not there."""
+    """Everything but the processes: our side is measured in this one, and LeRobot is not there. Stopped in the midst of
+    a part, it goes on from its file."""
 
     class Here:
         version = missing = ""
@@ -280,28 +364,65 @@ def test_the_benchmark_of_the_loader_holds_its_keys(
         def __init__(self) -> None:
             self.trial = Namespace(close=lambda: None)
 
+    def remote_rows(cache: Path, real: Path | None, quick: bool, known: list[int]) -> Iterator[dict[str, Any]]:
+        for gop in (2, 12, 250):
+            if gop == 250 and not known:
+                raise KeyboardInterrupt
+            if gop not in known:
+                row = {"server": "nginx", "gop": gop, "amplification": 1.0, "over_local": 1.0}
+                yield row | {"first_batch_fraction_of_file": 0.01}
+
+    assert (
+        inspect.signature(benchmark.remote_rows).parameters.keys() == inspect.signature(remote_rows).parameters.keys()
+    )
     monkeypatch.delenv("UNDERSTUDY_TEST_DATA", raising=False)
     monkeypatch.setattr(bench_measure, "Asked", Here)
     monkeypatch.setattr(bench_measure, "lerobot", lambda python: Nobody())
     monkeypatch.setattr(benchmark, "first_batch_elsewhere", lambda root: {"seconds": 0.25, "pictures": 48})
-    assert inspect.signature(benchmark.remote_rows).parameters.keys() == {"cache", "real", "quick"}
-    options = Namespace(quick=True, cache=str(tmp_path), only="svtav1-g2-64", lerobot="", seconds=1.0)
-    found = json.loads(json.dumps(benchmark.measure(options)))
+    monkeypatch.setattr(benchmark, "remote_rows", remote_rows)
+    out, said = tmp_path / "found.json", capsys.readouterr
+    cache = {"quick": True, "cache": str(tmp_path), "only": "svtav1-g2-64", "lerobot": "", "seconds": 1.0, "rounds": 1}
+
+    def run(parts: str) -> dict[str, Any]:
+        said()
+        found: dict[str, Any] = benchmark.measure(Namespace(**cache, out=str(out), parts=parts))
+        assert json.loads(out.read_text()) == found
+        assert found.keys() >= WHOLE
+        assert benchmark.render(found)
+        return found
+
+    first = run("first")
+    assert [(each["pictures"], each["seconds"], each["floor_s"]) for each in first["first_batches"]] == [
+        (48, 0.25, None)  # the limit is not known yet
+    ] * 3
+    assert first["rows"] == first["remote"] == []
+    with pytest.raises(KeyboardInterrupt):
+        run("remote")
+    assert "remote, nginx, GOP 12" in said().err
+    assert [row["gop"] for row in json.loads(out.read_text())["remote"]] == [2, 12]  # what was done by then
+    found = run(",".join(benchmark.PARTS))
+    assert "svtav1-g2-64: " in said().err
+    assert [row["gop"] for row in found["remote"]] == [2, 12, 250]
     assert [row["cameras"] for row in found["rows"]] == [1, 2, 3]
     for row in found["rows"]:
-        assert row.keys() >= ROW
+        assert row.keys() >= ROW | LIMITS
         assert row["codec"] == "av1"
         assert row["lerobot_cpu_ms_per_sample"] is None
-        assert all(row[key] > 0 for key in ROW - {"codec", "lerobot_cpu_ms_per_sample", "peak_mb"})
+        assert all(row[key] > 0 for key in (ROW | LIMITS) - {"codec", "lerobot_cpu_ms_per_sample", "peak_mb"})
     assert found["parquet_only_samples_per_s"] > 0
     assert found["first_batch_s"] == 0.25
-    first = [(each["pictures"], each["seconds"]) for each in found["first_batches"]]
-    assert first == [(48, 0.25)] * 3
     assert found["first_batches"][1]["floor_s"] == pytest.approx(48 / (2 * found["rows"][1]["limit_per_s"]))
-    assert found["remote"] == []  # not asked for by `only`
     assert found["rows"][0]["name"] in benchmark.render(found)
+    written = out.read_text()
+    assert run("rows,first,remote") == found  # nothing is missing: nothing is measured
+    assert out.read_text() == written
     again = benchmark.sets(tmp_path, None, True, "svtav1-g2-64")  # found again, not made again
     assert [one.cameras for one in again] == [1, 2, 3]
+    with pytest.raises(SystemExit, match="--parts rows,last"):
+        run("rows,last")
+    out.write_text(json.dumps(found | {"conditions": found["conditions"] | {"cores": 999}}))
+    with pytest.raises(SystemExit, match="cores 999"):
+        run("rows")
 
 
 def test_our_side_of_the_benchmark_answers_from_its_own_process(benchmark: ModuleType, root: Path) -> None:

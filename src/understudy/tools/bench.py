@@ -1,7 +1,8 @@
 """`understudy bench PATH|URL`: what the loader delivers from a dataset, beside what the codec alone could.
 
-In each round the decode limits of the same files (a standard library's plain reading, and the bare codec: see
-`bench_limit.py`), our loader, and LeRobot where it is asked for, take turns on the same cores; the medians are told.
+In each round the decode limits of the same files (a standard library's plain reading, the bare codec, and the bare
+codec with pictures that wait before they are handed out: see `bench_limit.py`), our loader, and LeRobot where it is
+asked for, take turns on the same cores; the medians are told.
 Not here: how they are measured (`bench_measure.py`), the picture (`bench_picture.py`).
 """
 
@@ -91,13 +92,14 @@ def measure(config: BenchConfig) -> dict[str, Any]:
     with ExitStack() as stack:
         trial = by.Trial(setting)
         stack.callback(trial.close)
-        library, codec = limits(trial.data)
+        library, codec, shuffled = limits(trial.data, trial.held)
         rival = stack.enter_context(by.lerobot(config.lerobot or sys.executable)) if config.against else None
         ours: list[Round] = []
         theirs: list[dict[str, Any]] = []
         for _ in range(config.rounds):
             library.measure(config.seconds)
             codec.measure(config.seconds)
+            shuffled.measure(config.seconds)
             ours.append(trial.measure(config.seconds))
             if rival:
                 theirs.append(
@@ -116,6 +118,8 @@ def measure(config: BenchConfig) -> dict[str, Any]:
             "over_limit": library.share(figures["samples_per_s"]),
             "codec_limit": codec.found(),
             "over_codec_limit": codec.share(figures["samples_per_s"]),
+            "shuffled_limit": shuffled.found(),
+            "over_shuffled_limit": shuffled.share(figures["samples_per_s"]),
             "lerobot": rival and by.rival_figures(rival, theirs),
             "conditions": by.conditions(),
         }
@@ -140,20 +144,21 @@ def told(found: dict[str, Any]) -> str:
     """The figures as a table with a few lines of words."""
     rate, rival = found["samples_per_s"], found["lerobot"]
     sides: list[tuple[str, dict[str, Any], float | None]] = [("understudy", found, found["order"]["distinct_episodes"])]
-    for key, name in (("limit", "decode limit"), ("codec_limit", "strictest")):
+    for key, name in (("limit", "decode limit"), ("codec_limit", "strictest"), ("shuffled_limit", "shuffled")):
         if found[key]:
             sides.append((f"{name} ({found[key]['by']})", found[key], None))
     if rival and "missing" not in rival:
         sides.append((f"LeRobot {rival['version']}, 2 workers", rival, rival["distinct_episodes"]))
     width = max(len(side[0]) for side in sides)
     lines = [
-        f"{'':<{width}}{'samples/s':>11}{'CPU ms/sample':>15}{'of limit':>10}{'of codec':>10}{'episodes/batch':>16}"
+        f"{'':<{width}}{'samples/s':>11}{'CPU ms/sample':>15}{'of limit':>10}{'of codec':>10}{'of shuffled':>13}"
+        f"{'episodes/batch':>16}"
     ]
     for name, figures, episodes in sides:
         cells = f"{figures['samples_per_s']:>11,.0f}{figures['cpu_ms_per_sample']:>15.3f}"
-        for key in ("limit", "codec_limit"):
+        for key, wide in (("limit", 10), ("codec_limit", 10), ("shuffled_limit", 13)):
             share = f"{figures['samples_per_s'] / found[key]['samples_per_s']:.0%}" if found[key] else ""
-            cells += f"{share:>10}"
+            cells += f"{share:>{wide}}"
         lines.append(f"{name:<{width}}{cells}" + f"{'' if episodes is None else f'{episodes:.1f}':>16}")
     if rival and "missing" in rival:
         lines.append(f"LeRobot was not measured: {rival['missing']}")

@@ -1,14 +1,20 @@
 """The decode limits: what the cores give when they do nothing but decode a dataset's videos from front to back.
 
-Both with one decoder per core, each on pictures of its own, each with one thread. Of the same pictures, in one run:
+All with one decoder per core, each on pictures of its own, each with one thread. Of the same pictures, in one run:
 
 - `library`: what a standard library gives for plain sequential reading into RGB, uint8 in memory of the caller's: the
   better of torchcodec (16 pictures at a time into a tensor; where it loads) and PyAV (container, packed colours, one
   array for each picture). This is what "of limit" means.
 - `codec`: the stricter one, which no library reaches: bare codec contexts fed with packets that lie in memory, with no
   container and no reading, colours converted into a frame that nobody copies, and no picture in memory of its own.
+- `shuffled`: the same bare codec contexts, for pictures that are not handed out in the order in which they are decoded.
+  They wait among as many others as the loader's lanes hold, and get their colours when they are due, in batches that
+  somebody keeps for a while: they leave the cores' caches and come back, which the other two never pay. No order, no
+  rows, no choice of pictures, no batches; each in the order it was decoded in.
 
-With these codecs no loader can be faster than the second, except one that keeps decoded pictures in memory.
+With these codecs no loader can be faster than the second, except one that keeps decoded pictures in memory. The third
+is no such bound, but what is left of the second in practice: one that holds fewer pictures at a time, or converts its
+colours in another way, may be above it; one that shuffles as ours does and holds as many has all this to do, and more.
 
 Not here: the loader (`bench_measure.py`).
 """
@@ -16,6 +22,7 @@ Not here: the loader (`bench_measure.py`).
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -25,11 +32,14 @@ import av
 import numpy as np
 from av.video.reformatter import VideoReformatter
 
+from understudy.data.convert import Converter
 from understudy.data.packets import open_packets
 from understudy.data.samples import EpisodeDataset
 from understudy.tools.bench_measure import Round, cores, videos
 
 _PICTURES = 2048  # per decoder, over and over: several episodes, for pictures differ in what they cost
+_RING = 7 * 32  # pictures of batches that are in use at a time, by all decoders: seven batches of 32
+_TOGETHER = 16  # pictures that get their colours one after the other: a thread's part of a batch
 _DECODERS = {"av1": "libdav1d"}  # FFmpeg's own "av1" decoder only drives hardware
 
 
@@ -41,6 +51,8 @@ class Stretch:
     local: bool
     codec: str
     extradata: bytes
+    height: int
+    width: int
     packets: list[bytes]
 
 
@@ -124,14 +136,25 @@ class Limit:
         return per_s / found["samples_per_s"] if found else None
 
 
-def limits(data: EpisodeDataset) -> tuple[Limit, Limit]:
-    """(library, codec): see the head of this file. Videos that are not on this machine have only the second."""
+def limits(data: EpisodeDataset, held: int) -> tuple[Limit, Limit, Limit]:
+    """(library, codec, shuffled): see the head of this file. Videos that are not on this machine have not the first.
+
+    Args:
+        held: pictures that wait in the third, over all decoders (`Trial.held`).
+    """
     cameras = len(videos(data))
     parts = stretches(data, cores()) if cameras else []
     there = dict(LIBRARIES) if all(part.local for part in parts) else {}
     if not _torchcodec_loads():
         there.pop("torchcodec", None)
-    return Limit(there, cameras, parts), Limit({"bare codec": bare}, cameras, parts)
+
+    def cold(part: Stretch) -> Iterator[int]:
+        ring = np.full((-(-_RING // len(parts)), 3, part.height, part.width), 0, np.uint8)  # no page of it is new
+        return shuffled(part, held // len(parts), ring)
+
+    ways: tuple[dict[str, Way], ...] = (there, {"bare codec": bare}, {"bare codec": cold})
+    library, codec, shuffle = (Limit(way, cameras, parts) for way in ways)
+    return library, codec, shuffle
 
 
 def stretches(data: EpisodeDataset, count: int) -> list[Stretch]:
@@ -153,27 +176,51 @@ def stretches(data: EpisodeDataset, count: int) -> list[Stretch]:
         end = min(len(index.display), begin + _PICTURES)
         coded = [bytes(packets.packet(i, end - 1)) for i in range(begin, end)]
         packets.close()
-        out.append(Stretch(catalog.files.where(path), catalog.files.is_local, index.codec, index.extradata, coded))
+        where, local = catalog.files.where(path), catalog.files.is_local
+        out.append(Stretch(where, local, index.codec, index.extradata, index.height, index.width, coded))
     return out
 
 
 def bare(stretch: Stretch) -> Iterator[int]:
     """A codec context and packets in memory; planes of colours, which are cheaper than packed ones."""
+    context, converter = _context(stretch), VideoReformatter()
+    while True:
+        for data in itertools.chain(stretch.packets, [None]):
+            for frame in context.decode(data if data is None else _packet(data)):
+                converter.reformat(frame, format="gbrp", threads=1)
+                yield 1
+        context.flush_buffers()
+
+
+def shuffled(stretch: Stretch, held: int, ring: np.ndarray) -> Iterator[int]:
+    """A codec context and packets made before; `held` pictures wait as the decoder gave them out, then the first of
+    them go into the next places of `ring`, uint8 (n, 3, H, W)."""
+    context, converter = _context(stretch), Converter()
+    waiting: deque[av.VideoFrame] = deque()
+    place = 0
+    for packet in itertools.cycle([*map(_packet, stretch.packets), None]):
+        waiting.extend(context.decode(packet))
+        if packet is None:
+            context.flush_buffers()
+        while len(waiting) >= held + _TOGETHER:
+            for _ in range(_TOGETHER):
+                converter.write(waiting.popleft(), ring[place % len(ring)])
+                place += 1
+            yield _TOGETHER
+
+
+def _context(stretch: Stretch) -> av.VideoCodecContext:
     context = av.CodecContext.create(_DECODERS.get(stretch.codec, stretch.codec), "r")
     assert isinstance(context, av.VideoCodecContext)
     context.extradata = stretch.extradata or None
     context.thread_count = 1
-    converter = VideoReformatter()
-    while True:
-        for data in itertools.chain(stretch.packets, [None]):
-            packet = None
-            if data is not None:
-                packet = av.Packet(len(data))
-                packet.update(data)
-            for frame in context.decode(packet):
-                converter.reformat(frame, format="gbrp", threads=1)
-                yield 1
-        context.flush_buffers()
+    return context
+
+
+def _packet(data: bytes) -> av.Packet:
+    packet = av.Packet(len(data))
+    packet.update(data)
+    return packet
 
 
 def pyav(stretch: Stretch) -> Iterator[int]:

@@ -124,15 +124,15 @@ class Trial:
         other = setting.data()
         other.batch(*other.locate([0]))  # code and codecs are loaded: they are in nobody's plan
         del other
-        self._before = resident_bytes()
+        self._before = start_peak()
         started = time.perf_counter()
         self.loader = Loader(
             [self.data], order=self.order, threads=setting.threads or "auto", memory=setting.memory, start=0
         )
-        self._peak, self._spent = 0, 0.0
-        self.batch_bytes = 0
+        self.batch_bytes, self._spent = 0, 0.0
         self._take()
         self.first_batch_s = time.perf_counter() - started
+        self._peak = peak_bytes()
         self.parts: dict[str, float] = {}
         """Seconds of all rounds by what they went into, over all threads; "waited": the consumer's."""
 
@@ -142,6 +142,7 @@ class Trial:
 
     def measure(self, seconds: float) -> Round:
         """Take batches for so long, after some that are not counted: the first time, one turn of all lanes."""
+        start_peak()  # of what others did in this process since the last round nothing is ours
         for _ in range(max(WARM_BATCHES, 0 if self._spent else self._turn())):
             self._take()
         parts, waited = self._parts(), self.loader.waited
@@ -149,12 +150,19 @@ class Trial:
         while (spent := time.perf_counter() - start) < seconds or not batches:
             self._take()
             batches += 1
-            self._peak = max(self._peak, resident_bytes())
         found = Round(batches * self.order.batch, spent, time.process_time() - cpu)
+        self._peak = max(self._peak, peak_bytes())
         self._spent += spent
         new = {"waited": self.loader.waited - waited} | {k: v - parts[k] for k, v in self._parts().items()}
         self.parts = {key: self.parts.get(key, 0.0) + value for key, value in new.items()}
         return found
+
+    @property
+    def held(self) -> int:
+        """Pictures that wait decoded in its chains, as planned: their bytes in those of a 4:2:0 picture; 0 where all
+        stays in memory anyway."""
+        chains = sum(item.bytes for item in self.loader.plan.items if item.name.startswith("chains of "))
+        return int(chains / max(1, picture_bytes(self.data) / 2) * len(videos(self.data)))
 
     def _turn(self) -> int:
         """Batches until each lane has read its first run: until then more is decoded than is handed out."""
@@ -179,7 +187,9 @@ class Trial:
 
     @property
     def peak_mb(self) -> float:
-        """Growth of resident memory since before the loader, codecs loaded, at its highest between batches."""
+        """Growth of resident memory since before the loader, codecs loaded, at its highest: from the loader's making
+        on, batches that are thrown away among it. Where the system keeps no peak that can start anew (see
+        `start_peak`): growth beyond the highest before, which is too little where that was high."""
         return max(0, self._peak - self._before) / 1e6
 
     def close(self) -> None:
@@ -202,9 +212,36 @@ def resident_bytes() -> int:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
-        import resource
+        return _peak_ever()
 
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+def start_peak() -> int:
+    """Have `peak_bytes` count from now on; what it would answer now, which is what is resident.
+
+    It is Linux that counts, at no cost to whom it counts (proc(5): 5 into /proc/self/clear_refs). Elsewhere, or where
+    that may not be written, the peak is the process's from its beginning.
+    """
+    try:
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+    except OSError:
+        pass
+    return peak_bytes()
+
+
+def peak_bytes() -> int:
+    """The most that was resident of this process since `start_peak`."""
+    try:
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return _peak_ever()
+
+
+def _peak_ever() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 class Asked:

@@ -7,7 +7,13 @@ from typing import Any
 
 from understudy.tools.picture_style import BLUE, GREEN, GREY, ORANGE, VIOLET, picture
 
-_COLOURS = {"understudy": GREEN, "decode limit": GREY, "bare codec": "#c3cad6", "LeRobot": ORANGE}
+_COLOURS = {
+    "understudy": GREEN,
+    "decode limit": GREY,
+    "bare codec": "#c3cad6",
+    "shuffled": "#dde2ea",
+    "LeRobot": ORANGE,
+}
 _WORK = {"fetch": VIOLET, "decode": BLUE, "convert": "#56a8d8", "assemble": "#b08a00"}
 
 
@@ -18,6 +24,8 @@ def draw(found: dict[str, Any], path: str) -> None:
         sides["decode limit"] = found["limit"]
     if found["codec_limit"]:
         sides["bare codec"] = found["codec_limit"]
+    if found["shuffled_limit"]:
+        sides["shuffled"] = found["shuffled_limit"]
     if found["lerobot"] and "missing" not in found["lerobot"]:
         sides["LeRobot"] = found["lerobot"]
     with picture(path, 9.5, 1.6 + 0.45 * len(sides), dpi=130) as figure:
