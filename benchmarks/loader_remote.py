@@ -3,7 +3,9 @@
 One packed video file of LeRobot's default size for each GOP is served by nginx, or by the tests' own server where there
 is none, behind a proxy that adds the latency and counts the bytes. Every reading is a process of its own:
 
-- rate: the same first batches from disk and from the server with an empty cache, in turn, decoded and compared;
+- rate: the same first batches from disk and from the server with an empty cache, in turn, decoded and compared. The
+  first third is not timed: lanes begin there, each with a request that nobody could have sent before. Server and proxy
+  work on the same cores;
 - bytes: one whole epoch with an empty cache, through the loader as it is but for the codec and the colours, which are
   left out (`codec_left_out`): the packets are read all the same, and 200 MB of them would take minutes to decode.
 
@@ -29,8 +31,9 @@ from loader_sets import FILE_BYTES, Encoding, Recording, joined
 
 LATENCY = 0.03
 RATE = 60  # MB/s of each connection
-BATCH, CHUNK, MEMORY = 32, 16, 500_000_000
-ROUNDS, BATCHES = 3, 120
+BATCH, CHUNK = 32, 16
+ROUNDS, BATCHES, MEMORY = 3, 240, 500_000_000
+QUICK = 1, 8, 4_000_000
 KINDS = (Encoding("libsvtav1", 2, 0), Encoding("libx264", 12, 0, 28), Encoding("libx264", 250, 0, 23, 3))
 NGINX = """daemon off; pid {home}/pid; error_log {home}/error; worker_processes 1;
 events {{ worker_connections 256; }}
@@ -58,10 +61,10 @@ def remote_rows(
         size = sum(part.stat().st_size for part in parts)
         tiles = 2 if quick else max(2, int(FILE_BYTES / size))  # one file, as large as they may be
         root = joined(folder / f"packed-{kind.codec}-g{kind.gop}", parts, tiles, cameras=1)
-        yield measure(root, kind.gop, *((1, 8) if quick else (ROUNDS, BATCHES)))
+        yield measure(root, kind.gop, *(QUICK if quick else (ROUNDS, BATCHES, MEMORY)))
 
 
-def measure(root: Path, gop: int, rounds: int, batches: int) -> dict[str, Any]:
+def measure(root: Path, gop: int, rounds: int, batches: int, memory: int) -> dict[str, Any]:
     """One row. `first_batch_needs_fraction`: the file's index, and what leads from key frames to the first batch's
     pictures, which no reader can do without."""
     with ExitStack() as stack:
@@ -70,11 +73,11 @@ def measure(root: Path, gop: int, rounds: int, batches: int) -> dict[str, Any]:
         counter = home / "bytes"
         proxy = [sys.executable, str(Path(__file__).with_name("delay_proxy.py")), str(port), str(LATENCY), str(counter)]
         url = f"http://127.0.0.1:{stack.enter_context(started(proxy))}"
-        whole = read(url, home / "cache", counter, 0)
+        whole = read(url, home / "cache", counter, 0, memory)
         here, there = [], []
         for number in range(rounds):
-            here.append(read(str(root), home, counter, batches))
-            there.append(read(url, home / f"cache-{number}", counter, batches))
+            here.append(read(str(root), home, counter, batches, memory))
+            there.append(read(url, home / f"cache-{number}", counter, batches, memory))
     if len({each["checksum"] for each in here + there}) > 1:
         raise SystemExit(f"{root}: other pictures from the server than from disk")
     (video,) = (path.stat().st_size for path in root.rglob("*.mp4"))
@@ -106,15 +109,17 @@ def measure(root: Path, gop: int, rounds: int, batches: int) -> dict[str, Any]:
     }
 
 
-def read(root: str, cache: Path, counter: Path, batches: int) -> dict[str, Any]:
+def read(root: str, cache: Path, counter: Path, batches: int, memory: int) -> dict[str, Any]:
     """What `stretch` finds in a process of its own."""
-    asked = json.dumps({"root": root, "cache": str(cache), "counter": str(counter), "batches": batches})
+    asked = json.dumps(
+        {"root": root, "cache": str(cache), "counter": str(counter), "batches": batches, "memory": memory}
+    )
     found: dict[str, Any] = json.loads(subprocess.check_output([sys.executable, __file__, asked]))
     return found
 
 
-def stretch(root: str, cache: str, counter: str, batches: int) -> dict[str, Any]:
-    """Read the first batches, of which the first fifth is not timed, or (0) a whole epoch with the codec left out."""
+def stretch(root: str, cache: str, counter: str, batches: int, memory: int) -> dict[str, Any]:
+    """Read the first batches, of which the first third is not timed, or (0) a whole epoch with the codec left out."""
     from understudy import Catalog, EpisodeDataset, Loader, Remote
     from understudy.load.decoders import index_of
     from understudy.load.plan import fit_order
@@ -126,21 +131,21 @@ def stretch(root: str, cache: str, counter: str, batches: int) -> dict[str, Any]
     catalog = Catalog.open(root, Remote(cache=cache))
     data = EpisodeDataset(catalog, delta_timestamps={"action": [i / catalog.fps for i in range(CHUNK)]})
     (camera,) = catalog.camera_keys
-    order = fit_order([data], memory=MEMORY, batch=BATCH, seed=0, frames_in_flight=len(data) // 2)[0]
+    order = fit_order([data], memory=memory, batch=BATCH, seed=0, frames_in_flight=len(data) // 2)[0]
     reader = data.pictures.reader(camera, 0)
     with ExitStack() as stack:
         if not batches:
             stack.enter_context(codec_left_out(reader.height, reader.width))
-        loader = stack.enter_context(Loader([data], order=order, memory=MEMORY))
+        loader = stack.enter_context(Loader([data], order=order, memory=memory))
         last, checksum, first, first_s = batches or -(-len(data) // BATCH), 0, 0, 0.0
         for number in range(last):
             batch = next(loader)
             if number == 0:
                 first, first_s = count() - before, time.perf_counter() - begin
-            if number == last // 5:
+            if number == last // 3:
                 start, cpu = time.perf_counter(), time.process_time()
             checksum = (checksum * 31 + int(batch[camera].view(-1)[:: 1 << 14].sum())) % (1 << 61)
-        timed = (last - last // 5 - 1) * BATCH
+        timed = (last - last // 3 - 1) * BATCH
         seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
     time.sleep(0.2)
     _, episode, frame = order.locate(range(BATCH))
@@ -166,15 +171,15 @@ def stretch(root: str, cache: str, counter: str, batches: int) -> dict[str, Any]
 def codec_left_out(height: int, width: int) -> Iterator[None]:
     """Decoders that hand out blanks for the packets they are fed, in display order."""
     from understudy.data import contexts
-    from understudy.load import making
+    from understudy.data.convert import Converter
 
-    create, write_all = contexts._create, making.write_all
+    create, one, many = contexts._create, Converter.write, Converter.write_all
     contexts._create = lambda kind, where: Blanks(kind.reorder, height, width)  # type: ignore[assignment,return-value]
-    making.write_all = lambda jobs, converter: None
+    Converter.write = Converter.write_all = lambda *_: None  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:
-        contexts._create, making.write_all = create, write_all
+        contexts._create, Converter.write, Converter.write_all = create, one, many  # type: ignore[method-assign]
 
 
 @dataclass

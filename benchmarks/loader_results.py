@@ -110,7 +110,7 @@ COLUMNS += ("CPU ms", "limit", "codec", "shuffled", "LeRobot", "factor", "deff(1
 
 def render(found: dict[str, Any]) -> str:
     """The rows as a table, and the other figures below it."""
-    lines = [f"{'':<24}" + "".join(f"{name:>11}" for name in COLUMNS)]
+    lines = [f"{'':<24}" + "".join(f"{name:>11}" for name in COLUMNS)] if found["rows"] else []
     for row in found["rows"]:
         other = row["lerobot_cpu_ms_per_sample"]
         cells = [

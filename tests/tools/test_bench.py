@@ -425,6 +425,15 @@ def test_the_benchmark_of_the_loader_holds_its_keys(
         run("rows")
 
 
+def test_remote_data_are_measured_by_real_processes(benchmark: ModuleType, tmp_path: Path) -> None:
+    """One epoch with the codec left out asks for all bytes, and what is timed is decoded the same from both places."""
+    (row,) = benchmark.remote_rows(tmp_path, None, True, known=[2, 12])
+    assert row["gop"] == 250
+    assert row["server"] in ("nginx", "python")
+    assert 0.95 < row["amplification"] < 1.5  # what was in the index's answer anyway is of a tiny file much
+    assert all(row[key] > 0 for key in ("first_batch_needs_fraction", "first_batch_fraction_of_file", "over_local"))
+
+
 def test_our_side_of_the_benchmark_answers_from_its_own_process(benchmark: ModuleType, root: Path) -> None:
     setting = asdict(Setting(str(root), batch=8, chunk=4, memory="4MB"))
     asked = '{"seconds": 0.05}\n' * 2

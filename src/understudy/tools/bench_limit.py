@@ -203,9 +203,8 @@ def shuffled(stretch: Stretch, held: int, ring: np.ndarray) -> Iterator[int]:
         if packet is None:
             context.flush_buffers()
         while len(waiting) >= held + _TOGETHER:
-            for _ in range(_TOGETHER):
-                converter.write(waiting.popleft(), ring[place % len(ring)])
-                place += 1
+            converter.write_all([(waiting.popleft(), (place + i) % len(ring)) for i in range(_TOGETHER)], ring)
+            place += _TOGETHER
             yield _TOGETHER
 
 
