@@ -35,26 +35,34 @@ class Tables:
         self._datasets, self._mixture = datasets, mixture
         self._asked = positions, source, episode, frame
         self._lock = threading.Lock()
-        self._made: dict[str, Any] | None = None
+        self._made: list[dict[str, Any]] = []
         self._together = len(positions) > 1 and not mixture.black and not any(d.stored for d in datasets)
 
     def take(self, at: int) -> dict[str, Any]:
-        """Those of batch number `at` of these, in memory of its own. Raises what `rows` raises."""
-        if self._together:
-            with self._lock:
-                if self._made is None:
-                    try:
-                        self._made = rows(self._datasets, self._mixture, *(part.reshape(-1) for part in self._asked))
-                    except DatasetError:
-                        self._together = False  # one of these batches cannot be made: each by itself shows which
-        if self._made is None:
-            return rows(self._datasets, self._mixture, *(part[at].copy() for part in self._asked))
-        size = self._asked[0].shape[1]
-        own = slice(at * size, (at + 1) * size)
-        # Copies: a part of a tensor would keep all of it alive, and be saved whole by `torch.save`.
-        return {
-            key: value[own].clone() if isinstance(value, Tensor) else value[own] for key, value in self._made.items()
-        }
+        """Those of batch number `at` of these, once; in memory of its own. Raises what `rows` raises."""
+        with self._lock:
+            if self._together and not self._made:
+                try:
+                    whole = rows(self._datasets, self._mixture, *(part.reshape(-1) for part in self._asked))
+                    self._made = _apart(whole, len(self._asked[0]))
+                except DatasetError:
+                    self._together = False  # one of these batches cannot be made: each by itself shows which
+            if self._made:
+                made, self._made[at] = self._made[at], {}
+                return made
+        return rows(self._datasets, self._mixture, *(part[at].copy() for part in self._asked))
+
+
+def _apart(whole: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    """`count` batches of one that is as long as all. Copies: a part of a tensor would keep all of it alive, and be
+    saved whole by `torch.save`."""
+    made: list[dict[str, Any]] = [{} for _ in range(count)]
+    for key, value in whole.items():
+        size = len(value) // count
+        for i, batch in enumerate(made):
+            own = value[i * size : (i + 1) * size]
+            batch[key] = own.clone() if isinstance(own, Tensor) else own
+    return made
 
 
 def rows(
