@@ -12,7 +12,6 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 import av
-import numpy as np
 
 from understudy.data.errors import DatasetError
 from understudy.data.mp4 import VideoIndex
@@ -89,7 +88,7 @@ def live_bytes(index: VideoIndex) -> int:
     Fitted to what decoders of FFmpeg 8 and dav1d 1.5 were seen to take: within 15 % for AV1 and H.264, rougher for
     others.
     """
-    longest = int(np.diff(np.append(index.keys, len(index.display))).max(initial=1))
+    longest = index.longest
     if index.codec == "av1":
         return 400_000 + int((min(longest, 8) + 1.3) * picture_bytes(index))
     refers = _h264_references(index.extradata) if index.codec == "h264" else min(longest, 4) + index.reorder

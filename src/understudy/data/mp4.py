@@ -75,6 +75,11 @@ class VideoIndex:
         for (decode - display) pictures."""
         return int((self.sample - np.arange(self.count)).max(initial=0))
 
+    @cached_property
+    def longest(self) -> int:
+        """Pictures of the longest group, from key frame to key frame."""
+        return int(np.diff(np.append(self.keys, len(self.display))).max(initial=1))
+
 
 @dataclass(frozen=True)
 class Mp4Index(VideoIndex):
