@@ -20,8 +20,9 @@ from understudy.data.convert import Converter
 from understudy.data.decode import PictureDecoder
 from understudy.data.errors import DatasetError
 from understudy.data.mp4 import read_mp4
-from understudy.data.packets import open_packets
+from understudy.data.packets import Mp4Packets, _packet, open_packets
 from understudy.data.samples import EpisodeDataset
+from understudy.data.sources import LocalSource
 
 
 @pytest.fixture
@@ -43,10 +44,10 @@ def decoder_of(path: Path) -> PictureDecoder:
     return PictureDecoder(open_packets(str(path)), str(path))
 
 
-def take(decoder: PictureDecoder, wanted: list[int] | np.ndarray) -> np.ndarray:
+def take(decoder: PictureDecoder, wanted: list[int] | np.ndarray, at_once: int = 1) -> np.ndarray:
     """uint8 (n, H, W, 3) by the hot path: decoder and converter."""
     converter, out = Converter(), []
-    for position, frame in decoder.pictures(np.asarray(wanted, np.int64)):
+    for position, frame in decoder.pictures(np.asarray(wanted, np.int64), at_once):
         assert position == wanted[len(out)]
         out.append(np.empty((3, frame.height, frame.width), np.uint8))
         converter.write(frame, out[-1])
@@ -59,9 +60,9 @@ steps = st.lists(
 
 
 @settings(max_examples=80, deadline=None)
-@given(kind=st.sampled_from(sorted(KINDS)), plan=steps)
+@given(kind=st.sampled_from(sorted(KINDS)), plan=steps, at_once=st.sampled_from([1, 2, 5, 16]))
 def test_any_subsets_with_parks_between(
-    kind: str, plan: list[str | list[int]], clips: dict[str, tuple[Path, np.ndarray]]
+    kind: str, plan: list[str | list[int]], at_once: int, clips: dict[str, tuple[Path, np.ndarray]]
 ) -> None:
     path, pictures = clips[kind]
     decoder = decoder_of(path)
@@ -69,7 +70,7 @@ def test_any_subsets_with_parks_between(
         if isinstance(step, str):
             decoder.park()
         else:
-            assert np.array_equal(take(decoder, step), pictures[step])
+            assert np.array_equal(take(decoder, step, at_once), pictures[step])
 
 
 @settings(max_examples=30, deadline=None)
@@ -284,6 +285,54 @@ def test_real_runs_with_parks(name: str, real_data: Path) -> None:
             decoder.park()
 
 
+class _Torn(LocalSource):
+    """A disk that cannot read one byte."""
+
+    at = -1
+
+    def read(self, offset: int, size: int) -> bytes:
+        if offset <= self.at < offset + size:
+            raise DatasetError("cannot be read: a bad sector", where=self.where)
+        return super().read(offset, size)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    broken=st.integers(0, COUNT - 1),
+    fault=st.sampled_from(["unreadable", "damaged"]),
+    start=st.integers(0, COUNT - 1),
+    at_once=st.integers(2, 16),
+)
+def test_what_is_decoded_at_once_spoils_no_other_picture(
+    kind: str, broken: int, fault: str, start: int, at_once: int, clips: dict[str, tuple[Path, np.ndarray]]
+) -> None:
+    """The same pictures are given before the same error, however many are read and decoded on end."""
+    path, _ = clips[kind]
+
+    def given(at_once: int) -> tuple[list[np.ndarray], str]:
+        source = _Torn(str(path))
+        packets = open_packets(source)
+        assert isinstance(packets, Mp4Packets)
+        at, plain = int(packets.index.offset[broken]) + int(packets.index.size[broken]) // 2, packets.packet
+        if fault == "unreadable":
+            source.at = at
+        else:
+            packets.packet = lambda i, until: _packet(memoryview(b"\xff" * 9), -1) if i == broken else plain(i, until)  # type: ignore[method-assign]
+        out: list[np.ndarray] = []
+        try:
+            for _, frame in PictureDecoder(packets, "x").pictures(np.arange(start, COUNT), at_once):
+                out.append(frame.to_ndarray(format="rgb24"))
+        except DatasetError as error:
+            return out, str(error)
+        return out, ""
+
+    one, many = given(1), given(at_once)
+    assert one[1] == many[1]
+    assert len(one[0]) == len(many[0])
+    assert all(map(np.array_equal, one[0], many[0]))
+
+
 @pytest.mark.parametrize("cameras", [2, 3])
 @pytest.mark.parametrize("codec", ["libx264", "libsvtav1"])
 def test_cameras_are_kept_apart(cameras: int, codec: str, tmp_path: Path) -> None:
@@ -307,7 +356,7 @@ _GROWTH = """
 import sys
 import numpy as np
 from understudy.data.decode import PictureDecoder
-from understudy.data.packets import open_packets
+from understudy.data.packets import Mp4Packets, _packet, open_packets
 
 def private():
     with open("/proc/self/smaps_rollup") as file:

@@ -116,6 +116,7 @@ class PictureDecoder:
         if is_gone():
             raise Stopped
         fed, decode, made = self._packets.packets(first, first + count), context.decode, []
+        count = len(fed)
         frames: list[av.VideoFrame] = []
         try:
             for packet in fed:

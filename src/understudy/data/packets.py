@@ -17,7 +17,7 @@ from typing import Protocol
 import av
 import numpy as np
 
-from understudy.data.errors import DatasetError
+from understudy.data.errors import DatasetError, SourceFailed
 from understudy.data.mp4 import UnknownLayout, VideoIndex, read_mp4
 from understudy.data.sources import ByteSource, LocalSource, as_file
 
@@ -39,7 +39,8 @@ class Packets(Protocol):
         """Packet i in decode order, `pts` = display position; `until` says how far the caller will read on."""
 
     def packets(self, first: int, stop: int) -> list[av.Packet]:
-        """Packets `first` to `stop`, which are read together: quicker than one by one."""
+        """Packets `first` to `stop`, which are read together: quicker than one by one. Fewer, but at least one, where
+        a later one cannot be read."""
 
     def spans(self, first: int, last: int) -> np.ndarray:
         """Where the packets lie that give the pictures shown from `first` to `last`: int64 (k, 2) of (offset, size),
@@ -94,6 +95,18 @@ def _packet(data: memoryview, display: int) -> av.Packet:
     return packet
 
 
+def _until_one_fails(packets: Packets, first: int, stop: int) -> list[av.Packet]:
+    """`Packets.packets`, by `packet`."""
+    made: list[av.Packet] = []
+    try:
+        for i in range(first, stop):
+            made.append(packets.packet(i, stop - 1))
+    except DatasetError:
+        if not made:
+            raise
+    return made
+
+
 class Mp4Packets:
     """Packets as byte slices of an mp4 file."""
 
@@ -118,7 +131,7 @@ class Mp4Packets:
         return packet
 
     def packets(self, first: int, stop: int) -> list[av.Packet]:
-        return [self.packet(i, stop - 1) for i in range(first, stop)]
+        return _until_one_fails(self, first, stop)
 
     def _read(self, i: int, until: int) -> None:
         """One read of sample i and of those after it, up to `until`, that follow without a gap in the file."""
@@ -131,6 +144,8 @@ class Mp4Packets:
         try:
             self._window, self._base = self._source.read(begin, count), begin
         except DatasetError as error:
+            if last and not isinstance(error, SourceFailed):  # is it this one, or one that nobody asked for?
+                return self._read(i, i)
             whose = f"{self.path}, picture {int(self.index.display[i])}"
             raise type(error)(error.what, where=whose, fix=error.fix) from error
         finally:
@@ -229,7 +244,7 @@ class ContainerPackets:
         return _packet(memoryview(found), int(self.index.display[i]))
 
     def packets(self, first: int, stop: int) -> list[av.Packet]:
-        return [self.packet(i, stop - 1) for i in range(first, stop)]
+        return _until_one_fails(self, first, stop)
 
     def _seek(self, i: int) -> av.Packet | None:
         """Packet i after a seek to it; containers that cannot seek there are walked from their beginning."""
