@@ -138,7 +138,7 @@ def test_black_pictures_are_planned_for(roots: dict[str, Path]) -> None:
         datasets = opened(roots, names, windows=True)
         with Loader(datasets, order=Order.of(datasets, batch=4, seed=3)) as loader:
             (item,) = (item for item in loader.plan.items if item.name == "batches")
-        assert item.bytes == (loader.plan.ahead + 3) * 4 * (2 + 3) * 3 * written.SIDE**2
+        assert item.bytes == (loader.plan.ahead + 2) * 4 * (2 + 3) * 3 * written.SIDE**2
 
 
 def test_black_pictures_are_not_augmented(roots: dict[str, Path]) -> None:

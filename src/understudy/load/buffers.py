@@ -9,12 +9,14 @@ batches keeps them: then memory is fresh. Page-locked memory is torch's to reuse
 import ctypes
 import sys
 import threading
+import time
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
+_PATIENCE = 0.05  # seconds
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
 
 
@@ -33,25 +35,42 @@ def keep_freed_memory() -> None:
 
 
 class Buffers:
-    """uint8 arrays, of which at most `most` wait here to be used again. For any thread."""
+    """uint8 arrays, of which at most `most` wait here to be used again. For any thread.
+
+    Where all of them are in use, one is waited for, as briefly as a consumer that has just got a batch takes to let go
+    of the one before: otherwise there would soon be one more. A consumer that turns out to keep its batches gets fresh
+    memory from then on.
+    """
 
     def __init__(self, most: int, pin: bool) -> None:
         self._most, self._pin = most, pin
         self._lock = threading.Lock()
         self._known: list[np.ndarray] = []  # the one longest known first
+        self._patient = True
 
     def take(self, shape: tuple[int, ...]) -> np.ndarray:
         """An array of this shape that nobody else refers to; what is in it is undefined."""
         if self._pin:
             return torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
         with self._lock:
-            for i in range(len(self._known)):
-                # Two refer to a free one: the list, and getrefcount's own argument.
-                if sys.getrefcount(self._known[i]) == 2 and self._known[i].shape == shape:
-                    return self._known[i]
-            array = np.empty(shape, np.uint8)
-            self._known = [*self._known, array][-self._most :]
+            array = self._free(shape)
+            if array is None and self._patient and len(self._known) == self._most:
+                until = time.monotonic() + _PATIENCE
+                while array is None and time.monotonic() < until:
+                    time.sleep(_PATIENCE / 100)
+                    array = self._free(shape)
+                self._patient = array is not None
+            if array is None:
+                array = np.empty(shape, np.uint8)
+                self._known = [*self._known, array][-self._most :]
             return array
+
+    def _free(self, shape: tuple[int, ...]) -> np.ndarray | None:
+        for i in range(len(self._known)):
+            # Two refer to a free one: the list, and getrefcount's own argument.
+            if sys.getrefcount(self._known[i]) == 2 and self._known[i].shape == shape:
+                return self._known[i]
+        return None
 
     def rows(self, tables: dict[str, Any]) -> dict[str, Any]:
         """The tensors of rows in the same kind of memory as pictures."""

@@ -91,13 +91,14 @@ class Loader:
         if pin and not torch.cuda.is_available():
             raise ValueError("pin: page-locked memory is for a CUDA device, and torch finds none here; leave it out")
         self._delivery = Delivery(torch.device(device)) if device is not None else None
-        picture_shapes(datasets, size)  # refuses pictures of several sizes
+        cameras = len(picture_shapes(datasets, size)[0])  # refuses pictures of several sizes
         self.plan = make_plan(
             datasets, order, rank=rank, world=world, threads=count, memory=parse_bytes(memory), size=size
         )
         """What is held in memory, and how it is used."""
         self._sources = tuple(kept(d, size) if stays else d for d, stays in zip(datasets, self.plan.kept))
-        self._buffers = Buffers(self.plan.ahead + 3, pin or (self._delivery is not None and self._delivery.pins))
+        pin = pin or (self._delivery is not None and self._delivery.pins)
+        self._buffers = Buffers((self.plan.ahead + 2) * cameras, pin)  # an array of each camera's, as planned
         self._engine: Engine | None = None
         self._home: int | None = None  # the process in which threads were started
         self._before = Spent()

@@ -13,6 +13,9 @@ Without a run or a decoder every sample starts over at a key frame: half a group
 
 The order is frozen and stays. A new run can ask `fit_order` for one with so few frames in flight that the quickest way
 fits. Not here: what is done with the plan (`engine.py`, `chains.py`).
+
+The plan is what resident memory grows by, to 10 %: also by what belongs to none of these things. A consumer that keeps
+more batches than the one it works on keeps them beside the plan.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +26,7 @@ import numpy as np
 
 from understudy.data.contexts import live_bytes
 from understudy.data.contexts import picture_bytes as decoded_bytes
+from understudy.data.features import INDEX_KEYS
 from understudy.data.samples import EpisodeDataset
 from understudy.load.chains import Holding
 from understudy.load.decoders import index_of
@@ -33,6 +37,7 @@ from understudy.order.audit import WINDOWS, audit, reading
 _AHEAD = (4, 2)  # batches made before they are asked for, where memory allows
 _SHORT = 8  # pictures from key frame to key frame up to which a decoder that starts anew costs little
 _SHORT_RUN = 16  # pictures of the longest run that is no whole group
+_OWN = 10_000_000  # Python's objects for each lane, code that runs for the first time, gaps between what malloc gave
 _MIDDLING = 32  # up to which a group is decoded at once: one decoder that stays in the cache for many lanes' pictures
 
 
@@ -85,6 +90,8 @@ class _Source:
     """Bytes of all its pictures, resized."""
     sample: int
     """Bytes of one sample's pictures, resized."""
+    together: int
+    """Samples that come up in one batch of this rank."""
     decoded: tuple[int, ...]
     """Per camera, bytes of one picture as a chain holds it."""
     live: tuple[int, ...]
@@ -100,18 +107,17 @@ class _Source:
 
         A kept decoder keeps the memory of all pictures it ever gave out at once, two that it refers to among them.
         Shared ones, one a thread, that of the most that its chains ever held: half a run each, for they take turns
-        (`making.first_runs`), and half a picture on the way to a key frame. Whole groups take turns by chance: two
-        standard deviations of so many.
+        (`making.first_runs`) and on the way to a key frame, and what waits for its colours, a batch's pictures at most.
+        Whole groups take turns by chance: two standard deviations of so many.
         """
         if way.ahead == 0:
             return 0
         lanes = self.lanes or threads
         if way.keep:
             run = float(lanes * (way.ahead - min(2, way.ahead - 1)))
-        elif way.whole:
-            run = min(lanes * (way.ahead + 1) / 2 + 2 * way.ahead * (lanes * threads / 12) ** 0.5, lanes * way.ahead)
         elif way.ahead > 1:
-            run = lanes * (way.ahead + 2) / 2
+            chance = 2 * way.ahead * (lanes * threads / 12) ** 0.5 if way.whole else 0.0
+            run = min(lanes * way.ahead / 2 + min(lanes, self.together) + chance, lanes * way.ahead)
         else:
             run = 0.0
         return int(sum(self.decoded) * (run + lanes * self.halo)) + (lanes * sum(self.live) if way.keep else 0)
@@ -146,10 +152,10 @@ def make_plan(
         threads = 1  # rows alone are made by Python, one thread at a time
 
     def fixed(ahead: int, count: int) -> list[Item]:
-        """`ahead` made, one in the making, one in use, and one that the consumer still holds when it asks anew."""
+        """`ahead` made, one in the making, and one that the consumer works on."""
         decoder = max((sum(s.live) + sum(s.decoded) * (1 + s.halo) for s in sources), default=0)
         return [
-            Item("batches", (ahead + 3) * batch, f"{ahead + 3} of {high - low} samples, {ahead} ahead"),
+            Item("batches", (ahead + 2) * batch, f"{ahead + 2} of {high - low} samples, {ahead} ahead"),
             Item("rows", rows, "columns of the data files in use"),
             Item("decoders", count * decoder, f"one for each of {count} threads"),
         ]
@@ -169,15 +175,16 @@ def make_plan(
     if least > memory:
         said.append(f"one thread instead of {threads}: memory allows no more")
         threads, least = 1, fewest
-    spare = memory - least
+    own = min(_OWN, memory // 10, memory - least)  # a small budget may be off by a tenth as well
+    spare = memory - own - least
     kept = []
     for source, way in zip(sources, slowest):
         needed = source.pictures + IDLE * max(source.live, default=0) - source.chains(way, threads)
         kept.append(source.pictures > 0 and needed <= spare)
         spare -= needed if kept[-1] else 0
     read = [s for s, stays in zip(sources, kept) if not stays and s.sample]
-    ahead, level = _level(read, memory - _kept_bytes(sources, kept), threads, lambda a: total(fixed(a, threads)))
-    items = fixed(ahead, threads)
+    ahead, level = _level(read, memory - own - _kept_bytes(sources, kept), threads, lambda a: total(fixed(a, threads)))
+    items = [*fixed(ahead, threads), Item("the rest", own, "lists of what is where, code, gaps in the heap")]
     holdings = []
     for d, (source, stays) in enumerate(zip(sources, kept)):
         way = source.ways[min(level, len(source.ways) - 1)]
@@ -296,6 +303,7 @@ def _look(dataset: EpisodeDataset, order: Order, d: int, low: int, high: int, si
         lanes,
         picture_bytes(dataset, size) if frames else 0,
         sample,
+        _together(order, d, high - low),
         tuple(decoded),
         tuple(live),
         converted,
@@ -333,13 +341,19 @@ def _lanes_of_rank(order: Order, d: int, low: int, high: int) -> int:
     return len(np.unique(lane[source == d]))
 
 
+def _together(order: Order, d: int, share: int) -> int:
+    """How many of the samples of a rank's batch come from a source, rounded up."""
+    slots = order.spec.schedule[-1].slots
+    return -(-share * slots[d] // sum(slots)) if d < len(slots) else 0
+
+
 def _row_bytes(dataset: EpisodeDataset) -> int:
     """Bytes of the columns of the data files that hold selected episodes, as far as they may stay loaded."""
     episodes, features = dataset.catalog.episodes, dataset.catalog.features
     files = np.unique(episodes.data_file[episodes.rows_of(np.unique(dataset.segments[:, 0]))])
     count = int(episodes.lengths[np.isin(episodes.data_file, files)].sum())
-    row = 6 * 8  # of the index
-    for key in dataset.keys:
+    row = 36  # of the index: four int64 and a time
+    for key in set(dataset.keys) - set(INDEX_KEYS):
         feature = features.get(key)
         if feature is not None and not feature.is_video and not feature.is_text and feature.dtype != "image":
             row += int(np.prod(feature.shape, dtype=np.int64)) * np.dtype(feature.dtype).itemsize
