@@ -37,7 +37,7 @@ from understudy.order.audit import WINDOWS, audit, reading
 _AHEAD = (4, 2)  # batches made before they are asked for, where memory allows
 _SHORT = 8  # pictures from key frame to key frame up to which a decoder that starts anew costs little
 _SHORT_RUN = 16  # pictures of the longest run that is no whole group
-_OWN = 10_000_000  # Python's objects for each lane, code that runs for the first time, gaps between what malloc gave
+_OWN = 12_000_000  # Python's objects for each lane, code that runs for the first time, gaps between what malloc gave
 _MIDDLING = 32  # up to which a group is decoded at once: one decoder that stays in the cache for many lanes' pictures
 
 
