@@ -181,7 +181,8 @@ class _Strand:
             self._cursor = None
             before = cursor.waited
             try:
-                for picture in cursor.pictures(numbers, at_once=max(1, self._ahead)):
+                # Full-size pictures that are made smaller at once are not held by the run.
+                for picture in cursor.pictures(numbers, 1 if self._converted else max(1, self._ahead)):
                     self._held[self._decoded] = self._smaller(picture) if self._converted else picture
                     self._decoded += 1
             except DatasetError:

@@ -90,6 +90,8 @@ class Cursors:
             ]
             cursor = self._idle.pop(max(near)[2]) if near else None
         if cursor is None:
+            while len(self._idle) >= self._most:  # before the new one needs a codec context: it takes theirs
+                self._idle.pop(0).park()
             cursor = Cursor(key, self.reader(dataset, camera, row), dataset.pictures.where)
         cursor.row = row
         return cursor

@@ -117,11 +117,11 @@ class Engine:
         number = 0
         try:
             while (making := self._next(number, spent)) is not None:
-                maker.make(making, making.mine[thread])
-                if number % self._plan.threads == thread:
+                if number % self._plan.threads == thread:  # before pictures: reading a data file takes much
                     begin = perf_counter()
                     self._fill_tables(making)
                     spent.assemble += perf_counter() - begin
+                maker.make(making, making.mine[thread])
                 with self._change:
                     making.left -= 1
                     last = making.left == 0
