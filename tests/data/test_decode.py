@@ -285,6 +285,35 @@ def test_real_runs_with_parks(name: str, real_data: Path) -> None:
             decoder.park()
 
 
+class _Counted(LocalSource):
+    """A file that tells how many bytes of it were read."""
+
+    count = 0
+
+    def read(self, offset: int, size: int) -> bytes:
+        self.count += size
+        return super().read(offset, size)
+
+
+@pytest.mark.parametrize("at_once", [1, 16])
+@pytest.mark.parametrize("kind", ["av1-gop12", "h264-bframes", "h264-gop250"])
+def test_what_lies_between_wanted_groups_is_not_read(
+    kind: str, at_once: int, clips: dict[str, tuple[Path, np.ndarray]]
+) -> None:
+    """A run that goes on in another episode of a packed file must not fetch the episodes between."""
+    path, pictures = clips[kind]
+    source = _Counted(str(path))
+    packets = open_packets(source)
+    wanted = np.array([1, 2, 3, COUNT - 3, COUNT - 2])
+    needed = np.concatenate([packets.spans(1, 3), packets.spans(COUNT - 3, COUNT - 2)])
+    apart = int(needed[0].sum()) <= int(needed[-1, 0])
+    source.count = 0
+    assert np.array_equal(take(PictureDecoder(packets, "x"), wanted, at_once), pictures[wanted])
+    if apart:
+        assert source.count <= needed[:, 1].sum()
+    assert apart == (kind != "h264-gop250")  # where all is one group, all of it is needed
+
+
 class _Torn(LocalSource):
     """A disk that cannot read one byte."""
 

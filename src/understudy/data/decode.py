@@ -73,10 +73,10 @@ class PictureDecoder:
         """
         positions = wanted.tolist()
         recent, self._recent = self._recent, {}
-        until = min(self._sample[positions[-1]] + self._reorder, len(self._display) - 1) if positions else 0
+        untils = self._untils(wanted) if positions else []
         height, width, few = self._index.height, self._index.width, len(positions) <= _RECENT
         made: list[av.VideoFrame] = []  # the next ones, the last first
-        for at, position in enumerate(positions):
+        for at, (position, until) in enumerate(zip(positions, untils)):
             if not made and position == self._expected and not recent:
                 made = self._run(positions[at : at + at_once], until)
             frame = made.pop() if made else recent.get(position) or self._reach(position, until)
@@ -86,6 +86,18 @@ class PictureDecoder:
             if few:
                 self._recent[position] = frame
             yield position, frame
+
+    def _untils(self, wanted: np.ndarray) -> list[int]:
+        """Of each of `wanted`, how far in decode order its reader will surely go on: bytes are read that far at once.
+        To the last one, or to where the next lies in another group, behind pictures that nobody wants."""
+        last = len(self._display) - 1
+        if int(wanted[-1] - wanted[0]) < len(wanted):  # no gap, as nearly always
+            return [min(self._sample[int(wanted[-1])] + self._reorder, last)] * len(wanted)
+        decoded = self._index.sample[wanted]
+        group = np.searchsorted(self._index.keys, decoded, side="right")
+        ends = np.append(np.flatnonzero((np.diff(group) != 0) & (np.diff(wanted) > 1)), len(wanted) - 1)
+        end = ends[np.searchsorted(ends, np.arange(len(wanted)))]
+        return np.minimum(decoded[end] + self._reorder, last).tolist()
 
     def forget(self) -> None:
         """Let go of the pictures of the last read, which are kept for sliding windows."""

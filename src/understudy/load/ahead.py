@@ -22,6 +22,7 @@ from understudy.load.making import Stream, first_round
 _RUN = 256  # samples of a clip that are fetched at once: a request should be worth its latency and its work
 _FIRST_RUN = 16  # while every batch opens new clips
 _LEAST, _MOST = 4, 96  # batches ahead
+_SAMPLES = 1024  # at least: what is slow for want of bytes must not be taken for what is wanted
 _MARGIN = 4.0  # latencies: requests queue behind each other
 
 
@@ -74,7 +75,8 @@ class Ahead:
         """Batches ahead that hide the latency at the rate at which batches are taken."""
         latency = max((dataset.catalog.files.latency for dataset in self._datasets), default=0.0)
         rate = self._taken / max(1e-3, time.perf_counter() - self._begun)
-        return int(np.clip(_MARGIN * latency * rate, _LEAST, _MOST))
+        least = max(_LEAST, -(-_SAMPLES // (self._high - self._low)))
+        return int(np.clip(_MARGIN * latency * rate, min(least, _MOST), _MOST))
 
     def _run(self) -> None:
         give_up_when(lambda: self._stopping)

@@ -77,7 +77,10 @@ class DiskCache:
     def entry(self, key: str) -> Entry:
         """What is kept of one version of one file."""
         with self._lock:
-            return self._entries.setdefault(key, Entry(self, key))
+            found = self._entries.get(key)
+            if found is None:
+                found = self._entries[key] = Entry(self, key)
+            return found
 
     def close(self) -> None:
         """Unpin everything."""
