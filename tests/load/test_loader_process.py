@@ -57,7 +57,12 @@ def run(*words: str | int | Path) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize(
     ("megabytes", "lanes", "way"),
-    [(290, 16, "16 lanes, runs of 16 pictures"), (130, 16, "16 lanes, runs of 8 pictures"), (1500, 16, "all of them")],
+    [
+        (290, 16, "16 lanes, runs of 32 pictures"),
+        (220, 16, "16 lanes, runs of 16 pictures"),
+        (130, 16, "16 lanes, runs of 8 pictures"),
+        (1500, 16, "all of them"),
+    ],
 )
 def test_memory_is_as_planned(short_groups: Path, megabytes: int, lanes: int, way: str) -> None:
     check_memory(short_groups, megabytes, lanes, way)

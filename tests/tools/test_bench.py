@@ -151,14 +151,16 @@ def test_the_limit_decodes_the_pictures_of_the_dataset(root: Path) -> None:
     limit.ways = {name: counting(name) for name in counted}
     limit.measure(0.1)
     first = dict(counted)
-    assert all(first.values())
     for _ in range(2):
         limit.measure(0.1)
+    assert all(counted[name] > first[name] > 0 for name in counted)  # each has its turn in every round
+    rounds = limit._rounds = {"a": [Round(9, 1, 1)] + 2 * [Round(2, 1, 1)], "b": 3 * [Round(4, 1, 2)]}
     found = limit.found()
     assert found is not None
-    assert [name for name in counted if counted[name] > first[name]] == [found["by"]]
+    assert (found["by"], found["samples_per_s"]) == ("b", 4 / limit.cameras)  # one lucky round makes no limit
+    assert found["cpu_ms_per_sample"] == 500 * limit.cameras
     one_camera = limits(Setting(str(root), cameras=(TOP,)).data(), 8)[1]
-    one_camera._rounds, one_camera.by = limit._rounds, limit.by
+    one_camera._rounds = rounds
     halved = one_camera.found()
     assert halved is not None
     assert halved["samples_per_s"] == pytest.approx(2 * found["samples_per_s"])  # a sample of two cameras is two
@@ -333,6 +335,7 @@ ROW = {"codec", "gop", "height", "cameras", "samples_per_s", "limit_per_s", "ove
 ROW |= {"peak_mb", "planned_mb", "lerobot_cpu_ms_per_sample"}
 LIMITS = {"codec_limit_per_s", "over_codec_limit", "codec_limit_cpu_ms_per_sample", "limit_cpu_ms_per_sample"}
 LIMITS |= {"shuffled_limit_per_s", "over_shuffled_limit", "shuffled_limit_cpu_ms_per_sample", "shuffled_limit_held"}
+HELD = {"shuffled_limit_held"}  # none where memory is so small
 WHOLE = {"rows", "parquet_only_samples_per_s", "first_batch_s", "remote", "conditions"}
 
 
@@ -408,7 +411,7 @@ def test_the_benchmark_of_the_loader_holds_its_keys(
         assert row.keys() >= ROW | LIMITS
         assert row["codec"] == "av1"
         assert row["lerobot_cpu_ms_per_sample"] is None
-        assert all(row[key] > 0 for key in (ROW | LIMITS) - {"codec", "lerobot_cpu_ms_per_sample", "peak_mb"})
+        assert all(row[key] > 0 for key in (ROW | LIMITS) - {"codec", "lerobot_cpu_ms_per_sample", "peak_mb"} - HELD)
     assert found["parquet_only_samples_per_s"] > 0
     assert found["first_batch_s"] == 0.25
     assert found["first_batches"][1]["floor_s"] == pytest.approx(48 / (2 * found["rows"][1]["limit_per_s"]))

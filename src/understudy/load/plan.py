@@ -4,7 +4,7 @@ Memory goes, in this order, to what cannot be done without (the batches under wa
 datasets that stay decoded, and to chains: what each lane holds between two of its samples. Chains have several ways,
 the quickest first; the first way that fits is taken. Whatever is taken, the samples are the same.
 
-    short groups of pictures: runs of 16, 8 or 4 pictures with shared decoders; a decoder kept by each lane
+    short groups of pictures: runs of 32, 16, 8 or 4 pictures with shared decoders; a decoder kept by each lane
     middling ones:            runs of whole groups with shared decoders; then as long ones
     long ones:                a decoder kept by each lane with runs of 8, 4 or 1
     any:                      the pictures that windows share; nothing
@@ -35,8 +35,8 @@ from understudy.order import Order, rank_slice
 from understudy.order.audit import WINDOWS, audit, reading
 
 _AHEAD = (4, 2)  # batches made before they are asked for, where memory allows
+_SHORT_RUNS = (32, 16, 8, 4)  # pictures of a run that is no whole group
 _SHORT = 8  # pictures from key frame to key frame up to which a decoder that starts anew costs little
-_SHORT_RUN = 16  # pictures of the longest run that is no whole group
 _OWN = 12_000_000  # Python's objects for each lane, code that runs for the first time, gaps between what malloc gave
 _MIDDLING = 32  # up to which a group is decoded at once: one decoder that stays in the cache for many lanes' pictures
 
@@ -263,7 +263,8 @@ def _level(read: Sequence[_Source], memory: int, threads: int, fixed: Callable[[
         return fixed(ahead) + sum(s.chains(s.ways[min(level, len(s.ways) - 1)], threads) for s in read)
 
     for level in range(levels):
-        for ahead in _AHEAD:
+        longest = any(s.ways[0].ahead == _SHORT_RUNS[0] and not s.ways[0].whole for s in read) and level == 0
+        for ahead in _AHEAD[:1] if longest else _AHEAD:  # 3 % of time are not worth a batch less ahead
             if needs(ahead, level) <= memory:
                 return ahead, level
     return (1 if needs(1, levels - 1) <= memory else 0), levels - 1
@@ -318,7 +319,7 @@ def _ways(alone: bool, gop: int, halo: int, converted: bool, shuffle: bool) -> t
     if alone:
         ways = []
     elif gop <= _SHORT and shuffle:
-        ways = [(_SHORT_RUN, False, False), (8, False, False), (4, False, False), (1, True, False)]
+        ways = [*((run, False, False) for run in _SHORT_RUNS), (1, True, False)]
     else:
         whole = [(gop, False, True)] if gop <= _MIDDLING and shuffle else []
         ways = [*whole, (8, True, False), (4, True, False), (1, True, False)]

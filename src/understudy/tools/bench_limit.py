@@ -62,7 +62,8 @@ Way: TypeAlias = Callable[[Stretch], Iterator[int]]
 
 @dataclass
 class Limit:
-    """Measure in rounds: every way in the first, from then on the best one.
+    """Measure in rounds, every way in each: the best is the one with the best median, not the one whose first round met
+    with a quiet machine.
 
     Without a way, or without video, there is no limit: `found` is None.
     """
@@ -71,20 +72,12 @@ class Limit:
     cameras: int
     stretches: Sequence[Stretch]
     """One for each thread."""
-    by: str = ""
-    """The best way."""
-    _rounds: list[Round] = field(default_factory=list)
+    _rounds: dict[str, list[Round]] = field(default_factory=dict)
 
     def measure(self, seconds: float) -> None:
-        """One round."""
-        if not self.stretches or not self.ways:
-            return
-        if not self._rounds:
-            first = {name: self._run(way, seconds / len(self.ways)) for name, way in self.ways.items()}
-            self.by = max(first, key=lambda name: first[name].per_s)
-            self._rounds = [first[self.by]]
-        else:
-            self._rounds.append(self._run(self.ways[self.by], seconds))
+        """One round, so many seconds for each way."""
+        for name, way in self.ways.items() if self.stretches else ():
+            self._rounds.setdefault(name, []).append(self._run(way, seconds))
 
     def _run(self, way: Way, seconds: float) -> Round:
         counts = [0] * len(self.stretches)
@@ -123,11 +116,13 @@ class Limit:
         """{"by", "threads", "samples_per_s", "cpu_ms_per_sample"}, a sample being one picture of each camera."""
         if not self._rounds:
             return None
+        rates = {name: median(one.per_s for one in rounds) for name, rounds in self._rounds.items()}
+        best = max(rates, key=rates.__getitem__)
         return {
-            "by": self.by,
+            "by": best,
             "threads": len(self.stretches),
-            "samples_per_s": median(one.per_s for one in self._rounds) / self.cameras,
-            "cpu_ms_per_sample": median(one.cpu_ms for one in self._rounds) * self.cameras,
+            "samples_per_s": rates[best] / self.cameras,
+            "cpu_ms_per_sample": median(one.cpu_ms for one in self._rounds[best]) * self.cameras,
         }
 
     def share(self, per_s: float) -> float | None:
