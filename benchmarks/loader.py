@@ -115,6 +115,7 @@ def measure_set(one: Set, rival: Any, known: dict[Path, Any], seconds: float, ro
         picture_bytes,
         quality,
         rival_figures,
+        wait_for_quiet,
     )
 
     data = Setting(str(one.root), BATCH, CHUNK).data()
@@ -136,6 +137,7 @@ def measure_set(one: Set, rival: Any, known: dict[Path, Any], seconds: float, ro
                 theirs.append(
                     rival.measure(root=str(one.lerobot), batch=BATCH, chunk=CHUNK, workers=2, seconds=seconds)
                 )
+                wait_for_quiet()
     figures = median_round([Round(each["samples"], each["seconds"], each["cpu_seconds"]) for each in ours])
     limit, strict, cold = (one.found() or {} for one in (library, codec, shuffled))
     last = ours[-1]

@@ -309,17 +309,18 @@ def _look(dataset: EpisodeDataset, order: Order, d: int, low: int, high: int, si
         tuple(live),
         converted,
         halo,
-        _ways(alone, dataset.gop if frames else 1, halo, converted, spec.shuffle),
+        _ways(alone, dataset.gop if frames else 1, spec.clip, halo, converted, spec.shuffle),
     )
 
 
-def _ways(alone: bool, gop: int, halo: int, converted: bool, shuffle: bool) -> tuple[Holding, ...]:
+def _ways(alone: bool, gop: int, clip: int, halo: int, converted: bool, shuffle: bool) -> tuple[Holding, ...]:
     """The ways of holding a lane, the quickest first; the last one holds nothing."""
     ways: list[tuple[int, bool, bool]]
     if alone:
         ways = []
     elif gop <= _SHORT and shuffle:
-        ways = [*((run, False, False) for run in _SHORT_RUNS), (1, True, False)]
+        runs = [run for run in _SHORT_RUNS if run <= clip] or _SHORT_RUNS[-1:]
+        ways = [*((run, False, False) for run in runs), (1, True, False)]
     else:
         whole = [(gop, False, True)] if gop <= _MIDDLING and shuffle else []
         ways = [*whole, (8, True, False), (4, True, False), (1, True, False)]

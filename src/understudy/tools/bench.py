@@ -107,6 +107,7 @@ def measure(config: BenchConfig) -> dict[str, Any]:
                         root=config.path, batch=config.batch, chunk=config.chunk, workers=2, seconds=config.seconds
                     )
                 )
+                by.wait_for_quiet()
         figures = by.median_round(ours)
         return {
             "path": config.path,

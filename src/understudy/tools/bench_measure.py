@@ -196,6 +196,26 @@ class Trial:
         self.loader.close()
 
 
+def wait_for_quiet(most: float = 30.0) -> None:
+    """Until the cores stand still, or so many seconds: worker processes of a rival go on making what nobody asks for any
+    more, for seconds, and would be charged to whoever is measured next. Where the system does not tell, a second."""
+    stat, end = Path("/proc/stat"), time.monotonic() + most
+    if not stat.exists():
+        time.sleep(1)
+        return
+
+    def times() -> tuple[int, int]:
+        counted = [int(word) for word in stat.read_text().split("\n", 1)[0].split()[1:]]
+        return counted[3] + counted[4], sum(counted)  # idle and waiting for a disk; all
+
+    while time.monotonic() < end:
+        idle, whole = times()
+        time.sleep(0.3)
+        later, total = times()
+        if later - idle >= 0.8 * (total - whole):
+            return
+
+
 def quality(order: Order) -> dict[str, Any]:
     """deff over 1, 8 and 64 batches and, over one batch, of a uniform shuffle of the same episodes (a model, see
     `order/deff.py`); distinct episodes per batch."""
