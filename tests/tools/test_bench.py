@@ -223,18 +223,18 @@ def test_medians() -> None:
 def test_a_trial_measures_what_it_was_asked_for(root: Path) -> None:
     with pytest.raises(DatasetError, match="no camera"):
         Setting(str(root), cameras=("none",)).data()
-    trial = Trial(Setting(str(root), batch=8, chunk=5, cameras=(WRIST,), memory="4MB"))
+    trial = Trial(Setting(str(root), batch=4, chunk=5, cameras=(WRIST,), memory="4MB"))
     try:
         lanes, ahead = trial.order.spec.sources[0].lanes, trial.loader.plan.holdings[0].ahead
-        assert lanes * ahead > 8 * bench_measure.WARM_BATCHES
-        for thrown_away in (-(-lanes * ahead // 8), bench_measure.WARM_BATCHES):  # before the first round a whole turn
+        assert lanes * ahead > 4 * bench_measure.WARM_BATCHES
+        for thrown_away in (-(-lanes * ahead // 4), bench_measure.WARM_BATCHES):  # before the first round a whole turn
             before = trial.loader.position
             found = trial.measure(0.05)
             made = trial.loader.position - before
-            assert found.samples == made - 8 * thrown_away
+            assert found.samples == made - 4 * thrown_away
         assert lanes < trial.held < trial.loader.plan.bytes / (64 * 64 * 1.5)
         batch = next(trial.loader)
-        assert batch["action"].shape[:2] == (8, 5)
+        assert batch["action"].shape[:2] == (4, 5)
         assert WRIST in batch
         assert TOP not in batch
     finally:

@@ -197,8 +197,9 @@ class Trial:
 
 
 def wait_for_quiet(most: float = 30.0) -> None:
-    """Until the cores stand still, or so many seconds: worker processes of a rival go on making what nobody asks for any
-    more, for seconds, and would be charged to whoever is measured next. Where the system does not tell, a second."""
+    """Until the cores stand still, or so many seconds: worker processes of a rival go on making what nobody asks for
+    any more, for seconds, and would be charged to whoever is measured next. Where the system does not tell, a second.
+    """
     stat, end = Path("/proc/stat"), time.monotonic() + most
     if not stat.exists():
         time.sleep(1)
