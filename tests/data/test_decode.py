@@ -285,6 +285,43 @@ def test_real_runs_with_parks(name: str, real_data: Path) -> None:
             decoder.park()
 
 
+@pytest.mark.parametrize("at_once", [1, 8])
+@pytest.mark.parametrize("first", [5, 6, 7])
+@pytest.mark.parametrize("kind", ["av1-gop12", "mpeg4-bframes", "h264-bframes"])
+def test_an_interrupt_between_two_pictures_leaves_no_wrong_ones(
+    kind: str, first: int, at_once: int, clips: dict[str, tuple[Path, np.ndarray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Ctrl-C in a notebook: whoever reads on with the same dataset must not have packets fed twice."""
+    path, pictures = clips[kind]
+    decoder, plain = decoder_of(path), PictureDecoder._restart
+
+    class Interrupted:
+        def __init__(self, context: av.VideoCodecContext) -> None:
+            self.context, self.left = context, 6
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.context, name)
+
+        def decode(self, packet: av.Packet | None) -> list[av.VideoFrame]:
+            frames = self.context.decode(packet)
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+            return frames
+
+    def restart(self: PictureDecoder, sample: int) -> None:
+        plain(self, sample)
+        if not isinstance(self._context, Interrupted):
+            self._context = Interrupted(self._context)  # type: ignore[assignment, arg-type]
+
+    monkeypatch.setattr(PictureDecoder, "_restart", restart)
+    with pytest.raises(KeyboardInterrupt):
+        take(decoder, np.arange(COUNT), at_once)
+    monkeypatch.undo()
+    for start in (first, 0):
+        assert np.array_equal(take(decoder, np.arange(start, COUNT), at_once), pictures[start:])
+
+
 class _Counted(LocalSource):
     """A file that tells how many bytes of it were read."""
 

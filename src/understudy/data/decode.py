@@ -69,7 +69,7 @@ class PictureDecoder:
 
         Raises:
             DatasetError: a picture cannot be decoded, or has another size than the file says; names it.
-            Stopped: the one this thread works for has gone (`retry.give_up_when`), which is asked for each packet.
+            Stopped: the one this thread works for has gone (`retry.give_up_when`); asked before each run of packets.
         """
         positions = wanted.tolist()
         recent, self._recent = self._recent, {}
@@ -127,8 +127,9 @@ class PictureDecoder:
             count = next(i for i in range(count) if positions[i] != position + i)
         if is_gone():
             raise Stopped
-        fed, decode, made = self._packets.packets(first, first + count), context.decode, []
+        fed, decode, made = self._packets.packets(first, first + count, until), context.decode, []
         count = len(fed)
+        self._next = first + count  # at once: a Ctrl-C between two of them leaves a gap, and none is fed twice
         frames: list[av.VideoFrame] = []
         try:
             for packet in fed:
@@ -146,8 +147,6 @@ class PictureDecoder:
             self._next = first + len(made) + 1
             if self._take(frames, position) and position not in self._ahead:
                 self._give_up("")
-        else:
-            self._next = first + count
         return made[::-1]
 
     def _reach(self, position: int, until: int) -> av.VideoFrame:

@@ -96,7 +96,7 @@ class Engine:
             self._ahead.ask_to_stop()
 
     def stop(self) -> None:
-        """End the threads: each gives up what it is doing within a picture."""
+        """End the threads: each gives up what it is doing within a run of pictures."""
         self.ask_to_stop()
         if os.getpid() != self._pid:
             return
@@ -179,8 +179,8 @@ class Engine:
                 Making(
                     threads,
                     (tables, i),
-                    positions[i],
-                    source[i],
+                    positions[i].copy(),  # a part would keep, and be saved with, all of them
+                    source[i].copy(),
                     episode[i].copy(),  # substitutes are written there
                     frame[i].copy(),
                     [np.flatnonzero(thread[i] == t).tolist() for t in range(threads)],
