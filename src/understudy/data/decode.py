@@ -27,7 +27,7 @@ import numpy as np
 
 from understudy.data.contexts import Kind, borrow, give_back, live_bytes
 from understudy.data.errors import DatasetError
-from understudy.data.packets import Packets
+from understudy.data.packets import Packets, several
 from understudy.data.remote.retry import Stopped, is_gone
 
 _RECENT = 8  # pictures of a small read that are kept, so that sliding windows do not start over at a key frame
@@ -127,7 +127,7 @@ class PictureDecoder:
             count = next(i for i in range(count) if positions[i] != position + i)
         if is_gone():
             raise Stopped
-        fed, decode, made = self._packets.packets(first, first + count, until), context.decode, []
+        fed, decode, made = several(self._packets, first, first + count, until), context.decode, []
         count = len(fed)
         self._next = first + count  # at once: a Ctrl-C between two of them leaves a gap, and none is fed twice
         frames: list[av.VideoFrame] = []

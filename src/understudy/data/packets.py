@@ -38,10 +38,6 @@ class Packets(Protocol):
     def packet(self, i: int, until: int) -> av.Packet:
         """Packet i in decode order, `pts` = display position; `until` says how far the caller will read on."""
 
-    def packets(self, first: int, stop: int, until: int) -> list[av.Packet]:
-        """Packets `first` to `stop`, read together with those up to `until`: quicker than one by one. Fewer, but at
-        least one, where a later one cannot be read."""
-
     def spans(self, first: int, last: int) -> np.ndarray:
         """Where the packets lie that give the pictures shown from `first` to `last`: int64 (k, 2) of (offset, size),
         coalesced, from the key frame on; empty where places are not known."""
@@ -95,8 +91,9 @@ def _packet(data: memoryview, display: int) -> av.Packet:
     return packet
 
 
-def _until_one_fails(packets: Packets, first: int, stop: int, until: int) -> list[av.Packet]:
-    """`Packets.packets`, by `packet`."""
+def several(packets: Packets, first: int, stop: int, until: int) -> list[av.Packet]:
+    """Packets `first` to `stop`, read together with those up to `until`. Fewer, but at least one, where a later one
+    cannot be read."""
     made: list[av.Packet] = []
     try:
         for i in range(first, stop):
@@ -129,9 +126,6 @@ class Mp4Packets:
         packet.update(memoryview(self._window)[at : at + size])  # type: ignore[arg-type]
         packet.pts = self._display[i]
         return packet
-
-    def packets(self, first: int, stop: int, until: int) -> list[av.Packet]:
-        return _until_one_fails(self, first, stop, until)
 
     def _read(self, i: int, until: int) -> None:
         """One read of sample i and of those after it, up to `until`, that follow without a gap in the file."""
@@ -242,9 +236,6 @@ class ContainerPackets:
             raise DatasetError(what, where=self.path, fix=_REMEDY)
         self._cursor = i + 1
         return _packet(memoryview(found), int(self.index.display[i]))
-
-    def packets(self, first: int, stop: int, until: int) -> list[av.Packet]:
-        return _until_one_fails(self, first, stop, until)
 
     def _seek(self, i: int) -> av.Packet | None:
         """Packet i after a seek to it; containers that cannot seek there are walked from their beginning."""
