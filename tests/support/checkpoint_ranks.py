@@ -301,7 +301,15 @@ def no_agreement(root: Path) -> str:
     """The negative control: without agreement rank 0's failure to name the checkpoint is rank 0's secret."""
     dist.init_process_group("gloo")
     plain = checkpoint.agreed
-    checkpoint.agreed = lambda group, work: work() if dist.get_rank() == 0 else True
+
+    def alone(group: Any, work: Any) -> Any:
+        """Waits for the others as `agreed` does, and tells them nothing."""
+        try:
+            return work() if dist.get_rank() == 0 else True
+        finally:
+            dist.barrier(group)
+
+    checkpoint.agreed = alone
     try:
         with broken(checkpoint, "sync_folder", raising(28, "No space left on device"), 0):
             checkpoint.save(root, 1, {"weights/a": torch.ones(3)}, {}, dist.group.WORLD)
