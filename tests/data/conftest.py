@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from support.videos import KINDS, container_decode, write_video
+from understudy.data.loops import Coded
 from understudy.data.packets import Mp4Packets
 
 
@@ -22,11 +23,17 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, np.
 def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The decode positions of all packets given to decoders."""
     seen: list[int] = []
-    plain = Mp4Packets.packet
+    one, several = Mp4Packets.packet, Mp4Packets.several
 
     def packet(self: Mp4Packets, i: int, until: int) -> av.Packet:
         seen.append(i)
-        return plain(self, i, until)
+        return one(self, i, until)
+
+    def packets(self: Mp4Packets, first: int, stop: int, until: int) -> Coded:
+        coded = several(self, first, stop, until)
+        seen.extend(range(first, first + len(coded.size)))
+        return coded
 
     monkeypatch.setattr(Mp4Packets, "packet", packet)
+    monkeypatch.setattr(Mp4Packets, "several", packets)
     return seen

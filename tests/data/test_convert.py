@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import interpolate
 
-from understudy.data import convert, swscale
+from understudy.data import convert, ffmpeg, loops, swscale
 from understudy.data.convert import Converter, planar_is_equal
 from understudy.data.resize import AreaResize
 from understudy.data.swscale import Kind
@@ -70,7 +70,7 @@ def test_any_picture_equals_the_packed_conversion(
     assert (around == 7).all()
 
 
-@pytest.mark.skipif(swscale.library() is None, reason="this PyAV hides the symbols of its FFmpeg")
+@pytest.mark.skipif(ffmpeg.swscale() is None, reason="this PyAV hides the symbols of its FFmpeg")
 @pytest.mark.parametrize("matrix", [0, 1, 2, 4, 5, 6, 7, 9])
 @pytest.mark.parametrize(("height", "width"), [(480, 640), (224, 224), (256, 256), (720, 1280), (48, 64)])
 def test_what_cameras_record_is_written_straight(height: int, width: int, matrix: int) -> None:
@@ -98,18 +98,18 @@ def test_the_trial_notices(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a swscale that differs from PyAV's would do: nobody then uses it, and pictures are right all the same."""
     plain = swscale.Scaler.write
 
-    def write(self: swscale.Scaler, frame: av.VideoFrame, first: int) -> None:
+    def write(self: swscale.Scaler, frames: list[av.VideoFrame], to: list[int]) -> None:
         if fault == "fails":
             raise RuntimeError("no")
         if fault != "nothing written":
-            plain(self, frame, first)
-        memory = (ctypes.c_uint8 * (self.nbytes + 1)).from_address(first)
+            plain(self, frames, to)
+        memory = (ctypes.c_uint8 * (self.nbytes + 1)).from_address(to[0])
         if fault == "another order":
             memory[: self.nbytes] = bytes(memory)[: self.nbytes][::-1]
         elif fault == "a byte beside":
             memory[self.nbytes] ^= 1
 
-    if swscale.library() is None:
+    if ffmpeg.swscale() is None:
         pytest.skip("this PyAV hides the symbols of its FFmpeg")
     kind = Kind("yuv420p", 48, 96, 2, 0)
     swscale.is_equal.cache_clear()
@@ -151,18 +151,18 @@ def test_without_the_symbols_pictures_are_the_same(monkeypatch: pytest.MonkeyPat
     class Hidden:
         __file__ = "nowhere.so"
 
-    swscale.library.cache_clear()
+    ffmpeg.swscale.cache_clear()
     swscale.is_equal.cache_clear()
     try:
         monkeypatch.setattr(av.video, "reformatter", Hidden)
-        assert swscale.library() is None
+        assert ffmpeg.swscale() is None
         frame, out = noise("yuv420p", 48, 64, 3), np.zeros((3, 48, 64), np.uint8)
         Converter().write(frame, out)
         assert np.array_equal(out, packed(frame))
         with pytest.raises(RuntimeError, match="cannot be reached"):
             swscale.Scaler(Kind("yuv420p", 48, 64, 2, 0))
     finally:
-        swscale.library.cache_clear()
+        ffmpeg.swscale.cache_clear()
         swscale.is_equal.cache_clear()
 
 

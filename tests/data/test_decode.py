@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from support.datasets import Spec, identity, write_dataset
 from support.videos import COUNT, KINDS, write_video
-from understudy.data import contexts
+from understudy.data import contexts, decode, loops
 from understudy.data.contexts import SPARE_BYTES, Kind, live_bytes, picture_bytes
 from understudy.data.convert import Converter
 from understudy.data.decode import PictureDecoder
 from understudy.data.errors import DatasetError
 from understudy.data.mp4 import read_mp4
-from understudy.data.packets import Mp4Packets, _packet, open_packets
+from understudy.data.packets import Mp4Packets, open_packets
 from understudy.data.samples import EpisodeDataset
 from understudy.data.sources import LocalSource
 
@@ -328,6 +328,30 @@ def test_an_interrupt_between_two_pictures_leaves_no_wrong_ones(
         assert np.array_equal(take(decoder, np.arange(start, COUNT), at_once), pictures[start:])
 
 
+@pytest.mark.parametrize("run", [1, 2])
+@pytest.mark.parametrize("kind", ["av1-gop12", "mpeg4-bframes", "h264-bframes"])
+def test_an_interrupt_of_a_run_leaves_no_wrong_pictures(
+    kind: str, run: int, clips: dict[str, tuple[Path, np.ndarray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop outside the interpreter is told of a Ctrl-C when it is over: its pictures are lost."""
+    path, pictures = clips[kind]
+    decoder, plain, runs = decoder_of(path), loops.decode, []
+
+    def interrupted(context: av.VideoCodecContext, coded: loops.Coded) -> tuple[list[av.VideoFrame], int, bool]:
+        out = plain(context, coded)
+        runs.append(len(out[0]))
+        if len(runs) == run + 1:
+            raise KeyboardInterrupt
+        return out
+
+    monkeypatch.setattr(decode, "decode", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        take(decoder, np.arange(COUNT), 4)
+    assert runs[-1] > 0
+    for start in (5, 0):
+        assert np.array_equal(take(decoder, np.arange(start, COUNT), 4), pictures[start:])
+
+
 class _Counted(LocalSource):
     """A file that tells how many bytes of it were read."""
 
@@ -358,14 +382,18 @@ def test_what_lies_between_wanted_groups_is_not_read(
 
 
 class _Torn(LocalSource):
-    """A disk that cannot read one byte."""
+    """A disk that cannot read some bytes, or gives others instead."""
 
-    at = -1
+    bad = range(0)
+    readable = False
 
     def read(self, offset: int, size: int) -> bytes:
-        if offset <= self.at < offset + size:
+        bad = range(max(self.bad.start, offset), min(self.bad.stop, offset + size))
+        if bad and not self.readable:
             raise DatasetError("cannot be read: a bad sector", where=self.where)
-        return super().read(offset, size)
+        data = bytearray(super().read(offset, size))
+        data[bad.start - offset : bad.stop - offset] = b"\xff" * len(bad)
+        return bytes(data)
 
 
 @settings(max_examples=40, deadline=None)
@@ -386,11 +414,8 @@ def test_what_is_decoded_at_once_spoils_no_other_picture(
         source = _Torn(str(path))
         packets = open_packets(source)
         assert isinstance(packets, Mp4Packets)
-        at, plain = int(packets.index.offset[broken]) + int(packets.index.size[broken]) // 2, packets.packet
-        if fault == "unreadable":
-            source.at = at
-        else:
-            packets.packet = lambda i, until: _packet(memoryview(b"\xff" * 9), -1) if i == broken else plain(i, until)  # type: ignore[method-assign]
+        at = int(packets.index.offset[broken])
+        source.bad, source.readable = range(at, at + int(packets.index.size[broken])), fault == "damaged"
         out: list[np.ndarray] = []
         try:
             for _, frame in PictureDecoder(packets, "x").pictures(np.arange(start, COUNT), at_once):
@@ -428,7 +453,7 @@ _GROWTH = """
 import sys
 import numpy as np
 from understudy.data.decode import PictureDecoder
-from understudy.data.packets import Mp4Packets, _packet, open_packets
+from understudy.data.packets import Mp4Packets, open_packets
 
 def private():
     with open("/proc/self/smaps_rollup") as file:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import groupby
 
 import av
 import numpy as np
@@ -77,17 +78,14 @@ class Converter:
 
     def write_all(self, frames: Sequence[tuple[av.VideoFrame, int]], out: np.ndarray) -> None:
         """Write pictures into their places in `out`, uint8 (n, 3, H, W): as `write`, and quicker than one by one."""
-        kind, scaler, first = None, None, None
-        for frame, place in frames:
-            own = (frame.format.name, frame.height, frame.width, frame.colorspace, frame.color_range)
-            if own != kind:  # the first, as nearly always
-                kind, first = own, None
-                if self.size is None and (scaler := self._scaler_of(Kind(*own))) is not None:
-                    first = scaler.address(out)
-            if scaler is None or first is None:
-                self.write(frame, out[place])
+        for kind, group in groupby(frames, lambda one: _kind(one[0])):
+            scaler = self._scaler_of(Kind(*kind)) if self.size is None else None
+            if scaler is None or (first := scaler.address(out)) is None:
+                for frame, place in group:
+                    self.write(frame, out[place])
             else:
-                scaler.write(frame, first + place * scaler.nbytes)
+                same = list(group)
+                scaler.write([frame for frame, _ in same], [first + place * scaler.nbytes for _, place in same])
 
     def _scaler_of(self, kind: Kind) -> Scaler | None:
         if kind not in self._scalers:
@@ -97,17 +95,21 @@ class Converter:
         return self._scalers[kind]
 
     def _colours(self, frame: av.VideoFrame, height: int, width: int, out: np.ndarray) -> None:
-        kind = Kind(frame.format.name, height, width, frame.colorspace, frame.color_range)
-        scaler = self._scaler_of(kind)
+        scaler = self._scaler_of(Kind(*_kind(frame)))
         if scaler is not None and (first := scaler.address(out)) is not None:
-            scaler.write(frame, first)
-        elif planar_is_equal(kind.name, height, width):
+            scaler.write([frame], [first])
+        elif planar_is_equal(frame.format.name, height, width):
             for plane, channel in zip(self._reformatter.reformat(frame, None, None, "gbrp", threads=1).planes, _PLANES):
                 out[channel] = _lines(plane, height)[:, :width]  # lines may be padded
         else:
             plane = self._reformatter.reformat(frame, None, None, "rgb24", threads=1).planes[0]
             packed = _lines(plane, height)[:, : width * 3].reshape(height, width, 3)
             out[...] = packed.transpose(2, 0, 1)
+
+
+def _kind(frame: av.VideoFrame) -> tuple[str, int, int, int, int]:
+    """The fields of its `Kind`; a bare tuple is made faster."""
+    return frame.format.name, frame.height, frame.width, frame.colorspace, frame.color_range
 
 
 @lru_cache(maxsize=64)

@@ -27,7 +27,8 @@ import numpy as np
 
 from understudy.data.contexts import Kind, borrow, give_back, live_bytes
 from understudy.data.errors import DatasetError
-from understudy.data.packets import Packets, several
+from understudy.data.loops import decode
+from understudy.data.packets import Packets
 from understudy.data.remote.retry import Stopped, is_gone
 
 _RECENT = 8  # pictures of a small read that are kept, so that sliding windows do not start over at a key frame
@@ -112,12 +113,9 @@ class PictureDecoder:
         self._recent = {}
 
     def _run(self, positions: list[int], until: int) -> list[av.VideoFrame]:
-        """Those of `positions` that come out one for one with the next packets, beginning with the one that is due, as
-        nearly always; the last first. The first that does not ends it: what came out then waits for `_reach`, or the
-        decoder was given up.
-
-        What runs between two pictures finds the caches full of them and takes several times as long as in a loop of its
-        own: so packets are made in one loop, and nothing is in the other but what must be known of each picture.
+        """Those of `positions` that come out with the next packets, beginning with the one that is due, as nearly
+        always; the last first. The first that does not ends it: what came out then waits for `_reach`, or the decoder
+        was given up. What has to be done for each picture is done outside the interpreter (`loops.py`).
         """
         context, first, position = self._context, self._next, positions[0]
         count = min(len(positions), until + 1 - first)
@@ -127,26 +125,23 @@ class PictureDecoder:
             count = next(i for i in range(count) if positions[i] != position + i)
         if is_gone():
             raise Stopped
-        fed, decode, made = several(self._packets, first, first + count, until), context.decode, []
-        count = len(fed)
-        self._next = first + count  # at once: a Ctrl-C between two of them leaves a gap, and none is fed twice
-        frames: list[av.VideoFrame] = []
-        try:
-            for packet in fed:
-                frames = decode(packet)
-                if len(frames) != 1 or (frame := frames[0]).pts != position or frame.is_corrupt:
-                    break
-                made.append(frame)
-                position += 1
-        except av.FFmpegError:
-            frames = []
-            if self._display[first + len(made)] >= self._from:
-                self._give_up("")  # `_reach` comes here again from a key frame, and says what is wrong
+        coded = self._packets.several(first, first + count, until)
+        self._next = first + len(coded.size)  # at once: a Ctrl-C on the way leaves a gap, and none is fed twice
+        frames, fed, failed = decode(context, coded)
+        made: list[av.VideoFrame] = []
+        for frame in frames:
+            if frame.pts != position or frame.is_corrupt:
+                break
+            made.append(frame)
+            position += 1
         self._expected = position
-        if len(made) < count:
-            self._next = first + len(made) + 1
-            if self._take(frames, position) and position not in self._ahead:
-                self._give_up("")
+        if failed:
+            self._next = first + fed + 1
+            if self._display[first + fed] >= self._from:
+                self._give_up("")  # `_reach` comes here again from a key frame, and says what is wrong
+                return made[::-1]
+        if self._take(frames[len(made) :], position) and position not in self._ahead:
+            self._give_up("")
         return made[::-1]
 
     def _reach(self, position: int, until: int) -> av.VideoFrame:

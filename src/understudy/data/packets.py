@@ -18,6 +18,7 @@ import av
 import numpy as np
 
 from understudy.data.errors import DatasetError, SourceFailed
+from understudy.data.loops import Coded, packet
 from understudy.data.mp4 import UnknownLayout, VideoIndex, read_mp4
 from understudy.data.sources import ByteSource, LocalSource, as_file
 
@@ -37,6 +38,9 @@ class Packets(Protocol):
 
     def packet(self, i: int, until: int) -> av.Packet:
         """Packet i in decode order, `pts` = display position; `until` says how far the caller will read on."""
+
+    def several(self, first: int, stop: int, until: int) -> Coded:
+        """Packets from `first` on, in decode order: up to `stop`, or fewer, as far as one read goes. At least one."""
 
     def spans(self, first: int, last: int) -> np.ndarray:
         """Where the packets lie that give the pictures shown from `first` to `last`: int64 (k, 2) of (offset, size),
@@ -80,30 +84,6 @@ def coalesced(offset: np.ndarray, size: np.ndarray, gap: int = 0) -> np.ndarray:
     return np.stack([begin[fresh], end[last] - begin[fresh]], axis=1)
 
 
-def _packet(data: memoryview, display: int) -> av.Packet:
-    """A packet tagged with its display position, in memory with the zero padding that decoders read into.
-
-    `av.Packet(data)` would reference the bytes as they lie, unpadded: MPEG-4 then decodes differently from run to run.
-    """
-    packet = av.Packet(len(data))
-    packet.update(data)  # type: ignore[arg-type]  # the stub says bytes; any buffer will do
-    packet.pts = display
-    return packet
-
-
-def several(packets: Packets, first: int, stop: int, until: int) -> list[av.Packet]:
-    """Packets `first` to `stop`, read together with those up to `until`. Fewer, but at least one, where a later one
-    cannot be read."""
-    made: list[av.Packet] = []
-    try:
-        for i in range(first, stop):
-            made.append(packets.packet(i, max(until, i)))
-    except DatasetError:
-        if not made:
-            raise
-    return made
-
-
 class Mp4Packets:
     """Packets as byte slices of an mp4 file."""
 
@@ -117,15 +97,23 @@ class Mp4Packets:
         self.waited = 0.0
 
     def packet(self, i: int, until: int) -> av.Packet:
-        begin, size = self._offset[i], self._size[i]
-        at = begin - self._base
-        if at < 0 or at + size > len(self._window):
+        at = self._at(i, until)
+        return packet(memoryview(self._window)[at : at + self._size[i]], self._display[i])
+
+    def several(self, first: int, stop: int, until: int) -> Coded:
+        self._at(first, max(until, stop - 1))
+        offset, size = self.index.offset[first:stop] - self._base, self.index.size[first:stop]
+        inside = (offset >= 0) & (offset + size <= len(self._window))
+        count = len(inside) if inside.all() else int(np.argmin(inside))
+        return Coded(self._window, offset[:count], size[:count], self.index.display[first : first + count])
+
+    def _at(self, i: int, until: int) -> int:
+        """Where packet i begins in the window, which is read anew where it holds it not."""
+        at = self._offset[i] - self._base
+        if at < 0 or at + self._size[i] > len(self._window):
             self._read(i, until)
-            at = 0
-        packet = av.Packet(size)  # as in `_packet`
-        packet.update(memoryview(self._window)[at : at + size])  # type: ignore[arg-type]
-        packet.pts = self._display[i]
-        return packet
+            return 0
+        return at
 
     def _read(self, i: int, until: int) -> None:
         """One read of sample i and of those after it, up to `until`, that follow without a gap in the file."""
@@ -181,14 +169,14 @@ class ContainerPackets:
         keys: list[int] = []
         shown: list[bool] = []
         try:
-            for packet in self._packets():
-                if packet.pts is None:
+            for one in self._packets():
+                if one.pts is None:
                     what = f"picture {len(times)} carries no time, so its place is unknown"
                     raise DatasetError(what, where=path, fix="remux it into mp4")
-                if packet.is_keyframe:
+                if one.is_keyframe:
                     keys.append(len(times))
-                times.append(packet.pts)
-                shown.append(not packet.is_discard)
+                times.append(one.pts)
+                shown.append(not one.is_discard)
         except av.FFmpegError as error:
             raise DatasetError(f"cannot be demuxed: {error.strerror}", where=path, fix=_REMEDY) from None
         if not times or stream.codec_context is None:
@@ -223,7 +211,7 @@ class ContainerPackets:
         self._demux = self._packets()
 
     def _packets(self) -> Iterator[av.Packet]:
-        return (packet for packet in self._container.demux(video=0) if packet.size)
+        return (one for one in self._container.demux(video=0) if one.size)
 
     def packet(self, i: int, until: int) -> av.Packet:
         try:
@@ -235,7 +223,19 @@ class ContainerPackets:
             what = f"picture {int(self.index.display[i])} is not where a first walk over the file found it"
             raise DatasetError(what, where=self.path, fix=_REMEDY)
         self._cursor = i + 1
-        return _packet(memoryview(found), int(self.index.display[i]))
+        return packet(memoryview(found), int(self.index.display[i]))
+
+    def several(self, first: int, stop: int, until: int) -> Coded:
+        parts: list[bytes] = []
+        try:
+            for i in range(first, stop):
+                parts.append(bytes(self.packet(i, until)))
+        except DatasetError:
+            if not parts:
+                raise
+        size = np.array([len(part) for part in parts], np.int32)
+        offset = np.cumsum(size, dtype=np.int64) - size
+        return Coded(b"".join(parts), offset, size, self.index.display[first : first + len(parts)])
 
     def _seek(self, i: int) -> av.Packet | None:
         """Packet i after a seek to it; containers that cannot seek there are walked from their beginning."""
@@ -247,7 +247,7 @@ class ContainerPackets:
             else:
                 self._container.seek(time, stream=self._container.streams.video[0], backward=True)
                 self._demux = self._packets()
-            found = next((packet for packet in self._demux if packet.pts == time), None)
+            found = next((one for one in self._demux if one.pts == time), None)
             if found is not None:
                 return found
         return None

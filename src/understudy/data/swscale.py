@@ -1,26 +1,27 @@
 """FFmpeg's colour conversion straight into memory of ours: planes of red, green and blue where they shall lie.
 
 PyAV converts into a frame that it allocates, from where the picture is copied; that copy costs as much as the
-conversion, or more (at 640x480: 68 us instead of 160, at 224x224 14 instead of 28). So swscale itself is called,
-through the symbols that PyAV's own module is linked with: the same library, the oldest part of its interface (pointers
-and strides, no structures), without the GIL. Nothing is believed: a format is converted this way only after noise of
-this format, width, matrix and range came out as PyAV converts it, to the bit, and nothing was written beside it. Where
-PyAV hides the symbols, or the trial fails, `convert.py` goes through PyAV.
+conversion, or more (at 640x480: 68 us instead of 160, at 224x224 14 instead of 28). So swscale itself is called
+(`ffmpeg.py`; pointers and strides, no structures of its own), without the GIL. Nothing is believed: a format is
+converted this way only after noise of this format, width, matrix and range came out as PyAV converts it, to the bit,
+and nothing was written beside it. Where PyAV hides the symbols, or the trial fails, `convert.py` goes through PyAV.
 
 Not here: formats other than 8-bit 4:2:0, resizing.
 """
 
 from __future__ import annotations
 
-import ctypes
 import weakref
-from ctypes import addressof, c_char, c_char_p, c_int, c_void_p
+from collections.abc import Sequence
+from ctypes import addressof, c_char
 from functools import lru_cache
 from typing import NamedTuple
 
 import av
-import av.video.reformatter
 import numpy as np
+
+from understudy.data.ffmpeg import swscale
+from understudy.data.loops import convert
 
 _BILINEAR = 2  # SWS_BILINEAR, what PyAV asks for
 _FULL = 2  # AVCOL_RANGE_JPEG
@@ -38,27 +39,11 @@ class Kind(NamedTuple):
     range: int
 
 
-@lru_cache(maxsize=1)
-def library() -> ctypes.CDLL | None:
-    """The swscale that PyAV is linked with; None where it cannot be reached."""
-    try:
-        found = ctypes.CDLL(av.video.reformatter.__file__)
-        found.sws_getContext.argtypes, found.sws_getContext.restype = [c_int] * 7 + [c_void_p] * 3, c_void_p
-        found.sws_freeContext.argtypes, found.sws_freeContext.restype = [c_void_p], None
-        found.sws_getCoefficients.argtypes, found.sws_getCoefficients.restype = [c_int], c_void_p
-        found.sws_setColorspaceDetails.argtypes = [c_void_p, c_void_p, c_int, c_void_p, c_int, c_int, c_int, c_int]
-        found.sws_scale.argtypes = [c_void_p, c_void_p, c_void_p, c_int, c_int, c_void_p, c_void_p]
-        found.av_get_pix_fmt.argtypes = [c_char_p]
-    except (OSError, AttributeError, TypeError):
-        return None
-    return found
-
-
 class Scaler:
     """A conversion of one kind, with its tables. For one thread at a time."""
 
     def __init__(self, kind: Kind) -> None:
-        found = library()
+        found = swscale()
         if found is None:
             raise RuntimeError("PyAV's swscale cannot be reached")
         given, wanted = found.av_get_pix_fmt(kind.name.encode()), found.av_get_pix_fmt(b"gbrp")
@@ -69,9 +54,6 @@ class Scaler:
         weakref.finalize(self, found.sws_freeContext, self._context)
         table = found.sws_getCoefficients(kind.matrix)
         found.sws_setColorspaceDetails(self._context, table, int(kind.range == _FULL), table, 1, 0, 1 << 16, 1 << 16)
-        self._scale, self._height = found.sws_scale, kind.height
-        self._from, self._from_lines = (c_void_p * 4)(), (c_int * 4)()
-        self._to, self._to_lines = (c_void_p * 4)(), (c_int * 4)(kind.width, kind.width, kind.width)
         self._shape = 3, kind.height, kind.width
         self._strides = kind.height * kind.width, kind.width, 1
         self.nbytes = 3 * kind.height * kind.width
@@ -89,23 +71,17 @@ class Scaler:
         first = addressof(c_char.from_buffer(out))  # type: ignore[arg-type]  # arrays are buffers
         return None if (first | self._strides[0] | self._strides[1]) % _ALIGNED else first
 
-    def write(self, frame: av.VideoFrame, first: int) -> None:
-        """Fill one picture's memory from address `first` on, which `address` gave."""
-        given, lines, to = self._from, self._from_lines, self._to
-        channel = self._strides[0]
-        luma, blue, red = frame.planes
-        given[0], given[1], given[2] = luma.buffer_ptr, blue.buffer_ptr, red.buffer_ptr
-        lines[0], lines[1], lines[2] = luma.line_size, blue.line_size, red.line_size
-        to[0], to[1], to[2] = first + channel, first + 2 * channel, first  # gbrp
-        done = self._scale(self._context, given, lines, 0, self._height, to, self._to_lines)
-        if done != self._height:
-            raise RuntimeError(f"swscale wrote {done} lines of {self._height}")
+    def write(self, frames: Sequence[av.VideoFrame], to: Sequence[int]) -> None:
+        """Fill the memory of pictures, each from its address on: multiples of `nbytes` behind what `address` gave."""
+        _, height, width = self._shape
+        if not convert(self._context, frames, to, height, width):
+            raise RuntimeError(f"swscale did not write all lines of {len(frames)} pictures of {width}x{height}")
 
 
 @lru_cache(maxsize=64)
 def is_equal(kind: Kind) -> bool:
     """Whether a `Scaler` of this kind may be used: tried on noise against PyAV, within guarded memory."""
-    if kind.name != "yuv420p" or kind.height % 2 or kind.width % _ALIGNED or library() is None:
+    if kind.name != "yuv420p" or kind.height % 2 or kind.width % _ALIGNED or swscale() is None:
         return False
     height = min(kind.height, 32)  # lines are converted one like the other
     frame = noise(kind.name, height, kind.width)
@@ -117,7 +93,7 @@ def is_equal(kind: Kind) -> bool:
         scaler = Scaler(kind._replace(height=height))
         address = scaler.address(out)
         if address is not None:
-            scaler.write(frame, address)
+            scaler.write([frame, frame], [address, address])  # in a loop, as it is used
         expected = frame.to_ndarray(format="rgb24", threads=1).transpose(2, 0, 1)
     except (RuntimeError, OSError):  # PyAV refuses some matrices
         return False

@@ -1,0 +1,42 @@
+"""Compiles `src/understudy/data/loops.c` while understudy is installed.
+
+Where there is no C compiler, or it fails, understudy is installed all the same: its loops then run in Python, which
+gives the same pictures and is slower with small ones. `CC` names another compiler, as usual.
+"""
+
+import os
+import shlex
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+FLAGS = ("-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror")
+
+
+class Loops(BuildHookInterface):
+    """Of wheels, editable ones too: source distributions carry the C file."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if self.target_name != "wheel":
+            return
+        source = Path(self.root, "src/understudy/data/loops.c")
+        made = source.with_name("_loops.so")
+        fresh = made.with_suffix(f".{os.getpid()}.tmp")  # renamed when it is whole: others may have the old one loaded
+        compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+        try:
+            subprocess.run(
+                [*compiler, *FLAGS, "-o", str(fresh), str(source)], check=True, capture_output=True, text=True
+            )
+        except (OSError, subprocess.CalledProcessError) as error:
+            made.unlink(missing_ok=True)
+            why = getattr(error, "stderr", None) or error
+            self.app.display_warning(f"understudy: loops.c is not compiled, small pictures will decode slower: {why}")
+            return
+        fresh.replace(made)
+        build_data["artifacts"].append("src/understudy/data/_loops.so")
+        build_data["pure_python"] = False
+        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["tag"] = f"py3-none-{platform}"  # it knows nothing of Python's own structures

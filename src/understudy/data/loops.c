@@ -1,0 +1,95 @@
+/* Loops over pictures that the interpreter's lock is not held in: see loops.py, which calls them and knows why.
+
+   No header of FFmpeg's or Python's is needed. FFmpeg's functions come as addresses (`loops_bind`), its structures and PyAV's
+   objects as bare memory, of which only the fields below are touched; loops.py looks whether they are where this file
+   expects them before anything is called. */
+#include <stdint.h>
+#include <stddef.h>
+
+typedef struct { /* the beginning of an AVPacket */
+    void *buf;
+    int64_t pts, dts;
+    const uint8_t *data;
+    int size;
+} Packet;
+
+typedef struct { /* the beginning of an AVFrame */
+    uint8_t *data[8];
+    int linesize[8];
+    uint8_t **extended_data;
+    int width, height, nb_samples, format;
+} Frame;
+
+typedef struct { /* one of PyAV's objects: reference count, type, methods, and what it wraps */
+    void *head[3];
+    void *wrapped;
+} Object;
+
+static int (*send_packet)(void *, const Packet *);
+static int (*receive_frame)(void *, Frame *);
+static Packet *(*packet_alloc)(void);
+static void (*packet_free)(Packet **);
+static int (*scale)(void *, uint8_t *const *, const int *, int, int, uint8_t *const *, const int *);
+
+void loops_bind(void *send, void *receive, void *alloc, void *release, void *scaler) {
+    send_packet = (int (*)(void *, const Packet *))send;
+    receive_frame = (int (*)(void *, Frame *))receive;
+    packet_alloc = (Packet * (*)(void)) alloc;
+    packet_free = (void (*)(Packet **))release;
+    scale = (int (*)(void *, uint8_t *const *, const int *, int, int, uint8_t *const *, const int *))scaler;
+}
+
+/* Feed packets to a decoder and take what comes out, in the order in which it comes.
+
+   `count` packets: size[i] bytes at data + offset[i], with time pts[i] (FFmpeg copies and pads them); frames: `room`
+   empty ones, of the pixel format that is expected. fed[0]: packets that were fed without an error; got[0]: frames that
+   were filled. Returns 0; 1 where `room` is used up, to be called again for the rest; -1 where feeding or decoding
+   packet fed[0] fails, or a picture of another format came, which is lost. */
+int loops_decode(Object *context, const uint8_t *data, const int64_t *offset, const int32_t *size, const int32_t *pts,
+                 int count, Object **frames, int room, int again, int *fed, int *got) {
+    Packet *packet = packet_alloc();
+    int result = packet ? 0 : -1, sent = 0, status, format;
+    *got = 0;
+    while (result == 0) {
+        Frame *frame = frames[*got]->wrapped;
+        format = frame->format;
+        status = receive_frame(context->wrapped, frame);
+        if (status == 0 && frame->format == format) {
+            result = ++*got == room;
+        } else if (status == again) { /* it wants the next packet */
+            frame->format = format;
+            if (sent == count) break;
+            packet->data = data + offset[sent];
+            packet->size = size[sent];
+            packet->pts = pts[sent];
+            if (send_packet(context->wrapped, packet) < 0) {
+                result = -1;
+                break;
+            }
+            sent++;
+        } else {
+            result = -1;
+            sent -= sent > 0;
+        }
+    }
+    if (packet) {
+        packet->data = NULL; /* never FFmpeg's to free, for `buf` is none */
+        packet->size = 0;
+        packet_free(&packet);
+    }
+    *fed = sent;
+    return result;
+}
+
+/* Convert pictures of one kind into planes of red, green and blue, each picture's from its address `to[i]` on. Returns how
+   many were converted. */
+int loops_convert(void *scaler, Object **frames, uint8_t **to, int count, int height, int width) {
+    const int lines[4] = {width, width, width, 0};
+    ptrdiff_t channel = (ptrdiff_t)height * width;
+    for (int i = 0; i < count; i++) {
+        Frame *frame = frames[i]->wrapped;
+        uint8_t *planes[4] = {to[i] + channel, to[i] + 2 * channel, to[i], NULL}; /* green, blue, red */
+        if (scale(scaler, frame->data, frame->linesize, 0, height, planes, lines) != height) return i;
+    }
+    return count;
+}

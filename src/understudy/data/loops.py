@@ -1,0 +1,185 @@
+"""The two loops over many pictures, decode and convert, outside the interpreter.
+
+PyAV gives up the interpreter's lock and takes it again three times a picture, conversion once more. With two threads
+and small pictures that is a fifth of the time: whoever finds the lock taken goes to sleep and has to be woken. So a few
+lines of C (`loops.c`, compiled when understudy is installed, see `hatch_build.py`) call the same functions of the same
+FFmpeg for a whole run of pictures, and the lock is given up once. Pictures stay PyAV's objects.
+
+Nothing is believed: before the first call it is looked whether PyAV's objects and FFmpeg's structures lie in memory as
+the C code expects them, through the kernel, which answers with an error where there is no memory. Where anything is
+not as expected, or nothing was compiled, the same loops run in Python: the same pictures, more slowly.
+
+Not here: which packets, what may be believed of what comes out (`decode.py`), into which memory (`convert.py`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Sequence
+from ctypes import byref, c_char_p, c_int, c_void_p
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import av
+import numpy as np
+
+from understudy.data.ffmpeg import codecs, swscale
+
+COMPILED = Path(__file__).with_name("_loops.so")
+"""Where `hatch_build.py` puts it."""
+
+_WRAPPED = 24  # bytes into an object of PyAV's: the structure that it wraps
+_DECODE = (c_void_p, c_char_p, c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p)
+_CONVERT = (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int)
+_FUNCTIONS = ("avcodec_send_packet", "avcodec_receive_frame", "av_packet_alloc", "av_packet_free")
+
+
+class Coded(NamedTuple):
+    """Packets in decode order: `size` int32 (n,) bytes at `offset` int64 (n,) of `data`, and their tags, int32 (n,)."""
+
+    data: bytes
+    offset: np.ndarray
+    size: np.ndarray
+    tag: np.ndarray
+
+
+def packet(data: memoryview, tag: int) -> av.Packet:
+    """A packet with this tag as its time, in memory with the zero padding that decoders read into.
+
+    `av.Packet(data)` would reference the bytes as they lie, unpadded: MPEG-4 then decodes differently from run to run.
+    """
+    made = av.Packet(len(data))
+    made.update(data)  # type: ignore[arg-type]  # the stub says bytes; any buffer will do
+    made.pts = tag
+    return made
+
+
+def decode(context: av.VideoCodecContext, coded: Coded) -> tuple[list[av.VideoFrame], int, bool]:
+    """Feed packets and take what comes out: (pictures as they came, packets fed, whether the next one failed).
+
+    What a packet that failed gave out before it did may be missing.
+    """
+    found = compiled()
+    # No format: it has decoded nothing yet. And C takes what it is given for a context.
+    if found is None or context.pix_fmt is None or not isinstance(context, av.VideoCodecContext):
+        return _decode(context, coded)
+    pictures: list[av.VideoFrame] = []
+    count, start, status, form = len(coded.size), 0, 1, context.pix_fmt
+    context.open(strict=False)
+    while status == 1:
+        left = count - start
+        # Without a size they have no memory: it comes with the picture. One more is asked for what nobody gives.
+        room = [av.VideoFrame(0, 0, form) for _ in range(left + 1)]
+        fed, got = c_int(), c_int()
+        status = found.loops_decode(
+            id(context),
+            coded.data,
+            coded.offset.ctypes.data + 8 * start,
+            coded.size.ctypes.data + 4 * start,
+            coded.tag.ctypes.data + 4 * start,
+            left,
+            _addresses(room),
+            left + 1,
+            -errno.EAGAIN,
+            byref(fed),
+            byref(got),
+        )
+        pictures += room[: got.value]
+        start += fed.value
+    return pictures, start, status < 0
+
+
+def _decode(context: av.VideoCodecContext, coded: Coded) -> tuple[list[av.VideoFrame], int, bool]:
+    """In Python. Packets are made in a loop of their own: what runs between two pictures finds the caches full of them
+    and takes several times as long."""
+    view, pictures = memoryview(coded.data), []
+    made = [
+        packet(view[at : at + size], tag)
+        for at, size, tag in zip(coded.offset.tolist(), coded.size.tolist(), coded.tag.tolist())
+    ]
+    for fed, one in enumerate(made):
+        try:
+            pictures += context.decode(one)
+        except av.FFmpegError:
+            return pictures, fed, True
+    return pictures, len(made), False
+
+
+def convert(scaler: int, frames: Sequence[av.VideoFrame], to: Sequence[int], height: int, width: int) -> bool:
+    """Whether pictures of one kind were converted by this context of swscale's, each into the memory at an address.
+
+    Planes of red, green and blue, (3, height, width) bytes each; the addresses are the caller's word.
+    """
+    found = compiled()
+    if found is None:
+        return _convert(scaler, frames, to, height, width)
+    addresses = (c_void_p * len(to))(*to)
+    return bool(found.loops_convert(scaler, _addresses(frames), addresses, len(to), height, width) == len(to))
+
+
+def _convert(scaler: int, frames: Sequence[av.VideoFrame], to: Sequence[int], height: int, width: int) -> bool:
+    library, channel = swscale(), height * width
+    assert library is not None
+    given, lines = (c_void_p * 4)(), (c_int * 4)()
+    planes, plane_lines = (c_void_p * 4)(), (c_int * 4)(width, width, width)
+    for frame, first in zip(frames, to):
+        for number, plane in enumerate(frame.planes):
+            given[number], lines[number] = plane.buffer_ptr, plane.line_size
+        planes[0], planes[1], planes[2] = first + channel, first + 2 * channel, first  # gbrp
+        if library.sws_scale(scaler, given, lines, 0, height, planes, plane_lines) != height:
+            return False
+    return True
+
+
+def _addresses(objects: Sequence[object]) -> ctypes.Array[c_void_p]:
+    return (c_void_p * len(objects))(*map(id, objects))
+
+
+@lru_cache(maxsize=1)
+def compiled() -> ctypes.CDLL | None:
+    """The C code, bound to the FFmpeg that PyAV is linked with; None where it cannot be used."""
+    scaling, coding = swscale(), codecs()
+    if scaling is None or coding is None or not COMPILED.is_file():
+        return None
+    try:
+        found = ctypes.CDLL(str(COMPILED))
+        functions = [*(getattr(coding, name) for name in _FUNCTIONS), scaling.sws_scale]
+        found.loops_bind(*(ctypes.cast(function, c_void_p) for function in functions))
+        found.loops_decode.argtypes = list(_DECODE)
+        found.loops_convert.argtypes = list(_CONVERT)
+        return found if _lies_as_expected(coding) else None
+    except (OSError, AttributeError, ValueError):
+        return None
+
+
+def _lies_as_expected(coding: ctypes.CDLL) -> bool:
+    """Whether memory holds what `loops.c` reads and writes, seen in objects whose contents PyAV tells."""
+    memory = os.open("/proc/self/mem", os.O_RDONLY)
+    try:
+
+        def read(form: str, address: int) -> tuple[int, ...]:
+            return struct.unpack(form, os.pread(memory, struct.calcsize(form), address))
+
+        def wrapped(one: object) -> int:
+            return read("P", id(one) + _WRAPPED)[0]
+
+        coded = av.Packet(11)
+        coded.pts = 1234567890123
+        _, pts, _, data, size = read("PqqPi", wrapped(coded))
+        picture = av.VideoFrame(48, 32, "yuv420p")
+        *pointers, _, width, height, _, form = read("8P8iP4i", wrapped(picture))
+        planes = [*(plane.buffer_ptr for plane in picture.planes), *[0] * 5]
+        lines = [*(plane.line_size for plane in picture.planes), *[0] * 5]
+        context = av.CodecContext.create("h264", "r")
+        return (
+            (pts, data, size) == (coded.pts, coded.buffer_ptr, 11)
+            and (pointers, width, height) == ([*planes, *lines], 48, 32)
+            and form == coding.av_get_pix_fmt(b"yuv420p")
+            and read("P", wrapped(context))[0] == coding.avcodec_get_class()
+        )
+    finally:
+        os.close(memory)

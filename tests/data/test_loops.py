@@ -1,0 +1,268 @@
+"""The compiled loops do what those in Python do, and are not used where memory is not as they expect it."""
+
+import runpy
+import shutil
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.videos import COUNT, KINDS
+from understudy.data import loops
+from understudy.data.contexts import Kind, _create
+from understudy.data.packets import open_packets
+from understudy.data.swscale import Kind as Colours
+from understudy.data.swscale import Scaler, noise
+
+needs_c = pytest.mark.skipif(loops.compiled() is None, reason="understudy was installed without a C compiler")
+ROOT = Path(__file__).parents[2]
+
+
+def coded_from(path: Path, first: int, count: int, damaged: int | None = None) -> tuple[Kind, loops.Coded]:
+    """Packets of a video, one of them of other bytes; and the kind of its decoder."""
+    packets = open_packets(str(path))
+    stop = min(first + count, COUNT)
+    coded, index = packets.several(first, stop, stop - 1), packets.index
+    data = bytearray(coded.data)
+    if damaged is not None:
+        at, size = int(coded.offset[damaged]), int(coded.size[damaged])
+        data[at + size // 2 : at + size] = b"\xff" * (size - size // 2)
+    packets.close()
+    kind = Kind(index.codec, index.extradata, min(index.reorder, 16), True)
+    return kind, coded._replace(data=bytes(data))
+
+
+def rgb(frames: list[av.VideoFrame]) -> list[bytes]:
+    return [frame.to_ndarray(format="rgb24", threads=1).tobytes() for frame in frames]
+
+
+@pytest.fixture
+def python(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Loops in Python while it lasts."""
+    with monkeypatch.context() as patch:
+        patch.setattr(loops, "compiled", lambda: None)
+        yield patch
+
+
+@needs_c
+@settings(max_examples=80, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    runs=st.lists(st.integers(1, 20), min_size=2, max_size=5),
+    damaged=st.none() | st.integers(0, 19),
+)
+def test_compiled_and_in_python_the_same_comes_out(
+    kind: str, runs: list[int], damaged: int | None, clips: dict[str, tuple[Path, np.ndarray]]
+) -> None:
+    """Run after run by two decoders, also where a packet in the last run fails."""
+    path, _ = clips[kind]
+    what, _ = coded_from(path, 0, 1)
+    ours, theirs, first = _create(what, "x"), _create(what, "x"), 0
+    for number, count in enumerate(runs):
+        last = number + 1 == len(runs) or first + count >= COUNT
+        bad = damaged % min(count, COUNT - first) if last and damaged is not None else None
+        _, coded = coded_from(path, first, count, bad)
+        frames, fed, failed = loops.decode(ours, coded)
+        others, other_fed, other_failed = loops._decode(theirs, coded)
+        if bad is None:
+            assert (fed, failed) == (other_fed, other_failed)
+        # PyAV drops a failure behind a picture of the same packet; then the decoder is given up a packet earlier.
+        assert fed <= other_fed
+        assert [frame.pts for frame in frames] == [frame.pts for frame in others][: len(frames)]
+        assert rgb(frames) == rgb(others)[: len(frames)]
+        for frame, other in zip(frames, others):
+            for fact in ("width", "height", "colorspace", "color_range", "is_corrupt", "key_frame"):
+                assert getattr(frame, fact) == getattr(other, fact)
+            assert frame.format.name == other.format.name
+        if last or failed or other_failed:
+            break
+        assert len(frames) == len(others)
+        first += count
+
+
+@needs_c
+def test_more_pictures_than_packets(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+    """Called again where what comes out has no room: a decoder may hold pictures back and give them all at once."""
+    path, pictures = clips["h264-bframes"]
+    kind, coded = coded_from(path, 0, COUNT)
+    context, found = _create(kind, "x"), loops.compiled()
+    assert found is not None
+    context.open()
+    frames: list[av.VideoFrame] = []
+    at, status = 0, 1
+    while status == 1:
+        room = [av.VideoFrame(0, 0, "yuv420p")]
+        done = np.zeros(2, np.int32)
+        arrays = [coded.offset[at:], coded.size[at:], coded.tag[at:]]
+        status = found.loops_decode(
+            id(context),
+            coded.data,
+            *(array.ctypes.data for array in arrays),
+            COUNT - at,
+            loops._addresses(room),
+            1,
+            -11,
+            done.ctypes.data,
+            done[1:].ctypes.data,
+        )
+        frames += room[: done[1]]
+        at += int(done[0])
+    frames += context.decode(None)
+    assert status == 0
+    assert [frame.pts for frame in frames] == list(range(COUNT))
+    assert rgb(frames) == [picture.tobytes() for picture in pictures]
+
+
+@needs_c
+def test_a_picture_of_another_format_is_no_picture(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+    """Its planes would be taken for something else."""
+    kind, coded = coded_from(clips["h264-gop1"][0], 0, 5)
+
+    class Changed:
+        """A context that says what it decoded before."""
+
+        pix_fmt = "yuv444p"
+
+    context, found = _create(kind, "x"), loops.compiled()
+    assert found is not None
+    context.open()
+    room = [av.VideoFrame(0, 0, Changed.pix_fmt) for _ in range(6)]
+    done = np.zeros(2, np.int32)
+    arrays = [coded.offset, coded.size, coded.tag]
+    places = [array.ctypes.data for array in arrays]
+    ends = [done.ctypes.data, done[1:].ctypes.data]
+    assert found.loops_decode(id(context), coded.data, *places, 5, loops._addresses(room), 6, -11, *ends) == -1
+    assert done.tolist() == [0, 0]
+
+
+@needs_c
+def test_colours_are_the_same(python: pytest.MonkeyPatch) -> None:
+    kind, frames = Colours("yuv420p", 48, 64, 2, 0), []
+    for seed in range(5):
+        frame = noise("yuv420p", 48, 64)
+        for plane in frame.planes:
+            plane.update(np.random.default_rng(seed).bytes(plane.buffer_size))
+        frames.append(frame)
+
+    def written() -> np.ndarray:
+        out = np.zeros((6, 3, 48, 64), np.uint8)
+        scaler = Scaler(kind)
+        first = scaler.address(out)
+        assert first is not None
+        scaler.write(frames, [first + place * scaler.nbytes for place in (5, 0, 2, 1, 4)])
+        return out
+
+    in_python = written()
+    python.undo()
+    assert loops.compiled() is not None
+    assert np.array_equal(written(), in_python)
+    assert not in_python[3].any()
+    assert all(in_python[place].any() for place in (5, 0, 2, 1, 4))
+
+
+@needs_c
+def test_nothing_is_left_behind(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+    """Packets, pictures and what is sent to a decoder are freed: 90 MB would remain of pictures alone."""
+    kind, coded = coded_from(clips["h264-gop2"][0], 0, COUNT)
+    context = _create(kind, "x")
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    for turn in range(440):
+        if turn == 40:
+            before = resident()
+        frames, _, failed = loops.decode(context, coded)
+        assert not failed
+        assert len(frames) + len(context.decode(None)) == COUNT
+        context.flush_buffers()
+    assert resident() - before < 8 << 20
+
+
+@pytest.mark.parametrize("why", ["not compiled", "PyAV hides a function", "objects", "structures", "no code"])
+def test_where_it_cannot_be_used_python_does_it(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clips: dict[str, tuple[Path, np.ndarray]]
+) -> None:
+    if why == "not compiled":
+        monkeypatch.setattr(loops, "COMPILED", tmp_path / "none.so")
+    elif why == "PyAV hides a function":
+        monkeypatch.setattr(loops, "_FUNCTIONS", ("avcodec_send_packet_2", *loops._FUNCTIONS[1:]))
+    elif why == "objects":
+        monkeypatch.setattr(loops, "_WRAPPED", 16)
+    elif why == "structures":
+        plain = struct.unpack
+        # As if a field had come before the others.
+        monkeypatch.setattr(loops.struct, "unpack", lambda form, raw: plain(form, raw[8:] + b"\0" * 8))  # type: ignore[attr-defined]
+    else:
+        monkeypatch.setattr(loops, "COMPILED", tmp_path / "text.so")
+        loops.COMPILED.write_text("no code")
+    loops.compiled.cache_clear()
+    try:
+        assert loops.compiled() is None
+        path, pictures = clips["h264-gop2"]
+        kind, coded = coded_from(path, 0, COUNT)
+        context = _create(kind, "x")
+        frames, fed, failed = loops.decode(context, coded)
+        frames += context.decode(None)
+        assert (fed, failed) == (COUNT, False)
+        assert rgb(frames) == [picture.tobytes() for picture in pictures]
+    finally:
+        monkeypatch.undo()
+        loops.compiled.cache_clear()
+
+
+class _App:
+    said = ""
+
+    def display_warning(self, text: str) -> None:
+        self.said = text
+
+
+@pytest.fixture
+def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The build hook over a copy of the C file."""
+    interface = ModuleType("hatchling.builders.hooks.plugin.interface")
+    interface.BuildHookInterface = object  # type: ignore[attr-defined]
+    for name in ("hatchling", "hatchling.builders", "hatchling.builders.hooks", "hatchling.builders.hooks.plugin"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, interface.__name__, interface)
+    made = runpy.run_path(str(ROOT / "hatch_build.py"))["Loops"]()
+    made.root, made.target_name, made.app = str(tmp_path), "wheel", _App()
+    folder = tmp_path / "src/understudy/data"
+    folder.mkdir(parents=True)
+    shutil.copy(ROOT / "src/understudy/data/loops.c", folder)
+    return made
+
+
+@needs_c
+def test_installing_compiles(hook: Any) -> None:
+    build: dict[str, Any] = {"artifacts": []}
+    hook.initialize("editable", build)
+    if hook.app.said:
+        pytest.skip("the C compiler that was there when understudy was installed is gone")
+    (library,) = Path(hook.root).rglob("*.so")
+    assert library.relative_to(hook.root).as_posix() == build["artifacts"][0]
+    assert build["tag"].startswith("py3-none-")
+    assert not build["pure_python"]
+    assert library.name == loops.COMPILED.name
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false", "sh -c 'echo broken >&2; exit 1'"])
+def test_installing_works_without_a_compiler(hook: Any, compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was compiled from an older file goes: Python that is right beats code that is old."""
+    monkeypatch.setenv("CC", compiler)
+    old = Path(hook.root, "src/understudy/data/_loops.so")
+    old.write_bytes(b"")
+    build: dict[str, Any] = {"artifacts": []}
+    hook.initialize("standard", build)
+    assert build == {"artifacts": []}
+    assert not old.exists()
+    assert "will decode slower" in hook.app.said
