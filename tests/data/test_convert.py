@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import interpolate
 
-from understudy.data import convert, ffmpeg, loops, swscale
+from understudy.data import convert, ffmpeg, swscale
 from understudy.data.convert import Converter, planar_is_equal
 from understudy.data.resize import AreaResize
 from understudy.data.swscale import Kind

@@ -36,7 +36,7 @@ from understudy.order import Order, rank_slice
 from understudy.order.audit import WINDOWS, audit, reading
 
 _AHEAD = (4, 2)  # batches made before they are asked for, where memory allows
-_SHORT_RUNS = (32, 16, 8, 4)  # pictures of a run that is no whole group
+_RUNS = (32, 16, 8, 4)  # pictures of a run that is no whole group
 _SHORT = 8  # pictures from key frame to key frame up to which a decoder that starts anew costs little
 _OWN = 12_000_000  # Python's objects for each lane, code that runs for the first time, gaps between what malloc gave
 _MIDDLING = 32  # up to which a group is decoded at once: one decoder that stays in the cache for many lanes' pictures
@@ -264,7 +264,7 @@ def _level(read: Sequence[_Source], memory: int, threads: int, fixed: Callable[[
         return fixed(ahead) + sum(s.chains(s.ways[min(level, len(s.ways) - 1)], threads) for s in read)
 
     for level in range(levels):
-        longest = any(s.ways[0].ahead == _SHORT_RUNS[0] and not s.ways[0].whole for s in read) and level == 0
+        longest = any(s.ways[0].ahead == _RUNS[0] and not s.ways[0].whole for s in read) and level == 0
         for ahead in _AHEAD[:1] if longest else _AHEAD:  # 3 % of time are not worth a batch less ahead
             if needs(ahead, level) <= memory:
                 return ahead, level
@@ -316,15 +316,12 @@ def _look(dataset: EpisodeDataset, order: Order, d: int, low: int, high: int, si
 
 def _ways(alone: bool, gop: int, clip: int, halo: int, converted: bool, shuffle: bool) -> tuple[Holding, ...]:
     """The ways of holding a lane, the quickest first; the last one holds nothing."""
-    ways: list[tuple[int, bool, bool]]
-    if alone:
-        ways = []
-    elif gop <= _SHORT and shuffle:
-        runs = [run for run in _SHORT_RUNS if run <= clip] or _SHORT_RUNS[-1:]
-        ways = [*((run, False, False) for run in runs), (1, True, False)]
-    else:
-        whole = [(gop, False, True)] if gop <= _MIDDLING and shuffle else []
-        ways = [*whole, (8, True, False), (4, True, False), (1, True, False)]
+    ways: list[tuple[int, bool, bool]] = []
+    if not alone:
+        runs = [run for run in _RUNS if run <= clip] or _RUNS[-1:]
+        keep = gop > _SHORT or not shuffle
+        whole = [(gop, False, True)] if keep and gop <= _MIDDLING and shuffle else []
+        ways = [*whole, *((run, keep, False) for run in runs), (1, True, False)]
     ways += [(1, False, False)] if halo and not alone else []
     return tuple(Holding(ahead, keep, whole, converted) for ahead, keep, whole in [*ways, (0, False, False)])
 
