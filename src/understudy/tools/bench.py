@@ -178,6 +178,7 @@ def told(found: dict[str, Any]) -> str:
         f"(1 batch of a uniform shuffle: {order['deff_uniform']:.2f})",
         *(f"{'' if i else 'plan':<14}{line}" for i, line in enumerate(found["plan"].splitlines())),
         f"measured      {at['date']} UTC, {at['cpu']}, {at['cores']} cores, load average "
-        + ", ".join(f"{value:.1f}" for value in at["load_average"]),
+        + ", ".join(f"{value:.1f}" for value in at["load_average"])
+        + ("" if at["loops"] == "compiled" else "; decoding in Python, for want of a C compiler when it was installed"),
     ]  # fmt: skip
     return "\n".join(lines)
