@@ -41,7 +41,7 @@ def reader(server: RangeServer, cache: Path, budget: int = 1 << 30, patience: Pa
 
 
 def spans_in(cache: Path) -> list[Path]:
-    return [path for path in cache.glob("v1/objects/*/*/*") if path.suffix not in (".claim", ".part")]
+    return [path for path in cache.glob("v1/objects/*/*/*") if path.suffix != ".claim"]
 
 
 def kept(cache: Path) -> int:
@@ -156,7 +156,6 @@ def test_kill_at_any_instant(server: RangeServer, tmp_path: Path) -> None:
     tight = reader(server, tmp_path, 100_000)
     assert tight.read(0, len(DATA)) == DATA
     tight.read(70_000, 90_000)  # makes room, and cleans up
-    assert not list(tmp_path.glob("v1/objects/*/*/*.part"))
     assert not list(tmp_path.glob("v1/objects/*/*/*.claim"))
     assert kept(tmp_path) <= 100_000
 
@@ -293,7 +292,7 @@ def test_a_full_disk_costs_no_byte(server: RangeServer, tmp_path: Path, monkeypa
         assert source.read(100_000, 10_000) == DATA[100_000:110_000]
     monkeypatch.undo()
     assert kept(tmp_path) == HEAD
-    assert not list(tmp_path.glob("v1/objects/*/*/*.part"))
+    assert not list(tmp_path.glob("v1/objects/*/*/*.claim"))
     assert int((tmp_path / "v1" / "used").read_bytes()) == HEAD
 
 

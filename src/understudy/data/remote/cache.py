@@ -1,8 +1,8 @@
 """What was read from elsewhere, kept on this host's disk: spans of files, shared by all its processes, within a budget.
 
     <folder>/v1/objects/<key>/<start>-<end>-<crc32>     bytes [start, end) of one version of one file, complete
-                              <start>-<end>.claim       somebody is fetching these; locked while that somebody lives
-                              *.part                    being written; locked by its writer
+                              <start>-<end>.claim       somebody is fetching these; locked while that somebody lives;
+                                                        what was fetched is written into it before it gets its name
               v1/known/<hash>                             what a file was when it was last asked for (`source.py`)
               v1/locks/<xx>                             held while claims are shared out, never during a transfer
               v1/used                                   bytes in all spans, at least; locked while it changes
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import itertools
 import os
 import threading
 import time
@@ -37,7 +36,6 @@ from understudy.data.remote.spans import Span, claimed, cover, span_of, without
 _STRIPES = 64
 _FRESH = 60.0  # seconds within which a span is not marked as used again
 _PINS = 256  # spans that one process pins at most: each is an open file
-_number = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -196,9 +194,13 @@ class Entry:
                     if number is None:
                         left = without(gaps, [(start, end)])
                         busy, gaps = busy or left != gaps, left
-                    else:  # its owner died
-                        os.unlink(path)
-                        locks.drop(number)
+                    else:
+                        try:
+                            os.unlink(path)  # its owner died
+                        except FileNotFoundError:  # no: it is a span by now
+                            busy, gaps = True, without(gaps, [(start, end)])
+                        finally:
+                            locks.drop(number)
             try:
                 for start, end in gaps:
                     for begin in range(start, end, part):
@@ -252,32 +254,31 @@ class Entry:
         high = bisect.bisect_left(self._spans, end, key=lambda s: s.start)
         return [span for span in self._spans[low:high] if span.end > start]
 
-    def store(self, claim: Claim, data: bytes) -> None:
-        """Keep the bytes of a claim, which is given back, for which room was reserved."""
+    def store(self, claim: Claim, data: bytes, pin: bool = False) -> None:
+        """Keep the bytes of a claim, which is given back, for which room was reserved; `pin` them, too."""
         span = Span(claim.start, claim.end, "", zlib.crc32(data), verified=True, used=time.time())
         span.name = f"{span.start:x}-{span.end:x}-{span.crc:08x}"
-        part = os.path.join(self._folder, f"{os.getpid()}-{next(_number)}.part")
         try:
-            number = locks.take(part, create=True)
-            if number is None:
-                raise FileNotFoundError(part)
-            try:
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(number, view) :]
-                os.rename(part, os.path.join(self._folder, span.name))
-            finally:
-                locks.drop(number)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(claim.lock, view) :]
+            os.rename(claim.path, os.path.join(self._folder, span.name))
         except OSError as error:  # a full disk costs speed, not samples
-            with contextlib.suppress(OSError):
-                os.unlink(part)
             self._cache.room.release(len(data))
             if not isinstance(error, FileNotFoundError):
                 self._cache.room.complain(error)
+            self.abandon(claim)
+            return
+        pin = pin and locks.share(claim.lock)
+        with self._changed:
+            self._add(span)
+            if pin:
+                self.pins[span.name] = span
+            self._changed.notify_all()
+        if pin:
+            self._cache.pin(self, span.name, claim.lock)
         else:
-            with self._changed:
-                self._add(span)
-        self.abandon(claim)
+            locks.drop(claim.lock)
 
     def abandon(self, claim: Claim) -> None:
         """Give a claim back."""
@@ -308,7 +309,8 @@ class Entry:
         if not self.pins:
             return
         with self._changed:
-            done = {name for name, span in self.pins.items() if offset < span.end <= offset + size}
+            near = self._near(offset, offset + size)
+            done = [span.name for span in near if span.end <= offset + size and span.name in self.pins]
             for name in done:
                 del self.pins[name]
         if done:

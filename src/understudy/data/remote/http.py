@@ -1,6 +1,7 @@
 """One range of one file over HTTP, and what of the answer may be believed.
 
-`requests` carries the bytes (proxies, certificates, `.netrc` and redirects are its business); everything that decides
+`requests` says once for each host how it is reached (proxies, certificates, `.netrc`), urllib3's connections carry the
+bytes: a request through all of `requests` costs twice the CPU. There are no cookies. Everything that decides
 whether they are the right bytes is here, because clients do not look: the range that was really sent, the total size,
 the etag, the length, no compression. Not here: trying again (`retry.py`), which address a path has (`stores.py`).
 """
@@ -8,6 +9,7 @@ the etag, the length, no compression. Not here: trying again (`retry.py`), which
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import socket
@@ -18,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from understudy.data.errors import DatasetError, SourceFailed
 from understudy.data.remote.retry import Patience, Stopped, Transient, is_over
@@ -28,6 +30,8 @@ _SKIP = 1 << 20  # bytes of a whole file that are skipped to reach the range; a 
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _UNSATISFIED = re.compile(r"bytes \*/(\d+)")
 _REFUSED_TRIES = 4  # in a row: then the server always does so
+_REDIRECTS = 30  # one after the other
+_CONNECTIONS = 64  # to one host, at most, that are kept for the next request
 _PASSING = {408, 421, 423, 425, 429}
 
 
@@ -57,7 +61,7 @@ class Answer:
     tag: str = ""
     modified: float = 0.0
     date: float = 0.0
-    final: str = ""
+    final: Address | None = None
     unchanged: bool = False
 
 
@@ -69,6 +73,21 @@ class Rejected(Exception):
         self.status = status
 
 
+@dataclass(frozen=True)
+class Route:
+    """How a host is reached, as the environment of this process says.
+
+    Attributes:
+        pool: urllib3's connections to the host, or to the proxy before it.
+        whole: whether that proxy has to be told the whole address.
+        headers: what all requests to this host carry.
+    """
+
+    pool: Any
+    whole: bool
+    headers: Mapping[str, str]
+
+
 class HttpClient:
     """Range requests over connections that are kept. Safe in threads and after a fork.
 
@@ -78,18 +97,12 @@ class HttpClient:
 
     def __init__(self, verify: bool | str | None = None) -> None:
         self._verify = verify
-        self._idle: list[Any] = []  # sessions; threads come and go, and to connect costs two latencies
-        self._pid = os.getpid()
-        self._open: weakref.WeakSet[Any] = weakref.WeakSet()  # connections
+        self._forget()
 
-    def _session(self) -> Any:
-        """A session that nobody else uses; it is given back by `_idle.append`."""
-        if self._pid != os.getpid():  # forked: connections are the parent's
-            self._pid, self._idle, self._open = os.getpid(), [], weakref.WeakSet()
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return _new_session(self._open)
+    def _forget(self) -> None:
+        self._pid, self._session = os.getpid(), None
+        self._routes: dict[tuple[str, str], Route] = {}
+        self._open: weakref.WeakSet[Any] = weakref.WeakSet()  # connections
 
     def get(
         self, address: Address, offset: int, size: int, patience: Patience, stop: threading.Event, known: str = ""
@@ -102,20 +115,28 @@ class HttpClient:
         Raises:
             Transient: may work later. Rejected: will not. Stopped: `stop` was set.
         """
-        headers = {**address.headers, "Range": f"bytes={offset}-{offset + size - 1}", "Accept-Encoding": "identity"}
+        headers = {"Range": f"bytes={offset}-{offset + size - 1}", "Accept-Encoding": "identity"}
         if known:
             headers["If-None-Match" if known.startswith(('"', "W/")) else "If-Modified-Since"] = known
-        session, mine = self._session(), self._idle
-        try:
-            response = self._send(session, address.url, headers, patience)
+        if self._pid != os.getpid():  # forked: connections are the parent's
+            self._forget()
+        final = None
+        for _ in range(_REDIRECTS):
+            at = final or address
+            response = self._send(at, headers, patience)
             try:
-                if known and response.status_code == 304:
+                if further := response.get_redirect_location():
+                    final = self._redirected(at, further)
+                    with contextlib.suppress(Exception):  # to its end, and the connection can be used again
+                        response.read(_CHUNK, decode_content=False)
+                elif known and response.status == 304:
                     return Answer(unchanged=True, date=_time(response.headers.get("Date")))
-                return _checked(response, offset, size, patience, stop)
+                else:
+                    return replace(_checked(response, at.url, offset, size, patience, stop), final=final)
             finally:
-                response.close()
-        finally:
-            mine.append(session)
+                response.close()  # if it was not read to its end
+                response.release_conn()
+        raise SourceFailed("its server redirects in a circle", fix="check the address")
 
     def abort(self) -> None:
         """End what is under way, from any thread: whoever waits for an answer finds its connection broken."""
@@ -123,90 +144,100 @@ class HttpClient:
             with contextlib.suppress(OSError, AttributeError):  # it may just have ended by itself
                 connection.sock.shutdown(socket.SHUT_RDWR)
 
-    def _send(self, session: Any, url: str, headers: dict[str, str], patience: Patience) -> Any:
-        import requests
+    def _send(self, address: Address, headers: Mapping[str, str], patience: Patience) -> Any:
+        route = self._route(address.url)
+        from urllib3 import Timeout, exceptions
 
-        own = "Authorization" in headers
+        own = {name.title(): value for name, value in address.headers.items()}  # over what the environment says
+        split = urlsplit(address.url)
+        target = (split.path or "/") + (f"?{split.query}" if split.query else "")
         try:
-            return session.get(
-                url,
-                headers=headers,
-                stream=True,
-                timeout=(min(10.0, patience.stall), patience.stall),
-                verify=self._verify,
-                auth=(lambda request: request) if own else None,  # else .netrc would replace the header
+            return route.pool.urlopen(
+                "GET",
+                f"{split.scheme}://{split.netloc.rpartition('@')[2]}{target}" if route.whole else target,
+                headers={**route.headers, **own, **headers},
+                retries=False,
+                redirect=False,
+                assert_same_host=False,
+                preload_content=False,
+                decode_content=False,
+                timeout=Timeout(min(10.0, patience.stall), patience.stall),
             )
-        except requests.exceptions.SSLError as error:
+        except exceptions.SSLError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise DatasetError("its certificate is not trusted", fix="set REQUESTS_CA_BUNDLE") from error
             raise Transient(f"no safe connection ({_short(error)})") from error
-        except (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema) as error:
-            raise DatasetError(f"no address of the web: {_short(error)}", fix="check the URL") from error
-        except requests.exceptions.TooManyRedirects as error:
-            raise SourceFailed("its server redirects in a circle", fix="check the address") from error
-        except requests.exceptions.Timeout as error:
-            raise Transient(f"no answer in {patience.stall:g} s") from error
-        except (requests.exceptions.RequestException, OSError) as error:
+        except (exceptions.HTTPError, OSError) as error:
+            if isinstance(error, exceptions.TimeoutError) and not isinstance(error, exceptions.NewConnectionError):
+                raise Transient(f"no answer in {patience.stall:g} s") from error
             raise Transient(f"no connection ({_short(error)})") from error
 
+    def _route(self, url: str) -> Route:
+        """The environment is asked once for each host: it does not change, and to ask costs more than a request."""
+        host = urlsplit(url)[:2]
+        if host not in self._routes:
+            self._session = self._session or _new_session()
+            self._routes[host] = _found(self._session, url, self._verify, self._open)
+        return self._routes[host]
 
-def _new_session(opened: weakref.WeakSet[Any]) -> Any:
-    """A session whose connections are put down in `opened`, and which looks at the environment once for each host:
-    proxies and certificates do not change, and to look costs as much as a request."""
+    def _redirected(self, address: Address, location: str) -> Address:
+        """Where a redirect leads; no headers are sent on to another host."""
+        from requests.utils import requote_uri
+
+        url = urljoin(address.url, requote_uri(location.encode("latin1").decode(errors="replace")))
+        assert self._session is not None
+        return Address(url, {} if self._session.should_strip_auth(address.url, url) else address.headers)
+
+
+def _new_session() -> Any:
     try:
         import requests
     except ImportError:
         raise DatasetError("reading over HTTP needs requests", fix="pip install 'understudy[remote]'") from None
-
-    class Session(requests.Session):
-        def merge_environment_settings(self, url: Any, *settings: Any) -> Any:
-            host = urlsplit(url)[:2]
-            if host not in known:
-                known[host] = super().merge_environment_settings(url, *settings)
-            return dict(known[host])
-
-    known: dict[Any, Any] = {}
-    session, pools = Session(), _pools(opened)
+    session = requests.Session()
     for scheme in ("http://", "https://"):
-        adapter = requests.adapters.HTTPAdapter(pool_maxsize=4)
-        adapter.poolmanager.pool_classes_by_scheme = pools
-        session.mount(scheme, adapter)
+        session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=_CONNECTIONS))
     return session
 
 
-def _pools(opened: weakref.WeakSet[Any]) -> dict[str, Any]:
-    """urllib3's pools, whose connections are put down in `opened`: it has no way of its own to end a wait."""
-    import urllib3
+def _found(session: Any, url: str, verify: bool | str | None, opened: weakref.WeakSet[Any]) -> Route:
+    """The route to the host of a URL, through the proxy, with the certificates, and with the `.netrc` that `requests`
+    would take. Its connections are put down in `opened`: urllib3 has no way of its own to end a wait."""
+    import requests
+    from urllib3.exceptions import HTTPError
 
-    class Connection(urllib3.connection.HTTPConnection):
+    try:
+        asked = session.prepare_request(requests.Request("GET", url))
+        said = session.merge_environment_settings(asked.url, {}, None, verify, None)
+        adapter = session.get_adapter(asked.url)
+        pool = adapter.get_connection_with_tls_context(asked, said["verify"], said["proxies"], said["cert"])
+        adapter.cert_verify(pool, asked.url, said["verify"], said["cert"])
+        whole = not adapter.request_url(asked, said["proxies"]).startswith("/")
+    except (requests.exceptions.RequestException, HTTPError) as error:
+        raise DatasetError(f"no address of the web: {_short(error)}", fix="check the URL") from error
+    except OSError as error:
+        raise DatasetError(f"no certificates: {_short(error)}", fix="set REQUESTS_CA_BUNDLE") from error
+
+    kind: Any = pool.ConnectionCls
+
+    class Connection(kind):
         def connect(self) -> None:
             super().connect()
             opened.add(self)
 
-    class SafeConnection(urllib3.connection.HTTPSConnection):
-        def connect(self) -> None:
-            super().connect()
-            opened.add(self)
-
-    class Pool(urllib3.HTTPConnectionPool):
-        ConnectionCls = Connection
-
-    class SafePool(urllib3.HTTPSConnectionPool):
-        ConnectionCls = SafeConnection
-
-    return {"http": Pool, "https": SafePool}
+    pool.ConnectionCls = Connection
+    return Route(pool, whole, dict(asked.headers))
 
 
-def _checked(response: Any, offset: int, size: int, patience: Patience, stop: threading.Event) -> Answer:
+def _checked(response: Any, where: str, offset: int, size: int, patience: Patience, stop: threading.Event) -> Answer:
     """The answer, once its head says that it is what was asked for."""
-    status, headers = response.status_code, response.headers
+    status, headers = response.status, response.headers
     etag = headers.get("ETag", "")
     modified = _time(headers.get("Last-Modified"))
     about = Answer(
         tag=etag or (headers.get("Last-Modified", "") if modified else ""),
         modified=modified,
         date=_time(headers.get("Date")),
-        final=response.url if response.history else "",
     )
     if status == 416:
         empty = _UNSATISFIED.fullmatch(headers.get("Content-Range", "").strip())
@@ -216,7 +247,7 @@ def _checked(response: Any, offset: int, size: int, patience: Patience, stop: th
     if status == 429 or status >= 500 or status in _PASSING:
         raise Transient(f"the server answers {status}", after=_after(headers))
     if status not in (200, 206):
-        raise Rejected(status, response.url)
+        raise Rejected(status, where)
     if headers.get("Content-Encoding", "identity") not in ("identity", ""):
         raise Transient(
             f"sent compressed ({headers['Content-Encoding']}) although plain was asked", tries=_REFUSED_TRIES
@@ -254,7 +285,7 @@ def _body(response: Any, skip: int, size: int, patience: Patience, stop: threadi
                 raise Stopped
             if time.monotonic() > end:
                 raise Transient(f"slower than {patience.slowest:g} bytes per second")
-            part = response.raw.read1(min(_CHUNK, size - have), decode_content=False)  # what is there, without waiting
+            part = response.read1(min(_CHUNK, size - have), decode_content=False)  # what is there, without waiting
             if not part:
                 break
             have += len(part)
@@ -279,6 +310,7 @@ def _after(headers: Mapping[str, str]) -> float | None:
     return max(0.0, then - (_time(headers.get("Date")) or time.time())) if then else None
 
 
+@functools.lru_cache(64)  # a file was changed once, and the clock's answers last a second
 def _time(text: str | None) -> float:
     if not text:
         return 0.0
@@ -289,8 +321,7 @@ def _time(text: str | None) -> float:
 
 
 def _short(error: BaseException) -> str:
-    cause = getattr(error.args[0], "reason", None) if error.args else None
-    if isinstance(cause, Exception):  # of urllib3's retries: what happened, without the wrappings
-        return str(cause).partition("): ")[2][:160] or type(cause).__name__
+    """What happened, without urllib3's wrappings."""
     text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:160]}" if text else type(error).__name__
+    said = text[0] if text else ""
+    return said.partition("): ")[2][:160] or f"{type(error).__name__}: {said[:160]}".removesuffix(": ")

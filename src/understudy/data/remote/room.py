@@ -83,13 +83,14 @@ class Room:
         for folder in _folders(os.path.join(self._folder, "objects")):
             for entry in _entries(folder):
                 name = entry.name
-                if name.endswith((".part", ".claim")):
-                    if (number := locks.take(entry.path)) is not None:  # nobody's
+                if name.endswith(".claim"):
+                    start, end = claimed(name) or (0, 0)
+                    if (number := locks.take(entry.path)) is not None:
                         with contextlib.suppress(OSError):
                             os.unlink(entry.path)
+                            end = start  # it was nobody's; else it is a span by now
                         locks.drop(number)
-                    elif name.endswith(".claim") and (whose := claimed(name)):
-                        total += whose[1] - whose[0]
+                    total += end - start
                 elif (span := span_of(name)) is not None:
                     with contextlib.suppress(OSError):
                         spans.append((entry.stat().st_mtime, span.end - span.start, entry.path))

@@ -176,8 +176,8 @@ class RemoteSource:
         if entry.take(offset, size) is None:
             patience = elsewhere.settings.patience
             hurried = replace(patience, deadline=patience.deadline / 4)  # who needs it then has the whole deadline
-            self._fill(elsewhere, entry, offset, size, hurried, stop, None)
-        if pin:
+            self._fill(elsewhere, entry, offset, size, hurried, stop, None, pin)
+        if pin:  # also what was there, or came by others
             entry.pin(offset, size)
 
     def _obtain(self, elsewhere: Elsewhere, entry: Entry, offset: int, size: int) -> bytes:
@@ -212,9 +212,10 @@ class RemoteSource:
         patience: Patience,
         stop: threading.Event,
         have: dict[int, bytes] | None,
+        pin: bool = False,
     ) -> bool:
-        """Fetch and store what is neither in the cache nor claimed by others; True when something is. Into `have`, too,
-        if given; otherwise only what the cache has room for is fetched."""
+        """Fetch and store (and `pin`) what is neither in the cache nor claimed by others; True when something is. Into
+        `have`, too, if given; otherwise only what the cache has room for is fetched."""
         try:
             claims, busy = entry.claim(offset, size, _PART)
         except OSError as error:  # nothing can be written there
@@ -239,7 +240,7 @@ class RemoteSource:
                 if have is not None:
                     have[claim.start] = data
                 if room:
-                    entry.store(left.pop(), data)
+                    entry.store(left.pop(), data, pin)
                 else:
                     entry.abandon(left.pop())
         finally:

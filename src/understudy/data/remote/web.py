@@ -111,14 +111,9 @@ class WebStore:
         except Rejected as error:
             raise refused(error.status, self.site.hides) from error
         if answer.final:
-            address = Address(answer.final, _for_host(address, answer.final))
+            address = answer.final
         self._kept[path] = (address, time.monotonic() + _KEPT)
         return answer
-
-
-def _for_host(asked: Address, final: str) -> Mapping[str, str]:
-    """The headers to send on to where a redirect led: none of them to another host."""
-    return asked.headers if urlsplit(asked.url)[:2] == urlsplit(final)[:2] else {}
 
 
 class Plain:
