@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Sampler
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from support.index_dataset import Indices
+from support.ranks import reserved
 from understudy import EpisodeSampler
 
 DATA = Indices(13, 8, 21, 30)
@@ -74,10 +75,9 @@ def train(kind: str, steps: int, batch: int, position: int = 0, step: int = 0) -
 
 def train_on_two_ranks(folder: Path, jobs: list[dict[str, Any]]) -> list[list[list[int]]]:
     """Per job, per step: the global batch, rank 0's share and then rank 1's. Two gloo processes run all jobs."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    held = socket.socket()
+    port = str(reserved(held))
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__, str(folder / "seen"), json.dumps(jobs)]
     ranks = [
         subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
@@ -88,6 +88,7 @@ def train_on_two_ranks(folder: Path, jobs: list[dict[str, Any]]) -> list[list[li
     finally:
         for rank in ranks:
             rank.kill()
+        held.close()
     seen = [json.loads((folder / f"seen.{rank}").read_text()) for rank in range(2)]
     return [[a + b for a, b in zip(first, second)] for first, second in zip(*seen)]
 

@@ -30,6 +30,7 @@ import torch.distributed.fsdp
 import torch.distributed.tensor  # noqa: F401
 
 from support.checkpoint_ranks import digest
+from support.ranks import reserved
 from support.resumed import consumed, watched
 from support.runs import same_run, series, tiny_config
 from understudy.train import checkpoint, run
@@ -134,9 +135,8 @@ class Changes:
 def attempt(kind: Kind, number: int, data: Path, out: Path, victim: Victim | None, told: Told) -> list[int] | None:
     """Start the run, or carry it on; the number of changes that each rank made, or None if the victim died."""
     world = kind.worlds[number % len(kind.worlds)]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    held = socket.socket()  # until the ranks have ended
+    port = str(reserved(held))
     told.attempts += 1
     started, ranks = time.monotonic(), []
     for rank in range(world):
@@ -154,7 +154,9 @@ def attempt(kind: Kind, number: int, data: Path, out: Path, victim: Victim | Non
     if victim is not None and victim.seconds is not None:
         time.sleep(max(0.0, started + victim.seconds - time.monotonic()))
         os.kill(ranks[victim.rank][0], signal.SIGKILL)  # not yet waited for, so the number is still its own
-    return _ended(ranks, victim, out, told)
+    counts = _ended(ranks, victim, out, told)
+    held.close()
+    return counts
 
 
 def _live(kind: Kind, number: int, data: Path, out: Path, changes: Changes, writing: int) -> None:

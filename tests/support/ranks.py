@@ -55,10 +55,8 @@ def outcomes_in_ranks(
 ) -> list[tuple[str, Any]]:
     """As `in_ranks`, for ranks that are meant to fail: ("returned", value), ("raised", traceback), ("died", exit code)
     or ("hung", None) by rank."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    place = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    held = socket.socket()
+    place = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": reserved(held)}
     file, name = inspect.getfile(function), function.__qualname__
     started, ends = [], []
     # The server has the environment and the arithmetic threads of the moment in which it is started.
@@ -78,6 +76,14 @@ def outcomes_in_ranks(
             process.kill()
             process.join()
             end.close()
+        held.close()
+
+
+def reserved(held: socket.socket) -> int:
+    """A free port where rank 0's store may listen while `held` is open, and which nobody else is given meanwhile."""
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return int(held.getsockname()[1])
 
 
 def _outcomes(started: list[Any], ends: list[Connection], deadline: float) -> list[tuple[str, Any]]:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -234,6 +235,33 @@ def test_the_reason_is_told_also_where_the_rank_that_noticed_left_first(capfd: p
     told = capfd.readouterr().err
     assert "rank 0 of 2 failed with exit code 1" in told
     assert "the last that rank 1 said:\n  | the picture is bad" in told
+
+
+def test_a_signal_at_the_end_of_the_wait_for_the_others_does_not_make_it_endless(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is left of the wait when its handler is done is less than nothing."""
+    failed, stays, may_leave, left = launcher._Rank(0, 2, code=1), launcher._Rank(1, 2), threading.Event(), []
+    failed.process = SimpleNamespace(pid=1)  # type: ignore[assignment]
+    failed.wait = lambda ended: ended.put(failed)  # type: ignore[method-assign]
+
+    def wait(ended: Any) -> None:
+        if not may_leave.wait(30):
+            left.append(stays)
+        ended.put(stays)
+
+    stays.wait = wait  # type: ignore[method-assign]
+    monkeypatch.setattr(launcher, "SETTLE", 0.3)
+    before = signal.signal(signal.SIGUSR2, lambda *_: time.sleep(0.5))
+    sender = threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR2))
+    try:
+        sender.start()
+        assert launcher._watch([failed, stays], [], "understudy") == 1
+        assert not left, "it waited until the other had left by itself"
+    finally:
+        may_leave.set()
+        sender.join()
+        signal.signal(signal.SIGUSR2, before)
 
 
 def test_what_all_ranks_find_wrong_is_said_once(

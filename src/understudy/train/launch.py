@@ -183,7 +183,7 @@ class _Rank:
             self.listener.join(1.0)  # what it started may hold the pipe open for longer
         return self.tail.decode(errors="replace").strip().splitlines()
 
-    def wait(self, ended: "queue.SimpleQueue[_Rank]") -> None:
+    def wait(self, ended: "queue.Queue[_Rank]") -> None:
         assert self.process is not None
         self.code = self.process.wait()
         ended.put(self)
@@ -234,7 +234,8 @@ def _forwarding(ranks: Sequence[_Rank], asked: list[signal.Signals]) -> Iterator
 
 def _watch(ranks: Sequence[_Rank], asked: Sequence[signal.Signals], name: str) -> int:
     """Until all have left as they should, or one has not."""
-    ended: queue.SimpleQueue[_Rank] = queue.SimpleQueue()
+    # No SimpleQueue: a signal handler that outlasts the timeout has it wait for ever.
+    ended: queue.Queue[_Rank] = queue.Queue()
     for rank in ranks:
         threading.Thread(target=rank.wait, args=(ended,), daemon=True).start()
     left, failed = len(ranks), list[_Rank]()
