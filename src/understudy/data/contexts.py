@@ -16,8 +16,8 @@ import av
 from understudy.data.errors import DatasetError
 from understudy.data.mp4 import VideoIndex
 
-SPARE_BYTES = 16 << 20
-"""How much of contexts that wait for their next video each thread keeps at most, as `live_bytes` counts."""
+SPARE_BYTES = 8 << 20
+"""How much of contexts that wait for their next video each thread keeps at most, or one; their owners say how much."""
 
 _DECODERS = {"av1": "libdav1d"}  # FFmpeg's own "av1" decoder only drives hardware
 
@@ -55,7 +55,7 @@ def give_back(kind: Kind, context: av.VideoCodecContext, size: int) -> None:
     context.flush_buffers()
     _spare.held[id(context)] = kind, context, size
     _spare.bytes += size
-    while _spare.bytes > SPARE_BYTES:
+    while _spare.bytes > SPARE_BYTES and len(_spare.held) > 1:
         _spare.bytes -= _spare.held.popitem(last=False)[1][2]
 
 

@@ -25,7 +25,7 @@ from functools import cached_property
 import av
 import numpy as np
 
-from understudy.data.contexts import Kind, borrow, give_back, live_bytes
+from understudy.data.contexts import Kind, borrow, give_back, live_bytes, picture_bytes
 from understudy.data.errors import DatasetError
 from understudy.data.loops import decode
 from understudy.data.packets import Packets
@@ -56,6 +56,7 @@ class PictureDecoder:
         self._expected = 0  # display position that must come out next
         self._ahead: dict[int, av.VideoFrame] = {}  # came out, not asked for yet
         self._recent: dict[int, av.VideoFrame] = {}  # the pictures of the last small read
+        self._most = 0  # pictures that were out at once: the codec keeps the memory of as many
 
     @cached_property
     def live_bytes(self) -> int:
@@ -107,10 +108,15 @@ class PictureDecoder:
     def park(self) -> None:
         """Let go of decoder and pictures; the next call begins anew at a key frame."""
         if self._context is not None:
-            give_back(self._kind, self._context, self.live_bytes)
+            self._hand_on()
         self._context = None
         self._ahead.clear()
         self._recent = {}
+
+    def _hand_on(self) -> None:
+        assert self._context is not None
+        give_back(self._kind, self._context, self.live_bytes + self._most * picture_bytes(self._index))
+        self._most = 0
 
     def _run(self, positions: list[int], until: int) -> list[av.VideoFrame]:
         """Those of `positions` that come out with the next packets, beginning with the one that is due, as nearly
@@ -134,7 +140,7 @@ class PictureDecoder:
                 break
             made.append(frame)
             position += 1
-        self._expected = position
+        self._expected, self._most = position, max(self._most, len(made))
         if failed:
             self._next = first + fed + 1
             if self._display[first + fed] >= self._from:
@@ -261,7 +267,7 @@ class PictureDecoder:
         except av.FFmpegError as error:
             why = f"the decoder failed at the end of the file ({error.strerror})"
         if before is None and not why:
-            give_back(self._kind, self._context, self.live_bytes)
+            self._hand_on()
         self._context = None
         return why
 

@@ -105,7 +105,10 @@ class Mp4Packets:
         offset, size = self.index.offset[first:stop] - self._base, self.index.size[first:stop]
         inside = (offset >= 0) & (offset + size <= len(self._window))
         count = len(inside) if inside.all() else int(np.argmin(inside))
-        return Coded(self._window, offset[:count], size[:count], self.index.display[first : first + count])
+        coded = Coded(self._window, offset[:count], size[:count], self.index.display[first : first + count])
+        if offset[count - 1] + size[count - 1] == len(self._window):
+            self._window, self._base = b"", 0  # who reads on reads anew: nothing is kept until then
+        return coded
 
     def _at(self, i: int, until: int) -> int:
         """Where packet i begins in the window, which is read anew where it holds it not."""

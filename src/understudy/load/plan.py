@@ -106,7 +106,8 @@ class _Source:
     def chains(self, way: Holding, threads: int) -> int:
         """Bytes that its chains hold.
 
-        A kept decoder keeps the memory of all pictures it ever gave out at once, two that it refers to among them.
+        A kept decoder keeps the memory of all pictures it ever gave out at once, two that it refers to among them; each
+        thread has two such of clips that are over, one with its place in a file and one to hand on.
         Shared ones, one a thread, that of the most that its chains ever held: half a run each, for they take turns
         (`making.first_runs`) and on the way to a key frame, and what waits for its colours, a batch's pictures at most.
         Whole groups take turns by chance: two standard deviations of so many.
@@ -114,14 +115,15 @@ class _Source:
         if way.ahead == 0:
             return 0
         lanes = self.lanes or threads
+        decoders = lanes + 2 * threads if way.keep else 0
         if way.keep:
-            run = float(lanes * (way.ahead - min(2, way.ahead - 1)))
+            run = float(decoders * (way.ahead - min(2, way.ahead - 1)))
         elif way.ahead > 1:
             chance = 2 * way.ahead * (lanes * threads / 12) ** 0.5 if way.whole else 0.0
             run = min(lanes * way.ahead / 2 + min(lanes, self.together) + chance, lanes * way.ahead)
         else:
             run = 0.0
-        return int(sum(self.decoded) * (run + lanes * self.halo)) + (lanes * sum(self.live) if way.keep else 0)
+        return int(sum(self.decoded) * (run + lanes * self.halo)) + decoders * sum(self.live)
 
 
 def make_plan(
