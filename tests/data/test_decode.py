@@ -79,6 +79,17 @@ def test_any_subsets_with_parks_between(
             assert np.array_equal(take(decoder, step, at_once), pictures[step])
 
 
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_picture_left_out_moves_no_other(kind: str, clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+    """One packet may give out several pictures (HEVC's do at a key frame), more than were asked for in a row."""
+    path, pictures = clips[kind]
+    decoder = decoder_of(path)
+    for left_out in range(9, 14):
+        for at_once in (1, 8):
+            wanted = np.delete(np.arange(16), left_out)
+            assert np.array_equal(take(decoder, wanted, at_once), pictures[wanted])
+
+
 @settings(max_examples=30, deadline=None)
 @given(kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=2, max_size=3), seed=st.integers(0, 99))
 def test_several_decoders_take_turns_with_the_same_contexts(

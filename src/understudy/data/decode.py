@@ -135,7 +135,7 @@ class PictureDecoder:
         self._next = first + len(coded.size)  # at once: a Ctrl-C on the way leaves a gap, and none is fed twice
         frames, fed, failed = decode(context, coded)
         made: list[av.VideoFrame] = []
-        for frame in frames:
+        for frame in frames[:count]:  # one packet may give out several, more than come next in `positions`
             if frame.pts != position or frame.is_corrupt:
                 break
             made.append(frame)
