@@ -236,8 +236,11 @@ def test_fetching_ahead_hides_the_latency_and_leaves_no_thread(server: RangeServ
     assert isinstance(files, Files)
     assert files.latency == 0.0
     spans = np.array([[100_000 + i * 10_000, 10_000] for i in range(16)])
+    counted = threading.Event()  # a thread that is done before the next is wanted would take on its work
+    server.fault = lambda n, asked: "" if counted.wait(60) else "500"
     source.prefetch(spans)
     assert len(threads()) == 8
+    counted.set()
     for offset, size in spans.tolist():
         assert source.read(offset, size) == DATA[offset : offset + size]
     assert server.sent == HEAD + 160_000

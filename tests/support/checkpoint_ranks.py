@@ -281,7 +281,7 @@ def background(root: Path) -> dict[str, Any]:
         unfinished = checkpoint.latest(root)
         threading.Timer(0.3, may_go_on.set).start()
         saver.save(2, training.tensors(), {})  # waits for the first
-        first = checkpoint.latest(root)
+        first = 1 in checkpoint.steps(root)  # and may itself be done by now
         saver.wait()
     finally:
         os.fsync = plain
