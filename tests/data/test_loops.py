@@ -15,9 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.videos import COUNT, KINDS
+from support.videos import COUNT, KINDS, moving_pictures
 from understudy.data import loops
 from understudy.data.contexts import Kind, _create
+from understudy.data.convert import Converter
+from understudy.data.decode import PictureDecoder
 from understudy.data.packets import open_packets
 from understudy.data.swscale import Kind as Colours
 from understudy.data.swscale import Scaler, noise
@@ -144,6 +146,29 @@ def test_a_picture_of_another_format_is_no_picture(clips: dict[str, tuple[Path, 
 
 
 @needs_c
+def test_pictures_that_are_colours_already(tmp_path: Path, python: pytest.MonkeyPatch) -> None:
+    """They are not converted but copied as they lie, so their planes must have a size."""
+    path = tmp_path / "png.mov"
+    with av.open(str(path), "w") as out:
+        stream = out.add_stream("png", rate=10)
+        assert isinstance(stream, av.VideoStream)
+        stream.height, stream.width, stream.pix_fmt = 48, 64, "rgb24"
+        for picture in moving_pictures(12):
+            out.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        out.mux(stream.encode(None))
+
+    def written() -> np.ndarray:
+        pictures = PictureDecoder(open_packets(str(path)), "x").pictures(np.arange(12), 4)
+        colours = np.zeros((12, 3, 48, 64), np.uint8)
+        Converter().write_all([(frame, i) for i, frame in pictures], colours)
+        return colours
+
+    in_python = written()
+    python.undo()
+    assert np.array_equal(written(), in_python)
+
+
+@needs_c
 def test_colours_are_the_same(python: pytest.MonkeyPatch) -> None:
     kind, frames = Colours("yuv420p", 48, 64, 2, 0), []
     for seed in range(5):
@@ -187,7 +212,9 @@ def test_nothing_is_left_behind(clips: dict[str, tuple[Path, np.ndarray]]) -> No
     assert resident() - before < 8 << 20
 
 
-@pytest.mark.parametrize("why", ["not compiled", "PyAV hides a function", "objects", "structures", "no code"])
+@pytest.mark.parametrize(
+    "why", ["not compiled", "PyAV hides a function", "objects", "numbers", "structures", "no code"]
+)
 def test_where_it_cannot_be_used_python_does_it(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clips: dict[str, tuple[Path, np.ndarray]]
 ) -> None:
@@ -197,6 +224,9 @@ def test_where_it_cannot_be_used_python_does_it(
         monkeypatch.setattr(loops, "_FUNCTIONS", ("avcodec_send_packet_2", *loops._FUNCTIONS[1:]))
     elif why == "objects":
         monkeypatch.setattr(loops, "_WRAPPED", 16)
+    elif why == "numbers":  # that are no addresses
+        plain = struct.unpack
+        monkeypatch.setattr(loops.struct, "unpack", lambda form, raw: plain(form, b"\xff" * len(raw)))  # type: ignore[attr-defined]
     elif why == "structures":
         plain = struct.unpack
         # As if a field had come before the others.

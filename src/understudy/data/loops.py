@@ -32,6 +32,9 @@ from understudy.data.ffmpeg import codecs, swscale
 COMPILED = Path(__file__).with_name("_loops.so")
 """Where `hatch_build.py` puts it."""
 
+_FORMS = ("yuv420p", "yuvj420p")
+"""Pixel formats of pictures that may be made in C. PyAV then takes their planes for empty, so only such as nobody reads
+as they lie; cameras' pictures are of these."""
 _WRAPPED = 24  # bytes into an object of PyAV's: the structure that it wraps
 _DECODE = (c_void_p, c_char_p, c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p)
 _CONVERT = (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int)
@@ -65,7 +68,7 @@ def decode(context: av.VideoCodecContext, coded: Coded) -> tuple[list[av.VideoFr
     """
     found = compiled()
     # No format: it has decoded nothing yet. And C takes what it is given for a context.
-    if found is None or context.pix_fmt is None or not isinstance(context, av.VideoCodecContext):
+    if found is None or context.pix_fmt not in _FORMS or not isinstance(context, av.VideoCodecContext):
         return _decode(context, coded)
     pictures: list[av.VideoFrame] = []
     count, start, status, form = len(coded.size), 0, 1, context.pix_fmt
@@ -152,7 +155,7 @@ def compiled() -> ctypes.CDLL | None:
         found.loops_decode.argtypes = list(_DECODE)
         found.loops_convert.argtypes = list(_CONVERT)
         return found if _lies_as_expected(coding) else None
-    except (OSError, AttributeError, ValueError):
+    except (OSError, AttributeError, ValueError, OverflowError, struct.error):  # what is no address may be any number
         return None
 
 
