@@ -83,7 +83,7 @@ def check_memory(root: Path, megabytes: int, lanes: int, way: str) -> None:
 
 
 def test_an_interrupt_ends_what_is_under_way(one_group: Path) -> None:
-    """While the groups of sixteen lanes are decoded, which takes seconds: the first batch is not waited for."""
+    """While the groups of 64 lanes are decoded, which takes seconds: the first batch is not waited for."""
     process = run("forever", one_group, 200 * 10**6)
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"

@@ -31,11 +31,11 @@ def measure(root: str, memory: int, lanes: int, clip: int, batches: int) -> None
 
 
 def forever(root: str, memory: int) -> None:
-    """Make batches until interrupted; say when the first is there, and how many threads are left in the end."""
+    """Make batches until interrupted; say when one is there, and how many threads are left in the end."""
     data = EpisodeDataset(root, picture_cache_bytes=0)
-    loader = Loader([data], order=Order.of([data], batch=16, seed=1, clip=200, lanes=16), memory=memory, threads=2)
-    print("begun", flush=True)
+    loader = Loader([data], order=Order.of([data], batch=64, seed=1, clip=3, lanes=64), memory=memory, threads=2)
     try:
+        print("begun", flush=True)
         for _ in loader:
             print("made", flush=True)
     except KeyboardInterrupt:
