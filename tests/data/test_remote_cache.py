@@ -20,6 +20,7 @@ from understudy.data.files import Files
 from understudy.data.remote.retry import Patience
 from understudy.data.remote.settings import Remote, default_folder
 from understudy.data.remote.source import RemoteSource
+from understudy.data.remote.spans import Span, Spans
 
 DATA = np.random.default_rng(1).integers(0, 256, 400_000, np.uint8).tobytes()
 HEAD = 65_536  # bytes that come along when a file is opened
@@ -116,6 +117,25 @@ def test_the_budget_is_kept_and_changes_no_byte(
         for one in both:
             one._root.elsewhere.close()
         assert kept(cache) <= budget
+
+
+@given(
+    ends=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), max_size=20),
+    gone=st.sets(st.integers(0, 19)),
+    asked=st.tuples(st.integers(0, 90), st.integers(0, 40)),
+)
+def test_spans_that_overlap_a_place(ends: list[tuple[int, int]], gone: set[int], asked: tuple[int, int]) -> None:
+    spans = [Span(start, start + size, str(i), 0) for i, (start, size) in enumerate(ends)]
+    some, start, end = Spans(), asked[0], asked[0] + asked[1]
+    for left in ([], gone):
+        for span in spans:
+            some.add(span)
+        some.remove([str(i) for i in left])
+        near = some.near(start, end)
+        assert [span.start for span in near] == sorted(span.start for span in near)
+        wanted = {span.name for i, span in enumerate(spans) if i not in left and span.start < end and start < span.end}
+        assert {span.name for span in near} == wanted
+        assert len(near) == len(wanted)
 
 
 def test_processes_share_one_download(server: RangeServer, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from understudy.load.making import Stream, first_round
 _RUN = 256  # samples of a clip that are fetched at once: a request should be worth its latency and its work
 _FIRST_RUN = 16  # while every batch opens new clips
 _LEAST, _MOST = 4, 96  # batches ahead
+_LOOKS = 4  # into the order while all of them are made
 _SAMPLES = 1024  # at least: what is slow for want of bytes must not be taken for what is wanted
 _MARGIN = 4.0  # latencies: requests queue behind each other
 
@@ -39,7 +40,7 @@ class Ahead:
         self._low, self._high = low, high
         self._covered: set[int] = set()  # positions whose pictures were asked for
         self._change = threading.Condition()
-        self._taken, self._stopping = 0, False
+        self._taken, self._due, self._stopping = 0, 1, False  # batches handed out, and how many of them to wait for
         self._begun = 0.0
         self._thread = threading.Thread(target=self._run, name="understudy-ahead", daemon=True)
         self._thread.start()
@@ -49,7 +50,8 @@ class Ahead:
         with self._change:
             self._begun = self._begun or time.perf_counter()
             self._taken = number + 1
-            self._change.notify()
+            if self._taken >= self._due:
+                self._change.notify()
 
     def ask_to_stop(self) -> None:
         """Have the thread end, without waiting for it."""
@@ -80,19 +82,25 @@ class Ahead:
 
     def _run(self) -> None:
         give_up_when(lambda: self._stopping)
-        number = 0
+        number, count = 0, 1  # the first batch alone, then as many at once as one look at the order is worth
         while True:
             with self._change:
-                while not self._stopping and number and (not self._taken or number >= self._taken + self.depth()):
+                while not self._stopping and number:
+                    depth = self.depth()
+                    count = max(1, depth // _LOOKS)
+                    self._due = max(1, number + count - depth)
+                    if self._taken >= self._due:
+                        break
                     self._change.wait(0.5)
                 if self._stopping:
                     return
                 if number < self._taken:  # overtaken: what was passed is read by now
                     number = self._taken
                     self._covered = {p for p in self._covered if p >= self._start + number * self._order.batch}
-            first = self._start + number * self._order.batch
-            self._fetch(np.arange(first + self._low, first + self._high, dtype=np.int64), lambda: self._stopping)
-            number += 1
+            first = self._start + (number + np.arange(count, dtype=np.int64)) * self._order.batch
+            positions = first[:, None] + np.arange(self._low, self._high, dtype=np.int64)
+            self._fetch(positions.reshape(-1), lambda: self._stopping)
+            number += count
 
     def _fetch(self, positions: np.ndarray, stopped: Callable[[], bool]) -> None:
         sources = self._order.locate(positions)[0]

@@ -17,7 +17,6 @@ not blocks of a fixed size, so that not one byte more is fetched than is needed.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import os
 import threading
@@ -31,7 +30,7 @@ from dataclasses import dataclass
 from understudy.data.errors import DatasetError
 from understudy.data.remote import locks
 from understudy.data.remote.room import Room
-from understudy.data.remote.spans import Span, claimed, cover, span_of, without
+from understudy.data.remote.spans import Span, Spans, claimed, cover, span_of, without
 
 _STRIPES = 64
 _FRESH = 60.0  # seconds within which a span is not marked as used again
@@ -114,9 +113,7 @@ class Entry:
         self._cache = cache
         self._folder = os.path.join(cache.folder, "objects", key[:2], key)
         self._stripe = os.path.join(cache.folder, "locks", f"{zlib.crc32(key.encode()) % _STRIPES:02x}")
-        self._spans: list[Span] = []  # by start; they may overlap
-        self._known: dict[str, Span] = {}  # the same by name
-        self._longest = 0  # bytes of any of them
+        self._spans = Spans()
         self.pins: dict[str, Span] = {}
         self._damaged: set[str] = set()  # and not to be removed
         self._changed = threading.Condition()
@@ -124,7 +121,7 @@ class Entry:
     def take(self, offset: int, size: int) -> bytes | None:
         """Bytes [offset, offset + size), or None when some of them are not here (as far as this process knows)."""
         with self._changed:
-            spans = cover(self._near(offset, offset + size), offset, offset + size)
+            spans = cover(self._spans.near(offset, offset + size), offset, offset + size)
         if spans is None:
             return None
         parts = []
@@ -173,8 +170,7 @@ class Entry:
 
     def _forget(self, span: Span) -> None:
         with self._changed:
-            if self._known.pop(span.name, None) is not None:
-                self._spans = [other for other in self._spans if other.name != span.name]
+            self._spans.remove([span.name])
 
     def claim(self, offset: int, size: int, part: int) -> tuple[list[Claim], bool]:
         """Claim what is not here of [offset, offset + size), in parts of at most `part` bytes; and whether something of
@@ -186,7 +182,7 @@ class Entry:
             others = self._refresh()
             busy = False
             with self._changed:
-                near = self._near(offset, offset + size)
+                near = self._spans.near(offset, offset + size)
                 gaps = without([(offset, offset + size)], [(s.start, s.end) for s in near])
             for start, end, path in others:
                 if start < offset + size and offset < end and gaps:
@@ -214,9 +210,9 @@ class Entry:
     def _claim(self, start: int, end: int) -> Claim:
         path = os.path.join(self._folder, f"{start:x}-{end:x}.claim")
         for _ in range(100):
-            os.makedirs(self._folder, exist_ok=True)
-            if (number := locks.take(path, create=True)) is not None:  # None: the folder went, being empty
+            if (number := locks.take(path, create=True)) is not None:
                 return Claim(start, end, path, number)
+            os.makedirs(self._folder, exist_ok=True)  # it is not there yet, or went, being empty
             time.sleep(0.001)  # or an eviction looks whether the claim's owner lives
         raise DatasetError("cannot be claimed", where=path, fix="look into the cache folder, or name another")
 
@@ -229,30 +225,16 @@ class Entry:
             names = set()
         claims = []
         with self._changed:
-            gone = self._known.keys() - names
-            for name in names - self._known.keys() - self._damaged:
+            known = self._spans.by_name.keys()
+            gone = known - names
+            for name in names - known - self._damaged:
                 if (span := span_of(name)) is not None:
-                    self._add(span)
+                    self._spans.add(span)
                 elif name.endswith(".claim") and (whose := claimed(name)) is not None:
                     claims.append((*whose, os.path.join(self._folder, name)))
             if gone:
-                for name in gone:
-                    del self._known[name]
-                self._spans = [span for span in self._spans if span.name in self._known]
+                self._spans.remove(gone)
         return claims
-
-    def _add(self, span: Span) -> None:
-        """Know a span; the caller holds the lock."""
-        if span.name not in self._known:
-            self._known[span.name] = span
-            bisect.insort(self._spans, span, key=lambda s: s.start)
-            self._longest = max(self._longest, span.end - span.start)
-
-    def _near(self, start: int, end: int) -> list[Span]:
-        """The spans that overlap [start, end), by start; the caller holds the lock."""
-        low = bisect.bisect_left(self._spans, start - self._longest, key=lambda s: s.start)
-        high = bisect.bisect_left(self._spans, end, key=lambda s: s.start)
-        return [span for span in self._spans[low:high] if span.end > start]
 
     def store(self, claim: Claim, data: bytes, pin: bool = False) -> None:
         """Keep the bytes of a claim, which is given back, for which room was reserved; `pin` them, too."""
@@ -271,7 +253,7 @@ class Entry:
             return
         pin = pin and locks.share(claim.lock)
         with self._changed:
-            self._add(span)
+            self._spans.add(span)
             if pin:
                 self.pins[span.name] = span
             self._changed.notify_all()
@@ -296,7 +278,7 @@ class Entry:
     def pin(self, offset: int, size: int) -> None:
         """Keep what is here of [offset, offset + size) from being evicted by anybody, until it was read to its end."""
         with self._changed:
-            inside = [span for span in self._near(offset, offset + size) if span.name not in self.pins]
+            inside = [span for span in self._spans.near(offset, offset + size) if span.name not in self.pins]
         for span in inside:
             number = locks.take(os.path.join(self._folder, span.name), shared=True)
             if number is not None:
@@ -309,7 +291,7 @@ class Entry:
         if not self.pins:
             return
         with self._changed:
-            near = self._near(offset, offset + size)
+            near = self._spans.near(offset, offset + size)
             done = [span.name for span in near if span.end <= offset + size and span.name in self.pins]
             for name in done:
                 del self.pins[name]

@@ -6,7 +6,9 @@ Not here: the files that hold them (`cache.py`), and how many there may be (`roo
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 
 @dataclass
@@ -20,6 +22,47 @@ class Span:
     crc: int
     verified: bool = False
     used: float = 0.0
+
+
+class Spans:
+    """Spans of one file, which may overlap. Not safe in threads.
+
+    Attributes:
+        by_name: all of them.
+    """
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Span] = {}
+        self._spans: list[Span] = []  # by start
+        self._starts: list[int] = []
+        self._reach: list[int] = []  # where the furthest of the spans so far ends
+
+    def add(self, span: Span) -> None:
+        """Put down a span, unless it is there."""
+        if span.name in self.by_name:
+            return
+        self.by_name[span.name] = span
+        at = bisect.bisect_right(self._starts, span.start)
+        self._spans.insert(at, span)
+        self._starts.insert(at, span.start)
+        self._reach.insert(at, max(span.end, self._reach[at - 1] if at else 0))
+        for i in range(at + 1, len(self._reach)):
+            if self._reach[i] >= span.end:
+                break
+            self._reach[i] = span.end
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Strike out spans."""
+        for name in names:
+            self.by_name.pop(name, None)
+        self._spans = [span for span in self._spans if span.name in self.by_name]
+        self._starts = [span.start for span in self._spans]
+        self._reach = list(accumulate((span.end for span in self._spans), max))
+
+    def near(self, start: int, end: int) -> list[Span]:
+        """Those that overlap [start, end), by start."""
+        low, high = bisect.bisect_right(self._reach, start), bisect.bisect_left(self._starts, end)
+        return [span for span in self._spans[low:high] if span.end > start]
 
 
 def span_of(name: str) -> Span | None:
