@@ -8,6 +8,8 @@ import os
 import shlex
 import subprocess
 import sysconfig
+import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +30,23 @@ class Loops(BuildHookInterface):
         compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
         try:
             subprocess.run(
-                [*compiler, *FLAGS, "-o", str(fresh), str(source)], check=True, capture_output=True, text=True
+                [
+                    *compiler,
+                    *FLAGS,
+                    f"-DLOOPS_SOURCE={zlib.crc32(source.read_bytes())}u",
+                    "-o",
+                    str(fresh),
+                    str(source),
+                ],
+                check=True,
+                capture_output=True,
+                text=True,
             )
         except (OSError, subprocess.CalledProcessError) as error:
-            made.unlink(missing_ok=True)
+            with suppress(
+                OSError
+            ):  # where nothing can be written, it is not used either (`loops.py` asks for its source)
+                made.unlink()
             why = getattr(error, "stderr", None) or error
             self.app.display_warning(f"understudy: loops.c is not compiled, small pictures will decode slower: {why}")
             return

@@ -1,9 +1,12 @@
 """The compiled loops do what those in Python do, and are not used where memory is not as they expect it."""
 
+import ctypes
+import errno
 import runpy
 import shutil
 import struct
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -213,13 +216,25 @@ def test_nothing_is_left_behind(clips: dict[str, tuple[Path, np.ndarray]]) -> No
 
 
 @pytest.mark.parametrize(
-    "why", ["not compiled", "PyAV hides a function", "objects", "numbers", "structures", "no code"]
+    "why",
+    [
+        "not compiled",
+        "compiled from another version",
+        "PyAV hides a function",
+        "objects",
+        "numbers",
+        "structures",
+        "no code",
+    ],
 )
 def test_where_it_cannot_be_used_python_does_it(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clips: dict[str, tuple[Path, np.ndarray]]
 ) -> None:
     if why == "not compiled":
         monkeypatch.setattr(loops, "COMPILED", tmp_path / "none.so")
+    elif why == "compiled from another version":
+        monkeypatch.setattr(loops, "SOURCE", tmp_path / "loops.c")
+        loops.SOURCE.write_text("/* newer */")
     elif why == "PyAV hides a function":
         monkeypatch.setattr(loops, "_FUNCTIONS", ("avcodec_send_packet_2", *loops._FUNCTIONS[1:]))
     elif why == "objects":
@@ -283,6 +298,19 @@ def test_installing_compiles(hook: Any) -> None:
     assert build["tag"].startswith("py3-none-")
     assert not build["pure_python"]
     assert library.name == loops.COMPILED.name
+    assert ctypes.CDLL(str(library)).loops_source() & 0xFFFFFFFF == zlib.crc32(loops.SOURCE.read_bytes())
+
+
+def test_installing_works_where_nothing_can_be_written(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setenv("CC", "false")
+    monkeypatch.setattr(Path, "unlink", refused)
+    build: dict[str, Any] = {"artifacts": []}
+    hook.initialize("standard", build)
+    assert build == {"artifacts": []}
+    assert "will decode slower" in hook.app.said
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false", "sh -c 'echo broken >&2; exit 1'"])

@@ -18,8 +18,9 @@ import ctypes
 import errno
 import os
 import struct
+import zlib
 from collections.abc import Sequence
-from ctypes import byref, c_char_p, c_int, c_void_p
+from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +32,7 @@ from understudy.data.ffmpeg import codecs, swscale
 
 COMPILED = Path(__file__).with_name("_loops.so")
 """Where `hatch_build.py` puts it."""
+SOURCE = COMPILED.with_name("loops.c")
 
 _FORMS = ("yuv420p", "yuvj420p")
 """Pixel formats of pictures that may be made in C. PyAV then takes their planes for empty, so only such as nobody reads
@@ -150,6 +152,9 @@ def compiled() -> ctypes.CDLL | None:
         return None
     try:
         found = ctypes.CDLL(str(COMPILED))
+        found.loops_source.restype = c_uint
+        if found.loops_source() != zlib.crc32(SOURCE.read_bytes()):
+            return None  # this file may call another version of it otherwise
         functions = [*(getattr(coding, name) for name in _FUNCTIONS), scaling.sws_scale]
         found.loops_bind(*(ctypes.cast(function, c_void_p) for function in functions))
         found.loops_decode.argtypes = list(_DECODE)
