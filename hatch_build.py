@@ -29,23 +29,11 @@ class Loops(BuildHookInterface):
         fresh = made.with_suffix(f".{os.getpid()}.tmp")  # renamed when it is whole: others may have the old one loaded
         compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
         try:
-            subprocess.run(
-                [
-                    *compiler,
-                    *FLAGS,
-                    f"-DLOOPS_SOURCE={zlib.crc32(source.read_bytes())}u",
-                    "-o",
-                    str(fresh),
-                    str(source),
-                ],
-                check=True,
-                capture_output=True,
-                text=True,
-            )
+            stamp = f"-DLOOPS_SOURCE={zlib.crc32(source.read_bytes())}u"  # loops.py asks for it
+            command = [*compiler, *FLAGS, stamp, "-o", str(fresh), str(source)]
+            subprocess.run(command, check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            with suppress(
-                OSError
-            ):  # where nothing can be written, it is not used either (`loops.py` asks for its source)
+            with suppress(OSError):  # not there, or nothing can be written here
                 made.unlink()
             why = getattr(error, "stderr", None) or error
             self.app.display_warning(f"understudy: loops.c is not compiled, small pictures will decode slower: {why}")
