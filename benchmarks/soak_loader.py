@@ -137,14 +137,16 @@ def lines(log: Path) -> list[str]:
 
 
 def killed(setting: Setting, folder: Path, kills: int, seed: int = 0) -> Kills:
-    """Kill victims one after the other, then let one run undisturbed as far as they came, and compare.
+    """Kill victims one after the other, more than `kills` if none of those came to a batch, then let one run
+    undisturbed as far as they came, and compare.
 
     Raises RuntimeError where a victim ends by itself or cannot get to a batch.
     """
     draw, begun, batch = random.Random(seed), time.monotonic(), setting.batch
     log, whole = folder / "killed", folder / "whole"
-    patience, reached, in_vain = _until_first(setting, folder / "first"), 0, 0
-    for _ in range(kills):
+    patience, reached, in_vain, number = _until_first(setting, folder / "first"), 0, 0, 0
+    while number < kills or not reached:  # of a stream that never began nothing can be said
+        number += 1
         child = forked(replace(setting, threads=draw.randint(1, 4)), log, reached * batch)
         time.sleep(draw.uniform(0, 3 * patience))
         os.kill(child, signal.SIGKILL)
@@ -160,7 +162,7 @@ def killed(setting: Setting, folder: Path, kills: int, seed: int = 0) -> Kills:
     _, status = os.waitpid(forked(setting, whole, 0, max(1, reached) * batch), 0)
     if status:
         raise RuntimeError(f"the undisturbed run failed with {os.waitstatus_to_exitcode(status)}")
-    return Kills(kills, in_vain, reached, time.monotonic() - begun, differs_at(lines(log), lines(whole)))
+    return Kills(number, in_vain, reached, time.monotonic() - begun, differs_at(lines(log), lines(whole)))
 
 
 def differs_at(broken: list[str], whole: list[str]) -> int | None:
