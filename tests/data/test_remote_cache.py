@@ -138,6 +138,35 @@ def test_spans_that_overlap_a_place(ends: list[tuple[int, int]], gone: set[int],
         assert len(near) == len(wanted)
 
 
+def test_the_folder_is_looked_at_when_others_have_claimed(
+    server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, other = reader(server, tmp_path), reader(server, tmp_path)
+    looks = 0
+    plain = os.listdir
+
+    def counted(path: str) -> list[str]:
+        nonlocal looks
+        looks += 1
+        return plain(path)
+
+    monkeypatch.setattr(os, "listdir", counted)
+    for who, offset, most in ((source, 100_000, 1), (source, 110_000, 1), (other, 120_000, 2), (other, 130_000, 2)):
+        who.read(offset, 5_000)
+        assert looks <= most
+    sent = server.sent
+    source.read(120_000, 15_000)
+    assert server.sent == sent + 5_000
+    entry = other._root.elsewhere.cache.entry(other._key)
+    claims, _ = entry.claim(140_000, 5_000, 1 << 20)
+    mine = source._root.elsewhere.cache.entry(source._key)
+    for _ in range(2):  # it is under way, and may be there at any time
+        assert mine.claim(140_000, 5_000, 1 << 20) == ([], True)
+    assert source._root.elsewhere.cache.room.reserve(5_000)
+    entry.store(claims[0], DATA[140_000:145_000])
+    assert mine.claim(140_000, 5_000, 1 << 20) == ([], False)
+
+
 def test_processes_share_one_download(server: RangeServer, tmp_path: Path) -> None:
     places = [(i * 20_000, 25_000) for i in range(15)]
 

@@ -101,6 +101,7 @@ def test_what_others_evicted_is_claimed_anew(server: RangeServer, tmp_path: Path
     (path,) = tmp_path.glob(f"v1/objects/*/*/{100_000:x}-*")
     path.unlink()
     entry = source._root.elsewhere.cache.entry(source._key)
+    assert entry.take(100_000, 1_000) is None
     claims, busy = entry.claim(100_000, 1_000, 1 << 20)
     assert ([(claim.start, claim.end) for claim in claims], busy) == ([(100_000, 101_000)], False)
     entry.abandon(claims[0])

@@ -4,7 +4,8 @@
                               <start>-<end>.claim       somebody is fetching these; locked while that somebody lives;
                                                         what was fetched is written into it before it gets its name
               v1/known/<hash>                             what a file was when it was last asked for (`source.py`)
-              v1/locks/<xx>                             held while claims are shared out, never during a transfer
+              v1/locks/<xx>                             held while claims are shared out, never during a transfer;
+                                                        says who did that last
               v1/used                                   bytes in all spans, at least; locked while it changes
 
 Nothing is trusted because it is there. A span appears by a rename, under a name that holds its length and checksum, and
@@ -32,7 +33,7 @@ from understudy.data.remote import locks
 from understudy.data.remote.room import Room
 from understudy.data.remote.spans import Span, Spans, claimed, cover, span_of, without
 
-_STRIPES = 64
+_STRIPES = 256
 _FRESH = 60.0  # seconds within which a span is not marked as used again
 _PINS = 256  # spans that one process pins at most: each is an open file
 
@@ -113,7 +114,11 @@ class Entry:
         self._cache = cache
         self._folder = os.path.join(cache.folder, "objects", key[:2], key)
         self._stripe = os.path.join(cache.folder, "locks", f"{zlib.crc32(key.encode()) % _STRIPES:02x}")
+        self._name = os.urandom(8).hex().encode()  # of this one among all that claim under the same lock
         self._spans = Spans()
+        self._claims: dict[str, tuple[int, int]] = {}  # own and others', by path
+        self._own: set[str] = set()
+        self._alone = False  # none of others under way, and nothing gone
         self.pins: dict[str, Span] = {}
         self._damaged: set[str] = set()  # and not to be removed
         self._changed = threading.Condition()
@@ -171,6 +176,7 @@ class Entry:
     def _forget(self, span: Span) -> None:
         with self._changed:
             self._spans.remove([span.name])
+            self._alone = False
 
     def claim(self, offset: int, size: int, part: int) -> tuple[list[Claim], bool]:
         """Claim what is not here of [offset, offset + size), in parts of at most `part` bytes; and whether something of
@@ -179,12 +185,15 @@ class Entry:
         with locks.holding(self._stripe) as held:
             if held is None:
                 raise DatasetError("another process holds a lock", where=self._stripe, fix="end that process")
-            others = self._refresh()
+            if not self._alone or os.pread(held, len(self._name), 0) != self._name:
+                self._look()
+                os.pwrite(held, self._name, 0)
             busy = False
             with self._changed:
                 near = self._spans.near(offset, offset + size)
                 gaps = without([(offset, offset + size)], [(s.start, s.end) for s in near])
-            for start, end, path in others:
+                under_way = list(self._claims.items())
+            for path, (start, end) in under_way:
                 if start < offset + size and offset < end and gaps:
                     number = locks.take(path)
                     if number is None:
@@ -211,30 +220,33 @@ class Entry:
         path = os.path.join(self._folder, f"{start:x}-{end:x}.claim")
         for _ in range(100):
             if (number := locks.take(path, create=True)) is not None:
+                with self._changed:
+                    self._claims[path] = start, end
+                    self._own.add(path)
                 return Claim(start, end, path, number)
             os.makedirs(self._folder, exist_ok=True)  # it is not there yet, or went, being empty
             time.sleep(0.001)  # or an eviction looks whether the claim's owner lives
         raise DatasetError("cannot be claimed", where=path, fix="look into the cache folder, or name another")
 
-    def _refresh(self) -> list[tuple[int, int, str]]:
-        """Look what is here; the claims of all (start, end, path). Only names not seen before are looked at closely:
-        there may be thousands, and this is done for each claim."""
+    def _look(self) -> None:
+        """See what is here. There may be thousands of names, each of which costs a turn of the interpreter's lock, so
+        this is left out where nobody else has claimed anything since; whoever claims holds the lock."""
+        with self._changed:
+            before = set(self._spans.by_name)
         try:
             names = set(os.listdir(self._folder))
         except (FileNotFoundError, NotADirectoryError):
             names = set()
-        claims = []
         with self._changed:
-            known = self._spans.by_name.keys()
-            gone = known - names
-            for name in names - known - self._damaged:
+            self._claims = {path: self._claims[path] for path in self._own}
+            for name in names - before - self._damaged:
                 if (span := span_of(name)) is not None:
                     self._spans.add(span)
                 elif name.endswith(".claim") and (whose := claimed(name)) is not None:
-                    claims.append((*whose, os.path.join(self._folder, name)))
-            if gone:
+                    self._claims[os.path.join(self._folder, name)] = whose
+            self._alone = len(self._claims) == len(self._own)
+            if gone := before - names:
                 self._spans.remove(gone)
-        return claims
 
     def store(self, claim: Claim, data: bytes, pin: bool = False) -> None:
         """Keep the bytes of a claim, which is given back, for which room was reserved; `pin` them, too."""
@@ -256,7 +268,7 @@ class Entry:
             self._spans.add(span)
             if pin:
                 self.pins[span.name] = span
-            self._changed.notify_all()
+            self._give_back(claim)
         if pin:
             self._cache.pin(self, span.name, claim.lock)
         else:
@@ -268,7 +280,12 @@ class Entry:
             os.unlink(claim.path)
         locks.drop(claim.lock)
         with self._changed:
-            self._changed.notify_all()
+            self._give_back(claim)
+
+    def _give_back(self, claim: Claim) -> None:
+        self._claims.pop(claim.path, None)
+        self._own.discard(claim.path)
+        self._changed.notify_all()
 
     def wait(self, seconds: float) -> None:
         """Until something was stored by this process, or so long."""
