@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -386,6 +387,45 @@ def test_an_interrupt_of_a_run_leaves_no_wrong_pictures(
     assert runs[-1] > 0
     for start in (5, 0):
         assert np.array_equal(take(decoder, np.arange(start, COUNT), 4), pictures[start:])
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_an_interrupt_while_a_context_is_handed_on_or_emptied(
+    kind: str, clips: dict[str, tuple[Path, np.ndarray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not be left to two, nor taken for one that still knows the pictures before."""
+    path, pictures = clips[kind]
+    one, two, plain = decoder_of(path), decoder_of(path), decode.give_back
+
+    def interrupted(*arguments: Any) -> None:
+        plain(*arguments)
+        raise KeyboardInterrupt
+
+    class Emptied:
+        """A context whose thread is interrupted when it has forgotten its pictures."""
+
+        def __init__(self, context: Any) -> None:
+            self.context = context
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.context, name)
+
+        def flush_buffers(self) -> None:
+            self.context.flush_buffers()
+            raise KeyboardInterrupt
+
+    take(one, np.arange(6))
+    with monkeypatch.context() as patch:
+        patch.setattr(decode, "give_back", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            one.park()
+    for start in range(6, 30, 4):
+        for decoder in (two, one):
+            assert np.array_equal(take(decoder, np.arange(start, start + 4)), pictures[start : start + 4])
+    one._context = Emptied(one._context)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        take(one, [2])
+    assert np.array_equal(take(one, np.arange(30, COUNT)), pictures[30:])
 
 
 class _Counted(LocalSource):

@@ -114,8 +114,9 @@ class PictureDecoder:
         self._recent = {}
 
     def _hand_on(self) -> None:
-        assert self._context is not None
-        give_back(self._kind, self._context, self.live_bytes + self._most * picture_bytes(self._index))
+        context, self._context = self._context, None  # first: a Ctrl-C must not leave it to two
+        assert context is not None
+        give_back(self._kind, context, self.live_bytes + self._most * picture_bytes(self._index))
         self._most = 0
 
     def _run(self, positions: list[int], until: int) -> list[av.VideoFrame]:
@@ -184,14 +185,19 @@ class PictureDecoder:
 
     def _restart(self, sample: int) -> None:
         strict = self._index.codec != "h264" or not self._has_leading(sample)
-        if self._context is None or strict != self._kind.strict:
+        context, self._context = (
+            self._context,
+            None,
+        )  # a Ctrl-C on the way leaves none, not one that forgot its pictures
+        if context is None or strict != self._kind.strict:
             self._kind = self._kind._replace(strict=strict)
-            self._context = borrow(self._kind, self._where)
+            context = borrow(self._kind, self._where)
         else:
-            self._context.flush_buffers()
+            context.flush_buffers()
         self._ahead.clear()
         self._next = sample
         self._from = self._expected = max(self._display[sample], 0)
+        self._context = context
 
     def _has_leading(self, key: int) -> bool:
         """Whether pictures are shown before the key frame at this decode position although they come behind it."""
