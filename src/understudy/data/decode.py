@@ -185,10 +185,8 @@ class PictureDecoder:
 
     def _restart(self, sample: int) -> None:
         strict = self._index.codec != "h264" or not self._has_leading(sample)
-        context, self._context = (
-            self._context,
-            None,
-        )  # a Ctrl-C on the way leaves none, not one that forgot its pictures
+        # A Ctrl-C on the way leaves none, and not one that has forgotten its pictures.
+        context, self._context = self._context, None
         if context is None or strict != self._kind.strict:
             self._kind = self._kind._replace(strict=strict)
             context = borrow(self._kind, self._where)
