@@ -96,7 +96,7 @@ def _outcomes(started: list[Any], ends: list[Connection], deadline: float) -> li
             try:
                 outcomes[rank] = pickle.loads(end.recv_bytes())
             except EOFError:
-                started[rank].join(5)
+                started[rank].join(60)
                 outcomes[rank] = ("died", started[rank].exitcode)
     return outcomes
 
