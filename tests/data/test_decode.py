@@ -179,8 +179,11 @@ def test_what_decoders_gave_out_at_once_counts(
         decoder.park()
         assert len(contexts._spare.held) == 1
         assert contexts._spare.bytes > plain + 38 * picture_bytes(index_at(path))
-    take(decoder_of(path), [0, 1])
-    assert len(made) == 3  # it was handed on
+    decoder = decoder_of(path)
+    take(decoder, [0, 1])
+    assert len(made) == 3  # it was handed on, and still has that memory
+    decoder.park()
+    assert contexts._spare.bytes > plain + 38 * picture_bytes(index_at(path))
 
 
 def test_each_thread_has_spare_contexts_of_its_own(clips: dict[str, tuple[Path, np.ndarray]], made: list[Kind]) -> None:

@@ -23,7 +23,7 @@ from understudy.load.decoders import Cursors
 from understudy.load.engine import Engine
 from understudy.load.loader import Batch, Loader
 from understudy.load.making import Stream, first_runs
-from understudy.load.plan import Plan, make_plan
+from understudy.load.plan import Plan, _ways, make_plan
 from understudy.order import Order
 
 TOP, SIDE = "observation.images.top", "observation.images.side"
@@ -246,6 +246,22 @@ def test_the_first_batch_decodes_what_it_needs_and_the_next_runs_take_turns(root
     assert len(ends) == 12  # each lane at another time
     assert first_runs(order, 0, Holding(1, True), 5, 5) == []
     assert first_runs(order, 0, Holding(30, False, whole=True), 50, 5) == [1]
+
+
+def test_the_quickest_ways_first() -> None:
+    """Runs as long as their clip allows; in storage order all is one clip, however short the order calls it."""
+
+    def ways(gop: int, clip: int, shuffle: bool) -> list[tuple[int, bool, bool]]:
+        return [(way.ahead, way.keep, way.whole) for way in _ways(False, gop, clip, 0, False, shuffle)]
+
+    shared, kept = [(run, False, False) for run in (32, 16, 8, 4)], [(run, True, False) for run in (32, 16, 8, 4)]
+    last = [(1, True, False), (0, False, False)]
+    assert ways(2, 64, True) == [*shared, *last]
+    assert ways(2, 9, True) == [*shared[2:], *last]
+    assert ways(2, 3, True) == [*shared[3:], *last]
+    assert ways(30, 64, True) == [(30, False, True), *kept, *last]
+    assert ways(250, 64, True) == [*kept, *last]
+    assert ways(250, 1, False) == ways(2, 1, False) == [*kept, *last]
 
 
 def test_groups_of_middling_length_are_decoded_whole_where_memory_allows(roots: dict[str, Path]) -> None:

@@ -40,14 +40,17 @@ class _Spare(threading.local):
 _spare = _Spare()
 
 
-def borrow(kind: Kind, where: str) -> av.VideoCodecContext:
-    """A context for this kind of video, with nothing in it. Raises DatasetError where PyAV has no such decoder."""
+def borrow(kind: Kind, where: str) -> tuple[av.VideoCodecContext, int]:
+    """A context for this kind of video, with nothing in it, and the bytes that it was handed on with; 0: a new one.
+
+    Raises DatasetError where PyAV has no such decoder.
+    """
     for key, (of, context, size) in reversed(_spare.held.items()):
         if of == kind:
             del _spare.held[key]
             _spare.bytes -= size
-            return context
-    return _create(kind, where)
+            return context, size
+    return _create(kind, where), 0
 
 
 def give_back(kind: Kind, context: av.VideoCodecContext, size: int) -> None:

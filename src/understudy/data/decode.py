@@ -56,7 +56,7 @@ class PictureDecoder:
         self._expected = 0  # display position that must come out next
         self._ahead: dict[int, av.VideoFrame] = {}  # came out, not asked for yet
         self._recent: dict[int, av.VideoFrame] = {}  # the pictures of the last small read
-        self._most = 0  # pictures that were out at once: the codec keeps the memory of as many
+        self._held, self._most = 0, 0  # bytes the context came with, and pictures that were out at once: it keeps both
 
     @cached_property
     def live_bytes(self) -> int:
@@ -116,7 +116,8 @@ class PictureDecoder:
     def _hand_on(self) -> None:
         context, self._context = self._context, None  # first: a Ctrl-C must not leave it to two
         assert context is not None
-        give_back(self._kind, context, self.live_bytes + self._most * picture_bytes(self._index))
+        taken = self.live_bytes + self._most * picture_bytes(self._index)
+        give_back(self._kind, context, max(self._held, taken))
         self._most = 0
 
     def _run(self, positions: list[int], until: int) -> list[av.VideoFrame]:
@@ -189,7 +190,7 @@ class PictureDecoder:
         context, self._context = self._context, None
         if context is None or strict != self._kind.strict:
             self._kind = self._kind._replace(strict=strict)
-            context = borrow(self._kind, self._where)
+            context, self._held = borrow(self._kind, self._where)
         else:
             context.flush_buffers()
         self._ahead.clear()

@@ -44,22 +44,25 @@ _FUNCTIONS = ("avcodec_send_packet", "avcodec_receive_frame", "av_packet_alloc",
 
 
 class Coded(NamedTuple):
-    """Packets in decode order: `size` int32 (n,) bytes at `offset` int64 (n,) of `data`, and their tags, int32 (n,)."""
+    """Packets in decode order: `size` int32 (n,) bytes at `offset` int64 (n,) of `data`, and their tags, int32 (n,);
+    `key`: every picture of the video is a key frame."""
 
     data: bytes
     offset: np.ndarray
     size: np.ndarray
     tag: np.ndarray
+    key: bool
 
 
-def packet(data: memoryview, tag: int) -> av.Packet:
-    """A packet with this tag as its time, in memory with the zero padding that decoders read into.
+def packet(data: memoryview, tag: int, key: bool) -> av.Packet:
+    """A packet with this tag as its time, in memory with the zero padding that decoders read into. `key`: all pictures
+    are key frames, which a decoder of PNG has to be told.
 
     `av.Packet(data)` would reference the bytes as they lie, unpadded: MPEG-4 then decodes differently from run to run.
     """
     made = av.Packet(len(data))
     made.update(data)  # type: ignore[arg-type]  # the stub says bytes; any buffer will do
-    made.pts = tag
+    made.pts, made.is_keyframe = tag, key
     return made
 
 
@@ -103,7 +106,7 @@ def _decode(context: av.VideoCodecContext, coded: Coded) -> tuple[list[av.VideoF
     and takes several times as long."""
     view, pictures = memoryview(coded.data), []
     made = [
-        packet(view[at : at + size], tag)
+        packet(view[at : at + size], tag, coded.key)
         for at, size, tag in zip(coded.offset.tolist(), coded.size.tolist(), coded.tag.tolist())
     ]
     for fed, one in enumerate(made):

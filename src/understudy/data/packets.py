@@ -92,20 +92,20 @@ class Mp4Packets:
         self.index = read_mp4(as_file(source), source.where)
         # Single numbers are read from these: a memoryview gives them three times faster than an array.
         self._offset, self._size = self.index.offset.data, self.index.size.data
-        self._display = self.index.display.data
+        self._display, self._key = self.index.display.data, self.index.longest == 1
         self._window, self._base = b"", 0  # bytes of the last read, and where in the file they begin
         self.waited = 0.0
 
     def packet(self, i: int, until: int) -> av.Packet:
         at = self._at(i, until)
-        return packet(memoryview(self._window)[at : at + self._size[i]], self._display[i])
+        return packet(memoryview(self._window)[at : at + self._size[i]], self._display[i], self._key)
 
     def several(self, first: int, stop: int, until: int) -> Coded:
         self._at(first, max(until, stop - 1))
         offset, size = self.index.offset[first:stop] - self._base, self.index.size[first:stop]
         inside = (offset >= 0) & (offset + size <= len(self._window))
         count = len(inside) if inside.all() else int(np.argmin(inside))
-        coded = Coded(self._window, offset[:count], size[:count], self.index.display[first : first + count])
+        coded = Coded(self._window, offset[:count], size[:count], self.index.display[first : first + count], self._key)
         if offset[count - 1] + size[count - 1] == len(self._window):
             self._window, self._base = b"", 0  # who reads on reads anew: nothing is kept until then
         return coded
@@ -226,7 +226,7 @@ class ContainerPackets:
             what = f"picture {int(self.index.display[i])} is not where a first walk over the file found it"
             raise DatasetError(what, where=self.path, fix=_REMEDY)
         self._cursor = i + 1
-        return packet(memoryview(found), int(self.index.display[i]))
+        return packet(memoryview(found), int(self.index.display[i]), self.index.longest == 1)
 
     def several(self, first: int, stop: int, until: int) -> Coded:
         parts: list[bytes] = []
@@ -238,7 +238,9 @@ class ContainerPackets:
                 raise
         size = np.array([len(part) for part in parts], np.int32)
         offset = np.cumsum(size, dtype=np.int64) - size
-        return Coded(b"".join(parts), offset, size, self.index.display[first : first + len(parts)])
+        return Coded(
+            b"".join(parts), offset, size, self.index.display[first : first + len(parts)], self.index.longest == 1
+        )
 
     def _seek(self, i: int) -> av.Packet | None:
         """Packet i after a seek to it; containers that cannot seek there are walked from their beginning."""

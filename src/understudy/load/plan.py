@@ -320,7 +320,7 @@ def _ways(alone: bool, gop: int, clip: int, halo: int, converted: bool, shuffle:
     """The ways of holding a lane, the quickest first; the last one holds nothing."""
     ways: list[tuple[int, bool, bool]] = []
     if not alone:
-        runs = [run for run in _RUNS if run <= clip] or _RUNS[-1:]
+        runs = [run for run in _RUNS if run <= clip or not shuffle] or _RUNS[-1:]  # in storage order all is one clip
         keep = gop > _SHORT or not shuffle
         whole = [(gop, False, True)] if keep and gop <= _MIDDLING and shuffle else []
         ways = [*whole, *((run, keep, False) for run in runs), (1, True, False)]
