@@ -55,10 +55,10 @@ def alive(pid: int) -> bool:
 class Launched:
     """A launcher in a process of its own, so that signals and kills meet it as they do in the world."""
 
-    def __init__(self, folder: Path, count: int, *words: str) -> None:
+    def __init__(self, folder: Path, count: int, *words: str, first: str = "") -> None:
         # Whatever signals an earlier test's library has blocked in this process, a shell would not.
         code = "import signal, sys; signal.pthread_sigmask(signal.SIG_SETMASK, []); "
-        code += f"from understudy.train.launch import launch; sys.exit(launch(sys.argv[1:], {count}))"
+        code += f"from understudy.train.launch import launch; {first}sys.exit(launch(sys.argv[1:], {count}))"
         self.folder = folder
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, *ranks(folder, *words)], stderr=subprocess.PIPE, text=True
@@ -76,10 +76,10 @@ class Launched:
 def start(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
     begun: list[Launched] = []
 
-    def begin(count: int, *words: str) -> Launched:
+    def begin(count: int, *words: str, first: str = "") -> Launched:
         folder = tmp_path / str(len(begun))
         folder.mkdir()
-        begun.append(Launched(folder, count, *words))
+        begun.append(Launched(folder, count, *words, first=first))
         return begun[-1]
 
     yield begin
@@ -165,6 +165,19 @@ def test_a_signal_reaches_every_rank_once_and_nobody_is_cut_short(
     assert job.end() == (75, "")
     saved = [json.loads((job.folder / f"saved-{rank}.json").read_text()) for rank in range(3)]
     assert saved == [[launcher.FORWARDED[number]]] * 3
+
+
+LATE = "import subprocess, time; plain = subprocess.Popen.__init__; "
+LATE += "subprocess.Popen.__init__ = lambda *a, **k: (plain(*a, **k), time.sleep(0.5))[0]; "
+
+
+def test_a_signal_that_comes_while_a_rank_is_started_reaches_it_once(start: Callable[..., Launched]) -> None:
+    """On busy cores the last rank listens before the launcher knows that it has started it."""
+    job = start(2, "stay", first=LATE)
+    job.process.send_signal(signal.SIGUSR1)
+    assert job.end() == (75, "")
+    saved = [json.loads((job.folder / f"saved-{rank}.json").read_text()) for rank in range(2)]
+    assert saved == [[signal.SIGUSR1]] * 2
 
 
 def test_ranks_that_stop_by_themselves_are_waited_for(start: Callable[..., Launched]) -> None:

@@ -149,6 +149,8 @@ class _Rank:
     process: subprocess.Popen[bytes] | None = None
     code: int | None = None
     """As in `subprocess`: minus the signal's number when one killed it."""
+    early: list[int] = field(default_factory=list)
+    """Signals that came while it was being started, when it may already run and has no process to send them to."""
     tail: bytearray = field(default_factory=bytearray)
     listener: threading.Thread | None = None
 
@@ -166,6 +168,8 @@ class _Rank:
             start_new_session=True,  # a Ctrl-C reaches this process alone, which hands it on once
             preexec_fn=_ends_with_parent(),
         )
+        while self.early:
+            self.signal(self.early.pop(0))
         if self.silent:
             self.listener = threading.Thread(target=self._listen, daemon=True)
             self.listener.start()
@@ -189,8 +193,11 @@ class _Rank:
         ended.put(self)
 
     def signal(self, number: int, everything: bool = False) -> None:
-        """To the process, or to everything that it has started."""
-        if self.process is None or self.process.poll() is not None:
+        """To the process, as soon as there is one, or to everything that it has started."""
+        if self.process is None:
+            self.early.append(number)
+            return
+        if self.process.poll() is not None:
             return
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number) if everything else os.kill(self.process.pid, number)
