@@ -16,7 +16,7 @@ import av
 from understudy.data.errors import DatasetError
 from understudy.data.mp4 import VideoIndex
 
-SPARE_BYTES = 8 << 20
+SPARE_BYTES = 4 << 20
 """How much of contexts that wait for their next video each thread keeps at most, or one; their owners say how much."""
 
 _DECODERS = {"av1": "libdav1d"}  # FFmpeg's own "av1" decoder only drives hardware

@@ -107,7 +107,8 @@ class _Source:
         """Bytes that its chains hold.
 
         A kept decoder keeps the memory of all pictures it ever gave out at once, two that it refers to among them; each
-        thread has two such of clips that are over, one with its place in a file and one to hand on.
+        thread has two such of clips that are over, one with its place in a file and one to hand on. A tenth is lost
+        between them: they come and go with their clips, in heaps of the threads' own.
         Shared ones, one a thread, that of the most that its chains ever held: half a run each, for they take turns
         (`making.first_runs`) and on the way to a key frame, and what waits for its colours, a batch's pictures at most.
         Whole groups take turns by chance: two standard deviations of so many.
@@ -115,15 +116,15 @@ class _Source:
         if way.ahead == 0:
             return 0
         lanes = self.lanes or threads
-        decoders = lanes + 2 * threads if way.keep else 0
+        decoders = 1.1 * (lanes + 2 * threads) if way.keep else 0.0
         if way.keep:
-            run = float(decoders * (way.ahead - min(2, way.ahead - 1)))
+            run = decoders * (way.ahead - min(2, way.ahead - 1))
         elif way.ahead > 1:
             chance = 2 * way.ahead * (lanes * threads / 12) ** 0.5 if way.whole else 0.0
             run = min(lanes * way.ahead / 2 + min(lanes, self.together) + chance, lanes * way.ahead)
         else:
             run = 0.0
-        return int(sum(self.decoded) * (run + lanes * self.halo)) + decoders * sum(self.live)
+        return int(sum(self.decoded) * (run + lanes * self.halo) + decoders * sum(self.live))
 
 
 def make_plan(
