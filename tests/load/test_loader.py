@@ -215,7 +215,7 @@ def test_no_more_is_made_ahead_than_was_allowed(root: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(Tables, "take", counted)
     order = order_of(opened(root))
-    for memory, ahead in ((10**9, 4), (least_memory(opened(root), order=order), 0)):
+    for memory, ahead in ((10**9, 8), (least_memory(opened(root), order=order), 0)):
         made.clear()
         with Loader([opened(root)], order=order, memory=memory, threads=2) as loader:
             assert loader.plan.ahead == ahead

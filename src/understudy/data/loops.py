@@ -72,8 +72,8 @@ def decode(context: av.VideoCodecContext, coded: Coded) -> tuple[list[av.VideoFr
     What a packet that failed gave out before it did may be missing.
     """
     found = compiled()
-    # No format: it has decoded nothing yet. And C takes what it is given for a context.
-    if found is None or context.pix_fmt not in _FORMS or not isinstance(context, av.VideoCodecContext):
+    # C takes what it is given for a context; and no format means that it has decoded nothing yet.
+    if found is None or not isinstance(context, av.VideoCodecContext) or context.pix_fmt not in _FORMS:
         return _decode(context, coded)
     pictures: list[av.VideoFrame] = []
     count, start, status, form = len(coded.size), 0, 1, context.pix_fmt

@@ -35,7 +35,8 @@ from understudy.load.residency import IDLE, picture_bytes
 from understudy.order import Order, rank_slice
 from understudy.order.audit import WINDOWS, audit, reading
 
-_AHEAD = (4, 2)  # batches made before they are asked for, where memory allows
+_AHEAD = (8, 4, 2)  # batches made before they are asked for, where memory allows: threads end their runs in turns
+_SMALL = 100  # eight of them where they are nothing beside all else: one takes less than such a part of memory
 _RUNS = (32, 16, 8, 4)  # pictures of a run that is no whole group
 _SHORT = 8  # pictures from key frame to key frame up to which a decoder that starts anew costs little
 _OWN = 12_000_000  # Python's objects for each lane, code that runs for the first time, gaps between what malloc gave
@@ -187,7 +188,9 @@ def make_plan(
         kept.append(source.pictures > 0 and needed <= spare)
         spare -= needed if kept[-1] else 0
     read = [s for s, stays in zip(sources, kept) if not stays and s.sample]
-    ahead, level = _level(read, memory - own - _kept_bytes(sources, kept), threads, lambda a: total(fixed(a, threads)))
+    spare = memory - own - _kept_bytes(sources, kept)
+    aheads = _AHEAD if batch * _SMALL <= memory else _AHEAD[1:]
+    ahead, level = _level(read, aheads, spare, threads, lambda a: total(fixed(a, threads)))
     items = [*fixed(ahead, threads), Item("the rest", own, "lists of what is where, code, gaps in the heap")]
     holdings = []
     for d, (source, stays) in enumerate(zip(sources, kept)):
@@ -259,7 +262,9 @@ def _deff(order: Order) -> tuple[float, ...]:
     return audit(read, lengths, order.batch, world=1, span=max(4 * WINDOWS[-1] * order.batch, 2**14)).deff
 
 
-def _level(read: Sequence[_Source], memory: int, threads: int, fixed: Callable[[int], int]) -> tuple[int, int]:
+def _level(
+    read: Sequence[_Source], aheads: Sequence[int], memory: int, threads: int, fixed: Callable[[int], int]
+) -> tuple[int, int]:
     """(batches ahead, which of its ways each source takes): the quickest that fits."""
     levels = max((len(source.ways) for source in read), default=1)
 
@@ -268,7 +273,7 @@ def _level(read: Sequence[_Source], memory: int, threads: int, fixed: Callable[[
 
     for level in range(levels):
         longest = any(s.ways[0].ahead == _RUNS[0] and not s.ways[0].whole for s in read) and level == 0
-        for ahead in _AHEAD[:1] if longest else _AHEAD:  # 3 % of time are not worth a batch less ahead
+        for ahead in aheads[:-1] if longest else aheads:  # 3 % of time are not worth so few batches ahead
             if needs(ahead, level) <= memory:
                 return ahead, level
     return (1 if needs(1, levels - 1) <= memory else 0), levels - 1
