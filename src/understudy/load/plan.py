@@ -14,9 +14,8 @@ Without a run or a decoder every sample starts over at a key frame: half a group
 The order is frozen and stays. A new run can ask `fit_order` for one with so few frames in flight that the quickest way
 fits. Not here: what is done with the plan (`engine.py`, `chains.py`).
 
-The plan is what resident memory grows by, to about 10 %, also by what belongs to none of these things; decoders that
-lanes keep may creep a fifth beyond it where clips are short. A consumer that keeps more batches than the one it works
-on keeps them beside the plan.
+The plan is what resident memory grows by, to about 10 %, also by what belongs to none of these things. A consumer that
+keeps more batches than the one it works on keeps them beside the plan.
 """
 
 from collections.abc import Callable, Sequence
