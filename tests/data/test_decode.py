@@ -431,14 +431,26 @@ def test_an_interrupt_while_a_context_is_handed_on_or_emptied(
     assert np.array_equal(take(one, np.arange(30, COUNT)), pictures[30:])
 
 
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_videos_read_in_turns_by_one_thread_keep_apart(at_once: int, clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+    """All reads of a thread share one memory: whoever finds another video's bytes there must read again."""
+    kinds = ["h264-gop250", "h264-bframes", "av1-gop12", "h264-gop250"]
+    ours = [PictureDecoder(open_packets(str(clips[kind][0])), "x") for kind in kinds]
+    readings = [decoder.pictures(np.arange(2, COUNT), at_once) for decoder in ours]
+    for position, row in enumerate(zip(*readings, strict=True), start=2):
+        for kind, (at, frame) in zip(kinds, row):
+            assert at == position
+            assert np.array_equal(frame.to_ndarray(format="rgb24"), clips[kind][1][position])
+
+
 class _Counted(LocalSource):
     """A file that tells how many bytes of it were read."""
 
     count = 0
 
-    def read(self, offset: int, size: int) -> bytes:
-        self.count += size
-        return super().read(offset, size)
+    def fill(self, offset: int, memory: memoryview) -> None:
+        self.count += len(memory)
+        super().fill(offset, memory)
 
 
 @pytest.mark.parametrize("at_once", [1, 16])
@@ -455,6 +467,7 @@ def test_what_lies_between_wanted_groups_is_not_read(
     apart = int(needed[0].sum()) <= int(needed[-1, 0])
     source.count = 0
     assert np.array_equal(take(PictureDecoder(packets, "x"), wanted, at_once), pictures[wanted])
+    assert source.count > 0
     if apart:
         assert source.count <= needed[:, 1].sum()
     assert apart == (kind != "h264-gop250")  # where all is one group, all of it is needed
@@ -466,13 +479,13 @@ class _Torn(LocalSource):
     bad = range(0)
     readable = False
 
-    def read(self, offset: int, size: int) -> bytes:
-        bad = range(max(self.bad.start, offset), min(self.bad.stop, offset + size))
+    def fill(self, offset: int, memory: memoryview) -> None:
+        bad = range(max(self.bad.start, offset), min(self.bad.stop, offset + len(memory)))
         if bad and not self.readable:
             raise DatasetError("cannot be read: a bad sector", where=self.where)
-        data = bytearray(super().read(offset, size))
-        data[bad.start - offset : bad.stop - offset] = b"\xff" * len(bad)
-        return bytes(data)
+        super().fill(offset, memory)
+        if bad:
+            memory[bad.start - offset : bad.stop - offset] = b"\xff" * len(bad)
 
 
 @settings(max_examples=40, deadline=None)

@@ -110,7 +110,7 @@ def test_of_the_first_batch_what_is_read_at_once_is_fetched_and_no_more(
     ahead: set[tuple[str, int]] = set()  # bytes
     read: set[tuple[str, int]] = set()
     begun = threading.Event()
-    submit, take = RemoteSource._submit, RemoteSource.read
+    submit, take = RemoteSource._submit, RemoteSource.fill
 
     def submitted(self: RemoteSource, spans: np.ndarray, pin: bool) -> None:
         if pin:
@@ -118,17 +118,17 @@ def test_of_the_first_batch_what_is_read_at_once_is_fetched_and_no_more(
             begun.set()
         submit(self, spans, pin)
 
-    def noted(self: RemoteSource, offset: int, size: int) -> bytes:
+    def noted(self: RemoteSource, offset: int, memory: memoryview) -> None:
         if threading.current_thread().name.startswith("understudy-loader"):
             assert begun.wait(30), "nothing is fetched ahead of the first batch"
-        read.update((self.where, byte) for byte in range(offset, offset + size))
-        return take(self, offset, size)
+        read.update((self.where, byte) for byte in range(offset, offset + len(memory)))
+        take(self, offset, memory)
 
     with RangeServer(folder(root, "/set"), latency=0.01) as server:
         data = opened(server, tmp_path)
         order = Order.of([data], batch=8, seed=1, frames_in_flight=100)
         monkeypatch.setattr(RemoteSource, "_submit", submitted)
-        monkeypatch.setattr(RemoteSource, "read", noted)
+        monkeypatch.setattr(RemoteSource, "fill", noted)
         monkeypatch.setattr(Ahead, "depth", lambda self: 0)  # or the second batch is asked for once the first is out
         with Loader([data], order=order, threads=2, memory=memory, start=3) as there:
             next(there)

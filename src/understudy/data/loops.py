@@ -20,7 +20,7 @@ import os
 import struct
 import zlib
 from collections.abc import Sequence
-from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
+from ctypes import byref, c_char, c_int, c_uint, c_void_p
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -38,16 +38,16 @@ _FORMS = ("yuv420p", "yuvj420p")
 """Pixel formats of pictures that may be made in C. PyAV then takes their planes for empty, so only such as nobody reads
 as they lie; cameras' pictures are of these."""
 _WRAPPED = 24  # bytes into an object of PyAV's: the structure that it wraps
-_DECODE = (c_void_p, c_char_p, c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p)
+_DECODE = (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p)
 _CONVERT = (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int)
 _FUNCTIONS = ("avcodec_send_packet", "avcodec_receive_frame", "av_packet_alloc", "av_packet_free")
 
 
 class Coded(NamedTuple):
     """Packets in decode order: `size` int32 (n,) bytes at `offset` int64 (n,) of `data`, and their tags, int32 (n,);
-    `key`: every picture of the video is a key frame."""
+    `key`: every picture of the video is a key frame. The thread's next read may overwrite `data`."""
 
-    data: bytes
+    data: bytes | ctypes.Array[c_char]
     offset: np.ndarray
     size: np.ndarray
     tag: np.ndarray
@@ -104,7 +104,7 @@ def decode(context: av.VideoCodecContext, coded: Coded) -> tuple[list[av.VideoFr
 def _decode(context: av.VideoCodecContext, coded: Coded) -> tuple[list[av.VideoFrame], int, bool]:
     """In Python. Packets are made in a loop of their own: what runs between two pictures finds the caches full of them
     and takes several times as long."""
-    view, pictures = memoryview(coded.data), []
+    view, pictures = memoryview(coded.data).cast("B"), []
     made = [
         packet(view[at : at + size], tag, coded.key)
         for at, size, tag in zip(coded.offset.tolist(), coded.size.tolist(), coded.tag.tolist())

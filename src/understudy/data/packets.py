@@ -10,6 +10,9 @@ Not here: decoding (`decode.py`).
 
 from __future__ import annotations
 
+import ctypes
+import threading
+from bisect import bisect_left
 from collections.abc import Iterator
 from time import perf_counter
 from typing import Protocol
@@ -84,6 +87,26 @@ def coalesced(offset: np.ndarray, size: np.ndarray, gap: int = 0) -> np.ndarray:
     return np.stack([begin[fresh], end[last] - begin[fresh]], axis=1)
 
 
+class _Window(threading.local):
+    """What a thread has read last, and whose: one memory for all videos, which every read fills anew. Memory of each
+    read's own is cold, and took as long as decoding a small picture. Who comes back to find other bytes reads again."""
+
+    def __init__(self) -> None:
+        self.resize(1 << 16)
+
+    def resize(self, size: int) -> None:
+        memory = bytearray(size)
+        self.memory, self.view = (ctypes.c_char * size).from_buffer(memory), memoryview(memory)
+        self.forget()
+
+    def forget(self) -> None:
+        self.owner: object = None
+        self.base, self.first, self.stop = 0, 0, 0
+
+
+_window = _Window()
+
+
 class Mp4Packets:
     """Packets as byte slices of an mp4 file."""
 
@@ -93,43 +116,47 @@ class Mp4Packets:
         # Single numbers are read from these: a memoryview gives them three times faster than an array.
         self._offset, self._size = self.index.offset.data, self.index.size.data
         self._display, self._key = self.index.display.data, self.index.longest == 1
-        self._window, self._base = b"", 0  # bytes of the last read, and where in the file they begin
+        ends = self.index.offset + self.index.size
+        self._gaps = [*np.flatnonzero(ends[:-1] != self.index.offset[1:]).tolist(), len(ends) - 1]
+        """Packets behind which the next one does not follow at once in the file."""
+        self._mark = object()  # of this file's bytes in a window
         self.waited = 0.0
 
     def packet(self, i: int, until: int) -> av.Packet:
-        at = self._at(i, until)
-        return packet(memoryview(self._window)[at : at + self._size[i]], self._display[i], self._key)
+        window = self._having(i, until)
+        at = self._offset[i] - window.base
+        return packet(window.view[at : at + self._size[i]], self._display[i], self._key)
 
     def several(self, first: int, stop: int, until: int) -> Coded:
-        self._at(first, max(until, stop - 1))
-        offset, size = self.index.offset[first:stop] - self._base, self.index.size[first:stop]
-        inside = (offset >= 0) & (offset + size <= len(self._window))
-        count = len(inside) if inside.all() else int(np.argmin(inside))
-        coded = Coded(self._window, offset[:count], size[:count], self.index.display[first : first + count], self._key)
-        if offset[count - 1] + size[count - 1] == len(self._window):
-            self._window, self._base = b"", 0  # who reads on reads anew: nothing is kept until then
-        return coded
+        window, index = self._having(first, max(until, stop - 1)), self.index
+        stop = min(stop, window.stop)
+        offset = index.offset[first:stop] - window.base
+        return Coded(window.memory, offset, index.size[first:stop], index.display[first:stop], self._key)
 
-    def _at(self, i: int, until: int) -> int:
-        """Where packet i begins in the window, which is read anew where it holds it not."""
-        at = self._offset[i] - self._base
-        if at < 0 or at + self._size[i] > len(self._window):
+    def _having(self, i: int, until: int) -> _Window:
+        """This thread's window with packet i in it, read where it is not there."""
+        if _window.owner is not self._mark or not _window.first <= i < _window.stop:
             self._read(i, until)
-            return 0
-        return at
+        return _window
 
     def _read(self, i: int, until: int) -> None:
         """One read of sample i and of those after it, up to `until`, that follow without a gap in the file."""
-        offset = self.index.offset[i : until + 1]
-        end = offset + self.index.size[i : until + 1]
-        follows = (end[:-1] == offset[1:]) & (end[1:] - offset[0] <= _READ_AHEAD)
-        last = int(np.argmin(follows)) if not follows.all() else len(follows)
-        begin, count = int(offset[0]), int(end[last] - offset[0])
+        window, begin = _window, self._offset[i]
+        last = max(i, min(until, self._gaps[bisect_left(self._gaps, i)]))
+        count = self._offset[last] + self._size[last] - begin
+        if count > _READ_AHEAD and last > i:
+            ends = self.index.offset[i : last + 1] + self.index.size[i : last + 1]
+            last = i + max(0, int(np.searchsorted(ends, begin + _READ_AHEAD, side="right")) - 1)
+            count = int(ends[last - i]) - begin
+        window.forget()
+        if count > len(window.view):
+            window.resize(max(count, min(2 * count, _READ_AHEAD)))
         asked = perf_counter()
         try:
-            self._window, self._base = self._source.read(begin, count), begin
+            self._source.fill(begin, window.view[:count])
+            window.owner, window.base, window.first, window.stop = self._mark, begin, i, last + 1
         except DatasetError as error:
-            if last and not isinstance(error, SourceFailed):  # is it this one, or one that nobody asked for?
+            if last > i and not isinstance(error, SourceFailed):  # is it this one, or one that nobody asked for?
                 return self._read(i, i)
             whose = f"{self.path}, picture {int(self.index.display[i])}"
             raise type(error)(error.what, where=whose, fix=error.fix) from error
@@ -157,7 +184,6 @@ class Mp4Packets:
 
     def close(self) -> None:
         self._source.close()
-        self._window = b""
 
 
 class ContainerPackets:

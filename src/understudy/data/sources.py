@@ -32,9 +32,15 @@ class ByteSource(Protocol):
     size: int
     tag: str
 
+    def fill(self, offset: int, memory: memoryview) -> None:
+        """Fill `memory` (writable, of bytes) from `offset` on. Raises DatasetError: so many are not there, cannot be
+        had, or the file is no longer what `tag` says; what is in the memory is then undefined."""
+
     def read(self, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes from `offset`. Raises DatasetError: they are not there, cannot be had, or the file is no
-        longer what `tag` says."""
+        """Exactly `size` bytes from `offset`, in memory of their own. Raises as `fill` does."""
+        memory = bytearray(size)
+        self.fill(offset, memoryview(memory))
+        return bytes(memory)
 
     def prefetch(self, spans: np.ndarray) -> None:
         """Say that `spans`, int64 (k, 2) of (offset, size), will be read soon, in this order. Returns at once; raises
@@ -57,8 +63,8 @@ class _Descriptor:
             close(self.number)
 
 
-class LocalSource:
-    """A file of this machine, read with `pread`; see `ByteSource`. Closed, it opens again when it is read."""
+class LocalSource(ByteSource):
+    """A file of this machine, read with `preadv`; see `ByteSource`. Closed, it opens again when it is read."""
 
     def __init__(self, path: str) -> None:
         self.where, self.tag = path, ""
@@ -75,21 +81,21 @@ class LocalSource:
             raise DatasetError(f"cannot be opened: {error.strerror}", where=path, fix="check path and rights") from None
         return self._file
 
-    def read(self, offset: int, size: int) -> bytes:
+    def fill(self, offset: int, memory: memoryview) -> None:
         file = self._file or self._open()  # held here, so that no other thread's `close` gives its number away
+        size = len(memory)
         try:
-            data = os.pread(file.number, size, offset)
-            while 0 < len(data) < size and (more := os.pread(file.number, size - len(data), offset + len(data))):
-                data += more
+            have = os.preadv(file.number, [memory], offset)
+            while 0 < have < size and (more := os.preadv(file.number, [memory[have:]], offset + have)):
+                have += more
             there = os.fstat(file.number)
         except OSError as error:
             raise DatasetError(f"cannot be read: {error.strerror}", where=self.where, fix="check the disk") from None
-        if len(data) < size:
-            what = f"ends at byte {offset + len(data)}, where byte {offset + size} is needed"
+        if have < size:
+            what = f"ends at byte {offset + have}, where byte {offset + size} is needed"
             raise DatasetError(what, where=self.where, fix="the file is damaged: copy or record it again")
         if _tag(there) != self.tag:
             raise SourceFailed(CHANGED, where=self.where, fix=RESTART)
-        return data
 
     def prefetch(self, spans: np.ndarray) -> None:
         return None
@@ -131,7 +137,7 @@ class _Raw(io.RawIOBase):
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]  # the stub of io says `Buffer`, of 3.12
         count = max(0, min(len(view), self._source.size - self._at))
         if count:
-            view[:count] = self._source.read(self._at, count)
+            self._source.fill(self._at, view[:count])
         self._at += count
         return count
 

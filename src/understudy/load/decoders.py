@@ -133,11 +133,9 @@ def index_of(reader: VideoReader) -> VideoIndex | None:
 
 
 def _packets(reader: PyavReader) -> Packets:
-    """The packets of an open video once more, with a window of their own: index and file are shared."""
+    """The packets of an open video once more, with a count of their own: index and file are shared."""
     packets = reader._packets
     if isinstance(packets, ContainerPackets):
         return ContainerPackets(reader._source)
     assert isinstance(packets, Mp4Packets)
-    twin = copy.copy(packets)
-    twin._window, twin._base = b"", 0
-    return twin
+    return copy.copy(packets)

@@ -125,25 +125,25 @@ class Entry:
 
     def take(self, offset: int, size: int) -> bytes | None:
         """Bytes [offset, offset + size), or None when some of them are not here (as far as this process knows)."""
-        with self._changed:
-            spans = cover(self._spans.near(offset, offset + size), offset, offset + size)
-        if spans is None:
-            return None
-        parts = []
-        for span, start, end in spans:
-            part = self._read(span, start, end)
-            if part is None:
-                return None
-            parts.append(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        memory = bytearray(size)
+        return bytes(memory) if self.fill(offset, memoryview(memory)) else None
 
-    def _read(self, span: Span, start: int, end: int) -> bytes | None:
+    def fill(self, offset: int, memory: memoryview) -> bool:
+        """Fill memory with the bytes from `offset` on; False when some of them are not here."""
+        with self._changed:
+            spans = cover(self._spans.near(offset, offset + len(memory)), offset, offset + len(memory))
+        return spans is not None and all(
+            self._read(span, start, memory[start - offset : end - offset]) for span, start, end in spans
+        )
+
+    def _read(self, span: Span, start: int, memory: memoryview) -> bool:
+        """Fill memory from this place in a span on; False where the span turns out not to be here."""
         path = os.path.join(self._folder, span.name)
         try:
             number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self._forget(span)
-            return None
+            return False
         try:
             if not span.verified:
                 whole = os.pread(number, span.end - span.start + 1, 0)
@@ -154,24 +154,21 @@ class Entry:
                         os.unlink(path)
                         self._damaged.discard(span.name)
                     self._forget(span)
-                    return None
+                    return False
                 span.verified = True
-                data = whole[start - span.start : end - span.start]
-            else:
-                data = os.pread(number, end - start, start - span.start)
+            have = os.preadv(number, [memory], start - span.start)
             now = time.time()
             if now - span.used > _FRESH:
                 os.utime(number)
                 span.used = now
         except OSError:
             self._forget(span)
-            return None
+            return False
         finally:
             os.close(number)
-        if len(data) != end - start:
+        if have != len(memory):
             self._forget(span)
-            return None
-        return data
+        return have == len(memory)
 
     def _forget(self, span: Span) -> None:
         with self._changed:

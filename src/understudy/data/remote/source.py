@@ -28,7 +28,7 @@ from understudy.data.remote.retry import Patience, Stopped, attempt, is_over
 from understudy.data.remote.settings import Remote
 from understudy.data.remote.stores import FsspecStore, Stat, Store
 from understudy.data.remote.web import web_store
-from understudy.data.sources import CHANGED, RESTART
+from understudy.data.sources import CHANGED, RESTART, ByteSource
 
 T = TypeVar("T")
 _PART = 8 << 20  # bytes of one transfer at most
@@ -121,7 +121,7 @@ class Elsewhere:
         self.cache.close()
 
 
-class RemoteSource:
+class RemoteSource(ByteSource):
     """One version of one file; see `ByteSource`."""
 
     def __init__(self, root: Root, path: str) -> None:
@@ -130,22 +130,21 @@ class RemoteSource:
         self.where, self.size, self.tag = f"{elsewhere.root}/{path}", self._stat.size, self._stat.tag
         self._key = elsewhere.key(path, self._stat)
 
-    def read(self, offset: int, size: int) -> bytes:
-        if offset < 0 or size < 0 or offset + size > self.size:
+    def fill(self, offset: int, memory: memoryview) -> None:
+        size = len(memory)
+        if offset < 0 or offset + size > self.size:
             what = f"ends at byte {self.size}, where byte {offset + size} is needed"
             raise DatasetError(what, where=self.where, fix="the file is damaged: copy or record it again")
         elsewhere = self._root.elsewhere
         entry = elsewhere.cache.entry(self._key)
-        data = entry.take(offset, size)
-        if data is None:
+        if not entry.fill(offset, memory):
             try:
-                data = self._obtain(elsewhere, entry, offset, size)
+                memory[:] = self._obtain(elsewhere, entry, offset, size)
             except SourceFailed:
                 raise
             except DatasetError as error:  # it was there, and readable: that it is not now says nothing about the data
                 raise SourceFailed(error.what, where=error.where or self.where, fix=error.fix) from error
         entry.unpin(offset, size)
-        return data
 
     def prefetch(self, spans: np.ndarray) -> None:
         self._submit(spans, pin=True)
