@@ -32,6 +32,7 @@ from understudy.data.packets import Packets
 from understudy.data.remote.retry import Stopped, is_gone
 
 _RECENT = 8  # pictures of a small read that are kept, so that sliding windows do not start over at a key frame
+_APPROACH = 8  # packets fed at once on the way to what is wanted: so many pictures are there, and dropped
 _SLACK = 32  # packets fed beyond the reordering depth before a picture is given up as missing
 
 
@@ -79,8 +80,8 @@ class PictureDecoder:
         height, width, few = self._index.height, self._index.width, len(positions) <= _RECENT
         made: list[av.VideoFrame] = []  # the next ones, the last first
         for at, (position, until) in enumerate(zip(positions, untils)):
-            if not made and position == self._expected and not recent:
-                made = self._run(positions[at : at + at_once], until)
+            if not made and position not in recent:
+                made = self._run(positions[at : at + at_once], until, at_once)
             frame = made.pop() if made else recent.get(position) or self._reach(position, until)
             if frame.height != height or frame.width != width:
                 what = f"picture {position} is {frame.width}x{frame.height}, the file says {width}x{height}"
@@ -120,53 +121,63 @@ class PictureDecoder:
         give_back(self._kind, context, max(self._held, taken))
         self._most = 0
 
-    def _run(self, positions: list[int], until: int) -> list[av.VideoFrame]:
-        """Those of `positions` that come out with the next packets, beginning with the one that is due, as nearly
-        always; the last first. The first that does not ends it: what came out then waits for `_reach`, or the decoder
-        was given up. What has to be done for each picture is done outside the interpreter (`loops.py`).
+    def _run(self, positions: list[int], until: int, at_once: int) -> list[av.VideoFrame]:
+        """Those of `positions` that come out with the next packets, from the first on without a gap; the last first.
+        What has to be done for each picture is done outside the interpreter (`loops.py`).
+
+        Where something is wrong, there are fewer, or none: `_reach` then comes here again, and says what it is.
         """
-        context, first, position = self._context, self._next, positions[0]
-        count = min(len(positions), until + 1 - first)
-        if context is None or self._ahead or count < 1:
-            return []
-        if positions[count - 1] - position >= count:  # with gaps
+        position, ahead, packets = positions[0], self._ahead, self._packets
+        count = len(positions)
+        if positions[-1] - position >= count:  # with gaps
             count = next(i for i in range(count) if positions[i] != position + i)
-        if is_gone():
-            raise Stopped
-        coded = self._packets.several(first, first + count, until)
-        self._next = first + len(coded.size)  # at once: a Ctrl-C on the way leaves a gap, and none is fed twice
-        frames, fed, failed = decode(context, coded)
-        made: list[av.VideoFrame] = []
-        for frame in frames[:count]:  # one packet may give out several, more than come next in `positions`
-            if frame.pts != position or frame.is_corrupt:
-                break
-            made.append(frame)
-            position += 1
-        self._expected, self._most = position, max(self._most, len(made))
-        if failed:
-            self._next = first + fed + 1
-            if self._display[first + fed] >= self._from:
-                self._give_up("")  # `_reach` comes here again from a key frame, and says what is wrong
-                return made[::-1]
-        if self._take(frames[len(made) :], position) and position not in self._ahead:
-            self._give_up("")
+        if position not in ahead:
+            if not self._goes_on(position):
+                self._restart(self._keys[self._key_before(position)])
+            ahead.clear()
+        context, why = self._context, ""
+        stop = min(self._sample[positions[count - 1]] + self._reorder, until) + 1
+        while context is not None and not why and self._expected < position + count and self._next < stop:
+            if is_gone():  # the way to a picture in a long group takes seconds
+                raise Stopped
+            first = self._next
+            most = at_once if self._expected >= position else min(at_once, _APPROACH)
+            try:
+                coded = packets.several(first, min(first + most, stop), until)
+            except DatasetError:
+                if position in ahead:
+                    break  # whoever needs more meets it again
+                raise
+            self._next = first + len(coded.size)  # at once: a Ctrl-C on the way leaves a gap, and none is fed twice
+            frames, fed, failed = decode(context, coded)
+            why = self._take(frames, position)
+            self._most = max(self._most, len(frames), len(ahead))
+            if failed and not why:
+                self._next = first + fed + 1
+                # A leading picture of the open GOP we started on is not asked for, and cannot be decoded.
+                why = "damaged" if self._display[first + fed] >= self._from else ""
+        made = [ahead.pop(p) for p in positions[:count] if p in ahead]
+        if why:
+            self._give_up(why)
         return made[::-1]
+
+    def _goes_on(self, position: int) -> bool:
+        """Whether the live decoder, if there is one, comes to `position` with no more packets than a new one."""
+        if self._context is None or position < self._expected:
+            return False
+        return position == self._expected or self._keys[self._key_before(position)] <= self._next
 
     def _reach(self, position: int, until: int) -> av.VideoFrame:
         """Decode on until `position` comes out; start over at an earlier key frame if it is not there by then."""
-        frame = self._ahead.get(position)
+        frame = self._ahead.pop(position, None)
         if frame is not None:
-            del self._ahead[position]
             return frame
-        if self._context is not None and position == self._expected:  # the one that comes next, as nearly always
+        why = ""
+        if self._goes_on(position):
             frame, why = self._advance(position, until)
             if frame is not None:
                 return frame
-        key, why = self._key_before(position), ""
-        if self._context is not None and position >= self._expected and self._keys[key] <= self._next:
-            frame, why = self._advance(position, until)
-            if frame is not None:
-                return frame
+        key = self._key_before(position)
         # Where key frames are no clean starts (gradual refresh), what is not recovered yet is dropped: go back further.
         for earlier in range(key, max(key - 3, -1), -1):
             self._restart(self._keys[earlier])
