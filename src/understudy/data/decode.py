@@ -80,7 +80,7 @@ class PictureDecoder:
         height, width, few = self._index.height, self._index.width, len(positions) <= _RECENT
         made: list[av.VideoFrame] = []  # the next ones, the last first
         for at, (position, until) in enumerate(zip(positions, untils)):
-            if not made and position not in recent:
+            if not made and (at_once > 1 or position == self._expected) and position not in recent:
                 made = self._run(positions[at : at + at_once], until, at_once)
             frame = made.pop() if made else recent.get(position) or self._reach(position, until)
             if frame.height != height or frame.width != width:
@@ -92,15 +92,16 @@ class PictureDecoder:
 
     def _untils(self, wanted: np.ndarray) -> list[int]:
         """Of each of `wanted`, how far in decode order its reader will surely go on: bytes are read that far at once.
-        To the last one, or to where the next lies in another group, behind pictures that nobody wants."""
+        To the last one, or to where the next lies in another group, behind pictures that nobody wants. A decoder that
+        holds back `reorder` pictures gives one out when so many more than are shown before it were fed."""
         last = len(self._display) - 1
         if int(wanted[-1] - wanted[0]) < len(wanted):  # no gap, as nearly always
-            return [min(self._sample[int(wanted[-1])] + self._reorder, last)] * len(wanted)
+            return [min(int(wanted[-1]) + self._reorder, last)] * len(wanted)
         decoded = self._index.sample[wanted]
         group = np.searchsorted(self._index.keys, decoded, side="right")
         ends = np.append(np.flatnonzero((np.diff(group) != 0) & (np.diff(wanted) > 1)), len(wanted) - 1)
         end = ends[np.searchsorted(ends, np.arange(len(wanted)))]
-        return np.minimum(decoded[end] + self._reorder, last).tolist()
+        return np.minimum(wanted[end] + self._reorder, last).tolist()
 
     def forget(self) -> None:
         """Let go of the pictures of the last read, which are kept for sliding windows."""
@@ -136,7 +137,7 @@ class PictureDecoder:
                 self._restart(self._keys[self._key_before(position)])
             ahead.clear()
         context, why = self._context, ""
-        stop = min(self._sample[positions[count - 1]] + self._reorder, until) + 1
+        stop = min(positions[count - 1] + self._reorder, until) + 1
         while context is not None and not why and self._expected < position + count and self._next < stop:
             if is_gone():  # the way to a picture in a long group takes seconds
                 raise Stopped

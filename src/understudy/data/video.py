@@ -91,6 +91,9 @@ def check_positions(indices: np.ndarray, count: int, path: str) -> np.ndarray:
     return wanted
 
 
+_AT_ONCE = 8  # pictures that are decoded before the first is converted
+
+
 class PyavReader:
     """Pictures through bare PyAV decoders; see `VideoReader`."""
 
@@ -120,7 +123,7 @@ class PyavReader:
                 raise DatasetError(f"had {self.count} pictures, now has {self._decoder.count}", where=self.path)
         in_order = len(wanted) == len(place) and bool((np.diff(place) > 0).all())
         pictures = np.empty((len(wanted), 3, self.height, self.width), np.uint8)
-        for row, (_, frame) in enumerate(self._decoder.pictures(wanted)):
+        for row, (_, frame) in enumerate(self._decoder.pictures(wanted, _AT_ONCE)):
             self._converter.write(frame, pictures[row])
         return (pictures if in_order else pictures[place]).transpose(0, 2, 3, 1)
 
