@@ -135,7 +135,7 @@ def test_many_are_written_as_one_by_one(shift: int, size: tuple[int, int] | None
     first = -flat.__array_interface__["data"][0] % 16 + shift
     out = flat[first : first + 9 * 3 * height * width].reshape(9, 3, height, width)
     places, converter = [8, 1, 0, 5, 3, 2], Converter(size)
-    converter.write_all(list(zip(frames, places)), out)
+    converter.write_all(frames, places, out)
     for frame, place in zip(frames, places):
         alone = np.empty((3, height, width), np.uint8)
         Converter(size).write(frame, alone)
@@ -144,7 +144,7 @@ def test_many_are_written_as_one_by_one(shift: int, size: tuple[int, int] | None
     assert (flat[:first] == 7).all()
     assert (flat[first + out.size :] == 7).all()
     with pytest.raises(ValueError, match="does not fit"):
-        converter.write_all([(frames[0], 0)], np.empty((1, 3, 10, 10), np.uint8))
+        converter.write_all([frames[0]], [0], np.empty((1, 3, 10, 10), np.uint8))
 
 
 def test_without_the_symbols_pictures_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

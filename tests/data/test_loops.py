@@ -161,9 +161,9 @@ def test_pictures_that_are_colours_already(tmp_path: Path, python: pytest.Monkey
         out.mux(stream.encode(None))
 
     def written() -> np.ndarray:
-        pictures = PictureDecoder(open_packets(str(path)), "x").pictures(np.arange(12), 4)
+        pictures = list(PictureDecoder(open_packets(str(path)), "x").pictures(np.arange(12), 4))
         colours = np.zeros((12, 3, 48, 64), np.uint8)
-        Converter().write_all([(frame, i) for i, frame in pictures], colours)
+        Converter().write_all([frame for _, frame in pictures], [i for i, _ in pictures], colours)
         return colours
 
     in_python = written()

@@ -134,14 +134,16 @@ def test_sources_that_do_not_fit_together_are_named(root: Path, twin: Path, opti
 def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The pictures that decoders give from now on, one entry each."""
     decoded: list[int] = []
-    plain = PictureDecoder.pictures
+    plain = PictureDecoder.runs
 
     def counted(self: PictureDecoder, wanted: np.ndarray, at_once: int = 1) -> Iterator[Any]:
-        for number, frame in plain(self, wanted, at_once):
-            decoded.append(number)
-            yield number, frame
+        left = wanted.tolist()
+        for run in plain(self, wanted, at_once):
+            decoded.extend(left[: len(run)])
+            left = left[len(run) :]
+            yield run
 
-    monkeypatch.setattr(PictureDecoder, "pictures", counted)
+    monkeypatch.setattr(PictureDecoder, "runs", counted)
     return decoded
 
 

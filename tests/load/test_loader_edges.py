@@ -23,8 +23,8 @@ from understudy.data.remote.retry import Stopped, give_up_when
 from understudy.data.samples import EpisodeDataset
 from understudy.load import buffers as buffers_
 from understudy.load.buffers import Buffers
-from understudy.load.chains import Spent, _Strand
-from understudy.load.decoders import Job
+from understudy.load.chains import Chain, Spent
+from understudy.load.decoders import Picture
 from understudy.load.engine import Engine
 from understudy.load.loader import Loader
 from understudy.load.plan import fit_order
@@ -464,13 +464,15 @@ def test_chains_let_go_of_what_no_sample_needs_any_more(root: Path, monkeypatch:
     data = EpisodeDataset(root, delta_timestamps={TOP: [-0.2, 0.0]}, picture_cache_bytes=0)
     order = Order.of([data], batch=1, seed=1, clip=100, lanes=1)
     held: list[int] = []
-    plain = _Strand.make
+    plain = Chain.go_on
 
-    def make(self: _Strand, at: int, out: np.ndarray, jobs: list[Job], spent: Spent) -> None:
-        plain(self, at, out, jobs, spent)
-        held.append(len(self._held))
+    def go_on(self: Chain, ready: dict[int, list[Picture]], spent: Spent) -> None:
+        assert not ready  # one lane
+        plain(self, ready, spent)
+        held.append(len({id(picture) for pictures in ready.values() for picture in pictures} | self._held.keys()))
+        assert len(self._held) <= sum(data.reach)
 
-    monkeypatch.setattr(_Strand, "make", make)
+    monkeypatch.setattr(Chain, "go_on", go_on)
     with Loader([data], order=order, memory=least_memory(data, order=order) + 600_000) as loader:
         assert loader.plan.kept == (False,)
         for _ in range(120):

@@ -134,12 +134,14 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
     """(pictures that decoders give, packets that they are fed) from now on, one entry each."""
     given_: list[int] = []
     fed: list[int] = []
-    pictures, packet, several = PictureDecoder.pictures, Mp4Packets.packet, Mp4Packets.several
+    runs, packet, several = PictureDecoder.runs, Mp4Packets.packet, Mp4Packets.several
 
     def giving(self: PictureDecoder, wanted: np.ndarray, at_once: int = 1) -> Iterator[Any]:
-        for number, frame in pictures(self, wanted, at_once):
-            given_.append(number)
-            yield number, frame
+        left = wanted.tolist()
+        for run in runs(self, wanted, at_once):
+            given_.extend(left[: len(run)])
+            left = left[len(run) :]
+            yield run
 
     def feeding(self: Mp4Packets, i: int, until: int) -> Any:
         fed.append(i)
@@ -150,7 +152,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
         fed.extend(range(first, first + len(coded.size)))
         return coded
 
-    monkeypatch.setattr(PictureDecoder, "pictures", giving)
+    monkeypatch.setattr(PictureDecoder, "runs", giving)
     monkeypatch.setattr(Mp4Packets, "packet", feeding)
     monkeypatch.setattr(Mp4Packets, "several", feeding_several)
     return given_, fed
@@ -227,12 +229,15 @@ def test_a_long_group_of_pictures_costs_per_sample_what_a_short_one_does(
 def test_the_first_batch_decodes_what_it_needs_and_the_next_runs_take_turns(roots: dict[str, Path]) -> None:
     data = opened(roots["gop 2"], episodes=[2])
     rows, frames = data.video_frames(np.full(41, 2), np.arange(41))
-    chain = Chain(data, rows, frames, Holding(16, False), [0, 5], Cursors(1), Converter())
-    spent, decoded = Spent(), []
-    for i in range(23):
-        chain.make(i, {TOP: []}, spent)
-        decoded.append(spent.pictures)
-    assert decoded == [1] + 5 * [6] + 16 * [22] + [38]
+    positions = list(range(100, 141))
+    chain = Chain(data, TOP, positions, rows, frames[TOP], Holding(16, False), [0, 5], Cursors(1), Converter())
+    spent, complete, due = Spent(), {}, []  # type: ignore[var-annotated]
+    while chain.due is not None:
+        due.append(chain.due)
+        chain.go_on(complete, spent)
+        assert spent.pictures == len(complete)
+    assert due == [100, 101, 106, 122, 138]
+    assert list(complete) == positions
 
     order, holding = Order.of([data], batch=4, seed=1, clip=9, lanes=12), Holding(16, False)
     for position in range(5, 5 + 40):

@@ -76,16 +76,18 @@ class Converter:
             for plane, channel in zip(scaled.planes, _PLANES):
                 out[channel] = _lines(plane, high)[:, :wide]
 
-    def write_all(self, frames: Sequence[tuple[av.VideoFrame, int]], out: np.ndarray) -> None:
+    def write_all(self, frames: Sequence[av.VideoFrame], places: Sequence[int], out: np.ndarray) -> None:
         """Write pictures into their places in `out`, uint8 (n, 3, H, W): as `write`, and quicker than one by one."""
-        for kind, group in groupby(frames, lambda one: _kind(one[0])):
+        begin = 0
+        for kind, group in groupby(map(_kind, frames)):
+            end = begin + len(list(group))
             scaler = self._scaler_of(Kind(*kind)) if self.size is None else None
             if scaler is None or (first := scaler.address(out)) is None:
-                for frame, place in group:
+                for frame, place in zip(frames[begin:end], places[begin:end]):
                     self.write(frame, out[place])
             else:
-                same = list(group)
-                scaler.write([frame for frame, _ in same], [first + place * scaler.nbytes for _, place in same])
+                scaler.write(frames[begin:end], [first + place * scaler.nbytes for place in places[begin:end]])
+            begin = end
 
     def _scaler_of(self, kind: Kind) -> Scaler | None:
         if kind not in self._scalers:

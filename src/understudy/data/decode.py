@@ -21,6 +21,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import chain
 
 import av
 import numpy as np
@@ -65,7 +66,12 @@ class PictureDecoder:
         return live_bytes(self._index)
 
     def pictures(self, wanted: np.ndarray, at_once: int = 1) -> Iterator[tuple[int, av.VideoFrame]]:
-        """(position, picture) for each of `wanted` (int64, increasing, without repeats, inside the video).
+        """(position, picture) for each of `wanted`, as `runs` gives them and with what it raises."""
+        return zip(wanted.tolist(), chain.from_iterable(self.runs(wanted, at_once)))
+
+    def runs(self, wanted: np.ndarray, at_once: int = 1) -> Iterator[list[av.VideoFrame]]:
+        """The pictures at `wanted` (int64, increasing, without repeats, inside the video), in lists of those that came
+        out together.
 
         A picture may be kept as long as one likes, in any thread: it holds its own memory, 1.5 bytes a pixel. Up to
         `at_once` of them are decoded before the first is handed on, which is quicker and takes memory for so many.
@@ -78,17 +84,25 @@ class PictureDecoder:
         recent, self._recent = self._recent, {}
         untils = self._untils(wanted) if positions else []
         height, width, few = self._index.height, self._index.width, len(positions) <= _RECENT
-        made: list[av.VideoFrame] = []  # the next ones, the last first
-        for at, (position, until) in enumerate(zip(positions, untils)):
-            if not made and (at_once > 1 or position == self._expected) and position not in recent:
+        at = 0
+        while at < len(positions):
+            position, until = positions[at], untils[at]
+            made = [recent[position]] if position in recent else []
+            if not made and (at_once > 1 or position == self._expected):
                 made = self._run(positions[at : at + at_once], until, at_once)
-            frame = made.pop() if made else recent.get(position) or self._reach(position, until)
-            if frame.height != height or frame.width != width:
-                what = f"picture {position} is {frame.width}x{frame.height}, the file says {width}x{height}"
-                raise DatasetError(what, where=self._where, fix="split the file where the size changes")
+            if not made:
+                made = [self._reach(position, until)]
+            for number, frame in enumerate(made):
+                if frame.height != height or frame.width != width:
+                    if number:
+                        yield made[:number]
+                    size = f"{frame.width}x{frame.height}"
+                    what = f"picture {position + number} is {size}, the file says {width}x{height}"
+                    raise DatasetError(what, where=self._where, fix="split the file where the size changes")
             if few:
-                self._recent[position] = frame
-            yield position, frame
+                self._recent.update(zip(positions[at:], made))
+            at += len(made)
+            yield made
 
     def _untils(self, wanted: np.ndarray) -> list[int]:
         """Of each of `wanted`, how far in decode order its reader will surely go on: bytes are read that far at once.
@@ -123,7 +137,7 @@ class PictureDecoder:
         self._most = 0
 
     def _run(self, positions: list[int], until: int, at_once: int) -> list[av.VideoFrame]:
-        """Those of `positions` that come out with the next packets, from the first on without a gap; the last first.
+        """Those of `positions` that come out with the next packets, from the first on without a gap.
         What has to be done for each picture is done outside the interpreter (`loops.py`).
 
         Where something is wrong, there are fewer, or none: `_reach` then comes here again, and says what it is.
@@ -160,7 +174,7 @@ class PictureDecoder:
         made = [ahead.pop(p) for p in positions[:count] if p in ahead]
         if why:
             self._give_up(why)
-        return made[::-1]
+        return made
 
     def _goes_on(self, position: int) -> bool:
         """Whether the live decoder, if there is one, comes to `position` with no more packets than a new one."""

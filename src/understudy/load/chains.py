@@ -1,12 +1,13 @@
-"""Chains: the samples of one clip that this process makes, and their pictures, each decoded once and forward only.
+"""Chains: one camera of the samples of one clip that this process makes; each picture decoded once and forward only.
 
     the samples of the clip      s0        s1        s2        s3 ...              in the order they come
     pictures they need           7 10      8 11      9 12      10 13               windows, clamped to the episode
     each once, in file order     7 8 9 10 11 12 13 ...                             what is decoded, and no other
 
-A sample is made when all pictures up to its last one are out; one is dropped behind the last sample that needs it. So a
-sparse history decodes what it sees and not what lies between (the decoder skips to a key frame where that is less),
-and the halo of a window is decoded once for all samples that share it. Between two samples a chain holds
+A sample is complete when all pictures up to its last one are out: then it waits for its turn, with its pictures. One is
+held for as long as a sample to come needs it. So a sparse history decodes what it sees and not what lies between (the
+decoder skips to a key frame where that is less), and the halo of a window is decoded once for all that share it.
+Between two samples there are
 
 - decoded pictures, in the decoder's own form (4:2:0, half the bytes of RGB): up to `ahead` of them, decoded in one go,
   because a decoder that goes on is quicker than one that is woken for each picture; and
@@ -15,7 +16,7 @@ and the halo of a window is decoded once for all samples that share it. Between 
 Not here: which positions are whose and when (`engine.py`), how much may be held (`plan.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from time import perf_counter
 
@@ -24,7 +25,7 @@ import numpy as np
 from understudy.data.convert import Converter
 from understudy.data.errors import DatasetError
 from understudy.data.samples import EpisodeDataset
-from understudy.load.decoders import Cursor, Cursors, Job, Picture, write
+from understudy.load.decoders import Cursor, Cursors, Picture, write
 
 _PIECE = 40  # bits of a picture number; above them the place of its file among those of the chain
 
@@ -65,11 +66,12 @@ class Holding:
 
 
 class Chain:
-    """The samples of one clip, made one after the other: `make` them in the order they were given.
+    """One camera's pictures of the samples of one clip, in the order of the samples.
 
     Args:
+        positions: of the samples, n of them, as they come up.
         rows: int64 (n,), table rows of the samples.
-        frames: camera -> int64 (n,) or (n, T), the frames of their windows, clamped to the episode.
+        frames: int64 (n,) or (n, T), the frames of their windows, clamped to the episode.
         runs: pictures of the first runs, before those of `holding.ahead` (`making.first_runs` says what for); 0: what
             the sample needs and nothing ahead of it.
     """
@@ -77,49 +79,8 @@ class Chain:
     def __init__(
         self,
         dataset: EpisodeDataset,
-        rows: np.ndarray,
-        frames: dict[str, np.ndarray],
-        holding: Holding,
-        runs: Sequence[int],
-        cursors: Cursors,
-        converter: Converter,
-    ) -> None:
-        common = holding, runs, cursors, converter
-        self._strands = {
-            camera: _Strand(dataset, camera, rows, wanted.reshape(len(rows), -1), *common)
-            for camera, wanted in frames.items()
-        }
-        self._count = len(rows)
-        self._next = 0
-
-    @property
-    def done(self) -> bool:
-        return self._next == self._count
-
-    def make(self, i: int, jobs: Mapping[str, list[Job]], spent: Spent) -> None:
-        """Decode what the next sample needs, and add to `jobs` (camera -> list) which picture goes where: as sample
-        number `i` of a batch, whose pictures (T of each sample) are numbered through.
-
-        Colours are left to the caller (`write_all`), who converts those of many samples on end: what takes turns on a
-        core for each picture finds its code and its tables gone from the cache.
-        """
-        at, self._next = self._next, self._next + 1
-        for camera, strand in self._strands.items():
-            strand.make(at, i, jobs[camera], spent)
-
-    def close(self) -> None:
-        """Give back the decoders."""
-        for strand in self._strands.values():
-            strand.close()
-
-
-class _Strand:
-    """One camera of a chain."""
-
-    def __init__(
-        self,
-        dataset: EpisodeDataset,
         camera: str,
+        positions: Sequence[int],
         rows: np.ndarray,
         frames: np.ndarray,
         holding: Holding,
@@ -131,7 +92,7 @@ class _Strand:
         self._converter, self._converted = converter, holding.converted
         videos = dataset.catalog.videos(camera)
         file = videos.file[rows]
-        number = videos.first[rows][:, None] + frames
+        number = videos.first[rows][:, None] + frames.reshape(len(rows), -1)
         if (file == file[0]).all():
             self._rows = [int(rows[0])]  # a row of each file
         else:
@@ -141,6 +102,7 @@ class _Strand:
             place[order] = np.arange(len(order))
             number = number + (place[inverse.reshape(-1)].astype(np.int64) << _PIECE)[:, None]
             self._rows = rows[first[order]].tolist()
+        self._positions, self._next = positions, 0  # samples that are complete come before `next`
         self._todo, inverse = np.unique(number, return_inverse=True)
         which = inverse.reshape(number.shape)  # (n, T), into todo
         self._which = which.tolist()
@@ -155,36 +117,54 @@ class _Strand:
         self._held: dict[int, Picture] = {}
         self._cursor: Cursor | None = None
 
-    def make(self, at: int, i: int, jobs: list[Job], spent: Spent) -> None:
-        until, held = self._until[at], self._held
-        if self._decoded < until:
-            begin, fetched = perf_counter(), spent.fetch
-            self._advance(until, spent)
-            spent.decode += perf_counter() - begin - (spent.fetch - fetched)
-        which = self._which[at]
-        place = i * len(which)
-        for k in which:
-            jobs.append((held[k], place))
-            place += 1
-        for k in self._drop[self._cuts[at] : self._cuts[at + 1]]:
-            del held[k]
+    @property
+    def due(self) -> int | None:
+        """The position of the first sample whose pictures are not complete; None once all are."""
+        return self._positions[self._next] if self._next < len(self._positions) else None
 
-    def _advance(self, until: int, spent: Spent) -> None:
+    def go_on(self, ready: dict[int, list[Picture]], spent: Spent) -> None:
+        """Decode what the sample at `due` needs, and a run ahead. The T pictures of each sample that is complete then,
+        of this one and mostly of those that follow, go into `ready`, by position.
+
+        Colours are left to the caller (`write_all`), who converts those of many samples on end: what takes turns on a
+        core for each picture finds its code and its tables gone from the cache.
+
+        Raises:
+            DatasetError: a picture of the sample at `due` cannot be read; nothing was made ready.
+        """
+        begin, fetched = perf_counter(), spent.fetch
+        self._decode(self._until[self._next], spent)
+        at, count, held = self._next, len(self._positions), self._held
+        until, decoded, which, drop, cuts = self._until, self._decoded, self._which, self._drop, self._cuts
+        while at < count and until[at] <= decoded:
+            ready[self._positions[at]] = [held[k] for k in which[at]]
+            for k in drop[cuts[at] : cuts[at + 1]]:
+                del held[k]
+            at += 1
+        self._next = at
+        spent.decode += perf_counter() - begin - (spent.fetch - fetched)
+
+    def _decode(self, until: int, spent: Spent) -> None:
         """Decode on to `until` (an index into todo) at least, and as far as a run goes."""
+        if self._decoded >= until:
+            return
         stop = self._stop(until)
         begin = self._decoded
         while begin < stop:
             piece = int(self._todo[begin]) >> _PIECE
-            end = min(stop, int(np.searchsorted(self._todo, (piece + 1) << _PIECE)))
+            end = stop
+            if len(self._rows) > 1:
+                end = min(stop, int(np.searchsorted(self._todo, (piece + 1) << _PIECE)))
             numbers = self._todo[begin:end] - (piece << _PIECE)
             cursor = self._cursors.take(self._dataset, self._camera, self._rows[piece], int(numbers[0]), self._cursor)
             self._cursor = None
             before = cursor.waited
             try:
                 # Full-size pictures that are made smaller at once are not held by the run.
-                for picture in cursor.pictures(numbers, 1 if self._converted else max(1, self._ahead)):
-                    self._held[self._decoded] = self._smaller(picture) if self._converted else picture
-                    self._decoded += 1
+                for run in cursor.runs(numbers, 1 if self._converted else max(1, self._ahead)):
+                    kept = map(self._smaller, run) if self._converted else run
+                    self._held.update(zip(range(self._decoded, self._decoded + len(run)), kept))
+                    self._decoded += len(run)
             except DatasetError:
                 self._cursors.give(cursor)
                 if self._decoded < until:
@@ -217,6 +197,7 @@ class _Strand:
         return to_key_frame(self._todo, stop, self._ahead, keys, piece << _PIECE)
 
     def close(self) -> None:
+        """Give back the decoder."""
         self._held.clear()
         if self._cursor is not None:
             self._cursors.give(self._cursor)

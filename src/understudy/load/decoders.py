@@ -8,7 +8,8 @@ Not here: which pictures are wanted (`chains.py`, `residency.py`).
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import av
@@ -24,8 +25,6 @@ from understudy.data.video import PyavReader, VideoReader
 
 Picture: TypeAlias = av.VideoFrame | np.ndarray
 """As the decoder gives it, or colours uint8 (H, W, 3)."""
-Job: TypeAlias = tuple[Picture, int]
-"""A picture, and its place among those of a batch."""
 
 
 class Cursor:
@@ -39,15 +38,14 @@ class Cursor:
         self._packets = _packets(reader) if isinstance(reader, PyavReader) else None
         self._decoder = PictureDecoder(self._packets, reader.path) if self._packets is not None else None
 
-    def pictures(self, numbers: np.ndarray, at_once: int = 1) -> Iterator[Picture]:
-        """The pictures at positions int64 (n,), increasing; see `PictureDecoder.pictures`."""
+    def runs(self, numbers: np.ndarray, at_once: int = 1) -> Iterator[Sequence[Picture]]:
+        """The pictures at positions int64 (n,), increasing, in lists; see `PictureDecoder.runs`."""
         self.at = int(numbers[-1]) + 1
         try:
             if self._decoder is None:
-                yield from self._reader.read(numbers)
+                yield list(self._reader.read(numbers))
             else:
-                for _, frame in self._decoder.pictures(numbers, at_once):
-                    yield frame
+                yield from self._decoder.runs(numbers, at_once)
                 self._decoder.forget()  # nobody here asks for a picture twice
         except DatasetError as error:
             raise type(error)(error.what, where=self._where(self.key[1], self.row), fix=error.fix) from error
@@ -102,19 +100,34 @@ class Cursors:
             self._idle.pop(0).park()
 
 
-def write_all(jobs: Iterable[Job], out: np.ndarray, converter: Converter) -> None:
+@dataclass(frozen=True)
+class Jobs:
+    """Pictures whose colours are wanted, and the place of each among those of a batch."""
+
+    pictures: list[Picture] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+
+    def add(self, pictures: Sequence[Picture], sample: int) -> None:
+        """The pictures of one sample of a batch; each sample has as many."""
+        count, first = len(pictures), sample * len(pictures)
+        self.pictures.extend(pictures)
+        self.places.extend(range(first, first + count))
+
+
+def write_all(jobs: Jobs, out: np.ndarray, converter: Converter) -> None:
     """Pictures into their places in `out`, uint8 (n, 3, H, W); one that follows itself is converted once."""
     last, there = None, 0
-    frames, again = [], []
-    for picture, place in jobs:
+    frames, places, again = [], [], []
+    for picture, place in zip(jobs.pictures, jobs.places, strict=True):
         if picture is last:
             again.append((place, there))
         elif isinstance(picture, np.ndarray):
             out[place] = picture.transpose(2, 0, 1)
         else:
-            frames.append((picture, place))
+            frames.append(picture)
+            places.append(place)
         last, there = picture, place
-    converter.write_all(frames, out)
+    converter.write_all(frames, places, out)
     for place, there in again:
         out[place] = out[there]
 

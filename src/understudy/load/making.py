@@ -19,7 +19,7 @@ from understudy.data.errors import DatasetError, SourceFailed
 from understudy.data.remote.retry import Stopped
 from understudy.data.samples import EpisodeDataset
 from understudy.load.chains import Chain, Holding, Spent
-from understudy.load.decoders import Cursors, Job, write_all
+from understudy.load.decoders import Cursors, Jobs, Picture, write_all
 from understudy.load.plan import Plan
 from understudy.load.residency import KeptPictures
 from understudy.load.substitute import Substitutes
@@ -79,11 +79,14 @@ class Making:
 
 
 @dataclass(frozen=True)
-class _Open:
-    """A chain under way, and the positions it makes behind its first."""
+class _Clip:
+    """What chains of a clip are opened with: one for each camera."""
 
     positions: list[int]
-    chain: Chain
+    """Of its samples that are made here."""
+    rows: np.ndarray
+    frames: dict[str, np.ndarray]
+    runs: list[int]
 
 
 class Maker:
@@ -102,31 +105,25 @@ class Maker:
         self._stream, self._plan, self._shapes = stream, plan, shapes
         self._low, self._high, self._stopped, self._spent = low, high, stopped, spent
         self._cursors, self._converter = Cursors(_IDLE), Converter(stream.size)
-        self._open: dict[int, _Open] = {}  # by position
+        self._chains: dict[str, dict[int, Chain]] = {camera: {} for camera in shapes[0]}
+        """By camera, and by the position whose pictures come next."""
+        self._ready: dict[str, dict[int, list[Picture]]] = {camera: {} for camera in shapes[0]}
+        """By camera and position."""
+        self._clip: tuple[int, _Clip] | None = None  # opened last, at which position
 
     def make(self, making: Making, mine: Sequence[int]) -> None:
         """Fill in the pictures of samples number `mine` of a batch."""
         if not making.pictures:
             return
-        sources, positions = making.source.tolist(), making.positions.tolist()
-        jobs: dict[str, list[Job]] = {camera: [] for camera in making.pictures}
-        for i in mine:
-            source = sources[i]
-            dataset = self._stream.datasets[source]
-            if dataset.absent:
-                self._blacken(making, i, source)
-            try:
-                if isinstance(dataset.pictures, KeptPictures):
-                    outs = self._outs(making, i, source)
-                    self._copy(source, dataset.pictures, int(making.episode[i]), int(making.frame[i]), outs)
-                    if self._stopped():
-                        raise Stopped
-                else:
-                    self._go_on(source, positions[i], i, jobs)
-            except DatasetError as error:
-                if self._stream.substitutes is None or isinstance(error, SourceFailed):
-                    raise
-                making.bad[i] = str(error)
+        jobs = {camera: Jobs() for camera in making.pictures}
+        sources = making.source.tolist()
+        for source in dict.fromkeys(sources[i] for i in mine):
+            dataset, own = self._stream.datasets[source], [i for i in mine if sources[i] == source]
+            self._blacken(making, own, source)
+            if isinstance(dataset.pictures, KeptPictures):
+                self._copy(making, own, source, dataset.pictures)
+            else:
+                self._decode(making, own, source, jobs)
         self._convert(making, jobs)
         for i in mine if self._stream.augment is not None else ():
             if i not in making.bad:
@@ -137,17 +134,19 @@ class Maker:
         if not making.pictures:
             return None
         dataset = self._stream.datasets[source]
-        self._blacken(making, i, source)
+        self._blacken(making, [i], source)
         outs = self._outs(making, i, source)
+        rows, frames = dataset.video_frames(np.asarray([episode]), np.asarray([frame]))
         try:
             if isinstance(dataset.pictures, KeptPictures):
-                self._copy(source, dataset.pictures, episode, frame, outs)
+                self._copy_one(dataset.pictures, int(rows[0]), {c: f.reshape(-1) for c, f in frames.items()}, outs)
             else:
-                chain = self._chain(source, np.asarray([episode]), np.asarray([frame]), Holding(1, False))
-                jobs: dict[str, list[Job]] = {camera: [] for camera in outs}
-                chain.make(i, jobs, self._spent)
+                clip, jobs = _Clip([0], rows, frames, []), {camera: Jobs() for camera in outs}
+                for camera, own in jobs.items():
+                    ready: dict[int, list[Picture]] = {}
+                    self._chain(source, camera, clip, Holding(1, False)).go_on(ready, self._spent)
+                    own.add(ready[0], i)
                 self._convert(making, jobs)
-                chain.close()
         except SourceFailed:
             raise  # that says nothing about the picture
         except DatasetError as error:
@@ -155,11 +154,11 @@ class Maker:
         self._augment(making, i, outs)
         return None
 
-    def _blacken(self, making: Making, i: int, source: int) -> None:
-        """Fill in the absent cameras of sample i."""
+    def _blacken(self, making: Making, own: Sequence[int], source: int) -> None:
+        """Fill in the absent cameras of samples of a source."""
         for camera in self._stream.datasets[source].absent:
             if camera in making.pictures:
-                making.pictures[camera][i] = 0
+                making.pictures[camera][own] = 0
 
     def _outs(self, making: Making, i: int, source: int) -> dict[str, np.ndarray]:
         """Where the pictures of sample i go: camera -> uint8 (T, 3, H, W), without absent cameras."""
@@ -167,7 +166,7 @@ class Maker:
         there = {c: a for c, a in making.pictures.items() if c not in absent}
         return {c: a[i] if len(shapes[c]) == 4 else a[i : i + 1] for c, a in there.items()}
 
-    def _convert(self, making: Making, jobs: Mapping[str, Sequence[Job]]) -> None:
+    def _convert(self, making: Making, jobs: Mapping[str, Jobs]) -> None:
         begin = perf_counter()
         for camera, own in jobs.items():
             array = making.pictures[camera]
@@ -179,33 +178,76 @@ class Maker:
             rng = SampleRng(self._stream.order.seed, "augment", int(making.positions[i]))
             self._stream.augment({camera: torch.from_numpy(out) for camera, out in outs.items()}, rng)
 
-    def _go_on(self, source: int, position: int, i: int, jobs: Mapping[str, list[Job]]) -> None:
-        """Have sample i of a batch decoded by its chain, which is opened where this is its first."""
-        opened = self._open.pop(position) if position in self._open else self._begin(source, position)
-        chain = opened.chain
+    def _decode(self, making: Making, own: Sequence[int], source: int, jobs: Mapping[str, Jobs]) -> None:
+        """Have pictures of samples of a source decoded, by their chains."""
+        cameras = [(c, self._ready[c], jobs[c]) for c in self._stream.datasets[source].cameras]
+        positions = making.positions.tolist()
+        for i in own:
+            position = positions[i]
+            for camera, ready, wanted in cameras:
+                found = ready.pop(position, None)
+                if found is None:
+                    try:
+                        found = self._go_on(source, camera, position)
+                    except DatasetError as error:
+                        self._bad(making, i, error)
+                        continue
+                wanted.add(found, i)
+
+    def _go_on(self, source: int, camera: str, position: int) -> list[Picture]:
+        """The pictures of a sample from its chain, which is opened where this is its first."""
+        ready, chains = self._ready[camera], self._chains[camera]
+        chain = chains.pop(position, None) or self._begin(source, camera, position)
         try:
-            chain.make(i, jobs, self._spent)
-        except DatasetError:  # the rest of the clip begins anew
-            for later in opened.positions:
-                self._open.pop(later, None)
-            chain.close()
+            chain.go_on(ready, self._spent)
+        except DatasetError:
+            chain.close()  # the rest of the clip begins anew
             raise
-        if chain.done:
+        due = chain.due
+        if due is None:
             chain.close()
+        else:
+            chains[due] = chain
+        return ready.pop(position)
+
+    def _bad(self, making: Making, i: int, error: DatasetError) -> None:
+        if self._stream.substitutes is None or isinstance(error, SourceFailed):
+            raise error
+        making.bad.setdefault(i, str(error))
 
     def close(self) -> None:
-        self._open.clear()
+        self._chains.clear()
+        self._ready.clear()
 
-    def _copy(self, source: int, pictures: KeptPictures, episode: int, frame: int, outs: dict[str, np.ndarray]) -> None:
-        dataset, spent = self._stream.datasets[source], self._spent
+    def _copy(self, making: Making, own: Sequence[int], source: int, pictures: KeptPictures) -> None:
+        """Copy what stays decoded of samples of a source; what is not there yet is decoded."""
+        dataset = self._stream.datasets[source]
+        rows, frames = dataset.video_frames(making.episode[own], making.frame[own])
+        for at, i in enumerate(own):
+            try:
+                wanted = {camera: numbers[at].reshape(-1) for camera, numbers in frames.items()}
+                self._copy_one(pictures, int(rows[at]), wanted, self._outs(making, i, source))
+            except DatasetError as error:
+                self._bad(making, i, error)
+            if self._stopped():
+                raise Stopped
+
+    def _copy_one(
+        self, pictures: KeptPictures, row: int, frames: Mapping[str, np.ndarray], outs: Mapping[str, np.ndarray]
+    ) -> None:
+        spent = self._spent
         begin, other = perf_counter(), spent.decode + spent.convert + spent.fetch
-        rows, frames = dataset.video_frames(np.asarray([episode]), np.asarray([frame]))
         for camera, wanted in frames.items():
-            pictures.into(camera, int(rows[0]), wanted.reshape(-1).tolist(), outs[camera], spent)
+            pictures.into(camera, row, wanted.tolist(), outs[camera], spent)
         spent.assemble += perf_counter() - begin - (spent.decode + spent.convert + spent.fetch - other)
 
-    def _begin(self, source: int, position: int) -> _Open:
-        """Open the chain of a clip at a position: all samples of it that are this rank's."""
+    def _begin(self, source: int, camera: str, position: int) -> Chain:
+        """Open a chain of a clip at a position: for all samples of it that are this rank's."""
+        if self._clip is None or self._clip[0] != position:
+            self._clip = position, self._clip_at(source, position)
+        return self._chain(source, camera, self._clip[1], self._plan.holdings[source])
+
+    def _clip_at(self, source: int, position: int) -> _Clip:
         order, spec = self._stream.order, self._stream.order.spec.sources[source]
         holding = self._plan.holdings[source]
         most = 1 if holding.ahead == 0 else max(spec.clip, 1 if spec.shuffle else SPAN)
@@ -217,18 +259,13 @@ class Maker:
                 own &= positions // SPAN == position // SPAN
             positions, episode, frame = positions[own], episode[own], frame[own]
         runs = first_runs(order, source, holding, position, self._stream.start)
-        chain = self._chain(source, episode, frame, holding, runs)
-        later = positions[1:].tolist()
-        opened = _Open(later, chain)
-        self._open.update(dict.fromkeys(later, opened))
-        return opened
+        return _Clip(positions.tolist(), *self._stream.datasets[source].video_frames(episode, frame), runs)
 
-    def _chain(
-        self, source: int, episode: np.ndarray, frame: np.ndarray, holding: Holding, runs: Sequence[int] = ()
-    ) -> Chain:
+    def _chain(self, source: int, camera: str, clip: _Clip, holding: Holding) -> Chain:
         dataset = self._stream.datasets[source]
-        rows, frames = dataset.video_frames(episode, frame)
-        return Chain(dataset, rows, frames, holding, runs, self._cursors, self._converter)
+        frames = clip.frames[camera]
+        own = self._cursors, self._converter
+        return Chain(dataset, camera, clip.positions, clip.rows, frames, holding, clip.runs, *own)
 
 
 def first_round(order: Order, source: int) -> int:

@@ -9,6 +9,7 @@ one stands, and ends where the next can begin, so that each picture is decoded o
 import copy
 import threading
 from collections.abc import Sequence
+from itertools import chain
 from time import perf_counter
 
 import numpy as np
@@ -147,7 +148,8 @@ class KeptPictures(Pictures):
         waited = cursor.waited
         try:
             converter = self._converter()
-            for number, picture in zip(wanted.tolist(), cursor.pictures(first + wanted), strict=True):
+            decoded = chain.from_iterable(cursor.runs(first + wanted))
+            for number, picture in zip(wanted.tolist(), decoded, strict=True):
                 out = perf_counter()
                 write(picture, converter, episode.pictures[number])
                 episode.there[number] = True

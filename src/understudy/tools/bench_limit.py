@@ -198,7 +198,8 @@ def shuffled(stretch: Stretch, held: int, ring: np.ndarray) -> Iterator[int]:
         if packet is None:
             context.flush_buffers()
         while len(waiting) >= held + _TOGETHER:
-            converter.write_all([(waiting.popleft(), (place + i) % len(ring)) for i in range(_TOGETHER)], ring)
+            due = [waiting.popleft() for _ in range(_TOGETHER)]
+            converter.write_all(due, [(place + i) % len(ring) for i in range(_TOGETHER)], ring)
             place += _TOGETHER
             yield _TOGETHER
 
