@@ -56,6 +56,21 @@ def test_the_rest_of_a_clip_is_what_comes_of_it(one, two, mixed, clip, lanes, in
     assert order.rest_of_clip(position, 2)[0].tolist() == positions[:2].tolist()
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.tuples(st.integers(1, 60), st.integers(1, 60), st.integers(1, 60)),
+    weights=st.tuples(*[st.integers(1, 5)] * 3),
+    changed=st.integers(1, 400),
+    position=st.integers(0, 1 << 40),
+)
+def test_the_lane_of_one_position_is_that_of_many(lengths, weights, changed, position) -> None:  # type: ignore[no-untyped-def]
+    one, two, three = (episodes(n, name=str(d)) for d, n in enumerate(lengths))
+    order = Order.of([one, two], weights=weights[:2], batch=3, clip=4, lanes=5)
+    order = order.reweighted(changed, {"1": weights[1], "2": weights[2]}, add=[three])
+    positions = [*range(changed + 40), position]
+    assert [order.lane(p) for p in positions] == order.lanes(positions)[1].tolist()
+
+
 @pytest.mark.parametrize("mode", ["uniform", "sequential"])
 def test_without_clips(mode: str) -> None:
     order = Order.of([episodes(5, 8)], batch=3, mode=mode)

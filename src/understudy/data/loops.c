@@ -35,13 +35,15 @@ static int (*send_packet)(void *, const Packet *);
 static int (*receive_frame)(void *, Frame *);
 static Packet *(*packet_alloc)(void);
 static void (*packet_free)(Packet **);
+static void (*frame_unref)(Frame *);
 static int (*scale)(void *, uint8_t *const *, const int *, int, int, uint8_t *const *, const int *);
 
-void loops_bind(void *send, void *receive, void *alloc, void *release, void *scaler) {
+void loops_bind(void *send, void *receive, void *alloc, void *release, void *unref, void *scaler) {
     send_packet = (int (*)(void *, const Packet *))send;
     receive_frame = (int (*)(void *, Frame *))receive;
     packet_alloc = (Packet * (*)(void)) alloc;
     packet_free = (void (*)(Packet **))release;
+    frame_unref = (void (*)(Frame *))unref;
     scale = (int (*)(void *, uint8_t *const *, const int *, int, int, uint8_t *const *, const int *))scaler;
 }
 
@@ -85,6 +87,16 @@ int loops_decode(Object *context, const uint8_t *data, const int64_t *offset, co
     }
     *fed = sent;
     return result;
+}
+
+/* Let go of what pictures hold. They keep their pixel format, to be filled again. */
+void loops_empty(Object **frames, int count) {
+    for (int i = 0; i < count; i++) {
+        Frame *frame = frames[i]->wrapped;
+        int format = frame->format;
+        frame_unref(frame);
+        frame->format = format;
+    }
 }
 
 /* Convert pictures of one kind into planes of red, green and blue, each picture's from its address `to[i]` on. Returns how

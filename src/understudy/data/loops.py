@@ -18,6 +18,8 @@ import ctypes
 import errno
 import os
 import struct
+import sys
+import threading
 import zlib
 from collections.abc import Sequence
 from ctypes import byref, c_char, c_int, c_uint, c_void_p
@@ -40,7 +42,17 @@ as they lie; cameras' pictures are of these."""
 _WRAPPED = 24  # bytes into an object of PyAV's: the structure that it wraps
 _DECODE = (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p)
 _CONVERT = (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int)
-_FUNCTIONS = ("avcodec_send_packet", "avcodec_receive_frame", "av_packet_alloc", "av_packet_free")
+_FUNCTIONS = ("avcodec_send_packet", "avcodec_receive_frame", "av_packet_alloc", "av_packet_free", "av_frame_unref")
+
+
+class _Spare(threading.local):
+    """Empty pictures of a thread, by pixel format: PyAV gives up the lock twice to make one and once to free it."""
+
+    def __init__(self) -> None:
+        self.by_form: dict[str, list[av.VideoFrame]] = {form: [] for form in _FORMS}
+
+
+_spare = _Spare()
 
 
 class Coded(NamedTuple):
@@ -78,10 +90,13 @@ def decode(context: av.VideoCodecContext, coded: Coded) -> tuple[list[av.VideoFr
     pictures: list[av.VideoFrame] = []
     count, start, status, form = len(coded.size), 0, 1, context.pix_fmt
     context.open(strict=False)
+    spare = _spare.by_form[form]
     while status == 1:
         left = count - start
-        # Without a size they have no memory: it comes with the picture. One more is asked for what nobody gives.
-        room = [av.VideoFrame(0, 0, form) for _ in range(left + 1)]
+        room = spare[: left + 1]  # one more is asked for what nobody gives
+        del spare[: left + 1]
+        while len(room) <= left:  # without a size they have no memory: it comes with the picture
+            room.append(av.VideoFrame(0, 0, form))
         fed, got = c_int(), c_int()
         status = found.loops_decode(
             id(context),
@@ -97,8 +112,31 @@ def decode(context: av.VideoCodecContext, coded: Coded) -> tuple[list[av.VideoFr
             byref(got),
         )
         pictures += room[: got.value]
+        spare += room[got.value :]
         start += fed.value
     return pictures, start, status < 0
+
+
+def let_go(pictures: list[av.VideoFrame]) -> None:
+    """Empty the list; those of its pictures that nobody else refers to are filled again by `decode` in this thread."""
+    found = compiled()
+    alone: dict[str, list[av.VideoFrame]] = {}
+    for one, count in zip(pictures, _references(pictures)) if found is not None else ():
+        if count == _ALONE and one.format.width == 0:  # of those that C did not fill, PyAV has noted the size
+            alone.setdefault(one.format.name, []).append(one)
+    for form, own in alone.items():
+        assert found is not None
+        found.loops_empty(_addresses(own), len(own))
+        _spare.by_form[form] += own
+    pictures.clear()
+
+
+def _references(objects: Sequence[object]) -> list[int]:
+    return [sys.getrefcount(one) for one in objects]
+
+
+_ALONE = _references([object()])[0]
+"""Of an object that only the list refers to: what else counts differs between versions of Python."""
 
 
 def _decode(context: av.VideoCodecContext, coded: Coded) -> tuple[list[av.VideoFrame], int, bool]:
@@ -162,6 +200,7 @@ def compiled() -> ctypes.CDLL | None:
         found.loops_bind(*(ctypes.cast(function, c_void_p) for function in functions))
         found.loops_decode.argtypes = list(_DECODE)
         found.loops_convert.argtypes = list(_CONVERT)
+        found.loops_empty.argtypes, found.loops_empty.restype = [c_void_p, c_int], None
         return found if _lies_as_expected(coding) else None
     except (OSError, AttributeError, ValueError, OverflowError, struct.error):  # what is no address may be any number
         return None

@@ -32,7 +32,8 @@ _INDEX_FEATURES = {key: Feature(key, "float32" if key == "timestamp" else "int64
 @dataclass(frozen=True)
 class _Loaded:
     columns: dict[str, Column]
-    start: dict[int, int]  # table row -> first row in the file
+    rows: np.ndarray  # int64 (n,), the table rows of its episodes, rising
+    start: np.ndarray  # int64 (n,), the first row of each in the file
     bad: dict[int, str]  # table row -> why its rows cannot be given; the others of the file still can
     nbytes: int
 
@@ -81,18 +82,23 @@ class Rows:
             self._lock, self._pid = threading.Lock(), os.getpid()
         file_of = self.catalog.episodes.data_file[rows]
         parts: list[tuple[np.ndarray, dict[str, np.ndarray | list]]] = []
+        if (file_of == file_of[0]).all():
+            loaded = self._load(int(file_of[0]))
+            start = self._start(loaded, rows)
+            return {k: _pick(loaded.columns[k], start, f) for k, f in frames.items()}
         for file in np.unique(file_of):
             at = np.flatnonzero(file_of == file)
             loaded = self._load(int(file))
-            start = np.asarray([self._start(loaded, int(row)) for row in rows[at]], np.int64)
+            start = self._start(loaded, rows[at])
             parts.append((at, {k: _pick(loaded.columns[k], start, f[at]) for k, f in frames.items()}))
-        if len(parts) == 1:
-            return parts[0][1]
         return {key: _scatter([(at, values[key]) for at, values in parts], len(rows)) for key in frames}
 
     def places(self, rows: np.ndarray, frames: np.ndarray) -> np.ndarray:
         """Rows of their data files, of the shape of `frames`: int64 (B,) or (B, T)."""
-        starts = np.asarray([self._start(self._load(int(self.catalog.episodes.data_file[r])), int(r)) for r in rows])
+        file_of, starts = self.catalog.episodes.data_file[rows], np.empty(len(rows), np.int64)
+        for file in np.unique(file_of):
+            at = file_of == file
+            starts[at] = self._start(self._load(int(file)), rows[at])
         return starts.reshape(-1, *[1] * (frames.ndim - 1)) + frames
 
     def check(self, row: int) -> None:
@@ -105,10 +111,12 @@ class Rows:
             )
             raise self._refuse(first, bad[first] + more)
 
-    def _start(self, loaded: _Loaded, row: int) -> int:
-        if row in loaded.bad:
-            raise self._refuse(row, loaded.bad[row])
-        return loaded.start[row]
+    def _start(self, loaded: _Loaded, rows: np.ndarray) -> np.ndarray:
+        """Where the episodes of table rows (n,) start in their file, int64 (n,)."""
+        for row in rows.tolist() if loaded.bad else ():
+            if row in loaded.bad:
+                raise self._refuse(row, loaded.bad[row])
+        return loaded.start[np.searchsorted(loaded.rows, rows)]
 
     def _load(self, file: int) -> _Loaded:
         with self._lock:
@@ -145,7 +153,7 @@ class Rows:
         start, bad = self._starts(rows, columns.get("episode_index"), len(table), where)
         self._complete(columns, start, bad, len(table), where)
         size = sum(int(column.nbytes) for column in columns.values())
-        return _Loaded(columns, start, bad, size)
+        return _Loaded(columns, rows, np.array([start[row] for row in rows.tolist()], np.int64), bad, size)
 
     def _episodes(self, rows: np.ndarray) -> str:
         ids = self.catalog.episodes.ids[rows]

@@ -18,6 +18,7 @@ import numpy as np
 from understudy.data.convert import Converter
 from understudy.data.decode import PictureDecoder
 from understudy.data.errors import DatasetError
+from understudy.data.loops import let_go
 from understudy.data.mp4 import VideoIndex
 from understudy.data.packets import ContainerPackets, Mp4Packets, Packets
 from understudy.data.samples import EpisodeDataset
@@ -115,7 +116,16 @@ class Jobs:
 
 
 def write_all(jobs: Jobs, out: np.ndarray, converter: Converter) -> None:
-    """Pictures into their places in `out`, uint8 (n, 3, H, W); one that follows itself is converted once."""
+    """Pictures into their places in `out`, uint8 (n, 3, H, W); one that follows itself is converted once. There are no
+    jobs left then."""
+    frames = _write_all(jobs, out, converter)
+    jobs.pictures.clear()
+    jobs.places.clear()
+    let_go(frames)
+
+
+def _write_all(jobs: Jobs, out: np.ndarray, converter: Converter) -> list[av.VideoFrame]:
+    """Those that came from decoders."""
     last, there = None, 0
     frames, places, again = [], [], []
     for picture, place in zip(jobs.pictures, jobs.places, strict=True):
@@ -130,6 +140,7 @@ def write_all(jobs: Jobs, out: np.ndarray, converter: Converter) -> None:
     converter.write_all(frames, places, out)
     for place, there in again:
         out[place] = out[there]
+    return frames
 
 
 def write(picture: Picture, converter: Converter, out: np.ndarray) -> None:

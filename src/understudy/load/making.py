@@ -289,7 +289,7 @@ def first_runs(order: Order, source: int, holding: Holding, position: int, start
     first = position < start + order.batch
     if holding.whole:
         return [0, 1] if first else [1]
-    lane, round_ = int(order.lanes([position])[1][0]), position // first_round(order, source)
+    lane, round_ = order.lane(position), position // first_round(order, source)
     run = holding.ahead - (round_ + int(holding.ahead * (lane * _GOLDEN % 1))) % holding.ahead
     if first:
         return [0, run - 1] if run > 1 else [0]

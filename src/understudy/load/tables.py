@@ -59,9 +59,13 @@ def _apart(whole: dict[str, Any], count: int) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = [{} for _ in range(count)]
     for key, value in whole.items():
         size = len(value) // count
-        for i, batch in enumerate(made):
-            own = value[i * size : (i + 1) * size]
-            batch[key] = own.clone() if isinstance(own, Tensor) else own
+        if isinstance(value, Tensor):  # numpy's copies take half the time of torch's
+            parts = value.numpy().reshape(count, size, *value.shape[1:])
+            for batch, part in zip(made, parts, strict=True):
+                batch[key] = torch.from_numpy(part.copy())
+        else:
+            for i, batch in enumerate(made):
+                batch[key] = value[i * size : (i + 1) * size]
     return made
 
 

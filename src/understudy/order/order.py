@@ -9,6 +9,7 @@ Nothing here depends on ranks, workers, batches or what was asked before, so any
 Not here: who makes a position (`placement.py`), how its bytes are read (the load room).
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -161,15 +162,20 @@ class Order:
             lane[own] = self._lanes[int(source[own[0]])].lane(index[own]).view(np.int64)
         return source, lane
 
+    def lane(self, position: int) -> int:
+        """The lane of one position, as `lanes` says; quicker."""
+        d, index = self._stream(position)
+        return index % self.spec.sources[d].frames % self.spec.sources[d].lanes
+
     def rest_of_clip(self, position: int, most: int) -> tuple[Ints, Ints, Ints]:
         """The samples from `position` on that share its clip in its lane: (positions, episode, frame), int64 (k,) each.
 
         They are what one reader of that clip makes, in the order they come; k is 1 where frames are shuffled one by
         one, and at most `most`. A source read in storage order is one clip.
         """
-        source, first = self.streams([position])
-        d, lanes = int(source[0]), self._lanes[int(source[0])]
-        index = lanes.rest_of_clip(int(first[0]), most)
+        d, first = self._stream(position)
+        lanes = self._lanes[d]
+        index = lanes.rest_of_clip(first, most)
         positions = self._positions(d, position, index)
         index = index[: len(positions)]
         return positions, *self.layouts[d].locate(lanes.line(index))
@@ -283,6 +289,14 @@ class Order:
                 reached[d] += rounds * count + int(np.searchsorted(period.slots_of[d], rest))
             before.append(reached)
         return before
+
+    def _stream(self, position: int) -> tuple[int, int]:
+        """`streams` of one position: numpy's calls cost ten times as much as the few numbers."""
+        number = bisect_right(self.spec.schedule, position, key=lambda entry: entry.position) - 1
+        entry, period = self.spec.schedule[number], self._periods[number]
+        rounds, slot = divmod(position - entry.position, len(period.source))
+        d = int(period.source[slot])
+        return d, self._before[number][d] + rounds * entry.slots[d] + int(period.before[slot])
 
     def _in_entry(self, number: int, positions: Words) -> tuple[Ints, Words]:
         entry, period, before = self.spec.schedule[number], self._periods[number], self._before[number]
