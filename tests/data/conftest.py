@@ -31,7 +31,7 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def packets(self: Mp4Packets, first: int, stop: int, until: int) -> Coded:
         coded = several(self, first, stop, until)
-        seen.extend(range(first, first + len(coded.size)))
+        seen.extend(range(first, first + coded.stop - coded.first))
         return coded
 
     monkeypatch.setattr(Mp4Packets, "packet", packet)

@@ -36,9 +36,9 @@ def coded_from(path: Path, first: int, count: int, damaged: int | None = None) -
     packets = open_packets(str(path))
     stop = min(first + count, COUNT)
     coded, index = packets.several(first, stop, stop - 1), packets.index
-    data = bytearray(coded.data)
+    data, listed = bytearray(coded.data), coded.listed
     if damaged is not None:
-        at, size = int(coded.offset[damaged]), int(coded.size[damaged])
+        at, size = int(listed.offset[coded.first + damaged]) - coded.base, int(listed.size[coded.first + damaged])
         data[at + size // 2 : at + size] = b"\xff" * (size - size // 2)
     packets.close()
     kind = Kind(index.codec, index.extradata, min(index.reorder, 16), True)
@@ -106,11 +106,14 @@ def test_more_pictures_than_packets(clips: dict[str, tuple[Path, np.ndarray]]) -
     while status == 1:
         room = [av.VideoFrame(0, 0, "yuv420p")]
         done = np.zeros(2, np.int32)
-        arrays = [coded.offset[at:], coded.size[at:], coded.tag[at:]]
+        offset, size, tag = coded.listed.addresses
         status = found.loops_decode(
             id(context),
             coded.data,
-            *(array.ctypes.data for array in arrays),
+            coded.base,
+            offset + 8 * at,
+            size + 4 * at,
+            tag + 4 * at,
             COUNT - at,
             loops._addresses(room),
             1,
@@ -141,8 +144,7 @@ def test_a_picture_of_another_format_is_no_picture(clips: dict[str, tuple[Path, 
     context.open()
     room = [av.VideoFrame(0, 0, Changed.pix_fmt) for _ in range(6)]
     done = np.zeros(2, np.int32)
-    arrays = [coded.offset, coded.size, coded.tag]
-    places = [array.ctypes.data for array in arrays]
+    places = coded.base, *coded.listed.addresses
     ends = [done.ctypes.data, done[1:].ctypes.data]
     assert found.loops_decode(id(context), coded.data, *places, 5, loops._addresses(room), 6, -11, *ends) == -1
     assert done.tolist() == [0, 0]

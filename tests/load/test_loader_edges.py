@@ -260,7 +260,7 @@ def test_the_way_to_a_picture_can_be_given_up(at_once: int, tmp_path: Path) -> N
 
     def more(first: int, stop: int, until: int) -> Coded:
         coded = several(first, stop, until)
-        fed.extend(range(first, first + len(coded.size)))
+        fed.extend(range(first, first + coded.stop - coded.first))
         return coded
 
     packets.packet = lambda i, until: (fed.append(i), one(i, until))[1]  # type: ignore[method-assign]

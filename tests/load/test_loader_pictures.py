@@ -149,7 +149,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
 
     def feeding_several(self: Mp4Packets, first: int, stop: int, until: int) -> Any:
         coded = several(self, first, stop, until)
-        fed.extend(range(first, first + len(coded.size)))
+        fed.extend(range(first, first + coded.stop - coded.first))
         return coded
 
     monkeypatch.setattr(PictureDecoder, "runs", giving)

@@ -77,16 +77,18 @@ class Converter:
                 out[channel] = _lines(plane, high)[:, :wide]
 
     def write_all(self, frames: Sequence[av.VideoFrame], places: Sequence[int], out: np.ndarray) -> None:
-        """Write pictures into their places in `out`, uint8 (n, 3, H, W): as `write`, and quicker than one by one."""
+        """Write pictures into their places in `out`, uint8 (n, 3, H, W): as `write`, and quicker than one by one.
+        Those that nobody but the list refers to may be empty then."""
         begin = 0
         for kind, group in groupby(map(_kind, frames)):
             end = begin + len(list(group))
+            some = frames if end - begin == len(frames) else frames[begin:end]  # in two lists they would not be emptied
             scaler = self._scaler_of(Kind(*kind)) if self.size is None else None
             if scaler is None or (first := scaler.address(out)) is None:
-                for frame, place in zip(frames[begin:end], places[begin:end]):
+                for frame, place in zip(some, places[begin:end]):
                     self.write(frame, out[place])
             else:
-                scaler.write(frames[begin:end], [first + place * scaler.nbytes for place in places[begin:end]])
+                scaler.write(some, [first + place * scaler.nbytes for place in places[begin:end]])
             begin = end
 
     def _scaler_of(self, kind: Kind) -> Scaler | None:

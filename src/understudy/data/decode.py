@@ -163,7 +163,8 @@ class PictureDecoder:
                 if position in ahead:
                     break  # whoever needs more meets it again
                 raise
-            self._next = first + len(coded.size)  # at once: a Ctrl-C on the way leaves a gap, and none is fed twice
+            # At once: a Ctrl-C on the way leaves a gap, and none is fed twice.
+            self._next = first + coded.stop - coded.first
             frames, fed, failed = decode(context, coded)
             why = self._take(frames, position)
             self._most = max(self._most, len(frames), len(ahead))

@@ -49,11 +49,11 @@ void loops_bind(void *send, void *receive, void *alloc, void *release, void *unr
 
 /* Feed packets to a decoder and take what comes out, in the order in which it comes.
 
-   `count` packets: size[i] bytes at data + offset[i], with time pts[i] (FFmpeg copies and pads them); frames: `room`
+   `count` packets: size[i] bytes at data + offset[i] - base, with time pts[i] (FFmpeg copies and pads them); frames: `room`
    empty ones, of the pixel format that is expected. fed[0]: packets that were fed without an error; got[0]: frames that
    were filled. Returns 0; 1 where `room` is used up, to be called again for the rest; -1 where feeding or decoding
    packet fed[0] fails, or a picture of another format came, which is lost. */
-int loops_decode(Object *context, const uint8_t *data, const int64_t *offset, const int32_t *size, const int32_t *pts,
+int loops_decode(Object *context, const uint8_t *data, int64_t base, const int64_t *offset, const int32_t *size, const int32_t *pts,
                  int count, Object **frames, int room, int again, int *fed, int *got) {
     Packet *packet = packet_alloc();
     int result = packet ? 0 : -1, sent = 0, status, format;
@@ -67,7 +67,7 @@ int loops_decode(Object *context, const uint8_t *data, const int64_t *offset, co
         } else if (status == again) { /* it wants the next packet */
             frame->format = format;
             if (sent == count) break;
-            packet->data = data + offset[sent];
+            packet->data = data + (offset[sent] - base);
             packet->size = size[sent];
             packet->pts = pts[sent];
             if (send_packet(context->wrapped, packet) < 0) {
@@ -89,25 +89,21 @@ int loops_decode(Object *context, const uint8_t *data, const int64_t *offset, co
     return result;
 }
 
-/* Let go of what pictures hold. They keep their pixel format, to be filled again. */
-void loops_empty(Object **frames, int count) {
-    for (int i = 0; i < count; i++) {
-        Frame *frame = frames[i]->wrapped;
-        int format = frame->format;
-        frame_unref(frame);
-        frame->format = format;
-    }
-}
-
-/* Convert pictures of one kind into planes of red, green and blue, each picture's from its address `to[i]` on. Returns how
-   many were converted. */
-int loops_convert(void *scaler, Object **frames, uint8_t **to, int count, int height, int width) {
+/* Convert pictures of one kind into planes of red, green and blue, each picture's from its address `to[i]` on; those that
+   are `done` with let go of what they hold, but keep their pixel format, to be filled again. Returns how many were
+   converted. */
+int loops_convert(void *scaler, Object **frames, uint8_t **to, const uint8_t *done, int count, int height, int width) {
     const int lines[4] = {width, width, width, 0};
     ptrdiff_t channel = (ptrdiff_t)height * width;
     for (int i = 0; i < count; i++) {
         Frame *frame = frames[i]->wrapped;
         uint8_t *planes[4] = {to[i] + channel, to[i] + 2 * channel, to[i], NULL}; /* green, blue, red */
         if (scale(scaler, frame->data, frame->linesize, 0, height, planes, lines) != height) return i;
+        if (done[i]) {
+            int format = frame->format;
+            frame_unref(frame);
+            frame->format = format;
+        }
     }
     return count;
 }

@@ -22,8 +22,9 @@ import sys
 import threading
 import zlib
 from collections.abc import Sequence
-from ctypes import byref, c_char, c_int, c_uint, c_void_p
+from ctypes import byref, c_char, c_int, c_int64, c_uint, c_void_p
 from functools import lru_cache
+from itertools import compress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,8 +41,8 @@ _FORMS = ("yuv420p", "yuvj420p")
 """Pixel formats of pictures that may be made in C. PyAV then takes their planes for empty, so only such as nobody reads
 as they lie; cameras' pictures are of these."""
 _WRAPPED = 24  # bytes into an object of PyAV's: the structure that it wraps
-_DECODE = (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p)
-_CONVERT = (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int)
+_DECODE = (c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p)
+_CONVERT = (c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int, c_int)
 _FUNCTIONS = ("avcodec_send_packet", "avcodec_receive_frame", "av_packet_alloc", "av_packet_free", "av_frame_unref")
 
 
@@ -55,14 +56,30 @@ class _Spare(threading.local):
 _spare = _Spare()
 
 
-class Coded(NamedTuple):
-    """Packets in decode order: `size` int32 (n,) bytes at `offset` int64 (n,) of `data`, and their tags, int32 (n,);
-    `key`: every picture of the video is a key frame. The thread's next read may overwrite `data`."""
+class Listed(NamedTuple):
+    """Packets of a video in decode order: `size` int32 (n,) bytes at `offset` int64 (n,), their tags int32 (n,)."""
 
-    data: bytes | ctypes.Array[c_char]
     offset: np.ndarray
     size: np.ndarray
     tag: np.ndarray
+    addresses: tuple[int, int, int]
+
+    @staticmethod
+    def of(offset: np.ndarray, size: np.ndarray, tag: np.ndarray) -> Listed:
+        offset = np.ascontiguousarray(offset, np.int64)
+        size, tag = (np.ascontiguousarray(numbers, np.int32) for numbers in (size, tag))
+        return Listed(offset, size, tag, (offset.ctypes.data, size.ctypes.data, tag.ctypes.data))
+
+
+class Coded(NamedTuple):
+    """Packets [first, stop) of `listed`, in `data`, which begins where offsets are `base`. `key`: every picture of the
+    video is a key frame. The thread's next read may overwrite `data`."""
+
+    data: bytes | ctypes.Array[c_char]
+    base: int
+    listed: Listed
+    first: int
+    stop: int
     key: bool
 
 
@@ -88,11 +105,12 @@ def decode(context: av.VideoCodecContext, coded: Coded) -> tuple[list[av.VideoFr
     if found is None or not isinstance(context, av.VideoCodecContext) or context.pix_fmt not in _FORMS:
         return _decode(context, coded)
     pictures: list[av.VideoFrame] = []
-    count, start, status, form = len(coded.size), 0, 1, context.pix_fmt
+    at, status, form = coded.first, 1, context.pix_fmt
+    offset, size, tag = coded.listed.addresses
     context.open(strict=False)
     spare = _spare.by_form[form]
     while status == 1:
-        left = count - start
+        left = coded.stop - at
         room = spare[: left + 1]  # one more is asked for what nobody gives
         del spare[: left + 1]
         while len(room) <= left:  # without a size they have no memory: it comes with the picture
@@ -101,9 +119,10 @@ def decode(context: av.VideoCodecContext, coded: Coded) -> tuple[list[av.VideoFr
         status = found.loops_decode(
             id(context),
             coded.data,
-            coded.offset.ctypes.data + 8 * start,
-            coded.size.ctypes.data + 4 * start,
-            coded.tag.ctypes.data + 4 * start,
+            coded.base,
+            offset + 8 * at,
+            size + 4 * at,
+            tag + 4 * at,
             left,
             _addresses(room),
             left + 1,
@@ -113,40 +132,16 @@ def decode(context: av.VideoCodecContext, coded: Coded) -> tuple[list[av.VideoFr
         )
         pictures += room[: got.value]
         spare += room[got.value :]
-        start += fed.value
-    return pictures, start, status < 0
-
-
-def let_go(pictures: list[av.VideoFrame]) -> None:
-    """Empty the list; those of its pictures that nobody else refers to are filled again by `decode` in this thread."""
-    found = compiled()
-    alone: dict[str, list[av.VideoFrame]] = {}
-    for one, count in zip(pictures, _references(pictures)) if found is not None else ():
-        if count == _ALONE and one.format.width == 0:  # of those that C did not fill, PyAV has noted the size
-            alone.setdefault(one.format.name, []).append(one)
-    for form, own in alone.items():
-        assert found is not None
-        found.loops_empty(_addresses(own), len(own))
-        _spare.by_form[form] += own
-    pictures.clear()
-
-
-def _references(objects: Sequence[object]) -> list[int]:
-    return [sys.getrefcount(one) for one in objects]
-
-
-_ALONE = _references([object()])[0]
-"""Of an object that only the list refers to: what else counts differs between versions of Python."""
+        at += fed.value
+    return pictures, at - coded.first, status < 0
 
 
 def _decode(context: av.VideoCodecContext, coded: Coded) -> tuple[list[av.VideoFrame], int, bool]:
     """In Python. Packets are made in a loop of their own: what runs between two pictures finds the caches full of them
     and takes several times as long."""
     view, pictures = memoryview(coded.data).cast("B"), []
-    made = [
-        packet(view[at : at + size], tag, coded.key)
-        for at, size, tag in zip(coded.offset.tolist(), coded.size.tolist(), coded.tag.tolist())
-    ]
+    offset, size, tag = (numbers[coded.first : coded.stop].tolist() for numbers in coded.listed[:3])
+    made = [packet(view[o - coded.base : o - coded.base + s], t, coded.key) for o, s, t in zip(offset, size, tag)]
     for fed, one in enumerate(made):
         try:
             pictures += context.decode(one)
@@ -158,13 +153,19 @@ def _decode(context: av.VideoCodecContext, coded: Coded) -> tuple[list[av.VideoF
 def convert(scaler: int, frames: Sequence[av.VideoFrame], to: Sequence[int], height: int, width: int) -> bool:
     """Whether pictures of one kind were converted by this context of swscale's, each into the memory at an address.
 
-    Planes of red, green and blue, (3, height, width) bytes each; the addresses are the caller's word.
+    Planes of red, green and blue, (3, height, width) bytes each; the addresses are the caller's word. Pictures that
+    nobody but the list refers to may be empty then: they are filled again by `decode` in this thread.
     """
     found = compiled()
     if found is None:
         return _convert(scaler, frames, to, height, width)
+    # Of those that C did not fill, PyAV has noted the size.
+    done = [count == _ALONE and one.format.width == 0 for one, count in zip(frames, _references(frames))]
     addresses = (c_void_p * len(to))(*to)
-    return bool(found.loops_convert(scaler, _addresses(frames), addresses, len(to), height, width) == len(to))
+    count = found.loops_convert(scaler, _addresses(frames), addresses, bytes(done), len(to), height, width)
+    if any(done):
+        _spare.by_form[frames[0].format.name] += compress(frames, done)
+    return bool(count == len(to))
 
 
 def _convert(scaler: int, frames: Sequence[av.VideoFrame], to: Sequence[int], height: int, width: int) -> bool:
@@ -185,6 +186,14 @@ def _addresses(objects: Sequence[object]) -> ctypes.Array[c_void_p]:
     return (c_void_p * len(objects))(*map(id, objects))
 
 
+def _references(objects: Sequence[object]) -> list[int]:
+    return [sys.getrefcount(one) for one in objects]
+
+
+_ALONE = _references([object()])[0]
+"""Of an object that only the list refers to: what else counts differs between versions of Python."""
+
+
 @lru_cache(maxsize=1)
 def compiled() -> ctypes.CDLL | None:
     """The C code, bound to the FFmpeg that PyAV is linked with; None where it cannot be used."""
@@ -200,7 +209,6 @@ def compiled() -> ctypes.CDLL | None:
         found.loops_bind(*(ctypes.cast(function, c_void_p) for function in functions))
         found.loops_decode.argtypes = list(_DECODE)
         found.loops_convert.argtypes = list(_CONVERT)
-        found.loops_empty.argtypes, found.loops_empty.restype = [c_void_p, c_int], None
         return found if _lies_as_expected(coding) else None
     except (OSError, AttributeError, ValueError, OverflowError, struct.error):  # what is no address may be any number
         return None

@@ -21,7 +21,7 @@ import av
 import numpy as np
 
 from understudy.data.errors import DatasetError, SourceFailed
-from understudy.data.loops import Coded, packet
+from understudy.data.loops import Coded, Listed, packet
 from understudy.data.mp4 import UnknownLayout, VideoIndex, read_mp4
 from understudy.data.sources import ByteSource, LocalSource, as_file
 
@@ -116,6 +116,7 @@ class Mp4Packets:
         # Single numbers are read from these: a memoryview gives them three times faster than an array.
         self._offset, self._size = self.index.offset.data, self.index.size.data
         self._display, self._key = self.index.display.data, self.index.longest == 1
+        self._listed = Listed.of(self.index.offset, self.index.size, self.index.display)
         ends = self.index.offset + self.index.size
         self._gaps = [*np.flatnonzero(ends[:-1] != self.index.offset[1:]).tolist(), len(ends) - 1]
         """Packets behind which the next one does not follow at once in the file."""
@@ -128,10 +129,8 @@ class Mp4Packets:
         return packet(window.view[at : at + self._size[i]], self._display[i], self._key)
 
     def several(self, first: int, stop: int, until: int) -> Coded:
-        window, index = self._having(first, max(until, stop - 1)), self.index
-        stop = min(stop, window.stop)
-        offset = index.offset[first:stop] - window.base
-        return Coded(window.memory, offset, index.size[first:stop], index.display[first:stop], self._key)
+        window = self._having(first, max(until, stop - 1))
+        return Coded(window.memory, window.base, self._listed, first, min(stop, window.stop), self._key)
 
     def _having(self, i: int, until: int) -> _Window:
         """This thread's window with packet i in it, read where it is not there."""
@@ -264,9 +263,8 @@ class ContainerPackets:
                 raise
         size = np.array([len(part) for part in parts], np.int32)
         offset = np.cumsum(size, dtype=np.int64) - size
-        return Coded(
-            b"".join(parts), offset, size, self.index.display[first : first + len(parts)], self.index.longest == 1
-        )
+        listed = Listed.of(offset, size, self.index.display[first : first + len(parts)])
+        return Coded(b"".join(parts), 0, listed, 0, len(parts), self.index.longest == 1)
 
     def _seek(self, i: int) -> av.Packet | None:
         """Packet i after a seek to it; containers that cannot seek there are walked from their beginning."""

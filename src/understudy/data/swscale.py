@@ -72,7 +72,8 @@ class Scaler:
         return None if (first | self._strides[0] | self._strides[1]) % _ALIGNED else first
 
     def write(self, frames: Sequence[av.VideoFrame], to: Sequence[int]) -> None:
-        """Fill the memory of pictures, each from its address on: multiples of `nbytes` behind what `address` gave."""
+        """Fill the memory of pictures, each from its address on: multiples of `nbytes` behind what `address` gave.
+        Pictures that nobody but the list refers to may be empty then."""
         _, height, width = self._shape
         if not convert(self._context, frames, to, height, width):
             raise RuntimeError(f"swscale did not write all lines of {len(frames)} pictures of {width}x{height}")

@@ -18,7 +18,6 @@ import numpy as np
 from understudy.data.convert import Converter
 from understudy.data.decode import PictureDecoder
 from understudy.data.errors import DatasetError
-from understudy.data.loops import let_go
 from understudy.data.mp4 import VideoIndex
 from understudy.data.packets import ContainerPackets, Mp4Packets, Packets
 from understudy.data.samples import EpisodeDataset
@@ -118,14 +117,16 @@ class Jobs:
 def write_all(jobs: Jobs, out: np.ndarray, converter: Converter) -> None:
     """Pictures into their places in `out`, uint8 (n, 3, H, W); one that follows itself is converted once. There are no
     jobs left then."""
-    frames = _write_all(jobs, out, converter)
-    jobs.pictures.clear()
+    frames, places, again = _sorted(jobs, out)
+    jobs.pictures.clear()  # who converts may use those again that nobody else refers to
     jobs.places.clear()
-    let_go(frames)
+    converter.write_all(frames, places, out)
+    for place, there in again:
+        out[place] = out[there]
 
 
-def _write_all(jobs: Jobs, out: np.ndarray, converter: Converter) -> list[av.VideoFrame]:
-    """Those that came from decoders."""
+def _sorted(jobs: Jobs, out: np.ndarray) -> tuple[list[av.VideoFrame], list[int], list[tuple[int, int]]]:
+    """(pictures to be converted, their places, places that are copies of others); colours are written at once."""
     last, there = None, 0
     frames, places, again = [], [], []
     for picture, place in zip(jobs.pictures, jobs.places, strict=True):
@@ -137,10 +138,7 @@ def _write_all(jobs: Jobs, out: np.ndarray, converter: Converter) -> list[av.Vid
             frames.append(picture)
             places.append(place)
         last, there = picture, place
-    converter.write_all(frames, places, out)
-    for place, there in again:
-        out[place] = out[there]
-    return frames
+    return frames, places, again
 
 
 def write(picture: Picture, converter: Converter, out: np.ndarray) -> None:
