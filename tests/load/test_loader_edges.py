@@ -24,7 +24,7 @@ from understudy.data.samples import EpisodeDataset
 from understudy.load import buffers as buffers_
 from understudy.load.buffers import Buffers
 from understudy.load.chains import Chain, Spent
-from understudy.load.decoders import Picture
+from understudy.load.decoders import Pictures
 from understudy.load.engine import Engine
 from understudy.load.loader import Loader
 from understudy.load.plan import fit_order
@@ -466,10 +466,11 @@ def test_chains_let_go_of_what_no_sample_needs_any_more(root: Path, monkeypatch:
     held: list[int] = []
     plain = Chain.go_on
 
-    def go_on(self: Chain, ready: dict[int, list[Picture]], spent: Spent) -> None:
+    def go_on(self: Chain, ready: dict[int, Pictures], spent: Spent) -> None:
         assert not ready  # one lane
         plain(self, ready, spent)
-        held.append(len({id(picture) for pictures in ready.values() for picture in pictures} | self._held.keys()))
+        waiting = {id(picture) for pictures in ready.values() for picture in pictures}  # type: ignore[union-attr]
+        held.append(len(waiting | self._held.keys()))
         assert len(self._held) <= sum(data.reach)
 
     monkeypatch.setattr(Chain, "go_on", go_on)

@@ -25,7 +25,7 @@ import numpy as np
 from understudy.data.convert import Converter
 from understudy.data.errors import DatasetError
 from understudy.data.samples import EpisodeDataset
-from understudy.load.decoders import Cursor, Cursors, Picture, write
+from understudy.load.decoders import Cursor, Cursors, Picture, Pictures, write
 
 _PIECE = 40  # bits of a picture number; above them the place of its file among those of the chain
 
@@ -105,7 +105,7 @@ class Chain:
         self._positions, self._next = positions, 0  # samples that are complete come before `next`
         self._todo, inverse = np.unique(number, return_inverse=True)
         which = inverse.reshape(number.shape)  # (n, T), into todo
-        self._which = which.tolist()
+        self._which, self._each = which.reshape(-1).tolist(), which.shape[1]
         self._until = np.maximum.accumulate(which.max(1) + 1).tolist()
         last = np.empty(len(self._todo), np.int64)
         last[which.reshape(-1)] = np.repeat(np.arange(len(which)), which.shape[1])  # the last of equal ones stays
@@ -122,9 +122,9 @@ class Chain:
         """The position of the first sample whose pictures are not complete; None once all are."""
         return self._positions[self._next] if self._next < len(self._positions) else None
 
-    def go_on(self, ready: dict[int, list[Picture]], spent: Spent) -> None:
-        """Decode what the sample at `due` needs, and a run ahead. The T pictures of each sample that is complete then,
-        of this one and mostly of those that follow, go into `ready`, by position.
+    def go_on(self, ready: dict[int, Pictures], spent: Spent) -> None:
+        """Decode what the sample at `due` needs, and a run ahead. The pictures of each sample that is complete then, of
+        this one and mostly of those that follow, go into `ready`, by position.
 
         Colours are left to the caller (`write_all`), who converts those of many samples on end: what takes turns on a
         core for each picture finds its code and its tables gone from the cache.
@@ -135,9 +135,12 @@ class Chain:
         begin, fetched = perf_counter(), spent.fetch
         self._decode(self._until[self._next], spent)
         at, count, held = self._next, len(self._positions), self._held
-        until, decoded, which, drop, cuts = self._until, self._decoded, self._which, self._drop, self._cuts
+        until, decoded, drop, cuts = self._until, self._decoded, self._drop, self._cuts
+        which, each = self._which, self._each
         while at < count and until[at] <= decoded:
-            ready[self._positions[at]] = [held[k] for k in which[at]]
+            first = at * each
+            wanted = held[which[first]] if each == 1 else [held[k] for k in which[first : first + each]]
+            ready[self._positions[at]] = wanted
             for k in drop[cuts[at] : cuts[at + 1]]:
                 del held[k]
             at += 1

@@ -100,6 +100,10 @@ class Cursors:
             self._idle.pop(0).park()
 
 
+Pictures: TypeAlias = Picture | list[Picture]
+"""Of one sample: T of them in windows, of which many wait; a list of one costs the garbage collector as much again."""
+
+
 @dataclass(frozen=True)
 class Jobs:
     """Pictures whose colours are wanted, and the place of each among those of a batch."""
@@ -107,11 +111,15 @@ class Jobs:
     pictures: list[Picture] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
 
-    def add(self, pictures: Sequence[Picture], sample: int) -> None:
+    def add(self, pictures: Pictures, sample: int) -> None:
         """The pictures of one sample of a batch; each sample has as many."""
-        count, first = len(pictures), sample * len(pictures)
-        self.pictures.extend(pictures)
-        self.places.extend(range(first, first + count))
+        if isinstance(pictures, list):
+            count, first = len(pictures), sample * len(pictures)
+            self.pictures.extend(pictures)
+            self.places.extend(range(first, first + count))
+        else:
+            self.pictures.append(pictures)
+            self.places.append(sample)
 
 
 def write_all(jobs: Jobs, out: np.ndarray, converter: Converter) -> None:

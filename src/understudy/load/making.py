@@ -19,7 +19,7 @@ from understudy.data.errors import DatasetError, SourceFailed
 from understudy.data.remote.retry import Stopped
 from understudy.data.samples import EpisodeDataset
 from understudy.load.chains import Chain, Holding, Spent
-from understudy.load.decoders import Cursors, Jobs, Picture, write_all
+from understudy.load.decoders import Cursors, Jobs, Pictures, write_all
 from understudy.load.plan import Plan
 from understudy.load.residency import KeptPictures
 from understudy.load.substitute import Substitutes
@@ -107,7 +107,7 @@ class Maker:
         self._cursors, self._converter = Cursors(_IDLE), Converter(stream.size)
         self._chains: dict[str, dict[int, Chain]] = {camera: {} for camera in shapes[0]}
         """By camera, and by the position whose pictures come next."""
-        self._ready: dict[str, dict[int, list[Picture]]] = {camera: {} for camera in shapes[0]}
+        self._ready: dict[str, dict[int, Pictures]] = {camera: {} for camera in shapes[0]}
         """By camera and position."""
         self._clip: tuple[int, _Clip] | None = None  # opened last, at which position
 
@@ -143,7 +143,7 @@ class Maker:
             else:
                 clip, jobs = _Clip([0], rows, frames, []), {camera: Jobs() for camera in outs}
                 for camera, own in jobs.items():
-                    ready: dict[int, list[Picture]] = {}
+                    ready: dict[int, Pictures] = {}
                     self._chain(source, camera, clip, Holding(1, False)).go_on(ready, self._spent)
                     own.add(ready[0], i)
                 self._convert(making, jobs)
@@ -194,7 +194,7 @@ class Maker:
                         continue
                 wanted.add(found, i)
 
-    def _go_on(self, source: int, camera: str, position: int) -> list[Picture]:
+    def _go_on(self, source: int, camera: str, position: int) -> Pictures:
         """The pictures of a sample from its chain, which is opened where this is its first."""
         ready, chains = self._ready[camera], self._chains[camera]
         chain = chains.pop(position, None) or self._begin(source, camera, position)
