@@ -259,11 +259,12 @@ def test_the_quickest_ways_first() -> None:
     def ways(gop: int, clip: int, shuffle: bool) -> list[tuple[int, bool, bool]]:
         return [(way.ahead, way.keep, way.whole) for way in _ways(False, gop, clip, 0, False, shuffle)]
 
-    shared, kept = [(run, False, False) for run in (32, 16, 8, 4)], [(run, True, False) for run in (32, 16, 8, 4)]
+    shared = [(run, False, False) for run in (64, 32, 16, 8, 4)]
+    kept = [(run, True, False) for run in (32, 16, 8, 4)]
     last = [(1, True, False), (0, False, False)]
     assert ways(2, 64, True) == [*shared, *last]
-    assert ways(2, 9, True) == [*shared[2:], *last]
-    assert ways(2, 3, True) == [*shared[3:], *last]
+    assert ways(2, 9, True) == [*shared[3:], *last]
+    assert ways(2, 3, True) == [*shared[4:], *last]
     assert ways(30, 64, True) == [(30, False, True), *kept, *last]
     assert ways(250, 64, True) == [*kept, *last]
     assert ways(250, 1, False) == ways(2, 1, False) == [*kept, *last]

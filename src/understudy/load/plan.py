@@ -4,7 +4,7 @@ Memory goes, in this order, to what cannot be done without (the batches under wa
 datasets that stay decoded, and to chains: what each lane holds between two of its samples. Chains have several ways,
 the quickest first; the first way that fits is taken. Whatever is taken, the samples are the same.
 
-    short groups of pictures: runs of 32, 16, 8 or 4 pictures with shared decoders; a decoder kept by each lane
+    short groups of pictures: runs of 64, 32, 16, 8 or 4 pictures with shared decoders; a decoder kept by each lane
     middling ones:            runs of whole groups with shared decoders; then as long ones
     long ones:                a decoder kept by each lane with runs of 8, 4 or 1
     any:                      the pictures that windows share; nothing
@@ -36,7 +36,8 @@ from understudy.order.audit import WINDOWS, audit, reading
 
 _AHEAD = (8, 4, 2)  # batches made before they are asked for, where memory allows: threads end their runs in turns
 _SMALL = 100  # eight of them where they are nothing beside all else: one takes less than such a part of memory
-_RUNS = (32, 16, 8, 4)  # pictures of a run that is no whole group
+_RUNS = (64, 32, 16, 8, 4)  # pictures of a run that is no whole group
+_LONG = 32  # the longest that decoders kept by each lane gain from; from there on batches ahead are worth more
 _SHORT = 8  # pictures from key frame to key frame up to which a decoder that starts anew costs little
 _OWN = 12_000_000  # Python's objects for each lane, code that runs for the first time, gaps between what malloc gave
 _MIDDLING = 32  # up to which a group is decoded at once: one decoder that stays in the cache for many lanes' pictures
@@ -99,6 +100,8 @@ class _Source:
     """Per camera, bytes of a live decoder."""
     converted: bool
     """Whether chains hold resized pictures, which are smaller than decoded ones."""
+    clip: int
+    """Samples of a clip of the order; in storage order all are one."""
     halo: int
     """Pictures that samples of a clip share beyond their own."""
     ways: tuple[Holding, ...]
@@ -111,7 +114,8 @@ class _Source:
         between them: they come and go with their clips, in heaps of the threads' own.
         Shared ones, one a thread, that of the most that its chains ever held: half a run each, for they take turns
         (`making.first_runs`) and on the way to a key frame, and what waits for its colours, a batch's pictures at most.
-        Whole groups take turns by chance: two standard deviations of so many.
+        Whole groups take turns by chance: two standard deviations of so many. So do runs as long as clips, which end
+        with their clip, too; what is left of them is less in the mean.
         """
         if way.ahead == 0:
             return 0
@@ -120,8 +124,15 @@ class _Source:
         if way.keep:
             run = decoders * (way.ahead - min(2, way.ahead - 1))
         elif way.ahead > 1:
-            chance = 2 * way.ahead * (lanes * threads / 12) ** 0.5 if way.whole else 0.0
-            run = min(lanes * way.ahead / 2 + min(lanes, self.together) + chance, lanes * way.ahead)
+            half, twice = way.ahead / 2, 2 * (lanes * threads) ** 0.5
+            if way.whole:
+                held = lanes * half + twice * way.ahead / 12**0.5
+            else:  # of the lesser of two evenly spread numbers, below the run and below the clip
+                part = way.ahead / max(way.ahead, self.clip)
+                mean = half - way.ahead * part / 6
+                deviation = (way.ahead**2 * (1 / 3 - part / 6) - mean**2) ** 0.5
+                held = min(lanes * half, lanes * mean + twice * deviation)
+            run = min(held + min(lanes, self.together), lanes * way.ahead)
         else:
             run = 0.0
         return int(sum(self.decoded) * (run + lanes * self.halo) + decoders * sum(self.live))
@@ -271,8 +282,9 @@ def _level(
         return fixed(ahead) + sum(s.chains(s.ways[min(level, len(s.ways) - 1)], threads) for s in read)
 
     for level in range(levels):
-        longest = any(s.ways[0].ahead == _RUNS[0] and not s.ways[0].whole for s in read) and level == 0
-        for ahead in aheads[:-1] if longest else aheads:  # 3 % of time are not worth so few batches ahead
+        ways = [s.ways[min(level, len(s.ways) - 1)] for s in read]
+        long = any(way.ahead >= _LONG and not way.whole for way in ways)
+        for ahead in aheads[:-1] if long else aheads:  # 3 % of time are not worth so few batches ahead
             if needs(ahead, level) <= memory:
                 return ahead, level
     return (1 if needs(1, levels - 1) <= memory else 0), levels - 1
@@ -316,6 +328,7 @@ def _look(dataset: EpisodeDataset, order: Order, d: int, low: int, high: int, si
         tuple(decoded),
         tuple(live),
         converted,
+        spec.clip if spec.shuffle else spec.frames,
         halo,
         _ways(alone, dataset.gop if frames else 1, spec.clip, halo, converted, spec.shuffle),
     )
@@ -325,8 +338,9 @@ def _ways(alone: bool, gop: int, clip: int, halo: int, converted: bool, shuffle:
     """The ways of holding a lane, the quickest first; the last one holds nothing."""
     ways: list[tuple[int, bool, bool]] = []
     if not alone:
-        runs = [run for run in _RUNS if run <= clip or not shuffle] or _RUNS[-1:]  # in storage order all is one clip
         keep = gop > _SHORT or not shuffle
+        runs = [run for run in _RUNS if not keep or run <= _LONG]
+        runs = [run for run in runs if run <= clip or not shuffle] or runs[-1:]  # in storage order all is one clip
         whole = [(gop, False, True)] if keep and gop <= _MIDDLING and shuffle else []
         ways = [*whole, *((run, keep, False) for run in runs), (1, True, False)]
     ways += [(1, False, False)] if halo and not alone else []
