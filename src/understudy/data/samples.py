@@ -24,6 +24,8 @@ from understudy.data.standard import in_standard_keys
 from understudy.data.stored_pictures import StoredPictures
 from understudy.data.windows import frame_offsets, reach, window
 
+_IN_ONE = np.int64(1) << 32  # one number for (episode, start): ids and frames are below 2**31
+
 
 class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
     """A map-style dataset: `len(data)`, `data[i]`; also `sample(episode, frame)` and `batch(episodes, frames)`.
@@ -96,6 +98,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         )
         self.segments = selection.segments
         self._stop = selection.stop
+        self._begins = self.segments[:, 0] * _IN_ONE + self.segments[:, 1]
         self._notes = selection.notes
         self.keep_report = selection.keep
         """What keep-ranges did; None without them."""
@@ -302,9 +305,8 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             raise DatasetError(
                 f"episodes {episodes.shape} and frames {frames.shape}", fix="give one row of each, same length"
             )
-        limit = np.int64(1) << 32  # one number for (episode, start): ids and frames are below 2**31
-        keys = self.segments[:, 0] * limit + self.segments[:, 1]
-        found = np.searchsorted(keys, episodes * limit + np.clip(frames, -1, limit - 1), side="right") - 1
+        asked = episodes * _IN_ONE + np.clip(frames, -1, _IN_ONE - 1)
+        found = np.searchsorted(self._begins, asked, side="right") - 1
         held = self.segments[np.maximum(found, 0)]
         good = (found >= 0) & (held[:, 0] == episodes) & (frames >= held[:, 1]) & (frames < held[:, 2])
         if not good.all():

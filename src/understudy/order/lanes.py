@@ -61,29 +61,33 @@ class Lanes:
         """Stream indices uint64 (n,) -> the lane 0..V-1 each is in."""
         return self.split(index)[1] % np.uint64(self.lanes)
 
-    def rest_of_clip(self, index: int, most: int) -> Words:
-        """Stream indices uint64 (k,) from `index` on that are in its epoch, lane and clip, in the order they come.
+    def rest_of_clip(self, index: int, most: int) -> tuple[Words, Words]:
+        """Stream indices from `index` on that are in its epoch, lane and clip, in the order they come, and their line
+        numbers: uint64 (k,) each.
 
         An unshuffled line is one clip; `most` bounds k.
         """
         epoch, p = divmod(index, self.frames)
+        first: int | None = p
         if not self.shuffle:
             count = self.frames - p
         elif self.clip == 1:
-            count = 1
+            count, first = 1, None
         else:
             i, lane = divmod(p, self.lanes)
             length, longer = divmod(self.frames, self.lanes)
             of = _epoch(self, epoch)
             q = (lane * length + min(lane, longer) + i + of.shift) % self.frames
-            if of.missing and q >= of.edge:
-                end = (q + of.missing) // self.clip * self.clip + self.clip - of.missing
-            else:
-                end = q // self.clip * self.clip + self.clip
-                end = min(end, of.edge) if of.missing else end
+            behind = of.missing if q >= of.edge else 0
+            rank, offset = divmod(q + behind, self.clip)
+            end = (rank + 1) * self.clip - behind
+            end = min(end, of.edge) if of.missing and not behind else end
             count = min(end - q, length + (lane < longer) - i)
+            clip = int(of.clips.forward(np.array([rank], np.uint64))[0])
+            first = clip * self.clip + offset if self.inside == "sequential" else None
         steps = np.arange(min(count, most), dtype=np.uint64)
-        return np.uint64(index) + steps * np.uint64(self.lanes if self.shuffle else 1)
+        indices = np.uint64(index) + steps * np.uint64(self.lanes if self.shuffle else 1)
+        return indices, self.line(indices) if first is None else np.uint64(first) + steps
 
     def _by_epoch(self, epoch: Words, p: Words, step: Callable[[int, Words], Words]) -> Words:
         """Apply `step(epoch, p)` to the elements of each epoch; nearly every call has one epoch, or two."""

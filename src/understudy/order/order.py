@@ -174,11 +174,9 @@ class Order:
         one, and at most `most`. A source read in storage order is one clip.
         """
         d, first = self._stream(position)
-        lanes = self._lanes[d]
-        index = lanes.rest_of_clip(first, most)
+        index, line = self._lanes[d].rest_of_clip(first, most)
         positions = self._positions(d, position, index)
-        index = index[: len(positions)]
-        return positions, *self.layouts[d].locate(lanes.line(index))
+        return positions, *self.layouts[d].locate(line[: len(positions)])
 
     def neighbours(self, position: int, most: int) -> tuple[Ints, Ints]:
         """Which selected frames of its source may stand in for the one at `position`: (episode, frame), int64 (k,).
