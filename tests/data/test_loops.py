@@ -328,3 +328,28 @@ def test_installing_works_without_a_compiler(hook: Any, compiler: str, monkeypat
     assert build == {"artifacts": []}
     assert not old.exists()
     assert "will decode slower" in hook.app.said
+
+
+@needs_c
+def test_pictures_that_somebody_refers_to_stay(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+    """Those that nobody does are filled again, by the decoder that asks next; the others keep what they hold."""
+    path, pictures = clips["h264-bframes"]
+    decoder, converter = PictureDecoder(open_packets(str(path)), "x"), Converter()
+    out = np.zeros((8, *pictures.transpose(0, 3, 1, 2).shape[1:]), np.uint8)
+    loops._spare.by_form["yuv420p"].clear()
+    next(decoder.runs(np.arange(1), 1))  # a decoder's first picture is PyAV's
+    mine: list[tuple[int, av.VideoFrame]] = []
+    reused = 0
+    for begin in range(1, COUNT - 8, 8):
+        before = {id(one) for one in loops._spare.by_form["yuv420p"]}
+        frames = [frame for run in decoder.runs(np.arange(begin, begin + 8), 8) for frame in run]
+        reused += len({id(frame) for frame in frames} & before)
+        mine.append((begin + 3, frames[3]))
+        decoder.forget()  # the last run of few
+        converter.write_all(frames, range(8), out)
+        frames.clear()
+        assert np.array_equal(out.transpose(0, 2, 3, 1), pictures[begin : begin + 8])
+        assert not {id(frame) for _, frame in mine} & {id(one) for one in loops._spare.by_form["yuv420p"]}
+    assert reused > 8
+    for position, frame in mine:
+        assert np.array_equal(frame.to_ndarray(format="rgb24"), pictures[position])
