@@ -3,7 +3,8 @@
 PyAV gives up the interpreter's lock and takes it again three times a picture, conversion once more. With two threads
 and small pictures that is a fifth of the time: whoever finds the lock taken goes to sleep and has to be woken. So a few
 lines of C (`loops.c`, compiled when understudy is installed, see `hatch_build.py`) call the same functions of the same
-FFmpeg for a whole run of pictures, and the lock is given up once. Pictures stay PyAV's objects.
+FFmpeg for a whole run of pictures, and the lock is given up once. Pictures stay PyAV's objects; those that are done
+with are filled again, for making and freeing one takes the lock three times more.
 
 Nothing is believed: before the first call it is looked whether PyAV's objects and FFmpeg's structures lie in memory as
 the C code expects them, through the kernel, which answers with an error where there is no memory. Where anything is
@@ -47,7 +48,7 @@ _FUNCTIONS = ("avcodec_send_packet", "avcodec_receive_frame", "av_packet_alloc",
 
 
 class _Spare(threading.local):
-    """Empty pictures of a thread, by pixel format: PyAV gives up the lock twice to make one and once to free it."""
+    """Empty pictures of a thread, by pixel format, as many as it ever had in use."""
 
     def __init__(self) -> None:
         self.by_form: dict[str, list[av.VideoFrame]] = {form: [] for form in _FORMS}
