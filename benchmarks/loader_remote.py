@@ -32,7 +32,7 @@ from loader_sets import FILE_BYTES, Encoding, Recording, joined
 LATENCY = 0.03
 RATE = 60  # MB/s of each connection
 BATCH, CHUNK = 32, 16
-ROUNDS, BATCHES, MEMORY = 3, 240, 500_000_000
+ROUNDS, BATCHES, MEMORY = 3, 480, 500_000_000
 QUICK = 1, 8, 4_000_000
 KINDS = (Encoding("libsvtav1", 2, 0), Encoding("libx264", 12, 0, 28), Encoding("libx264", 250, 0, 23, 3))
 NGINX = """daemon off; pid {home}/pid; error_log {home}/error; worker_processes 1;
