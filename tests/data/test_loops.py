@@ -146,8 +146,10 @@ def test_a_picture_of_another_format_is_no_picture(clips: dict[str, tuple[Path, 
     done = np.zeros(2, np.int32)
     places = coded.base, *coded.listed.addresses
     ends = [done.ctypes.data, done[1:].ctypes.data]
-    assert found.loops_decode(id(context), coded.data, *places, 5, loops._addresses(room), 6, -11, *ends) == -1
-    assert done.tolist() == [0, 0]
+    for _ in range(2):  # nor is it the second time: what failed keeps nothing of the other format
+        assert found.loops_decode(id(context), coded.data, *places, 5, loops._addresses(room), 6, -11, *ends) == -1
+        assert done.tolist() == [0, 0]
+        assert room[0].width == 0
 
 
 @needs_c

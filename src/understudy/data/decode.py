@@ -169,6 +169,7 @@ class PictureDecoder:
             why = self._take(frames, position)
             self._most = max(self._most, len(frames), len(ahead))
             if failed and not why:
+                fed = min(fed, coded.stop - coded.first - 1)
                 self._next = first + fed + 1
                 # A leading picture of the open GOP we started on is not asked for, and cannot be decoded.
                 why = "damaged" if self._display[first + fed] >= self._from else ""

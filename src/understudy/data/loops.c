@@ -78,6 +78,8 @@ int loops_decode(Object *context, const uint8_t *data, int64_t base, const int64
         } else {
             result = -1;
             sent -= sent > 0;
+            frame_unref(frame); /* of another format it would be taken for the next one's, which it is filled with */
+            frame->format = format;
         }
     }
     if (packet) {

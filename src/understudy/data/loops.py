@@ -41,6 +41,7 @@ SOURCE = COMPILED.with_name("loops.c")
 _FORMS = ("yuv420p", "yuvj420p")
 """Pixel formats of pictures that may be made in C. PyAV then takes their planes for empty, so only such as nobody reads
 as they lie; cameras' pictures are of these."""
+_MOST_SPARE = 1024  # where one thread decodes and another converts, they would become more and more
 _WRAPPED = 24  # bytes into an object of PyAV's: the structure that it wraps
 _DECODE = (c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p)
 _CONVERT = (c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int, c_int)
@@ -164,8 +165,8 @@ def convert(scaler: int, frames: Sequence[av.VideoFrame], to: Sequence[int], hei
     done = [count == _ALONE and one.format.width == 0 for one, count in zip(frames, _references(frames))]
     addresses = (c_void_p * len(to))(*to)
     count = found.loops_convert(scaler, _addresses(frames), addresses, bytes(done), len(to), height, width)
-    if any(done):
-        _spare.by_form[frames[0].format.name] += compress(frames, done)
+    if any(done) and len(spare := _spare.by_form[frames[0].format.name]) < _MOST_SPARE:
+        spare += compress(frames, done)
     return bool(count == len(to))
 
 

@@ -267,7 +267,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             if "task_index" not in self._offsets
             else self._rows.take(rows, {"task_index": frames})["task_index"]
         )
-        out["task"] = [self.catalog.tasks[task] for task in np.asarray(now).tolist()]
+        out["task"] = [self.catalog.tasks[int(task)] for task in np.asarray(now).tolist()]
         return out
 
     def video_frames(self, episodes: np.ndarray, frames: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
