@@ -279,9 +279,8 @@ def test_the_way_to_a_picture_can_be_given_up(at_once: int, tmp_path: Path) -> N
     thread.join()
     assert ended == ["stopped"]
     assert 5 <= len(fed) < 5 + 8
-    assert (
-        next(iter(PictureDecoder(packets, "here").pictures(np.asarray([target]), at_once)))[0] == target
-    )  # nobody gave up
+    found, _ = next(iter(PictureDecoder(packets, "here").pictures(np.asarray([target]), at_once)))
+    assert found == target  # nobody gave up
     assert len(fed) > 20
     packets.close()
 

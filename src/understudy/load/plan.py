@@ -6,7 +6,7 @@ the quickest first; the first way that fits is taken. Whatever is taken, the sam
 
     short groups of pictures: runs of 64, 32, 16, 8 or 4 pictures with shared decoders; a decoder kept by each lane
     middling ones:            runs of whole groups with shared decoders; then as long ones
-    long ones:                a decoder kept by each lane with runs of 8, 4 or 1
+    long ones:                a decoder kept by each lane with runs of 32, 16, 8, 4 or 1
     any:                      the pictures that windows share; nothing
 
 Without a run or a decoder every sample starts over at a key frame: half a group of pictures decoded for each.
