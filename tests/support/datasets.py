@@ -20,6 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from understudy.data.scheduling import kept_scheduling
+
 SIDE = 64
 TASKS = ("lift the red block", "push the blue block", "wait")
 
@@ -280,6 +282,8 @@ def write_video(path: Path, pictures: Sequence[np.ndarray], spec: Spec) -> None:
         stream = container.add_stream(spec.codec, rate=Fraction(spec.fps).limit_denominator(1001), options=options)
         stream.width = stream.height = SIDE
         stream.pix_fmt = "yuv420p"
+        with kept_scheduling():
+            container.start_encoding()
         for pixels in pictures:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
         container.mux(stream.encode(None))

@@ -23,6 +23,7 @@ import numpy as np
 from understudy.data.errors import DatasetError
 from understudy.data.mp4 import VideoIndex
 from understudy.data.packets import open_packets
+from understudy.data.scheduling import kept_scheduling
 
 _MUXER = {"movflags": "+faststart"}
 
@@ -86,15 +87,21 @@ class VideoEncoder:
         frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
         frame.pts = self.count
         frame.time_base = self._tick
-        self._container.mux(self._stream.encode(frame))
+        self._encode(frame)
         self.count += 1
+
+    def _encode(self, frame: av.VideoFrame | None) -> None:
+        """Encode a picture, or with None what the encoder still holds; the first one opens the encoder."""
+        with kept_scheduling() if self.count == 0 or frame is None else contextlib.nullcontext():
+            packets = self._stream.encode(frame)
+        self._container.mux(packets)
 
     def close(self) -> int:
         """Finish the file under its final name; returns its number of pictures (at least one)."""
         if self.count == 0:
             self.abandon()
             raise ValueError(f"{self.path}: a video needs at least one picture")
-        self._container.mux(self._stream.encode(None))
+        self._encode(None)
         self._container.close()
         os.replace(self._temporary, self.path)
         return self.count
@@ -102,7 +109,7 @@ class VideoEncoder:
     def abandon(self) -> None:
         """Drop what was encoded."""
         if self.count:
-            with contextlib.suppress(av.FFmpegError):
+            with contextlib.suppress(av.FFmpegError), kept_scheduling():
                 self._stream.encode(None)  # SVT-AV1 complains on stderr about an encoder that is not run out
         self._container.close()
         self._temporary.unlink(missing_ok=True)
