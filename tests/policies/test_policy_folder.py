@@ -1,14 +1,20 @@
 """A saved policy comes back bit for bit, is written whole or not at all, and damage is named."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
+from support.calls import recorded_calls
 from support.policies import batch, draws, policy
-from understudy.policies import folder
 from understudy.policies.flow_policy import FlowPolicy
 
 
@@ -51,10 +57,8 @@ def test_the_folder_holds_three_readable_files(tmp_path: Path) -> None:
 
 def test_saving_again_replaces_the_folder_whole(tmp_path: Path) -> None:
     policy(seed=0).save(tmp_path / "policy")
-    (tmp_path / "policy/stale").touch()
     policy(seed=1).save(tmp_path / "policy")
     assert [p.name for p in tmp_path.iterdir()] == ["policy"]
-    assert not (tmp_path / "policy/stale").exists()
     assert torch.equal(FlowPolicy.load(tmp_path / "policy").fuse.weight, policy(seed=1).fuse.weight)
 
 
@@ -64,15 +68,117 @@ def test_a_save_that_breaks_off_leaves_the_old_policy(tmp_path: Path, monkeypatc
     def full(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(folder, "_flush", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="disk full"):
         policy(seed=1).save(tmp_path / "policy")
     assert torch.equal(FlowPolicy.load(tmp_path / "policy").fuse.weight, policy(seed=0).fuse.weight)
     assert [p.name for p in tmp_path.iterdir()] == ["policy"]  # nor does it keep a full disk full
-    monkeypatch.undo()
-    (tmp_path / "policy.tmp").mkdir()  # as a kill leaves it
-    policy(seed=1).save(tmp_path / "policy")
-    assert [p.name for p in tmp_path.iterdir()] == ["policy"]
+
+
+KILLED = """
+import os, signal, sys
+from support.policies import policy
+plain, calls = os.rename, [0]
+def rename(*paths):
+    calls[0] += 1
+    if calls[0] == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    plain(*paths)
+os.rename = rename
+policy(seed=1).save(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(("at", "seed"), [(1, 0), (2, 1)])
+def test_a_kill_between_the_renames_costs_neither_policy(tmp_path: Path, at: int, seed: int) -> None:
+    target = tmp_path / "policy"
+    policy(seed=0).save(target)
+    foreign = [tmp_path / name for name in (".policy-2.understudy", ".policy-mine-a.understudy", "policy.old")]
+    for folder_ in foreign:
+        folder_.mkdir()
+        (folder_ / "thesis.txt").write_text("years of work")
+    before = set(tmp_path.iterdir())
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
+    process = subprocess.run([sys.executable, "-c", KILLED, str(target), str(at)], env=environment, check=False)
+    assert process.returncode == -signal.SIGKILL
+    assert set(tmp_path.iterdir()) != before
+    assert torch.equal(FlowPolicy.load(target).fuse.weight, policy(seed=seed).fuse.weight)
+    policy(seed=2).save(target)
+    assert torch.equal(FlowPolicy.load(target).fuse.weight, policy(seed=2).fuse.weight)
+    assert set(tmp_path.iterdir()) == before
+    assert all((folder_ / "thesis.txt").is_file() for folder_ in foreign)
+
+
+def _a_file(path: Path) -> None:
+    path.write_text("a file of the user's")
+
+
+def _a_folder(path: Path) -> None:
+    (path / "precious").mkdir(parents=True)
+    (path / "precious/thesis.txt").write_text("years of work")
+
+
+def _a_policy_with_notes(path: Path) -> None:
+    policy().save(path)
+    (path / "README.md").write_text("trained on Tuesday")
+
+
+def _a_policy_with_a_folder_of_our_name(path: Path) -> None:
+    (path / "config.json").mkdir(parents=True)
+
+
+def _another_policy(path: Path) -> None:
+    policy().save(path)
+    (path / "config.json").write_text('{"type": "act"}')
+
+
+@pytest.mark.parametrize(
+    "made", [_a_file, _a_folder, _a_policy_with_notes, _a_policy_with_a_folder_of_our_name, _another_policy]
+)
+def test_what_is_no_policy_is_not_replaced(tmp_path: Path, made: Callable[[Path], None]) -> None:
+    made(tmp_path / "there")
+    before = {path: path.read_bytes() if path.is_file() else b"" for path in tmp_path.rglob("*")}
+    with pytest.raises(FileExistsError, match="there"):
+        policy().save(tmp_path / "there")
+    assert {path: path.read_bytes() if path.is_file() else b"" for path in tmp_path.rglob("*")} == before
+
+
+def test_a_link_stays_a_link_and_the_current_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy(seed=0).save(tmp_path / "first")
+    (tmp_path / "latest").symlink_to("first")
+    policy(seed=1).save(tmp_path / "latest")
+    assert (tmp_path / "latest").is_symlink()
+    assert torch.equal(FlowPolicy.load(tmp_path / "first").fuse.weight, policy(seed=1).fuse.weight)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(FileExistsError):
+        policy().save(".")
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o007, 0o077])
+def test_the_files_are_readable_as_the_umask_says(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        policy().save(tmp_path / "policy")
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "policy").iterdir()} == {0o666 & ~umask}
+    assert (tmp_path / "policy").stat().st_mode & 0o777 == 0o777 & ~umask
+
+
+def test_the_weights_say_which_library_they_are_for(tmp_path: Path) -> None:
+    policy().save(tmp_path / "policy")
+    with safe_open(tmp_path / "policy/model.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = recorded_calls(monkeypatch)
+    policy().save(tmp_path / "policy")
+    named = next(number for number, (call, path) in enumerate(calls) if call == "rename")
+    flushed = {path.name for call, path in calls[:named] if call == "fsync"}
+    assert flushed >= {"model.safetensors", "config.json", "normalisation.json", "new"}
+    assert ("fsync", tmp_path) in calls[named:]
 
 
 @pytest.mark.parametrize("name", ["config.json", "normalisation.json", "model.safetensors"])

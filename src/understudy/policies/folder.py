@@ -5,7 +5,6 @@ That is all a robot needs, readable without this package. Not here: checkpoints 
 
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -15,6 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from understudy.policies.replaced import recover, replacement
+
 WEIGHTS, CONFIG, NORMALISATION = "model.safetensors", "config.json", "normalisation.json"
 Config = TypeVar("Config")
 
@@ -22,28 +23,47 @@ Config = TypeVar("Config")
 def save(directory: str | Path, config: Any, normalisation: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
     """Write the three files beside `directory`, flush them to the disk, then rename: no reader ever sees half a policy.
 
-    A folder that is already there is set aside as `<directory>.old` for the moment between two renames, then removed.
+    Raises FileExistsError where `directory` is anything but a policy of this type or an empty folder (`replaceable`).
     """
-    target = Path(directory)
-    fresh, old = target.with_name(target.name + ".tmp"), target.with_name(target.name + ".old")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    try:
-        # safetensors wants plain contiguous CPU tensors; an fp32 weight stays bit for bit what it is.
-        save_file({name: weight.detach().cpu().contiguous() for name, weight in weights.items()}, fresh / WEIGHTS)
-        (fresh / CONFIG).write_text(json.dumps({"type": type(config).__name__, **asdict(config)}, indent=2) + "\n")
+    target, kind = Path(directory).resolve(), type(config).__name__
+    replaceable(target, kind)
+    with replacement(target) as fresh:
+        (fresh / CONFIG).write_text(json.dumps({"type": kind, **asdict(config)}, indent=2) + "\n")
         (fresh / NORMALISATION).write_text(json.dumps(normalisation, indent=2) + "\n")
-        for path in (*fresh.iterdir(), fresh):
-            _flush(path)
-    except BaseException:  # a full disk would stay full of it
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
-    if target.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        target.rename(old)
-    fresh.rename(target)
-    _flush(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
+        # safetensors wants plain contiguous CPU tensors; an fp32 weight stays bit for bit what it is.
+        plain = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
+        save_file(plain, fresh / WEIGHTS, metadata={"format": "pt"})
+        # safetensors makes a file that its owner alone may read.
+        (fresh / WEIGHTS).chmod((fresh / CONFIG).stat().st_mode & 0o777)
+        replaceable(target, kind)  # it took a while
+
+
+def replaceable(directory: str | Path, kind: str) -> None:
+    """Check that `save` may write there: nothing is there, or an empty folder, or a policy of type `kind` alone.
+
+    Raises:
+        FileExistsError: something else is there; names what, and what to do.
+    """
+    target = Path(directory).resolve()
+    fix = "name a folder that is not there yet, or move this one away"
+    if not os.path.lexists(target):
+        return
+    if not target.is_dir():
+        raise FileExistsError(f"{directory} is a file, and a policy is a folder: {fix}")
+    if target == Path.cwd() or target.parent == target:
+        raise FileExistsError(f"{directory} is the current folder, which cannot be replaced: name another one")
+    entries = sorted(target.iterdir())
+    if not entries:
+        return
+    for entry in entries:
+        if entry.name not in (CONFIG, NORMALISATION, WEIGHTS) or entry.is_symlink() or not entry.is_file():
+            raise FileExistsError(f"{directory} holds {entry.name}, which is not of a policy: {fix}")
+    try:
+        found = _object(target / CONFIG).get("type")
+    except (OSError, ValueError):
+        found = None
+    if found != kind:
+        raise FileExistsError(f"{directory} holds no {kind}, and is not replaced: {fix}")
 
 
 def load(directory: str | Path, kind: type[Config]) -> tuple[Config, dict[str, Any], dict[str, Tensor]]:
@@ -52,6 +72,8 @@ def load(directory: str | Path, kind: type[Config]) -> tuple[Config, dict[str, A
     Raises FileNotFoundError for a missing folder or file and ValueError for a content that is not a `kind`'s.
     """
     source = Path(directory)
+    if not source.exists() and source.parent.is_dir():
+        recover(source)
     for name in (CONFIG, NORMALISATION, WEIGHTS):
         if not (source / name).is_file():
             raise FileNotFoundError(f"{source} holds no policy: {name} is missing")
@@ -79,10 +101,3 @@ def _object(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} holds a {type(value).__name__}, expected an object")
     return value
 
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -30,7 +30,7 @@ class ExportConfig:
     run: Positional[str] = ""
     """Run directory."""
     out: str = ""
-    """Folder to write; one that is there is replaced. None named: RUN/export."""
+    """Folder to write. An earlier export there is replaced, anything else is refused. None named: RUN/export."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """What weights are stored in."""
     checkpoint: Annotated[int, Ge(0)] | Literal["latest", "best"] = "latest"
@@ -45,17 +45,23 @@ def export(config: ExportConfig) -> None:
     """Write the folder and say where it is.
 
     Raises:
-        ConfigError: no run, no such checkpoint. CheckpointError: it cannot be read. OSError: the folder not written.
+        ConfigError: no run, no such checkpoint, something else where the folder would go. CheckpointError: it cannot be read. OSError: the folder not written.
     """
     from understudy.policies import folder
     from understudy.train.rundir import RunDir
+    from understudy.train.settings import ConfigError
 
     run = RunDir(Path(config.run))
     metric = run.settings().keep_best
     source, target = chosen(run.checkpoints, config.checkpoint, metric), Path(config.out or run.root / "export")
     frozen = run.frozen()
+    network = _policy(frozen["policy"])
+    try:
+        folder.replaceable(target, type(network).__name__)
+    except FileExistsError as error:
+        raise ConfigError(f"out: {error}") from error
     weights = to_hand_out(source, config.dtype)
-    folder.save(target, _policy(frozen["policy"]), frozen["normalisation"], weights)
+    folder.save(target, network, frozen["normalisation"], weights)
     size = sum(weight.numel() for weight in weights.values())
     print(f"{target}: {size:,} weights in {config.dtype} of {source.name}")
 
