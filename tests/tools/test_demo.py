@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from support.runs import tiny_config, tiny_dataset
-from understudy.tools.demo import DemoConfig, _compare, _kill, _make_room, training
+from understudy.tools.demo import DemoConfig, _compare, _kill, _make_room, _written, training
 from understudy.train import run
+from understudy.train.rundir import FROZEN, RunDir
 from understudy.train.settings import ConfigError
 
 
@@ -36,6 +37,28 @@ def test_it_clears_its_own_folders_and_no_others(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another --out"):
         _make_room(tmp_path / "data")
     assert (tmp_path / "data/dataset").exists()
+
+
+@pytest.mark.parametrize("name", ["dataset", "run.yaml", "never-stopped.log"])
+def test_it_takes_nothing_of_its_names_that_it_has_not_made(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ConfigError, match=name):
+        _make_room(tmp_path)
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_run_that_was_trained_further_since_stays(tmp_path: Path) -> None:
+    _make_room(tmp_path)
+    plan = training(DemoConfig(out=str(tmp_path)))
+    _written(plan, tmp_path)
+    decided = {name: {} for name in FROZEN - {"format"}}
+    RunDir(tmp_path / "run").begin(plan, decided)
+    _make_room(tmp_path)
+    assert not (tmp_path / "run").exists()
+    RunDir(tmp_path / "run").begin(replace(plan, steps=100_000), decided)
+    with pytest.raises(ConfigError, match="run"):
+        _make_room(tmp_path)
+    assert (tmp_path / "run/config.yaml").is_file()
 
 
 def test_the_comparison_can_say_no(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

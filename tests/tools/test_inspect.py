@@ -166,6 +166,28 @@ def test_broken_metadata_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "info.json" in error
 
 
+@pytest.mark.parametrize("verb", ["inspect", "profile"])
+def test_a_page_is_written_over_a_page_and_nothing_else(
+    tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_dataset(tmp_path / "d", Spec(lengths=(5, 6)))
+    target = tmp_path / "profile.html"
+    target.write_text("<html>a page of the user's")
+    call = ["inspect", str(tmp_path / "d"), "--page", str(target)]
+    if verb == "profile":
+        call = ["profile", "--data.root", str(tmp_path / "d"), "--out", str(tmp_path)]
+    assert cli.main(call) == 2
+    assert str(target) in capsys.readouterr().err
+    assert target.read_text() == "<html>a page of the user's"
+    if verb == "inspect":
+        target.unlink()
+        assert [cli.main(call), cli.main(call)] == [0, 0]
+    else:
+        target.rename(tmp_path / "profile.json")
+        assert cli.main(call) == 2
+        assert (tmp_path / "profile.json").read_text() == "<html>a page of the user's"
+
+
 def test_the_page_shows_every_camera_and_column(tmp_path: Path) -> None:
     spec = Spec(lengths=(6, 9, 4), cameras=(TOP,), images=("observation.images.still",), rich=True)
     write_dataset(tmp_path / "d", spec)

@@ -91,6 +91,29 @@ def test_an_export_is_the_runs_policy_without_its_dataset(
     assert (tmp_path / "best/model.safetensors").read_bytes() != (tmp_path / "whole/model.safetensors").read_bytes()
 
 
+def test_an_export_replaces_an_export_and_nothing_else(
+    trained: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis/chapter.txt").write_text("years of work")
+    shutil.copytree(data, tmp_path / "dataset")
+    shutil.copytree(trained, tmp_path / "run")
+    shutil.copytree(trained / "policy", tmp_path / "policy")
+    shutil.copytree(tmp_path / "thesis", tmp_path / "policy.old")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for name in ("file", "thesis", "dataset", "run", "run/checkpoints", "."):
+        assert main(["export", str(trained), "--out", str(tmp_path / name)]) == 2, name
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1, told
+        assert "Traceback" not in told
+    assert main(["export", str(trained), "--dtype", "bf16", "--out", str(tmp_path / "policy")]) == 0
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)} == {
+        tmp_path / "policy/model.safetensors"
+    }
+
+
 def test_what_cannot_be_exported_is_one_line(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(trained), "--checkpoint", "7"]) == 2
     assert "there is no 7 one" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.calls import recorded_calls
 from understudy.train import checkpoint, metrics
 from understudy.train.config import DataConfig, TrainConfig
 from understudy.train.rundir import FROZEN, RunDir, resumed_settings, write_whole
@@ -159,6 +160,48 @@ def test_a_run_of_another_version_is_refused_in_one_line_before_its_settings_are
         run.settings()
 
 
+@pytest.mark.parametrize(
+    "name", ["order.json", "metrics.jsonl", "report.html", "policy/x", "checkpoints/x", "rollouts/x"]
+)
+def test_a_run_does_not_begin_where_it_would_write_over_something(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    (tmp_path / "notes.txt").write_text("is in nobody's way")
+    with pytest.raises(ConfigError, match=Path(name).parts[0]):
+        RunDir(tmp_path).begin(TrainConfig(data=DataConfig(root="d")), {key: {} for key in FROZEN - {"format"}})
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_beginning_that_was_withdrawn_or_cut_short_is_no_obstacle(tmp_path: Path) -> None:
+    run, config = RunDir(tmp_path), TrainConfig(data=DataConfig(root="d"))
+    decided = {key: {} for key in FROZEN - {"format"}}
+    run.begin(config, decided)
+    metrics.MetricsFile(run.metrics).write(RECORDS)
+    run.withdraw()
+    run.begin(config, decided)
+    run.config.unlink()  # as a kill leaves it
+    run.begin(config, decided)
+
+
+def test_a_run_in_a_file_is_one_error_and_a_lock_takes_no_content(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match="is a file"):
+        RunDir(tmp_path / "file").lock()
+    (tmp_path / ".lock").write_text("mine")
+    RunDir(tmp_path).lock().close()
+    assert (tmp_path / ".lock").read_text() == "mine"
+
+
+def test_folders_that_are_no_checkpoints_stay(tmp_path: Path) -> None:
+    for name in ("step-1", "step-mine.tmp", "step-00000001.bak", "step-٣٣٣٣٣٣٣٣"):
+        (tmp_path / name).mkdir()
+    before = set(tmp_path.iterdir())
+    for step in (2, 3):
+        checkpoint.save(tmp_path, step, tensors(step), {})
+    checkpoint.prune(tmp_path, keep=1)
+    assert set(tmp_path.iterdir()) == before | {tmp_path / "step-00000003"}
+
+
 def test_one_process_holds_a_run(tmp_path: Path) -> None:
     held = RunDir(tmp_path).lock()
     with pytest.raises(ConfigError, match="another process"):
@@ -174,3 +217,45 @@ def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(OSError, match="killed"):
         write_whole(path, "new")
     assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "order.json.new").write_text("mine")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"order\.json'$"):
+        write_whole(tmp_path / "order.json", "x")
+    assert (tmp_path / "order.json.new").read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 1
+    file = metrics.MetricsFile(tmp_path / "metrics.jsonl")
+    with pytest.raises(OSError, match=r"metrics\.jsonl'$"):
+        file.sync()
+    file.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="wants a disk that is full")
+def test_metrics_on_a_full_disk_name_the_file() -> None:
+    file = metrics.MetricsFile(Path("/dev/full"))
+    with pytest.raises(OSError, match="/dev/full"):
+        file.write(RECORDS)
+    file.close()
+
+
+def test_what_a_checkpoint_stands_for_is_on_the_disk_before_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = recorded_calls(monkeypatch)
+    path = checkpoint.save(tmp_path, 1, tensors(1.0), {})
+    named = calls.index(("rename", path))
+    flushed = [entry.name for call, entry in calls[:named] if call == "fsync"]
+    assert {file.name for file in path.iterdir()} <= {name.removesuffix(".tmp") for name in flushed}
+    assert flushed[-2:] == ["state.json", "step-00000001.tmp"]  # the folder knows all its entries when it is flushed
+    assert ("fsync", tmp_path) in calls[named:]
+    calls.clear()
+    write_whole(tmp_path / "f", "x")
+    assert [call for call, _ in calls] == ["fsync", "rename", "fsync"]
+    assert calls[-1][1] == tmp_path

@@ -32,7 +32,10 @@ def save(directory: str | Path, config: Any, normalisation: Mapping[str, Any], w
         (fresh / NORMALISATION).write_text(json.dumps(normalisation, indent=2) + "\n")
         # safetensors wants plain contiguous CPU tensors; an fp32 weight stays bit for bit what it is.
         plain = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
-        save_file(plain, fresh / WEIGHTS, metadata={"format": "pt"})
+        try:
+            save_file(plain, fresh / WEIGHTS, metadata={"format": "pt"})
+        except SafetensorError as error:  # its name for a full disk
+            raise OSError(f"{target / WEIGHTS} cannot be written: {error}") from error
         # safetensors makes a file that its owner alone may read.
         (fresh / WEIGHTS).chmod((fresh / CONFIG).stat().st_mode & 0o777)
         replaceable(target, kind)  # it took a while
@@ -100,4 +103,3 @@ def _object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds a {type(value).__name__}, expected an object")
     return value
-

@@ -56,7 +56,12 @@ def recover(target: Path) -> None:
     """Bring back what a kill left between the two renames, and remove what it left half written."""
     for work in sorted(target.parent.glob(f".{_literal(target.name)}-*{SUFFIX}")):
         unique = work.name.removeprefix(f".{target.name}-").removesuffix(SUFFIX)
-        if "-" in unique or work.is_symlink() or not work.is_dir() or not {p.name for p in work.iterdir()} <= {"new", "old"}:
+        if (
+            "-" in unique
+            or work.is_symlink()
+            or not work.is_dir()
+            or not {p.name for p in work.iterdir()} <= {"new", "old"}
+        ):
             continue  # of another folder's name, or not made here
         if (held := _lock(work)) is None:
             continue  # someone is writing there

@@ -110,15 +110,21 @@ def _say(what: str) -> None:
 def _make_room(out: Path) -> None:
     """Remove what an earlier demonstration left in `out`, and nothing else.
 
-    Raises ConfigError when something there bears our names but is not ours.
+    Raises ConfigError when something there bears our names but is not ours, or was trained further since.
     """
+    from understudy.train.rundir import RunDir
     from understudy.train.settings import ConfigError
 
     mark, parts = out / MARK, [out / name for name in ("dataset", "run", "never-stopped")]
-    taken = [part for part in parts if part.exists()]
+    files = [out / name for name in ("run.yaml", "never-stopped.yaml", "never-stopped.log")]
+    taken = [part for part in (*parts, *files) if part.exists()]
     if taken and not mark.exists():
         raise ConfigError(f"{taken[0]}: is not of a demonstration; choose another --out")
-    for part in taken:
+    run = RunDir(out / "run")
+    if run.config.exists():
+        if not files[0].exists() or files[0].read_text() != run.config.read_text():
+            raise ConfigError(f"{run.root}: was trained with other settings since; choose another --out, or remove it")
+    for part in (part for part in parts if part.exists()):
         shutil.rmtree(part)
     out.mkdir(parents=True, exist_ok=True)
     mark.touch()

@@ -10,6 +10,7 @@ import itertools
 import warnings
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ COLOURS = ("#2f7fd8", "#e0762b", "#2aa36f", "#c0569f", "#b08a00", "#56a8d8", "#d
 
 _INK = "#010203"  # matplotlib draws with this; the page swaps it for its own text colour
 _salt = itertools.count()
+_MARK = '<meta name="generator" content="understudy">'
 
 _STYLE = """
 :root { color-scheme: light dark; --ground: #f6f7f9; --card: #ffffff; --ink: #1b1f24; --soft: #5d6773; --line: #dfe3e8;
@@ -70,10 +72,30 @@ def page(title: str, *parts: str) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"{_MARK}"
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body><main>\n"
         + "\n".join(part for part in parts if part)
         + "\n</main></body></html>\n"
     )
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raise ConfigError where a page would be written over anything but a page of understudy's."""
+    from understudy.train.settings import ConfigError
+
+    if not path.exists():
+        return
+    head = path.open("rb").read(2048) if path.is_file() else b""
+    if _MARK.encode() not in head and _STYLE[:60].encode() not in head:  # older pages have no mark
+        raise ConfigError(f"{path}: is there and no page of understudy's; name another file, or move it away")
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page, or write it anew. Raises ConfigError where something else is there."""
+    from understudy.train.rundir import write_whole
+
+    refuse_foreign(path)
+    write_whole(path, text)
 
 
 def section(title: str, *parts: str, note: str = "") -> str:

@@ -45,8 +45,10 @@ def inspect(config: InspectConfig) -> None:
     from understudy.data.catalog import Catalog
     from understudy.data.select import select
     from understudy.tools.examine import examine
-    from understudy.train.rundir import write_whole
+    from understudy.tools.html import refuse_foreign, write_page
 
+    if config.page:
+        refuse_foreign(Path(config.page))
     catalog = Catalog.open(config.path)
     kept = select(catalog, keep=config.keep, keep_rule="start").keep if config.keep else None
     facts = examine(catalog, config.limit)
@@ -54,7 +56,7 @@ def inspect(config: InspectConfig) -> None:
         facts["keep"] = asdict(kept) | {"told": kept.lines()}
     target = config.page if config.page or config.json else f"{catalog.name}-inspect.html"
     if target:
-        write_whole(Path(target), page(catalog, facts, config.shown))
+        write_page(Path(target), page(catalog, facts, config.shown))
     if config.json:
         print(json.dumps(facts, ensure_ascii=False))
         return

@@ -55,16 +55,33 @@ def profile(config: ProfileConfig) -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")
     from understudy.train import profile as measuring
+    from understudy.tools.html import refuse_foreign, write_page
     from understudy.train.rundir import write_whole
 
+    _refuse_foreign_facts(Path(config.out, "profile.json"))
+    refuse_foreign(Path(config.out, "profile.html"))
     found = measuring.profile(config, config.profile.warmup, config.profile.steps)
     if found is None:
         return
     facts, folder = found.plain(), Path(config.out)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "profile.json", json.dumps(facts, indent=2) + "\n")
-    write_whole(folder / "profile.html", page(found))
+    write_page(folder / "profile.html", page(found))
     print(json.dumps(facts) if config.json else f"{told(found)}\npage: {folder / 'profile.html'}")
+
+
+def _refuse_foreign_facts(path: Path) -> None:
+    """Raise ConfigError where `path` is anything but the figures of an earlier measurement."""
+    from understudy.train.settings import ConfigError
+
+    if not path.exists():
+        return
+    try:
+        ours = {"conditions", "phases"} <= set(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        ours = False
+    if not ours:
+        raise ConfigError(f"{path}: is there and no measurement of understudy's; name another --out, or move it away")
 
 
 def told(found: "Profile") -> str:

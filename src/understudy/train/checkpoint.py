@@ -15,6 +15,7 @@ writing behind the training's back, and when (`saver.py`).
 
 import json
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +32,10 @@ from understudy.train.rundir import sync_folder
 
 FORMAT = 2
 """Version of what a checkpoint holds; another one is refused, never guessed at. 1 had no settings in its state."""
+
+
+NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,})(\.tmp)?", re.ASCII)
+"""Of the folders that are written here; any other one is someone else's and stays."""
 
 
 class CheckpointError(OSError):
@@ -119,7 +124,7 @@ def read_state(path: Path) -> dict[str, Any]:
 def steps(folder: Path) -> list[int]:
     """Steps of the complete checkpoints, ascending."""
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    return sorted(int(name[5:]) for name in names if name.startswith("step-") and name[5:].isdigit())
+    return sorted(int(found[1]) for name in names if (found := NAME.fullmatch(name)) and not found[2])
 
 
 def latest(folder: Path) -> Path | None:
@@ -153,7 +158,8 @@ def prune(folder: Path, keep: int, best_by: str | None = None) -> None:
         if old != spared:
             old.rename(old.with_name(old.name + ".tmp"))  # first take the promise back: half removed is not complete
     for leftover in folder.glob("step-*.tmp"):
-        _remove(leftover)
+        if NAME.fullmatch(leftover.name):
+            _remove(leftover)
 
 
 # -- inside -------------------------------------------------------------------------------------------------------

@@ -15,10 +15,11 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from understudy.train.rundir import write_whole
+from understudy.train.rundir import naming, write_whole
 from understudy.train.settings import ConfigError
 
 
@@ -26,18 +27,22 @@ class MetricsFile:
     """Appends records. `sync` makes what was written durable; a checkpoint counts on it."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append each record as a line; a number that is not finite becomes null (JSON has no NaN)."""
-        self._file.write("".join(json.dumps(finite(record), ensure_ascii=False) + "\n" for record in records))
-        self._file.flush()
+        with naming(self._path):
+            self._file.write("".join(json.dumps(finite(record), ensure_ascii=False) + "\n" for record in records))
+            self._file.flush()
 
     def sync(self) -> None:
-        os.fsync(self._file.fileno())
+        with naming(self._path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # what could not be written has been told by `write`
+            self._file.close()
 
 
 def read(path: Path, kind: str | None = None) -> list[dict[str, Any]]:

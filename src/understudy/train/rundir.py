@@ -15,7 +15,9 @@ Not here: what stands in those files.
 
 import json
 import os
-from collections.abc import Mapping
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +27,9 @@ from understudy.train.settings import ConfigError, dump_yaml, load
 
 FORMAT = 2
 """Version of a run directory; another one is refused. 1 did not say its version, and had a single process."""
+
+NEW = ".understudy-new"
+"""How the name of a file ends until it is whole."""
 
 FROZEN = {"format", "order", "dataset", "normalisation", "policy", "settings"}
 
@@ -100,11 +105,25 @@ class RunDir:
         return replace(load(TrainConfig, self.config), out=str(self.root))
 
     def refuse_existing(self) -> None:
-        """Raise ConfigError when there is a run already."""
+        """Raise ConfigError when there is a run already, or what a new run would write over."""
         if self.config.exists():
             raise ConfigError(
                 f"{self.root}: there is a run already; `understudy resume {self.root}` carries it on, "
                 "another --out starts a new one"
+            )
+        if self.root.exists() and not self.root.is_dir():
+            raise ConfigError(f"{self.root}: is a file, and a run is a folder; name another --out")
+        taken = [path for path in (self.policy, self.rollouts, self.report) if path.exists()]
+        taken += [path for path in (self.metrics,) if path.exists() and (path.is_dir() or path.stat().st_size)]
+        taken += [path for path in (self.checkpoints,) if path.exists() and (path.is_file() or any(path.iterdir()))]
+        if self.order.exists():
+            try:
+                self.frozen()  # a kill before config.yaml left it
+            except ConfigError:
+                taken.append(self.order)
+        if taken:
+            raise ConfigError(
+                f"{taken[0]}: is there, and a new run would write over it; name another --out, or move it away"
             )
 
     def begin(self, config: TrainConfig, frozen: Mapping[str, Any]) -> None:
@@ -122,7 +141,8 @@ class RunDir:
 
     def withdraw(self) -> None:
         """Let the folder be no run again: what it was begun with cannot be used, and nothing has been saved."""
-        self.config.unlink(missing_ok=True)
+        for path in (self.config, self.order, self.metrics):
+            path.unlink(missing_ok=True)
 
     def lock(self) -> IO[str]:
         """Hold the run for this process; the lock goes with the process, however it ends.
@@ -131,13 +151,17 @@ class RunDir:
         """
         import fcntl
 
+        if self.root.exists() and not self.root.is_dir():
+            raise ConfigError(f"{self.root}: is a file, and a run is a folder; name another")
         self.root.mkdir(parents=True, exist_ok=True)
-        held = (self.root / ".lock").open("w")
+        held = (self.root / ".lock").open("a")
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             held.close()
             raise ConfigError(f"{self.root}: another process is training this run; stop it first") from None
+        for leftover in self.root.glob(f".*{NEW}"):  # of a process that was killed while it wrote
+            leftover.unlink(missing_ok=True)
         return held
 
 
@@ -148,13 +172,29 @@ def resumed_settings(run: str) -> TrainConfig:
 
 def write_whole(path: Path, text: str) -> None:
     """Replace a file by `text` so that a reader, or a kill at any instant, finds the old one or the new one."""
-    new = path.with_name(path.name + ".new")
-    with new.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.rename(path)
-    sync_folder(path.parent)
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}{NEW}")
+    with naming(path):
+        try:
+            with new.open("x", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            new.rename(path)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """The system's error about an open file, which names none, as one about `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or (error.filename is not None and not str(error.filename).endswith(NEW)):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def sync_folder(folder: Path) -> None:
