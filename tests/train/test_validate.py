@@ -5,6 +5,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -260,6 +261,30 @@ def test_terms_are_pooled_apart_and_weighted(sources: tuple[SourceConfig, ...]) 
     assert result["loss"] == pytest.approx(means[0] + 0.5 * means[1])
     assert result["terms"]["dynamics"] == {"loss": pytest.approx(means[1]), "elements": 6 * len(held)}
     assert np.mean([bin["loss"] for bin in result["time"]]) == pytest.approx(result["loss"])
+
+
+def test_sums_are_rounded_once_whatever_the_sequence_of_the_samples(sources: tuple[SourceConfig, ...]) -> None:
+    """Sums that cancel: added one by one, each of these sequences gives a sum of its own."""
+    _, held = opened(sources)
+    rng = np.random.default_rng(0)
+    count = len(held)
+    assert count >= 6
+    sums, counts = np.zeros(count), np.full(count, 3.0)
+    large = rng.permutation(count)[: count // 2 * 2].reshape(2, -1)
+    sums[large[0]] = 10.0 ** rng.uniform(14, 16, large.shape[1])
+    sums[large[1]] = -sums[large[0]]
+    sums += rng.random(count)
+    counts += rng.random(count) * 10.0 ** rng.uniform(-16, 0, count)
+    exact = [float(sum(map(Fraction, column.tolist()))) for column in (sums, counts)]
+    plain = set()
+    for sequence in (np.arange(count), np.arange(count)[::-1], *(rng.permutation(count) for _ in range(4))):
+        turned = replace(held, source=held.source[sequence], episode=held.episode[sequence])
+        found = {"flow": TermFound(sums[sequence], counts[sequence], np.stack([sums[sequence]] * 2))}
+        result = grouped(found, FLOW, turned, ["x"] * count)
+        assert result["loss"] == result["tasks"]["x"]["loss"] == exact[0] / exact[1]
+        assert [bin["loss"] for bin in result["time"]] == [exact[0] * 2 / exact[1]] * 2
+        plain |= {float(np.add.accumulate(column[sequence])[-1]) for column in (sums, counts)}
+    assert len(plain) > 4  # the control
 
 
 def test_each_stream_of_a_policy_has_its_losses_by_its_own_flow_time() -> None:
