@@ -263,3 +263,21 @@ def test_ranks_that_leave_out_different_parameters_are_told_instead_of_waiting()
         assert "ConfigError: the loss of rank 1 does not reach layers.1.modulate.weight" in said
     one, two = in_ranks(2, left_out, (0, 1), 2)  # all leave it out: nobody waits
     assert one == two
+
+
+def sampled(shards: int) -> dict[str, Tensor]:
+    """What a fresh policy with a future samples on one rank's mesh, by method, before any other pass."""
+    config = TrainConfig(device="cpu", parallel=ParallelConfig(timeout=60, dp_shard=shards))
+    noise = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0))
+    found = {}
+    with parallel.joined(config) as mesh:
+        for method in ("sample_actions", "sample_future"):
+            policy = policies.policy(future=True)
+            parallel.shard(policy, mesh, config)
+            found[method] = getattr(policy, method)(policies.batch(2), noise)
+    return found
+
+
+def test_a_sharded_policy_samples_as_a_whole_one() -> None:
+    alone = sampled(1)
+    assert all(same(alone, found) for found in in_ranks(2, sampled, 2))

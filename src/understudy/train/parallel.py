@@ -243,7 +243,7 @@ def shard(policy: FlowPolicy, mesh: Mesh, config: TrainConfig) -> None:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo has no other, and nothing is divided anyway
-    for method in ("losses", "sample_actions"):
+    for method in ("losses", "sample_actions", "sample_future"):
         register_fsdp_forward_method(policy, method)
 
 
