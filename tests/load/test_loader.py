@@ -65,6 +65,34 @@ def test_batches_are_the_orders_samples(root: Path) -> None:
         assert [identity(p)[1:] for p in batch[TOP].numpy()] == list(zip(episode.tolist(), frame.tolist()))
 
 
+def test_one_dataset_and_a_batch_size_are_enough(root: Path) -> None:
+    data = opened(root)
+    expected = take(Loader([data], order=Order.of([data], batch=BATCH, seed=3)), 3)
+    made = Loader(data, batch_size=BATCH, seed=3)
+    assert made.order.spec == Order.of(data, batch=BATCH, seed=3).spec
+    assert all(map(same, take(made, 3), expected))
+    assert all(map(same, take(Loader(data, order=made.order), 3), expected))
+    unsaid = Loader(data, batch_size=BATCH)
+    assert unsaid.order.seed == 0
+    unsaid.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "batch_size=32"),
+        ({"order": True, "batch_size": 8}, "global batch 6"),
+        ({"order": True, "seed": 0}, "seed 5"),
+    ],
+)
+def test_an_order_or_a_batch_size_is_given_and_not_both(root: Path, options: dict[str, Any], words: str) -> None:
+    data = opened(root)
+    if options.get("order"):
+        options = {**options, "order": order_of(data)}
+    with pytest.raises(ValueError, match=words):
+        Loader(data, **options)
+
+
 @pytest.mark.parametrize("options", [{"threads": 1}, {"threads": 4}, {"memory": 1.0}, {"memory": 1.5, "threads": 3}])
 def test_threads_and_memory_change_nothing(root: Path, options: dict[str, Any]) -> None:
     data = opened(root)

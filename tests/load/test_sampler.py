@@ -38,6 +38,14 @@ def test_every_epoch_holds_every_index_once_and_in_another_order():
     assert list(EpisodeSampler(DATA)) == epochs[0]
 
 
+def test_a_list_of_one_dataset_is_that_dataset():
+    assert list(EpisodeSampler([DATA])) == list(EpisodeSampler(DATA))
+    with pytest.raises(ValueError, match="2 datasets"):
+        EpisodeSampler([DATA, DATA])
+    with pytest.raises(ValueError, match="str"):
+        EpisodeSampler("runs/demo/dataset")
+
+
 def test_without_shuffling_storage_order():
     assert list(EpisodeSampler(DATA, shuffle=False)) == list(range(N))
 
@@ -71,7 +79,7 @@ def test_bad_arguments_are_refused(kwargs, words):
 
 
 def test_data_without_segments_or_with_others_is_refused():
-    with pytest.raises(ValueError, match="list has no `segments`"):
+    with pytest.raises(ValueError, match="int '1', which has no `segments`"):
         EpisodeSampler([1, 2, 3])
     wrong = Indices(3, 4)
     wrong.segments = wrong.segments[:1]

@@ -36,6 +36,11 @@ def order(data: EpisodeDataset) -> Order:
     return Order.of([data], batch=BATCH, seed=5, clip=4, lanes=BATCH)
 
 
+def test_one_dataset_needs_no_list(data: EpisodeDataset, order: Order) -> None:
+    given = by_stream(EpisodeStream(data, order=order), 3)
+    assert all_same(given, by_stream(EpisodeStream([data], order=order), 3))
+
+
 def by_stream(stream: EpisodeStream, count: int, workers: int = 0) -> list[dict[str, Any]]:
     passing = iter(DataLoader(stream, batch_size=None, num_workers=workers))
     return list(islice(passing, count))

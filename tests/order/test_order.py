@@ -2,6 +2,7 @@
 
 import pickle
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -166,6 +167,29 @@ def test_bad_sources_are_refused_by_name():
         Order.of([episodes(5, gop=0)], batch=2)
     with pytest.raises(ValueError, match=r"reach \(-1, 0\)"):
         Order.of([episodes(5, reach=(-1, 0))], batch=2)
+
+
+def test_one_source_needs_no_list():
+    alone = episodes(5, 9)
+    order = Order.of(alone, batch=2, seed=3)
+    assert order.spec == Order.of([alone], batch=2, seed=3).spec == Order.from_json(order.spec, alone).spec
+    assert order.spec == Order.of((one for one in [alone]), batch=2, seed=3).spec
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("runs/demo/dataset", "str 'runs/demo/dataset'"),
+        (Path("runs/demo"), "PosixPath 'runs/demo'"),
+        (["runs/demo"], "source 0 is a str 'runs/demo'"),
+        ([episodes(5), 7], "source 1 is a int '7'"),
+        ({"a": episodes(5)}, "dict"),
+        (None, "NoneType"),
+    ],
+)
+def test_what_is_no_source_is_named(given, words):
+    with pytest.raises(ValueError, match=words):
+        Order.of(given, batch=2)
 
 
 def test_a_change_of_weights_leaves_the_past_alone_and_every_epoch_whole():

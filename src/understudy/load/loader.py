@@ -28,6 +28,7 @@ from understudy.load.substitute import Substitutes, Substitution
 from understudy.order import Order
 from understudy.order.layout import LARGEST
 from understudy.order.placement import rank_slice
+from understudy.order.plan import listed
 
 __all__ = ["Batch", "Loader"]
 
@@ -38,9 +39,11 @@ class Loader:
     Besides the datasets' own keys a batch has `position` int64 and `source` int64 (which dataset). Pictures are uint8.
 
     Args:
-        datasets: as given to `Order.of`, in the same sequence; all must deliver the same keys. Where widths of vectors
-            differ they are padded, and told: `real_action_dim`, `action_dim_is_pad`; where some lack a camera,
-            `<camera>_is_missing` tells (`mixture.py`).
+        datasets: as given to `Order.of`, in the same sequence, or one alone; all must deliver the same keys. Where
+            widths of vectors differ they are padded, and told: `real_action_dim`, `action_dim_is_pad`; where some lack
+            a camera, `<camera>_is_missing` tells (`mixture.py`).
+        order: which samples come; without it, `Order.of(datasets, batch=batch_size, seed=seed)`. `batch_size` counts
+            the samples of a step over all ranks. The loader's own `order` is the one to save (`order.to_json()`).
         rank, world: this process makes its share of every global batch (`placement.py`).
         threads: how many make batches; "auto" is one per available core, at most 8.
         memory: bytes, or text such as "4GB", for all that is held: see `plan`. A dataset whose pictures all fit (the
@@ -56,16 +59,18 @@ class Loader:
             for a CUDA device this pins as well.
 
     Raises:
-        ValueError: a size that is not understood, a negative start, a rank outside the world, datasets that are not
-            those of the order or that differ in what no batch can hold, memory for less than one batch, `pin` or a
-            CUDA `device` where there is none.
+        ValueError: neither an order nor a batch_size, or both; a size that is not understood, a negative start, a rank
+            outside the world, datasets that are not those of the order or that differ in what no batch can hold,
+            memory for less than one batch, `pin` or a CUDA `device` where there is none.
     """
 
     def __init__(
         self,
-        datasets: Sequence[EpisodeDataset],
+        datasets: EpisodeDataset | Sequence[EpisodeDataset],
         *,
-        order: Order,
+        order: Order | None = None,
+        batch_size: int | None = None,
+        seed: int | None = None,
         rank: int = 0,
         world: int = 1,
         threads: int | Literal["auto"] = "auto",
@@ -79,6 +84,18 @@ class Loader:
         pin: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
+        datasets = listed(datasets)
+        if order is None:
+            if batch_size is None:
+                raise ValueError(
+                    "neither order nor batch_size: give order=Order.of(...), or batch_size=32 for defaults"
+                )
+            order = Order.of(datasets, batch=batch_size, seed=0 if seed is None else seed)
+        elif batch_size is not None or seed is not None:
+            raise ValueError(
+                f"order and batch_size or seed: the order has both (global batch {order.batch}, seed {order.seed}); "
+                "leave them out"
+            )
         check_place(datasets, order, rank, world, start)
         self._order, self._rank, self._world = order, rank, world
         count = min(8, _cores()) if threads == "auto" else threads
@@ -153,6 +170,11 @@ class Loader:
             "a Loader has threads and cannot be copied or sent to another process: make one there from the same "
             "datasets and order, with start=loader.position"
         )
+
+    @property
+    def order(self) -> Order:
+        """Which samples come."""
+        return self._order
 
     @property
     def times(self) -> Spent:

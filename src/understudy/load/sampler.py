@@ -30,6 +30,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from understudy.order import Order, Spec, compare, rank_slice
+from understudy.order.plan import listed
 
 _FIRST_CHUNK, _CHUNK = 256, 16384
 
@@ -72,6 +73,11 @@ class EpisodeSampler(Sampler[int]):
                 f"global batch {batch} over {world} ranks: need a multiple, so that all yield equally many"
             )
         self._batch, self._offset, self._share = batch or 1, low, high - low
+        if len(given := listed(data)) > 1:
+            raise ValueError(
+                f"{len(given)} datasets: a sampler takes one; `Loader` with `Order.of([...], batch=...)` mixes several"
+            )
+        data = given[0]
         rows = _select(data, episodes, drop_n_first_frames, drop_n_last_frames)
         # To the order this is a source whose "frames" are the dataset's indices.
         source = SimpleNamespace(name="sampler", segments=rows, gop=1, reach=(0, 0))
@@ -174,12 +180,9 @@ class EpisodeSampler(Sampler[int]):
 
 def _select(data: Any, episodes: Sequence[int] | None, drop_first: int, drop_last: int) -> np.ndarray:
     """int64 (K', 3): rows [row of data.segments, first, behind last) of the dataset's indices that are kept."""
-    segments = getattr(data, "segments", None)
-    if segments is None:
-        raise ValueError(f"{type(data).__name__} has no `segments`: need rows [episode, start, stop), one per segment")
     if min(drop_first, drop_last) < 0:
         raise ValueError(f"drop_n_first_frames {drop_first}, drop_n_last_frames {drop_last}: need 0 or more")
-    segments = np.asarray(segments, np.int64).reshape(-1, 3)
+    segments = np.asarray(data.segments, np.int64).reshape(-1, 3)
     lengths = segments[:, 2] - segments[:, 1]
     stops = np.cumsum(lengths)
     if len(stops) and len(data) != stops[-1]:

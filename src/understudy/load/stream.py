@@ -29,6 +29,7 @@ from understudy.load.making import Augment
 from understudy.load.sizes import parse_bytes
 from understudy.order import Order
 from understudy.order.placement import rank_slice
+from understudy.order.plan import listed
 
 
 class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
@@ -47,7 +48,7 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
 
     def __init__(
         self,
-        datasets: Sequence[EpisodeDataset],
+        datasets: EpisodeDataset | Sequence[EpisodeDataset],
         *,
         order: Order,
         rank: int = 0,
@@ -60,8 +61,9 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
         journal: str | Path | None = None,
         bad_frame_cap: float = 0.01,
     ) -> None:
+        datasets = listed(datasets)
         check_place(datasets, order, rank, world, start)  # here, not in a worker
-        self._datasets, self._order, self._rank, self._world = list(datasets), order, rank, world
+        self._datasets, self._order, self._rank, self._world = datasets, order, rank, world
         self._memory, self._first = parse_bytes(memory), rank_slice(order.batch, rank, world)[0]
         self._making: dict[str, Any] = {
             "size": size,

@@ -24,7 +24,7 @@ from understudy.order.layout import Layout, check_segments, fingerprint
 from understudy.order.mixture import check_weights, make_period
 from understudy.order.permute import CHUNK
 from understudy.order.philox import Words
-from understudy.order.plan import Frames, Wish, layout_of, plan, plan_source, shares_of, whole
+from understudy.order.plan import Frames, Wish, layout_of, listed, plan, plan_source, shares_of, whole
 from understudy.order.search import Ints
 from understudy.order.spec import Entry, SourceSpec, Spec, compare
 
@@ -46,7 +46,7 @@ class Order:
     @classmethod
     def of(
         cls,
-        sources: Sequence[Frames],
+        sources: Frames | Sequence[Frames],
         *,
         weights: Sequence[float] | Mapping[str, float] | None = None,
         temperature: float | None = None,
@@ -58,7 +58,7 @@ class Order:
         lanes: int | None = None,
         inside: str = "sequential",
     ) -> "Order":
-        """Freeze the order of a run over `sources`.
+        """Freeze the order of a run over `sources`: datasets, or one alone.
 
         weights: share of each source in the samples, in order or by name; any positive scale. None with `temperature`
             None: "one epoch of each", shares in proportion to frames. `temperature` t: in proportion to frames**t.
@@ -72,22 +72,21 @@ class Order:
 
         Raises ValueError, naming the source, the value and the rule, for anything it cannot make an order of.
         """
-        batch, seed = whole("global batch", batch), check_seed(seed)
+        sources, batch, seed = listed(sources), whole("global batch", batch), check_seed(seed)
         clip, lanes = (None if n is None else whole(name, n) for name, n in (("clip", clip), ("lanes", lanes)))
         wish = Wish(mode, batch, frames_in_flight, clip, lanes, inside)
-        if not sources:
-            raise ValueError("no sources: an order needs at least one")
         planned, slots = plan(sources, shares_of(sources, weights, temperature), wish)
         spec = Spec(seed, batch, tuple(one.spec for one in planned), (Entry(0, slots),))
         return cls(spec, [one.layout for one in planned], [one.why for one in planned])
 
     @classmethod
-    def from_json(cls, spec: "str | dict[str, Any] | Spec", sources: Sequence[Frames]) -> "Order":
-        """The saved order again, over the sources of this run (by position in the list; names may differ).
+    def from_json(cls, spec: "str | dict[str, Any] | Spec", sources: Frames | Sequence[Frames]) -> "Order":
+        """The saved order again, over the sources of this run (by position in the list; names may differ) or the only
+        one.
 
         Raises ValueError that tells each difference if the sources do not hold the frames they held then.
         """
-        saved = spec if isinstance(spec, Spec) else Spec.from_json(spec)
+        sources, saved = listed(sources), spec if isinstance(spec, Spec) else Spec.from_json(spec)
         if len(sources) != len(saved.sources):
             names = ", ".join(source.name for source in saved.sources)
             raise ValueError(f"the saved order has {len(saved.sources)} sources ({names}), {len(sources)} were given")

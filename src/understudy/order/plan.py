@@ -3,9 +3,10 @@
 Not here: the rules by which clips and lanes are chosen (`defaults.py`), the order itself (`order.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
+from os import PathLike
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,6 +43,28 @@ class Frames(Protocol):
     @property
     def reach(self) -> tuple[int, int]:
         """Pictures that a sample's windows reach back and ahead, both >= 0."""
+
+
+def listed(sources: Any) -> list[Any]:
+    """The sources as a list; one alone, which has `segments`, is a list of one.
+
+    Raises ValueError that names what was given where it, or one of its elements, is no dataset.
+    """
+    if hasattr(sources, "segments"):
+        return [sources]
+    several = isinstance(sources, Iterable) and not isinstance(sources, (str, bytes, Mapping))
+    found = list(sources) if several else [sources]
+    if not found:
+        raise ValueError("no sources: give at least one dataset")
+    for number, source in enumerate(found):
+        if not hasattr(source, "segments"):
+            what = f"source {number}" if several else "what was given"
+            value = f" {str(source)[:80]!r}" if isinstance(source, (str, bytes, PathLike, int)) else ""
+            raise ValueError(
+                f"{what} is a {type(source).__name__}{value}, which has no `segments`: give a dataset, such as "
+                "EpisodeDataset(path), or a list of them"
+            )
+    return found
 
 
 @dataclass(frozen=True)
