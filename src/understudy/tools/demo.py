@@ -121,9 +121,8 @@ def _make_room(out: Path) -> None:
     if taken and not mark.exists():
         raise ConfigError(f"{taken[0]}: is not of a demonstration; choose another --out")
     run = RunDir(out / "run")
-    if run.config.exists():
-        if not files[0].exists() or files[0].read_text() != run.config.read_text():
-            raise ConfigError(f"{run.root}: was trained with other settings since; choose another --out, or remove it")
+    if run.config.exists() and (not files[0].exists() or files[0].read_text() != run.config.read_text()):
+        raise ConfigError(f"{run.root}: was trained with other settings since; choose another --out, or remove it")
     for part in (part for part in parts if part.exists()):
         shutil.rmtree(part)
     out.mkdir(parents=True, exist_ok=True)

@@ -54,8 +54,8 @@ def profile(config: ProfileConfig) -> None:
     # Before torch is there: that memory of before a trace is freed in it is no news, nor that it begins and ends.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")
-    from understudy.train import profile as measuring
     from understudy.tools.html import refuse_foreign, write_page
+    from understudy.train import profile as measuring
     from understudy.train.rundir import write_whole
 
     _refuse_foreign_facts(Path(config.out, "profile.json"))

@@ -45,7 +45,8 @@ def export(config: ExportConfig) -> None:
     """Write the folder and say where it is.
 
     Raises:
-        ConfigError: no run, no such checkpoint, something else where the folder would go. CheckpointError: it cannot be read. OSError: the folder not written.
+        ConfigError: no run, no such checkpoint, something else where the folder would go.
+        CheckpointError: it cannot be read. OSError: the folder not written.
     """
     from understudy.policies import folder
     from understudy.train.rundir import RunDir
