@@ -37,11 +37,17 @@ class Verb:
     """What is named before the flags: FILE (settings in YAML or TOML, may be left out), RUN or PATH."""
     ranks: bool = False
     """Whether several processes may do it together: `--launch N`, or torchrun."""
+    extra: str = "train"
+    """What must be installed besides the core: reading settings alone needs `train`."""
 
 
 VERBS = {
     "demo": Verb(
-        "tools.demo:DemoConfig", "tools.demo:demo", "the whole job in minutes, on a simulated table", "[FILE]"
+        "tools.demo:DemoConfig",
+        "tools.demo:demo",
+        "the whole job in minutes, on a simulated table",
+        "[FILE]",
+        extra="demo",
     ),
     "record": Verb(
         "tools.record:RecordConfig", "tools.record:record", "record demonstrations of a scripted expert", "[FILE]"
@@ -68,7 +74,9 @@ VERBS = {
         "train.rollout_config:RolloutConfig", "train.rollout:rollout_run", "success per task, simulated", "RUN"
     ),
     "export": Verb("train.export:ExportConfig", "train.export:export", "a run's policy, as a robot loads it", "RUN"),
-    "report": Verb("tools.report:ReportConfig", "tools.report:report", "write a run's report.html anew", "RUN"),
+    "report": Verb(
+        "tools.report:ReportConfig", "tools.report:report", "write a run's report.html anew", "RUN", extra="report"
+    ),
     "inspect": Verb("tools.inspect:InspectConfig", "tools.inspect:inspect", "look at a dataset", "PATH"),
     "ranges": Verb("tools.ranges:RangesConfig", "tools.ranges:ranges", "find where the robot moves", "PATH"),
     "bench": Verb("tools.bench:BenchConfig", "tools.bench:bench", "how fast a dataset loads, beside its codec", "PATH"),
@@ -138,10 +146,12 @@ def _unknown(word: str) -> str:
 def _guarded(name: str, arguments: list[str], debug: bool) -> int:
     """Parse and work; what a person can mend becomes one line, what only we can mend keeps its traceback."""
     from understudy.data.errors import DatasetError
+    from understudy.extras import describe, need
     from understudy.train.settings import ConfigError
 
     try:
         verb = VERBS[name]
+        need(verb.extra)
         count, arguments = _launched(arguments) if verb.ranks else (None, arguments)
         settings = _settings(name, verb, list(arguments))  # checked once here before every rank reads them too
         if count is not None:
@@ -161,9 +171,14 @@ def _guarded(name: str, arguments: list[str], debug: bool) -> int:
         if isinstance(error, KeyboardInterrupt):
             return INTERRUPTED
         return FAILED if isinstance(error, OSError | MemoryError) else WRONG_INPUT
-    except Exception:
-        traceback.print_exc()
-        return FAILED
+    except Exception as error:
+        missing = describe(error) if isinstance(error, ImportError) else None
+        if missing is None or debug:
+            traceback.print_exc()
+        if missing is None:
+            return FAILED
+        print(f"understudy {name}: {missing}", file=sys.stderr)
+        return WRONG_INPUT
 
 
 def _launched(arguments: list[str]) -> tuple[int | None, list[str]]:

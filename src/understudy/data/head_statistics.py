@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-from tqdm import tqdm
 
 from understudy.data.errors import DatasetError
 from understudy.data.normalize import Mode, Statistics, offset_and_spread
@@ -22,6 +21,7 @@ from understudy.data.samples import EpisodeDataset
 from understudy.data.source_statistics import ACTION, DELTA, STATE, frames, pairs, summarise, widths
 from understudy.data.stats_cache import kept
 from understudy.data.summary import Summary, pooled, stride_of
+from understudy.progress import tqdm
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from annotated_types import Ge, Gt
-from tyro.conf import Positional
+from understudy.declare import Ge, Gt, Positional
 
 if TYPE_CHECKING:
     from understudy.tools.bench_measure import Round, Trial
@@ -68,8 +67,12 @@ class BenchConfig:
 
 def bench(config: BenchConfig) -> None:
     """Measure, print the table, draw the picture."""
-    found = measure(config)
+    from understudy.extras import need
+
     target = config.picture if config.picture or config.json else f"{Path(config.path).name or 'dataset'}-bench.png"
+    if target:
+        need("report")  # now, and not after the measurement
+    found = measure(config)
     if target:
         from understudy.tools.bench_picture import draw
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
-from annotated_types import Ge, Interval
+from understudy.declare import Ge, Interval
 
 if TYPE_CHECKING:
     from understudy.train.config import TrainConfig

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from understudy.extras import required
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -164,8 +166,9 @@ def picture(pixels: np.ndarray, width: int, alt: str = "", *, magnify: bool | No
 
 def axes(width: float = 5.4, height: float = 2.4) -> "tuple[Figure, Axes]":
     """An empty chart in the page's style, inches at 72 per inch; draw on it and hand it to `svg`."""
-    import matplotlib
-    from matplotlib.figure import Figure
+    with required():
+        import matplotlib
+        from matplotlib.figure import Figure
 
     with matplotlib.rc_context({"font.size": 9}):
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -185,7 +188,8 @@ def axes(width: float = 5.4, height: float = 2.4) -> "tuple[Figure, Axes]":
 
 def svg(figure: "Figure", alt: str) -> str:
     """The figure as inline SVG: transparent, ink in the page's text colour, no identifier shared with another one."""
-    import matplotlib
+    with required():
+        import matplotlib
 
     for chart in figure.axes:
         legend = chart.get_legend()

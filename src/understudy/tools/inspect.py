@@ -9,8 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from annotated_types import Ge
-from tyro.conf import Positional
+from understudy.declare import Ge, Positional
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,9 +43,12 @@ def inspect(config: InspectConfig) -> None:
     """Print the facts and write the page."""
     from understudy.data.catalog import Catalog
     from understudy.data.select import select
+    from understudy.extras import need
     from understudy.tools.examine import examine
     from understudy.tools.html import refuse_foreign, write_page
 
+    if config.page or not config.json:
+        need("report")
     if config.page:
         refuse_foreign(Path(config.page))
     catalog = Catalog.open(config.path)

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from understudy.extras import required
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -31,8 +33,9 @@ _STYLE: dict[Any, Any] = {
 @contextmanager
 def picture(path: str, width: float, height: float, dpi: int) -> Iterator["Figure"]:
     """An empty figure, in inches, which is written to a .png, .svg or .pdf file when it has been drawn on."""
-    import matplotlib
-    from matplotlib.figure import Figure
+    with required():
+        import matplotlib
+        from matplotlib.figure import Figure
 
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")  # not pyplot's: needs no display, is not kept

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from annotated_types import Ge
-
+from understudy.declare import Ge
 from understudy.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -54,10 +53,12 @@ def profile(config: ProfileConfig) -> None:
     # Before torch is there: that memory of before a trace is freed in it is no news, nor that it begins and ends.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")
+    from understudy.extras import need
     from understudy.tools.html import refuse_foreign, write_page
     from understudy.train import profile as measuring
     from understudy.train.rundir import write_whole
 
+    need("report")
     _refuse_foreign_facts(Path(config.out, "profile.json"))
     refuse_foreign(Path(config.out, "profile.html"))
     found = measuring.profile(config, config.profile.warmup, config.profile.steps)

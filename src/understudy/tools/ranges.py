@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from annotated_types import Ge, Gt
-from tyro.conf import Positional
+from understudy.declare import Ge, Gt, Positional
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,10 +89,10 @@ def found(catalog: "Catalog", config: RangesConfig) -> tuple[dict[int, list[tupl
         DatasetError: no such column of numbers, or it cannot be read.
     """
     import numpy as np
-    from tqdm import tqdm
 
     from understudy.data.idle import IdleRule, idle_ranges, non_idle_ranges
     from understudy.data.rows import Rows
+    from understudy.progress import tqdm
 
     _check(catalog, config)
     rule = IdleRule(config.threshold, config.difference, config.min_idle, config.min_moving, config.cut_last)

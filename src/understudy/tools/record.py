@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from annotated_types import Ge, Interval
+from understudy.declare import Ge, Interval
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,9 +57,8 @@ def record(config: RecordConfig) -> int:
 
     Raises ConfigError for settings that cannot be recorded or that differ from those the folder was begun with.
     """
-    from tqdm import tqdm
-
     from understudy.data.write import EpisodeWriter
+    from understudy.progress import tqdm
     from understudy.train.settings import ConfigError
     from understudy.worlds.world import open_world
 

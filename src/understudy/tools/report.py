@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tyro.conf import Positional
+
+from understudy.declare import Positional
 
 
 @dataclass(frozen=True)

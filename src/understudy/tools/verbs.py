@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from annotated_types import Ge
-from tyro.conf import Positional
+from understudy.declare import Ge, Positional
 
 if TYPE_CHECKING:
     from understudy.train.config import TrainConfig
@@ -27,8 +26,13 @@ def resume(config: "TrainConfig") -> int:
 
 
 def _run(verb: str, config: "TrainConfig") -> int:
+    from understudy.extras import has
     from understudy.train.signals import Stopped, stop_signals
 
+    report = config.report and _speaks()
+    if report and not has("report"):
+        print("note: matplotlib is not installed, so no report.html: pip install 'understudy[report]'", file=sys.stderr)
+        report = False
     try:
         with stop_signals(at_once=True):  # importing torch takes seconds
             from understudy.train import run
@@ -37,7 +41,7 @@ def _run(verb: str, config: "TrainConfig") -> int:
     except Stopped as asked:
         print(f"stopped by {asked} before anything was begun", file=sys.stderr)
         return 75
-    if config.report and _speaks() and Path(config.out, "config.yaml").exists():
+    if report and Path(config.out, "config.yaml").exists():
         from understudy.tools.report import write_report
 
         print(f"report: {write_report(Path(config.out))}")

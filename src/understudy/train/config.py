@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Annotated, Literal, get_args
 
-from annotated_types import Ge, Gt, Interval, Le
-
+from understudy.declare import Ge, Gt, Interval, Le
 from understudy.load.sizes import parse_bytes
 from understudy.train.data_config import DataConfig
 from understudy.train.rollout_config import RolloutEvery

@@ -10,9 +10,7 @@ from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Interval
-from tyro.conf import Suppress
-
+from understudy.declare import Ge, Interval, Suppress
 from understudy.load.sizes import parse_bytes
 
 STANDARD_ACTION, STANDARD_STATE = "action", "observation.state"
@@ -99,9 +97,8 @@ class DataConfig(DatasetConfig):
     """What a policy's inputs and outputs are scaled by, per dimension, over the training episodes."""
     order: Literal["clips", "uniform", "episodes", "sequential"] = "clips"
     """How positions walk through the frames; `clips` is well shuffled and decodes each picture about once."""
-    frames_in_flight: Annotated[int, Ge(1)] | None = None
-    """How many frames the shuffle may spread over, on all ranks together: more is better shuffled, fewer needs less
-    memory. Without a number: 100,000, or 192 per sample of a batch of more than 520."""
+    frames_in_flight: Annotated[int, Ge(1)] = 100_000
+    """How many frames the shuffle may spread over: more is better shuffled, fewer needs less memory."""
     cache: str = ""
     """Folder on a local disk for what is read from a URL, shared by the processes of the host; none: the user's own."""
     cache_size: str = "64GB"

@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from annotated_types import Ge
-from tyro.conf import Positional
+from understudy.declare import Ge, Positional
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,20 +9,22 @@ import copy
 import difflib
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
 from understudy.train.adamw import Float32AdamW
-from understudy.train.config import EmaConfig, OptimConfig
 from understudy.train.optim_state import local
 from understudy.train.settings import ConfigError
+
+if TYPE_CHECKING:
+    from understudy.train.config import EmaConfig, OptimConfig
 
 Policy = TypeVar("Policy", bound=nn.Module)
 
 
-def freeze(policy: nn.Module, config: OptimConfig) -> None:
+def freeze(policy: nn.Module, config: "OptimConfig") -> None:
     """Stop training what `config.freeze` names, in place: before anything is sharded and an optimizer is made.
 
     Raises:
@@ -38,7 +40,7 @@ def freeze(policy: nn.Module, config: OptimConfig) -> None:
         raise ConfigError(f"optim.freeze: {', '.join(config.freeze)} is everything: nothing is left to train")
 
 
-def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], config: OptimConfig) -> list[dict[str, Any]]:
+def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], config: "OptimConfig") -> list[dict[str, Any]]:
     """Groups for a torch optimizer, in order of first appearance: one per weight decay and factor on the learning rate.
 
     Matrices decay and vectors (biases, gains) do not, where no pattern says otherwise.
@@ -55,7 +57,7 @@ def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], config: OptimCon
     return [{"params": members, "weight_decay": d, "lr_scale": scale} for (d, scale), members in groups.items()]
 
 
-def loss_weights(terms: Iterable[str], config: OptimConfig) -> dict[str, float]:
+def loss_weights(terms: Iterable[str], config: "OptimConfig") -> dict[str, float]:
     """Weight by name of each loss term that is to be computed, of those that a policy has.
 
     Raises:
@@ -75,7 +77,7 @@ def average_of(policy: Policy) -> Policy:
     return copy.deepcopy(policy).requires_grad_(False).eval()
 
 
-def decay_at(step: int, config: EmaConfig) -> float:
+def decay_at(step: int, config: "EmaConfig") -> float:
     """Share of the average that optimizer step `step` (1, 2, ...) leaves as it is; depends on the step alone.
 
     `constant` comes with a ramp (as in TensorFlow's ExponentialMovingAverage with `num_updates`), `power` is one all

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from understudy.load.loader import Loader
 from understudy.load.plan import fit_order
 from understudy.load.sizes import parse_bytes
 from understudy.order import Order
+from understudy.progress import tqdm
 from understudy.train.config import TrainConfig
 from understudy.train.data import RunData
 from understudy.train.parallel import Mesh, fair_threads

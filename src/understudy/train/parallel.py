@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,8 +24,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from understudy.data.errors import DatasetError
 from understudy.policies.flow_policy import FlowPolicy
-from understudy.train.config import TrainConfig
 from understudy.train.settings import ConfigError
+
+if TYPE_CHECKING:
+    from understudy.train.config import TrainConfig
 
 T = TypeVar("T")
 DIMENSIONS = ("dp_replicate", "dp_shard")
@@ -110,7 +112,7 @@ class Mesh:
             raise ConfigError(message) if wrong_input else RankError(f"rank {rank} failed: {message}")
 
 
-def begin(config: TrainConfig) -> Mesh:
+def begin(config: "TrainConfig") -> Mesh:
     """Join the other processes of this run, as RANK, WORLD_SIZE, LOCAL_RANK, … say; alone where they are not set.
 
     Raises:
@@ -142,7 +144,7 @@ def end(mesh: Mesh) -> None:
 
 
 @contextmanager
-def joined(config: TrainConfig) -> Iterator[Mesh]:
+def joined(config: "TrainConfig") -> Iterator[Mesh]:
     """`begin`, the block, `end`. A collective that fails because another rank is gone becomes a RankError."""
     mesh = begin(config)
     try:
@@ -159,7 +161,7 @@ def joined(config: TrainConfig) -> Iterator[Mesh]:
     end(mesh)
 
 
-def arrangement(config: TrainConfig, world: int) -> tuple[int, int]:
+def arrangement(config: "TrainConfig", world: int) -> tuple[int, int]:
     """(replicas, shards) of `world` processes. Raises ConfigError, with what would do, where it does not come out."""
     shards, wanted = config.parallel.dp_shard, config.parallel.dp_replicate
     replicas = wanted or max(1, world // shards)
@@ -182,12 +184,12 @@ def arrangement(config: TrainConfig, world: int) -> tuple[int, int]:
     return replicas, shards
 
 
-def micro_batches(config: TrainConfig, mesh: Mesh) -> int:
+def micro_batches(config: "TrainConfig", mesh: Mesh) -> int:
     """In how many parts each process computes its share of a batch."""
     return config.batch // (mesh.world * config.micro_batch) if config.micro_batch else 1
 
 
-def chosen_device(config: TrainConfig, local_rank: int) -> torch.device:
+def chosen_device(config: "TrainConfig", local_rank: int) -> torch.device:
     """The CPU, or this process's own GPU, which becomes torch's current one.
 
     Raises:
@@ -213,7 +215,7 @@ def fair_threads(mesh: Mesh) -> int:
     return max(1, min(8, cores // mesh.local_world))
 
 
-def shard(policy: FlowPolicy, mesh: Mesh, config: TrainConfig) -> None:
+def shard(policy: FlowPolicy, mesh: Mesh, config: "TrainConfig") -> None:
     """Spread `policy` over the mesh, in place: fully_shard per block, the rest as one group with the root.
 
     The policy is on `mesh.device` already and has the same weights on every rank. Gradients are summed, in

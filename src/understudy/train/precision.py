@@ -13,7 +13,7 @@ Not here: the step (`adamw.py`), the bits (`split.py`), the files (`checkpoint.p
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,11 @@ from torch import Tensor, nn
 from understudy.policies.flow_policy import FlowPolicy
 from understudy.train.adamw import Float32AdamW
 from understudy.train.compile import missing
-from understudy.train.config import TrainConfig
 from understudy.train.optim import parameter_groups
 from understudy.train.optim_state import check_moments, local
+
+if TYPE_CHECKING:
+    from understudy.train.config import TrainConfig
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -33,7 +35,7 @@ def arithmetic(precision: str) -> Literal["float32", "bfloat16"]:
     return "float32" if precision == "fp32" else "bfloat16"
 
 
-def store(policy: FlowPolicy, config: TrainConfig) -> dict[str, Tensor]:
+def store(policy: FlowPolicy, config: "TrainConfig") -> dict[str, Tensor]:
     """Put the weights of a float32 policy into their storage, in place, before anything is sharded.
 
     With bf16-split every trained parameter becomes bfloat16, small ones too, since FSDP2 wants one dtype in a group.
@@ -58,7 +60,7 @@ def store(policy: FlowPolicy, config: TrainConfig) -> dict[str, Tensor]:
     return masters
 
 
-def make_optimizer(policy: nn.Module, config: TrainConfig, masters: Mapping[str, Tensor]) -> Float32AdamW:
+def make_optimizer(policy: nn.Module, config: "TrainConfig", masters: Mapping[str, Tensor]) -> Float32AdamW:
     """The optimizer over the stored and sharded policy; `masters` is what `store` returned.
 
     Split weights are stepped by the compiled kernel on a GPU that can have one, else by its specification.

@@ -80,9 +80,9 @@ def rollout(
     """
     import numpy as np
     import torch
-    from tqdm import tqdm
 
     from understudy.order import sample_normal
+    from understudy.progress import tqdm
 
     chunk, width = policy.config.chunk, policy.config.action_dim
     drawn = (chunk, policy.config.noise_dim)

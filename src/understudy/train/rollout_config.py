@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Interval
-from tyro.conf import Positional
+from understudy.declare import Ge, Interval, Positional
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from tqdm import tqdm
 
 from understudy.policies import folder
+from understudy.progress import tqdm
 from understudy.train.config import TrainConfig
 from understudy.train.parallel import Mesh
 from understudy.train.rollout_result import wilson

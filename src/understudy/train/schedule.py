@@ -1,11 +1,13 @@
 """The learning rate as a pure function of the optimizer step: nothing to save, nothing to restore, nothing to drift."""
 
 import math
+from typing import TYPE_CHECKING
 
-from understudy.train.config import ScheduleConfig
+if TYPE_CHECKING:
+    from understudy.train.config import ScheduleConfig
 
 
-def rate(step: int, schedule: ScheduleConfig, steps: int) -> float:
+def rate(step: int, schedule: "ScheduleConfig", steps: int) -> float:
     """Factor in [0, 1] on the learning rate for optimizer step `step` (0, 1, 2, ...).
 
     Linear warm-up over `schedule.warmup` steps (step 0 already moves: factor 1 / warmup), then from 1 down to

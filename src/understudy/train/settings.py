@@ -12,6 +12,8 @@ from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from understudy.extras import required
+
 T = TypeVar("T")
 
 
@@ -36,7 +38,8 @@ def read_file(path: str | Path) -> dict[str, Any]:
             return tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{path}: not valid TOML: {error}") from error
-    import yaml
+    with required():
+        import yaml
 
     try:
         content = yaml.safe_load(text)
@@ -56,7 +59,8 @@ def validate(cls: type[T], content: Mapping[str, Any], where: object = None) -> 
         ConfigError: lists *all* that is wrong, one `dotted.path: reason` a line; an unknown name comes with the nearest
             known one.
     """
-    from pydantic import TypeAdapter, ValidationError
+    with required():
+        from pydantic import TypeAdapter, ValidationError
 
     found = list(_unknown_names(cls, content))
     try:
@@ -86,7 +90,8 @@ def load(cls: type[T], path: str | Path) -> T:
 
 def dump_yaml(config: Any) -> str:
     """All settings, defaults included, as YAML that `load` reads back to an equal value."""
-    import yaml
+    with required():
+        import yaml
 
     return yaml.safe_dump(plain(config), sort_keys=False)  # ASCII: PyYAML would write U+0085 as a line break
 

@@ -12,7 +12,7 @@ here: the loop (`run.py`), the state of a run (`training.py`), the arithmetic of
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,11 +24,13 @@ from understudy.policies.augment import drop_texts, shift_pictures
 from understudy.policies.flow import spread_times
 from understudy.policies.flow_policy import TASK, FlowPolicy
 from understudy.train.adamw import Float32AdamW
-from understudy.train.config import AugmentConfig
 from understudy.train.optim_state import clip_factor, local
 from understudy.train.parallel import Mesh, summed_in, sync_gradients
 from understudy.train.timer import NULL, Timer
 from understudy.train.unused import check_reach, leaves_of
+
+if TYPE_CHECKING:
+    from understudy.train.config import AugmentConfig
 
 
 class StepResult(NamedTuple):
@@ -80,7 +82,9 @@ class Draws:
         return torch.from_numpy(np.concatenate([noise, future], axis=3)), both
 
 
-def augmented(batch: Mapping[str, Any], cameras: tuple[str, ...], augment: AugmentConfig, seed: int) -> dict[str, Any]:
+def augmented(
+    batch: Mapping[str, Any], cameras: tuple[str, ...], augment: "AugmentConfig", seed: int
+) -> dict[str, Any]:
     """The batch with shifted pictures and some instructions dropped; `batch["position"]` keys the draws."""
     at: np.ndarray = batch["position"].numpy()
     changed = dict(batch)

@@ -12,13 +12,16 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import mujoco
 import numpy as np
-from metaworld.env_dict import ENV_CLS_MAP
-from metaworld.policies import ENV_POLICY_MAP
 
+from understudy.extras import required
 from understudy.worlds.rays import RayCamera
 from understudy.worlds.world import Outcome, chosen, picture_feature, vector_feature
+
+with required():
+    import mujoco
+    from metaworld.env_dict import ENV_CLS_MAP
+    from metaworld.policies import ENV_POLICY_MAP
 
 TASKS = {  # the sentences that LeRobot ships for MT10
     "reach-v3": "Reach a goal position",

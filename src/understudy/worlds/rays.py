@@ -12,8 +12,12 @@ from __future__ import annotations
 
 import copy
 
-import mujoco
 import numpy as np
+
+from understudy.extras import required
+
+with required():
+    import mujoco
 
 SKY = np.array([196, 208, 220], dtype=np.float32)  # colour of a ray that hits nothing
 SUN = np.array([0.30, -0.45, 0.84], dtype=np.float32)  # direction towards the light, world frame, unit length

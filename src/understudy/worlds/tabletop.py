@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium
-import mujoco
 import numpy as np
 
+from understudy.extras import required
 from understudy.worlds.rays import RayCamera
+
+with required():
+    import gymnasium
+    import mujoco
 
 COLOURS = ("red", "green", "blue")
 FPS = 10

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from understudy.extras import MissingExtra
+
 WORLDS = ("tabletop", "metaworld")
 
 
@@ -76,7 +78,7 @@ def open_world(name: str, size: int = 64, cameras: Sequence[str] | None = None, 
         cameras: which cameras are drawn; None is the world's own choice.
         tasks: short names ("red"; "push-v3") or sentences; none is all of them.
     Raises:
-        ValueError: a name, camera or task that is not there. ImportError: the package behind the world is missing; the
+        ValueError: a name, camera or task that is not there. MissingExtra: the package behind the world is missing; the
             message names the extra that brings it.
     """
     if name not in WORLDS:
@@ -91,7 +93,8 @@ def open_world(name: str, size: int = 64, cameras: Sequence[str] | None = None, 
         return MetaWorld(size, cameras, tasks)
     except ModuleNotFoundError as error:
         extra = "demo" if name == "tabletop" else "sim"
-        raise ImportError(f"the {name} world needs {error.name}: pip install 'understudy[{extra}]'") from error
+        what = f"the {name} world needs {error.name}: pip install 'understudy[{extra}]'"
+        raise MissingExtra(what, name=error.name) from error
 
 
 def chosen(kind: str, wanted: Sequence[str], known: dict[str, str]) -> dict[str, str]:

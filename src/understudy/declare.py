@@ -1,0 +1,9 @@
+"""What settings are declared with: bounds of values, and how the command line takes them. Needs the extra `train`."""
+
+from understudy.extras import required
+
+with required():
+    from annotated_types import Ge, Gt, Interval, Le
+    from tyro.conf import Positional, Suppress
+
+__all__ = ["Ge", "Gt", "Interval", "Le", "Positional", "Suppress"]

@@ -1,0 +1,219 @@
+"""What works with the core alone, and the one line about an extra that is not installed.
+
+Each test is a process of its own in which the packages of the extras (or torch, or pyarrow and av) cannot be imported.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.runs import tiny_dataset
+from understudy.cli import VERBS
+from understudy.extras import EXTRAS, INCLUDES
+
+BLOCKER = """
+import importlib, io, json, os, sys
+from contextlib import redirect_stderr, redirect_stdout
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] in BLOCKED else self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = map(Without, sys.meta_path)
+"""
+BROUGHT = {"packaging", "botocore", "boto3", "aiobotocore", "tensorboard", "wandb", "trackio"}
+BROUGHT |= {"torchcodec", "torchdata", "accelerate", "scipy", "contourpy", "cycler"}
+ALL = {module for modules in EXTRAS.values() for module in modules} | BROUGHT
+
+
+def without(blocked: set[str], code: str, *arguments: object) -> Any:
+    """What `code` prints as its last line, read as JSON."""
+    program = BLOCKER.replace("BLOCKED", repr(blocked)) + code
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_dataset(tmp_path_factory.mktemp("extras") / "dataset")
+
+
+def test_the_core_reads_writes_orders_loads_and_trains(data: Path, tmp_path: Path) -> None:
+    code = """
+import numpy as np, torch
+import understudy as us
+from torch.utils.data import DataLoader
+
+root, out = sys.argv[1:]
+found = us.EpisodeDataset(root, delta_timestamps={"action": [0, 0.1]})
+order = us.Order.of([found], batch=4, seed=0)
+with us.Loader([found], order=order) as loader:
+    batch = next(loader)
+sampler = us.EpisodeSampler(found, batch=4, seed=0)
+pulled = next(iter(DataLoader(found, batch_size=4, sampler=sampler)))
+streamed = next(iter(DataLoader(us.EpisodeStream([found], order=order), batch_size=None)))
+camera = "observation.images.top"
+same = [pulled[camera].shape == batch[camera].shape, bool((streamed[camera] == batch[camera]).all())]
+
+features = {camera: {"dtype": "video", "shape": (32, 32, 3)}, "action": {"dtype": "float32", "shape": (2,)}}
+with us.EpisodeWriter(out, fps=10, features=features, codec="libx264") as writer:
+    for _ in range(3):
+        writer.add_frame({camera: np.zeros((32, 32, 3), np.uint8), "action": np.zeros(2, np.float32)}, task="wait")
+    writer.save_episode()
+
+model = torch.nn.Linear(3, 3).to(torch.bfloat16)
+optimizer = us.MasterWeights(torch.optim.AdamW(model.named_parameters(), lr=1e-3))
+model(torch.ones(2, 3, dtype=torch.bfloat16)).sum().backward()
+optimizer.step()
+print(json.dumps({
+    "same": same, "report": us.Catalog.open(out).report(), "episodes": len(us.Catalog.open(out).episodes.lengths),
+    "names": [hasattr(us, name) for name in us.__all__],
+}))
+"""
+    told = without(ALL, code, data, tmp_path / "written")
+    assert told["same"] == [True, True]
+    assert told["episodes"] == 1
+    assert all(told["names"])
+
+
+def test_the_catalog_and_the_order_need_no_torch(data: Path) -> None:
+    code = """
+import understudy as us
+catalog = us.Catalog.open(sys.argv[1])
+catalog.report()
+us.Order, us.Remote, us.DatasetError
+print(json.dumps([len(catalog.episodes.lengths), "torch" in sys.modules]))
+"""
+    assert without(ALL | {"torch"}, code, data) == [10, False]
+
+
+def test_policies_and_optimizers_need_no_reader() -> None:
+    """The network and its step are for other people's data, too."""
+    modules = sorted((Path(__file__).parents[1] / "src/understudy/policies").glob("*.py"))
+    names = [f"policies.{module.stem}" for module in modules]
+    names += [f"train.{name}" for name in ("step", "optim", "optim_state", "adamw", "split", "master", "precision")]
+    code = """
+for name in sys.argv[1:]:
+    importlib.import_module(f"understudy.{name}")
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules} & BLOCKED)))
+""".replace("BLOCKED", repr({"pyarrow", "av"} | ALL))
+    assert len(names) > 12
+    assert without({"pyarrow", "av"} | ALL, code, *names) == []
+
+
+CALLS = """
+calls, told = json.loads(sys.argv[1]), []
+from understudy import cli
+for call in calls:
+    with redirect_stderr(io.StringIO()) as err, redirect_stdout(io.StringIO()):
+        code = cli.main(call)
+    told.append([code, err.getvalue()])
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.parametrize("missing", ["pydantic", "annotated_types", "tyro", "yaml", "tqdm"])
+def test_every_verb_names_the_extra(missing: str) -> None:
+    calls = [verb.split() for verb in VERBS] + [["train", "--help"]]
+    for call, (code, said) in zip(calls, without({missing}, CALLS, json.dumps(calls)), strict=True):
+        assert code == 2, call
+        assert re.search(r"pip install 'understudy\[\w+\]'", said), (call, said)
+        assert said.count("\n") == 1, said
+
+
+def test_what_asks_for_more_names_that(data: Path, tmp_path: Path) -> None:
+    """Before anything has been measured, recorded or trained."""
+    out = str(tmp_path / "out")
+    asked = {
+        "report": [
+            ["report", out],
+            ["inspect", str(data), "--page", out + ".html"],
+            ["profile", "--data.root", str(data), "--out", out],
+            ["bench", str(data), "--picture", out + ".png"],
+            ["order", "explain", str(data), "--picture", out + ".png"],
+        ],
+        "demo": [["demo", "--out", out], ["record", "--out", out]],
+        "sim": [["record", "--out", out, "--world", "metaworld"]],
+        "s3": [["inspect", "s3://bucket/data", "--json"]],
+        "hub": [["inspect", "hf://datasets/someone/something", "--json"]],
+        "remote": [["inspect", "http://127.0.0.1:9/data", "--json"]],
+    }
+    calls = [(extra, call) for extra, several in asked.items() for call in several]
+    blocked = ALL - set(EXTRAS["train"])
+    told = without(blocked, CALLS, json.dumps([call for _, call in calls]))
+    for (extra, call), (code, said) in zip(calls, told, strict=True):
+        assert code == 2, (call, said)
+        assert f"pip install 'understudy[{extra}]'" in said, (call, said)
+        assert said.count("\n") == 1, said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_without_matplotlib_trains_and_says_so(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    small = ["--steps", "2", "--batch", "2", "--data.chunk", "2", "--policy.width", "8", "--policy.layers", "1"]
+    call = ["train", "--data.root", str(data), "--out", str(out), *small]
+    [[code, said]] = without(ALL - set(EXTRAS["train"]), CALLS, json.dumps([call]))
+    assert code == 0, said
+    assert "understudy[report]" in said
+    assert (out / "policy").is_dir()
+    assert not (out / "report.html").exists()
+
+
+def test_library_code_names_the_extra(data: Path) -> None:
+    code = """
+from understudy.extras import MissingExtra
+told = {}
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(f"understudy.{name}")
+    except MissingExtra as error:
+        told[name] = str(error)
+print(json.dumps(told))
+"""
+    names = {"train.config": "train", "train.run": "train", "tools.report": "train", "worlds.tabletop": "demo"}
+    told = without(ALL, code, *names)
+    assert {name: re.findall(r"understudy\[(\w+)\]", said) for name, said in told.items()} == {
+        name: [extra] for name, extra in names.items()
+    }
+
+
+def test_other_missing_packages_keep_their_traceback() -> None:
+    """An import of ours that fails is a fault and no wish for an extra."""
+    code = (
+        """
+import understudy.tools.record as tool
+def broken(config):
+    import nowhere_to_be_found
+tool.record = broken
+"""
+        + CALLS
+    )
+    [[status, said]] = without(set(), code, json.dumps([["record", "--out", "x"]]))
+    assert status == 1
+    assert "Traceback" in said
+
+
+def test_extras_agree_with_what_is_declared() -> None:
+    declared = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    optional = declared["optional-dependencies"]
+    spelt = {"annotated_types": "annotated-types", "yaml": "pyyaml"}
+    for extra, modules in EXTRAS.items():
+        packages = {re.split(r"[<>=\[;]", wanted)[0] for wanted in optional[extra]}
+        assert {spelt.get(module, module) for module in modules} <= packages
+        included = re.findall(r"understudy\[([\w,]+)\]", " ".join(optional[extra]))
+        assert sorted(",".join(included).split(",") if included else []) == sorted(INCLUDES.get(extra, ()))
+    assert all("<" not in wanted and "==" not in wanted for wanted in declared["dependencies"])
