@@ -6,6 +6,7 @@ split that is judged is the one that a run makes.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ def made_up(tmp_path: Path) -> Path:
             goal, bend = draw.normal(size=(2, 4))
             time = np.linspace(0, 1, 81)[:, None]
             state = (goal * time**2 + bend * np.sin(np.pi * time)).astype(np.float32)
-            for now, following in zip(state[:-1], state[1:]):
+            for now, following in pairwise(state):
                 writer.add_frame({KEYS[0]: now, KEYS[1]: following}, task="reach")
             writer.save_episode()
     return root

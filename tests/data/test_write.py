@@ -17,6 +17,7 @@ from PIL import Image
 import understudy as us
 from understudy.data import write_group
 from understudy.data.errors import DatasetError
+from understudy.data.statistics import PictureStatistics
 from understudy.data.video import open_video
 from understudy.data.write import EpisodeWriter
 
@@ -241,7 +242,11 @@ def test_statistics_of_episodes_and_of_all(recorded: tuple[Path, list[dict[str, 
     np.testing.assert_allclose(np.ravel(everything[IMAGE]["mean"]), pixels.mean(0))
     np.testing.assert_allclose(np.ravel(everything[IMAGE]["std"]), pixels.std(0))
     assert everything[TOP]["count"] == [len(frames)]
-    assert np.ravel(everything[TOP]["min"]).tolist() == [20 / 255] * 3
+    stored = us.EpisodeDataset(root)  # what the encoder made of the pictures, and not what it was given
+    decoded = np.stack([stored[i][TOP].numpy() for i in range(len(stored))]) / 255
+    for name, figure in {"min": decoded.min, "max": decoded.max, "mean": decoded.mean, "std": decoded.std}.items():
+        np.testing.assert_allclose(np.ravel(everything[TOP][name]), figure((0, 2, 3)), rtol=1e-12, err_msg=name)
+    assert decoded.min() != 20 / 255, "nothing was lost in coding: this test shows nothing"
 
 
 @settings(max_examples=8)
@@ -280,6 +285,83 @@ def test_any_packing_reads_the_same(
     packed = sorted((root / "data").rglob("*.parquet"))
     assert [path.name for path in packed] == [f"file-{k:03d}.parquet" for k in range(len(packed))]
     assert all(pq.ParquetFile(path).num_row_groups <= limit for path in packed)
+
+
+def seen(root: Path) -> dict[str, tuple[bytes, int]]:
+    """Content and time of every file."""
+    return {
+        str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in root.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("lengths", [[], [5, 1, 3, 7]])
+def test_reopening_a_finished_recording_changes_nothing(lengths: list[int], tmp_path: Path) -> None:
+    record(tmp_path / "data", lengths)
+    before = seen(tmp_path / "data")
+    for options in ({}, {"robot_type": "other", "data_file_mb": 1, "crf": 40, "gop": 3}):
+        with EpisodeWriter(
+            tmp_path / "data", fps=20, features=FEATURES, codec="libx264", resume=True, **options
+        ) as writer:
+            assert writer.episodes == len(lengths)
+        assert seen(tmp_path / "data") == before
+
+
+def test_what_is_out_of_date_is_written_anew(tmp_path: Path) -> None:
+    """A recording that looks finished, but whose statistics or totals are not those of its episodes."""
+    root = tmp_path / "data"
+    record(root, [5, 1, 3])
+    good = {name: (root / "meta" / name).read_bytes() for name in ("stats.json", "info.json")}
+    stats, info = (json.loads(content) for content in good.values())
+    stats["index"]["count"] = [4]
+    for name, content in (
+        ("stats.json", json.dumps(stats)),
+        ("stats.json", "torn"),
+        ("stats.json", None),
+        ("info.json", json.dumps(info | {"total_frames": 1})),
+    ):
+        (root / "meta" / name).unlink()
+        if content is not None:
+            (root / "meta" / name).write_text(content)
+        EpisodeWriter(root, fps=20, features=FEATURES, codec="libx264", resume=True).finish()
+        assert (root / "meta" / name).read_bytes() == good[name]
+
+
+@pytest.mark.parametrize("shape", [(32, 48, 3), (480, 512, 3)])  # the second: not every picture is measured
+def test_statistics_do_not_depend_on_interruptions(
+    shape: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PictureStatistics.__init__, "__defaults__", (3, 0, 4))  # more pictures than are counted
+    features = {key: {"dtype": kind, "shape": shape} for key, kind in (("a", "video"), ("b", "image"))}
+    rng = np.random.default_rng(0)
+    pictures = rng.integers(0, 256, (3, *shape)).astype(np.uint8)
+
+    def extend(root: Path, episodes: list[int], interrupted: bool) -> None:
+        writer = EpisodeWriter(root, fps=20, features=features, codec="libx264", resume=True)
+        for episode in episodes:
+            for i in range((7, 1, 3, 4)[episode]):
+                picture = pictures[(episode + i) % 3]
+                writer.add_frame({"a": picture, "b": 255 - picture}, "go")
+            writer.save_episode()
+        if not interrupted:
+            writer.finish()
+
+    extend(tmp_path / "one", [0, 1, 2, 3], False)
+    for episodes, interrupted in (([0], True), ([1, 2], False), ([], False), ([3], True), ([], False)):
+        extend(tmp_path / "many", episodes, interrupted)
+    one, many = ((tmp_path / name / "meta/stats.json").read_bytes() for name in ("one", "many"))
+    assert one == many
+    # Exactly the pictures that count, as they are read from the dataset.
+    data, step = us.EpisodeDataset(tmp_path / "one"), 1 if shape[0] < 100 else 4
+    measured = [i for i in range(len(data)) if int(data[i]["frame_index"]) % step == 0]
+    measured = measured[:: 4 if step == 1 else 2]
+    for key in features:
+        lines = (slice(None, None, 3),) * 2 if step > 1 else ()  # as large pictures are strided
+        pixels = np.stack([data[i][key].numpy()[(slice(None), *lines)] for i in measured]) / 255
+        np.testing.assert_allclose(np.ravel(json.loads(one)[key]["mean"]), pixels.mean((0, 2, 3)), rtol=1e-12)
+        assert json.loads(one)[key]["count"] == [len(measured)]
+        assert np.ravel(json.loads(one)[key]["max"]).tolist() == pixels.max((0, 2, 3)).tolist()
 
 
 @pytest.mark.parametrize("which", ["data_file_mb", "video_file_mb"])

@@ -16,7 +16,6 @@ from support import recording
 from understudy.data import write_group
 from understudy.data.encode import temporary_name
 from understudy.data.errors import DatasetError
-from understudy.data.statistics import NAMES
 from understudy.data.video import open_video
 
 
@@ -125,10 +124,7 @@ def test_every_point_opens_with_what_was_saved_and_goes_on(
         assert (root / "meta/tasks.parquet").read_bytes() == (whole / "meta/tasks.parquet").read_bytes()
         got, expected = us.Catalog.open(root), us.Catalog.open(whole)
         assert got.report() == expected.report() == []
-        for key, figures in expected.stats.items():
-            for name in NAMES:
-                loose = 0.02 if "images" in key else 1e-9  # pictures are measured again from what was encoded
-                np.testing.assert_allclose(got.stats[key][name], figures[name], rtol=1e-6, atol=loose, err_msg=key)
+        assert (root / "meta/stats.json").read_bytes() == (whole / "meta/stats.json").read_bytes()
     assert unreported > 0
 
 

@@ -110,13 +110,12 @@ def test_of_the_first_batch_what_is_read_at_once_is_fetched_and_no_more(
     ahead: set[tuple[str, int]] = set()  # bytes
     read: set[tuple[str, int]] = set()
     begun = threading.Event()
-    submit, take = RemoteSource._submit, RemoteSource.fill
+    prefetch, take = RemoteSource.prefetch, RemoteSource.fill
 
-    def submitted(self: RemoteSource, spans: np.ndarray, pin: bool) -> None:
-        if pin:
-            ahead.update((self.where, byte) for offset, size in spans.tolist() for byte in range(offset, offset + size))
-            begun.set()
-        submit(self, spans, pin)
+    def submitted(self: RemoteSource, spans: np.ndarray) -> None:
+        ahead.update((self.where, byte) for offset, size in spans.tolist() for byte in range(offset, offset + size))
+        begun.set()
+        prefetch(self, spans)
 
     def noted(self: RemoteSource, offset: int, memory: memoryview) -> None:
         if threading.current_thread().name.startswith("understudy-loader"):
@@ -127,7 +126,7 @@ def test_of_the_first_batch_what_is_read_at_once_is_fetched_and_no_more(
     with RangeServer(folder(root, "/set"), latency=0.01) as server:
         data = opened(server, tmp_path)
         order = Order.of([data], batch=8, seed=1, frames_in_flight=100)
-        monkeypatch.setattr(RemoteSource, "_submit", submitted)
+        monkeypatch.setattr(RemoteSource, "prefetch", submitted)
         monkeypatch.setattr(RemoteSource, "fill", noted)
         monkeypatch.setattr(Ahead, "depth", lambda self: 0)  # or the second batch is asked for once the first is out
         with Loader([data], order=order, threads=2, memory=memory, start=3) as there:

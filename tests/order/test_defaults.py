@@ -94,6 +94,32 @@ def turnover(order: Order) -> tuple[int, float]:
     return int(steps.max()), float(steps.mean())
 
 
+@pytest.mark.parametrize("batch", [1, 32, 256, 512])
+def test_batches_of_few_ranks_have_the_defaults_they_always_had(batch):
+    for table in (episodes(*[300] * 200), episodes(*[300] * 20_000), episodes(*[300] * 20_000, gop=30)):
+        assert Order.of(table, batch=batch).spec == Order.of(table, batch=batch, frames_in_flight=100_000).spec
+
+
+@pytest.mark.parametrize("batch", [2048, 8192, 65_536])
+def test_a_larger_batch_has_more_frames_in_flight_not_shorter_clips(batch):
+    many = Source(np.array([[0, 0, 10**9]]))
+    source = Order.of(many, batch=batch).spec.sources[0]
+    assert source.clip >= 64
+    assert source.lanes >= 2 * batch
+    assert source.clip * source.lanes <= 1.1 * 192 * batch  # of each rank as many, when ranks grow with the batch
+    tight = Order.of(many, batch=batch, frames_in_flight=100_000).spec.sources[0]
+    assert tight.clip < 64
+
+
+def test_the_words_name_the_clips_that_were_chosen():
+    choice = choose(10**7, 2, (1, 0), batch=8192, in_flight=100_000)
+    assert choice.clip != 16
+    shortened = [reason for reason in choice.why if "shortened" in reason]
+    assert len(shortened) == 1
+    assert f"shortened to {choice.clip}" in shortened[0]
+    assert "100000" in shortened[0]
+
+
 def test_the_choice_is_explained():
     text = Order.of([episodes(*[300] * 2000, name="door", gop=250, reach=(240, 0))], batch=64).explain()
     assert "door: 600000 frames in 2000 segments" in text

@@ -1,6 +1,7 @@
 """Recording: what is written is what the expert saw and meant, in balanced tasks, the same after any kill."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -143,6 +144,22 @@ def test_more_episodes_extend_and_the_same_again_adds_nothing(
     record(settings(root))
     assert "5 episodes" in capsys.readouterr().out
     assert len(Catalog.open(root).episodes.ids) == 5
+
+
+@pytest.mark.parametrize("episodes", [5, 1])
+def test_recording_what_is_there_changes_no_file(episodes: int, tmp_path: Path, recorded: Path) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(recorded, root)
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in root.rglob("*") if path.is_file()}
+    assert record(settings(root, episodes=episodes)) == 0
+    after = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in root.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_interruptions_leave_the_same_statistics(tmp_path: Path, recorded: Path) -> None:
+    for episodes in (1, 3, 5):
+        record(settings(tmp_path / "data", episodes=episodes))
+    assert (tmp_path / "data/meta/stats.json").read_bytes() == (recorded / "meta/stats.json").read_bytes()
 
 
 def test_other_settings_are_refused_before_anything_is_touched(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """Statistics of columns and pictures, gathered as the values pass by: min, max, mean, std, count and five quantiles.
 
-Two accumulators, both mergeable so that the parts together give what one pass over everything gives:
 - `RunningStatistics` for numbers. Mean and variance are exact, by the parallel formula of Chan, Golub & LeVeque (1979):
   M2 = M2a + M2b + d^2 * na * nb / n with d the difference of the means. Quantiles come from the rows themselves: all of
   them up to `keep`, beyond that every 2nd, 4th, ... row, so they are exact for any one episode and never the mean or
   the envelope of the parts' quantiles.
-- `PictureStatistics` for uint8 pictures: one 256-bin histogram per channel, from which every figure follows exactly.
-  Large pictures are strided to about 150 pixels first, as LeRobot does; values are in [0, 1], shapes (C, 1, 1).
+- `PictureStatistics` for uint8 pictures: 256-bin histograms per channel, from which every figure follows exactly. The
+  pictures are numbered, and beyond `keep` of them every 2nd, 4th, ... counts. Which ones count follows from their
+  numbers alone, so a recording that was interrupted has the figures of one that was not. Large pictures are strided to
+  about 150 pixels first, as LeRobot does; values are in [0, 1], shapes (C, 1, 1).
 
 Not here: which episodes are counted (the caller's choice) and normalisation itself.
 """
@@ -17,6 +18,7 @@ import numpy as np
 
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 NAMES = ("min", "max", "mean", "std", "count", *QUANTILES)
+_LEVELS = 40
 
 
 class RunningStatistics:
@@ -49,17 +51,6 @@ class RunningStatistics:
         first = -self.rows % self._stride  # rows 0, stride, 2 * stride, ... of all that ever came are kept
         kept = values[first :: self._stride].copy()
         self._combine(len(values), n, mean, m2, low, high, kept)
-
-    def merge(self, other: RunningStatistics) -> None:
-        """Count in everything that `other` counted, as if its rows came after these."""
-        if other.shape != self.shape:
-            raise ValueError(f"statistics of shape {other.shape}, expected {self.shape}")
-        if other.rows == 0:
-            return
-        while self._stride < other._stride:
-            self._thin()
-        kept = np.concatenate(other._kept)[:: self._stride // other._stride]
-        self._combine(other.rows, other._n, other._mean, other._m2, other._min, other._max, kept)
 
     def _combine(
         self,
@@ -113,35 +104,46 @@ class RunningStatistics:
 
 
 class PictureStatistics:
-    """Statistics of uint8 pictures (H, W, C), any sizes, per channel."""
+    """Statistics of uint8 pictures (H, W, C), any sizes, per channel.
 
-    def __init__(self, channels: int = 3) -> None:
-        self.pictures = 0
-        self._histogram = np.zeros((channels, 256), np.float64)
+    first: number of the first picture to come; keep: pictures up to which all of them count.
+    """
 
-    def add(self, picture: np.ndarray, weight: float = 1.0) -> None:
-        """Count one picture in; `weight` says for how many it stands."""
-        step = _stride(picture.shape[0], picture.shape[1])
-        for channel, histogram in enumerate(self._histogram):
-            histogram += weight * np.bincount(picture[::step, ::step, channel].reshape(-1), minlength=256)
+    def __init__(self, channels: int = 3, first: int = 0, keep: int = 4096) -> None:
+        self.first, self.pictures, self.keep = first, 0, max(2, keep)
+        self._levels = np.zeros((_LEVELS, channels, 256), np.int64)  # by how often 2 divides the picture's number
+
+    def add(self, picture: np.ndarray) -> None:
+        """Count in the next picture."""
+        step, histograms = _stride(picture.shape[0], picture.shape[1]), self._levels[_level(self.first + self.pictures)]
+        for channel, histogram in enumerate(histograms):
+            histogram += np.bincount(picture[::step, ::step, channel].reshape(-1), minlength=256)
         self.pictures += 1
 
+    def skip(self, pictures: int) -> None:
+        """Pass over so many pictures, none of which is to count in the end (`counting`)."""
+        self.pictures += pictures
+
     def merge(self, other: PictureStatistics) -> None:
-        """Count in everything that `other` counted."""
-        self._histogram += other._histogram
+        """Count in everything that `other` counted; its first picture is the next one here."""
+        if other.first != self.first + self.pictures:
+            raise ValueError(f"pictures from number {other.first} on, expected {self.first + self.pictures}")
+        self._levels += other._levels
         self.pictures += other.pictures
 
     def result(self) -> dict[str, np.ndarray]:
-        """float64 (C, 1, 1) in [0, 1]; `count` int64 (1,) pictures."""
+        """float64 (C, 1, 1) in [0, 1]; `count` int64 (1,) pictures that count."""
         if self.pictures == 0:
             raise ValueError("no pictures were counted")
-        levels, total = np.arange(256) / 255.0, self._histogram.sum(axis=1)
-        mean = self._histogram @ levels / total
-        variance = (self._histogram * (levels - mean[:, None]) ** 2).sum(axis=1) / total
-        cumulative = self._histogram.cumsum(axis=1)
+        counted = counting(self.first, self.pictures, self.keep)
+        histograms = self._levels[_level(counted.step) :].sum(axis=0)
+        levels, total = np.arange(256) / 255.0, histograms.sum(axis=1)
+        mean = histograms @ levels / total
+        variance = (histograms * (levels - mean[:, None]) ** 2).sum(axis=1) / total
+        cumulative = histograms.cumsum(axis=1)
         figures = {
-            "min": np.array([levels[h > 0].min() for h in self._histogram]),
-            "max": np.array([levels[h > 0].max() for h in self._histogram]),
+            "min": np.array([levels[h > 0].min() for h in histograms]),
+            "max": np.array([levels[h > 0].max() for h in histograms]),
             "mean": mean,
             "std": np.sqrt(variance),
         }
@@ -149,7 +151,26 @@ class PictureStatistics:
             ranks = np.floor(q * (total - 1))
             figures[name] = np.array([levels[np.searchsorted(c, r, side="right")] for c, r in zip(cumulative, ranks)])
         shaped = {name: figure.reshape(-1, 1, 1) for name, figure in figures.items()}
-        return {**shaped, "count": np.array([self.pictures], np.int64)}
+        return {**shaped, "count": np.array([len(counted)], np.int64)}
+
+
+def picture_step(height: int, width: int) -> int:
+    """Every how many pictures of an episode are measured: all that are small, fewer where decoding them costs more."""
+    return max(1, round(height * width / 2**16))
+
+
+def counting(first: int, pictures: int, keep: int) -> range:
+    """Numbers of those that count among so many pictures, from number `first` on: all, or every 2nd, 4th, ..., at most
+    `keep`."""
+    every = 1
+    while len(found := range(-(-first // every) * every, first + pictures, every)) > keep:
+        every *= 2
+    return found
+
+
+def _level(number: int) -> int:
+    """How often 2 divides it."""
+    return min((number & -number).bit_length() - 1, _LEVELS - 1) if number else _LEVELS - 1
 
 
 def _stride(height: int, width: int) -> int:

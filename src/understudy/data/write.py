@@ -11,8 +11,9 @@
 
 The folder is a valid dataset at every instant, `kill -9` included, of exactly the episodes whose `save_episode` came to
 its commit (see `write_group.py`; with none yet there is nothing to read, which `Catalog.open` says). `resume=True`
-clears what a killed recording left behind and carries on. `stats.json` may lag behind the last tenth of the frames
-until `finish`.
+clears what a killed recording left behind and carries on; without a new episode a finished one keeps every byte.
+`stats.json` may lag behind the last tenth of the frames until `finish`. Statistics of pictures are those of what is
+stored, read back from the encoded video, so they are the same however often the recording was interrupted.
 
 Not here: depth video, audio, language columns, other versions of the format.
 """
@@ -34,7 +35,7 @@ import pyarrow as pa
 from understudy.data.encode import VideoEncoder, codec_name, temporary_name
 from understudy.data.errors import DatasetError
 from understudy.data.features import Feature
-from understudy.data.statistics import NAMES, PictureStatistics, RunningStatistics
+from understudy.data.statistics import NAMES, PictureStatistics, RunningStatistics, picture_step
 from understudy.data.write_frame import check_features, check_frame, png
 from understudy.data.write_group import cameras, commit, empty_group, is_full, pack, remove_orphans, small_files
 from understudy.data.write_layout import (
@@ -50,7 +51,7 @@ from understudy.data.write_layout import (
     statistic_value,
     tasks_table,
 )
-from understudy.data.write_resume import load_recording, remeasure
+from understudy.data.write_resume import every_picture, load_recording, remeasure
 
 Statistics = dict[str, RunningStatistics | PictureStatistics]
 
@@ -94,6 +95,7 @@ class EpisodeWriter:
         self._group = empty_group(0, self.features)
         self._statistics = _accumulators(self.features)
         self._measured = 0  # frames at the last writing of stats.json
+        self._changed = False  # since the dataset was last put in order
         if self.root.is_dir() and any(self.root.iterdir()):
             if not resume:
                 raise DatasetError("is not empty", where=self.root, fix="name a new folder, or pass resume=True")
@@ -130,12 +132,13 @@ class EpisodeWriter:
                 height, width, _ = self.features[key].shape
                 self._encoders[key] = VideoEncoder(path, self.fps, height, width, self._codec, self._gop, self._crf)
         for key, value in frame.items():
-            if self.features[key].is_picture:
-                self._pictures[key].add(value)
-            if self.features[key].is_video:
+            feature = self.features[key]
+            if feature.is_video:
                 self._encoders[key].add(value)
-            else:
-                self._columns[key].append(png(value) if self.features[key].dtype == "image" else value)
+                continue
+            if feature.is_picture and len(self._frame_tasks) % picture_step(*feature.shape[:2]) == 0:
+                self._pictures[key].add(value)  # PNG loses nothing
+            self._columns[key].append(png(value) if feature.is_picture else value)
         self._frame_tasks.append(task)
 
     def save_episode(self) -> int:
@@ -148,15 +151,19 @@ class EpisodeWriter:
         if not self._frame_tasks:
             raise ValueError("the episode has no frames: add_frame comes before save_episode")
         try:
-            row, numbers = self._write_files()
+            row, values = self._write_files()
             commit(self.root, self.features, self._group, row)
         except BaseException:
             self.discard_episode()
             raise
         episode, self.episodes = self.episodes, self.episodes + 1
         self.frames += row["length"]
-        for key, part in (numbers | self._pictures).items():
-            self._statistics[key].merge(part)  # type: ignore[arg-type]
+        for key, part in self._statistics.items():  # numbers episode by episode, as when they are read back
+            if isinstance(part, PictureStatistics):
+                part.merge(self._pictures[key])
+            else:
+                part.add(values[key])
+        self._changed = True
         self._clear()
         full = is_full(self._group, self._data_mb, self._video_mb)
         self._write_totals(statistics=full or self.frames >= 1.1 * self._measured)
@@ -177,8 +184,9 @@ class EpisodeWriter:
         if self._frame_tasks:
             what = f"{len(self._frame_tasks)} frames were added and not saved"
             raise ValueError(f"{what}: call save_episode or discard_episode before finish")
-        self._write_totals(statistics=True)
-        self._group = pack(self.root, self.features, self._group, self.fps)
+        if self._changed:
+            self._write_totals(statistics=True)
+            self._group = pack(self.root, self.features, self._group, self.fps)
         self._lock()
 
     def __enter__(self) -> EpisodeWriter:
@@ -193,8 +201,8 @@ class EpisodeWriter:
 
     # -- files ------------------------------------------------------------------------------------------------------
 
-    def _write_files(self) -> tuple[dict[str, Any], Statistics]:
-        """Write the episode's own files; returns its row of meta/episodes, file places still open, and statistics."""
+    def _write_files(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Write the episode's own files; returns its row of meta/episodes, file places still open, and its numbers."""
         length = len(self._frame_tasks)
         tasks = list(dict.fromkeys(self._frame_tasks))
         known = self.tasks + [task for task in tasks if task not in self.tasks]
@@ -206,16 +214,19 @@ class EpisodeWriter:
             "index": np.arange(self.frames, self.frames + length),
             "task_index": np.array([place_of[task] for task in self._frame_tasks]),
         }
-        for encoder in self._encoders.values():
+        for key, encoder in self._encoders.items():
             encoder.close()
+            for picture in every_picture(encoder.path, picture_step(*self.features[key].shape[:2])):
+                self._pictures[key].add(picture)
         schema, statistics = data_schema(self.features), _accumulators(self.features)
-        arrays = []
+        arrays, numbers = [], dict[str, np.ndarray]()
         for key in schema.names:
             values: Any = defaults[key].reshape(-1, 1) if key in defaults else self._columns[key]
             arrays.append(_column(values, self.features[key]))
             column = statistics.get(key)
             if isinstance(column, RunningStatistics):
-                column.add(np.stack(values))
+                numbers[key] = np.stack(values)
+                column.add(numbers[key])
         path = small_files(self.root, self.features, self._group.next_file)[""]
         replace_parquet(path, [pa.Table.from_arrays(arrays, schema=schema)], schema)
         if len(known) > len(self.tasks):
@@ -232,7 +243,7 @@ class EpisodeWriter:
         for key, part in (statistics | self._pictures).items():
             figures = part.result()
             row |= {f"stats/{key}/{name}": statistic_value(self.features[key], name, figures[name]) for name in NAMES}
-        return row, {key: part for key, part in statistics.items() if isinstance(part, RunningStatistics)}
+        return row, numbers
 
     def _write_tasks(self, tasks: list[str]) -> None:
         table = tasks_table(tasks)
@@ -285,18 +296,23 @@ class EpisodeWriter:
         if self._robot_type is None:
             self._robot_type = recording.robot_type
         remeasure(self.root, self.features, recording.tables, self._statistics)  # while the small files are there
-        # What lies open is packed now: joining needs one encoder's settings, and ours may differ.
-        self._group = pack(self.root, self.features, self._group, self.fps)
-        self._write_tasks(recording.tasks)
-        self._write_totals(statistics=True)
+        self.tasks, self._changed = recording.tasks, not recording.finished
+        if self._changed:
+            self._write_tasks(recording.tasks)
+            self._write_totals(statistics=True)
+            # What lies open is packed now: joining needs one encoder's settings, and ours may differ.
+            self._group = pack(self.root, self.features, self._group, self.fps)
+            self._changed = False
 
     # -- state ------------------------------------------------------------------------------------------------------
 
     def _clear(self) -> None:
         self._encoders: dict[str, VideoEncoder] = {}
         self._columns: dict[str, list[Any]] = {key: [] for key in self.features}
-        self._pictures: Statistics = {
-            key: PictureStatistics() for key, feature in self.features.items() if feature.is_picture
+        self._pictures = {
+            key: PictureStatistics(first=part.pictures)
+            for key, part in self._statistics.items()
+            if isinstance(part, PictureStatistics)
         }
         self._frame_tasks: list[str] = []
 

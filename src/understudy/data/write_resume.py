@@ -1,8 +1,8 @@
 """Take up a recording that ended, however it ended: what is committed, and the statistics of it.
 
 Only episode tables count as committed; totals and statistics are made anew from them and from the files they name.
-Numbers are read back exactly. Pictures are read back from what was encoded, some thousand of them in even steps, each
-weighted by the pictures it stands for.
+Numbers are read back exactly. Pictures are read back from what was encoded: those that count in a recording of this
+length (`statistics.counting`), so the figures are those of a recording that was never interrupted.
 
 Not here: deleting what a killed recording left (`write_group.remove_orphans`).
 """
@@ -25,17 +25,20 @@ from understudy.data.errors import DatasetError
 from understudy.data.features import Feature
 from understudy.data.files import Files
 from understudy.data.lerobot_v3 import episode_files
-from understudy.data.statistics import PictureStatistics, RunningStatistics
-from understudy.data.video import open_video
+from understudy.data.statistics import PictureStatistics, RunningStatistics, counting, picture_step
+from understudy.data.video import VideoReader, open_video
 from understudy.data.write_group import Group, empty_group, file_numbers
 from understudy.data.write_layout import DATA_PATH, EPISODES_PATH, MARK, VIDEO_PATH, episode_schema, place
 
-_PICTURES = 1000  # pictures per camera that are read back
+_AT_ONCE = 16  # pictures in memory
 
 
 @dataclass
 class Recording:
-    """What a folder holds: the tables of meta/episodes in order, and the group that was open."""
+    """What a folder holds: the tables of meta/episodes in order, and the group that was open.
+
+    finished: nothing is left to be packed or written anew.
+    """
 
     tables: list[pa.Table]
     tasks: list[str]
@@ -43,6 +46,7 @@ class Recording:
     episodes: int
     frames: int
     robot_type: str | None
+    finished: bool
 
 
 def load_recording(root: Path, features: Mapping[str, Feature], entries: Mapping[str, Any], fps: int) -> Recording:
@@ -72,12 +76,23 @@ def load_recording(root: Path, features: Mapping[str, Feature], entries: Mapping
     ids = [int(i) for table in tables for i in table.column("episode_index").to_pylist()]
     if ids != list(range(episodes)):
         raise DatasetError("its episodes are not numbered 0, 1, 2, ...", where=root / EPISODES_PATH, fix=fix)
-    tasks = listed.column("task").to_pylist()
+    tasks: list[str] = listed.column("task").to_pylist()
     used = {task for table in tables for row in table.column("tasks").to_pylist() for task in row}
     while tasks and tasks[-1] not in used:  # of an episode that was not committed
         tasks.pop()
     frames = sum(int(np.sum(table.column("length").to_numpy())) for table in tables)
-    return Recording(tables, tasks, group, episodes, frames, info.get("robot_type"))
+    totals = [info.get(f"total_{name}") for name in ("episodes", "frames", "tasks")]
+    finished = group.rows.num_rows == 0 and len(tasks) == listed.num_rows and totals == [episodes, frames, len(tasks)]
+    finished = finished and (frames == 0 or _counted(root) == frames)
+    return Recording(tables, tasks, group, episodes, frames, info.get("robot_type"), finished)
+
+
+def _counted(root: Path) -> int | None:
+    """Frames that stats.json was made from."""
+    try:
+        return int(json.loads((root / "meta/stats.json").read_bytes())["index"]["count"][0])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def _settings(entries: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
@@ -95,14 +110,9 @@ def remeasure(
     statistics: Mapping[str, RunningStatistics | PictureStatistics],
 ) -> None:
     """Fill empty accumulators from the recorded files."""
-    frames = sum(int(np.sum(table.column("length").to_numpy())) for table in tables)
-    step = max(1, frames // _PICTURES)
     for key, part in statistics.items():
         if isinstance(part, PictureStatistics):
-            pictures = _videos if features[key].is_video else _images
-            for picture in pictures(root, key, tables, step):
-                part.add(picture, weight=step)
-            part.pictures *= step
+            _pictures(root, features[key], tables, part)
     numbers = [key for key, part in statistics.items() if isinstance(part, RunningStatistics)]
     for path in _data_files(root, tables):
         with pq.ParquetFile(path) as file:
@@ -121,24 +131,60 @@ def _data_files(root: Path, tables: list[pa.Table]) -> Iterator[Path]:
     return (root / place(DATA_PATH, number) for number in seen)
 
 
-def _videos(root: Path, key: str, tables: list[pa.Table], step: int) -> Iterator[np.ndarray]:
-    """Every `step`-th picture of a camera, uint8 (H, W, 3)."""
-    ahead = 0  # pictures to pass over before the next one
-    for number in dict.fromkeys(number for table in tables for number in file_numbers(table, f"videos/{key}")):
-        video = open_video(root / place(VIDEO_PATH, number, key))
-        for position in range(ahead, video.count, step):
-            yield video.read(np.array([position]))[0]
-        ahead = (ahead - video.count) % step
+def _pictures(root: Path, feature: Feature, tables: list[pa.Table], part: PictureStatistics) -> None:
+    """Count in what is recorded of one camera."""
+    lengths = np.concatenate([table.column("length").to_numpy() for table in tables])
+    step = picture_step(*feature.shape[:2])
+    counts = -(-lengths // step)  # pictures that are measured, of each episode
+    total = int(counts.sum())
+    numbers = np.array(counting(0, total, part.keep), np.int64)
+    episodes = np.searchsorted(np.cumsum(counts), numbers, side="right")
+    frames = (np.cumsum(lengths) - lengths)[episodes] + step * (numbers - (np.cumsum(counts) - counts)[episodes])
+    read = _videos if feature.is_video else _images
+    for number, picture in zip(numbers.tolist(), read(root, feature.key, tables, frames), strict=True):
+        part.skip(number - part.pictures)
+        part.add(picture)
+    part.skip(total - part.pictures)
+
+
+def every_picture(path: Path, step: int) -> Iterator[np.ndarray]:
+    """Pictures 0, step, 2 * step, ... of a video, uint8 (H, W, 3)."""
+    video = open_video(path)
+    try:
+        yield from _read(video, np.arange(0, video.count, step))
+    finally:
         video.close()
 
 
-def _images(root: Path, key: str, tables: list[pa.Table], step: int) -> Iterator[np.ndarray]:
-    """Every `step`-th picture of an image column, uint8 (H, W, 3)."""
-    row = 0
+def _read(video: VideoReader, wanted: np.ndarray) -> Iterator[np.ndarray]:
+    for first in range(0, len(wanted), _AT_ONCE):
+        yield from video.read(wanted[first : first + _AT_ONCE])
+
+
+def _videos(root: Path, key: str, tables: list[pa.Table], frames: np.ndarray) -> Iterator[np.ndarray]:
+    """These pictures of a camera, counted from the first frame of the recording on, uint8 (H, W, 3)."""
+    begin = 0
+    for number in dict.fromkeys(number for table in tables for number in file_numbers(table, f"videos/{key}")):
+        video = open_video(root / place(VIDEO_PATH, number, key))
+        try:
+            first, last = np.searchsorted(frames, [begin, begin + video.count])
+            yield from _read(video, frames[first:last] - begin)
+            begin += video.count
+        finally:
+            video.close()
+
+
+def _images(root: Path, key: str, tables: list[pa.Table], frames: np.ndarray) -> Iterator[np.ndarray]:
+    """These pictures of an image column, uint8 (H, W, 3)."""
+    begin = 0
     for path in _data_files(root, tables):
         with pq.ParquetFile(path) as file:
             for group in range(file.num_row_groups):
-                for value in file.read_row_group(group, columns=[key], use_threads=False).column(key):
-                    if row % step == 0:
-                        yield np.asarray(Image.open(io.BytesIO(value["bytes"].as_py())).convert("RGB"))
-                    row += 1
+                rows = file.metadata.row_group(group).num_rows
+                first, last = np.searchsorted(frames, [begin, begin + rows])
+                if first < last:
+                    column = file.read_row_group(group, columns=[key], use_threads=False).column(key)
+                    for row in (frames[first:last] - begin).tolist():
+                        picture = Image.open(io.BytesIO(column[row]["bytes"].as_py())).convert("RGB")
+                        yield np.asarray(picture)
+                begin += rows

@@ -33,6 +33,7 @@ from understudy.load.decoders import index_of
 from understudy.load.residency import IDLE, picture_bytes
 from understudy.order import Order, rank_slice
 from understudy.order.audit import WINDOWS, audit, reading
+from understudy.order.defaults import default_in_flight
 
 _AHEAD = (8, 4, 2)  # batches made before they are asked for, where memory allows: threads end their runs in turns
 _SMALL = 100  # eight of them where they are nothing beside all else: one takes less than such a part of memory
@@ -229,7 +230,7 @@ def fit_order(
     world: int = 1,
     threads: int = 2,
     size: tuple[int, int] | None = None,
-    frames_in_flight: int = 100_000,
+    frames_in_flight: int | None = None,
     **options: Any,
 ) -> tuple[Order, tuple[str, ...]]:
     """A new order with so many frames in flight that each rank can read them in runs of pictures in `memory` bytes.
@@ -242,7 +243,8 @@ def fit_order(
         ValueError: as `Order.of` and `make_plan` do.
     """
     wished = Order.of(datasets, frames_in_flight=frames_in_flight, **options)
-    order, frames = wished, frames_in_flight
+    asked = default_in_flight(wished.batch) if frames_in_flight is None else frames_in_flight
+    order, frames = wished, asked
 
     def fits(one: Order) -> bool:  # on the last rank, whose share is never smaller than another's
         plan = make_plan(datasets, one, rank=world - 1, world=world, threads=threads, memory=memory, size=size)
@@ -262,7 +264,7 @@ def fit_order(
     before, after = _deff(wished), _deff(order)
     spans = ", ".join(f"{b:.2f} -> {a:.2f} over {w}" for w, b, a in zip(WINDOWS, before, after))
     return order, (
-        f"{frames} frames in flight instead of {frames_in_flight}: twice as many do not fit {_mb(memory)}",
+        f"{frames} frames in flight instead of {asked}: twice as many do not fit {_mb(memory)}",
         f"design effect of the batches, by batches looked at together: {spans}",
     )
 

@@ -8,7 +8,9 @@ What is weighed, in this order:
    frames and S is a multiple of it.
 3. V is a multiple of the batch B (a batch then has B different clips, and a lane one rank), and V*S stays within
    `frames_in_flight` and a tenth of the frames (beyond which clips are cut by lanes too often) where it can. Where
-   B clips are too many even so, S is shortened, but not below 16 or the reach.
+   B clips are too many even so, S is shortened, but not below 16 or the reach. Frames in flight are those of all ranks
+   together. Unless they are given, they grow with the batch, and so does the number of ranks: each rank's part then
+   stays as large. They do not depend on the number of ranks itself, so the order of a new run does not either.
 4. Lanes must not all turn to a new clip at the same step: S and the lane length should share no factor.
 
 Not here: what the settings do (`lanes.py`, `layout.py`). The choice is made once and frozen in the spec.
@@ -20,6 +22,8 @@ from math import gcd
 
 from understudy.order.mixture import share_slots
 
+_IN_FLIGHT = 100_000
+_IN_FLIGHT_EACH = 192  # per sample of the batch: three clips; more than the above for batches of over 520
 _CLIP = 64
 _SHORTEST = 16
 _CHEAP = 4.0  # pictures decoded for one random sample that are not worth avoiding
@@ -34,6 +38,11 @@ class Choice:
     lanes: int
     cut: str
     why: tuple[str, ...]
+
+
+def default_in_flight(batch: int) -> int:
+    """Frames in flight, over all ranks, where nobody says how many: 100,000, or 192 per sample of a larger batch."""
+    return max(_IN_FLIGHT, _IN_FLIGHT_EACH * batch)
 
 
 def choose(
@@ -54,14 +63,20 @@ def choose(
             reason += f", and {least} open clips of {clip} would hold over a quarter of them anyway"
         return Choice(1, 1, "plain", (reason,))
     limit = min(in_flight, frames // 10)
+    wished, reason = clip, ""
     if least * clip > limit:
-        clip, shorter = _shorten(clip, cut, gop, halo, limit // least)
-        why += shorter
+        clip = _shorten(clip, cut, gop, halo, limit // least)
+        bound = f"{in_flight} may be in flight" if in_flight <= limit else f"a tenth of the {frames} frames is {limit}"
+        reason = f"{least} open clips of {wished} would be {least * wished} frames, and {bound}"
     if cut == "plain" and 4 * least * clip > frames:
         clip = max(1, frames // (4 * least))
-        why.append(f"clips shortened to {clip}: {frames} frames are few for {least} open clips")
+        reason = f"{frames} frames are few for {least} open clips"
     counts = [lanes] if lanes else _lane_counts(batch, max(1, limit // (clip * batch)))
+    shortest = clip
     clip, lanes = _without_resonance(frames, clip, gop if cut == "keyframe" else 0, counts, limit)
+    if clip < wished:
+        least_clip = f" (from {shortest} on, the first whose lanes do not turn together)" if clip > shortest else ""
+        why.append(f"clips shortened to {clip}{least_clip}: {reason}")
     why.append(f"{lanes} lanes: {lanes * clip} frames in flight of {frames}, {in_flight} allowed")
     if lanes * clip > in_flight * 1.1:
         why.append(f"that is more than allowed, but {lanes} lanes of such frames cannot do with less")
@@ -85,14 +100,12 @@ def _wish(gop: int, halo: int) -> tuple[int, str, list[str]]:
     return clip, "keyframe", why
 
 
-def _shorten(clip: int, cut: str, gop: int, halo: int, fitting: int) -> tuple[int, list[str]]:
+def _shorten(clip: int, cut: str, gop: int, halo: int, fitting: int) -> int:
     """Fewer frames per clip, down to what fits, but not below the floor."""
     floor = max(_SHORTEST, halo)
     if cut == "keyframe":
-        shorter = min(clip, max(fitting // gop, -(-floor // gop), 1) * gop)
-    else:
-        shorter = min(clip, max(fitting, floor))
-    return shorter, [f"clips shortened to {shorter} to keep frames in flight low"] if shorter < clip else []
+        return min(clip, max(fitting // gop, -(-floor // gop), 1) * gop)
+    return min(clip, max(fitting, floor))
 
 
 def _without_resonance(frames: int, clip: int, gop: int, counts: Sequence[int], limit: int) -> tuple[int, int]:

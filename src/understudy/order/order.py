@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.order.defaults import choose_slots
+from understudy.order.defaults import choose_slots, default_in_flight
 from understudy.order.keys import check_seed
 from understudy.order.lanes import Lanes
 from understudy.order.layout import Layout, check_segments, fingerprint
@@ -52,7 +52,7 @@ class Order:
         temperature: float | None = None,
         batch: int,
         seed: int = 0,
-        frames_in_flight: int = 100_000,
+        frames_in_flight: int | None = None,
         mode: str = "clips",
         clip: int | None = None,
         lanes: int | None = None,
@@ -63,7 +63,8 @@ class Order:
         weights: share of each source in the samples, in order or by name; any positive scale. None with `temperature`
             None: "one epoch of each", shares in proportion to frames. `temperature` t: in proportion to frames**t.
         batch: global batch, for the defaults and for `placement`; the order itself does not depend on it.
-        frames_in_flight: pictures (of one camera) that all ranks together may hold open.
+        frames_in_flight: pictures (of one camera) that all ranks together may hold open; None: 100,000, or 192 per
+            sample of a batch of more than 520.
         mode: "clips" (shuffled clips read in lanes), "uniform" (any frame anywhere), "episodes" (runs as long as the
             longest episode), "sequential" (storage order; no shuffling).
         clip, lanes: S and V instead of the derived ones (lanes: over all sources; without `clip`, a source of so few
@@ -74,7 +75,8 @@ class Order:
         """
         sources, batch, seed = listed(sources), whole("global batch", batch), check_seed(seed)
         clip, lanes = (None if n is None else whole(name, n) for name, n in (("clip", clip), ("lanes", lanes)))
-        wish = Wish(mode, batch, frames_in_flight, clip, lanes, inside)
+        in_flight = default_in_flight(batch) if frames_in_flight is None else frames_in_flight
+        wish = Wish(mode, batch, in_flight, clip, lanes, inside)
         planned, slots = plan(sources, shares_of(sources, weights, temperature), wish)
         spec = Spec(seed, batch, tuple(one.spec for one in planned), (Entry(0, slots),))
         return cls(spec, [one.layout for one in planned], [one.why for one in planned])
@@ -226,7 +228,11 @@ class Order:
         return np.array(sorted(p for p in found if p is not None), np.int64)
 
     def reweighted(
-        self, position: int, weights: Mapping[str, float], add: Sequence[Frames] = (), frames_in_flight: int = 100_000
+        self,
+        position: int,
+        weights: Mapping[str, float],
+        add: Sequence[Frames] = (),
+        frames_in_flight: int | None = None,
     ) -> "Order":
         """This order up to `position`, and from there on sources in other shares: a new schedule entry.
 
@@ -250,7 +256,8 @@ class Order:
         slots = choose_slots(values, self.batch, max(sum(self.spec.schedule[-1].slots), 16 * self.batch))
         by_name = dict(zip(named, slots))
         entry = Entry(position, tuple(by_name.get(name, 0) for name in known))
-        wish = Wish("clips", self.batch, frames_in_flight)
+        in_flight = default_in_flight(self.batch) if frames_in_flight is None else frames_in_flight
+        wish = Wish("clips", self.batch, in_flight)
         added = [plan_source(source, by_name[source.name] / sum(slots), wish) for source in add]
         sources = (*self.spec.sources, *(one.spec for one in added))
         spec = replace(self.spec, sources=sources, schedule=(*self.spec.schedule, entry))

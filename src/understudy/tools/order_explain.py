@@ -40,8 +40,8 @@ class ExplainConfig:
     """Global batch: samples per step over all ranks."""
     seed: int = 0
     """Seed of the order."""
-    frames_in_flight: int = 100_000
-    """Frames that all ranks together may hold open."""
+    frames_in_flight: int | None = None
+    """Frames that all ranks together may hold open; none: 100,000, or 192 per sample of a batch of more than 520."""
     clip: int = 0
     """Frames per clip, to try another one; 0: chosen for the data."""
     lanes: int = 0
@@ -69,7 +69,7 @@ class ExplainConfig:
         found = [
             f"{name}: must be at least 1"
             for name in ("batch", "world", "workers", "episodes", "frames_in_flight")
-            if getattr(self, name) < 1
+            if (value := getattr(self, name)) is not None and value < 1
         ]
         if not found and self.batch % self.world:
             found.append(f"batch: {self.batch} does not divide among {self.world} ranks")

@@ -97,8 +97,9 @@ class DataConfig(DatasetConfig):
     """What a policy's inputs and outputs are scaled by, per dimension, over the training episodes."""
     order: Literal["clips", "uniform", "episodes", "sequential"] = "clips"
     """How positions walk through the frames; `clips` is well shuffled and decodes each picture about once."""
-    frames_in_flight: Annotated[int, Ge(1)] = 100_000
-    """How many frames the shuffle may spread over: more is better shuffled, fewer needs less memory."""
+    frames_in_flight: Annotated[int, Ge(1)] | None = None
+    """How many frames the shuffle may spread over, on all ranks together: more is better shuffled, fewer needs less
+    memory. Without a number: 100,000, or 192 per sample of a batch of more than 520."""
     cache: str = ""
     """Folder on a local disk for what is read from a URL, shared by the processes of the host; none: the user's own."""
     cache_size: str = "64GB"

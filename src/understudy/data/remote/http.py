@@ -23,12 +23,14 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from understudy.data.errors import DatasetError, SourceFailed
+from understudy.data.remote.limits import limited, wait_until
 from understudy.data.remote.retry import Patience, Stopped, Transient, is_over
 
 _CHUNK = 1 << 18
 _SKIP = 1 << 20  # bytes of a whole file that are skipped to reach the range; a server that sends more is refused
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
-_UNSATISFIED = re.compile(r"bytes \*/(\d+)")
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
+_UNSATISFIED = re.compile(r"bytes \*/([0-9]{1,18})")
 _REFUSED_TRIES = 4  # in a row: then the server always does so
 _REDIRECTS = 30  # one after the other
 _CONNECTIONS = 64  # to one host, at most, that are kept for the next request
@@ -120,9 +122,10 @@ class HttpClient:
             headers["If-None-Match" if known.startswith(('"', "W/")) else "If-Modified-Since"] = known
         if self._pid != os.getpid():  # forked: connections are the parent's
             self._forget()
-        final = None
+        final, end = None, time.monotonic() + patience.deadline + size / patience.slowest
         for _ in range(_REDIRECTS):
             at = final or address
+            wait_until(min(end, time.monotonic() + patience.stall), patience.stall)  # for the connection and the head
             response = self._send(at, headers, patience)
             try:
                 if further := response.get_redirect_location():
@@ -132,7 +135,8 @@ class HttpClient:
                 elif known and response.status == 304:
                     return Answer(unchanged=True, date=_time(response.headers.get("Date")))
                 else:
-                    return replace(_checked(response, at.url, offset, size, patience, stop), final=final)
+                    wait_until(end, patience.stall)
+                    return replace(_checked(response, at.url, offset, size, patience, end, stop), final=final)
             finally:
                 response.close()  # if it was not read to its end
                 response.release_conn()
@@ -218,18 +222,13 @@ def _found(session: Any, url: str, verify: bool | str | None, opened: weakref.We
     except OSError as error:
         raise DatasetError(f"no certificates: {_short(error)}", fix="set REQUESTS_CA_BUNDLE") from error
 
-    kind: Any = pool.ConnectionCls
-
-    class Connection(kind):
-        def connect(self) -> None:
-            super().connect()
-            opened.add(self)
-
-    pool.ConnectionCls = Connection
+    pool.ConnectionCls = limited(pool.ConnectionCls, opened)
     return Route(pool, whole, dict(asked.headers))
 
 
-def _checked(response: Any, where: str, offset: int, size: int, patience: Patience, stop: threading.Event) -> Answer:
+def _checked(
+    response: Any, where: str, offset: int, size: int, patience: Patience, end: float, stop: threading.Event
+) -> Answer:
     """The answer, once its head says that it is what was asked for."""
     status, headers = response.status, response.headers
     etag = headers.get("ETag", "")
@@ -257,28 +256,30 @@ def _checked(response: Any, where: str, offset: int, size: int, patience: Patien
         said = _RANGE.fullmatch(headers.get("Content-Range", "").strip())
         if said is None:
             raise Transient("a part was sent without saying which", tries=_REFUSED_TRIES)
-        begin, end = int(said[1]), int(said[2]) + 1
-        if begin != offset or not begin < end <= offset + size:
-            what = f"bytes {begin} to {end} were sent where {offset} to {offset + size} were asked"
+        begin, behind = int(said[1]), int(said[2]) + 1
+        if begin != offset or not begin < behind <= offset + size:
+            what = f"bytes {begin} to {behind} were sent where {offset} to {offset + size} were asked"
             raise Transient(what, tries=_REFUSED_TRIES)
-        size = end - begin
+        size = behind - begin
         total = int(said[3]) if said[3] != "*" else -1
+        if 0 <= total < behind:
+            raise Transient(f"bytes up to {behind} were sent of a file of {total}", tries=_REFUSED_TRIES)
     else:  # the whole file: take the right part of it, if that is near
         length = headers.get("Content-Length", "")
-        total = int(length) if length.isdigit() else -1
+        total = int(length) if _NUMBER.fullmatch(length) else -1
         if total < 0 or offset > _SKIP:
             raise Transient("the server sends the whole file instead of a part", tries=_REFUSED_TRIES)
         skip, size = offset, max(0, min(size, total - offset))
-    data = _body(response, skip, size, patience, stop)
+    data = _body(response, skip, size, patience, end, stop)
     if size and not data:
         raise Transient("the connection ended before the first byte")
     return replace(about, data=data, total=total)
 
 
-def _body(response: Any, skip: int, size: int, patience: Patience, stop: threading.Event) -> bytes:
+def _body(response: Any, skip: int, size: int, patience: Patience, end: float, stop: threading.Event) -> bytes:
     """`size` bytes behind `skip`; fewer where the connection ended. Raises Transient if not even one came."""
     parts: list[bytes] = []
-    have, end = -skip, time.monotonic() + patience.deadline + size / patience.slowest
+    have = -skip
     try:
         while have < size:
             if is_over(stop):
@@ -304,7 +305,7 @@ def _after(headers: Mapping[str, str]) -> float | None:
     text = headers.get("Retry-After", "").strip()
     if not text:
         return None
-    if text.isdigit():
+    if _NUMBER.fullmatch(text):
         return float(text)
     then = _time(text)
     return max(0.0, then - (_time(headers.get("Date")) or time.time())) if then else None
@@ -316,7 +317,7 @@ def _time(text: str | None) -> float:
         return 0.0
     try:
         return parsedate_to_datetime(text).timestamp()
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return 0.0
 
 

@@ -8,34 +8,55 @@ needs it. Not here: what is fetched, and where it is kept (`source.py`).
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 _IDLE = 0.5  # seconds without work after which a thread ends
 _MEASURED = 64  # transfers that the latency is taken from
 
 
+Job = Callable[[threading.Event], None]
+
+
 class Fetcher:
-    """Runs jobs in at most `threads` threads, first come first served."""
+    """Runs jobs in at most `threads` threads, first come first served. A job is made when a thread is about to be free
+    for it: there may be more of them than memory holds."""
 
     def __init__(self, threads: int) -> None:
         self._most = threads
-        self._jobs: deque[Callable[[threading.Event], None]] = deque()
+        self._jobs: deque[tuple[Job, Iterator[Job]]] = (
+            deque()
+        )  # the next of those that were submitted together, the rest
         self._wake = threading.Condition()
         self._threads: set[threading.Thread] = set()  # that take jobs
         self._started: list[threading.Thread] = []  # and those that are just ending
         self._idle = 0
         self.stop = threading.Event()  # of everything under way; a new one follows a stop
 
-    def submit(self, job: Callable[[threading.Event], None]) -> None:
-        """Run `job(stop)` soon; whatever it raises is dropped."""
+    def submit(self, jobs: Iterable[Job]) -> None:
+        """Run `job(stop)` of each soon; whatever it raises is dropped."""
+        rest, none = iter(jobs), iter(())
         with self._wake:
-            self._jobs.append(job)
-            if self._idle < len(self._jobs) and len(self._threads) < self._most:
-                thread = threading.Thread(target=self._run, args=(self.stop,), name="understudy-fetch", daemon=True)
-                self._threads.add(thread)
-                thread.start()
-                self._started = [*(one for one in self._started if one.is_alive()), thread]
-            self._wake.notify()
+            first = list(islice(rest, self._most))
+            for number, job in enumerate(first, start=1):
+                self._jobs.append((job, rest if number == len(first) else none))
+                self._start_one()
+            self._wake.notify_all()
+
+    def _take(self) -> Job:
+        job, rest = self._jobs.popleft()
+        following = next(rest, None)
+        if following is not None:
+            self._jobs.appendleft((following, rest))
+            self._start_one()
+        return job
+
+    def _start_one(self) -> None:
+        if self._idle < len(self._jobs) and len(self._threads) < self._most:
+            thread = threading.Thread(target=self._run, args=(self.stop,), name="understudy-fetch", daemon=True)
+            self._threads.add(thread)
+            thread.start()
+            self._started = [*(one for one in self._started if one.is_alive()), thread]
 
     def _run(self, stop: threading.Event) -> None:
         try:
@@ -50,7 +71,7 @@ class Fetcher:
                         if not self._jobs or stop.is_set():
                             self._threads.discard(threading.current_thread())  # under the lock: a new job sees it
                             return
-                    job = self._jobs.popleft()
+                    job = self._take()
                 try:
                     job(stop)
                 except Exception:  # the one who needs it will meet it again, and raise it

@@ -27,7 +27,8 @@ class Patience:
 
     Attributes:
         deadline: seconds without any progress after which reading is given up.
-        stall: seconds without a byte after which one request is given up and made again.
+        stall: seconds without a byte after which one request is given up and made again; also the longest that
+            connecting and the head of the answer may take together.
         first, longest: seconds between attempts, doubling from the one to the other, half of it jitter.
         slowest: bytes per second; a read takes no longer than `deadline` and this rate allow.
     """

@@ -13,9 +13,10 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -34,6 +35,12 @@ T = TypeVar("T")
 _PART = 8 << 20  # bytes of one transfer at most
 _NEVER = threading.Event()  # who reads waits; who fetches ahead can be stopped
 _CLOSED, _CLOSE_LATER = "the one it was read for has gone", "close after reading"
+_LARGEST = {
+    ".json": 1 << 30,
+    ".jsonl": 1 << 36,
+    ".parquet": 1 << 38,
+    "": 1 << 42,
+}  # bytes that a file can mean, by its end
 _FIRST_CONTACT = 15.0  # seconds for a server that has never answered: perhaps its name is misspelt
 
 
@@ -73,6 +80,12 @@ class Elsewhere:
                 stack.enter_context(locks.holding(f"{note}.lock", stop, wait=self.settings.patience.deadline))
             known = _read_note(note)
             found, head = self.again(lambda p: self.store.stat(path, known, p, stop), path, stop)
+            most = _LARGEST.get(os.path.splitext(path)[1], _LARGEST[""])
+            if not 0 <= found.size <= most:
+                what = f"its server says that it has {found.size} bytes; no file of its kind has more than {most}"
+                raise SourceFailed(
+                    what, where=f"{self.root}/{path}", fix="mend the server, or copy the dataset to disk"
+                )
             if head:
                 self._keep(self.cache.entry(self.key(path, found)), head)
             if found != known:
@@ -147,20 +160,27 @@ class RemoteSource(ByteSource):
         entry.unpin(offset, size)
 
     def prefetch(self, spans: np.ndarray) -> None:
-        self._submit(spans, pin=True)
-
-    def prefetch_all(self) -> None:
-        """Have the whole file fetched: it is small, or every byte of it is needed."""
-        self._submit(np.array([[0, self.size]]), pin=False)
-
-    def _submit(self, spans: np.ndarray, pin: bool) -> None:
         elsewhere = self._root.elsewhere
         entry = elsewhere.cache.entry(self._key)
-        for offset, size in spans.tolist():
-            end = min(offset + size, self.size)
-            for begin in range(offset, end, _PART):
-                count = min(_PART, end - begin)
-                elsewhere.fetcher.submit(partial(self._ahead, elsewhere, entry, begin, count, pin))
+        parts = ((at, n) for offset, size in spans.tolist() for at, n in _parts(offset, min(offset + size, self.size)))
+        elsewhere.fetcher.submit(partial(self._ahead, elsewhere, entry, at, n, True) for at, n in parts)
+
+    def prefetch_all(self) -> None:
+        """Have the whole file fetched: it is small, or every byte of it is needed. The first part that cannot be had
+        ends that: perhaps the file is not as long as its server says."""
+        elsewhere = self._root.elsewhere
+        entry = elsewhere.cache.entry(self._key)
+        failed = threading.Event()
+
+        def fetch(offset: int, size: int, stop: threading.Event) -> None:
+            try:
+                self._ahead(elsewhere, entry, offset, size, False, stop)
+            except BaseException:
+                failed.set()
+                raise
+
+        parts = takewhile(lambda _: not failed.is_set(), _parts(0, self.size))
+        elsewhere.fetcher.submit(partial(fetch, at, n) for at, n in parts)
 
     def close(self) -> None:
         self._root.elsewhere.cache.entry(self._key).unpin_all()
@@ -266,6 +286,11 @@ def _reopened(root: Root, path: str, tag: str) -> RemoteSource:
     if source.tag != tag:
         raise SourceFailed(CHANGED, where=source.where, fix=RESTART)
     return source
+
+
+def _parts(begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """[begin, end) as (offset, size) of transfers."""
+    return ((at, min(_PART, end - at)) for at in range(begin, end, _PART))
 
 
 def _gaps(offset: int, size: int, have: dict[int, bytes]) -> list[tuple[int, int]]:

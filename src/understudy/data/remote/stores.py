@@ -13,9 +13,11 @@ from pathlib import PurePosixPath
 from typing import Any, Protocol
 
 from understudy.data.errors import DatasetError, MissingFile, SourceFailed
+from understudy.data.remote.limits import within
 from understudy.data.remote.retry import Patience, Transient
 from understudy.data.sources import CHANGED, RESTART
 
+_LISTED = 900.0  # seconds for one listing; a thousand entries take about a tenth of one
 _TAGS = ("etag", "sha256", "md5hash", "contentmd5", "md5", "crc32c", "checksum", "xethash", "generation", "versionid")
 _EXTRA = {"s3": "s3", "s3a": "s3", "hf": "hub"}  # what brings the driver of a protocol
 _TIMES = ("lastmodified", "mtime", "modified", "updated", "created", "creationtime")
@@ -89,7 +91,7 @@ class FsspecStore:
         info = tried(lambda: fs.info(full))
         if info.get("type") == "directory":
             raise DatasetError("a folder lies where a file should be", fix="restore the file")
-        return Stat(_size(info), _version(info)), b""
+        return Stat(size_of(info), _version(info)), b""
 
     def get(self, path: str, stat: Stat, offset: int, size: int, patience: Patience, stop: threading.Event) -> bytes:
         fs, full = self._full(path)
@@ -127,12 +129,20 @@ def open_fs(root: str, options: dict[str, Any]) -> tuple[Any, str]:
 def listing(fs: Any, full: str) -> list[tuple[str, bool]] | None:
     """(name, is a folder) of each entry of a folder, sorted; [] where there is none; None where listing fails."""
     try:
-        found = fs.ls(full, detail=True)
+        found = _ls(fs, full)
     except FileNotFoundError:
         return []
     except Exception:
         return None
     return sorted((PurePosixPath(str(e["name"]).rstrip("/")).name, e.get("type") == "directory") for e in found)
+
+
+def _ls(fs: Any, full: str) -> Any:
+    if not fs.async_impl:
+        return within(_LISTED, lambda: fs.ls(full, detail=True))
+    from fsspec.asyn import sync  # `ls` of these file systems waits for ever; this ends
+
+    return sync(fs.loop, fs._ls, full, detail=True, timeout=_LISTED)
 
 
 def short(error: BaseException) -> str:
@@ -188,9 +198,9 @@ def _cat(fs: Any, full: str, start: int, end: int, patience: Patience) -> Any:
     return sync(fs.loop, fs._cat_file, full, start=start, end=end, timeout=limit)
 
 
-def _size(info: dict[str, Any]) -> int:
+def size_of(info: dict[str, Any]) -> int:
     size = info.get("size")
-    if not isinstance(size, int):
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
         raise DatasetError("its file system does not say how many bytes it has", fix="copy the dataset to disk")
     return size
 
@@ -200,6 +210,6 @@ def _version(info: dict[str, Any]) -> str:
     plain = {key.lower().replace("_", "").replace("-", ""): value for key, value in info.items()}
     for name in (*_TAGS, *_TIMES):
         if plain.get(name) not in (None, "", 0):
-            return f"{name} {plain[name]} size {_size(info)}"
+            return f"{name} {plain[name]} size {size_of(info)}"
     what = "its file system says neither a checksum nor a time of change, so a change could not be noticed"
     raise DatasetError(what, fix="copy the dataset to disk")

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from understudy.data.errors import DatasetError, SourceFailed
 from understudy.data.remote.http import Address, Answer, HttpClient, Rejected
 from understudy.data.remote.retry import Patience, Transient
-from understudy.data.remote.stores import Stat, listing, open_fs, refused, short, tried
+from understudy.data.remote.stores import Stat, listing, open_fs, refused, short, size_of, tried
 from understudy.data.sources import CHANGED, RESTART
 
 HEAD = 1 << 16  # bytes that come along when a file is opened: small files whole, the index of many videos
@@ -223,7 +223,7 @@ class Hub:
             info = self._fs.info(self._full(path))
         if info["type"] == "directory":
             raise DatasetError("a folder lies where a file should be", fix="restore the file")
-        return Stat(int(info["size"]), f"commit {self.pin}")
+        return Stat(size_of(info), f"commit {self.pin}")
 
 
 def _verify(client: Mapping[str, Any]) -> bool | str | None:
