@@ -154,6 +154,31 @@ def trouble(root: Path) -> dict[str, list[str]]:
     return told
 
 
+def flipped(root: Path) -> str:
+    """A bit is flipped in each file of a checkpoint, one after the other: this rank's errors, a line each."""
+    dist.init_process_group("gloo")
+    training = Training("fsdp2")
+    saver, told = Saver(root, keep=1), []
+    saver.save(1, training.tensors(), {})
+    path = root / "step-00000001"
+    for name in ("__0_0.distcp", "__1_0.distcp", ".metadata"):
+        whole = (path / name).read_bytes()
+        if rank() == 0:
+            (path / name).write_bytes(whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:])
+        dist.barrier()
+        try:
+            saver.load(path, training.tensors())
+            told.append("nothing")
+        except CheckpointError as error:
+            told.append(str(error))
+        dist.barrier()
+        if rank() == 0:
+            (path / name).write_bytes(whole)
+        dist.barrier()
+    saver.load(path, training.tensors())
+    return "\n".join(told)
+
+
 @contextmanager
 def no_space(folder: Path) -> Iterator[None]:
     """Files of rank 1 may not grow beyond 100 kB: the system's own error in the middle of a write."""

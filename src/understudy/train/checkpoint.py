@@ -9,8 +9,9 @@ is therefore a promise. Whatever goes wrong, on whichever rank, is one Checkpoin
 checkpoints are as they were.
 
 The tensors are named and float32, DTensors or plain (the same on every rank), and loaded in place, which is also how
-they move to another number of ranks or another mesh. DCP's `.metadata` is a pickle: load only runs you trust. Not here:
-writing behind the training's back, and when (`saver.py`).
+they move to another number of ranks or another mesh. state.json holds the step and the checksum of each file; what is
+not as it was written is refused. Not here: checksums (`seal.py`), DCP's index (`checkpoint_index.py`), writing behind
+the training's back, and when (`saver.py`).
 """
 
 import json
@@ -28,11 +29,16 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from understudy.train import seal
+from understudy.train.checkpoint_index import INDEX, IndexReader, read_index
 from understudy.train.rundir import sync_folder
 
 FORMAT = 2
 """Version of what a checkpoint holds; another one is refused, never guessed at. 1 had no settings in its state."""
 
+
+KINDS: dict[str, type] = {"step": int, "position": int, "batch": int, "world": int, "settings": dict, "versions": dict}
+"""What values of a state are, if they are there."""
 
 NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,})(\.tmp)?", re.ASCII)
 """Of the folders that are written here; any other one is someone else's and stays."""
@@ -69,8 +75,10 @@ def save(
     with _told(f"{final}: cannot be saved", on_failure=undo):
         if not agreed(group, lambda: _make_room(final, unfinished)):
             return final
-        dcp.save(dict(tensors), storage_writer=_writer(unfinished), process_group=group, no_dist=group is None)
-        agreed(group, lambda: _promise(unfinished, final, {"format": FORMAT, "step": step, **state}))
+        writer = _writer(unfinished)
+        dcp.save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
+        files = {name: own for part in gathered(group, writer.sums) for name, own in part.items()}
+        agreed(group, lambda: _promise(unfinished, final, {"format": FORMAT, "step": step, **state}, files))
     return final
 
 
@@ -78,46 +86,68 @@ def load(path: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | N
     """Fill `tensors` in place from checkpoint `path`; returns its state. `group` as in `save`.
 
     Raises:
-        CheckpointError: another format, a missing tensor, another shape or dtype, unreadable files.
+        CheckpointError: another format, a file that is not what was written, a missing tensor, another shape or dtype,
+            unreadable files; on all ranks. Names the checkpoint before this one.
     """
     import torch.distributed.checkpoint as dcp
 
     state = read_state(path)
-    with _told(f"{path}: cannot be loaded (removing this folder lets the run go on from an earlier one)"):
+    with _told(f"{path}: cannot be loaded", instead=path):
+        if seal.FILES in state:
+            rank, world = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+            found = gathered(group, seal.damaged(path, state[seal.FILES], slice(rank, None, world)))
+            if wrong := [line for line in found if line]:
+                raise CheckpointError(wrong[0])
+        elif _first(group):
+            warnings.warn(f"{path} was written without checksums: damage to it would not be noticed", stacklevel=2)
         stored = _contents(path)  # DCP would print a traceback before it fails
         for name, tensor in tensors.items():
-            if name in stored and (kept := stored[name].properties.dtype) != tensor.dtype:
+            if name not in stored:
+                raise ValueError(f"{name} is not in the checkpoint")
+            if (kept := stored[name].properties.dtype) != tensor.dtype:
                 raise ValueError(f"{name} is {kept} in the checkpoint and {tensor.dtype} here")  # DCP would cast
         # A copy of the mapping: DCP replaces entries that are not tensors, and all of ours are.
-        dcp.load(dict(tensors), checkpoint_id=path, process_group=group, no_dist=group is None)
+        dcp.load(dict(tensors), storage_reader=IndexReader(path), process_group=group, no_dist=group is None)
     return state
 
 
 def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
     """The tensors of a checkpoint whose names begin with `prefix`, whole, on the CPU; raises as `load` does."""
-    with _told(f"{path}: cannot be loaded"):
-        stored = _contents(path)
-    tensors = {
-        name: torch.empty(item.size, dtype=item.properties.dtype)
-        for name, item in stored.items()
-        if name.startswith(prefix)
-    }
+    with _told(f"{path}: cannot be loaded", instead=path):
+        tensors = {
+            name: torch.empty(item.size, dtype=item.properties.dtype)
+            for name, item in _contents(path).items()
+            if name.startswith(prefix)
+        }
     load(path, tensors)
     return tensors
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """state.json of a checkpoint. Raises CheckpointError when it is not one of ours or of another format."""
+    """state.json of a checkpoint.
+
+    Raises:
+        CheckpointError: it is not one of ours, of another format, not what was written, or of another step than the
+            folder's name says.
+    """
     try:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
         version = state["format"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}: state.json cannot be read: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: state.json cannot be read: {error}; {_before(path)}") from error
     if version != FORMAT:
         raise CheckpointError(
             f"{path}: checkpoint format {version}, this version of understudy reads {FORMAT}: "
             "carry on with the version that wrote it, or start a new run"
         )
+    if not seal.unbroken(state):
+        raise CheckpointError(f"{path}: state.json is not what was written (its checksum differs); {_before(path)}")
+    for name, kind in KINDS.items():
+        if type(value := state.get(name, kind())) is not kind:
+            raise CheckpointError(f"{path}: state.json says {name}: {value!r}; {_before(path)}")
+    if (found := NAME.fullmatch(path.name)) and state.get("step") != int(found[1]):
+        what = f"{path}: state.json says that this is step {state.get('step')}; the folder was renamed"
+        raise CheckpointError(f"{what}: give it back its name, or {_before(path)}")
     return dict(state)
 
 
@@ -142,7 +172,7 @@ def best(folder: Path, metric: str) -> Path | None:
             value = read_state(path).get("judged", {}).get(metric)
         except CheckpointError:  # an older one that is damaged must not stop the run
             continue
-        if value is not None and isfinite(value):  # nothing is lower than NaN
+        if isinstance(value, int | float) and isfinite(value):  # nothing is lower than NaN
             found.append((value, path))
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
@@ -171,7 +201,7 @@ def _unfinished(final: Path) -> Path:
 
 
 def _writer(unfinished: Path) -> Any:
-    """DCP's writer, which fsyncs its files; a write that fails says why.
+    """DCP's writer, which fsyncs its files, and sums up what it wrote in `sums`; a write that fails says why.
 
     torch's zip writer, when the system refuses a write, says that its own offsets are wrong; only the context of that
     error knows of the full disk, and contexts are lost on the way to the other ranks.
@@ -179,9 +209,13 @@ def _writer(unfinished: Path) -> Any:
     from torch.distributed.checkpoint import FileSystemWriter
 
     class Writer(FileSystemWriter):
+        sums: dict[str, Any] = {}  # noqa: RUF012 - replaced, never changed
+
         def write_data(self, *args: Any) -> Any:
             try:
-                return super().write_data(*args)
+                written = super().write_data(*args)
+                self.sums = seal.sums(unfinished, {result.storage_data.relative_path for result in written.wait()})
+                return written
             except RuntimeError as error:
                 cause: BaseException | None = error
                 while cause is not None and not isinstance(cause, OSError):
@@ -200,7 +234,7 @@ def _make_room(final: Path, unfinished: Path) -> bool:
     return True
 
 
-def _promise(unfinished: Path, final: Path, state: Mapping[str, Any]) -> None:
+def _promise(unfinished: Path, final: Path, state: Mapping[str, Any], files: Mapping[str, Any]) -> None:
     """Everything is written: make it durable and give it its name.
 
     Raises ValueError when a file that another rank wrote is not here: DCP makes missing folders, so a rank with another
@@ -213,8 +247,9 @@ def _promise(unfinished: Path, final: Path, state: Mapping[str, Any]) -> None:
                 f"{file} is not there, or not whole: the run directory was changed meanwhile, or not all ranks see the "
                 "same one (it must lie on a file system that all nodes share)"
             )
+    files = {**files, **seal.sums(unfinished, [INDEX])}
     with (unfinished / "state.json").open("w", encoding="utf-8") as file_:
-        json.dump(state, file_, indent=2)
+        json.dump(seal.sealed({**state, seal.FILES: files}), file_, indent=2)
         file_.flush()
         os.fsync(file_.fileno())
     sync_folder(unfinished)
@@ -222,25 +257,15 @@ def _promise(unfinished: Path, final: Path, state: Mapping[str, Any]) -> None:
     sync_folder(final.parent)
 
 
-def _metadata(path: Path) -> Any:
-    """DCP's own table. Raises ValueError when it cannot be read."""
-    from torch.distributed.checkpoint import FileSystemReader
-
-    try:
-        return FileSystemReader(path).read_metadata()
-    except Exception as error:  # a damaged pickle may raise anything
-        raise ValueError(f".metadata: {_cause(error)}") from error
-
-
 def _contents(path: Path) -> dict[str, Any]:
     """Name -> size and dtype (`TensorStorageMetadata`) of each tensor in there."""
-    return {name: item for name, item in _metadata(path).state_dict_metadata.items() if hasattr(item, "size")}
+    return dict(read_index(path).state_dict_metadata)
 
 
 def _files(path: Path) -> dict[str, int]:
     """File name -> least size in bytes of each file that the tensors lie in."""
     sizes: dict[str, int] = {}
-    for piece in (_metadata(path).storage_data or {}).values():
+    for piece in (read_index(path).storage_data or {}).values():
         sizes[piece.relative_path] = max(sizes.get(piece.relative_path, 0), piece.offset + piece.length)
     return sizes
 
@@ -265,13 +290,34 @@ def agreed(group: dist.ProcessGroup | None, work: Callable[[], Any]) -> Any:
     return outcome[0]
 
 
+def gathered(group: dist.ProcessGroup | None, own: Any) -> list[Any]:
+    """What each rank has, by rank, on all of them."""
+    if group is None:
+        return [own]
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, own, group=group)
+    return found
+
+
+def _before(path: Path) -> str:
+    """How to do without checkpoint `path`."""
+    name = NAME.fullmatch(path.name)
+    earlier = [step for step in steps(path.parent) if name is not None and step < int(name[1])]
+    if not earlier:
+        return "there is no earlier checkpoint: start a new run"
+    return f"move this folder away to go on from the checkpoint before it, step {earlier[-1]}"
+
+
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def _told(what: str, on_failure: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """DCP's errors (no Exceptions) and the system's as a CheckpointError; DCP's single-process warning is silenced."""
+def _told(what: str, on_failure: Callable[[], None] = lambda: None, instead: Path | None = None) -> Iterator[None]:
+    """DCP's errors (no Exceptions) and the system's as a CheckpointError; DCP's single-process warning is silenced.
+
+    instead: the checkpoint without which things may go on; the error says how.
+    """
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
@@ -280,7 +326,8 @@ def _told(what: str, on_failure: Callable[[], None] = lambda: None) -> Iterator[
             yield
     except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
         on_failure()
-        raise CheckpointError(f"{what}: {_cause(error)}") from error
+        told = f"{what}: {_cause(error)}"
+        raise CheckpointError(f"{told}; {_before(instead)}" if instead else told) from error
 
 
 def _cause(error: BaseException) -> str:

@@ -1,0 +1,80 @@
+"""The index of a checkpoint, `.metadata`: read without running anything that stands in it.
+
+torch's distributed checkpoint format (DCP) pickles its index, and a plain unpickler calls whatever a pickle names. Ours
+knows the classes of an index and refuses all else. It also refuses what the index could lead to: values that are not
+tensors (DCP unpickles them), and files outside the checkpoint. The tensors themselves are read by torch's restricted
+loader.
+"""
+
+import pickle
+from collections import OrderedDict
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import FileSystemReader, metadata
+
+INDEX = ".metadata"
+
+CLASSES: dict[str, tuple[str, ...]] = {
+    "torch.distributed.checkpoint.metadata": (
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.serialization": ("_get_layout",),  # a layout by its name
+    "torch": ("Size",),
+}
+"""Module -> what an index may name there, in every version of torch from 2.7 on."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if name in CLASSES.get(module, ()):
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(value := getattr(torch, name, None), torch.dtype | torch.layout):
+            return value
+        if module in ("pathlib", "pathlib._local") and name in ("PosixPath", "WindowsPath"):
+            return PurePosixPath  # where it was written, which nothing asks for
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which does not belong in a checkpoint")
+
+
+def read_index(path: Path) -> metadata.Metadata:
+    """The index of the checkpoint in folder `path`.
+
+    Raises:
+        ValueError: it cannot be read, or names anything that is neither a tensor nor a file of this checkpoint.
+    """
+    try:
+        with (path / INDEX).open("rb") as file:
+            index = _Unpickler(file).load()
+        if not isinstance(index, metadata.Metadata):
+            raise pickle.UnpicklingError(f"it holds a {type(index).__name__}")
+        for name, item in index.state_dict_metadata.items():
+            if not isinstance(item, metadata.TensorStorageMetadata):
+                raise pickle.UnpicklingError(f"{name} is no tensor")
+        for piece in (index.storage_data or {}).values():
+            if Path(piece.relative_path).name != piece.relative_path:
+                raise pickle.UnpicklingError(f"it names the file {piece.relative_path!r}")
+    except Exception as error:  # a damaged pickle may raise anything
+        raise ValueError(f"{INDEX}: {' '.join(f'{type(error).__name__}: {error}'.split())}") from error
+    return index
+
+
+class IndexReader(FileSystemReader):
+    """DCP's reader of a folder, with the index read as above."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
+        index = read_index(Path(self.path))
+        if index.storage_meta is None:
+            index.storage_meta = metadata.StorageMeta()
+        index.storage_meta.load_id = self.load_id
+        return index
