@@ -1,6 +1,6 @@
 """LeRobot's ACT, fed by understudy: the same keys and shapes that its own dataset gives.
 
-python examples/lerobot_act.py [DATASET]     (needs torchvision and LeRobot; where that pins an older PyAV: `--no-deps`)
+python examples/lerobot_act.py [DATASET]     (needs LeRobot; `pip install lerobot understudy` makes both)
 """
 
 import torch
@@ -23,13 +23,16 @@ inputs = {
 outputs = {"action": PolicyFeature(FeatureType.ACTION, tuple(sample["action"].shape[1:]))}
 sizes = {"chunk_size": 16, "n_action_steps": 16, "dim_model": 64, "n_heads": 4, "dim_feedforward": 128}
 config = ACTConfig(input_features=inputs, output_features=outputs, pretrained_backbone_weights=None, **sizes)
+torch.manual_seed(0)  # of the first weights and of dropout
 policy = ACTPolicy(config)
 optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-4)
 
 order = us.Order.of([data], batch=8, seed=0)
 with us.Loader([data], order=order, memory="1GB") as loader:
     for step, batch in zip(range(4), loader):
-        loss, _ = policy(batch | {camera: batch[camera] / 255})  # floats in [0, 1], as ACT expects
+        floats = {key: value.float() for key, value in batch.items() if key in (*inputs, *outputs)}
+        floats[camera] /= 255  # in [0, 1], as ACT expects
+        loss, _ = policy(batch | floats)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

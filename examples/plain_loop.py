@@ -13,6 +13,7 @@ chunk = [i / catalog.fps for i in range(16)]  # the next 16 actions
 data = us.EpisodeDataset(catalog, delta_timestamps={"action": chunk})
 order = us.Order.of([data], batch=32, seed=0)
 
+torch.manual_seed(0)  # of the first weights; the order has a seed of its own
 width = data[0]["observation.state"].shape[0], data[0]["action"].shape[1]
 model = torch.nn.Linear(width[0], 16 * width[1])
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -20,7 +21,8 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 position = 0  # or what the checkpoint says
 with us.Loader([data], order=order, memory="1GB", start=position) as loader:
     for step, batch in zip(range(20), loader):
-        predicted = model(batch["observation.state"]).unflatten(1, (16, -1))  # (B, 16, action)
+        state = batch["observation.state"].float()  # some datasets hold float64
+        predicted = model(state).unflatten(1, (16, -1))  # (B, 16, action)
         error = (predicted - batch["action"]).square()
         loss = torch.where(batch["action_is_pad"][..., None], 0.0, error).mean()
         optimizer.zero_grad()

@@ -1,5 +1,7 @@
 """The dataset of the examples: the folder or URL named on the command line, or a tiny recording made on the spot."""
 
+import atexit
+import shutil
 import sys
 import tempfile
 
@@ -9,7 +11,11 @@ import understudy as us
 
 
 def dataset() -> str:
-    return sys.argv[1] if len(sys.argv) > 1 else record(tempfile.mkdtemp() + "/tiny")
+    if len(sys.argv) > 1:
+        return sys.argv[1]
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return record(folder + "/tiny")
 
 
 def record(root: str, episodes: int = 8, frames: int = 40) -> str:

@@ -1,14 +1,19 @@
 """Every example runs as it is written, on the recording that it makes itself and on one that it is given."""
 
 import importlib.util
+import json
 import runpy
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
 
-from understudy import Catalog
+from understudy import Catalog, EpisodeDataset
 
 FOLDER = Path(__file__).parents[1] / "examples"
 SHOWN = ("plain_loop", "torch_dataloader", "accelerate_loop", "lerobot_act")
@@ -19,6 +24,26 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("examples") / "given"
     runpy.run_path(str(FOLDER / "tiny.py"))["record"](str(root), episodes=6, frames=30)
     assert len(Catalog.open(root).episodes) == 6
+    return root
+
+
+@pytest.fixture(scope="module")
+def doubles(recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same recording with its vectors in float64, as some datasets have them."""
+    root = tmp_path_factory.mktemp("examples") / "doubles"
+    shutil.copytree(recording, root)
+    info = json.loads((root / "meta/info.json").read_text())
+    for feature in info["features"].values():
+        feature["dtype"] = feature["dtype"].replace("float32", "float64")
+    (root / "meta/info.json").write_text(json.dumps(info))
+    for path in root.glob("data/**/*.parquet"):
+        table = pq.read_table(path)
+        fields = [
+            field.with_type(pa.list_(pa.float64(), 4)) if pa.types.is_fixed_size_list(field.type) else field
+            for field in table.schema
+        ]
+        pq.write_table(table.cast(pa.schema(fields)), path)
+    assert EpisodeDataset(root)[0]["action"].dtype == torch.float64
     return root
 
 
@@ -52,6 +77,16 @@ def run(name: str, *arguments: object) -> None:
 def test_it_runs_on_a_given_dataset(name: str, recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(name, recording)
     assert "position to save" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_it_runs_on_float64_and_twice_the_same(name: str, doubles: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(name, doubles)
+    once = capsys.readouterr().out
+    torch.manual_seed(1)  # whatever was drawn before
+    run(name, doubles)
+    assert capsys.readouterr().out == once
+    assert "position to save" in once
 
 
 def test_it_runs_on_a_recording_of_its_own(

@@ -49,7 +49,8 @@ class MasterWeights(Optimizer):
 
     - Call `step`, `state_dict` and `load_state_dict` on the wrapper; the wrapped optimizer's `step` refuses.
     - Clip with `optimizer.clip_grad_norm_(max_norm)`. `torch.nn.utils.clip_grad_norm_` (and Accelerate's) works in
-      bfloat16: the norm has 8 bits and the gradients are rounded again.
+      bfloat16: the norm has 8 bits and the gradients are rounded again. Under Accelerate call it on this object: the
+      AcceleratedOptimizer that `accelerator.prepare(optimizer)` returns does not forward it.
     - Wrap in this order: model to its device, DistributedDataParallel, optimizer, MasterWeights. Masters follow a
       later move to another device, but a broadcast of other weights is refused (next point).
     - Weights written by others (`model.load_state_dict`, a broadcast) no longer agree with their masters. The next step
