@@ -28,7 +28,7 @@ def record(step: int, **losses: float | None) -> dict[str, Any]:
 
 
 def rows_of(html: str) -> dict[str, str]:
-    found = re.findall(r'<tr><td title="([^"]*)">(.*?)</tr>', html)
+    found = re.findall(r'<tr><th scope="row" title="([^"]*)">(.*?)</tr>', html)
     return {name: re.sub("<[^>]+>", " ", rest) for name, rest in found}
 
 
@@ -76,7 +76,7 @@ def test_losses_that_are_no_numbers_and_groups_that_come_and_go() -> None:
 def test_many_steps_and_groups_are_thinned_and_the_last_is_there() -> None:
     val = [record(step, **{f"s{i}_t": 1.0 + (i == 50) * step for i in range(60)}) for step in range(1, 30)]
     html = heatmap.heatmap(val)
-    steps = [int(step) for step in re.findall(r"<th>(\d+)</th>", html)]
+    steps = [int(step) for step in re.findall(r'<th scope="col">(\d+)</th>', html)]
     assert (len(steps), steps[0], steps[-1]) == (12, 1, 29)
     assert "and 20 more groups" in html
     assert next(iter(rows_of(html))) == "s50 · t"

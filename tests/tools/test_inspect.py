@@ -13,7 +13,8 @@ from support.datasets import Spec, edit_json, write_dataset
 from understudy import cli
 from understudy.data.catalog import Catalog
 from understudy.tools.examine import examine
-from understudy.tools.inspect import page, told
+from understudy.tools.inspect import told
+from understudy.tools.inspect_page import page
 
 TOP = "observation.images.top"
 
@@ -195,7 +196,7 @@ def test_the_page_shows_every_camera_and_column(tmp_path: Path) -> None:
     catalog = Catalog.open(tmp_path / "d")
     html = page(catalog, examine(catalog, 100), shown=2)
     counts = checked(html)
-    assert counts["img"] == 2 * 2
+    assert counts["img"] == 2 * (6 + 4) + 2 * 2 * 3  # two episodes, then the first and last frames of all three
     assert counts["svg"] >= 2 * 2 + 1
     assert "<script>" not in html
     assert "&lt;script&gt;" in html

@@ -23,7 +23,8 @@ STYLE = """<style>
 .heat { overflow-x: auto; } .heat table { border-collapse: separate; border-spacing: 2px; font-size: 12.5px; }
 .heat td, .heat th { border: 0; padding: 3px 6px; white-space: nowrap; } .heat td.cell { text-align: right;
   border-radius: 3px; min-width: 46px; } .heat td.best { outline: 1.5px solid var(--ink); outline-offset: -1.5px; }
-.heat th { text-align: right; font-weight: 500; } .heat tr > :first-child { text-align: left; max-width: 340px;
+.heat th { text-align: right; font-weight: 500; } .heat th[scope=row] { color: var(--ink); font-weight: 400; }
+.heat tr > :first-child { text-align: left; max-width: 340px;
   overflow: hidden; text-overflow: ellipsis; }
 </style>"""
 
@@ -41,14 +42,14 @@ def heatmap(val: Records) -> str:
     rises = {group: since_lowest(line)[0] for group, line in lines.items()}
     order = sorted(lines, key=lambda group: -rises[group] if rises[group] > WORSE else 0.0)
     shown = _thinned(len(val))
-    head = "".join(f"<th>{val[i]['step']:,}</th>" for i in shown)
+    head = "".join(f'<th scope="col">{step:,}</th>' for step in (val[i]["step"] for i in shown))
     rows = [_row(group, lines[group], [record["step"] for record in val], shown) for group in order[:ROWS]]
     worse = sum(rise > WORSE for rise in rises.values())
     words = f"{worse} of {len(order)} groups {'are' if worse > 1 else 'is'}" if worse else "No group is"
     words += f" more than {100 * WORSE:.0f} % above the lowest loss of the group. Framed: that lowest one. The deeper"
     words += f" the colour, the further above it; full at {DEEPEST:g} times."
     left = f'<p class="soft">and {len(order) - ROWS} more groups</p>' if len(order) > ROWS else ""
-    table = f"<table><tr><th>step</th>{head}<th></th></tr>{''.join(rows)}</table>"
+    table = f'<table><tr><th scope="col">step</th>{head}<td></td></tr>{"".join(rows)}</table>'
     return f'{STYLE}<p class="soft">{words}</p><div class="heat">{table}</div>{left}'
 
 
@@ -88,7 +89,7 @@ def _row(group: str, line: Sequence[Any], steps: Sequence[int], shown: Sequence[
     else:
         told = '<span class="soft">at its lowest</span>' if which == len(line) - 1 else ""
     name = escape(group) or "(no text)"
-    return f'<tr><td title="{escape(group, quote=True)}">{name}</td>{cells}<td>{told}</td></tr>'
+    return f'<tr><th scope="row" title="{escape(group, quote=True)}">{name}</th>{cells}<td>{told}</td></tr>'
 
 
 def _cell(loss: Any, lowest: float | None, best: bool) -> str:

@@ -1,14 +1,16 @@
 """One self-contained HTML page: opens offline, follows the reader's light or dark setting, prints.
 
-Pictures are data URIs, charts inline SVG whose text and axes take the page's colour. Not here: what a page says
+Images are data URIs. Charts are inline SVG whose text and axes take the page's colour; a wide chart is drawn a second
+time for narrow screens, where its text would otherwise shrink with it. Pages have no script. Not here: what a page says
 (`report.py`, `inspect.py`).
 """
 
 import base64
 import io
 import itertools
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,54 +31,81 @@ _salt = itertools.count()
 _MARK = '<meta name="generator" content="understudy">'
 
 _STYLE = """
-:root { color-scheme: light dark; --ground: #f6f7f9; --card: #ffffff; --ink: #1b1f24; --soft: #5d6773; --line: #dfe3e8;
-  --accent: #2f7fd8; --good: #2aa36f; --bad: #d04a4a; }
-@media (prefers-color-scheme: dark) { :root { --ground: #14171a; --card: #1d2125; --ink: #e4e7ea; --soft: #98a2ad;
-  --line: #30363c; } }
+:root { color-scheme: light dark; --ground: #f6f7f9; --card: #ffffff; --ink: #1b1f24; --soft: #56606b; --line: #dfe3e8;
+  --accent: #2f7fd8; --link: #1f62ad; --good: #17734c; --bad: #b3312f; }
+@media (prefers-color-scheme: dark) { :root { --ground: #14171a; --card: #1d2125; --ink: #e4e7ea; --soft: #a3adb8;
+  --line: #30363c; --link: #7fb6f2; --good: #4fc792; --bad: #ff8f87; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--ground); color: var(--ink); line-height: 1.45;
   font: 15px/1.45 system-ui, -apple-system, "Segoe UI", "Liberation Sans", Arial, sans-serif; }
 main { max-width: 1120px; margin: 0 auto; padding: 32px 24px 64px; }
 h1 { font-size: 26px; margin: 0; letter-spacing: -0.01em; overflow-wrap: anywhere; }
-h2 { font-size: 18px; margin: 40px 0 12px; letter-spacing: -0.005em; }
-h3 { font-size: 15px; margin: 0 0 6px; font-weight: 600; }
-p { margin: 6px 0 12px; max-width: 75ch; } .soft, small { color: var(--soft); }
+h2 { font-size: 18px; margin: 40px 0 12px; letter-spacing: -0.005em; scroll-margin-top: 12px; }
+h3 { font-size: 15px; margin: 0 0 6px; font-weight: 600; overflow-wrap: anywhere; }
+p { margin: 6px 0 12px; max-width: 75ch; overflow-wrap: anywhere; } .soft, small { color: var(--soft); }
+nav { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 12px 0 0; } a { color: var(--link); }
+:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; border-radius: 3px; }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 14px 16px;
   overflow-x: auto; }
+main > :is(.card, .grid) + :is(.card, .grid) { margin-top: 14px; }
 .grid { display: grid; gap: 14px; } .two { grid-template-columns: repeat(auto-fill, minmax(420px, 1fr)); }
 .tiles { grid-template-columns: repeat(auto-fit, minmax(138px, 1fr)); margin-top: 20px; }
 .samples { grid-template-columns: repeat(auto-fill, minmax(240px, 1fr)); }
+.dims { grid-template-columns: repeat(auto-fill, minmax(170px, 1fr)); gap: 10px 16px; }
 .tile b { display: block; font-size: 24px; font-weight: 650; font-variant-numeric: tabular-nums; }
 .tile span { color: var(--soft); font-size: 13px; }
 svg { display: block; width: 100%; height: auto; max-width: 100%; }
+.narrow-only { display: none; } .narrow-only svg { max-width: 560px; }
 img { display: block; max-width: 100%; border-radius: 6px; }
 img.pixels { image-rendering: pixelated; }
-.row { display: flex; gap: 10px; align-items: flex-start; flex-wrap: wrap; } .row > .fill { flex: 1; min-width: 110px; }
+.row { display: flex; gap: 10px; align-items: flex-start; flex-wrap: wrap; }
+.film { display: grid; grid-template-columns: repeat(auto-fit, minmax(72px, 1fr)); gap: 8px; margin: 6px 0 12px; }
+.film.many { grid-template-columns: repeat(auto-fill, minmax(100px, 1fr)); }
+figure { margin: 0; max-width: 240px; }
+figcaption { color: var(--soft); font-size: 12px; margin-top: 2px; }
+.film img { width: 100%; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 6px 14px 6px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-th { font-weight: 600; color: var(--soft); font-size: 13px; } tr:last-child td { border-bottom: 0; }
-td.number, th.number { text-align: right; }
+th { font-weight: 600; color: var(--soft); font-size: 13px; } tr:last-child > * { border-bottom: 0; }
+td.number, th.number { text-align: right; } td.long, th.long { min-width: 22ch; } td.short { white-space: nowrap; }
 .good { color: var(--good); } .bad { color: var(--bad); }
 pre { margin: 0; font: 12.5px/1.5 ui-monospace, "SFMono-Regular", "DejaVu Sans Mono", monospace; white-space: pre-wrap;
   overflow-wrap: anywhere; }
 details > summary { cursor: pointer; font-weight: 600; } details[open] > summary { margin-bottom: 10px; }
-.bar { position: relative; height: 10px; border-radius: 5px; background: var(--line); min-width: 160px;
+.views > .view { display: none; } .views > label { margin-right: 14px; font-size: 13px; }
+.views > input:nth-of-type(1):checked ~ .view:nth-of-type(1),
+.views > input:nth-of-type(2):checked ~ .view:nth-of-type(2) { display: block; }
+.bar { position: relative; height: 10px; border-radius: 5px; background: var(--line); min-width: 90px;
   margin-top: 6px; }
 .bar i { position: absolute; top: 0; bottom: 0; border-radius: 5px; background: var(--accent); opacity: 0.35; }
 .bar b { position: absolute; top: -2px; bottom: -2px; width: 3px; background: var(--accent); border-radius: 2px; }
-@media print { body { background: none; } .card { break-inside: avoid; } }
-@media (max-width: 520px) { main { padding: 20px 12px; } .two { grid-template-columns: 1fr; } }
+.dim { min-width: 0; } .dim b { display: block; font-size: 12.5px; font-weight: 600; overflow-wrap: anywhere; }
+.dim svg { height: 44px; } .dim span { color: var(--soft); font-size: 12px; }
+.gap { height: 18px; }
+.key { display: inline-block; width: 18px; height: 3px; border-radius: 2px; vertical-align: middle;
+  margin: 0 6px; }
+@media print { body { background: none; } .card { break-inside: avoid; } nav { display: none; } }
+@media (max-width: 900px) { .wide-only { display: none; } .narrow-only { display: block; } }
+@media (max-width: 520px) { .dims { grid-template-columns: 1fr 1fr; } .dim b { font-size: 12px; }
+  .bar { display: none; }
+  main { padding: 20px 12px; } .two { grid-template-columns: 1fr; }
+  th, td { padding-right: 10px; } td.long, th.long { min-width: 18ch; } }
 """
 
 
 def page(title: str, *parts: str) -> str:
-    """A whole page from parts that are HTML already; the title is plain text."""
+    """A whole page from parts that are HTML already; the title is plain text. Links to its sections follow the first
+    part, its heading."""
+    first, *rest = [part for part in parts if part]
+    titles = [title for part in rest for title in re.findall(r'<h2 id="[^"]*">.*?</h2>', part)]
+    links = "".join(re.sub(r'<h2 id="([^"]*)">(.*?)</h2>', r'<a href="#\1">\2</a>', title) for title in titles)
+    nav = f'<nav aria-label="sections">{links}</nav>' if len(titles) > 1 else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"{_MARK}"
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body><main>\n"
-        + "\n".join(part for part in parts if part)
+        + "\n".join([first, nav, *rest])
         + "\n</main></body></html>\n"
     )
 
@@ -105,7 +134,8 @@ def section(title: str, *parts: str, note: str = "") -> str:
     body = "\n".join(part for part in parts if part)
     if not body:
         return ""
-    return f"<h2>{escape(title)}</h2>" + (f'<p class="soft">{escape(note)}</p>' if note else "") + body
+    place = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+    return f'<h2 id="{place}">{escape(title)}</h2>' + (f'<p class="soft">{escape(note)}</p>' if note else "") + body
 
 
 def card(*parts: str) -> str:
@@ -125,15 +155,25 @@ def tiles(values: Sequence[tuple[str, str]]) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Cells that are text are escaped, `Raw` ones are not; numbers stand on the right."""
+    """Cells that are text are escaped, `Raw` ones are not; numbers stand on the right. Columns of long texts keep a
+    width in which they can be read, and the card scrolls."""
 
-    def cell(tag: str, value: Any, number: bool) -> str:
+    def cell(tag: str, value: Any, kind: str) -> str:
         text = value if isinstance(value, Raw) else escape(str(value))
-        return f"<{tag}{' class=number' if number else ''}>{text}</{tag}>"
+        named = f' class="{kind}"' if kind else ""
+        scope = ' scope="col"' if tag == "th" else ""
+        return f"<{tag}{scope}{named}>{text}</{tag}>"
 
-    numeric = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(head))]
-    lines = ["".join(cell("th", name, right) for name, right in zip(head, numeric))]
-    lines += ["".join(cell("td", value, right) for value, right in zip(row, numeric)) for row in rows]
+    def kind(column: int) -> str:
+        values = [row[column] for row in rows]
+        if rows and all(isinstance(value, int | float) for value in values):
+            return "number"
+        longest = max((len(str(value)) for value in values if not isinstance(value, Raw)), default=0)
+        return "long" if longest > 24 else "short" if longest else ""
+
+    kinds = [kind(i) for i in range(len(head))]
+    lines = ["".join(cell("th", name, kind) for name, kind in zip(head, kinds))] if any(head) else []
+    lines += ["".join(cell("td", value, kind) for value, kind in zip(row, kinds)) for row in rows]
     return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 
@@ -148,7 +188,8 @@ def interval_bar(low: float, middle: float, high: float) -> Raw:
 
 
 def picture(pixels: np.ndarray, width: int, alt: str = "", *, magnify: bool | None = None) -> str:
-    """uint8 [H, W, 3] as an image `width` CSS pixels wide; small ones (or as told) are magnified without blur."""
+    """uint8 [H, W, 3] as an image `width` CSS pixels wide; small ones are magnified without blur, unless
+    `magnify` says otherwise."""
     from PIL import Image
 
     buffer = io.BytesIO()
@@ -164,26 +205,73 @@ def picture(pixels: np.ndarray, width: int, alt: str = "", *, magnify: bool | No
     return f'<img{pixelated} width="{width}" alt="{escape(alt, quote=True)}" src="data:image/{kind};base64,{data}">'
 
 
-def axes(width: float = 5.4, height: float = 2.4) -> "tuple[Figure, Axes]":
+def film(images: Sequence[np.ndarray], captions: Sequence[str], alt: str) -> str:
+    """Images uint8 [H, W, 3] side by side, a caption below each; they wrap where the screen is narrow."""
+    cells = []
+    for image, caption in zip(images, captions, strict=True):
+        shown = picture(image, image.shape[1], f"{alt}, {caption}")
+        cells.append(f"<figure>{shown}<figcaption>{escape(caption)}</figcaption></figure>")
+    return f'<div class="film{" many" if len(cells) > 12 else ""}">{"".join(cells)}</div>'
+
+
+def views(name: str, choices: Sequence[tuple[str, str]]) -> str:
+    """Two views of the same thing, of which one is shown: (label, HTML) each. `name` is unique on the page."""
+    inputs = "".join(
+        f'<input type="radio" name="{name}" id="{name}-{i}"{" checked" if i == 0 else ""}>'
+        f' <label for="{name}-{i}">{escape(label)}</label>'
+        for i, (label, _) in enumerate(choices)
+    )
+    bodies = "".join(f'<div class="view">{body}</div>' for _, body in choices)
+    return f'<div class="views">{inputs}{bodies}</div>'
+
+
+def chart(draw: "Callable[[Axes], None]", alt: str, *, height: float = 2.2, wide: bool = False) -> str:
+    """What `draw` draws, as inline SVG whose text stays readable on a narrow screen.
+
+    Args:
+        height: inches, at 72 per inch. wide: over the whole page instead of half of it.
+    """
+
+    def drawn(width: float, height: float) -> str:
+        figure, axes_ = axes(width, height)
+        draw(axes_)
+        return svg(figure, alt)
+
+    if not wide:
+        return drawn(4.6, height)
+    narrow = drawn(4.6, max(2.2, height))
+    return f'<div class="wide-only">{drawn(11.2, height)}</div><div class="narrow-only">{narrow}</div>'
+
+
+def axes(width: float, height: float, size: float = 9) -> "tuple[Figure, Axes]":
     """An empty chart in the page's style, inches at 72 per inch; draw on it and hand it to `svg`."""
     with required():
         import matplotlib
         from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({"font.size": 9}):
+    with matplotlib.rc_context({"font.size": size}):
         figure = Figure(figsize=(width, height), layout="constrained")
         chart = figure.add_subplot()
         for side, spine in chart.spines.items():
             spine.set_visible(side in ("left", "bottom"))
             spine.set_color(_INK)
             spine.set_alpha(0.35)
-        chart.tick_params(colors=_INK, length=3, width=0.6)
+        chart.tick_params(which="both", colors=_INK, length=3, width=0.6, labelsize=size)
         chart.grid(True, color=_INK, alpha=0.12, linewidth=0.6)
         chart.set_axisbelow(True)
         chart.set_prop_cycle(color=list(COLOURS))
         for label in (chart.xaxis.label, chart.yaxis.label):
             label.set_color(_INK)
     return figure, chart
+
+
+def log_scale(chart: "Axes") -> None:
+    """A logarithmic vertical axis whose labels are plain numbers: small exponents cannot be read on a narrow screen."""
+    from matplotlib.ticker import LogFormatter
+
+    chart.set_yscale("log")
+    chart.yaxis.set_major_formatter(LogFormatter())
+    chart.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1.2, 0.4)))
 
 
 def svg(figure: "Figure", alt: str) -> str:
@@ -207,4 +295,5 @@ def svg(figure: "Figure", alt: str) -> str:
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
+    text = re.sub(r'<g id="[^"]*"', "<g", text)  # every chart calls its groups the same; nothing refers to them
     return text.replace("<svg", f'<svg role="img" aria-label="{escape(alt, quote=True)}"', 1)

@@ -68,25 +68,24 @@ def _draw_noise(axes: Any, sides: "list[Side]") -> None:
 
 
 def _draw_cost(axes: Any, sides: "list[Side]") -> None:
-    """Points: what a step must open, against noise over 8 batches; area is memory."""
+    """Points: what a step must open, against noise over 8 batches; area is memory. Colours as in the bars' legend."""
     axes.set_title("… and what it costs the disk")
-    shown = sorted(((side.name, side.figures) for side in sides if side.figures), key=lambda pair: pair[1].deff[1])
+    shown = [(side.name, side.figures) for side in sides if side.figures]
     most = max(a.frames_in_flight for _, a in shown)
-    lowest_label = 0.0
-    for name, a in shown:
-        x, y, colour = a.touches_mean, a.deff[1], _COLOURS[name]
-        axes.scatter(x, y, s=14 + 600 * a.frames_in_flight / most, color=colour, alpha=0.3, linewidths=0)
-        axes.scatter(x, y, s=14, color=colour)
-        label = max(y, lowest_label * 1.22)  # labels keep apart where points do not
-        lowest_label = label
-        end = x > 30
-        axes.text(x / 1.5 if end else x * 1.7, label, name, ha="right" if end else "left", va="center", color=colour)
+    opened = [max(a.touches_mean, 1e-3) for _, a in shown]  # nothing at all has no place on a log scale
+    for (name, a), x in zip(shown, opened):
+        axes.scatter(
+            x, a.deff[1], s=14 + 600 * a.frames_in_flight / most, color=_COLOURS[name], alpha=0.3, linewidths=0
+        )
+        axes.scatter(x, a.deff[1], s=14, color=_COLOURS[name])
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlim(0.3, 700)
+    axes.set_xlim(min(0.3, min(opened) / 3), max(700, 3 * max(opened)))
     axes.set_yticks([1, 2, 5, 10, 20, 100, 1000], ["1", "2", "5", "10", "20", "100", "1000"])
-    axes.set_ylim(0.8, shown[-1][1].deff[1] * 3)  # after the ticks, which would widen it
-    axes.set_xticks([1, 10, 100], ["1", "10", "100"])
+    axes.set_ylim(0.8, max(a.deff[1] for _, a in shown) * 3)  # after the ticks, which would widen it
+    low, high = axes.get_xlim()
+    ticks = [10.0**power for power in range(-3, 5) if low <= 10.0**power <= high]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel("opened per step (area: frames in memory)")
     axes.set_ylabel("deff over 8 batches")

@@ -15,6 +15,8 @@ from understudy.declare import Ge
 from understudy.train.config import TrainConfig
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from understudy.train.profile import Profile
 
 GROUPS = {
@@ -166,27 +168,29 @@ def _ms(seconds: float) -> str:
 
 def _time_chart(found: "Profile") -> str:
     """Two bars: the phases one after the other, and the step as it is trained."""
-    from understudy.tools.html import COLOURS, axes, svg
+    from understudy.tools import html
 
-    figure, chart = axes(11.2, 2.2)
-    left = 0.0
-    for (name, phase), colour in zip(found.phases.items(), (*COLOURS, "#7a8591")):  # what is left over is grey
-        width = 1e3 * max(0.0, phase.worst)
-        chart.barh(1, width, left=left, color=colour, label=name, height=0.55)
-        left += width
-    chart.barh(0, 1e3 * found.step_s, color="#7a8591", height=0.55)
-    chart.set_yticks([1, 0], ["phases, worst rank", "as it is trained"])
-    chart.set_xlabel("ms per step")
-    chart.legend(fontsize=8, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.3))
-    return svg(figure, "time of each phase of a step, beside a step as it is trained")
+    def draw(chart: "Axes") -> None:
+        left = 0.0
+        for (name, phase), colour in zip(found.phases.items(), (*html.COLOURS, "#7a8591")):  # the rest is grey
+            width = 1e3 * max(0.0, phase.worst)
+            chart.barh(1, width, left=left, color=colour, label=name, height=0.55)
+            left += width
+        chart.barh(0, 1e3 * found.step_s, color="#7a8591", height=0.55)
+        chart.set_yticks([1, 0], ["phases, worst rank", "as it is trained"])
+        chart.set_xlabel("ms per step")
+        chart.legend(fontsize=9, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.35))
+
+    return html.chart(draw, "time of each phase of a step, beside a step as it is trained", height=2.6, wide=True)
 
 
 def _memory_chart(found: "Profile") -> str:
-    from understudy.tools.html import COLOURS, axes, svg
+    from understudy.tools import html
 
-    figure, chart = axes(5.4, 2.4)
-    names = list(GROUPS)
-    chart.barh([GROUPS[n].split(",")[0] for n in names], [found.memory[n] / 2**20 for n in names], color=COLOURS[0])
-    chart.invert_yaxis()
-    chart.set_xlabel("MiB per rank")
-    return svg(figure, "memory of a rank by what it is for")
+    def draw(chart: "Axes") -> None:
+        sizes = [found.memory[name] / 2**20 for name in GROUPS]
+        chart.barh([text.split(",")[0] for text in GROUPS.values()], sizes, color=html.COLOURS[0])
+        chart.invert_yaxis()
+        chart.set_xlabel("MiB per rank")
+
+    return html.chart(draw, "memory of a rank by what it is for")

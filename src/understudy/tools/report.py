@@ -67,7 +67,9 @@ def write_report(root: Path) -> Path:
         html.section("Rollouts", on_the_way(kinds["rollout"]), *[result_of(r, run.rollouts) for r in rollouts]),
         html.section("The first batch", _batch(config), note=_BATCH_NOTE),
         html.section("Settings", html.card(_details("config.yaml", dump_yaml(config)), *_order(run.order))),
-        html.section("Versions", html.card(html.table(["", ""], list(versions.items())))) if versions else "",
+        html.section("Versions", html.card(html.table(["package", "version"], list(versions.items()))))
+        if versions
+        else "",
     )
     write_whole(run.report, page)
     return run.report
@@ -137,8 +139,8 @@ def _curves(kinds: dict[str, list[dict[str, Any]]]) -> str:
     }
     loss = html.card("<h3>Loss</h3>", curves.loss(kinds["train"], kinds["val"]))
     if kinds["rollout"]:
-        loss += "<br>" + html.card("<h3>Success of rollouts on the way</h3>", curves.success(kinds["rollout"]))
-    return loss + "<br>" + html.grid([html.card(f"<h3>{title}</h3>", chart) for title, chart in charts.items()], "two")
+        loss += html.card("<h3>Success of rollouts on the way</h3>", curves.success(kinds["rollout"]))
+    return loss + html.grid([html.card(f"<h3>{title}</h3>", chart) for title, chart in charts.items()], "two")
 
 
 def _batch(config: Any, count: int = 8) -> str:
@@ -157,8 +159,7 @@ def _batch(config: Any, count: int = 8) -> str:
         chart = curves.chunk(batch["action"][i].double().numpy(), batch["action_is_pad"][i].numpy())
         where = f"episode {int(batch['episode_index'][i])}, frame {int(batch['frame_index'][i])}"
         words = f"<h3>{_text(batch['task'][i]) or '<span class=soft>(no text)</span>'}</h3><small>{where}</small>"
-        row = f'<div class="row">{"".join(pictures)}<div class="fill">{chart}</div></div>'
-        cards.append(html.card(words, row))
+        cards.append(html.card(words, f'<div class="row">{"".join(pictures)}</div>', chart))
     return html.grid(cards, "samples")
 
 

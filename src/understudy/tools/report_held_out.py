@@ -38,7 +38,7 @@ def held_out(val: Records) -> str:
         )
         cards.append(html.card(_open_loop(last["open_loop"])))
     cards.append(html.grid([chart for chart in charts if chart], "two"))
-    return "<br>".join(card for card in cards if card)
+    return "".join(card for card in cards if card)
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -75,8 +75,10 @@ def _table(val: Records) -> str:
     if len(last.get("heads", {})) > 1:
         means["heads by their weights"] = lambda r: r.get("weighted")
     over_all += [[name, *figures({"loss": of(last)}, [(of(r), r["step"]) for r in val])] for name, of in means.items()]
-    per_group = html.table(["", "group", "samples", "episodes", *head], rows)
-    return html.table(["", *head], over_all) + "<br>" + _folded(per_group, len(rows), "groups")
+    per_group = html.table(["kind", "group", "samples", "episodes", *head], rows)
+    return (
+        html.table(["samples", *head], over_all) + '<div class="gap"></div>' + _folded(per_group, len(rows), "groups")
+    )
 
 
 def _open_loop(result: Mapping[str, Any]) -> str:

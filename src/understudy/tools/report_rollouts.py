@@ -3,6 +3,7 @@
 Not here: playing them (`train/rollout.py`, `train/rollouts.py`), the page (`report.py`).
 """
 
+import base64
 import json
 from collections.abc import Sequence
 from html import escape as _text
@@ -30,8 +31,8 @@ def on_the_way(records: Sequence[dict[str, Any]]) -> str:
         for task, rate in last["tasks"].items()
     ]
     rows.append([*_row("all", last["success"]), best([record["success"] for record in by_step])])
-    table = html.table(["told", "success", "", "95 % interval", "best so far"], rows)
-    return html.card(f"<h3>{_text(last['world'])}, the weights of step {last['step']:,}</h3>", table) + "<br>"
+    table = html.table(["task", "success", "95 % interval", "", "best so far"], rows)
+    return html.card(f"<h3>{_text(last['world'])}, the weights of step {last['step']:,}</h3>", table)
 
 
 def _row(name: str, rate: dict[str, Any]) -> list[Any]:
@@ -42,8 +43,8 @@ def _row(name: str, rate: dict[str, Any]) -> list[Any]:
     return [
         name,
         f"{rate['successes']}/{rate['episodes']}",
-        html.interval_bar(rate["low"], share, rate["high"]),
         between,
+        html.interval_bar(rate["low"], share, rate["high"]),
     ]
 
 
@@ -70,29 +71,42 @@ def result_of(result: dict[str, Any], folder: Path) -> str:
     rows.append(_row("all", result["success"]))
     if result["swap_text"]:
         rows.append(_row("did the scene's own task instead", result["took_scene"]))
-    table = html.table(["told", "success", "", "95 % interval"], rows)
+    table = html.table(["task", "success", "95 % interval", ""], rows)
     title = f"{result['world']}, seed {result['seed']}" + (", another object named" if result["swap_text"] else "")
-    strips = [_strip(result, int(episode), folder / name) for episode, name in result.get("pictures", {}).items()]
+    strips = [_strip(result, episode, name, folder) for episode, name in result.get("pictures", {}).items()]
+    strips = [strip for strip in strips if strip]
     films = (
-        f"<details open><summary>pictures of {len(strips)} episodes</summary>{''.join(strips)}</details>"
+        f"<details open><summary>images of {len(strips)} episodes</summary>{''.join(strips)}</details>"
         if strips
         else ""
     )
-    return html.card(f"<h3>{_text(title)}</h3>", table, films) + "<br>"
+    return html.card(f"<h3>{_text(title)}</h3>", table, films)
 
 
-def _strip(result: dict[str, Any], episode: int, path: Path) -> str:
+def _strip(result: dict[str, Any], episode: str, name: str, folder: Path) -> str:
+    """Some images of an episode with their times, and the whole of it as an animation that is opened by a click."""
     from PIL import Image
 
     from understudy.tools import html
+    from understudy.train.rollout import STRIP
 
-    if not path.is_file():
+    told = next((e for e in result["episodes"] if str(e["episode"]) == episode), None)
+    if told is None or not (folder / name).is_file():
         return ""
-    with Image.open(path) as image:
+    with Image.open(folder / name) as image:
         pixels = np.asarray(image.convert("RGB"))
-    told = next((e for e in result["episodes"] if e["episode"] == episode), None)
-    if told is None:
+    outcome = '<span class="good">success</span>' if told["success"] else '<span class="bad">failure</span>'
+    words = f"<p><small>{_text(told['told'])}, {told['steps']} steps: {outcome}</small></p>"
+    times = np.linspace(0, told["steps"], STRIP).round() / result.get("fps", 10)
+    images = np.split(pixels, STRIP, axis=1) if pixels.shape[1] % STRIP == 0 else [pixels]
+    strip = html.film(images, [f"{time:.1f} s" for time in times[: len(images)]], f"episode {episode}")
+    return words + strip + _film(folder / result.get("films", {}).get(episode, ""), episode)
+
+
+def _film(path: Path, episode: str) -> str:
+    if not path.is_file():  # written since version 0.2
         return ""
-    outcome = '<span class="good">done</span>' if told["success"] else '<span class="bad">not done</span>'
-    words = f"{_text(told['told'])}, {told['steps']} steps: {outcome}"
-    return f"<p><small>{words}</small></p>" + html.picture(pixels, 1040, f"episode {episode}", magnify=True)
+    data = base64.b64encode(path.read_bytes()).decode()
+    alt = f"episode {_text(episode)}, all of it"
+    image = f'<img class="pixels" width="256" alt="{alt}" src="data:image/webp;base64,{data}">'
+    return f"<details><summary>play episode {_text(episode)}</summary>{image}</details>"

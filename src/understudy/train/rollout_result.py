@@ -66,6 +66,8 @@ class RolloutResult:
     episodes: tuple[Episode, ...]
     films: "Mapping[int, np.ndarray]" = field(default_factory=dict, repr=False)
     """Pictures of some episodes: episode -> uint8 (steps + 1, H, W, 3), the world's first camera. Not in the JSON."""
+    fps: float = 10
+    """Frames per second of the world."""
 
     @property
     def successes(self) -> int:
@@ -97,6 +99,7 @@ class RolloutResult:
             "execute": self.execute,
             "steps": self.steps,
             "swap_text": self.swap_text,
+            "fps": self.fps,
             "success": rate(self.successes, len(self.episodes)),
             "took_scene": rate(self.took_scene, len(self.episodes)),
             "tasks": {task: rate(*counts) for task, counts in self.per_task().items()},
