@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,7 @@ RULE = ("--min-idle", "2", "--min-moving", "4", "--cut-last", "1")
     ("flags", "dims", "rule"),
     [
         ((), None, IdleRule(0.4, True, 2, 4, 1)),
+        (("--preset", "droid"), None, IdleRule(0.4, True, 2, 4, 1, settled=False)),
         (("--dims", "1"), [1], IdleRule(0.4, True, 2, 4, 1)),
         (("--no-difference",), None, IdleRule(0.4, False, 2, 4, 1)),
         (("--name-by", "episode"), None, IdleRule(0.4, True, 2, 4, 1)),
@@ -118,8 +120,9 @@ def test_what_is_refused(root: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--out", str(tmp_path / "no" / "keep.json")], "is no folder"),
         (["--out", out, "--key", "actoin"], "no such column"),
         (["--out", out, "--key", "observation.note"], "it is string|no such column"),
-        (["--out", out, "--dims", "2"], "dims names 2, and 'action' has 2"),
-        (["--out", out, "--threshold", "1e9"], "nothing would be kept of 142 frames"),
+        (["--out", out, "--key", "action", "--dims", "2"], "dims names 2, and 'action' has 2"),
+        (["--out", out, "--dims", "0"], "dims: name the column"),
+        (["--out", out, "--preset", "droid", "--threshold", "1e9"], "nothing would be kept of 142 frames"),
         (["--out", out, "--threshold", "0"], "threshold"),
     ):
         assert main(["ranges", str(root), *flags]) == 2, flags
@@ -139,16 +142,70 @@ def test_inspect_tells_what_a_file_keeps(root: Path, tmp_path: Path, capsys: pyt
     told = capsys.readouterr().out
     assert "1 of 2 keys are episodes of this dataset, 1 of its 4 episodes have one" in told
     assert "keys are no episode of this dataset: &#x27;x--y&#x27;" in (tmp_path / "page.html").read_text()
-    assert main(["inspect", str(root), "--keep", str(keep), "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)["keep"]
-    assert (facts["in_ranges"], facts["frames"], facts["unmatched"]) == (20, 142, ["x--y"])
+    for flags, samples in (
+        ([], 20),
+        (["--keep-rule", "window"], 20),
+        (["--keep-rule", "window", "--chunk", "16"], 5),
+        (["--keep-rule", "start", "--chunk", "16"], 20),
+    ):
+        assert main(["inspect", str(root), "--keep", str(keep), "--json", *flags]) == 0
+        facts = json.loads(capsys.readouterr().out)["keep"]
+        assert (facts["in_ranges"], facts["frames"], facts["unmatched"]) == (20, 142, ["x--y"])
+        assert facts["samples"] == samples
+    assert main(["inspect", str(root), "--chunk", "16", "--json"]) == 2
+    assert "--keep" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_grasp_with_a_still_arm_is_kept(version: str, seen: bool, tmp_path: Path) -> None:
+    """The arm (dimension 0) waits while the gripper closes: the state shows it for 20 frames, or only the command does,
+    in one frame. A later wait, in which nothing moves, is left out."""
+    root, lengths = tmp_path / "d", (60, 50)
+    write_dataset(root, Spec(version=version, lengths=lengths, cameras=(), fps=10))
+    for file in (root / "data").glob("chunk-*/*.parquet"):
+        table = pq.read_table(file)
+        frame = np.asarray(table["frame_index"].to_pylist())
+        arm = np.minimum(frame, 10) + np.maximum(frame - 30, 0) - np.maximum(frame - 35, 0)
+        gripper = np.clip(frame - 10, 0, 20) / 20 if seen else np.zeros(len(frame))
+        told = frame > 10
+        for key, columns in ((STATE, (arm, gripper)), ("action", (arm, told))):
+            field = table.schema.field(key)
+            values = np.stack(columns, 1).astype(np.float32)
+            values = np.pad(values, ((0, 0), (0, len(table[key][0]) - 2)))
+            table = table.set_column(table.column_names.index(key), field, pa.array(values.tolist(), field.type))
+        pq.write_table(table, file)
+    out = tmp_path / "keep.json"
+    assert main(["ranges", str(root), "--out", str(out)]) == 0
+    # Told to close at frame 11; a second later, at 22, all has been still for 10 frames. The arm moves until 35.
+    first = [[0, 46]] if seen else [[0, 22], [31, 46]]
+    assert json.loads(out.read_text()) == {"0": first, "1": first}
+
+
+def test_nothing_of_the_demonstration_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
+    root, out = tmp_path / "table", tmp_path / "keep.json"
+    assert main(["record", "--out", str(root), "--episodes", "4", "--size", "16", "--codec", "libx264"]) == 0
+    assert main(["ranges", str(root), "--out", str(out), "--preset", "droid"]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    frames = Catalog.open(root).episodes.frames
+    assert "no frame is idle" in error
+    assert f"of {frames:,} frames" in error
+    assert not out.exists()
+    assert main(["ranges", str(root), "--out", str(out), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["frames_kept"], facts["frames_idle"], facts["episodes_without"]) == (frames, 0, 0)
+    assert len(EpisodeDataset(root, keep=out, keep_rule="window")) == frames
 
 
 @pytest.mark.skipif(DATA is None, reason="UNDERSTUDY_TEST_DATA names no folder of real datasets")
-@pytest.mark.parametrize(("name", "threshold"), [("g1_v30", 0.01), ("g1_v21", 0.01), ("gr1_sim_v20", 0.01)])
-def test_of_real_recordings(name: str, threshold: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["g1_v30", "g1_v21", "gr1_sim_v20"])
+def test_of_real_recordings(name: str, tmp_path: Path) -> None:
     root, out = f"{DATA}/{name}", tmp_path / "keep.json"
-    assert main(["ranges", root, "--out", str(out), "--threshold", str(threshold), "--json"]) == 0
+    assert main(["ranges", root, "--out", str(out), "--preset", "droid", "--threshold", "0.01"]) == 0
     data = EpisodeDataset(root, keep=out, keep_rule="start", keys=["action"])
-    assert kept_frames(data) == expected(root, "action", IdleRule(threshold))
+    assert kept_frames(data) == expected(root, "action", replace(IdleRule.droid(), threshold=0.01))
     assert 0 < len(data) < Catalog.open(root).episodes.frames
+    out.unlink()
+    assert main(["ranges", root, "--out", str(out)]) == 0
+    assert len(EpisodeDataset(root, keep=out)) == Catalog.open(root).episodes.frames

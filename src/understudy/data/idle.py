@@ -1,8 +1,9 @@
 """Where a robot moves: the frame ranges of an episode that are worth learning from, without the long idle ones.
 
-The rule is that of openpi's `compute_droid_nonidle_ranges.py`, with which DROID's keep-ranges were made; there the
-values are commanded joint velocities in rad/s at 15 frames per second. Not here: reading them, and the file of ranges
-(`select.py` reads it, `tools/ranges.py` writes it).
+By default only frames go in which nothing moves. `IdleRule.droid()` is the rule of openpi's
+`compute_droid_nonidle_ranges.py`, with which DROID's keep-ranges were made; there the values are commanded joint
+velocities in rad/s at 15 frames per second. Not here: reading them, and the file of ranges (`select.py` reads it,
+`tools/ranges.py` writes it).
 """
 
 from collections.abc import Sequence
@@ -22,10 +23,19 @@ class IdleRule:
     """False: when all values themselves are below it in magnitude (of velocities: the robot stands)."""
     min_idle: int = 7
     """Frames in a row that must be idle to be left out; shorter pauses stay."""
-    min_moving: int = 16
+    min_moving: int = 1
     """Frames that a stretch between two of those must have to be kept."""
-    cut_last: int = 10
+    cut_last: int = 0
     """Frames cut from the end of each stretch that is kept: chunks that begin there run into the pause."""
+    settled: bool = True
+    """Of a pause, the first `min_idle` frames stay: a gripper that was told to close may not have done so yet. And a
+    pause in which values drift, by `threshold` or more from its least to its greatest, is a slow movement and stays
+    whole. False: a pause goes from its first frame on, whatever the sum of its small changes."""
+
+    @classmethod
+    def droid(cls) -> "IdleRule":
+        """openpi's rule and numbers."""
+        return cls(threshold=1e-3, difference=True, min_idle=7, min_moving=16, cut_last=10, settled=False)
 
 
 def idle_ranges(values: np.ndarray, rule: IdleRule) -> list[tuple[int, int]]:
@@ -37,11 +47,20 @@ def idle_ranges(values: np.ndarray, rule: IdleRule) -> list[tuple[int, int]]:
     if len(values) == 0:
         return []
     flat = values.reshape(len(values), -1).astype(np.float64)
+    steps = flat
     if rule.difference:
         with np.errstate(invalid="ignore"):  # an infinity that stays
-            flat = np.abs(np.diff(flat, axis=0, prepend=np.inf))
-    idle: np.ndarray = np.all(np.abs(flat) < rule.threshold, axis=1)
-    return [(start, stop) for start, stop in _runs(idle) if stop - start >= rule.min_idle]
+            steps = np.diff(flat, axis=0, prepend=np.inf)
+    idle: np.ndarray = np.all(np.abs(steps) < rule.threshold, axis=1)
+    pauses = [(start, stop) for start, stop in _runs(idle) if stop - start >= rule.min_idle]
+    if not rule.settled:
+        return pauses
+    return [
+        (start + rule.min_idle, stop)
+        for start, stop in pauses
+        if stop - start > rule.min_idle
+        and not (rule.difference and (np.ptp(flat[start - 1 : stop], axis=0) >= rule.threshold).any())
+    ]
 
 
 def non_idle_ranges(values: np.ndarray, rule: IdleRule) -> list[tuple[int, int]]:

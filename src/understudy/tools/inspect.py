@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from understudy.declare import Ge, Positional
 
@@ -28,9 +28,16 @@ class InspectConfig:
     """At most this many episodes, and video files per camera, are opened, spread evenly over the dataset."""
     keep: str = ""
     """JSON file of keep-ranges: tell which of its keys are episodes of this dataset, and which frames it keeps."""
+    keep_rule: Literal["window", "start"] = "start"
+    """As in a run's `data.keep_rule`: samples whose whole window lies in a range, or all that begin in one."""
+    chunk: Annotated[int, Ge(1)] = 1
+    """Frames of a window, as in a run's `data.chunk`."""
 
     def problems(self) -> list[str]:
-        return [] if self.path else ["path: required, the folder of a dataset"]
+        found = [] if self.path else ["path: required, the folder of a dataset"]
+        if not self.keep and (self.chunk, self.keep_rule) != (1, "start"):
+            found.append("keep: --chunk and --keep-rule are about the ranges of --keep; name its file")
+        return found
 
 
 def inspect(config: InspectConfig) -> None:
@@ -47,7 +54,8 @@ def inspect(config: InspectConfig) -> None:
     if config.page:
         refuse_foreign(Path(config.page))
     catalog = Catalog.open(config.path)
-    kept = select(catalog, keep=config.keep, keep_rule="start").keep if config.keep else None
+    reach = 0, config.chunk - 1
+    kept = select(catalog, keep=config.keep, keep_rule=config.keep_rule, reach=reach).keep if config.keep else None
     facts = examine(catalog, config.limit)
     if kept is not None:
         facts["keep"] = asdict(kept) | {"told": kept.lines()}

@@ -4,45 +4,51 @@ Not here: the rule (`data/idle.py`), what is done with the file (`data/select.py
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from understudy.declare import Ge, Gt, Positional
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from understudy.data.catalog import Catalog
+    from understudy.data.idle import IdleRule
 
 
 @dataclass(frozen=True)
 class RangesConfig:
     """Find the frames in which a robot moves, and write them as keep-ranges.
 
-    The defaults are openpi's for DROID, where `key` is the commanded joint velocity in rad/s at 15 frames per second;
-    for other columns and rates choose a threshold that suits them.
+    By default only frames are left out in which the robot stands: neither actions nor states change, for more than a
+    second. `--preset droid` is openpi's rule for DROID, where `--key` is the commanded joint velocity in rad/s at 15
+    frames per second; it also leaves out frames in which the robot moves.
     """
 
     path: Positional[str] = ""
     """Folder (or URL) of a LeRobot dataset."""
     out: str = ""
     """JSON file to write, as `data.keep` takes it. Required; a file that is there is not overwritten."""
-    key: str = "action"
-    """The column to look at: joint velocities, actions, a state."""
+    preset: Literal["still", "droid"] = "still"
+    """`still`: leave out pauses, from the frame on before which nothing changed for `--min-idle` frames, and nothing
+    else. `droid`: openpi's, which leaves out a pause from its first frame on, the last 10 frames before it, and
+    stretches of less than 16 frames between pauses."""
+    key: str = ""
+    """The column to look at: joint velocities, actions, a state. None named: all columns of actions and states, in
+    which a gripper counts like a joint (droid: `action`)."""
     dims: tuple[Annotated[int, Ge(0)], ...] = ()
-    """Its dimensions to look at, counted from 0 (those of the joints, say, and not of the gripper); none named: all."""
+    """Dimensions of `--key` to look at, counted from 0; none named: all. A gripper left out may close unseen."""
     difference: bool = True
     """A frame is idle when every value changed by less than the threshold since the frame before; off: when every value
     itself is below it in magnitude."""
     threshold: Annotated[float, Gt(0)] = 1e-3
-    """In the column's own units; of a difference, per frame."""
-    min_idle: Annotated[int, Ge(1)] = 7
-    """Idle frames in a row from which on they are left out; shorter pauses stay."""
-    min_moving: Annotated[int, Ge(1)] = 16
-    """Frames that a stretch between pauses must have to be kept."""
-    cut_last: Annotated[int, Ge(0)] = 10
-    """Frames cut from the end of each stretch: action chunks that begin there run into the pause."""
+    """In the columns' own units; of a difference, per frame."""
+    min_idle: Annotated[int, Ge(1)] | None = None
+    """Idle frames in a row from which on they are left out; shorter pauses stay. None: one second (droid: 7)."""
+    min_moving: Annotated[int, Ge(1)] | None = None
+    """Frames that a stretch between pauses must have to be kept. None: 1 (droid: 16)."""
+    cut_last: Annotated[int, Ge(0)] | None = None
+    """Frames cut from the end of each stretch: action chunks that begin there run into the pause. None: 0 (droid:
+    10)."""
     name_by: Literal["auto", "episode", "droid"] = "auto"
     """Keys of the file: episode ids, or DROID's "recording_folderpath--file_path"; auto: that where the dataset has
     it."""
@@ -58,6 +64,8 @@ class RangesConfig:
             found.append(f"out: {self.out} is there already; name another file, or remove it")
         elif not folder.is_dir():
             found.append(f"out: {folder} is no folder; make it first")
+        if self.dims and not self.key and self.preset != "droid":
+            found.append("dims: name the column that they are of by --key")
         return found
 
 
@@ -70,16 +78,28 @@ def ranges(config: RangesConfig) -> None:
     catalog = Catalog.open(config.path)
     called = _called(catalog, config.name_by)
     kept, facts = found(catalog, config)
-    if not facts["frames_kept"]:
-        what = f"nothing would be kept of {facts['frames']:,} frames: {config.key!r} is idle by a threshold of "
-        what += f"{config.threshold:g} in {facts['frames_idle']:,}, and no stretch is long enough"
-        raise DatasetError(what, where=catalog.root, fix="give a smaller --threshold, --min-moving or --cut-last")
+    _refuse(facts, catalog.root)
     if Path(config.out).exists():  # since the settings were checked
         raise DatasetError("is there already", where=config.out, fix="name another file")
     lines = [f"  {json.dumps(called[row], ensure_ascii=False)}: {json.dumps(own)}" for row, own in kept.items()]
     write_whole(Path(config.out), "{\n" + ",\n".join(lines) + "\n}\n")
     facts |= {"out": config.out}
     print(json.dumps(facts, ensure_ascii=False) if config.json else told(facts, config))
+
+
+def _refuse(facts: dict[str, Any], where: str) -> None:
+    """Raises DatasetError where nothing would be left, or where frames would go although none is idle."""
+    from understudy.data.errors import DatasetError
+
+    rule, kept, frames = facts["rule"], facts["frames_kept"], facts["frames"]
+    of = f"{', '.join(facts['keys'])} by a threshold of {rule['threshold']:g}"
+    if not facts["frames_idle"] and kept < frames:
+        what = f"no frame is idle ({of}), and {frames - kept:,} of {frames:,} frames would go all the same: "
+        what += f"--min-moving {rule['min_moving']}, --cut-last {rule['cut_last']}"
+        raise DatasetError(what, where=where, fix="give --min-moving 1 --cut-last 0, or train on all frames")
+    if not kept:
+        what = f"nothing would be kept of {frames:,} frames, of which {facts['frames_idle']:,} are idle ({of})"
+        raise DatasetError(what, where=where, fix="give a smaller --threshold, --min-moving or --cut-last")
 
 
 def found(catalog: "Catalog", config: RangesConfig) -> tuple[dict[int, list[tuple[int, int]]], dict[str, Any]]:
@@ -90,21 +110,21 @@ def found(catalog: "Catalog", config: RangesConfig) -> tuple[dict[int, list[tupl
     """
     import numpy as np
 
-    from understudy.data.idle import IdleRule, idle_ranges, non_idle_ranges
+    from understudy.data.idle import idle_ranges, non_idle_ranges
     from understudy.data.rows import Rows
     from understudy.progress import tqdm
 
-    _check(catalog, config)
-    rule = IdleRule(config.threshold, config.difference, config.min_idle, config.min_moving, config.cut_last)
+    keys, rule = _keys(catalog, config), rule_of(config, catalog.fps)
     episodes = catalog.episodes
-    rows = Rows(catalog, [config.key], cache_bytes=0)
+    rows = Rows(catalog, keys, cache_bytes=0)
     by_file = np.argsort(episodes.data_file, kind="stable")  # each file is read once
     kept: dict[int, list[tuple[int, int]]] = {}
     idle = 0
     for row in tqdm(by_file[episodes.lengths[by_file] > 0].tolist(), desc="episodes", unit="", leave=False):
         frames = np.arange(int(episodes.lengths[row]))[None]
-        values = np.asarray(rows.take(np.asarray([row]), {config.key: frames})[config.key])[0]
-        values = _chosen(values, config.dims)
+        taken = rows.take(np.asarray([row]), dict.fromkeys(keys, frames))
+        values = np.concatenate([np.asarray(taken[key])[0].reshape(frames.size, -1) for key in keys], axis=1)
+        values = values[:, list(config.dims)] if config.dims else values
         kept[row] = non_idle_ranges(values, rule)
         idle += sum(stop - start for start, stop in idle_ranges(values, rule))
     kept = dict(sorted(kept.items()))
@@ -112,7 +132,8 @@ def found(catalog: "Catalog", config: RangesConfig) -> tuple[dict[int, list[tupl
     without = [int(episodes.ids[row]) for row, own in kept.items() if not own]
     return kept, {
         "root": catalog.root,
-        "key": config.key,
+        "keys": keys,
+        "rule": asdict(rule),
         "episodes": len(kept),
         "frames": int(episodes.frames),
         "frames_kept": sum(lengths),
@@ -127,15 +148,19 @@ def found(catalog: "Catalog", config: RangesConfig) -> tuple[dict[int, list[tupl
 
 def told(facts: dict[str, Any], config: RangesConfig) -> str:
     """The summary in words."""
-    way = "changes" if config.difference else "values"
+    rule, way = facts["rule"], "changes" if config.difference else "values"
+    share = facts["frames_kept"] / facts["frames"]
     lines = [
-        f"{facts['out']}: {facts['frames_kept']:,} of {facts['frames']:,} frames kept "
-        f"({facts['frames_kept'] / facts['frames']:.1%}), {facts['ranges']:,} ranges of {facts['shortest']} to "
-        f"{facts['longest']} frames",
-        f"  idle: {way} of {config.key!r} below {config.threshold:g} for {config.min_idle} frames or more, "
-        f"{facts['frames_idle']:,} frames; stretches of less than {config.min_moving} frames are left out as well, and "
-        f"the last {config.cut_last} of each",
+        f"{facts['out']}: {facts['frames_kept']:,} of {facts['frames']:,} frames kept ({share:.1%}), "
+        f"{facts['ranges']:,} ranges of {facts['shortest']} to {facts['longest']} frames",
+        f"  idle: {facts['frames_idle']:,} frames, {way} of {', '.join(facts['keys'])} below {rule['threshold']:g} for "
+        + (f"more than {rule['min_idle']} frames" if rule["settled"] else f"{rule['min_idle']} frames or more"),
     ]
+    if moving := facts["frames"] - facts["frames_idle"] - facts["frames_kept"]:
+        lines.append(
+            f"  not idle and left out as well: {moving:,} frames, in stretches of less than {rule['min_moving']} "
+            f"or among the last {rule['cut_last']} of one"
+        )
     if facts["episodes_without"]:
         first = ", ".join(map(str, facts["first_without"])) + (", ..." if facts["episodes_without"] > 5 else "")
         lines.append(
@@ -159,24 +184,36 @@ def _called(catalog: "Catalog", name_by: str) -> dict[int, str]:
     return texts or ids
 
 
-def _check(catalog: "Catalog", config: RangesConfig) -> None:
+def rule_of(config: RangesConfig, fps: float) -> "IdleRule":
+    """The preset's rule with what was named of it."""
+    from understudy.data.idle import IdleRule
+
+    droid = config.preset == "droid"
+    rule = IdleRule.droid() if droid else IdleRule(min_idle=max(1, round(fps)))
+    named = {name: getattr(config, name) for name in ("threshold", "difference", "min_idle", "min_moving", "cut_last")}
+    return replace(rule, **{name: value for name, value in named.items() if value is not None})
+
+
+def _keys(catalog: "Catalog", config: RangesConfig) -> list[str]:
+    """The columns to look at."""
     import numpy as np
 
     from understudy.data.errors import DatasetError
     from understudy.tools.examine import row_keys
 
-    feature = catalog.features.get(config.key)
+    known = row_keys(catalog)
+    if not config.key and config.preset != "droid":
+        if not (keys := [key for key in known if key.startswith(("action", "observation.state"))]):
+            what = "no column is called action or observation.state"
+            raise DatasetError(what, where=catalog.root, fix=f"name one by --key: {', '.join(known)}")
+        return keys
+    key = config.key or "action"
+    feature = catalog.features.get(key)
     if feature is None or feature.is_picture or feature.is_text:
         what = "there is no such column" if feature is None else f"it is {feature.dtype}"
-        known = ", ".join(row_keys(catalog))
-        raise DatasetError(f"key {config.key!r}: {what}", where=catalog.root, fix=f"columns of numbers: {known}")
+        raise DatasetError(f"key {key!r}: {what}", where=catalog.root, fix=f"columns of numbers: {', '.join(known)}")
     width = int(np.prod(feature.value_shape, dtype=np.int64))
     if config.dims and max(config.dims) >= width:
-        what = f"dims names {max(config.dims)}, and {config.key!r} has {width}, counted from 0"
+        what = f"dims names {max(config.dims)}, and {key!r} has {width}, counted from 0"
         raise DatasetError(what, where=catalog.root, fix="`inspect` shows them")
-
-
-def _chosen(values: "np.ndarray", dims: tuple[int, ...]) -> "np.ndarray":
-    """Numbers (L, D): the dimensions asked for."""
-    flat = values.reshape(len(values), -1)
-    return flat[:, list(dims)] if dims else flat
+    return [key]
