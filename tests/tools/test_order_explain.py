@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from understudy.tools.order_explain import ExplainConfig, Table, compare, explain, read_tables
+from understudy.cli import main
+from understudy.order import rivals
+from understudy.tools import order_explain
+from understudy.tools.order_explain import FEW, ExplainConfig, Table, compare, explain, read_tables
+from understudy.tools.order_text import render
 
 SMALL = {"batch": 32, "world": 2, "workers": 2, "episodes": 400, "frames_in_flight": 4096}
 NAMES = ["clips", "uniform", "episode lanes", "block shuffle", "worker pool", "episode stream"]
@@ -72,6 +76,10 @@ def test_real_datasets(real_data: Path, capsys: pytest.CaptureFixture[str]) -> N
     ("wrong", "said"),
     [
         ({"batch": 0}, "batch: must be at least 1"),
+        ({"batch": 10**12}, "batch: 1000000000000 is more than"),
+        ({"world": 10**12}, "world: 1000000000000 is more than"),
+        ({"episodes": 10**12}, "episodes: 1000000000000 is more than"),
+        ({"lanes": 10**12}, "lanes: 1000000000000 is more than"),
         ({"world": 3}, "batch: 32 does not divide among 3 ranks"),
         ({"reach": (-1, 0)}, "gop, reach, clip, lanes: must not be negative"),
         ({"paths": ("a", "a")}, "paths: a is named twice"),
@@ -109,3 +117,60 @@ def test_what_is_looked_at_is_bounded(monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_clip_lanes_and_the_order_inside_can_be_tried(capsys: pytest.CaptureFixture[str]) -> None:
     assert explain(ExplainConfig(**SMALL, clip=24, lanes=128, inside="permuted")) == 0
     assert "128 lanes of clips of 24, permuted inside a clip" in capsys.readouterr().out
+
+
+def test_the_choice_is_printed_before_anything_is_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Counted(Exception):
+        pass
+
+    def count(*_: object) -> None:
+        raise Counted
+
+    monkeypatch.setattr(order_explain, "compare", count)
+    with pytest.raises(Counted):
+        explain(ExplainConfig(**SMALL))
+    assert "lanes of clips of" in capsys.readouterr().out
+    assert explain(ExplainConfig(batch=1 << 20, episodes=10_000)) == 0  # more than can be counted: the choice alone
+    assert "not compared" in capsys.readouterr().out
+
+
+def test_an_absurd_batch_is_wrong_input_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["order", "explain", "--batch", "1000000000000"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert len(said.err.splitlines()) == 1
+
+
+def test_a_large_batch_looks_at_few_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot settle in any number that can be looked at is not looked at for long."""
+    monkeypatch.setattr(order_explain, "MOST", 1 << 17)
+    monkeypatch.setattr(order_explain, "FEW", 1 << 15)
+    for batch, held, looked_at in ((256, 1 << 16, 1 << 15), (1024, 1 << 16, 1 << 16), (128, 1 << 12, 1 << 15)):
+        config = ExplainConfig(**SMALL | {"batch": batch, "episodes": 4000, "frames_in_flight": held})
+        low, high = next(side.figures.stretch for side in compare(read_tables(config), config).sides if side.figures)
+        assert high - low == looked_at
+    assert FEW == 1 << 20
+
+
+def test_workers_share_one_line_of_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    real = rivals.permutation
+    monkeypatch.setattr(rivals, "permutation", lambda n, key: made.append(n) or real(n, key))
+    lengths = np.full(5000, 40)
+    rivals.episode_stream(lengths, 1024, 128, 8, 4096, seed=99)
+    rivals.worker_pool(lengths, 1024, 128, 8, 1, 4096, seed=99)
+    assert made.count(5000) == 1
+
+
+def test_data_that_fits_in_memory_is_decoded_once_and_the_table_says_so() -> None:
+    lengths = np.full(300, 100)
+    config = ExplainConfig(**SMALL, paths=("a",), gop=250)
+    known, unknown = (Table("a", lengths, 250, (0, 0), 30.0, 1, size) for size in (3 * 64 * 64 * 30_000, 0))
+    comparison = compare([known], config)
+    rows = {line.split("  ")[0].strip() or line.strip() for line in render([known], comparison, config).splitlines()}
+    row = next(line for line in render([known], comparison, config).splitlines() if "0.37 GB of memory" in line)
+    assert row.split()[-1] == "once"
+    assert "decoded per sample" in rows
+    assert "of memory" not in render([unknown], comparison, config)

@@ -16,6 +16,7 @@ Not here: uniform shuffling and clip lanes, which are settings of `Order` itself
 """
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from heapq import heapreplace
 from itertools import count
 from statistics import NormalDist
@@ -63,7 +64,7 @@ def episode_lanes(lengths: np.ndarray, lanes: int, seed: int = 0) -> Read:
     def read(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         episode, frame, piece = _like(positions)
         for epoch, at, p in _epochs(positions, total):
-            line = _line(lengths, seed, epoch)
+            line = _line(lengths.size, seed, epoch)
             lane, i = p % lanes, p // lanes
             q = lane * (total // lanes) + np.minimum(lane, total % lanes) + i
             episode[at], offset = _find(line, lengths, q)
@@ -82,7 +83,7 @@ def block(lengths: np.ndarray, frames: int, seed: int = 0) -> Read:
     def read(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         episode, frame, piece = _like(positions)
         for epoch, at, p in _epochs(positions, total):
-            line = _line(lengths, seed, epoch)
+            line = _line(lengths.size, seed, epoch)
             q = np.empty_like(p)
             for number in np.unique(p // frames):
                 inside = p // frames == number
@@ -160,10 +161,11 @@ def episode_stream(
 # ---- what they share
 
 
-def _line(lengths: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """The episodes in the shuffled order of an epoch, int64 (episodes,)."""
-    every = np.arange(lengths.size, dtype=np.uint64)
-    return permutation(lengths.size, make_key(seed, "rival episodes", epoch)).forward(every).astype(np.int64)
+@lru_cache(maxsize=2)
+def _line(episodes: int, seed: int, epoch: int) -> np.ndarray:
+    """The episodes in the shuffled order of an epoch, int64 (episodes,); the same for all workers that ask."""
+    every = np.arange(episodes, dtype=np.uint64)
+    return permutation(episodes, make_key(seed, "rival episodes", epoch)).forward(every).astype(np.int64)
 
 
 def _exponential(n: int, key: int) -> np.ndarray:
@@ -218,7 +220,7 @@ def _shuffled_inside(episode: np.ndarray, offset: np.ndarray, lengths: np.ndarra
 def _stripe(lengths: np.ndarray, consumer: int, consumers: int, seed: int) -> Iterator[int]:
     """One worker's episodes without end: every consumers-th of a shuffled line, epoch after epoch."""
     for epoch in count():
-        yield from _line(lengths, seed, epoch)[consumer::consumers].tolist()
+        yield from _line(lengths.size, seed, epoch)[consumer::consumers].tolist()
 
 
 def _rows(line: list[int], lengths: np.ndarray, consumers: int, consumer: int) -> np.ndarray:

@@ -1,16 +1,17 @@
 """`understudy order explain`: which samples come when, how well they are mixed, and what that asks of disk and memory.
 
 It reads lengths, never a frame (and one video's index per camera, for the distance of its key frames): of the datasets
-named, or of a synthetic table like DROID's. Our order and five others stand side by side, holding about as many frames;
-the picture shows the same.
+named, or of a synthetic table like DROID's. The choice is printed at once; then our order and five others are counted
+over a stretch of bounded length and stand side by side, holding about as many frames; the picture shows the same.
 
-Not here: the figures (`understudy.order.audit`), the other orders (`understudy.order.rivals`), the picture.
+Not here: the figures (`understudy.order.audit`), the other orders (`understudy.order.rivals`), the text
+(`order_text.py`), the picture (`order_picture.py`).
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
 from understudy.declare import Positional
@@ -26,6 +27,16 @@ if TYPE_CHECKING:
 MOST = 1 << 22
 """Positions to look at, and as many before them: memory and time stay bounded, whatever is held. What holds more than a
 quarter of this (as a rule, all there is) is not seen to come and go often enough to settle, and the text says so."""
+
+FEW = 1 << 20
+"""Positions to look at where that is enough, or where no number that can be looked at would be: a second of CPU time or
+two for each order."""
+
+WIDEST = 64
+"""Batches of the widest window that is looked at."""
+
+LARGEST = {"batch": 1 << 24, "world": 1 << 20, "workers": 1 << 12, "episodes": 10**7, "lanes": 1 << 24}
+"""The most that may be asked for; beyond, tables no longer fit in memory."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +82,11 @@ class ExplainConfig:
             for name in ("batch", "world", "workers", "episodes", "frames_in_flight")
             if (value := getattr(self, name)) is not None and value < 1
         ]
+        found += [
+            f"{name}: {getattr(self, name)} is more than {most}, the most that can be explained"
+            for name, most in LARGEST.items()
+            if getattr(self, name) > most
+        ]
         if not found and self.batch % self.world:
             found.append(f"batch: {self.batch} does not divide among {self.world} ranks")
         if min(self.gop, self.clip, self.lanes, *self.reach) < 0:
@@ -86,6 +102,8 @@ class ExplainConfig:
             found.append("frame_bytes: must be above 0")
         if self.picture and not Path(self.picture).absolute().parent.is_dir():
             found.append(f"picture: there is no folder {Path(self.picture).parent}; make it first")
+        if self.picture and self.batch * WIDEST > MOST:
+            found.append(f"picture: batches of {self.batch} are too large to be compared; leave it out")
         if self.picture and not self.picture.endswith((".png", ".svg", ".pdf")):
             found.append(f"picture: {self.picture!r} must end in .png, .svg or .pdf")
         return found
@@ -102,6 +120,8 @@ class Table:
     fps: float
     cameras: int
     """Cameras with video, at least 1."""
+    decoded: int = 0
+    """Bytes of all its pictures, decoded; 0: not known."""
 
     @property
     def segments(self) -> "np.ndarray":
@@ -136,13 +156,19 @@ class Comparison:
 
 
 def explain(config: ExplainConfig) -> int:
-    """Print the table, draw the picture if one is asked for. Returns the exit code."""
+    """Print the choice and the table, draw the picture if one is asked for. Returns the exit code."""
     from understudy.extras import need
+    from understudy.tools.order_text import described, render
 
     if config.picture:
         need("report")
     tables = read_tables(config)
-    comparison = compare(tables, config)
+    order = order_of(tables, config)
+    print("\n".join([*map(described, tables), "", order.explain(), ""]), flush=True)
+    if config.batch * WIDEST > MOST:
+        print(f"not compared with other orders: {WIDEST} batches of {config.batch} are more than {MOST:,} positions")
+        return 0
+    comparison = compare(tables, config, order)
     print(render(tables, comparison, config))
     if config.picture:
         from understudy.tools.order_picture import draw
@@ -166,32 +192,56 @@ def read_tables(config: ExplainConfig) -> list[Table]:
     for path in config.paths:
         catalog = Catalog.open(path)
         lengths = catalog.episodes.lengths
-        cameras = max(1, len(catalog.camera_keys))
+        sizes = [catalog.features[camera].size for camera in catalog.camera_keys]
+        decoded = 3 * int(lengths.sum()) * sum(size[0] * size[1] for size in sizes if size) if all(sizes) else 0
         gop = config.gop or EpisodeDataset(catalog).gop
-        tables.append(Table(path, lengths[lengths > 0], gop, config.reach, float(catalog.fps), cameras))
+        lengths, cameras = lengths[lengths > 0], max(1, len(sizes))
+        tables.append(Table(path, lengths, gop, config.reach, float(catalog.fps), cameras, decoded))
     return tables
 
 
-def compare(tables: Sequence[Table], config: ExplainConfig) -> Comparison:
-    """Audit our order over the tables, and the others holding about as many frames as ours has in flight."""
+def order_of(tables: Sequence[Table], config: ExplainConfig) -> "Order":
+    """The order that is explained."""
+    from understudy.order import Order
+
+    return Order.of(
+        tables,
+        **_asked(config),
+        frames_in_flight=config.frames_in_flight,
+        clip=config.clip or None,
+        lanes=config.lanes or None,
+        inside=config.inside,
+    )
+
+
+def _asked(config: ExplainConfig) -> dict[str, Any]:
+    return {"weights": config.weights or None, "batch": config.batch, "seed": config.seed}
+
+
+def compare(tables: Sequence[Table], config: ExplainConfig, order: "Order | None" = None) -> Comparison:
+    """Audit our order over the tables, and the others holding about as many frames as ours has in flight.
+
+    How far it is, is shown on stderr where it takes more than two seconds.
+    """
     import numpy as np
 
     from understudy.order import Order
     from understudy.order import rivals as other
     from understudy.order.audit import audit, reading
+    from understudy.progress import tqdm
 
-    asked: Any = {"weights": config.weights or None, "batch": config.batch, "seed": config.seed}
-    tried: Any = {"clip": config.clip or None, "lanes": config.lanes or None, "inside": config.inside}
-    order = Order.of(tables, **asked, frames_in_flight=config.frames_in_flight, **tried)
+    order = order or order_of(tables, config)
     clips, lengths = reading(order)
-    uniform, _ = reading(Order.of(tables, **asked, mode="uniform"))
+    uniform, _ = reading(Order.of(tables, **_asked(config), mode="uniform"))
     # A source whose order is the uniform shuffle is held whole; otherwise V lanes hold a clip of S each.
     held = sum(s.frames if s.clip == 1 else min(s.frames, s.clip * s.lanes) for s in order.spec.sources)
     episodes = _whole(held / float(lengths.mean()), config.batch, lengths.size)
     pool = max(1, episodes // (config.world * config.workers))
     # A pool has forgotten after about two turnovers that it started full; the stretch must see several more.
     start = min(3 * held, MOST) // config.batch * config.batch
-    span = max(256 * config.batch, min(max(2048 * config.batch, 4 * held), MOST))
+    settled = 4 * held <= MOST
+    enough = max(min(2048 * config.batch, FEW), 4 * held) if settled else FEW
+    span = max(WIDEST * config.batch, min(enough, MOST))
     last = start + span
     each = {"batch": config.batch, "ranks": config.world, "workers": config.workers, "positions": last}
     makers = {
@@ -204,7 +254,9 @@ def compare(tables: Sequence[Table], config: ExplainConfig) -> Comparison:
     }
     cameras = np.average([table.cameras for table in tables], weights=order.spec.schedule[0].slots)
     sides = []
-    for name, make in makers.items():
+    every = 0.5 if sys.stderr.isatty() else 15.0
+    bar = tqdm(makers.items(), "orders compared", delay=2, mininterval=every, file=sys.stderr, leave=False)
+    for name, make in bar:
         try:
             read = make()
             figures = audit(
@@ -224,69 +276,10 @@ def compare(tables: Sequence[Table], config: ExplainConfig) -> Comparison:
             sides.append(Side(name, None, None, str(error)))
             continue
         sides.append(Side(name, read, figures))
-    return Comparison(order, lengths, start, tuple(sides), settled=4 * held <= MOST)
+    return Comparison(order, lengths, start, tuple(sides), settled)
 
 
 def _whole(fitting: float, batch: int, most: int) -> int:
     """Whole episodes for so many frames: a multiple of the batch if that fits, so that a lane keeps its rank."""
     episodes = max(1, min(round(fitting), most))
     return episodes // batch * batch or episodes
-
-
-def render(tables: Sequence[Table], comparison: Comparison, config: ExplainConfig) -> str:
-    """The whole text: what was looked at, the order in words, the table, how to read it."""
-    lines = []
-    for table in tables:
-        total, mean = int(table.lengths.sum()), float(table.lengths.mean())
-        size = f"{table.lengths.size:,} episodes, {total:,} frames, {mean:.0f} per episode"
-        lines.append(f"{table.name}: {size}, a key frame every {table.gop}")
-    lines += ["", comparison.order.explain(), "", *_rows(comparison), ""]
-    lines += [f"not shown: {side.missing}" for side in comparison.sides if side.missing]
-    if not comparison.settled:
-        lines.append("Orders that hold pieces hold too many here to be seen settled: take their figures as a sketch.")
-    low, high = next(side.figures.stretch for side in comparison.sides if side.figures)
-    notes = (
-        f"Counted over positions {low:,} to {high:,}; global batch {config.batch}, {config.world} ranks, "
-        f"{config.workers} workers each. deff: variance of the mean over so many batches, in units of what independent "
-        "draws would have, if two frames of one episode correlate by 0.3 + 0.3 exp(-distance / 30 frames) and frames "
-        "of two episodes do not. A piece is what is opened, read and closed: a clip, an episode, a single frame. deff "
-        "rests on that model; all else is counted."
-    )
-    return "\n".join([*lines, fill(notes, 118)])
-
-
-def _rows(comparison: Comparison) -> list[str]:
-    """The table, one row per figure, one column per order."""
-    shown = [(side.name, side.figures) for side in comparison.sides if side.figures]
-    rows = {
-        "episodes in a batch": lambda a: f"{a.distinct_episodes:.1f}",
-        "deff over 1 batch": lambda a: f"{a.deff[0]:.2f}",
-        "         8 batches": lambda a: f"{a.deff[1]:.2f}",
-        "        64 batches": lambda a: f"{a.deff[2]:.1f}",
-        "pieces open, mean": lambda a: f"{a.open_mean:.0f}",
-        "             most": lambda a: f"{a.open_max}",
-        "frames in flight": lambda a: f"{a.frames_in_flight:,}",
-        "megabytes in flight": lambda a: f"{a.bytes_in_flight / 1e6:,.0f}",
-        "opened in a step, mean": lambda a: f"{a.touches_mean:.2f}",
-        "                  most": lambda a: f"{a.touches_peak}",
-        "ranks that open a piece": lambda a: f"{a.opens_per_piece:.2f}",
-        "decoded per sample": lambda a: f"{a.amplification:.2f}",
-        "episode again after": lambda a: _seconds(a.revisit_seconds),
-    }
-    width = max(map(len, rows))
-    columns = [max(len(name), 9) for name, _ in shown]
-    head = " " * width + "".join(f"  {name:>{w}}" for (name, _), w in zip(shown, columns, strict=True))
-    body = [
-        f"{label:<{width}}" + "".join(f"  {cell(a):>{w}}" for (_, a), w in zip(shown, columns, strict=True))
-        for label, cell in rows.items()
-    ]
-    return [head, *body]
-
-
-def _seconds(value: float) -> str:
-    """Seconds of recorded data, in the largest fitting unit."""
-    if value == float("inf"):
-        return "beyond"
-    if value < 90:
-        return f"{value:.2g} s" if value < 1 else f"{value:.1f} s"
-    return f"{value / 60:.1f} min" if value < 5400 else f"{value / 3600:.1f} h"
