@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import redirect_stderr
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ from support.runs import same_run, series, tiny_config, tiny_dataset
 from understudy.policies.flow_policy import FlowPolicy
 from understudy.train import parallel, run, validate
 from understudy.train.adamw import Float32AdamW
+from understudy.train.compile import compile_blocks, missing
 from understudy.train.config import OptimConfig, ParallelConfig, TrainConfig
 from understudy.train.optim import freeze
 from understudy.train.parallel import Mesh
 from understudy.train.precision import make_optimizer, named_tensors
+from understudy.train.remat import rematerialise
 from understudy.train.step import Part, StepResult, optimizer_step, parts_of
 
 STEPS, SHORT = 200, 20
@@ -223,46 +227,101 @@ def test_frozen_weights_keep_every_bit_on_every_mesh(single: dict[str, Any], dou
 # -- parameters that a loss does not reach ----------------------------------------------------------------------------
 
 
+class Unheard(nn.Module):
+    """A layer whose weights a loss does not reach, although it is computed."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        return x + (self.layer(x, condition) - x).detach()
+
+
 class Forgetful(FlowPolicy):
-    """Leaves out its last layer, if told so."""
+    """Does not learn its last layer, which is a block, and the first layer of its text, which is none, if told so."""
 
     forgets = False
 
-    def _velocity(self, x: Tensor, time: Tensor, condition: Tensor) -> Tensor:
-        layers = self.layers
-        self.layers = layers[:-1] if self.forgets else layers
+    def losses(self, batch: Mapping[str, Any], *others: Any, **options: Any) -> Any:
+        if not self.forgets:
+            return super().losses(batch, *others, **options)
+        layers, embed = self.layers, self.text.embed.forward
+        self.layers = nn.ModuleList([*layers[:-1], Unheard(layers[-1])])
+        self.text.embed.forward = lambda tokens: embed(tokens).detach()
         try:
-            return super()._velocity(x, time, condition)
+            return super().losses(batch, *others, **options)
         finally:
             self.layers = layers
+            del self.text.embed.forward
 
 
-def left_out(by: tuple[int, ...], shards: int) -> float:
-    config = TrainConfig(device="cpu", parallel=ParallelConfig(timeout=60, dp_shard=shards))
+UNUSED = {
+    "text.embed.weight",
+    *(f"layers.1.{name}.{kind}" for name in ("modulate", "grow", "shrink") for kind in ("weight", "bias")),
+}
+
+
+def left_out(by: tuple[int, ...], mesh: Mesh, config: TrainConfig) -> tuple[float, set[str], str]:
+    """The loss of one step, the parameters that it left as they were, and what it printed."""
+    policy = Forgetful(policies.config(), policies.NORMALISATION)
+    policy.load_state_dict(policies.policy().state_dict())
+    policy.forgets = mesh.rank in by
+    began = {name: p.detach().clone() for name, p in policy.named_parameters()}
+    rematerialise(policy.blocks(), config.activation_checkpoint)
+    if config.compile:
+        compile_blocks(policy.blocks(), mesh.device)
+    optimizer = spread(mesh, config, policy)
+    parts = share(mesh, uneven(), 4 if config.micro_batch else mesh.world)
+    with redirect_stderr(StringIO()) as said:
+        loss = float(take(mesh, policy, optimizer, parts, check=True).loss)
+    ended = whole({name: p.detach() for name, p in policy.named_parameters()})
+    return loss, {name for name in began if torch.equal(began[name], ended[name])}, said.getvalue()
+
+
+def left_out_by(several: list[tuple[int, ...]], shards: int, **options: Any) -> list[tuple[float, set[str], str]]:
+    config = TrainConfig(device="cpu", parallel=ParallelConfig(timeout=60, dp_shard=shards), **options)
     with parallel.joined(config) as mesh:
-        policy = Forgetful(policies.config(), policies.NORMALISATION)
-        policy.load_state_dict(policies.policy().state_dict())
-        policy.forgets = mesh.rank in by
-        optimizer = spread(mesh, config, policy)
-        return float(take(mesh, policy, optimizer, share(mesh, uneven(), mesh.world), check=True).loss)
+        return [left_out(by, mesh, config) for by in several]
 
 
-def test_parameters_that_no_loss_reaches_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    left_out((), 1)
-    assert capsys.readouterr().err == ""
-    left_out((0,), 1)
-    said = capsys.readouterr().err
-    assert "no gradient reaches layers.1.modulate.weight" in said
-    assert said.count("layers.1.") == 6
-    assert "optim.freeze" in said
+def left_out_by_none_and_all(world: int, shards: int, options: dict[str, Any]) -> list[tuple[float, set[str], str]]:
+    return left_out_by([(), tuple(range(world))], shards, **options)
 
 
-def test_ranks_that_leave_out_different_parameters_are_told_instead_of_waiting() -> None:
-    for kind, said in outcomes_in_ranks(2, left_out, (1,), 1, timeout=60):
+PARTS = {"micro_batch": 2, "activation_checkpoint": "full"}
+COMPILED = pytest.mark.skipif(missing(torch.device("cpu")) is not None, reason="no compiler here")
+
+
+@pytest.mark.parametrize(
+    ("world", "shards", "options"),
+    [
+        pytest.param(1, 1, {}, id="one"),
+        pytest.param(2, 1, {}, id="ddp"),
+        pytest.param(2, 2, {}, id="fsdp2"),
+        pytest.param(4, 2, {}, id="hsdp"),
+        pytest.param(2, 2, PARTS, id="fsdp2 in parts"),
+        pytest.param(2, 2, {"compile": True}, id="fsdp2 compiled", marks=[COMPILED, pytest.mark.slow]),
+    ],
+)
+def test_parameters_that_no_loss_reaches_are_named(world: int, shards: int, options: dict[str, Any]) -> None:
+    """Those that a step leaves as they are and no others, on any mesh, by one rank."""
+    everywhere = in_ranks(world, left_out_by_none_and_all, world, shards, options)
+    for rank, (none, every) in enumerate(everywhere):
+        assert none[1:] == (set(), "")
+        _, still, said = every
+        assert still == UNUSED
+        assert {name for name in UNUSED if name in said} == (UNUSED if rank == 0 else set())
+        assert said.count(".weight") + said.count(".bias") == (len(UNUSED) if rank == 0 else 0)
+    assert len({every[0] for _, every in everywhere}) == 1
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_ranks_that_leave_out_different_parameters_are_told_instead_of_waiting(shards: int) -> None:
+    for kind, said in outcomes_in_ranks(2, left_out_by, [(1,)], shards, timeout=60):
         assert kind == "raised"
-        assert "ConfigError: the loss of rank 1 does not reach layers.1.modulate.weight" in said
-    one, two = in_ranks(2, left_out, (0, 1), 2)  # all leave it out: nobody waits
-    assert one == two
+        assert "ConfigError: the loss of rank 1 does not reach " in said
+        assert all(name in said for name in UNUSED)
 
 
 def sampled(shards: int) -> dict[str, Tensor]:

@@ -23,19 +23,24 @@ SHOWN = 8
 
 @contextmanager
 def leaves_of(policy: FlowPolicy, mesh: Mesh, noted: bool = True) -> Iterator[Leaves]:
-    """Names of the tensors that a forward pass inside this computes with: a sharded block has its gathered weights only
-    while it computes. Nothing where they are not to be `noted`."""
+    """Names of the tensors that a forward pass inside this computes with. Nothing where they are not to be `noted`.
+
+    A sharded module has its gathered weights only while it computes: the policy's own group, too, from the beginning of
+    its forward pass to the end. So each sharded module's weights are noted when it is called, and those of the policy
+    itself when the first of them is called.
+    """
     leaves: Leaves = {}
     if not noted:
         yield leaves
         return
-    names = {module: name for name, module in policy.named_modules()}
+    names = {module: f"{name}." if name else "" for name, module in policy.named_modules()}
 
-    def note(module: nn.Module, _: Any) -> None:
-        leaves.update((p, f"{names[module]}.{name}") for name, p in module.named_parameters())
+    def note(module: nn.Module, _: Any = None) -> None:
+        if not leaves and module is not policy:
+            note(policy)
+        leaves.update((p, names[module] + name) for name, p in module.named_parameters())
 
-    blocks = policy.blocks() if mesh.world > 1 else []
-    hooks = [block.register_forward_pre_hook(torch.compiler.disable(note)) for block in blocks]
+    hooks = [part.register_forward_pre_hook(torch.compiler.disable(note)) for part in _gathered_alone(policy, mesh)]
     try:
         yield leaves
     finally:
@@ -43,6 +48,15 @@ def leaves_of(policy: FlowPolicy, mesh: Mesh, noted: bool = True) -> Iterator[Le
             hook.remove()
     for name, parameter in policy.named_parameters():
         leaves.setdefault(parameter, name)
+
+
+def _gathered_alone(policy: FlowPolicy, mesh: Mesh) -> list[nn.Module]:
+    """The modules inside a policy whose weights are gathered when they are called."""
+    if mesh.world == 1:
+        return []
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for name, module in policy.named_modules() if name and issubclass(type(module), FSDPModule)]
 
 
 def check_reach(policy: FlowPolicy, leaves: Leaves, loss: Tensor, mesh: Mesh) -> None:
