@@ -1,6 +1,8 @@
 """The mesh: who is who, agreement, errors that reach every rank, and weights spread over processes."""
 
 import os
+import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +47,66 @@ def test_ranks_agree() -> None:
         assert told["ConfigError"] == "ConfigError: the words of one"
     assert one["KeyError"] == "RankError: rank 1 failed: 'another'"
     assert two["KeyError"] == "KeyError: 'another'"
+
+
+TIMEOUT = 10
+
+
+def long_work(seconds: float) -> int:
+    """Takes longer than the process group waits, a little at a time."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(0.05)
+    return os.getpid()
+
+
+def alone_for_long() -> list[int]:
+    patient = config(parallel=ParallelConfig(timeout=TIMEOUT))
+    with parallel.joined(patient) as mesh:
+        return [mesh.first(lambda: long_work(TIMEOUT + 3)), mesh.first(os.getpid), mesh.gather(os.getpid())[0]]
+
+
+@pytest.mark.timeout(120)
+def test_ranks_wait_for_the_first_one_as_long_as_it_works() -> None:
+    one, two = in_ranks(2, alone_for_long)
+    assert one == two
+    assert len(set(one)) == 1
+
+
+def alone_and_stuck() -> None:
+    with parallel.joined(config()) as mesh:
+        replace(mesh, timeout=1.0).first(lambda: threading.Event().wait(8))
+
+
+def alone_and_gone() -> None:
+    with parallel.joined(config()) as mesh:
+        mesh.gather(None)  # both have begun
+        mesh.first(lambda: os._exit(7))
+
+
+def test_ranks_do_not_wait_for_a_first_one_that_hangs_or_is_gone() -> None:
+    (first, _), (kind, said) = outcomes_in_ranks(2, alone_and_stuck, timeout=60)
+    assert first == kind == "raised"
+    assert "RankError: rank 1: rank 0 has done nothing for 1 seconds (parallel.timeout)" in said
+    first, (kind, said) = outcomes_in_ranks(2, alone_and_gone, timeout=60)
+    assert first == ("died", 7)
+    assert kind == "raised"
+    assert "RankError: rank 1: another process of the run is gone" in said
+
+
+def alone_and_wrong() -> None:
+    with parallel.joined(config()) as mesh:
+
+        def wrong() -> None:
+            raise ConfigError("the words of one")
+
+        mesh.first(wrong)
+
+
+def test_what_the_first_one_finds_wrong_all_say() -> None:
+    for kind, said in outcomes_in_ranks(2, alone_and_wrong, timeout=60):
+        assert kind == "raised"
+        assert "ConfigError: the words of one" in said
 
 
 def vanishing() -> None:

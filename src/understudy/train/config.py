@@ -108,8 +108,8 @@ class ParallelConfig:
     dp_replicate: Annotated[int, Ge(1)] | None = None
     """Replicas; none is as many as there are processes for."""
     timeout: Annotated[float, Gt(0)] = 600.0
-    """Seconds that a process waits for another one in a step before it gives up. (One that has ended is noticed at
-    once; this is for one that hangs.)"""
+    """Seconds that a process waits for another one that does nothing before it gives up. This is for one that hangs:
+    one that has ended is noticed at once, and work that rank 0 does alone at the start may take any time."""
 
 
 @dataclass(frozen=True)

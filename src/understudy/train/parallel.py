@@ -7,12 +7,13 @@ distributed: with one process every sum is over one. On a CPU the processes talk
 device go through NCCL and the host's words through gloo.
 
 A rank that dies is noticed by the others when its connections close, at once; one that hangs, after `parallel.timeout`.
-Not here: who starts the processes (`launch.py`, torchrun, a scheduler), what a step sums (`step.py`).
+What rank 0 does alone may take longer than that as long as it works (`beats.py`). Not here: who starts the processes
+(`launch.py`, torchrun, a scheduler), what a step sums (`step.py`).
 """
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from understudy.data.errors import DatasetError
 from understudy.policies.flow_policy import FlowPolicy
+from understudy.train.beats import Stuck, beating, listen
 from understudy.train.settings import ConfigError
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ class Mesh:
     """Two-dimensional, `DIMENSIONS`; neighbouring ranks are shards of one replica."""
     ours: bool
     """Whether `begin` began the process group, or a program around us."""
+    timeout: float = 600.0
+    """Seconds after which a process that hangs is given up."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -83,11 +87,24 @@ class Mesh:
         return values
 
     def first(self, make: Callable[[], T]) -> T:
-        """What `make` returns on rank 0, on every rank; the others wait meanwhile. What it raises, all raise."""
+        """What `make` returns on rank 0, on every rank. What it raises, all raise.
+
+        The others wait for as long as `make` works: `timeout` counts only while it does nothing. It must not talk to
+        the other ranks.
+
+        Raises:
+            RankError: on the others, when rank 0 hangs.
+        """
         box: list[Any] = [None]
+        if self.rank:
+            try:
+                listen(self.timeout)
+            except Stuck as error:
+                raise RankError(f"rank {self.rank}: {error}") from error
         with self.together():
             if self.rank == 0:
-                box[0] = make()
+                with beating() if self.world > 1 else nullcontext():
+                    box[0] = make()
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
@@ -134,7 +151,7 @@ def begin(config: "TrainConfig") -> Mesh:
         except (RuntimeError, ValueError) as error:
             raise RankError(f"the {world} processes of the run did not find each other: {_line(error)}") from error
     made = init_device_mesh(device.type, shape, mesh_dim_names=DIMENSIONS)
-    return Mesh(rank, world, local_rank, local_world, device, made, ours)
+    return Mesh(rank, world, local_rank, local_world, device, made, ours, config.parallel.timeout)
 
 
 def end(mesh: Mesh) -> None:
