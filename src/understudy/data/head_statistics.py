@@ -21,7 +21,7 @@ from understudy.data.samples import EpisodeDataset
 from understudy.data.source_statistics import ACTION, DELTA, STATE, frames, pairs, summarise, widths
 from understudy.data.stats_cache import kept
 from understudy.data.summary import Summary, pooled, stride_of
-from understudy.progress import tqdm
+from understudy.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def statistics(
             _refuse(member)
             _refuse_pair(head, of_head[0], member)
     parts = [*held_out, *(member.data for member in members if member.recorded is None)]
-    with tqdm(total=sum(map(frames, parts)), desc="statistics", unit="frame", unit_scale=True, disable=None) as bar:
+    with Progress(sum(map(frames, parts)), "statistics", "frame") as bar:
         for data in held_out:
             _summary(data, (), chunk, dict.fromkeys((ACTION, STATE), 0), cache, bar)
         return {head: _of_head(of_head, chunk, cache, bar) for head, of_head in heads.items()}
@@ -137,7 +137,7 @@ def _refuse_pair(head: str, first: Member, other: Member) -> None:
         raise DatasetError(what, fix="give both the same delta, or different control modes")
 
 
-def _of_head(members: Sequence[Member], chunk: int, cache: Path | None, bar: tqdm) -> dict[str, Statistics]:
+def _of_head(members: Sequence[Member], chunk: int, cache: Path | None, bar: Progress) -> dict[str, Statistics]:
     """Statistics of one head by `ACTION` and `STATE`."""
     recorded = [member.recorded for member in members if member.recorded is not None]
     if len(recorded) == len(members) and all(_same(each, recorded[0]) for each in recorded):
@@ -165,7 +165,7 @@ def _summary(
     chunk: int,
     strides: Mapping[str, int],
     cache: Path | None,
-    bar: tqdm,
+    bar: Progress,
 ) -> dict[str, Summary]:
     """Of one source, and the bar moved on by its frames whether they are read or not."""
     begun = bar.n

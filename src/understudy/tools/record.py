@@ -58,7 +58,7 @@ def record(config: RecordConfig) -> int:
     Raises ConfigError for settings that cannot be recorded or that differ from those the folder was begun with.
     """
     from understudy.data.write import EpisodeWriter
-    from understudy.progress import tqdm
+    from understudy.progress import Progress
     from understudy.train.settings import ConfigError
     from understudy.worlds.world import open_world
 
@@ -75,14 +75,16 @@ def record(config: RecordConfig) -> int:
         if begun:
             print(f"{config.out}: carrying on after {begun} episodes", file=sys.stderr)
         ahead = range(begun, config.episodes)
-        for episode in tqdm(ahead, "record", initial=begun, total=config.episodes, unit="ep", disable=None):
-            frames, task, failed = demonstrate(world, config, episode)
-            failures += failed
-            for frame in frames:
-                writer.add_frame(frame, task=task)
-            if not writer.episodes:
-                _note(config)  # not earlier: settings with which the expert never succeeds bind nobody
-            writer.save_episode()
+        with Progress(config.episodes, "record", "episode", done=begun) as bar:
+            for episode in ahead:
+                frames, task, failed = demonstrate(world, config, episode)
+                failures += failed
+                for frame in frames:
+                    writer.add_frame(frame, task=task)
+                if not writer.episodes:
+                    _note(config)  # not earlier: settings with which the expert never succeeds bind nobody
+                writer.save_episode()
+                bar.update()
         print(f"{config.out}: {writer.episodes} episodes, {writer.frames} frames, {len(writer.tasks)} tasks")
     if ahead:
         print(f"the expert succeeded in {len(ahead)} of {len(ahead) + failures} attempts; failed ones are not kept")

@@ -4,7 +4,6 @@ Between two visits to the host nothing waits for the device: losses and norms st
 happens between steps (validation, checkpoints, signals: `run.py`), the step itself (`training.py`).
 """
 
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from understudy.load.loader import Loader
 from understudy.load.plan import fit_order
 from understudy.load.sizes import parse_bytes
 from understudy.order import Order
-from understudy.progress import tqdm
+from understudy.progress import Progress
 from understudy.train.config import TrainConfig
 from understudy.train.data import RunData
 from understudy.train.parallel import Mesh, fair_threads
@@ -91,14 +90,8 @@ class Pace:
         self._training, self._loader, self._log = training, loader, log
         self._pending: list[tuple[int, float, StepResult]] = []
         self._clock = _Clock(loader, training.step)
-        self._bar = tqdm(
-            total=training.config.steps,
-            initial=training.step,
-            unit="step",
-            mininterval=0.5 if sys.stderr.isatty() else 15.0,
-            file=sys.stderr,
-            dynamic_ncols=True,
-            disable=training.mesh.rank != 0,
+        self._bar = Progress(
+            training.config.steps, "train", "step", done=training.step, shown=training.mesh.rank == 0, last=True
         )
 
     def step(self, timer: Timer = NULL) -> None:
@@ -132,10 +125,10 @@ class Pace:
         steps, rates, results = zip(*self._pending)
         self._pending.clear()
         losses, norms, skipped = (torch.stack(values).tolist() for values in zip(*results))
-        self._bar.set_postfix(loss=f"{np.mean(losses):.4f}", refresh=False)
+        self._bar.note(f"loss {np.mean(losses):.4f}")
         for step, lr, loss, norm, skip in zip(steps, rates, losses, norms, skipped):
-            if skip and not self._bar.disable:
-                tqdm.write(f"step {step}: the gradient is not finite; the weights stay as they were", file=sys.stderr)
+            if skip:
+                self._bar.say(f"step {step}: the gradient is not finite; the weights stay as they were")
             yield {"kind": "train", "step": step, "loss": loss, "lr": lr, "grad_norm": norm, "skipped": int(skip)}
 
 
