@@ -37,3 +37,15 @@ def test_what_is_told_below_the_table(tmp_path: Path, monkeypatch: pytest.Monkey
     few = lines(config)
     assert few[2] == "… and 2 more sources"
     assert f"no {WRIST} in wide and 1 more: black there, and told as missing" in few
+
+
+def test_it_is_told_that_a_part_of_the_held_out_frames_is_judged(tmp_path: Path) -> None:
+    config = mixed(tiny_sources(tmp_path), tmp_path / "r")
+    frames = sum(len(part) for part in open_data(config).held_out if part is not None)
+
+    def told(most: int) -> list[str]:
+        return [line for line in lines(replace(config, val_frames=most)) if "val_frames" in line]
+
+    assert told(0) == told(frames) == []
+    (line,) = told(frames - 1)
+    assert f"{frames - 1} of {frames}" in line

@@ -24,7 +24,9 @@ def told(result: Mapping[str, Any], mode: str = "policy") -> str:
     for kind, name in KINDS.items():
         rows = [_row(group, entry) for group, entry in result[kind].items()]
         parts.append(_aligned((name, *head[1:]), rows))
-    means = [_row("all samples", result), ("mean of the tasks", _number(result["macro"]), "", "", "")]
+    samples, frames = result["samples"], result.get("held_out", result["samples"])
+    everything = "all samples" if frames <= samples else f"{samples:,} of {frames:,} held-out frames"
+    means = [_row(everything, result), ("mean of the tasks", _number(result["macro"]), "", "", "")]
     if len(result["sources"]) > 1:
         means.append(("mean of the sources", _number(result["macros"]["sources"]), "", "", ""))
     if "weighted" in result and len(result["heads"]) > 1:

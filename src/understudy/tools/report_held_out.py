@@ -70,7 +70,9 @@ def _table(val: Records) -> str:
                 [name, group or "(no text)", entry["samples"], entry.get("episodes", ""), *figures(entry, before)]
             )
     samples = sum(entry["samples"] for entry in last["tasks"].values())
-    over_all = [[f"all {samples:,} samples", *figures(last, [(r["loss"], r["step"]) for r in val])]]
+    frames = last.get("held_out", samples)
+    judged = f"all {samples:,} samples" if frames == samples else f"{samples:,} of {frames:,} held-out frames"
+    over_all = [[judged, *figures(last, [(r["loss"], r["step"]) for r in val])]]
     means: dict[str, Callable[[Mapping[str, Any]], float | None]] = {"mean of the tasks": lambda r: r["macro"]}
     if len(last.get("heads", {})) > 1:
         means["heads by their weights"] = lambda r: r.get("weighted")

@@ -58,6 +58,7 @@ CONSEQUENCES = {
     "async_save": NONE,
     "val_every": NONE,
     "val_weights": "held-out losses are those of the other weights from here on; the training does not notice",
+    "val_frames": "held-out losses are those of another sample of frames from here on; the training does not notice",
     "val_open_loop": NONE,
     "rollout.*": "holds for what is played from here on; the training does not notice",
     "log_every": NONE,

@@ -164,6 +164,9 @@ class TrainConfig:
     """Write checkpoints beside the training; costs a copy of the weights and moments in memory."""
     val_every: Annotated[int, Ge(0)] = 500
     """Steps between validations, and one at the end; 0 never validates. Training does not notice."""
+    val_frames: Annotated[int, Interval(ge=0, le=10**8)] = 100_000
+    """Held-out frames that a validation judges at most. Of more it judges a sample, the same one each time: every
+    source and task has its share of it, spread over its episodes. 0 judges all, which takes memory for each."""
     val_weights: Literal["average", "live"] = "average"
     """Which weights are validated: the moving average, where one is kept (`optim.ema.decay`), or those in training."""
     val_open_loop: Annotated[int, Ge(0)] = 10

@@ -193,11 +193,11 @@ def _mean(losses: Sequence[float]) -> float:
 
 
 def _tasks(held: HeldOut) -> set[str]:
-    """Texts of the tasks that the metadata names for the held-out episodes; of their datasets, where it names none."""
+    """Texts of the tasks that the metadata names for the judged episodes; of their datasets, where it names none."""
     found: set[str] = set()
-    for data in held.datasets:
+    for number, data in enumerate(held.datasets):
         table, texts = data.catalog.episodes, data.catalog.tasks
-        for row in table.rows_of(np.unique(data.segments[:, 0])).tolist():
+        for row in table.rows_of(np.unique(held.episode[held.source == number])).tolist():
             named = [int(task) for task in table.tasks_of(row)]
             found |= {texts[task] for task in named} if named and min(named) >= 0 else set(texts)
     return found

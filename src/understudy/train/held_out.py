@@ -5,7 +5,8 @@ many, so small ones cost no more than large ones. A chunk has the same samples i
 in whatever batches the run trains: that makes its numbers the same to the bit. A sample is known by its source's name,
 its episode and its frame: sources that are added move nobody's draws.
 
-Not here: what is computed from a chunk (`validate.py`), which episodes are held out (`data.py`).
+Not here: what is computed from a chunk (`validate.py`), which episodes are held out (`data.py`), which of their frames
+are judged where they are too many (`held_out_sample.py`).
 """
 
 from collections import deque
@@ -25,11 +26,13 @@ from understudy.load.residency import kept, picture_bytes
 from understudy.order.keys import make_key
 from understudy.policies.batch import ACTION, HEAD
 from understudy.train.data import RunData
+from understudy.train.held_out_sample import all_of, chosen, identity
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The line. N samples of K sources; a source without held-out frames is none of the K."""
+    """The line. N samples of K sources, all held-out frames or a sample of them; a source without held-out frames is
+    none of the K."""
 
     names: tuple[str, ...]
     """Of the K sources, ascending."""
@@ -49,29 +52,36 @@ class HeldOut:
     episode: np.ndarray
     frame: np.ndarray
     place: np.ndarray
-    """int64 (N,), how many held-out samples of its source stand before it."""
+    """int64 (N,), how many samples of its source stand before it."""
+    total: int
+    """Held-out frames, N or more."""
     mixture: Mixture
     cameras: tuple[str, ...]
     size: tuple[int, int] | None
     """(height, width) of all pictures, where those of the sources differ."""
 
     @classmethod
-    def of(cls, data: RunData, mixed: bool) -> "HeldOut | None":
+    def of(cls, data: RunData, mixed: bool, most: int = 0) -> "HeldOut | None":
         """The line of a run's data; None where nothing is held out.
 
         Args:
             mixed: the settings list the sources. The only dataset of a run that does not is known by nothing but its
                 episodes and frames, so that it may be renamed.
+            most: samples of the line; 0 takes all held-out frames.
         """
         there = sorted((name, number) for number, name in enumerate(data.names) if data.held_out[number] is not None)
         if not there:
             return None
         numbers = np.array([number for _, number in there])
         datasets = tuple(part for number in numbers if (part := data.held_out[number]) is not None)
+        keys = np.array([source_key(name) if mixed else 0 for name, _ in there], np.int64)
         rows = np.concatenate([part.segments for part in datasets])
-        lengths = rows[:, 2] - rows[:, 1]
-        of_source = np.array([len(part) for part in datasets])
-        begin = np.repeat(np.cumsum(lengths) - lengths, lengths)  # where the segment of each sample begins in the line
+        of_segment = np.repeat(np.arange(len(datasets)), [len(part.segments) for part in datasets])
+        tasks = np.concatenate([_first_tasks(part) for part in datasets])
+        stratum = np.unique(np.stack([of_segment, tasks], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+        segment, frame = chosen(rows, stratum, keys[of_segment], most)
+        source = of_segment[segment]
+        of_source = np.bincount(source, minlength=len(datasets))
         return cls(
             names=tuple(name for name, _ in there),
             datasets=datasets,
@@ -79,11 +89,12 @@ class HeldOut:
             heads=data.heads,
             head_weights=tuple(np.bincount(data.head_of_source, data.weights, len(data.heads)).tolist()),
             head_of=data.head_of_source[numbers],
-            keys=np.array([source_key(name) if mixed else 0 for name, _ in there], np.int64),
-            source=np.repeat(np.arange(len(datasets)), of_source),
-            episode=np.repeat(rows[:, 0], lengths),
-            frame=np.arange(len(begin)) - begin + np.repeat(rows[:, 1], lengths),
-            place=np.arange(len(begin)) - np.repeat(np.cumsum(of_source) - of_source, of_source),
+            keys=keys,
+            source=source,
+            episode=rows[segment, 0],
+            frame=frame,
+            place=np.arange(len(source)) - np.repeat(np.cumsum(of_source) - of_source, of_source),
+            total=int(all_of(rows).sum()),
             # How wide a batch is, all sources decide together, in the sequence of the run.
             mixture=Mixture.of(data.training),
             cameras=data.cameras,
@@ -153,9 +164,18 @@ def source_key(name: str) -> int:
 
 
 def sample_identity(episode: np.ndarray, frame: np.ndarray, key: np.ndarray | int = 0) -> Tensor:
-    """One number in [0, 2^63) per sample, int64 [n]: two samples of one source never share theirs, and samples of two
-    sources with probability 2^-63."""
-    return torch.from_numpy(((episode.astype(np.int64) << 32) + frame) ^ key)
+    """`held_out_sample.identity` as a tensor."""
+    return torch.from_numpy(identity(episode, frame, key))
+
+
+def _first_tasks(data: EpisodeDataset) -> np.ndarray:
+    """The first task of the episode of each segment, -1 where it has none: int64 (S,)."""
+    table = data.catalog.episodes
+    row = table.rows_of(data.segments[:, 0])
+    begin, end = table.task_offsets[row], table.task_offsets[row + 1]
+    found = np.full(len(row), -1, np.int64)
+    found[end > begin] = table.task_indices[begin[end > begin]]
+    return found
 
 
 def dealt(chunks: int, rank: int, world: int) -> tuple[list[int], int]:

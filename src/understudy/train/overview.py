@@ -37,6 +37,10 @@ def started(config: TrainConfig, data: RunData, order: Order) -> list[str]:
     lines = _aligned(rows)
     if len(data.training) > MOST:
         lines.append(f"… and {len(data.training) - MOST} more sources")
+    frames = sum(len(held_out) for held_out in data.held_out if held_out is not None)
+    if config.val_every and 0 < config.val_frames < frames:
+        judged = f"{config.val_frames:,} of {frames:,} held-out frames"
+        lines.append(f"each validation judges {judged}, always the same ones (val_frames)")
     lines += [f"{name}: {note}" for name, notes in zip(data.names, data.notes) for note in notes]
     lines += told(config.mode, config.mode_weights())
     for camera in data.cameras:

@@ -164,7 +164,7 @@ def judge(root: Path, which: int | str = "latest", *, per_dim: bool = False) -> 
         with mesh.together():
             frozen = run.frozen()
             data = _same_data(run, frozen, config, "its checkpoints can be judged on that one alone")
-            held = HeldOut.of(data, mixed=bool(config.data.sources))
+            held = HeldOut.of(data, bool(config.data.sources), config.val_frames)
         if held is None:
             raise ConfigError(f"{root}: nothing is held out (data.val_fraction is 0)")
         training = begun(config, data, frozen["normalisation"], mesh)
@@ -209,7 +209,7 @@ def _alone_there(run: RunDir, config: TrainConfig, mesh: Mesh) -> Iterator[None]
 
 def _validated_on(config: TrainConfig, data: RunData) -> HeldOut | None:
     """What a run is validated on, if it is. Raises ConfigError where that does not have the figure of `keep_best`."""
-    held = HeldOut.of(data, mixed=bool(config.data.sources)) if config.val_every else None
+    held = HeldOut.of(data, bool(config.data.sources), config.val_frames) if config.val_every else None
     if held is not None:
         check_figure(config, held)
     return held

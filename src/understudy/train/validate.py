@@ -1,4 +1,4 @@
-"""Held-out losses: one pass over the held-out frames of all sources, the same number for the same weights every time.
+"""Held-out losses: one pass over held-out frames of all sources, the same number for the same weights every time.
 
 Noise and flow times belong to the *sample* (its source, episode and frame) and the times of a sample are stratified, so
 two evaluations differ only if the weights do: not by step, not by what training drew. Chunks are cut from the whole
@@ -45,7 +45,7 @@ def validation(
     threads: int = 1,
     memory: int = MEMORY,
 ) -> dict[str, Any]:
-    """Losses of `policy` on every held-out frame; all ranks call this together and get the same.
+    """Losses of `policy` on every frame of the line; all ranks call this together and get the same.
 
     Args:
         draws: shapes and seed of the draws, `draws.draws` per sample.
@@ -56,8 +56,8 @@ def validation(
         per_dim: also tell the action's loss by dimension, per source.
         threads, memory: for reading ahead; the result does not depend on them.
     Returns:
-        `groups.grouped`; with `open_loop` also {"open_loop": `OpenLoop.result`}; with `per_dim` each source also has
-        "dims": {joint: loss}.
+        `groups.grouped`, with `held_out`, the number of held-out frames, of which those of the line were judged; with
+        `open_loop` also {"open_loop": `OpenLoop.result`}; with `per_dim` each source also has "dims": {joint: loss}.
     """
     width, count = policy.config.action_dim, len(held)
     rows = {"sum": 1, "count": 1, "draws": draws.draws}
@@ -107,7 +107,7 @@ def validation(
     names = [name for number in range(len(chunks)) for name in told[number]]
     each = {name: part.numpy() for name, part in parts(mesh.sum(found).cpu()).items()}
     terms = {t: TermFound(each[t, "sum"][0], each[t, "count"][0], each[t, "draws"]) for t in weights}
-    result = grouped(terms, weights, held, names)
+    result = grouped(terms, weights, held, names) | {"held_out": held.total}
     if ("dims", "sum") in each:
         for name, entry in result["sources"].items():
             number = held.names.index(name)
