@@ -310,6 +310,7 @@ def test_a_hundred_thousand_episodes(tmp_path: Path, version: str) -> None:
     (tmp_path / "meta/info.json").write_text(json.dumps(info))
     if version == "v2.1":
         (tmp_path / "videos/chunk-000/cam").mkdir(parents=True)
+        (tmp_path / "videos/chunk-000/cam/episode_000000.mp4").touch()
         lines = [
             f'{{"episode_index": {i}, "tasks": ["task {i % 50}"], "length": {n}}}\n' for i, n in enumerate(lengths)
         ]
@@ -318,6 +319,7 @@ def test_a_hundred_thousand_episodes(tmp_path: Path, version: str) -> None:
         (tmp_path / "meta/tasks.jsonl").write_text("\n".join(tasks))
     else:
         (tmp_path / "videos/cam/chunk-000").mkdir(parents=True)
+        (tmp_path / "videos/cam/chunk-000/file-000.mp4").touch()
         file, start = np.arange(count) // 50, np.cumsum(lengths) - lengths
         columns: dict[str, Any] = {"episode_index": np.arange(count), "length": lengths, "dataset_from_index": start}
         for place in ("data", "videos/cam"):

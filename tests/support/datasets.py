@@ -205,7 +205,7 @@ def _features(spec: Spec) -> dict[str, Any]:
         features["matrix"] = {"dtype": "float32", "shape": [2, 3], "names": None}
         features["deep"] = {"dtype": "int64", "shape": [2, 1, 2], "names": None}
     names = ["height", "width", "channels"]
-    codec = {"libx264": "h264", "libx265": "hevc", "libsvtav1": "av1"}[spec.codec]
+    codec = {"libx264": "h264", "libx265": "hevc", "libsvtav1": "av1", "mpeg4": "mpeg4"}[spec.codec]
     for key in spec.cameras:
         said = {"video.fps": spec.fps, "video.codec": codec, "has_audio": False}
         features[key] = {"dtype": "video", "shape": [SIDE, SIDE, 3], "names": names, "info": said}
@@ -276,6 +276,8 @@ def write_video(path: Path, pictures: Sequence[np.ndarray], spec: Spec) -> None:
             "preset": "ultrafast",
             "x265-params": f"log-level=error:pools=none:bframes={spec.b_frames}:keyint={spec.gop}",
         }
+    elif spec.codec == "mpeg4":
+        options = {"g": str(spec.gop), "qscale": "2"}
     else:
         options |= {"preset": "ultrafast", "bf": str(spec.b_frames), "threads": "1", "sc_threshold": "0"}
     with av.open(str(path), "w") as container:

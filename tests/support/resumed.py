@@ -83,7 +83,7 @@ def stops(config: TrainConfig, out: Path) -> dict[str, Any]:
         told["file"] = [run.train(named("file")), steps("file")]
     plain = run.open_data
     if rank == 1:
-        run.open_data = lambda config: (os.kill(os.getpid(), signal.SIGTERM), plain(config))[1]  # type: ignore[func-returns-value]
+        run.open_data = lambda *told: (os.kill(os.getpid(), signal.SIGTERM), plain(*told))[1]  # type: ignore[func-returns-value]
     told["early"] = [run.train(named("early")), steps("early")]
     run.open_data = plain
     told["early, on"] = run.resume(RunDir(out / "early").settings())

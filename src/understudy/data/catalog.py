@@ -5,21 +5,23 @@ selection; nothing of `data/` or `videos/` is opened.
 """
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from understudy.data import lerobot_v2, lerobot_v3
+from understudy.data.complete import Gap, gaps, has_any, near_miss
 from understudy.data.errors import DatasetError
 from understudy.data.features import INDEX_KEYS, Feature, parse_features
 from understudy.data.files import Files
 from understudy.data.jsonlines import read_json
-from understudy.data.layout import EpisodeTable, FileTable, Videos
+from understudy.data.layout import EpisodeTable, Videos
 from understudy.data.recorded_stats import PER_EPISODE, Stats, read_stats
 from understudy.data.remote.settings import Remote
+from understudy.data.templates import check_template
 
 INFO = "meta/info.json"
 VERSIONS = {"v2.0": lerobot_v2, "v2.1": lerobot_v2, "v3.0": lerobot_v3, "v3.1": lerobot_v3}
@@ -36,6 +38,7 @@ class Catalog:
         robot_type: as recorded, None when it is not said.
         features: key -> Feature, in info.json's order, without those that cannot be delivered.
         left_out: key -> why, of those.
+        without_files: those of them that are cameras of which no video file was found.
         stored: key -> what it is called in this dataset's files, of those that bear another name (`standard.py`).
         tasks: text by task_index; "" where an index is skipped (see `report`).
         episodes: the episode table, keyed by episode id.
@@ -53,14 +56,26 @@ class Catalog:
     info: Mapping[str, Any]
     oddities: tuple[str, ...]
     left_out: Mapping[str, str]
+    without_files: tuple[str, ...] = ()
     stored: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, root: "str | os.PathLike[str] | Catalog", remote: Remote | None = None) -> "Catalog":
+    def open(
+        cls,
+        root: "str | os.PathLike[str] | Catalog",
+        remote: Remote | None = None,
+        *,
+        video_path: str | None = None,
+        data_path: str | None = None,
+        version: str | None = None,
+    ) -> "Catalog":
         """Read the metadata of the dataset at a path or fsspec URL (`https://`, `s3://`, `hf://datasets/...`, ...).
 
         Args:
             remote: how a dataset that is not on this machine is read (credentials, cache folder, deadlines).
+            video_path, data_path: path templates to use instead of those in info.json, as in
+                "video/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4".
+            version: the format to read it as, instead of info.json's `codebase_version`.
 
         Raises:
             DatasetError: there is no dataset, its version is not one of those above, or its metadata is broken.
@@ -75,21 +90,38 @@ class Catalog:
             )
         info = read_json(files, INFO)
         where = files.where(INFO)
-        version = _version(info, where)
+        told = {"video_path": video_path, "data_path": data_path, "codebase_version": version}
+        info |= {name: value for name, value in told.items() if value is not None}
+        version = _version(info, where if version is None else files.root)
+        reader = VERSIONS[version]
+        for name in ("video_path", "data_path"):
+            if told[name] is not None:
+                _check_told(name, told[name], reader.FIELDS, files.root)
         fps = info.get("fps")
         if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < 1e6:
             raise DatasetError(f"fps is {fps!r}, not a positive number", where=where, fix="write the recording rate")
         features = parse_features(info.get("features"), where)
-        reasons = {key: _why_not(files, version, feature) for key, feature in features.items() if feature.is_video}
-        left_out = {key: why for key, why in reasons.items() if why}
+        left_out = {
+            key: "is depth video, which is not read" for key, f in features.items() if f.is_video and f.is_depth
+        }
         features = {key: feature for key, feature in features.items() if key not in left_out}
-        oddities = [f"{key} {why}: left out" for key, why in left_out.items()]
-        reader = VERSIONS[version]
+        oddities: list[str] = []
         by_index = reader.read_tasks(files, oddities)
         tasks = _in_order(by_index, where, oddities)
         episodes = reader.read_episodes(files, info, features, by_index, oddities)
+        lost = {key: _lost(files, videos, features) for key, videos in episodes.videos.items()}
+        lost = {key: why for key, why in lost.items() if why}
+        left_out |= lost
+        features = {key: feature for key, feature in features.items() if key not in lost}
+        episodes = replace(episodes, videos={key: v for key, v in episodes.videos.items() if key not in lost})
+        oddities[:0] = [f"{key} {why}: left out" for key, why in left_out.items()]
         robot = info.get("robot_type")
         _check_totals(info, episodes, len(by_index), oddities)
+        oddities += [
+            f"{key}: {feature.dtype} {feature.shape} looks like pictures; it is read as numbers, and no camera"
+            for key, feature in features.items()
+            if feature.looks_like_pictures
+        ]
         return cls(
             files=files,
             version=version,
@@ -101,6 +133,7 @@ class Catalog:
             info=info,
             oddities=tuple(oddities),
             left_out=left_out,
+            without_files=tuple(lost),
         )
 
     @property
@@ -163,39 +196,37 @@ class Catalog:
     def report(self) -> list[str]:
         """Everything odd that metadata and folder listings show, one line each and how it is read; [] for a clean
         dataset. Opens no data or video file: `EpisodeDataset` says what is wrong inside them when it meets it."""
-        lines = list(self.oddities)
+        lines = self.odd_metadata()
         if self.version == "v2.1" and not self.files.exists(PER_EPISODE):
             lines.append(f"{PER_EPISODE} is not there")
         elif self.version != "v2.1" and not self.files.exists("meta/stats.json"):
             lines.append("meta/stats.json is not there")
         else:
             lines += self._odd_stats()
-        lines += self._missing(self.episodes.data, self.episodes.data_file, "data")
-        for key, videos in self.episodes.videos.items():
-            lines += self._missing(videos.files, videos.file, key)
-            without = np.flatnonzero((videos.file < 0) & (self.episodes.lengths > 0))
-            if len(without):
-                lines.append(
-                    f"{key}: {len(without)} episodes name no video, first {int(self.episodes.ids[without[0]])}"
-                )
-        return lines
-
-    def _missing(self, table: FileTable, file_of: np.ndarray, what: str) -> list[str]:
         try:
-            absent = table.missing(self.files)
+            found = self.gaps()
         except DatasetError as error:  # a folder that may not be listed
-            return [str(error)]
-        if not len(absent):
-            moved = [f for f in range(min(len(table), 64)) if table.find(self.files, f) != table.path(f)]
-            if not moved:
-                return []
-            said, lies = table.path(moved[0]), table.find(self.files, moved[0])
-            return [f"{what}: the path template names {said}, the file lies in {lies}; files are found by name"]
-        episode = int(self.episodes.ids[np.flatnonzero(file_of == absent[0])[0]])
-        return [
-            f"{what}: {len(absent)} of {len(table)} files are not there, "
-            f"first {table.path(int(absent[0]))} (episode {episode})"
-        ]
+            return [*lines, str(error)]
+        return lines + [gap.line for gap in found or []]
+
+    def gaps(self, cameras: Iterable[str] | None = None) -> list[Gap] | None:
+        """Which files of the rows and of `cameras` (all by default) cannot be read, as far as listings show; None where
+        folders cannot be listed. Raises DatasetError for a folder that may not be looked into."""
+        return gaps(self.files, self.episodes, self.episodes.videos if cameras is None else cameras)
+
+    def odd_metadata(self) -> list[str]:
+        """The lines of `report` about info.json and the tables, recorded statistics aside."""
+        lines = list(self.oddities)
+        kinds = {"data": self.episodes.data} | {key: videos.files for key, videos in self.episodes.videos.items()}
+        for what, table in kinds.items():
+            for file in range(min(len(table), 64)):
+                said, lies = table.path(file), table.find(self.files, file)
+                if said != lies:
+                    lines.append(
+                        f"{what}: the path template names {said}, the file lies in {lies}; files are found by name"
+                    )
+                    break
+        return lines
 
     def _odd_stats(self) -> list[str]:
         try:
@@ -207,7 +238,8 @@ class Catalog:
             if key in self.features and not self.features[key].is_picture and key not in INDEX_KEYS and "std" in entry:
                 flat, size = int((entry["std"] == 0).sum()), int(entry["std"].size)
                 if flat:
-                    lines.append(f"{key}: {flat} of {size} dimensions are constant (standard deviation 0)")
+                    said = f"{key}: {flat} of {size} dimensions are constant (standard deviation 0)"
+                    lines.append(f"{said}, as the recorded statistics say; the rows were not read for it")
         return lines
 
     def __getstate__(self) -> dict[str, Any]:
@@ -230,18 +262,25 @@ def _version(info: Mapping[str, Any], where: str) -> str:
     return version
 
 
-def _why_not(files: Files, version: str, feature: Feature) -> str:
-    """Why a video feature cannot be delivered, "" when it can."""
-    if feature.is_depth:
-        return "is depth video, which is not read"
-    if VERSIONS[version] is lerobot_v3:
-        listing = files.entries(f"videos/{feature.key}")
-        found = listing is None or len(listing) > 0
-    else:
-        chunks = files.entries("videos")
-        found = chunks is None or any(files.exists(f"videos/{name}/{feature.key}") for name, folder in chunks if folder)
-        found = found or files.exists(f"videos/{feature.key}")
-    return "" if found else "is listed in info.json but has no video file"
+def _check_told(name: str, template: object, fields: set[str], where: str) -> None:
+    """Raise DatasetError for a path template that was given and cannot be used."""
+    try:
+        check_template(template, fields | ({"video_key"} if name == "video_path" else set()))
+    except ValueError as error:
+        fix = "as in video_path='videos/{video_key}/…', with the fields " + ", ".join(sorted(fields))
+        raise DatasetError(f"{name} is {template!r}: {error}", where=where, fix=fix) from error
+
+
+def _lost(files: Files, videos: Videos, features: Mapping[str, Feature]) -> str:
+    """Why a camera has no pictures at all, "" where it has some."""
+    if has_any(files, videos):
+        return ""
+    said = "is listed in info.json but has no video file"
+    if not len(videos.files):
+        return f"{said}: the episodes name none"
+    path = videos.files.path(0)
+    near = near_miss(files, path, features)
+    return f"{said}: {path} is not there" + (f"; there is {near}/" if near else "")
 
 
 def _in_order(by_index: dict[int, str], where: str, oddities: list[str]) -> tuple[str, ...]:

@@ -21,6 +21,10 @@ class MissingFile(DatasetError):
     """There is no such file: the one failure that may be an answer."""
 
 
+class LfsPointer(DatasetError):
+    """The file is what git LFS leaves in a clone until the file itself is downloaded."""
+
+
 class SourceFailed(DatasetError):
     """The source gave no answer, or is no longer what it was. This says nothing about the data: it is no bad picture or
     row, and nothing may stand in for what could not be read."""

@@ -5,11 +5,13 @@ Opens each data file and the index of each video; decodes no picture. Not here: 
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
 
 from understudy.data.catalog import Catalog
+from understudy.data.complete import spread
 from understudy.data.errors import DatasetError
 from understudy.data.pictures import Pictures
 from understudy.data.rows import Rows
@@ -23,25 +25,28 @@ def examine(catalog: Catalog, limit: int | None = None) -> Iterator[str]:
         limit: at most this many files of rows, and of videos per camera, are opened, spread evenly.
     """
     yield from catalog.report()
+    absent = gap_rows(catalog)  # which the report has told
     features = catalog.features.values()
     rows = Rows(catalog, [feature.key for feature in features if not feature.is_picture], cache_bytes=0)
     stored = StoredPictures(catalog, [feature.key for feature in features if feature.dtype == "image"], cache_bytes=0)
     pictures = Pictures(catalog, cache_bytes=0, backend="pyav")
     with_frames = catalog.episodes.lengths > 0
-    for row in _first_rows(catalog.episodes.data_file, with_frames, limit):
+    for row in _first_rows(catalog.episodes.data_file, with_frames & ~absent["data"], limit):
         yield from _tried(rows.notes, partial(rows.check, row))
         yield from _tried([], partial(stored.check, row))
     for camera, videos in catalog.episodes.videos.items():
-        for row in _first_rows(videos.file, with_frames & (videos.file >= 0), limit):
+        for row in _first_rows(videos.file, with_frames & (videos.file >= 0) & ~absent[camera], limit):
             yield from _tried(pictures.notes, partial(pictures.reader, camera, row))
             pictures.close()
 
 
-def spread(count: int, limit: int | None) -> list[int]:
-    """At most `limit` of range(count), from the first to the last."""
-    if limit is None or count <= limit:
-        return list(range(count))
-    return sorted(set(np.linspace(0, count - 1, limit).round().astype(int).tolist()))
+def gap_rows(catalog: Catalog) -> dict[str, np.ndarray]:
+    """bool (N,), which table rows lack their file, of "data" and each video camera, as far as can be listed."""
+    found = {what: np.zeros(len(catalog.episodes), bool) for what in ("data", *catalog.episodes.videos)}
+    with suppress(DatasetError):  # a folder that may not be looked into: the report says so
+        for gap in catalog.gaps() or []:
+            found[gap.what][gap.rows] = True
+    return found
 
 
 def _first_rows(file: np.ndarray, chosen: np.ndarray, limit: int | None) -> list[int]:

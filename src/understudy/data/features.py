@@ -13,6 +13,7 @@ INDEX_KEYS = ("index", "episode_index", "frame_index", "timestamp", "task_index"
 
 _PICTURES = ("video", "image")
 _TEXTS = ("string", "language")
+_NAME = "name it with letters, digits, dots and underscores"
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Feature:
         shape: as declared; (H, W, C) or (C, H, W) for pictures.
         names: names of the dimensions as declared (list, nested list, dict or None).
         info: what the entry says of the encoding (`info` or the older `video_info`), {} when nothing.
+        is_vector: a value of shape (1,) is a vector of one number, and not a scalar as in LeRobot.
     """
 
     key: str
@@ -32,6 +34,7 @@ class Feature:
     shape: tuple[int, ...]
     names: Any = None
     info: Mapping[str, Any] = field(default_factory=dict)
+    is_vector: bool = False
 
     @property
     def is_picture(self) -> bool:
@@ -47,13 +50,19 @@ class Feature:
         return self.dtype in _TEXTS
 
     @property
+    def looks_like_pictures(self) -> bool:
+        """Whether it is declared as bytes of (height, width, colours), or (colours, height, width)."""
+        sides = sorted(self.shape)
+        return self.dtype == "uint8" and len(sides) == 3 and sides[0] in (1, 3, 4) and sides[1] >= 8
+
+    @property
     def is_depth(self) -> bool:
         return any(self.info.get(key) is True for key in ("is_depth_map", "video.is_depth_map"))
 
     @property
     def value_shape(self) -> tuple[int, ...]:
-        """Shape of one frame's value: (1,) is a scalar, as in LeRobot."""
-        return () if self.shape == (1,) else self.shape
+        """Shape of one frame's value: (1,) is a scalar, as in LeRobot, unless `is_vector`."""
+        return () if self.shape == (1,) and not self.is_vector else self.shape
 
     @property
     def channels(self) -> int | None:
@@ -95,11 +104,15 @@ def _parse(key: str, entry: Any, where: str) -> Feature:
     def refuse(what: str) -> DatasetError:
         return DatasetError(f"feature {key!r}: {what}", where=where, fix="repair this entry of info.json")
 
+    if not key.isprintable() or not key or key.startswith("/") or ".." in key.split("/"):
+        raise DatasetError(f"features names {_say(key)}, which is no name of a feature", where=where, fix=_NAME)
     if not isinstance(entry, dict):
         raise refuse(f"is {_say(entry)}, not an object with dtype and shape")
     dtype, shape = entry.get("dtype"), entry.get("shape")
     if not isinstance(dtype, str) or not _known(dtype):
         raise refuse(f"dtype {_say(dtype)} is none of a numpy number type, bool, string, language, image, video")
+    if dtype == "video" and "/" in key:
+        raise refuse("a camera whose name has a '/' would name other folders than its own")
     if shape is None and dtype in _TEXTS:
         shape = [1]
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy.data.errors import DatasetError, MissingFile
+from understudy.data.errors import DatasetError, LfsPointer, MissingFile
 from understudy.data.sources import ByteSource, LocalSource, as_file
 
 if TYPE_CHECKING:  # nothing of it is loaded for a folder of this machine
@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # nothing of it is loaded for a folder of this machine
 _BUFFER = 1 << 16  # of a file elsewhere; smaller ones come whole when they are opened
 _RESTORE = "restore the file or download the dataset again"
 _ALLOW = "change its owner or mode"
+_LFS, _POINTER = b"version https://git-lfs", 1024  # how a pointer begins, and bytes that it is at most
 
 
 class Files:
@@ -145,7 +146,10 @@ class Files:
     def read(self, path: str) -> bytes:
         """The whole content of a small file."""
         with guard(self.where(path), "cannot be read", _RESTORE), self.open(path) as handle:
-            return handle.read()
+            data = handle.read()
+        if data.startswith(_LFS):
+            self.refuse_pointer(path)
+        return data
 
     def exists(self, path: str) -> bool:
         """Whether a file or folder of that name is there (plain HTTP knows no folders). Raises DatasetError where that
@@ -186,12 +190,31 @@ class Files:
                 ) from error
         return self.elsewhere.store.entries(folder)
 
+    def is_pointer(self, path: str) -> bool:
+        """Whether a file is what git LFS leaves where the file itself was not downloaded."""
+        try:
+            source = self.source(path)
+            return len(_LFS) < source.size < _POINTER and source.read(0, len(_LFS)) == _LFS
+        except DatasetError:
+            return False
+
+    def refuse_pointer(self, path: str) -> None:
+        """Raise LfsPointer where `is_pointer`: said in place of what a reader makes of it."""
+        if self.is_pointer(path):
+            fix = f"run `git lfs pull` in {self.root}"
+            raise LfsPointer("a git LFS pointer, not the file itself", where=self.where(path), fix=fix)
+
     @contextmanager
     def parquet(self, path: str) -> Iterator[pq.ParquetFile]:
         """An open parquet file; page checksums are verified where the writer left them. DatasetError on anything odd
         that happens inside the `with`."""
         with guard(self.where(path), "not a readable parquet file", _RESTORE), self.open(path) as handle:
-            yield pq.ParquetFile(handle, page_checksum_verification=True)
+            try:
+                opened = pq.ParquetFile(handle, page_checksum_verification=True)
+            except Exception:
+                self.refuse_pointer(path)
+                raise
+            yield opened
 
     def table(self, path: str, columns: list[str] | None = None, group: int | None = None) -> pa.Table:
         """The named columns of a parquet file, those of them that it has, or of one row group; all by default."""

@@ -13,6 +13,8 @@ from understudy.data.files import Files
 def read_json(files: Files, path: str) -> dict[str, Any]:
     """A JSON file that holds one object."""
     data = files.read(path)
+    if not data.strip():
+        raise DatasetError("the file is empty", where=files.where(path), fix="restore it or download it again")
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -14,6 +14,7 @@ import numpy as np
 
 from understudy.data.errors import DatasetError
 from understudy.data.files import Files
+from understudy.data.templates import filled
 
 _CHUNK = re.compile(r"chunk-\d+")
 
@@ -39,16 +40,27 @@ class FileTable:
     def path(self, file: int) -> str:
         """The path that the dataset's own template gives."""
         chunk, number = int(self.chunk[file]), int(self.number[file])
-        return self.template.format(
-            episode_chunk=chunk, chunk_index=chunk, episode_index=number, file_index=number, video_key=self.key
+        return filled(
+            self.template,
+            episode_chunk=chunk,
+            chunk_index=chunk,
+            episode_index=number,
+            file_index=number,
+            video_key=self.key,
         )
+
+    @property
+    def named_apart(self) -> bool:
+        """Whether no two files have the same name: that of an episode, not a number that starts anew in each chunk."""
+        return "{episode_index" in self.template.rpartition("/")[2]
 
     def find(self, files: Files, file: int) -> str:
         """The path where the file really lies: by the template, else under the same name in another chunk folder
-        (real datasets name chunks that do not exist). The template's path when it is nowhere.
+        (real datasets name chunks that do not exist) where names tell files apart. The template's path when it is
+        nowhere.
         """
         path = self.path(file)
-        if not files.is_local or files.exists(path):
+        if not files.is_local or not self.named_apart or files.exists(path):
             return path
         parts = path.split("/")
         at = next((i for i, part in enumerate(parts[:-1]) if _CHUNK.fullmatch(part)), None)
@@ -60,23 +72,6 @@ class FileTable:
             if is_folder and _CHUNK.fullmatch(chunk) and files.exists(candidate):
                 return candidate
         return path
-
-    def missing(self, files: Files) -> np.ndarray:
-        """Numbers of the files that are nowhere, int64 (M,). Local roots only; elsewhere nothing is called missing."""
-        if not files.is_local:
-            return np.zeros(0, np.int64)
-        listed: dict[str, frozenset[str]] = {}
-
-        def there(path: str) -> bool:
-            folder, _, name = path.rpartition("/")
-            if folder not in listed:  # one listing per folder, not one look per file
-                listed[folder] = frozenset(name for name, is_folder in files.entries(folder) or [] if not is_folder)
-            return name in listed[folder]
-
-        absent = [file for file in range(len(self)) if not there(self.path(file))]
-        if len(absent) > 10_000:  # nothing there at all: looking for each elsewhere would only cost time
-            return np.asarray(absent, np.int64)
-        return np.asarray([file for file in absent if not files.exists(self.find(files, file))], np.int64)
 
 
 @dataclass(frozen=True)
@@ -193,17 +188,3 @@ def starts_within(file: np.ndarray, order: np.ndarray, lengths: np.ndarray) -> n
     result = np.empty_like(starts)
     result[by_file] = starts - base
     return result
-
-
-def safe_template(template: object, fields: set[str], default: str, oddities: list[str], name: str) -> str:
-    """The dataset's own path template if it can be filled and stays under the root, else the format's usual one."""
-    try:
-        if not isinstance(template, str):
-            raise ValueError("is missing")
-        filled = template.format(**{key: "x" if key == "video_key" else 1 for key in fields})
-        if filled.startswith("/") or ".." in filled.split("/"):
-            raise ValueError("leaves the dataset's folder")
-        return template
-    except (ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
-        oddities.append(f"info.json: {name} {template!r} cannot be used ({error}); using {default!r}")
-        return default

@@ -14,13 +14,14 @@ from understudy.data.errors import DatasetError
 from understudy.data.features import Feature
 from understudy.data.files import Files
 from understudy.data.jsonlines import integers, read_columns
-from understudy.data.layout import EpisodeTable, FileTable, Videos, safe_template
+from understudy.data.layout import EpisodeTable, FileTable, Videos
+from understudy.data.templates import usable_template
 
 EPISODES = "meta/episodes.jsonl"
 TASKS = "meta/tasks.jsonl"
 _DATA = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
 _VIDEO = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
-_FIELDS = {"episode_chunk", "episode_index"}
+FIELDS = {"episode_chunk", "episode_index"}
 _EPISODES_SCHEMA = pa.schema([("episode_index", pa.int64()), ("length", pa.int64()), ("tasks", pa.list_(pa.string()))])
 _TASKS_SCHEMA = pa.schema([("task_index", pa.int64()), ("task", pa.string())])
 
@@ -62,10 +63,10 @@ def read_episodes(
         size = 1000
     chunk = ids // size
     episode = np.arange(len(ids), dtype=np.int32)
-    data = FileTable(safe_template(info.get("data_path"), _FIELDS, _DATA, oddities, "data_path"), chunk, ids)
+    data = FileTable(usable_template(info.get("data_path"), FIELDS, _DATA, oddities, "data_path"), chunk, ids)
     videos: dict[str, Videos] = {}
     if any(feature.is_video for feature in features.values()):
-        template = safe_template(info.get("video_path"), _FIELDS | {"video_key"}, _VIDEO, oddities, "video_path")
+        template = usable_template(info.get("video_path"), FIELDS | {"video_key"}, _VIDEO, oddities, "video_path")
         zeros = np.zeros(len(ids), np.int64)
         for key, feature in features.items():
             if feature.is_video:

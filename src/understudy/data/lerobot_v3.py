@@ -17,15 +17,16 @@ from understudy.data.errors import DatasetError
 from understudy.data.features import Feature
 from understudy.data.files import Files
 from understudy.data.jsonlines import integers
-from understudy.data.layout import EpisodeTable, FileTable, Videos, safe_template, starts_within
+from understudy.data.layout import EpisodeTable, FileTable, Videos, starts_within
 from understudy.data.lerobot_v2 import check_episodes, task_lists, tasks_by_index
 from understudy.data.lerobot_v2 import read_tasks as read_tasks_jsonl
+from understudy.data.templates import usable_template
 
 EPISODES = "meta/episodes"
 TASKS = "meta/tasks.parquet"
 _DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
-_FIELDS = {"chunk_index", "file_index"}
+FIELDS = {"chunk_index", "file_index"}
 _CHUNK, _FILE = re.compile(r"chunk-\d+"), re.compile(r"file-\d+\.parquet")
 
 
@@ -89,11 +90,11 @@ def read_episodes(
         raise DatasetError(
             f"episode {int(ids[number < 0][0])} names no data file", where=where, fix="restore meta/episodes"
         )
-    template = safe_template(info.get("data_path"), _FIELDS, _DATA, oddities, "data_path")
+    template = usable_template(info.get("data_path"), FIELDS, _DATA, oddities, "data_path")
     data, data_file = _file_table(template, chunk, number)
     videos: dict[str, Videos] = {}
     if cameras:
-        template = safe_template(info.get("video_path"), _FIELDS | {"video_key"}, _VIDEO, oddities, "video_path")
+        template = usable_template(info.get("video_path"), FIELDS | {"video_key"}, _VIDEO, oddities, "video_path")
         fps = float(info["fps"])
         videos = {key: _videos(table, key, template, ids, lengths, fps, where, oddities) for key in cameras}
     offsets, indices = np.zeros(len(ids) + 1, np.int64), np.zeros(0, np.int32)

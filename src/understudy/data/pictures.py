@@ -13,12 +13,13 @@ from collections import OrderedDict
 import numpy as np
 
 from understudy.data.catalog import Catalog
-from understudy.data.errors import DatasetError, MissingFile
+from understudy.data.errors import DatasetError, MissingFile, SourceFailed
 from understudy.data.files import renamed
 from understudy.data.video import VideoReader, open_video
 
 _CODECS = {"libx264": "h264", "avc1": "h264", "libx265": "hevc", "h265": "hevc", "hvc1": "hevc"}
-_CODECS |= {"libsvtav1": "av1", "libaom-av1": "av1", "av01": "av1"}
+_CODECS |= {"libsvtav1": "av1", "libaom-av1": "av1", "av01": "av1", "hev1": "hevc", "avc3": "h264"}
+_CODECS |= {"mp4v": "mpeg4", "libxvid": "mpeg4", "vp09": "vp9", "libvpx-vp9": "vp9"}
 _OPEN_FILES = 32  # a live decoder costs 2 to 5 MB
 
 
@@ -168,7 +169,13 @@ class Pictures:
         except DatasetError as error:
             raise type(error)(error.what, where=where, fix=error.fix) from error
         with renamed(where):
-            reader = open_video(source, self.backend)
+            try:
+                reader = open_video(source, self.backend)
+            except SourceFailed:
+                raise
+            except DatasetError:
+                files.refuse_pointer(path)
+                raise
         self._check_count(camera, file, reader, where)
         self._compare(camera, reader, where)
         with self._lock:

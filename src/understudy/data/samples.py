@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from understudy.data.catalog import Catalog
-from understudy.data.errors import DatasetError
+from understudy.data.errors import DatasetError, SourceFailed
 from understudy.data.features import INDEX_KEYS
 from understudy.data.pictures import Pictures
 from understudy.data.rows import Rows
@@ -24,6 +24,7 @@ from understudy.data.standard import in_standard_keys
 from understudy.data.stored_pictures import StoredPictures
 from understudy.data.windows import frame_offsets, reach, window
 
+_TRIED = 64  # videos that are opened at most to find one that can be
 _IN_ONE = np.int64(1) << 32  # one number for (episode, start): ids and frames are below 2**31
 
 
@@ -168,15 +169,27 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     @cached_property
     def gop(self) -> int:
-        """Pictures from one key frame to the next: the most of any camera, each judged by its first selected video.
-        1 where no video is read."""
-        rows = self.catalog.episodes.rows_of(self.segments[:, 0])
-        found = [1]
-        for camera in self._videos:
-            with_video = rows[self.catalog.videos(camera).file[rows] >= 0]
-            if len(with_video):
-                found.append(int(self.pictures.reader(camera, int(with_video[0])).gop))
-        return max(found)
+        """Pictures from one key frame to the next: the most of any camera, each judged by its first selected video that
+        can be opened. 1 where no video is read. Raises DatasetError where none of a camera's videos can be opened."""
+        rows = self.catalog.episodes.rows_of(np.unique(self.segments[:, 0]))
+        return max([1, *(self._gop_of(camera, rows) for camera in self._videos)])
+
+    def _gop_of(self, camera: str, rows: np.ndarray) -> int:
+        file = self.catalog.videos(camera).file[rows]
+        firsts = rows[np.unique(file, return_index=True)[1]]
+        error: DatasetError | None = None
+        for row in np.sort(firsts)[:_TRIED].tolist():
+            if self.catalog.videos(camera).file[row] < 0:
+                continue
+            try:
+                return int(self.pictures.reader(camera, row).gop)
+            except SourceFailed:
+                raise
+            except DatasetError as wrong:
+                error = error or wrong
+        if error is not None:
+            raise error
+        return 1
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -79,9 +79,9 @@ def _wrong(catalog: Catalog, key: object, own: object) -> list[str]:
         return [f"{key!r} is mapped to {own!r}, which {catalog.left_out[own]}"]
     feature = catalog.features.get(own)
     if feature is None:
-        if key in catalog.features and own.startswith((_PICTURES, *_VECTORS)):
+        if key in catalog.features and (own in _VECTORS or own.startswith(_PICTURES)):
             return [f"{key!r} is mapped to {own!r}, which is no feature (the other way round? standard key first)"]
-        return [f"{key!r} is mapped to {own!r}, which is no feature{_meant(own, list(catalog.features))}"]
+        return [f"{key!r} is mapped to {own!r}, which is no feature{meant(own, list(catalog.features))}"]
     what = f"{key!r} is mapped to {own!r}, which is {_kind(feature)}"
     if key.startswith(_PICTURES) and not feature.is_picture:
         cameras = ", ".join(catalog.camera_keys) or "none"
@@ -106,10 +106,10 @@ def _kind(feature: Feature) -> str:
     return f"{feature.dtype} {feature.shape}"
 
 
-def _meant(key: str, known: Sequence[str]) -> str:
+def meant(key: str, known: Sequence[str]) -> str:
     """What is meant by an unknown key, perhaps: " (did you mean 'action'?)", or what is known where nothing is like
-    it."""
-    near = get_close_matches(key, known, n=1, cutoff=0.6)
-    if near:
+    it. The last part of a key is like the key."""
+    near = [name for name in known if name.rpartition(".")[2] == key] or get_close_matches(key, known, n=1, cutoff=0.6)
+    if len(near) == 1:
         return f" (did you mean {near[0]!r}?)"
-    return f" (there are {', '.join(known)})"
+    return f" (there are {', '.join(known) or 'none'})"

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from understudy.data.catalog import Catalog
+from understudy.data.complete import spread
 from understudy.data.errors import DatasetError
 from understudy.data.examine import examine as faults
-from understudy.data.examine import spread
+from understudy.data.examine import gap_rows
 from understudy.data.features import INDEX_KEYS
 from understudy.data.samples import EpisodeDataset
 from understudy.data.video import open_video
@@ -86,11 +87,12 @@ def _rows(catalog: Catalog, at: list[int], wrong: list[str]) -> dict[str, Any]:
     late, drift, read = 0.0, 0.0, 0
     with finding(wrong):
         data = EpisodeDataset(catalog, keys=keys)
+        absent = gap_rows(catalog)["data"]
         selected = {int(episode): (int(start), int(stop)) for episode, start, stop in data.segments}
         for row in at:
             episode = int(catalog.episodes.ids[row])
-            if episode not in selected:
-                continue  # it has no frame, which the catalog's report says
+            if episode not in selected or absent[row]:
+                continue  # it has no frame, or no file, which the catalog's report says
             with finding(wrong):
                 frames = np.arange(*selected[episode])
                 batch = data.batch(np.full(len(frames), episode), frames)

@@ -42,6 +42,7 @@ def write_report(root: Path) -> Path:
     from understudy.tools.report_held_out import held_out
     from understudy.tools.report_rollouts import on_the_way, result_of, results
     from understudy.train import checkpoint, metrics
+    from understudy.train.frozen import sources_of
     from understudy.train.rundir import RunDir, write_whole
     from understudy.train.settings import dump_yaml
 
@@ -65,7 +66,7 @@ def write_report(root: Path) -> Path:
         html.section("Training", _curves(kinds)),
         html.section("Held-out frames", held_out(kinds["val"])),
         html.section("Rollouts", on_the_way(kinds["rollout"]), *[result_of(r, run.rollouts) for r in rollouts]),
-        html.section("The first batch", _batch(config), note=_BATCH_NOTE),
+        html.section("The first batch", _batch(config, sources_of(run.frozen())), note=_BATCH_NOTE),
         html.section("Settings", html.card(_details("config.yaml", dump_yaml(config)), *_order(run.order))),
         html.section("Versions", html.card(html.table(["package", "version"], list(versions.items()))))
         if versions
@@ -143,14 +144,14 @@ def _curves(kinds: dict[str, list[dict[str, Any]]]) -> str:
     return loss + html.grid([html.card(f"<h3>{title}</h3>", chart) for title, chart in charts.items()], "two")
 
 
-def _batch(config: Any, count: int = 8) -> str:
+def _batch(config: Any, begun: Any, count: int = 8) -> str:
     """The first samples of step 0, or why they cannot be shown."""
     from understudy.data.errors import DatasetError
     from understudy.tools import curves, html
     from understudy.train.data import first_batch
 
     try:
-        batch, cameras = first_batch(config)
+        batch, cameras = first_batch(config, begun)
     except (DatasetError, ValueError, OSError) as error:
         return html.card(f'<p class="soft">The dataset cannot be opened any more: {_text(str(error))}</p>')
     cards = []

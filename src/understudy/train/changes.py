@@ -17,6 +17,8 @@ NONE = "the training does not notice"
 SUMS = "same samples, noise and times; sums round otherwise, so losses agree to rounding and not to the bit"
 ONWARDS = "holds from here on; the steps before were trained with the old value"
 SAMPLES = "the samples are the same, what is done to them from here on is not"
+PLACES = "the dataset read there is the same by its fingerprint"
+SKIPPED = "the episodes that are left out were decided when the run began"
 SCALED = "the policy was given its normalisation when the run began"
 HEAD = f"it decides which sources are normalised together, and {SCALED}"
 
@@ -24,8 +26,16 @@ HEAD = f"it decides which sources are normalised together, and {SCALED}"
 CONSEQUENCES = {
     "out": NONE,
     "data.root": "the dataset there is the same by its fingerprint",
+    "data.video_path": PLACES,
+    "data.data_path": PLACES,
+    "data.version": PLACES,
     "data.keep": "the frames that it leaves are the same",
     "data.sources.*.root": "the dataset there is the same by its fingerprint",
+    "data.sources.*.video_path": PLACES,
+    "data.sources.*.data_path": PLACES,
+    "data.sources.*.version": PLACES,
+    "data.sources.*.on_incomplete_episode": SKIPPED,
+    "data.on_incomplete_episode": SKIPPED,
     "data.sources.*.keep": "the frames that it leaves are the same",
     "data.sources.*.weight": "",  # `review` says
     "data.cache*": NONE,

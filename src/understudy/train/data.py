@@ -22,14 +22,16 @@ from understudy.data.head_statistics import normalisation as of_heads
 from understudy.data.normalize import Mode, Statistics
 from understudy.data.remote.settings import Remote
 from understudy.data.samples import EpisodeDataset
+from understudy.data.standard import meant
 from understudy.load.loader import Loader
 from understudy.load.mixture import Mixture
 from understudy.load.sizes import parse_bytes
 from understudy.order import Order
 from understudy.policies.flow_policy import ACTION, STATE, FlowPolicyConfig
 from understudy.train.config import TrainConfig
+from understudy.train.data_config import NONE
 from understudy.train.precision import arithmetic
-from understudy.train.sources import Source, opened, parts, picture_size
+from understudy.train.sources import Begun, Parts, Source, opened, parts, picture_size
 from understudy.train.step import augmented
 
 _T = TypeVar("_T")
@@ -59,7 +61,9 @@ class RunData:
     stats: tuple[str, ...]
     """Files of recorded statistics, "" where they are computed."""
     notes: tuple[tuple[str, ...], ...] = ()
-    """What there is to know of the selections: what keep-ranges matched and left."""
+    """What there is to know of the selections: what keep-ranges matched and left, which episodes are incomplete."""
+    skipped: tuple[tuple[int, ...], ...] = ()
+    """Ids of the incomplete episodes that are left out."""
 
     def order(self, config: TrainConfig) -> Order:
         """The order of a new run, however much memory it takes (`pace.new_order` makes the one that fits)."""
@@ -92,28 +96,34 @@ def _width(dataset: EpisodeDataset, key: str) -> int:
     return dataset.catalog.features[key].value_shape[0] if key in dataset.keys else 0
 
 
-def open_data(config: TrainConfig) -> RunData:
+def open_data(config: TrainConfig, begun: Begun | None = None, look: bool = True) -> RunData:
     """Open the sources of `config`: windows of `data.chunk` actions, whole episodes held out.
 
     A split depends on the episode ids of its source alone, so runs with different seeds are judged on the same
     episodes, and adding episodes moves none of the old ones.
 
+    Args:
+        begun: what order.json says of the sources of a run that goes on: what it left out is left out again.
+        look: for files that are missing. One of a run's processes does it for all.
     Raises:
         DatasetError: a source cannot be read, or lacks what a policy needs; of several sources all are told.
     """
     data = config.data
     wanted, wrong = data.mixed(), dict[str, DatasetError]()
     remote = Remote(cache=data.cache, cache_bytes=parse_bytes(data.cache_size))
-    catalogs: dict[str, Catalog] = {}  # several sources may be parts of one dataset
-
-    def look(number: int) -> Source:
-        root = wanted[number].root
-        if root not in catalogs:
-            catalogs[root] = Catalog.open(root, remote)
-        return opened(wanted[number], catalogs[root])
-
+    catalogs: dict[tuple[str, ...], Catalog] = {}  # several sources may be parts of one dataset
     names = data.names()
-    found = _each(names, look, wrong)
+    known = [None if begun is None else begun.get(name, {}) for name in names]
+
+    def catalog_of(number: int) -> Source:
+        one = wanted[number]
+        place = one.root, one.video_path, one.data_path, one.version
+        if place not in catalogs:
+            told = {"video_path": one.video_path, "data_path": one.data_path, "version": one.version}
+            catalogs[place] = Catalog.open(one.root, remote, **{name: text or None for name, text in told.items()})
+        return opened(one, catalogs[place], data.cameras, known[number])
+
+    found = _each(names, catalog_of, wrong)
     sources = [source for source in found if source is not None]
     if not sources:
         raise _told(wrong, len(names))
@@ -123,10 +133,10 @@ def open_data(config: TrainConfig) -> RunData:
     except DatasetError as error:
         raise _told(wrong, len(names)) if wrong else error from None  # the source with that camera may be among them
 
-    def split(number: int) -> tuple[EpisodeDataset, EpisodeDataset | None, tuple[str, ...]]:
+    def split(number: int) -> Parts:
         source = found[number]
         assert source is not None
-        return parts(names[number], source, config, cameras, shown)
+        return parts(names[number], source, config, cameras, shown, known[number], look)
 
     cut = [one for one in _each(names, split, wrong) if one is not None]
     without = [name for name, source in zip(names, found) if source is not None and STATE not in source.keys]
@@ -136,7 +146,7 @@ def open_data(config: TrainConfig) -> RunData:
         wrong.update((name, DatasetError(what, fix=fix)) for name in without if name not in wrong)
     if wrong:
         raise _told(wrong, len(names))
-    training, held_out = tuple(part for part, _, _ in cut), tuple(other for _, other, _ in cut)
+    training, held_out = tuple(one.training for one in cut), tuple(one.held_out for one in cut)
     _check_apart(names, training, held_out)
     try:
         Mixture.of(training)
@@ -155,7 +165,8 @@ def open_data(config: TrainConfig) -> RunData:
         size=size,
         delta=tuple(source.delta for source in wanted),
         stats=tuple(source.stats for source in wanted),
-        notes=tuple(notes for _, _, notes in cut),
+        notes=tuple(one.notes for one in cut),
+        skipped=tuple(one.skipped for one in cut),
     )
 
 
@@ -167,12 +178,14 @@ def _cameras(chosen: tuple[str, ...], sources: Sequence[Source]) -> tuple[str, .
     known = tuple(dict.fromkeys(camera for source in sources for camera in source.cameras))
     if len(sources) > 1:
         known = tuple(sorted(known))
+    if chosen == (NONE,):
+        return ()
     for camera in chosen:
         if camera not in known:
             where = sources[0].catalog.root if len(sources) == 1 else "the sources"
-            raise DatasetError(
-                f"there is no camera {camera!r}", where=where, fix=f"its cameras: {', '.join(known) or 'none'}"
-            )
+            why = next((f", which {s.catalog.left_out[camera]}" for s in sources if camera in s.catalog.left_out), "")
+            fix = f"its cameras: {', '.join(known) or 'none'}"
+            raise DatasetError(f"there is no camera {camera!r}{why or meant(camera, known)}", where=where, fix=fix)
     return chosen or known
 
 
@@ -286,8 +299,8 @@ def _digest(*parts: bytes) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
-def first_batch(config: TrainConfig) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The batch of step 0 as the policy gets it, and the names of its cameras; for the eye."""
-    data = open_data(config)
+def first_batch(config: TrainConfig, begun: Begun | None = None) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The batch of step 0 as the policy gets it, and the names of its cameras; for the eye. begun: see `open_data`."""
+    data = open_data(config, begun, look=False)
     with Loader(data.training, order=data.order(config), threads=1, size=data.size) as loader:
         return augmented(next(loader), data.cameras, config.augment, config.seed), data.cameras

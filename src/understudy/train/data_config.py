@@ -13,6 +13,8 @@ from typing import Annotated, Literal
 from understudy.declare import Ge, Interval, Suppress
 from understudy.load.sizes import parse_bytes
 
+NONE = "none"
+"""In place of the cameras: there is to be none."""
 STANDARD_ACTION, STANDARD_STATE = "action", "observation.state"
 
 
@@ -52,6 +54,13 @@ class DatasetConfig:
     stats: str = ""
     """Statistics to normalise by instead of computing them from the training episodes: path of openpi's norm_stats.json
     or of LeRobot's stats.json, or `recorded`, those that lie with the dataset."""
+    video_path: str = ""
+    """Path template of the videos, instead of the one in info.json, as in
+    `video/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4`."""
+    data_path: str = ""
+    """Path template of the data files, instead of the one in info.json."""
+    version: Literal["", "v2.0", "v2.1", "v3.0", "v3.1"] = ""
+    """The format to read the dataset as, instead of the one that its info.json says."""
 
     def problems(self) -> Iterator[str]:
         """What is wrong between fields, one line each."""
@@ -79,6 +88,8 @@ class SourceConfig(DatasetConfig):
     """Standard key -> key of the camera in this dataset. None named: all of its cameras, by their own keys."""
     val_fraction: Annotated[float, Interval(ge=0, lt=1)] | None = None
     """Share of its episodes that is held out; none: `data.val_fraction`."""
+    on_incomplete_episode: Literal["error", "skip"] | None = None
+    """As `data.on_incomplete_episode`, for this dataset; none: as there."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,7 @@ class DataConfig(DatasetConfig):
     sources: Annotated[tuple[SourceConfig, ...], Suppress] = ()
     """Several datasets that are mixed, instead of the one described beside this; in a file only (docs/training.md)."""
     cameras: tuple[str, ...] = ()
-    """Keys of the cameras that the policy sees; none named: all there are in any source."""
+    """Keys of the cameras that the policy sees; none named: all that any source declares. `none`: no camera."""
     chunk: Annotated[int, Ge(1)] = 8
     """Actions per chunk: the policy predicts this many frames ahead, starting with the present one."""
     val_fraction: Annotated[float, Interval(ge=0, lt=1)] = 0.1
@@ -104,6 +115,9 @@ class DataConfig(DatasetConfig):
     """Folder on a local disk for what is read from a URL, shared by the processes of the host; none: the user's own."""
     cache_size: str = "64GB"
     """What that folder may hold at most."""
+    on_incomplete_episode: Literal["error", "skip"] = "error"
+    """An episode of which a data or video file is missing, empty or a git LFS pointer: stop before the first step and
+    list all of them, or leave them out. Which ones were left out is frozen with the run."""
     on_bad_frame: Literal["raise", "substitute"] = "raise"
     """A picture or row that cannot be read: stop and name it, or take a neighbour from the same clip and write it
     down. Held-out frames have no stand-in: one that cannot be read is named and stops the run at its validation, so
@@ -143,6 +157,8 @@ class DataConfig(DatasetConfig):
             parse_bytes(self.cache_size)
         except ValueError as error:
             yield str(error).replace("memory", "cache_size", 1)
+        if NONE in self.cameras and len(self.cameras) > 1:
+            yield f"cameras: {', '.join(self.cameras)}: either cameras or {NONE}"
         if not self.sources:
             if not self.root:
                 yield "root: required: the folder of the dataset to learn from"

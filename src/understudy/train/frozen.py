@@ -47,11 +47,23 @@ def decided(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, Any]:
         "policy": asdict(network),
         "init": first.digest if first else None,
         "sources": [
-            {"name": name, "head": data.heads[head], "cameras": [c for c in data.cameras if c not in part.absent]}
-            for name, head, part in zip(data.names, data.head_of_source.tolist(), data.training, strict=True)
+            {
+                "name": name,
+                "head": data.heads[head],
+                "cameras": [camera for camera in data.cameras if camera not in part.absent],
+                "skipped": list(skipped),
+            }
+            for name, head, part, skipped in zip(
+                data.names, data.head_of_source.tolist(), data.training, data.skipped, strict=True
+            )
         ],
         "settings": plain(config),
     }
+
+
+def sources_of(frozen: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What order.json says of each source, by name."""
+    return {source["name"]: source for source in frozen.get("sources", ())}
 
 
 def _check_units(path: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:

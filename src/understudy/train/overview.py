@@ -41,6 +41,7 @@ def started(config: TrainConfig, data: RunData, order: Order) -> list[str]:
     if config.val_every and 0 < config.val_frames < frames:
         judged = f"{config.val_frames:,} of {frames:,} held-out frames"
         lines.append(f"each validation judges {judged}, always the same ones (val_frames)")
+    lines += _odd(data)
     lines += [f"{name}: {note}" for name, notes in zip(data.names, data.notes) for note in notes]
     lines += told(config.mode, config.mode_weights())
     for camera in data.cameras:
@@ -49,6 +50,21 @@ def started(config: TrainConfig, data: RunData, order: Order) -> list[str]:
             lines.append(f"no {camera} in {', '.join(lack[:FEW])}{more}: black there, and told as missing")
     if data.size is not None:
         lines.append(f"pictures are loaded at {data.size[0]} x {data.size[1]}: those of the sources differ in size")
+    return lines
+
+
+def _odd(data: RunData) -> list[str]:
+    """The first lines of what is odd about each dataset's metadata; missing files are in the notes on its selection."""
+    lines, met = [], set[str]()
+    for name, part in zip(data.names, data.training):
+        catalog = part.catalog
+        if catalog.root in met:
+            continue
+        met.add(catalog.root)
+        odd = catalog.odd_metadata()
+        lines += [f"{name}: {line}" for line in odd[:FEW]]
+        if len(odd) > FEW:
+            lines.append(f"{name}: and {len(odd) - FEW} more oddities: understudy inspect {catalog.root}")
     return lines
 
 

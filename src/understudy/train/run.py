@@ -27,7 +27,7 @@ from understudy.train.changes import review
 from understudy.train.config import ParallelConfig, TrainConfig
 from understudy.train.data import RunData, fingerprint, open_data
 from understudy.train.export import chosen
-from understudy.train.frozen import decided, first_weights, order_now, schedule_of
+from understudy.train.frozen import decided, first_weights, order_now, schedule_of, sources_of
 from understudy.train.groups import check_figure, figures
 from understudy.train.held_out import HeldOut
 from understudy.train.overview import started
@@ -57,8 +57,8 @@ def train(config: TrainConfig) -> int:
 
     def work(mesh: Mesh, stop: Stop) -> int:
         mesh.first(run.refuse_existing)
+        data = _opened(config, mesh)
         with mesh.together():
-            data = open_data(config)
             held = _validated_on(config, data)
         mesh.first(lambda: run.begin(config, decided(config, data, mesh)))
         try:
@@ -117,6 +117,18 @@ def _together(run: RunDir, config: TrainConfig, work: Callable[[Mesh, Stop], int
         return STOPPED
 
 
+def _opened(config: TrainConfig, mesh: Mesh) -> RunData:
+    """The data of a new run. Rank 0 alone looks for files that are missing, and the others leave out what it does."""
+    with mesh.together():
+        data = open_data(config, None, mesh.rank == 0)
+    skipped = mesh.first(lambda: data.skipped)
+    with mesh.together():
+        if skipped != data.skipped:
+            same = {name: {"cameras": data.cameras, "skipped": ids} for name, ids in zip(data.names, skipped)}
+            data = open_data(config, same, False)
+    return data
+
+
 def _checked(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainConfig, RunData]:
     """The settings so far, and the data; raises as `resume` does, and tells the changes."""
     frozen, latest = run.frozen(), checkpoint.latest(run.checkpoints)
@@ -125,15 +137,15 @@ def _checked(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainConfig,
     then = validate(TrainConfig, (state or frozen)["settings"], where=latest or run.order)
     here = {"world": mesh.world, "versions": _versions()}
     lines = review(run.root, replace(then, out=config.out), config, state, here)
-    data = _same_data(run, frozen, config, "start a new one with another --out")
+    data = _same_data(run, frozen, config, mesh, "start a new one with another --out")
     for line in lines if mesh.rank == 0 else ():
         print(f"resume: {line}", file=sys.stderr)
     return then, data
 
 
-def _same_data(run: RunDir, frozen: Mapping[str, Any], config: TrainConfig, instead: str) -> RunData:
+def _same_data(run: RunDir, frozen: Mapping[str, Any], config: TrainConfig, mesh: Mesh, instead: str) -> RunData:
     """The data of `config`, opened. Raises ConfigError where it is not what the run was started on."""
-    data = open_data(config)
+    data = open_data(config, sources_of(frozen), mesh.rank == 0)
     before, now = frozen["dataset"], fingerprint(data)
     moved = [
         f"  {name}: {before.get(name)} -> {now.get(name)}"
@@ -163,7 +175,7 @@ def judge(root: Path, which: int | str = "latest", *, per_dim: bool = False) -> 
     with joined(config) as mesh:
         with mesh.together():
             frozen = run.frozen()
-            data = _same_data(run, frozen, config, "its checkpoints can be judged on that one alone")
+            data = _same_data(run, frozen, config, mesh, "its checkpoints can be judged on that one alone")
             held = HeldOut.of(data, bool(config.data.sources), config.val_frames)
         if held is None:
             raise ConfigError(f"{root}: nothing is held out (data.val_fraction is 0)")

@@ -19,7 +19,8 @@ from understudy.data.select import split_episodes
 from understudy.data.standard import in_standard_keys
 from understudy.policies.flow_policy import ACTION, STATE
 from understudy.train.config import TrainConfig
-from understudy.train.data_config import SourceConfig
+from understudy.train.data_config import NONE, SourceConfig
+from understudy.train.incomplete import left_out
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,22 @@ class Source:
         return head_name(self.wanted.robot_type or self.catalog.robot_type, self.wanted.control_mode, name)
 
 
-def opened(wanted: SourceConfig, catalog: Catalog) -> Source:
+Begun = Mapping[str, Mapping[str, Any]]
+"""What order.json says of each source of a run that goes on, by name."""
+
+
+def opened(
+    wanted: SourceConfig, catalog: Catalog, cameras: Sequence[str] = (), begun: Mapping[str, Any] | None = None
+) -> Source:
     """The source, looked at in its metadata alone.
 
+    Args:
+        cameras: that the policy is to see, all where none is named (`data.cameras`).
+        begun: what order.json says of it, where the run goes on.
     Raises:
-        DatasetError: keys, episodes or dimensions that are not there; an action or state that is no vector.
+        DatasetError: keys, episodes, dimensions or videos that are not there; an action or state that is no vector.
     """
+    _check_cameras(wanted, catalog, cameras, begun)
     names = {ACTION: wanted.action} | ({STATE: wanted.state} if wanted.state else {}) | wanted.cameras
     # A key that keeps its name is named, too: another standard key may be mapped to the same one.
     there = catalog.features
@@ -60,6 +71,10 @@ def opened(wanted: SourceConfig, catalog: Catalog) -> Source:
         if feature is None or len(feature.value_shape) != 1 or feature.is_text:
             what = "there is no such feature" if feature is None else f"it is {feature.dtype} of shape {feature.shape}"
             raise DatasetError(f"a policy needs {key!r} as a vector: {what}", where=catalog.root, fix="see `inspect`")
+    vectors = {
+        key: replace(catalog.features[key], is_vector=True) for key in (ACTION, STATE) if key in catalog.features
+    }
+    catalog = replace(catalog, features={**catalog.features, **vectors})
     keys = tuple(key for key in (ACTION, STATE) if key in catalog.features)
     for camera, own in wanted.cameras.items():
         if camera not in catalog.camera_keys:
@@ -85,15 +100,50 @@ def opened(wanted: SourceConfig, catalog: Catalog) -> Source:
     return Source(wanted, catalog, keys, tuple(wanted.cameras) or catalog.camera_keys)
 
 
+def _check_cameras(
+    wanted: SourceConfig, catalog: Catalog, cameras: Sequence[str], begun: Mapping[str, Any] | None
+) -> None:
+    """Raise DatasetError for declared cameras without any video file that are not left out by name."""
+
+    def used(camera: str) -> bool:
+        if begun is not None:  # what the policy sees was decided then
+            return camera in begun.get("cameras", ())
+        return not wanted.cameras and (not cameras or camera in cameras)
+
+    if lost := [camera for camera in catalog.without_files if used(camera)]:
+        said = "; ".join(f"{camera} {catalog.left_out[camera]}" for camera in lost)
+        others = " ".join(catalog.camera_keys) or NONE
+        fix = f"restore the videos, say where they lie with video_path, or leave {'it' if len(lost) == 1 else 'them'} "
+        raise DatasetError(said, where=catalog.root, fix=fix + f"out by name: --data.cameras {others}")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What of a source is used: `notes` on the selection; ids of the incomplete episodes that are left out."""
+
+    training: EpisodeDataset
+    held_out: EpisodeDataset | None
+    notes: tuple[str, ...]
+    skipped: tuple[int, ...]
+
+
 def parts(
-    name: str, source: Source, config: TrainConfig, cameras: Sequence[str], shown: Mapping[str, tuple[int, int]]
-) -> tuple[EpisodeDataset, EpisodeDataset | None, tuple[str, ...]]:
+    name: str,
+    source: Source,
+    config: TrainConfig,
+    cameras: Sequence[str],
+    shown: Mapping[str, tuple[int, int]],
+    begun: Mapping[str, Any] | None = None,
+    look: bool = True,
+) -> Parts:
     """What of a source is trained on, what is held out (None: nothing), and notes on the selection of both.
 
     Args:
         cameras: that the policy sees. shown: (height, width) of those that some source lacks.
+        begun: see `opened`. look: for files that are not there.
     Raises:
-        DatasetError: pictures that a policy cannot see, a selection that leaves nothing, episodes that cannot be split.
+        DatasetError: pictures that a policy cannot see, a selection that leaves nothing, episodes that cannot be split,
+            files that are not there.
     """
     wanted, catalog = source.wanted, source.catalog
     own = [camera for camera in cameras if camera in source.cameras]
@@ -120,18 +170,24 @@ def parts(
         catalog, episodes=wanted.episodes or None, exclude_episodes=wanted.exclude_episodes, **options
     )
     ids = np.unique(usable.segments[:, 0])
+    skipped, notes = left_out(wanted, catalog, ids, own, config.data, begun, look)
+    ids = np.setdiff1d(ids, np.array(skipped, np.int64))
     if wanted.val_episodes:
-        held = np.unique(np.array(wanted.val_episodes, np.int64))
+        held = np.setdiff1d(np.array(wanted.val_episodes, np.int64), np.array(skipped, np.int64))
         trained = np.setdiff1d(ids, held)
         if len(trained) == 0:
             what = "val_episodes hold out all episodes that are used"
             raise DatasetError(what, where=catalog.root, fix="leave some to train on")
     else:
         fraction = config.data.val_fraction if wanted.val_fraction is None else wanted.val_fraction
-        trained, held = split_episodes(ids, fraction)
+        try:
+            trained, held = split_episodes(ids, fraction)
+        except DatasetError as error:
+            fix = "set val_fraction to 0 (--data.val-fraction 0, or in its source), or use more episodes"
+            raise DatasetError(error.what, where=catalog.root, fix=fix) from error
     training = EpisodeDataset(catalog, episodes=trained, **options)
     held_out = EpisodeDataset(catalog, episodes=held, **options) if len(held) else None
-    return training, held_out, usable.notes
+    return Parts(training, held_out, (*usable.notes, *notes), skipped)
 
 
 def picture_size(
