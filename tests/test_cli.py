@@ -4,14 +4,16 @@ import json
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from support.runs import series, tiny_config, tiny_dataset
 from understudy import cli
+from understudy.train.config import TrainConfig
 from understudy.train.rundir import RunDir
-from understudy.train.settings import dump_yaml
+from understudy.train.settings import dump_yaml, load
 
 HEAVY = ("torch", "pyarrow", "av", "matplotlib", "mujoco", "PIL", "gymnasium", "scipy")
 
@@ -144,6 +146,85 @@ def test_mistakes_are_told_without_a_traceback(
     printed = capsys.readouterr()
     assert told in printed.err + printed.out
     assert "Traceback" not in printed.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["{}/g1.cfg"], ".json"),
+        (["{}"], "--data.root {}"),
+        (["--dataset.repo_id", "someone/something"], "--data.root hf://"),
+        (["--batch_size=3"], "--batch"),
+        (["--policy.use_amp=true"], "--precision bf16"),
+        (["--no-overwrite"], "--out"),
+        (["--lr", "1e-3"], "--optim.lr"),
+        (["more"], "--name value"),
+    ],
+)
+def test_what_people_type_instead_is_one_line_with_the_right_words(
+    typed: list[str], expected: str, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("train", *[word.format(data) for word in typed]) == cli.WRONG_INPUT
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert expected.format(data) in said
+
+
+def test_a_run_instead_of_a_dataset(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "r/checkpoints").mkdir(parents=True)
+    assert run("train", tmp_path / "r") == cli.WRONG_INPUT
+    assert f"understudy resume {tmp_path / 'r'}" in capsys.readouterr().err
+
+
+def test_several_strangers_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", "--stepz", 3, "--output_dir=x", "--data.root", "d") == cli.WRONG_INPUT
+    said = capsys.readouterr().err
+    assert "--steps" in said
+    assert "--out" in said
+
+
+def test_a_file_may_be_json_and_is_printed_as_it_would_be_used(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps({"steps": 3, "data": {"root": str(data)}, "out": str(tmp_path / "r")}))
+    assert run("train", file, "--seed", 5, "--print-config") == 0
+    whole = tmp_path / "whole.yaml"
+    whole.write_text(capsys.readouterr().out)
+    assert not (tmp_path / "r").exists()
+    read = load(TrainConfig, whole)
+    assert (read.steps, read.seed, read.data.root, read.batch) == (3, 5, str(data), TrainConfig().batch)
+    file.write_text("{")
+    assert run("train", file) == cli.WRONG_INPUT
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("typed", [["help", "train"], ["train", "--help"], ["train", "-h", "--steps", "3"]])
+def test_help_of_train_has_examples_and_the_settings_of_a_source(
+    typed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*typed) == 0
+    said = capsys.readouterr().out
+    for word in ("[FILE]", "--launch", "--print-config", "--optim.lr", "data.sources", "val_fraction", "keep_rule"):
+        assert word in said
+    assert " weight " in said
+
+
+def test_help_of_resume_names_the_run_and_shows_its_settings(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("resume", "--help") == 0
+    assert "resume RUN" in capsys.readouterr().out
+    RunDir(tmp_path / "r").begin(replace(tiny_config(data, tmp_path / "r"), steps=4321), {})
+    assert run("resume", tmp_path / "r", "--help") == 0
+    assert "4321" in capsys.readouterr().out
+
+
+def test_help_and_order_alone_lead_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("help") == 0
+    assert "resume RUN" in capsys.readouterr().out
+    assert run("order") == 0
+    assert "order explain" in capsys.readouterr().out
 
 
 def test_all_errors_of_a_file_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,6 @@ Only names stand here. A verb's settings are imported when it is called and its 
 that help costs no torch, and a typing mistake no waiting.
 """
 
-import inspect
 import os
 import sys
 import traceback
@@ -18,12 +17,9 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
-FILES = (".yaml", ".yml", ".toml")
-RANKS = "\n\n--launch N does it with N processes on this host, as `torchrun --nproc-per-node N -m understudy …` would."
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,7 @@ class Verb:
     work: str
     about: str
     first: str = ""
-    """What is named before the flags: FILE (settings in YAML or TOML, may be left out), RUN or PATH."""
+    """What is named before the flags: FILE (settings in YAML, TOML or JSON, may be left out), RUN or PATH."""
     ranks: bool = False
     """Whether several processes may do it together: `--launch N`, or torchrun."""
     extra: str = "train"
@@ -103,6 +99,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"understudy {__version__}")
         return 0
+    if arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]
+        if len(arguments) == 1:
+            return main(arguments)
+    if arguments == ["order"]:
+        arguments += ["explain", "--help"]
     name = next((verb for verb in VERBS if arguments[: len(verb.split())] == verb.split()), None)
     if name is None:
         print(_unknown(arguments[0]), file=sys.stderr)
@@ -130,7 +132,8 @@ def overview() -> str:
             "",
             *lines,
             "",
-            "`understudy VERB --help` lists the settings of a verb; `--debug` shows where an error comes from.",
+            "`understudy VERB --help` lists the settings of a verb; with `--print-config` a verb only prints its",
+            "settings as they would be used; `--debug` shows where an error comes from.",
         ]
     )
 
@@ -153,7 +156,14 @@ def _guarded(name: str, arguments: list[str], debug: bool) -> int:
         verb = VERBS[name]
         need(verb.extra)
         count, arguments = _launched(arguments) if verb.ranks else (None, arguments)
-        settings = _settings(name, verb, list(arguments))  # checked once here before every rank reads them too
+        shown = "--print-config" in arguments
+        arguments = [argument for argument in arguments if argument != "--print-config"]
+        resumed = _named("train.rundir:resumed_settings") if name == "resume" else None
+        read = _named("arguments:settings")  # checked once here before every rank reads them too
+        settings = read(name, _named(verb.settings), verb.first, arguments, ranks=verb.ranks, resumed=resumed)
+        if shown:
+            print(_named("train.settings:dump_yaml")(settings), end="")
+            return 0
         if count is not None:
             command = [sys.executable, "-m", "understudy", *name.split(), *arguments, *(["--debug"] if debug else [])]
             return int(_named("train.launch:launch")(command, count, f"understudy {name}"))
@@ -195,29 +205,6 @@ def _launched(arguments: list[str]) -> tuple[int | None, list[str]]:
                 raise ConfigError(f"--launch {text!r}: say how many processes this host runs")
             return int(text), arguments[:index] + rest
     return None, arguments
-
-
-def _settings(name: str, verb: Verb, arguments: list[str]) -> Any:
-    """Defaults, then the file (or, for `resume`, the run's own settings), then the flags; checked as a whole."""
-    from understudy.train.settings import complete, load, plain, validate
-
-    cls, default, program = _named(verb.settings), None, f"understudy {name}"
-    if name == "resume" and arguments and not arguments[0].startswith("-"):
-        run = arguments.pop(0)
-        default = _named("train.rundir:resumed_settings")(run)
-        program += f" {run}"
-    elif name == "resume" and not {"-h", "--help"} & set(arguments):
-        from understudy.train.settings import ConfigError
-
-        raise ConfigError("say which run: understudy resume RUN [--…]")
-    elif "FILE" in verb.first and arguments and Path(arguments[0]).suffix in FILES:
-        default = load(cls, arguments.pop(0))
-
-    import tyro
-
-    about = inspect.cleandoc(cls.__doc__ or "") + (RANKS if verb.ranks else "")
-    parsed = tyro.cli(cls, args=arguments, default=default, prog=program, description=about)
-    return complete(validate(cls, plain(parsed)))
 
 
 def _named(where: str) -> Any:

@@ -1,11 +1,12 @@
-"""Settings as frozen dataclasses: read from a YAML or TOML file, checked as a whole, written back, compared.
+"""Settings as frozen dataclasses: read from a YAML, TOML or JSON file, checked as a whole, written back, compared.
 
 A dataclass is the only schema: pydantic checks a file against it and every error of the file is told at once, by dotted
 path. Nothing here knows which settings there are; those stand in `config.py` and beside each verb. The command line's
-overrides are tyro's and stand in `cli.py`.
+overrides are tyro's and stand in `arguments.py`.
 """
 
 import difflib
+import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass
@@ -16,13 +17,16 @@ from understudy.extras import required
 
 T = TypeVar("T")
 
+SUFFIXES = (".yaml", ".yml", ".toml", ".json")
+"""How the names of settings files end."""
+
 
 class ConfigError(ValueError):
     """Settings that cannot be used. The message is for the person who wrote them; the command line exits with 2."""
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
-    """The mapping in a .yaml, .yml or .toml file, unchecked.
+    """The mapping in a settings file (`SUFFIXES`), unchecked.
 
     Raises:
         ConfigError: the file cannot be read or parsed, or does not hold a mapping.
@@ -38,6 +42,8 @@ def read_file(path: str | Path) -> dict[str, Any]:
             return tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    if path.suffix == ".json":
+        return _mapping(path, _json(path, text))
     with required():
         import yaml
 
@@ -45,6 +51,17 @@ def read_file(path: str | Path) -> dict[str, Any]:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    return _mapping(path, content)
+
+
+def _json(path: Path, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}") from error
+
+
+def _mapping(path: Path, content: Any) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -1,0 +1,214 @@
+"""What a person types after a verb, as settings: defaults, then a file or a run, then flags; mistakes become one line.
+
+Not here: which verbs there are (`cli.py`), what settings there are (`train/config.py` and beside each verb), how a file
+is checked (`train/settings.py`).
+"""
+
+import difflib
+import inspect
+import io
+import re
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from understudy.extras import required
+from understudy.train.settings import SUFFIXES, ConfigError, complete, load, plain, validate
+
+with required():
+    import tyro
+
+RANKS = "--launch N does it with N processes on this host, as `torchrun --nproc-per-node N -m understudy …` would."
+EXAMPLES = {
+    "train": (
+        "understudy train --data.root data/table --out runs/table",
+        "understudy train settings.yaml --steps 5000 --optim.lr 3e-4",
+        "understudy train mixture.yaml --launch 2",
+        "understudy train settings.yaml --print-config > whole.yaml",
+    ),
+    "resume": ("understudy resume runs/table", "understudy resume runs/table --steps 10000"),
+}
+FOREIGN = {
+    "dataset.repo-id": "--data.root hf://OWNER/NAME",
+    "data.repo-id": "--data.root hf://OWNER/NAME",
+    "repo-id": "--data.root hf://OWNER/NAME",
+    "dataset.root": "--data.root FOLDER",
+    "dataset.episodes": "--data.episodes",
+    "rename-map": "`cameras` of each of data.sources, in a settings file",
+    "policy.type": "--policy.* (there is one policy so far)",
+    "policy.path": "--init-from FOLDER",
+    "policy.pretrained-path": "--init-from FOLDER",
+    "policy.device": "--device",
+    "policy.use-amp": "--precision bf16",
+    "policy.chunk-size": "--data.chunk",
+    "policy.n-action-steps": "--rollout.execute",
+    "output-dir": "--out FOLDER",
+    "job-name": "--out runs/NAME",
+    "exp-name": "--out runs/NAME",
+    "batch-size": "--batch",
+    "num-workers": "--loader-threads",
+    "num-train-steps": "--steps",
+    "save-freq": "--checkpoint-every",
+    "save-interval": "--checkpoint-every",
+    "log-freq": "--log-every",
+    "log-interval": "--log-every",
+    "eval-freq": "--rollout.every",
+    "eval.n-episodes": "--rollout.episodes",
+    "env.type": "--rollout.world",
+    "optimizer.lr": "--optim.lr",
+    "scheduler.type": "--schedule.kind",
+    "wandb.enable": "--trackers wandb",
+    "wandb.project": "--trackers wandb",
+    "fsdp-devices": "--parallel.dp-shard",
+    "resume": "understudy resume RUN",
+    "overwrite": "--out with another name: a run is never overwritten",
+}
+"""What LeRobot and openpi call something -> what it is here."""
+
+
+def settings(name: str, cls: type, first: str, arguments: list[str], *, ranks: bool, resumed: Any = None) -> Any:
+    """The settings that `arguments` ask for, checked as a whole.
+
+    Args:
+        name: of the verb. first: what it takes before its flags (`cli.Verb.first`). ranks: whether several processes
+            may do it. resumed: function of a run's folder that returns its settings; of `resume` alone.
+    Raises:
+        ConfigError: what is wrong, one line each. SystemExit: help was asked for and has been printed.
+    """
+    arguments, default, program = list(arguments), None, " ".join(filter(None, ["understudy", name]))
+    helped = bool({"-h", "--help"} & set(arguments))
+    about = inspect.cleandoc(cls.__doc__ or "")
+    if resumed is not None:
+        if arguments and not arguments[0].startswith("-"):
+            run = arguments.pop(0)
+            default = resumed(run)
+            program += f" {run}"
+            about = "Carry the run on with its own settings, which are the defaults below, and these changes."
+        elif helped:
+            program += " RUN"
+            about = (
+                "Carry the run on with its own settings and these changes. The defaults below are those of a new run: "
+            )
+            about += "`understudy resume RUN --help` shows the run's own."
+        else:
+            raise ConfigError("say which run: understudy resume RUN [--…]")
+    elif "FILE" in first and arguments and Path(arguments[0]).suffix in SUFFIXES:
+        default = load(cls, arguments.pop(0))
+    elif helped and first:
+        program += f" {first}"
+    if helped:
+        examples = "".join(f"\n  {example}" for example in EXAMPLES.get(name, ()))
+        parts = [about, RANKS if ranks else "", f"Examples:{examples}" if examples else ""]
+        _help(cls, arguments, default, program, "\n\n".join(part for part in parts if part))
+    return complete(validate(cls, plain(_parsed(cls, arguments, default, program))))
+
+
+def _help(cls: type, arguments: list[str], default: Any, program: str, about: str) -> None:
+    """Print the help of the verb, and of what only a settings file can say; never returns."""
+    try:
+        tyro.cli(cls, args=arguments, default=default, prog=program, description=about)
+    finally:
+        for path, item in _lists(cls):
+            print(f"\nIn a settings file, each of `{path}` may say:\n")
+            print(_boxes(item))
+
+
+def _lists(cls: type, prefix: str = "") -> Iterator[tuple[str, type]]:
+    """Dotted path and class of the settings that are lists of dataclasses, which flags cannot give."""
+    hints = get_type_hints(cls)
+    for own in fields(cls):
+        kind = hints[own.name]
+        item = next((one for one in getattr(kind, "__args__", ()) if isinstance(one, type) and is_dataclass(one)), None)
+        if item is not None:
+            yield f"{prefix}{own.name}", item
+        elif isinstance(kind, type) and is_dataclass(kind):
+            yield from _lists(kind, f"{prefix}{own.name}.")
+
+
+def _boxes(cls: type) -> str:
+    """The fields of a dataclass as tyro shows them, named as in a file."""
+    said = io.StringIO()
+    try:
+        with redirect_stdout(said):
+            tyro.cli(cls, args=["--help"], prog="", description="", use_underscores=True)
+    except SystemExit:
+        pass
+    lines = said.getvalue().splitlines()
+    start = next((i for i, line in enumerate(lines) if "show this help message" in line), -1) + 1
+    return "\n".join(re.sub(r"^([\s│]*)--", r"\1", line).rstrip() for line in lines[start:]).rstrip()
+
+
+def _parsed(cls: type, arguments: list[str], default: Any, program: str) -> Any:
+    """What tyro makes of the arguments.
+
+    Raises:
+        ConfigError: tyro could not; its box of several lines as one.
+    """
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            parsed, unknown = tyro.cli(cls, args=arguments, default=default, prog=program, return_unknown_args=True)
+    except SystemExit as exit:
+        if exit.code in (0, None):
+            raise
+        raise ConfigError(_line(said.getvalue())) from None
+    if unknown:
+        raise ConfigError("; ".join(_strangers(cls, unknown)))
+    return parsed
+
+
+def _line(box: str) -> str:
+    """The message in tyro's box, without the help of the argument that follows it."""
+    words = []
+    for line in box.splitlines()[1:]:
+        text = line.strip("│╭╮╰╯ ")
+        if not text or set(text) <= {"─"} or text.startswith("Got errors"):
+            break
+        words.append(text)
+    return " ".join(words) or " ".join(box.split())
+
+
+def _strangers(cls: type, unknown: list[str]) -> Iterator[str]:
+    """One line for each argument that is no setting; the value behind an unknown flag belongs to the flag."""
+    flags = [f"--{path.replace('_', '-')}" for path in _paths(cls)]
+    value = False
+    for argument in unknown:
+        if argument.startswith("-"):
+            yield _stranger(argument.partition("=")[0], flags)
+            value = "=" not in argument
+        elif value:
+            value = False
+        else:
+            yield _misplaced(argument, flags)
+
+
+def _stranger(flag: str, flags: list[str]) -> str:
+    if ours := FOREIGN.get(flag.lstrip("-").replace("_", "-").removeprefix("no-")):
+        return f"{flag}: there is no such setting; here it is {ours}"
+    name = flag.lstrip("-").replace("_", "-")
+    close = difflib.get_close_matches(f"--{name}", flags, n=1) or [f for f in flags if f.rpartition(".")[2] == name][:1]
+    return f"{flag}: there is no such setting; " + (f"did you mean {close[0]}?" if close else "--help lists them")
+
+
+def _misplaced(argument: str, flags: list[str]) -> str:
+    path = Path(argument)
+    if "--data.root" in flags and (path / "meta").is_dir():
+        return f"{argument}: this is a dataset; did you mean --data.root {argument}?"
+    if "--data.root" in flags and (path / "checkpoints").is_dir():
+        return f"{argument}: this is a run; did you mean understudy resume {argument}?"
+    if path.suffix and "--data.root" in flags:
+        return f"{argument}: settings files end in {', '.join(SUFFIXES)}"
+    return f"{argument}: nothing was expected here; settings are --name value"
+
+
+def _paths(cls: type, prefix: str = "") -> Iterator[str]:
+    """Dotted paths of all settings of a dataclass."""
+    hints = get_type_hints(cls)
+    for own in fields(cls):
+        kind = hints[own.name]
+        if isinstance(kind, type) and is_dataclass(kind):
+            yield from _paths(kind, f"{prefix}{own.name}.")
+        else:
+            yield f"{prefix}{own.name}"
