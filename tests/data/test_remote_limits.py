@@ -93,18 +93,21 @@ def test_time_spent_in_redirects_counts(tmp_path: Path) -> None:
 
 def test_a_name_that_is_looked_up_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answered, real = threading.Event(), socket.getaddrinfo
+    found: list[object] = []
 
     def lookup(host: str, *args: object, **more: object) -> object:
         if host != "slow.invalid":
             return real(host, *args, **more)  # type: ignore[arg-type]
-        answered.wait(5.0)
-        return real("127.0.0.1", *args, **more)  # type: ignore[arg-type]
+        answered.wait(10.0)
+        found.append(real("127.0.0.1", *args, **more))  # type: ignore[arg-type]
+        return found[-1]
 
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
     with RangeServer({"/set/a": b"ok"}) as server:
         files = Files(f"http://slow.invalid:{server.port}/set", Remote(cache=str(tmp_path), patience=HURRIED))
         with pytest.raises(SourceFailed):
             files.read("a")
+        assert not found
         answered.set()
 
 
