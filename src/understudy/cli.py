@@ -86,7 +86,11 @@ VERBS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code. `--debug` shows the traceback of an error that is otherwise one line."""
+    from understudy.data.addresses import shown
+
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        sys.argv[1:] = map(shown, arguments)  # trackers write the command line down
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     if not debug:
@@ -116,7 +120,9 @@ def _one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """A warning as a person reads it; where in our code it was said is for --debug."""
-    return f"{'note' if category is UserWarning else category.__name__}: {message}\n"
+    from understudy.data.addresses import scrubbed
+
+    return scrubbed(f"{'note' if category is UserWarning else category.__name__}: {message}\n")
 
 
 def overview() -> str:
@@ -148,6 +154,7 @@ def _unknown(word: str) -> str:
 
 def _guarded(name: str, arguments: list[str], debug: bool) -> int:
     """Parse and work; what a person can mend becomes one line, what only we can mend keeps its traceback."""
+    from understudy.data.addresses import scrubbed
     from understudy.data.errors import DatasetError
     from understudy.extras import describe, need
     from understudy.train.settings import ConfigError
@@ -174,17 +181,17 @@ def _guarded(name: str, arguments: list[str], debug: bool) -> int:
         return FAILED
     except (ConfigError, DatasetError, KeyboardInterrupt, MemoryError, OSError) as error:
         if debug:
-            traceback.print_exc()
+            print(scrubbed(traceback.format_exc()), end="", file=sys.stderr)
         message = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or "not enough memory"
         rank = os.environ.get("RANK", "0")
-        print(f"understudy {name}{f', rank {rank}' if rank != '0' else ''}: {message}", file=sys.stderr)
+        print(f"understudy {name}{f', rank {rank}' if rank != '0' else ''}: {scrubbed(message)}", file=sys.stderr)
         if isinstance(error, KeyboardInterrupt):
             return INTERRUPTED
         return FAILED if isinstance(error, OSError | MemoryError) else WRONG_INPUT
     except Exception as error:
         missing = describe(error) if isinstance(error, ImportError) else None
         if missing is None or debug:
-            traceback.print_exc()
+            print(scrubbed(traceback.format_exc()), end="", file=sys.stderr)
         if missing is None:
             return FAILED
         print(f"understudy {name}: {missing}", file=sys.stderr)

@@ -44,6 +44,7 @@ class Asked:
     status: int = 0
     sent: int = 0
     headers: dict[str, str] = field(default_factory=dict)
+    query: str = ""
 
 
 class RangeServer:
@@ -163,8 +164,9 @@ class _Handler(BaseHTTPRequestHandler):
         if said.startswith("bytes="):
             low, _, high = said.removeprefix("bytes=").partition("-")
             first, last = int(low), int(high) if high else None
-        path = unquote(urlsplit(self.path).path)
-        asked = Asked(path, first, last, headers={k.lower(): v for k, v in self.headers.items()})
+        split = urlsplit(self.path)
+        path = unquote(split.path)
+        asked = Asked(path, first, last, headers={k.lower(): v for k, v in self.headers.items()}, query=split.query)
         fault = owner.fault(owner.note(asked), asked)
         if owner.latency:
             time.sleep(owner.latency)

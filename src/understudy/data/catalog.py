@@ -138,7 +138,7 @@ class Catalog:
 
     @property
     def root(self) -> str:
-        """The folder (absolute) or URL."""
+        """The folder (absolute), or the URL without its credentials."""
         return self.files.root
 
     @property

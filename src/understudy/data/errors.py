@@ -1,14 +1,17 @@
 """The one error a person sees when a dataset cannot be read, written or selected from as asked."""
 
+from understudy.data.addresses import scrubbed
+
 
 class DatasetError(ValueError):
     """A dataset cannot be used as asked.
 
     The message is one line that names the value (file, episode), the rule it breaks and the remedy; the command line
-    prints it as it is and exits with 2.
+    prints it as it is and exits with 2. No credentials of an address stand in it.
     """
 
     def __init__(self, what: str, *, where: object = None, fix: str = "") -> None:
+        what, fix, where = scrubbed(what), scrubbed(fix), scrubbed(where) if isinstance(where, str) else where
         self.what, self.where, self.fix = what, where, fix
         text = f"{where}: {what}" if where is not None else what
         super().__init__(f"{text} ({fix})" if fix else text)

@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from understudy.data import addresses
 from understudy.data.errors import DatasetError, LfsPointer, MissingFile
 from understudy.data.sources import ByteSource, LocalSource, as_file
 
@@ -34,6 +35,9 @@ _LFS, _POINTER = b"version https://git-lfs", 1024  # how a pointer begins, and b
 class Files:
     """The files of one dataset. Pickles as its root, with what pins it to one version of what lies there.
 
+    Attributes:
+        root: the folder (absolute), or the URL without its credentials (`addresses.py`).
+
     Args:
         root: a path, `file://` URL, or any URL fsspec knows (`memory://`, `https://`, `s3://`, `hf://`).
         remote: how a root that is not on this machine is read.
@@ -44,7 +48,8 @@ class Files:
         if text.startswith("file://"):
             text = unquote(urlsplit(text).path)
         self.is_local = "://" not in text
-        self.root = os.path.abspath(os.path.expanduser(text)) if self.is_local else text.rstrip("/")
+        self.root = os.path.abspath(os.path.expanduser(text)) if self.is_local else addresses.shown(text).rstrip("/")
+        self._address = self.root if self.is_local else addresses.whole(text)
         self.remote = remote
         self._pin = ""
         self._forget()
@@ -59,12 +64,12 @@ class Files:
         return self._pin if self._elsewhere is None else self._elsewhere.store.pin
 
     def __getstate__(self) -> tuple[object, ...]:
-        return self.root, self.remote, self._now()
+        return self.root, self._address, self.remote, self._now()
 
-    def __setstate__(self, state: tuple[str, Remote | None, str]) -> None:
-        root, remote, pin = state
+    def __setstate__(self, state: tuple[str, str, Remote | None, str]) -> None:
+        root, address, remote, pin = state
         self.__init__(root, remote)  # type: ignore[misc]
-        self._pin = pin
+        self._address, self._pin = address, pin
 
     def where(self, path: str) -> str:
         """The full name of a file, for people."""
@@ -78,7 +83,7 @@ class Files:
                 from understudy.data.remote.settings import Remote
                 from understudy.data.remote.source import Elsewhere
 
-                self._elsewhere = Elsewhere(self.root, self.remote or Remote(), self._pin)
+                self._elsewhere = Elsewhere(self._address, self.root, self.remote or Remote(), self._pin)
             return self._elsewhere
 
     def open(self, path: str) -> BinaryIO:

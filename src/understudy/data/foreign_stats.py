@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from understudy.data import addresses
 from understudy.data.errors import DatasetError
 from understudy.data.files import Files
 from understudy.data.jsonlines import read_json
@@ -89,7 +90,9 @@ def _table(source: str, data: EpisodeDataset) -> tuple[str, Stats, bool]:
     if source == RECORDED:
         stats = {data.catalog.stored.get(key, key): entry for key, entry in data.catalog.stats.items()}
         return f"{data.catalog.root}/meta", stats, False
-    folder, _, name = source.rpartition("/")
+    address, _, query = addresses.whole(source).partition("?" if "://" in source else "\0")
+    folder, _, name = address.rpartition("/")
+    folder += f"?{query}" if query else ""
     files = Files(folder or ("/" if source.startswith("/") else "."), data.catalog.files.remote)
     if name.endswith(".jsonl"):
         return files.where(name), read_per_episode(files, name), False

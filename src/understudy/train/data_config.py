@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Annotated, Literal
 
+from understudy.data.addresses import shown
 from understudy.declare import Ge, Interval, Suppress
 from understudy.load.sizes import parse_bytes
 
@@ -134,7 +135,7 @@ class DataConfig(DatasetConfig):
         taken = {source.name for source in self.mixed()}
         names: list[str] = []
         for source in self.mixed():
-            root = source.root if "://" in source.root else os.path.abspath(source.root)
+            root = shown(source.root) if "://" in source.root else os.path.abspath(source.root)
             name = folder = source.name or root.rstrip("/").rpartition("/")[2] or root
             number = 1
             while not source.name and name in taken:

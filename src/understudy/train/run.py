@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 import understudy
+from understudy.data.addresses import AGAIN, is_put_aside
 from understudy.data.errors import DatasetError
 from understudy.load.loader import Loader
 from understudy.order import Order
@@ -36,7 +37,7 @@ from understudy.train.parallel import Mesh, joined
 from understudy.train.rollouts import Rollouts
 from understudy.train.rundir import RunDir, write_whole
 from understudy.train.saver import Saver
-from understudy.train.settings import ConfigError, differences, dump_yaml, plain, validate
+from understudy.train.settings import ConfigError, differences, dump_yaml, plain, validate, without_credentials
 from understudy.train.signals import Stop, Stopped, stop_signals
 from understudy.train.trackers import Log
 from understudy.train.training import Training, begun
@@ -53,7 +54,8 @@ def train(config: TrainConfig) -> int:
         ConfigError: there is a run in that folder already, or the settings do not go with the processes; on all ranks.
         DatasetError: the dataset cannot be used. RankError: another process failed or went away.
     """
-    run, config = RunDir(Path(config.out)), config.resolved()
+    config = without_credentials(config).resolved()
+    run = RunDir(Path(config.out))
 
     def work(mesh: Mesh, stop: Stop) -> int:
         mesh.first(run.refuse_existing)
@@ -61,6 +63,9 @@ def train(config: TrainConfig) -> int:
         with mesh.together():
             held = _validated_on(config, data)
         mesh.first(lambda: run.begin(config, decided(config, data, mesh)))
+        for address in dict.fromkeys(source.root for source in config.data.mixed()) if mesh.rank == 0 else ():
+            if is_put_aside(address):
+                print(f"{address}: to resume, give its credentials again: {AGAIN}", file=sys.stderr)
         try:
             return _carry_on(run, config, config, data, held, mesh, stop)
         except (ConfigError, DatasetError):
@@ -81,6 +86,7 @@ def resume(config: TrainConfig) -> int:
         ConfigError: with other settings it would be another run, or the dataset is not what it was; lists each
             difference.
     """
+    config = without_credentials(config)
     run = RunDir(Path(config.out))
     run.settings()  # or there is nothing to lock
 
@@ -134,7 +140,7 @@ def _checked(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainConfig,
     frozen, latest = run.frozen(), checkpoint.latest(run.checkpoints)
     state = checkpoint.read_state(latest) if latest is not None else None
     # Not against config.yaml: a person may have edited that.
-    then = validate(TrainConfig, (state or frozen)["settings"], where=latest or run.order)
+    then = validate(TrainConfig, (state or frozen)["settings"], where=latest or run.order, fresh=False)
     here = {"world": mesh.world, "versions": _versions()}
     lines = review(run.root, replace(then, out=config.out), config, state, here)
     data = _same_data(run, frozen, config, mesh, "start a new one with another --out")
@@ -169,7 +175,7 @@ def judge(root: Path, which: int | str = "latest", *, per_dim: bool = False) -> 
     run = RunDir(root)
     now = run.settings()
     source = chosen(run.checkpoints, which, now.keep_best)
-    then = validate(TrainConfig, checkpoint.read_state(source)["settings"], where=source)
+    then = validate(TrainConfig, checkpoint.read_state(source)["settings"], where=source, fresh=False)
     config = _as_then(then, now)
     torch.set_num_threads(config.threads)
     with joined(config) as mesh:

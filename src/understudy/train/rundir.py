@@ -102,7 +102,7 @@ class RunDir:
                 f"{self.root}: no run here (no config.yaml); `understudy train --out {self.root}` starts one"
             )
         self.frozen()
-        return replace(load(TrainConfig, self.config), out=str(self.root))
+        return replace(load(TrainConfig, self.config, fresh=False), out=str(self.root))
 
     def refuse_existing(self) -> None:
         """Raise ConfigError when there is a run already, or what a new run would write over."""

@@ -9,10 +9,11 @@ import difflib
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from understudy.data.addresses import put_aside
 from understudy.extras import required
 
 T = TypeVar("T")
@@ -69,8 +70,9 @@ def _mapping(path: Path, content: Any) -> dict[str, Any]:
     return content
 
 
-def validate(cls: type[T], content: Mapping[str, Any], where: object = None) -> T:
-    """An instance of the dataclass `cls` from a nested mapping; missing names take the defaults.
+def validate(cls: type[T], content: Mapping[str, Any], where: object = None, fresh: bool = True) -> T:
+    """An instance of the dataclass `cls` from a nested mapping; missing names take the defaults. Credentials in
+    addresses are put aside (`without_credentials`).
 
     Raises:
         ConfigError: lists *all* that is wrong, one `dotted.path: reason` a line; an unknown name comes with the nearest
@@ -86,7 +88,30 @@ def validate(cls: type[T], content: Mapping[str, Any], where: object = None) -> 
         found += [_reason(e["loc"], e["msg"], e["input"]) for e in error.errors()]
     if found:
         raise _told(found, where)
-    return config
+    return without_credentials(config, fresh)
+
+
+def without_credentials(config: T, fresh: bool = True) -> T:
+    """Settings whose URLs have no credentials, so that all who write or show them write none. They are kept in the
+    memory of the process, for who opens what lies there (`data/addresses.py`).
+
+    fresh: they replace others of the same addresses that are kept already; otherwise those stay.
+    """
+    given: dict[str, str] = {}
+
+    def of(value: Any) -> Any:
+        if isinstance(value, str):
+            return put_aside(value, given, fresh)
+        if isinstance(value, Mapping):
+            return {key: of(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(of(item) for item in value)
+        if is_dataclass(value) and not isinstance(value, type):
+            return replace(value, **{field.name: of(getattr(value, field.name)) for field in fields(value)})
+        return value
+
+    cleaned: T = of(config)
+    return cleaned
 
 
 def complete(config: T, where: object = None) -> T:
@@ -100,9 +125,9 @@ def complete(config: T, where: object = None) -> T:
     return config
 
 
-def load(cls: type[T], path: str | Path) -> T:
+def load(cls: type[T], path: str | Path, fresh: bool = True) -> T:
     """`read_file`, then `validate`."""
-    return validate(cls, read_file(path), where=path)
+    return validate(cls, read_file(path), where=path, fresh=fresh)
 
 
 def dump_yaml(config: Any) -> str:

@@ -22,6 +22,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
+from understudy.data.addresses import shown
 from understudy.data.errors import DatasetError, SourceFailed
 from understudy.data.remote.limits import limited, wait_until
 from understudy.data.remote.retry import Patience, Stopped, Transient, is_over
@@ -41,8 +42,8 @@ _PASSING = {408, 421, 423, 425, 429}
 class Address:
     """Where a file is asked for: `headers` go to the host of `url` only."""
 
-    url: str
-    headers: Mapping[str, str] = field(default_factory=dict)
+    url: str = field(repr=False)  # it may be signed
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Rejected(Exception):
     """The server answered with a status that will not pass by itself."""
 
     def __init__(self, status: int, where: str) -> None:
-        super().__init__(f"{status} from {where}")
+        super().__init__(f"{status} from {shown(where)}")
         self.status = status
 
 
@@ -218,7 +219,7 @@ def _found(session: Any, url: str, verify: bool | str | None, opened: weakref.We
         adapter.cert_verify(pool, asked.url, said["verify"], said["cert"])
         whole = not adapter.request_url(asked, said["proxies"]).startswith("/")
     except (requests.exceptions.RequestException, HTTPError) as error:
-        raise DatasetError(f"no address of the web: {_short(error)}", fix="check the URL") from error
+        raise DatasetError(f"no address of the web: {_short(error)}", fix="check the URL") from None  # it names the URL
     except OSError as error:
         raise DatasetError(f"no certificates: {_short(error)}", fix="set REQUESTS_CA_BUNDLE") from error
 

@@ -22,7 +22,7 @@ class Remote:
         threads: spans that are fetched ahead at the same time.
     """
 
-    storage_options: Mapping[str, Any] = field(default_factory=dict)
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # credentials are among them
     cache: str = ""
     cache_bytes: int = 64 << 30
     patience: Patience = field(default_factory=Patience)

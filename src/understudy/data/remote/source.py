@@ -54,10 +54,11 @@ class Root(Protocol):
 class Elsewhere:
     """A root that is not on this machine. Safe in threads; not across a fork or a pickle, for which `Root` is."""
 
-    def __init__(self, root: str, settings: Remote, pin: str = "") -> None:
+    def __init__(self, address: str, root: str, settings: Remote, pin: str = "") -> None:
+        """address: with credentials, as it is opened. root: without, as it is shown."""
         self.root, self.settings = root, settings
-        store = web_store(root, settings.storage_options, pin)
-        self.store: Store = store if store is not None else FsspecStore(root, dict(settings.storage_options))
+        store = web_store(address, settings.storage_options, pin)
+        self.store: Store = store if store is not None else FsspecStore(address, dict(settings.storage_options))
         self.cache = DiskCache(settings.folder, settings.cache_bytes)
         self.fetcher = Fetcher(settings.threads)
         self.latency = Latency()

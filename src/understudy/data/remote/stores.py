@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
+from understudy.data.addresses import AGAIN, shown
 from understudy.data.errors import DatasetError, MissingFile, SourceFailed
 from understudy.data.remote.limits import within
 from understudy.data.remote.retry import Patience, Transient
@@ -83,7 +84,7 @@ class FsspecStore:
         return fs, f"{base.rstrip('/')}/{path}" if path else base
 
     def name(self, path: str) -> str:
-        return f"{self._root.rstrip('/')}/{path}"
+        return f"{shown(self._root).rstrip('/')}/{path}"
 
     def stat(self, path: str, known: Stat | None, patience: Patience, stop: threading.Event) -> tuple[Stat, bytes]:
         fs, full = self._full(path)
@@ -184,7 +185,7 @@ def refused(status: int, hides: bool = False) -> DatasetError:
         fix = "check the address, restore the file, or give credentials that may read it"
         return MissingFile("this file is not there, or may not be read (403)", fix=fix)
     if status in (401, 403):
-        fix = "give credentials that may, or check the address"
+        fix = f"check the address, or give credentials that may: {AGAIN}"
         return SourceFailed(f"no permission to read it ({status})", fix=fix)
     return SourceFailed(f"the server answers {status}", fix="check the address")
 
