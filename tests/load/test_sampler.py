@@ -1,6 +1,7 @@
 """EpisodeSampler in a plain DataLoader and a StatefulDataLoader: every epoch whole, after any stop."""
 
 import itertools
+import warnings
 from collections.abc import Iterator
 
 import numpy as np
@@ -51,21 +52,77 @@ def test_without_shuffling_storage_order():
 
 
 def test_episodes_and_dropped_frames():
-    sampler = EpisodeSampler(DATA, episodes=[30, 0, 10], drop_n_first_frames=2, drop_n_last_frames=6, shuffle=False)
+    with pytest.warns(UserWarning, match=r"episode 10: drop_n_first_frames 2 .* drop_n_last_frames 6"):
+        sampler = EpisodeSampler(DATA, episodes=[30, 0, 10], drop_n_first_frames=2, drop_n_last_frames=6, shuffle=False)
     # Episode 10 has 8 frames, all dropped; 0 is at 0..12 and 30 at 42..71 of the dataset.
     assert list(sampler) == [*range(2, 7), *range(44, 66)]
     assert len(sampler) == 27
-    shuffled = EpisodeSampler(DATA, episodes=[30, 0, 10], drop_n_first_frames=2, drop_n_last_frames=6)
+    with pytest.warns(UserWarning, match="episode 10"):
+        shuffled = EpisodeSampler(DATA, episodes=[30, 0, 10], drop_n_first_frames=2, drop_n_last_frames=6)
     assert sorted(shuffled) == [*range(2, 7), *range(44, 66)]
+    assert sampler.indices == shuffled.indices == [*range(2, 7), *range(44, 66)]
+    assert EpisodeSampler(DATA).indices == list(range(N))
+
+
+def test_nothing_is_said_where_every_episode_keeps_a_frame():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        EpisodeSampler(DATA, drop_n_first_frames=3, drop_n_last_frames=4)
+        EpisodeSampler(Indices(3, 0, 4), drop_n_first_frames=2)  # the empty one was empty before
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("start", [0, 1, 4, N - 1, N])
+@pytest.mark.parametrize("epoch", [0, 1, 3])
+def test_a_state_of_lerobots_sampler_goes_on_there(shuffle: bool, start: int, epoch: int):
+    straight = EpisodeSampler(DATA, shuffle=shuffle, seed=4)
+    passes = [list(straight) for _ in range(epoch + 2)]
+    for numbered in (False, True):  # by a loop that says its epochs, from the saved one or from 0 on
+        for first in (epoch, 0):
+            sampler = EpisodeSampler(DATA, shuffle=shuffle, seed=4)
+            sampler.load_state_dict({"epoch": epoch, "start_index": start})
+            if numbered:
+                sampler.set_epoch(first)
+            assert len(sampler) == N - start
+            assert list(sampler) == passes[epoch][start:]  # none, where it was over
+            if numbered:
+                sampler.set_epoch(first + 1)
+            assert len(sampler) == N
+            assert list(sampler) == passes[epoch + 1]
+
+
+def test_a_state_of_lerobots_sampler_becomes_one_of_ours():
+    for start in (5, N):
+        sampler = EpisodeSampler(DATA, seed=4)
+        sampler.load_state_dict({"epoch": 2, "start_index": start})
+        assert sampler.state_dict()["position"] == 2 * N + start
+    behind = EpisodeSampler(DATA, seed=4)
+    behind.load_state_dict(sampler.state_dict())
+    assert list(behind) == list(at_epoch(3))
+    batched = EpisodeSampler(DATA, seed=4, batch=10)
+    batched.load_state_dict({"epoch": 0, "start_index": N})
+    assert (len(batched), list(batched), len(batched)) == (0, [], 70)  # 80 of 144 were the first pass
+
+
+def at_epoch(epoch: int) -> EpisodeSampler:
+    sampler = EpisodeSampler(DATA, seed=4)
+    sampler.set_epoch(epoch)
+    return sampler
+
+
+@pytest.mark.parametrize("state", [{"epoch": -1, "start_index": 0}, {"epoch": 0, "start_index": N + 1}, {"epoch": 0}])
+def test_a_state_that_is_none_of_lerobots_is_refused(state: dict):
+    with pytest.raises(ValueError, match=r"epoch|start_index"):
+        EpisodeSampler(DATA).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
         ({"episodes": [0, 5]}, r"episodes \[5\]"),
-        ({"episodes": []}, "no frames left"),
-        ({"drop_n_first_frames": 20, "drop_n_last_frames": 10}, "no frames left.*30 frames"),
-        ({"drop_n_first_frames": -1}, "drop_n_first_frames -1"),
+        ({"episodes": []}, "No valid frames remain"),
+        ({"drop_n_first_frames": 20, "drop_n_last_frames": 10}, "No valid frames remain.*30 frames"),
+        ({"drop_n_first_frames": -1}, "drop_n_first_frames must be >= 0, got -1"),
         ({"seed": -1}, "seed -1"),
         ({"batch": 0}, "batch 0"),
         ({"world": 2}, "without batch"),

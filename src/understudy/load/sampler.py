@@ -21,6 +21,7 @@ Without it a pass is exactly the rest of the epoch.
 Not here: clips and lanes, which pay when pictures are decoded in order: `Loader` does that.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from operator import length_hint
 from types import SimpleNamespace
@@ -43,7 +44,7 @@ class EpisodeSampler(Sampler[int]):
     seed: of the shuffling.
     episodes: ids of the episodes to take; None for all.
     drop_n_first_frames, drop_n_last_frames: leave out this many at the ends of each segment (of each episode, where
-        whole episodes are selected).
+        whole episodes are selected). A warning names the episodes of which nothing is left.
     batch: global batch, for passes of whole batches (see above).
     rank, world: yield only the share of this rank in each global batch (batch/world of them, one after the other), for
         a DataLoader whose batch_size is batch/world. Not with Accelerate, which shares the batches out itself.
@@ -84,9 +85,19 @@ class EpisodeSampler(Sampler[int]):
         self._order = Order.of([source], batch=self._batch, seed=seed, mode="uniform" if shuffle else "sequential")
         self._frames = self._order.spec.sources[0].frames
         self._pass = max(self._frames, self._batch)  # positions in a pass, before it is rounded to whole batches
+        self._rows = rows
         self._epoch, self._start = 0, 0
+        self._over = False  # whether the pass that comes next was over when its state was saved, as LeRobot counts
         self._until, self._drawn = 0, iter([0][:0])  # behind the chunk of positions in hand, and its indices to come
         self._numbered_from: int | None = 0  # the caller's number of an epoch, plus this, is its number in the stream
+
+    @property
+    def indices(self) -> list[int]:
+        """The selected indices in storage order. Made anew at each call and O(N); the sampler itself keeps the bounds
+        of segments alone."""
+        starts, lengths = self._rows[:, 1], self._rows[:, 2] - self._rows[:, 1]
+        behind = np.cumsum(lengths)
+        return (np.arange(behind[-1]) + np.repeat(starts - (behind - lengths), lengths)).tolist()
 
     def __len__(self) -> int:
         """How many indices the pass yields that is under way or, between passes, comes next."""
@@ -95,6 +106,9 @@ class EpisodeSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         """One pass: from where the epoch starts, or from where a restored state stopped, to its end."""
+        if self._over:
+            self._go_to(self._start)
+            return
         self._advance()
         at, end, batches = self._start, self._end(), max(1, _FIRST_CHUNK // self._batch)
         while at < end:
@@ -137,17 +151,36 @@ class EpisodeSampler(Sampler[int]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken, in the same epoch or, if it was at its end, in the next.
 
-        Batch, rank and world may differ. Raises ValueError that tells each difference if the data, the selection, the
-        seed or the shuffling does, or if this is no state of such a sampler.
+        Batch, rank and world may differ. LeRobot's {"epoch", "start_index"} is understood, too: the order is the one of
+        this sampler, so it goes on behind as many samples, not behind the same ones; as in LeRobot, a start_index
+        behind the epoch's last index gives an empty pass first. Such a state does not say what it was of.
+
+        Raises ValueError that tells each difference if the data, the selection, the seed or the shuffling does, or if
+        this is no state of such a sampler.
         """
+        if set(state_dict) == {"epoch", "start_index"}:
+            self._load_lerobot(state_dict["epoch"], state_dict["start_index"])
+            return
         if set(state_dict) != {"position", "order"} or int(state_dict["position"]) < 0:
             raise ValueError(
-                f"{str(state_dict)[:80]} is no state of an EpisodeSampler: give what `state_dict` returned"
+                f"{str(state_dict)[:80]} is no state of an EpisodeSampler: give what `state_dict` returned, or "
+                "LeRobot's epoch and start_index"
             )
         saved = Spec.from_json(state_dict["order"])
         if differences := [d for d in compare(saved, self._order.spec) if d.changes_order]:
             raise ValueError("this sampler is not the saved one:\n" + "\n".join(map(str, differences)))
         self._go_to(int(state_dict["position"]))
+        self._numbered_from = None
+
+    def _load_lerobot(self, epoch: Any, start_index: Any) -> None:
+        for name, value, most in (("epoch", epoch, 2**40), ("start_index", start_index, self._frames)):
+            if type(value) is not int or not 0 <= value <= most:
+                raise ValueError(f"{name} {value!r} of LeRobot's state: need a whole number from 0 to {most}")
+        over = start_index == self._frames
+        begin = -(-(epoch + over) * self._pass // self._batch) * self._batch
+        self._go_to(begin if over else begin + start_index)
+        if over:
+            self._epoch, self._over = epoch, True
         self._numbered_from = None
 
     def _indices(self, start: int, stop: int) -> list[int]:
@@ -165,23 +198,24 @@ class EpisodeSampler(Sampler[int]):
     def _end(self) -> int:
         """Where the pass that starts at `_start` ends: the first whole batch at or behind the end of its epoch."""
         rest = (self._epoch + 1) * self._pass - self._start
-        return self._start + max(1, -(-rest // self._batch)) * self._batch
+        return self._start + max(0 if self._over else 1, -(-rest // self._batch)) * self._batch
 
     def _advance(self) -> None:
         """Turn to the next pass once the last index of this one is out, without waiting to be asked for one more."""
-        if self._position() >= self._end():
+        if not self._over and self._position() >= self._end():
             self._go_to(self._position())
 
     def _go_to(self, position: int) -> None:
         self._start = self._until = position
         self._drawn = iter([0][:0])
-        self._epoch = position // self._pass
+        self._epoch, self._over = position // self._pass, False
 
 
 def _select(data: Any, episodes: Sequence[int] | None, drop_first: int, drop_last: int) -> np.ndarray:
     """int64 (K', 3): rows [row of data.segments, first, behind last) of the dataset's indices that are kept."""
-    if min(drop_first, drop_last) < 0:
-        raise ValueError(f"drop_n_first_frames {drop_first}, drop_n_last_frames {drop_last}: need 0 or more")
+    for name, value in (("drop_n_first_frames", drop_first), ("drop_n_last_frames", drop_last)):
+        if value < 0:
+            raise ValueError(f"{name} must be >= 0, got {value}")
     segments = np.asarray(data.segments, np.int64).reshape(-1, 3)
     lengths = segments[:, 2] - segments[:, 1]
     stops = np.cumsum(lengths)
@@ -193,11 +227,19 @@ def _select(data: Any, episodes: Sequence[int] | None, drop_first: int, drop_las
         if missing:
             raise ValueError(f"episodes {missing[:10]} are not in the dataset: take ids from its `segments`")
         kept = np.isin(segments[:, 0], np.asarray(list(episodes), np.int64))
-    kept &= lengths > drop_first + drop_last
+    chosen = kept & (lengths > 0)
+    kept = chosen & (lengths > drop_first + drop_last)
     if not kept.any():
         raise ValueError(
-            f"no frames left: {len(segments)} segments, the longest of {lengths.max(initial=0)} frames, "
+            f"No valid frames remain: {len(segments)} segments, the longest of {lengths.max(initial=0)} frames, "
             f"drop_n_first_frames {drop_first}, drop_n_last_frames {drop_last}"
+        )
+    if len(gone := np.setdiff1d(segments[chosen, 0], segments[kept, 0])):
+        named = ", ".join(map(str, gone[:10].tolist())) + (f" and {len(gone) - 10} more" if len(gone) > 10 else "")
+        warnings.warn(
+            f"nothing is left of episode{'s' if len(gone) > 1 else ''} {named}: drop_n_first_frames {drop_first} and "
+            f"drop_n_last_frames {drop_last} leave out all frames",
+            stacklevel=3,
         )
     rows = np.stack([np.arange(len(segments)), stops - lengths + drop_first, stops - drop_last], axis=1)
     return rows[kept]
