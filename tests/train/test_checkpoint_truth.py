@@ -148,6 +148,7 @@ def payloads(trace: Path) -> dict[str, bytes]:
         "an expression": pickle.dumps(Evil(eval, f"open({str(trace)!r}, 'w')")),
         "inside an index": pickle.dumps(metadata.Metadata({}, planner_data=Evil(os.system, f"touch {trace}"))),
         "through a module": dotted(trace),
+        "an attribute": pickle.dumps(Evil(getattr, Evil(getattr, metadata.Metadata, "__init__"), "__globals__")),
         "of torch": pickle.dumps(Evil(torch.load, str(trace.with_suffix(".pt")), None)),
     }
 
@@ -161,7 +162,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:.*without checksums")
-@pytest.mark.parametrize("name", ["a command", "an expression", "inside an index", "through a module", "of torch"])
+@pytest.mark.parametrize(
+    "name", ["a command", "an expression", "inside an index", "through a module", "an attribute", "of torch"]
+)
 def test_no_verb_runs_what_stands_in_an_index(
     trained: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,7 +180,7 @@ def test_no_verb_runs_what_stands_in_an_index(
         assert ".metadata" in told
         assert "Traceback" not in told
         assert not trace.exists(), verb
-    if name != "of torch":
+    if name not in ("of torch", "an attribute"):
         pickle.loads(payload)  # the negative control: where it is let, it runs
         assert trace.exists()
 

@@ -39,6 +39,7 @@ CONSEQUENCES = {
     "data.sources.*.keep": "the frames that it leaves are the same",
     "data.sources.*.weight": "",  # `review` says
     "data.cache*": NONE,
+    "data.changed_files": "where files of the dataset changed, what follows is trained on what is there",
     "data.on_bad_frame": "matters where a picture or row cannot be read; the samples are the same elsewhere",
     "steps": "",  # `_learning_rate` says
     "schedule.*": "",

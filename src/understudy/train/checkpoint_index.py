@@ -8,6 +8,7 @@ loader.
 
 import pickle
 from collections import OrderedDict
+from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -34,6 +35,13 @@ CLASSES: dict[str, tuple[str, ...]] = {
 """Module -> what an index may name there, in every version of torch from 2.7 on."""
 
 
+def _member(of: type[Enum], name: str) -> Enum:
+    """A member of an Enum by its name; nothing else has members here."""
+    if isinstance(of, type) and issubclass(of, Enum):
+        return of[name]
+    raise pickle.UnpicklingError("it asks for an attribute, which does not belong in a checkpoint")
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if name in CLASSES.get(module, ()):
@@ -44,6 +52,8 @@ class _Unpickler(pickle.Unpickler):
             return PurePosixPath  # where it was written, which nothing asks for
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
+        if (module, name) in (("builtins", "getattr"), ("__builtin__", "getattr")):
+            return _member  # some versions of Python pickle a member of an Enum so
         raise pickle.UnpicklingError(f"it names {module}.{name}, which does not belong in a checkpoint")
 
 

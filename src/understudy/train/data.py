@@ -30,6 +30,7 @@ from understudy.order import Order
 from understudy.policies.flow_policy import ACTION, STATE, FlowPolicyConfig
 from understudy.train.config import TrainConfig
 from understudy.train.data_config import NONE
+from understudy.train.data_files import digests
 from understudy.train.precision import arithmetic
 from understudy.train.sources import Begun, Parts, Source, opened, parts, picture_size
 from understudy.train.step import augmented
@@ -265,8 +266,8 @@ def normalisation(data: RunData, mode: Mode, cache: Path | None = None) -> dict[
 def fingerprint(data: RunData) -> dict[str, Any]:
     """What makes the datasets those a run was started on, by name, so that a change can be told by name.
 
-    The recorded values themselves are covered by their statistics in `meta/`; no data or video file is read. What is
-    said of a source of several bears its name in front.
+    No data or video file is read; those are looked at by `file_digests`. What is said of a source of several bears its
+    name in front.
     """
     if len(data.names) == 1:
         return _fingerprint(data.training[0], data.held_out[0])
@@ -293,6 +294,16 @@ def _fingerprint(training: EpisodeDataset, held_out: EpisodeDataset | None) -> d
         "recorded statistics": _digest(*(catalog.files.read(f) for f in recorded)),
         "held-out episodes": _digest(held_out.segments.tobytes() if held_out is not None else b""),
     }
+
+
+def file_digests(data: RunData, cache: Path | None = None) -> dict[str, list[str] | None]:
+    """What stands in the data and video files of a run, by kind; see `data_files.py`. cache: as in `normalisation`."""
+    found: dict[str, list[str] | None] = {}
+    for name, training, held_out in zip(data.names, data.training, data.held_out, strict=True):
+        parts = [part for part in (training, held_out) if part is not None]
+        own = digests(parts, [camera for camera in data.cameras if camera not in training.absent], cache)
+        found |= {f"{name}: {kind}" if len(data.names) > 1 else kind: digest for kind, digest in own.items()}
+    return found
 
 
 def _digest(*parts: bytes) -> str:

@@ -124,6 +124,10 @@ class DataConfig(DatasetConfig):
     down. Held-out frames have no stand-in: one that cannot be read is named and stops the run at its validation, so
     leave its episode out (`exclude_episodes`)."""
 
+    changed_files: Literal["refuse", "accept"] = "refuse"
+    """When a run goes on and data or video files are not what they were (docs/training.md): an error, or a line that
+    names them, for files that were repaired."""
+
     def mixed(self) -> tuple[SourceConfig, ...]:
         """The sources; of flat settings, the one that they are."""
         if self.sources:

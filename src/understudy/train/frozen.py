@@ -18,7 +18,7 @@ from torch import Tensor
 from understudy.data.remote.settings import Remote
 from understudy.order import Order
 from understudy.train.config import TrainConfig
-from understudy.train.data import RunData, fingerprint, normalisation
+from understudy.train.data import RunData, file_digests, fingerprint, normalisation
 from understudy.train.export import initial
 from understudy.train.pace import new_order
 from understudy.train.parallel import Mesh
@@ -34,7 +34,8 @@ def decided(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, Any]:
     """
     network = data.policy_config(config)
     first = initial(config.init_from, network) if config.init_from else None
-    computed = normalisation(data, config.data.normalise, Path(Remote(cache=config.data.cache).folder))
+    cache = Path(Remote(cache=config.data.cache).folder)
+    computed = normalisation(data, config.data.normalise, cache)
     if first is not None:
         _check_units(config.init_from, first.normalisation, computed)
     order, said = new_order(config, data, mesh)
@@ -43,6 +44,7 @@ def decided(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, Any]:
     return {
         "order": json.loads(order.to_json()),
         "dataset": fingerprint(data),
+        "files": file_digests(data, cache),
         "normalisation": first.normalisation if first else computed,
         "policy": asdict(network),
         "init": first.digest if first else None,

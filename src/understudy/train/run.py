@@ -21,12 +21,14 @@ import torch
 import understudy
 from understudy.data.addresses import AGAIN, is_put_aside
 from understudy.data.errors import DatasetError
+from understudy.data.remote.settings import Remote
 from understudy.load.loader import Loader
 from understudy.order import Order
 from understudy.train import checkpoint, precision
 from understudy.train.changes import review
 from understudy.train.config import ParallelConfig, TrainConfig
-from understudy.train.data import RunData, fingerprint, open_data
+from understudy.train.data import RunData, file_digests, fingerprint, open_data
+from understudy.train.data_files import changed, place
 from understudy.train.export import chosen
 from understudy.train.frozen import decided, first_weights, order_now, schedule_of, sources_of
 from understudy.train.groups import check_figure, figures
@@ -161,7 +163,27 @@ def _same_data(run: RunDir, frozen: Mapping[str, Any], config: TrainConfig, mesh
     if moved:
         head = f"{run.root}: the dataset is not the one that the run was started on; {instead}"
         raise ConfigError("\n".join([head, *moved]))
+    if mesh.rank == 0:
+        _same_files(run, frozen.get("files"), data, config)
     return data
+
+
+def _same_files(run: RunDir, before: Any, data: RunData, config: TrainConfig) -> None:
+    """Raise ConfigError where data or video files are not what they were; with `data.changed_files` accept, say so."""
+    if not isinstance(before, Mapping):
+        what = "began with a version that did not look at data and video files; whether they changed is not known"
+        print(f"{run.root}: {what}", file=sys.stderr)
+        return
+    now = file_digests(data, Path(Remote(cache=config.data.cache).folder))
+    lines = [f"  {name}: {place(before[name], now[name] or [])}" for name in changed(before, now)]
+    if not lines:
+        return
+    what = f"{run.root}: files of the dataset are not those that the run was started on"
+    if config.data.changed_files == "accept":
+        print("\n".join([f"{what}; it goes on with what is there (data.changed_files)", *lines]), file=sys.stderr)
+        return
+    fix = "put them back, or, where they were repaired, go on with --data.changed-files accept"
+    raise ConfigError("\n".join([f"{what}; {fix}", *lines]))
 
 
 def judge(root: Path, which: int | str = "latest", *, per_dim: bool = False) -> dict[str, Any]:
@@ -200,7 +222,7 @@ def _as_then(then: TrainConfig, now: TrainConfig) -> TrainConfig:
         return replace(old, **{name: getattr(new, name) for name in names})
 
     sources = tuple(placed(old, new, paths) for old, new in zip(then.data.sources, now.data.sources))
-    data = replace(placed(then.data, now.data, {*paths, "cache", "cache_size"}), sources=sources)
+    data = replace(placed(then.data, now.data, {*paths, "cache", "cache_size", "changed_files"}), sources=sources)
     here = placed(then, now, {"out", "device", "memory", "loader_threads"})
     return replace(here, data=data, micro_batch=None, parallel=ParallelConfig(timeout=now.parallel.timeout))
 
