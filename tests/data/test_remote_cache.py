@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.servers import RangeServer
+from support.servers import RangeServer, change_patience
 from understudy.data.errors import DatasetError
 from understudy.data.files import Files
 from understudy.data.remote.retry import Patience
@@ -241,8 +241,8 @@ def test_strangers_in_the_folder_are_passed_over(server: RangeServer, tmp_path: 
 def test_a_claim_of_the_dead_is_free_and_one_of_the_idle_is_waited_for_but_not_for_ever(
     server: RangeServer, tmp_path: Path
 ) -> None:
-    patience = Patience(deadline=0.2, stall=5.0, first=0.001)
-    source, other = reader(server, tmp_path, patience=patience), reader(server, tmp_path)
+    source, other = reader(server, tmp_path), reader(server, tmp_path)
+    change_patience(source._root, Patience(deadline=1.0, stall=5.0, first=0.001))
     entry = other._root.elsewhere.cache.entry(other._key)
     claims, busy = entry.claim(100_000, 1_000, 1 << 20)
     assert (len(claims), busy) == (1, False)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from support.datasets import Spec, write_dataset
-from support.servers import Asked, RangeServer, folder
+from support.servers import Asked, RangeServer, change_patience, folder
 from understudy.data import mp4
 from understudy.data.catalog import Catalog
 from understudy.data.errors import DatasetError, SourceFailed
@@ -87,7 +87,7 @@ def test_the_first_batch_needs_little_and_more_is_fetched_ahead(
     plain, may_go_on = Engine._next, threading.Event()
 
     def next_(self: Engine, number: int, spent: Spent) -> Making | None:
-        assert number == 0 or may_go_on.wait(60)
+        assert number == 0 or may_go_on.wait(240)
         return plain(self, number, spent)
 
     monkeypatch.setattr(Engine, "_next", next_)
@@ -97,7 +97,7 @@ def test_the_first_batch_needs_little_and_more_is_fetched_ahead(
         may_go_on.set()
         size = sum(len(data) for path, data in server.files.items() if path.endswith("mp4"))
         assert sum(video) < 0.6 * size  # its pictures, and the index of two short files
-        until = time.monotonic() + 30
+        until = time.monotonic() + 240
         while "understudy-fetch" not in names():
             assert time.monotonic() < until, "nothing is fetched ahead"
             next(there)
@@ -119,7 +119,7 @@ def test_of_the_first_batch_what_is_read_at_once_is_fetched_and_no_more(
 
     def noted(self: RemoteSource, offset: int, memory: memoryview) -> None:
         if threading.current_thread().name.startswith("understudy-loader"):
-            assert begun.wait(30), "nothing is fetched ahead of the first batch"
+            assert begun.wait(240), "nothing is fetched ahead of the first batch"
         read.update((self.where, byte) for byte in range(offset, offset + len(memory)))
         take(self, offset, memory)
 
@@ -160,7 +160,7 @@ def test_close_does_not_wait_for_a_silent_server(root: Path, tmp_path: Path, mon
 
         waiter = threading.Thread(target=take, daemon=True)
         waiter.start()
-        until = time.monotonic() + 30
+        until = time.monotonic() + 240
         while not silent and time.monotonic() < until:
             time.sleep(0.002)
         assert silent
@@ -168,7 +168,7 @@ def test_close_does_not_wait_for_a_silent_server(root: Path, tmp_path: Path, mon
         assert engine is not None
         engine.stop()
         assert not names()  # long before the server's silence ends
-        waiter.join(30)
+        waiter.join(240)
         assert not waiter.is_alive()
         server.fault = lambda n, asked: ""
         there.close()
@@ -180,14 +180,16 @@ def test_a_server_that_dies_is_an_error_and_no_bad_picture(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with RangeServer(folder(root, "/set")) as server:
-        data = opened(server, tmp_path, Patience(deadline=0.3, first=0.01, longest=0.05))
+        data = opened(server, tmp_path)
         order = Order.of([data], batch=8, seed=1, frames_in_flight=100)
         with Loader([data], order=order, threads=2, memory="2MB", on_bad_frame="substitute") as there:
             first_of(there, monkeypatch)
             server.fault = lambda n, asked: "500" if asked.path.endswith("mp4") else ""
+            change_patience(data.catalog.files, Patience(deadline=0.3, first=0.01, longest=0.05))
             with pytest.raises(SourceFailed, match="the server answers 500"):
                 list(itertools.islice(there, 20))
             server.fault = lambda n, asked: ""
+            change_patience(data.catalog.files, Patience(first=0.001))
             position = there.position
             with loader(EpisodeDataset(root, delta_timestamps={TOP: [-0.1, 0]}), position) as local:
                 assert torch.equal(next(there)[TOP], next(local)[TOP]), "it goes on where it was"

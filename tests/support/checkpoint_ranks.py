@@ -293,7 +293,7 @@ def background(root: Path) -> dict[str, Any]:
     def slow(handle: int) -> None:
         in_flight[0] += 1
         most[0] = max(most[0], in_flight[0])
-        assert may_go_on.wait(60)
+        assert may_go_on.wait(240)
         in_flight[0] -= 1
         plain(handle)
 

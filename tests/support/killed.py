@@ -38,7 +38,7 @@ from understudy.train.config import ParallelConfig, TrainConfig
 from understudy.train.rundir import RunDir
 
 CHANGES = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate")
-PATIENCE = 120.0
+PATIENCE = 600.0
 """Seconds after which a rank that should have noticed that the other one is gone counts as hanging."""
 
 
@@ -58,7 +58,7 @@ class Kind:
         return f"{ranks}{', sharded' if self.shard > 1 else ''}, {saves}"
 
     def config(self, data: Path, out: Path) -> TrainConfig:
-        parallel = ParallelConfig(dp_shard=self.shard, timeout=60.0)
+        parallel = ParallelConfig(dp_shard=self.shard, timeout=300.0)
         often = {"checkpoint_every": 3, "log_every": 2, "keep": self.keep}
         return tiny_config(data, out, parallel=parallel, async_save=self.background, **often)
 

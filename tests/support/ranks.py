@@ -38,7 +38,7 @@ class RankFailed(AssertionError):
     """A rank raised, died, or did not end in time; the message has every rank's traceback or exit code."""
 
 
-def in_ranks(world: int, function: Callable[..., Any], *arguments: Any, timeout: float = 120) -> list[Any]:
+def in_ranks(world: int, function: Callable[..., Any], *arguments: Any, timeout: float = 600) -> list[Any]:
     """`function(*arguments)` in `world` processes which are told who they are as torchrun would; results by rank.
 
     Raises:
@@ -51,7 +51,7 @@ def in_ranks(world: int, function: Callable[..., Any], *arguments: Any, timeout:
 
 
 def outcomes_in_ranks(
-    world: int, function: Callable[..., Any], *arguments: Any, timeout: float = 120
+    world: int, function: Callable[..., Any], *arguments: Any, timeout: float = 600
 ) -> list[tuple[str, Any]]:
     """As `in_ranks`, for ranks that are meant to fail: ("returned", value), ("raised", traceback), ("died", exit code)
     or ("hung", None) by rank."""

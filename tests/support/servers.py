@@ -13,11 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from understudy.data.files import Files
+from understudy.data.remote.retry import Patience
 
 FAULTS = (
     "500",
@@ -230,6 +233,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
         if fault == "stall":
             time.sleep(self.owner.stall)
+
+
+def change_patience(files: Files, patience: Patience) -> None:
+    """From here on: on a busy machine, what must work is not to be hurried by what must fail soon."""
+    files.elsewhere.settings = replace(files.elsewhere.settings, patience=patience)
 
 
 def folder(root: Path, under: str = "") -> dict[str, bytes]:

@@ -15,7 +15,7 @@ from support.runs import series, tiny_config, tiny_dataset
 from understudy.train.rundir import RunDir
 from understudy.train.settings import dump_yaml
 
-STEPS = 100
+STEPS = 10**6  # far more than are taken until a run is stopped, however late that is
 UNDERSTUDY = ("-m", "understudy")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
@@ -93,11 +93,12 @@ def test_two_processes_stopped_killed_and_carried_on(tmp_path: Path, begun: list
     assert "understudy resume: rank 1 of 2 was killed by SIGKILL" in said
     assert f"resume: from step-{step:08d}" in said
 
-    finished = command(*TORCHRUN, *UNDERSTUDY, "resume", run)
+    steps = last_step(run) + 10
+    finished = command(*TORCHRUN, *UNDERSTUDY, "resume", run, "--steps", steps)
     code, said = finished.end()
     assert code == 0, said
     assert said.count("resume: from step-") == 1
-    assert [record["step"] for record in series(run)] == list(range(1, STEPS + 1))
-    state = json.loads((RunDir(run).checkpoints / f"step-{STEPS:08d}" / "state.json").read_text())
-    assert (state["world"], state["position"]) == (2, STEPS * config.batch)
+    assert [record["step"] for record in series(run)] == list(range(1, steps + 1))
+    state = json.loads((RunDir(run).checkpoints / f"step-{steps:08d}" / "state.json").read_text())
+    assert (state["world"], state["position"]) == (2, steps * config.batch)
     assert (RunDir(run).policy / "model.safetensors").is_file()

@@ -16,7 +16,7 @@ from understudy.train.settings import ConfigError
 
 
 def config(**changes: Any) -> TrainConfig:
-    return replace(TrainConfig(device="cpu", parallel=ParallelConfig(timeout=20)), **changes)
+    return replace(TrainConfig(device="cpu", parallel=ParallelConfig(timeout=300)), **changes)
 
 
 def agreement() -> dict[str, Any]:
@@ -117,7 +117,7 @@ def vanishing() -> None:
 
 
 def test_a_rank_that_dies_ends_the_others_with_one_clear_error() -> None:
-    (kind, said), other = outcomes_in_ranks(2, vanishing, timeout=60)
+    (kind, said), other = outcomes_in_ranks(2, vanishing)
     assert other == ("died", 7)
     assert kind == "raised"
     assert "RankError: rank 0: another process of the run is gone" in said

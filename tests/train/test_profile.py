@@ -76,12 +76,12 @@ def test_activation_checkpointing_is_seen_in_the_memory(data: Path, tmp_path: Pa
 
 
 def two_ranks(data: Path, out: Path) -> Profile | None:
-    config = tiny_config(data, out, parallel=ParallelConfig(dp_shard=2, timeout=60))
+    config = tiny_config(data, out, parallel=ParallelConfig(dp_shard=2, timeout=300))
     return profile(config, warmup=1, steps=3)
 
 
 def test_ranks_measure_together(data: Path, tmp_path: Path) -> None:
-    found, other = in_ranks(2, two_ranks, data, tmp_path, timeout=240)
+    found, other = in_ranks(2, two_ranks, data, tmp_path)
     assert other is None
     assert (found.conditions["ranks"], found.conditions["replicas"], found.conditions["shards"]) == (2, 1, 2)
     assert found.collectives > 5  # counts, norm and votes; and the weights and gradients of every block

@@ -153,7 +153,7 @@ def test_compiled_blocks_agree_to_rounding() -> None:
 
 def sharded(shards: int) -> list[bool]:
     """On each rank: whether a sharded policy with forgetful blocks has the bits of one without."""
-    config = TrainConfig(device="cpu", parallel=ParallelConfig(dp_shard=shards, timeout=60))
+    config = TrainConfig(device="cpu", parallel=ParallelConfig(dp_shard=shards, timeout=300))
     with parallel.joined(config) as mesh:
         seen = []
         for kept in ("none", "selective", "full"):

@@ -163,7 +163,7 @@ def when_playing(out: Path, number: int) -> Callable[[], object]:
     """Send ourselves a signal as soon as the player of step 5 has begun."""
 
     def wait_and_send() -> None:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 240
         while not (out / "player-5").exists() and time.monotonic() < until:
             time.sleep(0.01)
         os.kill(os.getpid(), number)
@@ -177,7 +177,7 @@ def killed(config: TrainConfig, how: str, step: int) -> None:
         run.train(config)
 
 
-def gone(process: int, patience: float = 20.0) -> bool:
+def gone(process: int, patience: float = 240.0) -> bool:
     until = time.monotonic() + patience
     while time.monotonic() < until:
         try:

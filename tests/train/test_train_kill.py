@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from support.runs import same_run, series, tiny_config, tiny_dataset
 from understudy.train import checkpoint, run
+from understudy.train.config import ScheduleConfig
 from understudy.train.rundir import RunDir
 from understudy.train.settings import dump_yaml
 
@@ -50,8 +52,11 @@ def test_checkpoints_written_under_their_final_name_are_found_torn() -> None:
 
 @pytest.mark.slow
 def test_the_command_stopped_by_sigterm_then_by_sigkill(data: Path, tmp_path: Path) -> None:
-    """As a scheduler and as a power cut do it, at an instant that the run does not choose."""
-    config = tiny_config(data, tmp_path / "r", steps=160, log_every=1, checkpoint_every=10, val_every=0)
+    """As a scheduler and as a power cut do it, at an instant that the run does not choose. The run has far more steps
+    than it takes until it is stopped, however late that is; in the end it is given as many as it needs."""
+    schedule = ScheduleConfig("constant", warmup=3)  # the learning rate does not depend on the number of steps
+    often = {"log_every": 1, "checkpoint_every": 10, "val_every": 0, "schedule": schedule}
+    config = tiny_config(data, tmp_path / "r", steps=10**6, **often)
     (tmp_path / "config.yaml").write_text(dump_yaml(config))
     command = [sys.executable, "-m", "understudy"]
 
@@ -71,10 +76,9 @@ def test_the_command_stopped_by_sigterm_then_by_sigkill(data: Path, tmp_path: Pa
     process = started("resume", tmp_path / "r", after=reached + 12)
     process.kill()
     assert process.wait() == -signal.SIGKILL
-    assert checkpoint.steps(tmp_path / "r/checkpoints")[-1] < 160
-    assert run.resume(RunDir(tmp_path / "r").settings()) == run.DONE
-    whole = tiny_config(data, tmp_path / "whole", steps=160, checkpoint_every=160, val_every=0)
-    run.train(whole)
+    steps = checkpoint.steps(tmp_path / "r/checkpoints")[-1] + 10
+    assert run.resume(replace(RunDir(tmp_path / "r").settings(), steps=steps)) == run.DONE
+    run.train(tiny_config(data, tmp_path / "whole", steps=steps, **often | {"checkpoint_every": steps}))
     same_run(tmp_path / "whole", tmp_path / "r")
 
 

@@ -325,7 +325,7 @@ def test_an_open_loop_error_of_joints_that_never_move_is_none_and_not_the_best(
 
 def several(sources: tuple[SourceConfig, ...], shards: int, sizes: list[int]) -> list[Any]:
     """In one rank of some: the tables for each size of chunks, with weights in so many shards, and some threads."""
-    config, out = mixed(sources, Path("out"), device="cpu", parallel=ParallelConfig(dp_shard=shards, timeout=60)), []
+    config, out = mixed(sources, Path("out"), device="cpu", parallel=ParallelConfig(dp_shard=shards, timeout=300)), []
     data, held = opened(sources)
     with parallel.joined(config) as mesh:
         for size in sizes:
@@ -349,7 +349,7 @@ def test_one_rank_two_and_three_find_the_same_bits(
     alone = several(sources, 1, sizes)
     assert alone[-1] == whole
     for world, shards in ((2, 2), (3, 1)):
-        assert in_ranks(world, several, sources, shards, sizes, timeout=60) == [alone] * world
+        assert in_ranks(world, several, sources, shards, sizes) == [alone] * world
 
 
 def test_the_mean_of_means_is_another_number(

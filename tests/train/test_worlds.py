@@ -39,7 +39,7 @@ def trained(data: Path, out: Path, steps: int, shards: int = 1, micro_batch: int
         checkpoint_every=steps,
         val_every=steps // 2,  # twice: weights gathered for one must not be used for the other
         schedule=replace(base.schedule, steps=STEPS),
-        parallel=ParallelConfig(timeout=60, dp_shard=shards),
+        parallel=ParallelConfig(timeout=300, dp_shard=shards),
     )
     before, validate.BATCH = validate.BATCH, 8  # several batches, and not the same number for each rank
     try:
@@ -63,7 +63,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("fsdp4", 4, SHORT, 4),
         ("hsdp4", 4, SHORT, 2),
     ]:
-        in_ranks(world, trained, data, root / name, steps, shards, timeout=250)
+        in_ranks(world, trained, data, root / name, steps, shards)
     return root
 
 
@@ -100,7 +100,7 @@ def otherwise(data: Path, out: Path) -> None:
 
 def test_settings_that_differ_between_ranks_end_all_of_them(tmp_path: Path) -> None:
     data = tiny_dataset(tmp_path / "dataset")
-    for kind, said in outcomes_in_ranks(2, otherwise, data, tmp_path / "r", timeout=100):
+    for kind, said in outcomes_in_ranks(2, otherwise, data, tmp_path / "r"):
         assert kind == "raised"
         assert "ConfigError: seed: rank 0 was started with 7, rank 1 with 8" in said
     assert not (tmp_path / "r/config.yaml").exists()
@@ -141,7 +141,7 @@ def gradients(policy: nn.Module) -> dict[str, Tensor]:
 
 def stepped(shards: int) -> dict[str, Any]:
     """What one rank sees of single steps of `policies.policy()` on its mesh."""
-    config = TrainConfig(device="cpu", micro_batch=4, parallel=ParallelConfig(timeout=60, dp_shard=shards))
+    config = TrainConfig(device="cpu", micro_batch=4, parallel=ParallelConfig(timeout=300, dp_shard=shards))
     with parallel.joined(config) as mesh:
         told: dict[str, Any] = {}
         policy = policies.policy()
@@ -280,7 +280,7 @@ def left_out(by: tuple[int, ...], mesh: Mesh, config: TrainConfig) -> tuple[floa
 
 
 def left_out_by(several: list[tuple[int, ...]], shards: int, **options: Any) -> list[tuple[float, set[str], str]]:
-    config = TrainConfig(device="cpu", parallel=ParallelConfig(timeout=60, dp_shard=shards), **options)
+    config = TrainConfig(device="cpu", parallel=ParallelConfig(timeout=300, dp_shard=shards), **options)
     with parallel.joined(config) as mesh:
         return [left_out(by, mesh, config) for by in several]
 
@@ -318,7 +318,7 @@ def test_parameters_that_no_loss_reaches_are_named(world: int, shards: int, opti
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_ranks_that_leave_out_different_parameters_are_told_instead_of_waiting(shards: int) -> None:
-    for kind, said in outcomes_in_ranks(2, left_out_by, [(1,)], shards, timeout=60):
+    for kind, said in outcomes_in_ranks(2, left_out_by, [(1,)], shards):
         assert kind == "raised"
         assert "ConfigError: the loss of rank 1 does not reach " in said
         assert all(name in said for name in UNUSED)
@@ -326,7 +326,7 @@ def test_ranks_that_leave_out_different_parameters_are_told_instead_of_waiting(s
 
 def sampled(shards: int) -> dict[str, Tensor]:
     """What a fresh policy with a future samples on one rank's mesh, by method, before any other pass."""
-    config = TrainConfig(device="cpu", parallel=ParallelConfig(timeout=60, dp_shard=shards))
+    config = TrainConfig(device="cpu", parallel=ParallelConfig(timeout=300, dp_shard=shards))
     noise = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0))
     found = {}
     with parallel.joined(config) as mesh:

@@ -88,6 +88,7 @@ class Limit:
             try:
                 next(pictures)  # the decoder is open and warm
                 gate.wait()
+                counts[number] += next(pictures)  # at least one, however late this thread gets its turn
                 while not done:
                     counts[number] += next(pictures)
             except BaseException as error:
