@@ -161,7 +161,7 @@ def _truth(spec: Spec) -> Truth:
     for k, (episode, length) in enumerate(zip(spec.episode_ids, spec.lengths)):
         rng, n = np.random.default_rng([7, k]), np.arange(length)
         state = rng.normal(size=(length, spec.state_dim)).astype(np.float32)
-        state[:, 2] = 1.0  # a constant dimension
+        state[:, 2:3] = 1.0  # a constant dimension
         if spec.nan_row and length:
             state[-1, 0] = np.nan
         task = (n >= length // 2).astype(np.int64) if k % 2 else np.full(length, k % 3, np.int64)
@@ -241,6 +241,8 @@ def _lists(spec: Spec, values: np.ndarray) -> pa.Array:
     if spec.stored_double and values.dtype == np.float32:
         values = values.astype(np.float64)
     array = pa.array(values.reshape(-1))
+    if values.shape[1:] == (1,):  # as LeRobot stores them
+        return array
     for depth in range(values.ndim - 1, 0, -1):
         size, count = values.shape[depth], int(np.prod(values.shape[:depth]))
         if spec.fixed_lists:

@@ -444,7 +444,12 @@ def test_pictures_that_are_resized_as_they_are_read_are_those_that_stay_decoded(
         (None, ["0", "1"]),
         (["grip", "grip"], ["0", "1"]),
         (["only one"], ["0", "1"]),
-        ({"shoulder": 0, "grip": 1}, ["0", "1"]),
+        ({"shoulder": 0, "grip": 1}, ["shoulder", "grip"]),
+        ({"grip": 1, "shoulder": 0}, ["shoulder", "grip"]),
+        ({"grip": 1, "shoulder": 1}, ["0", "1"]),
+        ([["shoulder", "grip"]], ["shoulder", "grip"]),
+        ({"left": ["shoulder"], "right": ["grip"]}, ["shoulder", "grip"]),
+        ([["shoulder", "grip"], "wrist"], ["0", "1"]),
     ],
 )
 def test_joints_bear_the_names_that_the_dataset_gives(

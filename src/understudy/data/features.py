@@ -65,6 +65,18 @@ class Feature:
         return () if self.shape == (1,) and not self.is_vector else self.shape
 
     @property
+    def dimension_names(self) -> list[str]:
+        """What the numbers of a vector are called, each once; their own numbers where the names do not fit.
+
+        Names are a list, or nested: LeRobot's {"motors": [...]}, a list in a list, a list per limb; or {name: number}.
+        """
+        width = int(np.prod(self.shape, dtype=np.int64))
+        names = _flat(self.names)
+        if len(names) != width or len(set(names)) < width:
+            return [str(number) for number in range(width)]
+        return names
+
+    @property
     def channels(self) -> int | None:
         """Colour channels of a picture, None when the declared shape does not say."""
         if not self.is_picture or len(self.shape) != 3:
@@ -119,6 +131,17 @@ def _parse(key: str, entry: Any, where: str) -> Feature:
         raise refuse(f"shape {_say(shape)} is not a list of sizes")
     info = entry.get("info") or entry.get("video_info") or {}
     return Feature(key, dtype, tuple(shape), entry.get("names"), info if isinstance(info, dict) else {})
+
+
+def _flat(names: Any, depth: int = 8) -> list[str]:
+    """The names in lists and objects, in their sequence; of an object of numbers its keys, by number."""
+    if isinstance(names, dict):
+        if names and sorted(map(repr, names.values())) == sorted(map(repr, range(len(names)))):
+            return [str(name) for name in sorted(names, key=lambda name: int(names[name]))]
+        names = list(names.values())
+    if isinstance(names, (list, tuple)) and depth:
+        return [name for part in names for name in _flat(part, depth - 1)]
+    return [] if names is None else [str(names)]
 
 
 def _known(dtype: str) -> bool:

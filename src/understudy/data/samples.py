@@ -53,8 +53,9 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         picture_cache_bytes: memory for pictures decoded from video.
 
     A sample holds `index`, `episode_index`, `frame_index`, `task_index` (int64 scalars), `timestamp`, `task` (str) and
-    the features: tensors of the declared dtype and shape ((1,) is a scalar), strings as str, pictures as uint8
-    (C, H, W); of absent cameras `<camera>_is_missing` (bool scalar) as well.
+    the features: tensors of the dtype that info.json declares (float64 stays float64, whatever the file stores) and of
+    the declared shape ((1,) is a scalar), strings as str, pictures as uint8 (C, H, W); of absent cameras
+    `<camera>_is_missing` (bool scalar) as well.
 
     Raises:
         DatasetError: the dataset cannot be read, or not as asked.

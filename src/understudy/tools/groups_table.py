@@ -53,10 +53,22 @@ def _open_loop(result: Mapping[str, Any]) -> list[str]:
         f"{_number(result['normalised'])} in normalised units"
     ]
     for source, entry in result["sources"].items():
-        rows = [(joint, _number(mse), _number(entry["mae"][joint])) for joint, mse in entry["mse"].items()]
+        off = with_error(entry)
+        rows = [(joint, _number(entry["mse"][joint]), _number(entry["mae"][joint])) for joint in off]
+        if still := len(entry["mse"]) - len(off):
+            rows.append((f"{still} {STILL}", "", ""))
         title = f"{short(source)}, {entry['samples']} frames: joint, in the robot's units"
         parts.append(_aligned((title, "mean squared error", "mean absolute error"), rows))
     return parts
+
+
+def with_error(entry: Mapping[str, Any]) -> list[str]:
+    """The joints of a source (of `OpenLoop.result`) that were proposed otherwise than recorded, by however little: one
+    that never moves is proposed as it is, and says nothing."""
+    return [joint for joint, mse in entry["mse"].items() if mse != 0 or entry["mae"][joint] != 0]
+
+
+STILL = "more without any error: they never move"
 
 
 def _row(name: str, entry: Mapping[str, Any]) -> tuple[str, ...]:

@@ -66,18 +66,6 @@ def page(catalog: Catalog, facts: dict[str, Any], shown: int) -> str:
     )
 
 
-def names_of(catalog: Catalog, key: str) -> list[str]:
-    """One name per dimension of a column of numbers."""
-    feature = catalog.features[key]
-    width = int(np.prod(feature.shape))
-    named: Any = feature.names
-    while isinstance(named, dict | list | tuple) and len(named) == 1 != width:  # {"motors": [...]}, [[...]]
-        named = next(iter(named.values() if isinstance(named, dict) else named))
-    if isinstance(named, list | tuple) and len(named) == width and all(isinstance(name, str) for name in named):
-        return list(named)
-    return [f"{i}" for i in range(width)]
-
-
 class _Actions:
     """What the actions of some episodes, spread over the dataset, look like."""
 
@@ -114,7 +102,7 @@ class _Actions:
     def cards(self) -> Iterator[str]:
         if self._values is None:
             return
-        names, values = names_of(self._catalog, ACTION), self._values
+        names, values = self._catalog.features[ACTION].dimension_names, self._values
         cells = [histogram(names[d], values[:, d]) for d in range(min(DIMENSIONS, values.shape[1]))]
         yield html.card(html.grid(cells, "dims") + _left_out(values.shape[1]))
 
@@ -203,7 +191,7 @@ def _columns(catalog: Catalog, columns: dict[str, np.ndarray]) -> Iterator[str]:
     groups = [[ACTION, STATE]] if together else []
     groups += [[key] for key in columns if not (together and key in (ACTION, STATE))]
     for keys in groups:
-        names, width = names_of(catalog, keys[0]), columns[keys[0]].shape[1]
+        names, width = catalog.features[keys[0]].dimension_names, columns[keys[0]].shape[1]
         cells = [
             curves(names[d], [columns[key][:, d] for key in keys], html.COLOURS) for d in range(min(DIMENSIONS, width))
         ]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from understudy.tools import curves, heatmap, html
-from understudy.tools.groups_table import KINDS
+from understudy.tools.groups_table import KINDS, STILL, with_error
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -84,11 +84,12 @@ def _table(val: Records) -> str:
 
 
 def _open_loop(result: Mapping[str, Any]) -> str:
-    rows = [
-        [source, joint, number(mse, 5), number(entry["mae"][joint], 5)]
-        for source, entry in result["sources"].items()
-        for joint, mse in entry["mse"].items()
-    ]
+    rows = []
+    for source, entry in result["sources"].items():
+        off = with_error(entry)
+        rows += [[source, joint, number(entry["mse"][joint], 5), number(entry["mae"][joint], 5)] for joint in off]
+        if still := len(entry["mse"]) - len(off):
+            rows.append([source, f"{still} {STILL}", "", ""])
     told = (
         f"Actions that the policy proposes on one held-out frame in {result['every']}, beside the recorded ones, in "
         f"the robot's units. Mean squared error in normalised units, all joints alike: {number(result['normalised'])}."

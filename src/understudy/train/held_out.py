@@ -148,14 +148,7 @@ class HeldOut:
 
     def joints(self, number: int) -> list[str]:
         """Names of the action's dimensions in one of the K sources, each once; their numbers where it has no names."""
-        feature = self.datasets[number].catalog.features[ACTION]
-        width = feature.value_shape[0]
-        named = feature.names
-        while isinstance(named, dict) and len(named) == 1:  # LeRobot's {"motors": [...]}
-            named = next(iter(named.values()))
-        if not isinstance(named, list | tuple) or len(named) != width or len(set(map(str, named))) < width:
-            return [str(dimension) for dimension in range(width)]
-        return [str(name) for name in named]
+        return self.datasets[number].catalog.features[ACTION].dimension_names
 
 
 def source_key(name: str) -> int:

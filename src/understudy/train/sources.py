@@ -64,17 +64,17 @@ def opened(
     hidden |= {STATE} if not wanted.state else set()
     if hidden:
         catalog = replace(catalog, features={key: f for key, f in catalog.features.items() if key not in hidden})
-    for key in (ACTION, STATE):
-        feature = catalog.features.get(key)
-        if feature is None and key == STATE:
-            continue
-        if feature is None or len(feature.value_shape) != 1 or feature.is_text:
-            what = "there is no such feature" if feature is None else f"it is {feature.dtype} of shape {feature.shape}"
-            raise DatasetError(f"a policy needs {key!r} as a vector: {what}", where=catalog.root, fix="see `inspect`")
     vectors = {
         key: replace(catalog.features[key], is_vector=True) for key in (ACTION, STATE) if key in catalog.features
     }
     catalog = replace(catalog, features={**catalog.features, **vectors})
+    for key in (ACTION, STATE):
+        feature = catalog.features.get(key)
+        if feature is None and key == STATE:
+            continue
+        if feature is None or len(feature.value_shape) != 1 or feature.is_text or feature.is_picture:
+            what = "there is no such feature" if feature is None else f"it is {feature.dtype} of shape {feature.shape}"
+            raise DatasetError(f"a policy needs {key!r} as a vector: {what}", where=catalog.root, fix="see `inspect`")
     keys = tuple(key for key in (ACTION, STATE) if key in catalog.features)
     for camera, own in wanted.cameras.items():
         if camera not in catalog.camera_keys:
