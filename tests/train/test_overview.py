@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from support.mixtures import TOP, WRIST, mixed, tiny_sources
@@ -49,3 +50,21 @@ def test_it_is_told_that_a_part_of_the_held_out_frames_is_judged(tmp_path: Path)
     assert told(0) == told(frames) == []
     (line,) = told(frames - 1)
     assert f"{frames - 1} of {frames}" in line
+
+
+def test_the_share_that_a_source_has_stands_beside_the_one_asked_for(tmp_path: Path) -> None:
+    sources = tiny_sources(tmp_path)
+    config = mixed(sources, tmp_path / "r")
+    header, *rows = (line.split("  ") for line in lines(config)[:4])
+    columns = [cell.strip() for cell in header if cell]
+    assert columns[4:6] == ["weight", "share"]
+    assert ["50.000%", "50.000%"] == [cell.strip() for cell in rows[0] if "%" in cell]  # 3 of 6, met exactly
+    odd = mixed(tuple(replace(s, weight=w) for s, w in zip(sources, (1.0, 100.0, 7.3))), tmp_path / "r")
+    data = open_data(odd)
+    off = data.order(odd).far_off(data.weights)
+    shares = np.array(data.order(odd).spec.schedule[0].slots) / sum(data.order(odd).spec.schedule[0].slots)
+    wished = np.array([1.0, 100.0, 7.3]) / 108.3
+    assert sorted(d for d, _, _ in off) == np.flatnonzero(abs(shares / wished - 1) > 0.01).tolist()
+    named = [line.split(" has ")[0] for line in lines(odd) if " has " in line and "%" in line]
+    assert named == [data.names[d] for d, _, _ in off]
+    assert named

@@ -53,6 +53,13 @@ def share_slots(weights: Sequence[float], slots: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
+def far_off(slots: Sequence[int], weights: Sequence[float], tolerance: float = 0.01) -> list[tuple[int, float, float]]:
+    """(source, its exact share, the share its weight asks for), worst first, where these differ by more than a part."""
+    shares = [(d, count / sum(slots), weight / sum(weights)) for d, (count, weight) in enumerate(zip(slots, weights))]
+    off = [(abs(share / wished - 1), d, share, wished) for d, share, wished in shares]
+    return [(d, share, wished) for error, d, share, wished in sorted(off, reverse=True) if error > tolerance]
+
+
 @dataclass(frozen=True)
 class Period:
     """One period of M slots: `source` int64 (M,) of each slot, and `before` uint64 (M,): its source's slots so far.

@@ -21,7 +21,7 @@ from understudy.order.defaults import choose_slots, default_in_flight
 from understudy.order.keys import check_seed
 from understudy.order.lanes import Lanes
 from understudy.order.layout import Layout, check_segments, fingerprint
-from understudy.order.mixture import check_weights, make_period
+from understudy.order.mixture import check_weights, far_off, make_period
 from understudy.order.permute import CHUNK
 from understudy.order.philox import Words
 from understudy.order.plan import Frames, Wish, layout_of, listed, plan, plan_source, shares_of, whole
@@ -32,10 +32,16 @@ from understudy.order.spec import Entry, SourceSpec, Spec, compare
 class Order:
     """The order of a run. Make one with `Order.of` (new) or `Order.from_json` (saved); it never changes."""
 
-    def __init__(self, spec: Spec, layouts: Sequence[Layout], why: Sequence[tuple[str, ...]] = ()) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        layouts: Sequence[Layout],
+        why: Sequence[tuple[str, ...]] = (),
+        wished: Sequence[float] = (),
+    ) -> None:
         self.spec = spec
         self.layouts = tuple(layouts)
-        self._why = tuple(why)
+        self._why, self._wished = tuple(why), tuple(wished)  # of an order just made: reasons, and weights
         self._lanes = tuple(
             Lanes(spec.seed, d, s.frames, s.clip, s.lanes, s.shuffle, s.inside) for d, s in enumerate(spec.sources)
         )
@@ -77,9 +83,10 @@ class Order:
         clip, lanes = (None if n is None else whole(name, n) for name, n in (("clip", clip), ("lanes", lanes)))
         in_flight = default_in_flight(batch) if frames_in_flight is None else frames_in_flight
         wish = Wish(mode, batch, in_flight, clip, lanes, inside)
-        planned, slots = plan(sources, shares_of(sources, weights, temperature), wish)
+        shares = shares_of(sources, weights, temperature)
+        planned, slots = plan(sources, shares, wish)
         spec = Spec(seed, batch, tuple(one.spec for one in planned), (Entry(0, slots),))
-        return cls(spec, [one.layout for one in planned], [one.why for one in planned])
+        return cls(spec, [one.layout for one in planned], [one.why for one in planned], shares)
 
     @classmethod
     def from_json(cls, spec: "str | dict[str, Any] | Spec", sources: Frames | Sequence[Frames]) -> "Order":
@@ -262,11 +269,11 @@ class Order:
         sources = (*self.spec.sources, *(one.spec for one in added))
         spec = replace(self.spec, sources=sources, schedule=(*self.spec.schedule, entry))
         why = [*self._why, *((),) * (len(self.layouts) - len(self._why)), *(one.why for one in added)]
-        return Order(spec, [*self.layouts, *(one.layout for one in added)], why)
+        return Order(spec, [*self.layouts, *(one.layout for one in added)], why, [weights.get(n, 0.0) for n in known])
 
     def rebatched(self, batch: int) -> "Order":
         """The same order for a run that goes on with another global batch. Positions keep their samples."""
-        return Order(replace(self.spec, batch=whole("global batch", batch)), self.layouts, self._why)
+        return Order(replace(self.spec, batch=whole("global batch", batch)), self.layouts, self._why, self._wished)
 
     def explain(self) -> str:
         """The order in words: per source its settings and, for an order just made, why they were chosen."""
@@ -281,7 +288,21 @@ class Order:
                 shares = ", ".join(f"{name} {count / total:.2%} ({count} of {total})" for name, count in named[:20])
                 more = f" and {len(named) - 20} more" if len(named) > 20 else ""
                 lines.append(f"from position {entry.position}: {shares}{more}")
+        if off := self.far_off(self._wished):
+            d, share, wished = off[0]
+            others = f", and {len(off) - 1} more are off by over 1 %" if len(off) > 1 else ""
+            met = f"shares are met to the nearest of {sum(self.spec.schedule[-1].slots)} slots"
+            lines.append(f"{met}: {self.spec.sources[d].name} has {share:.4%}, asked for were {wished:.4%}{others}")
         return "\n".join(lines)
+
+    def far_off(self, weights: Sequence[float]) -> list[tuple[int, float, float]]:
+        """Of the sources whose exact share, at the end of the schedule, is off by more than 1 % of what its weight asks
+        for: (source, its share, the share asked for), worst first. `weights` as the sources, on any scale."""
+        going = [
+            (d, slots, w) for d, (slots, w) in enumerate(zip(self.spec.schedule[-1].slots, weights)) if slots and w
+        ]
+        off = far_off([slots for _, slots, _ in going], [weight for _, _, weight in going])
+        return [(going[number][0], share, asked) for number, share, asked in off]
 
     def _streams_before(self) -> list[list[int]]:
         """Per schedule entry: how far each source's stream had come when the entry began."""

@@ -19,24 +19,32 @@ MOST = 60
 FEW = 5
 """Sources that are named where something is missing."""
 
-HEADER = ("source", "head", "trained on", "held out", "share", "an epoch", "tasks")
+HEADER = ("source", "head", "trained on", "held out", "weight", "share", "an epoch", "tasks")
 
 
 def started(config: TrainConfig, data: RunData, order: Order) -> list[str]:
-    """The lines: per source how much of it there is, its exact share of the samples and how many steps it takes to see
-    each of its frames once; then notes on the selections (keep-ranges and what they match), what modes leave out, and
-    which cameras a source lacks: a mapping that was forgotten looks like that, too."""
-    slots = order.spec.schedule[-1].slots
+    """The lines: per source how much of it there is, the share of the samples that its weight asks for and the one that
+    it has, exactly, and how many steps it takes to see each of its frames once; then shares that are off, notes on the
+    selections (keep-ranges and what they match), what modes leave out, and which cameras a source lacks: a mapping that
+    was forgotten looks like that, too."""
+    slots, weights = order.spec.schedule[-1].slots, data.weights
     rows: list[tuple[str, ...]] = [HEADER]
     for number, part in enumerate(data.training[:MOST]):
         share = slots[number] / sum(slots)
         head = data.heads[data.head_of_source[number]]
         epoch = f"{len(part) / (share * config.batch):,.4g} steps" if share else "never"
         held = _amount(data.held_out[number])
-        rows.append((data.names[number], head, _amount(part), held, f"{share:.2%}", epoch, str(_tasks(part))))
+        shares = f"{weights[number] / sum(weights):.3%}", f"{share:.3%}"
+        rows.append((data.names[number], head, _amount(part), held, *shares, epoch, str(_tasks(part))))
     lines = _aligned(rows)
     if len(data.training) > MOST:
         lines.append(f"… and {len(data.training) - MOST} more sources")
+    off = order.far_off(weights)
+    for number, share, asked in off[:FEW]:
+        has = f"{share:.4%} of the samples and not {asked:.4%}, {share / asked - 1:+.1%}"
+        lines.append(f"{data.names[number]} has {has}: shares are met to the nearest of {sum(slots)} slots")
+    if len(off) > FEW:
+        lines.append(f"… and {len(off) - FEW} more shares are off by more than 1 %")
     frames = sum(len(held_out) for held_out in data.held_out if held_out is not None)
     if config.val_every and 0 < config.val_frames < frames:
         judged = f"{config.val_frames:,} of {frames:,} held-out frames"
