@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.datasets import SIDE, Spec, Truth, edit_json, expected, identity, write_dataset
+from support.videos import rgb
 from understudy.data.catalog import Catalog
 from understudy.data.errors import DatasetError
 from understudy.data.samples import EpisodeDataset
@@ -421,7 +422,7 @@ def test_a_real_dataset_with_every_oddity(real_data: Path) -> None:
             for frame, shown in enumerate(container.decode(video=0)):
                 frames += 1
                 sample = data.sample(episode, frame)
-                want = shown.to_ndarray(format="rgb24").transpose(2, 0, 1)
+                want = rgb(shown).transpose(2, 0, 1)
                 assert np.array_equal(sample[camera].numpy(), want), (episode, frame)
                 assert sample["frame_index"] == frame
                 assert sample["observation.state"].dtype == torch.float64

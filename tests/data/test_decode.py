@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.datasets import Spec, identity, write_dataset
-from support.videos import COUNT, KINDS, write_video
+from support.videos import COUNT, KINDS, rgb, write_video
 from understudy.data import contexts, decode, loops
 from understudy.data.contexts import SPARE_BYTES, Kind, live_bytes, picture_bytes
 from understudy.data.convert import Converter
@@ -171,7 +171,7 @@ def test_what_decoders_gave_out_at_once_counts(
     path, _ = clips["h264-gop250"]
     decoders = [decoder_of(path) for _ in range(3)]
     plain = decoders[0].live_bytes
-    monkeypatch.setattr(contexts, "SPARE_BYTES", 3 * plain)
+    monkeypatch.setattr(contexts, "SPARE_BYTES", plain + 20 * picture_bytes(index_at(path)))
     for decoder in decoders:
         held = list(decoder.pictures(np.arange(40), 40))
         assert len(held) == 40
@@ -307,7 +307,7 @@ def container_pictures(path: Path) -> Iterator[np.ndarray]:
         stream = file.streams.video[0]
         stream.thread_count = 1
         for frame in file.decode(stream):
-            yield frame.to_ndarray(format="rgb24", threads=1)
+            yield rgb(frame)
 
 
 @pytest.mark.slow
@@ -377,8 +377,8 @@ def test_an_interrupt_of_a_run_leaves_no_wrong_pictures(
     path, pictures = clips[kind]
     decoder, plain, runs = decoder_of(path), loops.decode, []
 
-    def interrupted(context: av.VideoCodecContext, coded: loops.Coded) -> tuple[list[av.VideoFrame], int, bool]:
-        out = plain(context, coded)
+    def interrupted(*arguments: Any) -> tuple[list[av.VideoFrame], int, bool]:
+        out = plain(*arguments)
         runs.append(len(out[0]))
         if len(runs) == run + 1:
             raise KeyboardInterrupt
@@ -440,7 +440,7 @@ def test_videos_read_in_turns_by_one_thread_keep_apart(at_once: int, clips: dict
     for position, row in enumerate(zip(*readings, strict=True), start=2):
         for kind, (at, frame) in zip(kinds, row):
             assert at == position
-            assert np.array_equal(frame.to_ndarray(format="rgb24"), clips[kind][1][position])
+            assert np.array_equal(rgb(frame), clips[kind][1][position])
 
 
 class _Counted(LocalSource):
@@ -511,7 +511,7 @@ def test_what_is_decoded_at_once_spoils_no_other_picture(
         out: list[np.ndarray] = []
         try:
             for _, frame in PictureDecoder(packets, "x").pictures(np.arange(start, COUNT), at_once):
-                out.append(frame.to_ndarray(format="rgb24"))
+                out.append(rgb(frame))
         except DatasetError as error:
             return out, str(error)
         return out, ""

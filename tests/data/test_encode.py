@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support.videos import container_decode, moving_pictures
 from understudy.data.encode import VideoEncoder, concat_videos, encode_video
 from understudy.data.errors import DatasetError
+from understudy.data.ffmpeg import PYAV
 from understudy.data.video import open_video
 
 ENCODERS = {"libsvtav1": "av1", "libx264": "h264", "libx265": "hevc"}
@@ -70,6 +71,7 @@ def test_small_things_are_kept(codec: str, tmp_path: Path) -> None:
     assert worst_block(tmp_path / "clip.mp4", pictures) < 30
 
 
+@pytest.mark.skipif(PYAV != 18, reason="each version of PyAV carries another SVT-AV1; this one's was measured")
 @pytest.mark.parametrize("settings", [{"crf": 30}, {"options": {"preset": "12"}}], ids=["coarse", "hasty"])
 def test_small_things_would_be_lost(settings: dict[str, Any], tmp_path: Path) -> None:
     pictures = np.stack(list(tabletop(20)))

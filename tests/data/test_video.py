@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.videos import COUNT, KINDS, container_decode, write_video
+from support.videos import COUNT, KINDS, container_decode, rgb, write_video
 from understudy.data import decode
 from understudy.data.errors import DatasetError
 from understudy.data.mp4 import VideoIndex, read_mp4
@@ -322,7 +322,7 @@ def test_every_real_picture(real_data: Path) -> None:
             count, kept = 0, {}
             some = set((cold % video.count).tolist()) | set(rng.integers(0, video.count, 12).tolist())
             for i, frame in enumerate(file.decode(stream)):
-                picture = frame.to_ndarray(format="rgb24", threads=1)
+                picture = rgb(frame)
                 assert np.array_equal(video.read(np.array([i]))[0], picture), (path, i)
                 if i in some:
                     kept[i] = picture

@@ -61,9 +61,22 @@ def write_video(
     return path
 
 
+def rgb(frame: av.VideoFrame) -> np.ndarray:
+    """uint8 (height, width, 3) by PyAV, in the colours that the frame names: PyAV 15 and 16 have to be given them."""
+    try:
+        return frame.to_ndarray(format="rgb24", threads=1)
+    except TypeError:
+        form = {"format": "rgb24"}
+    if frame.format.is_rgb:
+        return frame.to_ndarray(**form)
+    matrix, full = frame.colorspace, frame.color_range == 2 or frame.format.name.startswith(("yuvj", "gray"))
+    ranges = {"src_color_range": 1 + full, "dst_color_range": 2 - full}
+    return frame.reformat(**form, src_colorspace=matrix, dst_colorspace=matrix, **ranges).to_ndarray()
+
+
 def container_decode(path: Path | str) -> np.ndarray:
     """All pictures by PyAV's own container decode, uint8 (n, height, width, 3)."""
     with av.open(str(path)) as file:
         stream = file.streams.video[0]
         stream.thread_count = 1
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in file.decode(stream)])
+        return np.stack([rgb(frame) for frame in file.decode(stream)])

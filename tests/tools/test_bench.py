@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from support.datasets import Spec, write_dataset
+from support.videos import rgb
 from understudy import cli
 from understudy.data.errors import DatasetError
 from understudy.tools import bench_limit, bench_measure
@@ -175,7 +176,7 @@ def test_what_is_shuffled_is_every_picture_later(root: Path, monkeypatch: pytest
     decoded = [frame for data in stretch.packets for frame in context.decode(bench_limit._packet(data))]
     decoded += context.decode(None)
     assert len(decoded) == len(stretch.packets)
-    plain = [frame.to_ndarray(format="rgb24").transpose(2, 0, 1) for frame in decoded]
+    plain = [rgb(frame).transpose(2, 0, 1) for frame in decoded]
     assert len({picture.tobytes() for picture in plain}) > held
 
     class Counting:

@@ -33,30 +33,35 @@ class Kind(NamedTuple):
 
 class _Spare(threading.local):
     def __init__(self) -> None:
-        self.held: OrderedDict[int, tuple[Kind, av.VideoCodecContext, int]] = OrderedDict()
+        self.held: OrderedDict[int, tuple[Kind, av.VideoCodecContext, int, str]] = OrderedDict()
         self.bytes = 0
 
 
 _spare = _Spare()
 
 
-def borrow(kind: Kind, where: str) -> tuple[av.VideoCodecContext, int]:
-    """A context for this kind of video, with nothing in it, and the bytes that it was handed on with; 0: a new one.
+def borrow(kind: Kind, where: str) -> tuple[av.VideoCodecContext, int, str]:
+    """A context for this kind of video, with nothing in it, and the bytes and pixel format that it was handed on with;
+    0 and "": a new one.
 
     Raises DatasetError where PyAV has no such decoder.
     """
-    for key, (of, context, size) in reversed(_spare.held.items()):
+    for key, (of, context, size, form) in reversed(_spare.held.items()):
         if of == kind:
             del _spare.held[key]
             _spare.bytes -= size
-            return context, size
-    return _create(kind, where), 0
+            return context, size, form
+    return _create(kind, where), 0, ""
 
 
-def give_back(kind: Kind, context: av.VideoCodecContext, size: int) -> None:
-    """Keep a sound context of about `size` bytes for `borrow` in this thread; the longest unused ones make room."""
+def give_back(kind: Kind, context: av.VideoCodecContext, size: int, form: str) -> None:
+    """Keep a sound context of about `size` bytes, which gave out pictures in pixel format `form`, for `borrow` in this
+    thread; the longest unused ones make room.
+
+    It must have been fed no parameter sets but those of `kind` (`in_band.py`): they survive the emptying.
+    """
     context.flush_buffers()
-    _spare.held[id(context)] = kind, context, size
+    _spare.held[id(context)] = kind, context, size, form
     _spare.bytes += size
     while _spare.bytes > SPARE_BYTES and len(_spare.held) > 1:
         _spare.bytes -= _spare.held.popitem(last=False)[1][2]
@@ -88,14 +93,15 @@ def picture_bytes(index: VideoIndex) -> int:
 def live_bytes(index: VideoIndex) -> int:
     """Memory of a live decoder of this video in bytes, an estimate: the pictures it refers to, and its own.
 
-    Fitted to what decoders of FFmpeg 8 and dav1d 1.5 were seen to take: within 15 % for AV1 and H.264, rougher for
-    others.
+    Fitted to what decoders of FFmpeg 8.1 and dav1d 1.5 were seen to take: within 15 % for AV1 and H.264, rougher for
+    others. Before 8.1, decoders of FFmpeg's own took half as much again.
     """
     longest = index.longest
     if index.codec == "av1":
         return 400_000 + int((min(longest, 8) + 1.3) * picture_bytes(index))
     refers = _h264_references(index.extradata) if index.codec == "h264" else min(longest, 4) + index.reorder
-    return 600_000 + int((refers + 1.75) * picture_bytes(index))
+    taken = 600_000 + int((refers + 1.75) * picture_bytes(index))
+    return taken if av.library_versions["libavcodec"] >= (62, 28, 0) else taken * 3 // 2
 
 
 def _h264_references(extradata: bytes) -> int:

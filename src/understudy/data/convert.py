@@ -30,6 +30,7 @@ import av
 import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
 
+from understudy.data.reformat import reformat
 from understudy.data.resize import AreaResize
 from understudy.data.swscale import Kind, Scaler, is_equal, noise
 
@@ -72,7 +73,7 @@ class Converter:
             self._resize(self._full, out)
         else:
             high, wide = self.size
-            scaled = self._reformatter.reformat(frame, wide, high, "gbrp", interpolation=_AREA, threads=1)
+            scaled = reformat(self._reformatter, frame, "gbrp", self.size, _AREA)
             for plane, channel in zip(scaled.planes, _PLANES):
                 out[channel] = _lines(plane, high)[:, :wide]
 
@@ -103,10 +104,10 @@ class Converter:
         if scaler is not None and (first := scaler.address(out)) is not None:
             scaler.write([frame], [first])
         elif planar_is_equal(frame.format.name, height, width):
-            for plane, channel in zip(self._reformatter.reformat(frame, None, None, "gbrp", threads=1).planes, _PLANES):
+            for plane, channel in zip(reformat(self._reformatter, frame, "gbrp").planes, _PLANES):
                 out[channel] = _lines(plane, height)[:, :width]  # lines may be padded
         else:
-            plane = self._reformatter.reformat(frame, None, None, "rgb24", threads=1).planes[0]
+            plane = reformat(self._reformatter, frame, "rgb24").planes[0]
             packed = _lines(plane, height)[:, : width * 3].reshape(height, width, 3)
             out[...] = packed.transpose(2, 0, 1)
 
@@ -123,8 +124,8 @@ def planar_is_equal(name: str, height: int, width: int) -> bool:
         return False
     height = min(height, 32)  # lines are converted one like the other
     frame = noise(name, height, width)
-    planes = VideoReformatter().reformat(frame, format="gbrp", threads=1).planes
-    packed = VideoReformatter().reformat(frame, format="rgb24", threads=1).planes[0]
+    planes = reformat(VideoReformatter(), frame, "gbrp").planes
+    packed = reformat(VideoReformatter(), frame, "rgb24").planes[0]
     expected = _lines(packed, height)[:, : width * 3].reshape(height, width, 3)
     return all(
         np.array_equal(_lines(plane, height)[:, :width], expected[:, :, channel])

@@ -28,6 +28,7 @@ import numpy as np
 
 from understudy.data.contexts import Kind, borrow, give_back, live_bytes, picture_bytes
 from understudy.data.errors import DatasetError
+from understudy.data.in_band import InBand
 from understudy.data.loops import decode
 from understudy.data.packets import Packets
 from understudy.data.remote.retry import Stopped, is_gone
@@ -58,6 +59,10 @@ class PictureDecoder:
         self._expected = 0  # display position that must come out next
         self._ahead: dict[int, av.VideoFrame] = {}  # came out, not asked for yet
         self._recent: dict[int, av.VideoFrame] = {}  # the pictures of the last small read
+        self._form = ""  # pixel format of what the context has given out
+        self._in_band = InBand(index.codec, index.extradata)
+        self._changes = self._in_band.always  # packets bring parameter sets of their own, so groups are kept apart
+        self._start = 0  # decode position of the key frame the decoder was started on
         self._held, self._most = 0, 0  # bytes the context came with, and pictures that were out at once: it keeps both
 
     @cached_property
@@ -88,7 +93,7 @@ class PictureDecoder:
         while at < len(positions):
             position, until = positions[at], untils[at]
             made = [recent[position]] if position in recent else []
-            if not made and (at_once > 1 or position == self._expected):
+            if not made and not self._changes and (at_once > 1 or position == self._expected):
                 made = self._run(positions[at : at + at_once], until, at_once)
             if not made:
                 made = [self._reach(position, until)]
@@ -132,8 +137,10 @@ class PictureDecoder:
     def _hand_on(self) -> None:
         context, self._context = self._context, None  # first: a Ctrl-C must not leave it to two
         assert context is not None
+        if self._changes:
+            return
         taken = self.live_bytes + self._most * picture_bytes(self._index)
-        give_back(self._kind, context, max(self._held, taken))
+        give_back(self._kind, context, max(self._held, taken), self._form)
         self._most = 0
 
     def _run(self, positions: list[int], until: int, at_once: int) -> list[av.VideoFrame]:
@@ -163,9 +170,14 @@ class PictureDecoder:
                 if position in ahead:
                     break  # whoever needs more meets it again
                 raise
+            plain = self._in_band.plain(coded)
+            if not plain:
+                break  # `_reach` comes to that packet
+            coded = coded._replace(stop=coded.first + plain)
             # At once: a Ctrl-C on the way leaves a gap, and none is fed twice.
             self._next = first + coded.stop - coded.first
-            frames, fed, failed = decode(context, coded)
+            frames, fed, failed = decode(context, coded, self._form)
+            self._form = "" if failed else frames[-1].format.name if frames else self._form
             why = self._take(frames, position)
             self._most = max(self._most, len(frames), len(ahead))
             if failed and not why:
@@ -182,6 +194,8 @@ class PictureDecoder:
         """Whether the live decoder, if there is one, comes to `position` with no more packets than a new one."""
         if self._context is None or position < self._expected:
             return False
+        if self._changes:  # what this group brought stays in the decoder: the next one gets another
+            return self._keys[self._key_before(position)] == self._start
         return position == self._expected or self._keys[self._key_before(position)] <= self._next
 
     def _reach(self, position: int, until: int) -> av.VideoFrame:
@@ -198,7 +212,7 @@ class PictureDecoder:
         # Where key frames are no clean starts (gradual refresh), what is not recovered yet is dropped: go back further.
         for earlier in range(key, max(key - 3, -1), -1):
             self._restart(self._keys[earlier])
-            frame, why = self._advance(position, until)
+            frame, why = self._advance(position, until, begun=True)
             if frame is not None:
                 return frame
         what = f"picture {position} cannot be decoded: {why or 'the decoder does not give it out'}"
@@ -216,13 +230,13 @@ class PictureDecoder:
         strict = self._index.codec != "h264" or not self._has_leading(sample)
         # A Ctrl-C on the way leaves none, and not one that has forgotten its pictures.
         context, self._context = self._context, None
-        if context is None or strict != self._kind.strict:
+        if context is None or strict != self._kind.strict or self._changes:
             self._kind = self._kind._replace(strict=strict)
-            context, self._held = borrow(self._kind, self._where)
+            context, self._held, self._form = borrow(self._kind, self._where)
         else:
             context.flush_buffers()
         self._ahead.clear()
-        self._next = sample
+        self._next = self._start = sample
         self._from = self._expected = max(self._display[sample], 0)
         self._context = context
 
@@ -235,10 +249,11 @@ class PictureDecoder:
         display = self._index.display[key:end]
         return bool((display[display >= 0] < display[0]).any())
 
-    def _advance(self, position: int, until: int) -> tuple[av.VideoFrame | None, str]:
+    def _advance(self, position: int, until: int, begun: bool = False) -> tuple[av.VideoFrame | None, str]:
         """Feed packets until `position` is out; (None, why) when it will not come, with the decoder given up.
 
-        until: how far the caller will surely go on, in decode order; bytes are read that far.
+        until: how far the caller will surely go on, in decode order; bytes are read that far. begun: at a key frame,
+        just now, for this picture.
         """
         assert self._context is not None
         ahead, why = self._ahead, ""
@@ -255,6 +270,14 @@ class PictureDecoder:
                 break
             fed = packet(sample, until if until > sample else sample)
             self._next = sample + 1
+            coded = bytes(fed)
+            if not self._changes and self._in_band.changes(coded):
+                self._changes = True
+                if not begun:
+                    return self._give_up("its parameter sets change")  # the group is begun anew, as if it came first
+            if self._in_band.is_empty(coded):
+                why = f"the packet of picture {self._display[sample]} is damaged (it holds no picture)"
+                break
             try:
                 frames = decode(fed)
             except av.FFmpegError as error:

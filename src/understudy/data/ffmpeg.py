@@ -7,8 +7,12 @@ import ctypes
 from ctypes import c_char_p, c_int, c_void_p
 from functools import lru_cache
 
+import av
 import av.codec.context
 import av.video.reformatter
+
+PYAV = int(av.__version__.split(".")[0])
+"""Its version."""
 
 
 @lru_cache(maxsize=1)

@@ -47,6 +47,27 @@ void loops_bind(void *send, void *receive, void *alloc, void *release, void *unr
     scale = (int (*)(void *, uint8_t *const *, const int *, int, int, uint8_t *const *, const int *))scaler;
 }
 
+/* How many of `count` packets, from the first on, hold nothing but pictures and what is of no consequence to others:
+   NAL units of H.264 or HEVC, each behind its length in `prefix` bytes. The first that holds a parameter set, or no
+   picture, or whose lengths do not fill it, ends the count. */
+int loops_plain(const uint8_t *data, int64_t base, const int64_t *offset, const int32_t *size, int count, int prefix, int hevc) {
+    for (int i = 0; i < count; i++) {
+        const uint8_t *at = data + (offset[i] - base), *end = at + size[i];
+        int pictures = 0;
+        while (end - at > prefix) {
+            int64_t length = 0;
+            for (int byte = 0; byte < prefix; byte++) length = length << 8 | *at++;
+            if (length == 0 || length > end - at) return i;
+            int kind = hevc ? at[0] >> 1 & 63 : at[0] & 31;
+            if (hevc ? kind >= 32 && kind <= 34 : kind == 7 || kind == 8 || kind == 13 || kind == 15) return i;
+            pictures += hevc ? kind < 32 : kind >= 1 && kind <= 5;
+            at += length;
+        }
+        if (at != end || !pictures) return i;
+    }
+    return count;
+}
+
 /* Feed packets to a decoder and take what comes out, in the order in which it comes.
 
    `count` packets: size[i] bytes at data + offset[i] - base, with time pts[i] (FFmpeg copies and pads them); frames: `room`

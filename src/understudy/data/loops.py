@@ -45,6 +45,7 @@ _MOST_SPARE = 1024  # where one thread decodes and another converts, they would 
 _WRAPPED = 24  # bytes into an object of PyAV's: the structure that it wraps
 _DECODE = (c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p)
 _CONVERT = (c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int, c_int)
+_PLAIN = (c_void_p, c_int64, c_void_p, c_void_p, c_int, c_int, c_int)
 _FUNCTIONS = ("avcodec_send_packet", "avcodec_receive_frame", "av_packet_alloc", "av_packet_free", "av_frame_unref")
 
 
@@ -97,17 +98,31 @@ def packet(data: memoryview, tag: int, key: bool) -> av.Packet:
     return made
 
 
-def decode(context: av.VideoCodecContext, coded: Coded) -> tuple[list[av.VideoFrame], int, bool]:
+def plain_packets(coded: Coded, skip: int, prefix: int, hevc: bool) -> int:
+    """How many packets behind the first `skip` are nothing but pictures, of H.264 or HEVC, whose units lie behind their
+    length in `prefix` bytes; 0 where nothing is compiled. See `in_band.py`."""
+    found = compiled()
+    if found is None:
+        return 0
+    offset, size, _ = coded.listed.addresses
+    at = coded.first + skip
+    return int(found.loops_plain(coded.data, coded.base, offset + 8 * at, size + 4 * at, coded.stop - at, prefix, hevc))
+
+
+def decode(context: av.VideoCodecContext, coded: Coded, form: str = "") -> tuple[list[av.VideoFrame], int, bool]:
     """Feed packets and take what comes out: (pictures as they came, packets fed, whether the next one failed).
+
+    form: pixel format of what this context has given out; "": not known, which makes this the slower way. (Asked for
+    it, PyAV 15 and 16 do not know, and PyAV 17.1 crashes where there is none yet.)
 
     What a packet that failed gave out before it did may be missing.
     """
     found = compiled()
-    # C takes what it is given for a context; and no format means that it has decoded nothing yet.
-    if found is None or not isinstance(context, av.VideoCodecContext) or context.pix_fmt not in _FORMS:
+    # C takes what it is given for a context.
+    if found is None or not isinstance(context, av.VideoCodecContext) or form not in _FORMS:
         return _decode(context, coded)
     pictures: list[av.VideoFrame] = []
-    at, status, form = coded.first, 1, context.pix_fmt
+    at, status = coded.first, 1
     offset, size, tag = coded.listed.addresses
     context.open(strict=False)
     spare = _spare.by_form[form]
@@ -211,6 +226,7 @@ def compiled() -> ctypes.CDLL | None:
         found.loops_bind(*(ctypes.cast(function, c_void_p) for function in functions))
         found.loops_decode.argtypes = list(_DECODE)
         found.loops_convert.argtypes = list(_CONVERT)
+        found.loops_plain.argtypes = list(_PLAIN)
         return found if _lies_as_expected(coding) else None
     except (OSError, AttributeError, ValueError, OverflowError, struct.error):  # what is no address may be any number
         return None

@@ -15,18 +15,20 @@ import threading
 from bisect import bisect_left
 from collections.abc import Iterator
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import av
 import numpy as np
 
 from understudy.data.errors import DatasetError, SourceFailed
+from understudy.data.ffmpeg import PYAV
 from understudy.data.loops import Coded, Listed, packet
 from understudy.data.mp4 import UnknownLayout, VideoIndex, read_mp4
 from understudy.data.sources import ByteSource, LocalSource, as_file
 
 _READ_AHEAD = 4 << 20  # bytes of one read at most, unless a single picture is larger
 _BUFFER = 1 << 20  # of a container that is not local
+_OPEN: dict[str, Any] = {"metadata_errors": "replace"} if PYAV < 19 else {}  # which lets all texts pass
 _REMEDY = "the file is damaged: copy or record it again"
 
 
@@ -231,7 +233,7 @@ class ContainerPackets:
     def _open(self) -> None:
         try:
             file = self.path if isinstance(self._source, LocalSource) else as_file(self._source, _BUFFER)
-            self._container: av.container.InputContainer = av.open(file, "r", metadata_errors="replace")
+            self._container: av.container.InputContainer = av.open(file, "r", **_OPEN)
         except (av.FFmpegError, OSError) as error:
             raise DatasetError(f"cannot be opened: {error.strerror}", where=self.path, fix=_REMEDY) from None
         if not self._container.streams.video:

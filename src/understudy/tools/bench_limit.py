@@ -34,6 +34,7 @@ from av.video.reformatter import VideoReformatter
 
 from understudy.data.convert import Converter
 from understudy.data.packets import open_packets
+from understudy.data.reformat import reformat
 from understudy.data.samples import EpisodeDataset
 from understudy.tools.bench_measure import Round, cores, videos
 
@@ -183,7 +184,7 @@ def bare(stretch: Stretch) -> Iterator[int]:
     while True:
         for data in itertools.chain(stretch.packets, [None]):
             for frame in context.decode(data if data is None else _packet(data)):
-                converter.reformat(frame, format="gbrp", threads=1)
+                reformat(converter, frame, "gbrp")
                 yield 1
         context.flush_buffers()
 
@@ -221,11 +222,12 @@ def _packet(data: bytes) -> av.Packet:
 
 def pyav(stretch: Stretch) -> Iterator[int]:
     """PyAV's container, over the whole file; uint8 arrays (H, W, 3)."""
+    converter = VideoReformatter()
     while True:
         with av.open(stretch.path) as file:
             file.streams.video[0].thread_count = 1
             for frame in file.decode(video=0):
-                frame.to_ndarray(format="rgb24", threads=1)
+                reformat(converter, frame, "rgb24").to_ndarray()
                 yield 1
 
 
