@@ -1,6 +1,6 @@
 """LeRobot's ACT, fed by understudy: the same keys and shapes that its own dataset gives.
 
-python examples/lerobot_act.py [DATASET]     (needs LeRobot; `pip install lerobot understudy` makes both)
+python examples/lerobot_act.py [DATASET]     (needs LeRobot: pip install lerobot)
 """
 
 import torch

@@ -1,11 +1,13 @@
 """A checkpoint is what was written, or is refused by name: flipped bits, other steps' files, renamed folders, code."""
 
+import io
 import json
 import os
 import pickle
 import random
 import shutil
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -212,3 +214,27 @@ def test_resume_names_the_damage_and_goes_on_without_that_checkpoint(
     newest.rename(tmp_path / "set-aside")
     assert main(["resume", str(tmp_path / "run")]) == 0
     same_run(trained, tmp_path / "run")
+
+
+class ByName(pickle.Pickler):
+    """Writes members of enums as Python 3.11.0 to 3.11.3 do."""
+
+    def reducer_override(self, value: object) -> object:
+        return (getattr, (type(value), value.name)) if isinstance(value, Enum) else NotImplemented
+
+
+def test_the_index_of_an_older_python_is_read(saved: Path) -> None:
+    path = saved / "step-00000006"
+    whole, written = read_index(path), io.BytesIO()
+    ByName(written).dump(pickle.loads((path / ".metadata").read_bytes()))
+    assert b"getattr" in written.getvalue()
+    (path / ".metadata").write_bytes(written.getvalue())
+    assert read_index(path) == whole
+
+
+@pytest.mark.parametrize("name", ["__init__", "__subclasses__", "read_index"])
+def test_an_index_gets_members_of_enums_alone(saved: Path, name: str) -> None:
+    path = saved / "step-00000006"
+    (path / ".metadata").write_bytes(pickle.dumps(Evil(getattr, metadata._MEM_FORMAT_ENCODING, name)))
+    with pytest.raises(ValueError, match=r"\.metadata"):
+        read_index(path)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from support.ranks import in_ranks, outcomes_in_ranks
-from understudy.train import parallel
+from understudy.train import parallel, torch_release
 from understudy.train.config import ParallelConfig, TrainConfig
 from understudy.train.settings import ConfigError
 
@@ -153,3 +153,26 @@ def test_one_process_is_a_mesh_too_and_leaves_no_group_behind() -> None:
         assert mesh.sum(torch.tensor(2.0)).item() == 2.0
         assert mesh.first(lambda: "made") == "made"
     assert not torch.distributed.is_initialized()
+
+
+def test_what_an_older_torch_lacks_is_asked_for_before_anything_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_release, "sums_gradients", lambda: False)
+    monkeypatch.setattr(torch_release, "has_grad_dtype", lambda: False)
+    split = config(precision="bf16-split", batch=8)
+    for asked, world, needed in (
+        (config(), 2, r"2 processes need torch 2\.8"),
+        (replace(split, micro_batch=4), 1, r"micro_batch: .* needs torch 2\.10"),
+    ):
+        with pytest.raises(ConfigError, match=needed) as caught:
+            parallel.arrangement(asked, world)
+        assert torch.__version__ in str(caught.value)
+        assert "\n" not in str(caught.value)
+    for fine in (config(), split, replace(split, micro_batch=8), replace(split, precision="bf16", micro_batch=4)):
+        assert parallel.arrangement(fine, 1) == (1, 1)
+
+
+def test_this_torch_has_what_it_is_asked_for() -> None:
+    """The names by which it is recognised are torch's own: one that is renamed would turn everybody away."""
+    release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    assert torch_release.sums_gradients() == (release >= (2, 8))
+    assert torch_release.has_grad_dtype() == (release >= (2, 10))

@@ -27,6 +27,7 @@ from understudy.data.errors import DatasetError
 from understudy.policies.flow_policy import FlowPolicy
 from understudy.train.beats import Stuck, beating, listen
 from understudy.train.settings import ConfigError
+from understudy.train.torch_release import lacking
 
 if TYPE_CHECKING:
     from understudy.train.config import TrainConfig
@@ -198,6 +199,8 @@ def arrangement(config: "TrainConfig", world: int) -> tuple[int, int]:
             f"micro_batch: {config.micro_batch} x {world} processes does not divide the batch of {config.batch}: use "
             "another number of processes, or leave out micro_batch"
         )
+    if missing := lacking(config, world):
+        raise ConfigError(missing)
     return replicas, shards
 
 

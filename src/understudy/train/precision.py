@@ -23,6 +23,7 @@ from understudy.train.adamw import Float32AdamW
 from understudy.train.compile import missing
 from understudy.train.optim import parameter_groups
 from understudy.train.optim_state import check_moments, local
+from understudy.train.torch_release import has_grad_dtype
 
 if TYPE_CHECKING:
     from understudy.train.config import TrainConfig
@@ -76,8 +77,9 @@ def make_optimizer(policy: nn.Module, config: "TrainConfig", masters: Mapping[st
     for name, parameter in policy.named_parameters():
         if name in masters:
             optimizer.set_master(parameter, masters[name])
-            if config.micro_batch and local(parameter) is parameter:
-                # Sums of micro-batches lose digits in bfloat16. (FSDP2 sums them in float32 by itself.)
+            if config.micro_batch and local(parameter) is parameter and has_grad_dtype():
+                # Sums of micro-batches lose digits in bfloat16. (FSDP2 sums them in float32 by itself. An older torch
+                # without this is refused where there are sums: `torch_release.py`.)
                 parameter.grad_dtype = torch.float32
     check_moments(optimizer)
     return optimizer
