@@ -144,11 +144,11 @@ def test_a_run_killed_before_its_first_checkpoint_still_begins_there(
     shutil.copytree(trained / "policy", tmp_path / "first")
     config = tiny_config(data, tmp_path / "a", init_from=str(tmp_path / "first"), steps=4, val_every=0)
     run.train(config)
-    plain: Any = run._loop
-    monkeypatch.setattr(run, "_loop", lambda *_: (_ for _ in ()).throw(OSError("killed here")))
+    plain: Any = run.run_steps
+    monkeypatch.setattr(run, "run_steps", lambda *_: (_ for _ in ()).throw(OSError("killed here")))
     with pytest.raises(OSError, match="killed here"):
         run.train(replace(config, out=str(tmp_path / "b")))
-    monkeypatch.setattr(run, "_loop", plain)
+    monkeypatch.setattr(run, "run_steps", plain)
     settings = RunDir(tmp_path / "b").settings()
     (tmp_path / "first").rename(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="init_from"):

@@ -31,7 +31,7 @@ from torch import distributed as dist
 
 from understudy.train import seal
 from understudy.train.checkpoint_index import INDEX, IndexReader, read_index
-from understudy.train.rundir import sync_folder
+from understudy.train.rundir import sync_folder, write_whole
 
 FORMAT = 2
 """Version of what a checkpoint holds; another one is refused, never guessed at. 1 had no settings in its state."""
@@ -39,6 +39,9 @@ FORMAT = 2
 
 KINDS: dict[str, type] = {"step": int, "position": int, "batch": int, "world": int, "settings": dict, "versions": dict}
 """What values of a state are, if they are there."""
+
+UNJUDGED, LATER = "unjudged", "judged.json"
+"""In the state: whether the step's validation was cut short; and the file that has its figures once it was made."""
 
 NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,})(\.tmp)?", re.ASCII)
 """Of the folders that are written here; any other one is someone else's and stays."""
@@ -169,12 +172,28 @@ def best(folder: Path, metric: str) -> Path | None:
     for step in steps(folder):
         path = folder / f"step-{step:08d}"
         try:
-            value = read_state(path).get("judged", {}).get(metric)
+            value = judged(path).get(metric)
         except CheckpointError:  # an older one that is damaged must not stop the run
             continue
         if isinstance(value, int | float) and isfinite(value):  # nothing is lower than NaN
             found.append((value, path))
     return min(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def judged(path: Path) -> dict[str, Any]:
+    """The figures of a checkpoint's validation; none where there was none. Raises as `read_state` does."""
+    state = read_state(path)
+    if not state.get(UNJUDGED):
+        return dict(state.get("judged", {}))
+    try:
+        return dict(json.loads((path / LATER).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):  # it is still to come
+        return {}
+
+
+def judge(path: Path, figures: Mapping[str, Any]) -> None:
+    """Leave the figures of a validation with the checkpoint behind which it was cut short."""
+    write_whole(path / LATER, json.dumps(figures))
 
 
 def prune(folder: Path, keep: int, best_by: str | None = None) -> None:

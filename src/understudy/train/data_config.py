@@ -121,8 +121,7 @@ class DataConfig(DatasetConfig):
     list all of them, or leave them out. Which ones were left out is frozen with the run."""
     on_bad_frame: Literal["raise", "substitute"] = "raise"
     """A picture or row that cannot be read: stop and name it, or take a neighbour from the same clip and write it
-    down. Held-out frames have no stand-in: one that cannot be read is named and stops the run at its validation, so
-    leave its episode out (`exclude_episodes`)."""
+    down. A held-out frame has no stand-in: with `substitute` it is left out of validations, and counted."""
 
     changed_files: Literal["refuse", "accept"] = "refuse"
     """When a run goes on and data or video files are not what they were (docs/training.md): an error, or a line that

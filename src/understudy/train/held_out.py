@@ -13,12 +13,14 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from understudy.data.errors import DatasetError, SourceFailed
 from understudy.data.resize import AreaResize
 from understudy.data.samples import EpisodeDataset
 from understudy.load.mixture import Mixture
@@ -27,6 +29,9 @@ from understudy.order.keys import make_key
 from understudy.policies.batch import ACTION, HEAD
 from understudy.train.data import RunData
 from understudy.train.held_out_sample import all_of, chosen, identity
+
+UNREADABLE = "unreadable"
+_TRIES = 4096  # samples that are tried for one that can be read
 
 
 @dataclass(frozen=True)
@@ -59,15 +64,18 @@ class HeldOut:
     cameras: tuple[str, ...]
     size: tuple[int, int] | None
     """(height, width) of all pictures, where those of the sources differ."""
+    skips: bool = False
+    """Whether samples that cannot be read are left out."""
 
     @classmethod
-    def of(cls, data: RunData, mixed: bool, most: int = 0) -> "HeldOut | None":
+    def of(cls, data: RunData, mixed: bool, most: int = 0, skips: bool = False) -> "HeldOut | None":
         """The line of a run's data; None where nothing is held out.
 
         Args:
             mixed: the settings list the sources. The only dataset of a run that does not is known by nothing but its
                 episodes and frames, so that it may be renamed.
             most: samples of the line; 0 takes all held-out frames.
+            skips: leave out samples that cannot be read.
         """
         there = sorted((name, number) for number, name in enumerate(data.names) if data.held_out[number] is not None)
         if not there:
@@ -99,6 +107,7 @@ class HeldOut:
             mixture=Mixture.of(data.training),
             cameras=data.cameras,
             size=data.size,
+            skips=skips,
         )
 
     def __len__(self) -> int:
@@ -114,11 +123,55 @@ class HeldOut:
             memory -= needed if fits else 0
         return replace(self, datasets=tuple(held))
 
+    def only(self, chosen: np.ndarray) -> "HeldOut":
+        """The line without the samples that are not `chosen`, bool (N,)."""
+        return replace(
+            self, source=self.source[chosen], episode=self.episode[chosen], frame=self.frame[chosen],
+            place=self.place[chosen],
+        )  # fmt: skip
+
     def identity(self, part: slice) -> Tensor:
         """One number per sample for its draws, whatever else is held out: int64 [n]."""
         return sample_identity(self.episode[part], self.frame[part], self.keys[self.source[part]])
 
-    def batch(self, part: slice) -> dict[str, Any]:
+    def read(self, part: slice) -> dict[str, Any]:
+        """`batch`, and under `UNREADABLE` which of its rows hold another sample since theirs cannot be read, and why.
+
+        Raises:
+            DatasetError: a sample cannot be read and is not to be left out, or none can.
+        """
+        try:
+            return self.batch(part) | {UNREADABLE: {}}
+        except DatasetError as error:
+            if not self.skips or isinstance(error, SourceFailed):
+                raise
+            wrong = {
+                row: why for row, number in enumerate(range(part.start, part.stop)) if (why := self._wrong(number))
+            }
+            if not wrong:
+                raise  # it was none of the samples
+            numbers = np.arange(part.start, part.stop)
+            readable = np.delete(numbers, list(wrong))
+            if not len(readable):
+                others = (number for number in range(min(len(self), _TRIES)) if not self._wrong(number))
+                readable = np.array(list(islice(others, 1)))
+                if not len(readable):
+                    raise
+            for row in wrong:
+                numbers[row] = readable[np.abs(readable - numbers[row]).argmin()]
+            return self.batch(numbers) | {UNREADABLE: wrong}
+
+    def _wrong(self, number: int) -> str | None:
+        """Why one sample cannot be read, if it cannot."""
+        try:
+            self.batch(slice(number, number + 1))
+        except SourceFailed:
+            raise
+        except DatasetError as error:
+            return str(error)
+        return None
+
+    def batch(self, part: slice | np.ndarray) -> dict[str, Any]:
         """Samples of the line as the policy takes them: one source's keys and dtypes, padded to the run's widths."""
         sources = self.source[part]
         parts = {}

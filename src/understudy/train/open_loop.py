@@ -76,16 +76,21 @@ class OpenLoop:
         columns = torch.arange(int(first), int(last), device=recorded.device)
         return {name: (columns, values) for name, values in found.items()}
 
-    def result(self, found: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """From float64 arrays of `shapes`, by name:
+    def result(self, found: Mapping[str, np.ndarray], readable: np.ndarray) -> dict[str, Any]:
+        """From float64 arrays of `shapes`, by name, without the samples of the line that are not `readable`, bool (N,):
 
         {"every", "normalised": mean squared error in units of the normalisation's spread, over all samples, joints and
         steps alike (joints that never move left out; None where none does), "sources": {name: {"samples", "normalised",
         "mse": {joint: mean squared error in the robot's units}, "mae": {joint: mean absolute error}}}}.
         """
+        counted = readable[self._chosen]
+        found, source = (
+            {name: each[:, counted] for name, each in found.items()},
+            self._held.source[self._chosen[counted]],
+        )
         sources = {}
         for number, name in enumerate(self._held.names):
-            of_source = np.flatnonzero(self._held.source[self._chosen] == number)
+            of_source = np.flatnonzero(source == number)
             counts = [math.fsum(row) for row in found["count"][:, of_source]]
             joints = self._held.joints(number)
 

@@ -1,7 +1,7 @@
 """Batch after batch through the one step, results to the host now and then: what `run` does and `profile` times.
 
 Between two visits to the host nothing waits for the device: losses and norms stay where they are. Not here: what
-happens between steps (validation, checkpoints, signals: `run.py`), the step itself (`training.py`).
+happens between steps (validation, checkpoints, signals: `loop.py`), the step itself (`training.py`).
 """
 
 import time

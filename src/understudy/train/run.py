@@ -3,11 +3,10 @@
 Step k consumes positions [k * batch, (k + 1) * batch) of the order; each rank makes its share of them. One integer is
 the state of everything random, so a run that was killed and resumed computes what the run that was never stopped
 computes, bit for bit. Rank 0 alone writes the run's own files; all ranks write checkpoints. Not here: what a run holds
-and one step of it (`training.py`, `step.py`), how steps follow each other (`pace.py`), how ranks talk (`parallel.py`),
+and one step of it (`training.py`, `step.py`), how steps follow each other (`loop.py`), how ranks talk (`parallel.py`),
 how a checkpoint is written (`checkpoint.py`), the report.
 """
 
-import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -15,26 +14,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-import understudy
 from understudy.data.addresses import AGAIN, is_put_aside
 from understudy.data.errors import DatasetError
 from understudy.data.remote.settings import Remote
-from understudy.load.loader import Loader
-from understudy.order import Order
 from understudy.train import checkpoint, precision
 from understudy.train.changes import review
 from understudy.train.config import ParallelConfig, TrainConfig
 from understudy.train.data import RunData, file_digests, fingerprint, open_data
 from understudy.train.data_files import changed, place
 from understudy.train.export import chosen
-from understudy.train.frozen import decided, first_weights, order_now, schedule_of, sources_of
-from understudy.train.groups import check_figure, figures
+from understudy.train.frozen import decided, first_weights, order_now, sources_of
 from understudy.train.held_out import HeldOut
+from understudy.train.judging import held_out, validated_on
+from understudy.train.loop import run_steps, versions, whole_weights
 from understudy.train.overview import started
-from understudy.train.pace import Pace, loader_of
+from understudy.train.pace import loader_of
 from understudy.train.parallel import Mesh, joined
 from understudy.train.rollouts import Rollouts
 from understudy.train.rundir import RunDir, write_whole
@@ -63,7 +59,7 @@ def train(config: TrainConfig) -> int:
         mesh.first(run.refuse_existing)
         data = _opened(config, mesh)
         with mesh.together():
-            held = _validated_on(config, data)
+            held = validated_on(config, data)
         mesh.first(lambda: run.begin(config, decided(config, data, mesh)))
         for address in dict.fromkeys(source.root for source in config.data.mixed()) if mesh.rank == 0 else ():
             if is_put_aside(address):
@@ -95,7 +91,7 @@ def resume(config: TrainConfig) -> int:
     def work(mesh: Mesh, stop: Stop) -> int:
         with mesh.together():
             then, data = _checked(run, config, mesh)
-            held = _validated_on(config, data)
+            held = validated_on(config, data)
             edited = bool(differences(run.settings(), config))
             before = run.config.read_text(encoding="utf-8")
         if edited:
@@ -143,7 +139,7 @@ def _checked(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainConfig,
     state = checkpoint.read_state(latest) if latest is not None else None
     # Not against config.yaml: a person may have edited that.
     then = validate(TrainConfig, (state or frozen)["settings"], where=latest or run.order, fresh=False)
-    here = {"world": mesh.world, "versions": _versions()}
+    here = {"world": mesh.world, "versions": versions()}
     lines = review(run.root, replace(then, out=config.out), config, state, here)
     data = _same_data(run, frozen, config, mesh, "start a new one with another --out")
     for line in lines if mesh.rank == 0 else ():
@@ -204,7 +200,7 @@ def judge(root: Path, which: int | str = "latest", *, per_dim: bool = False) -> 
         with mesh.together():
             frozen = run.frozen()
             data = _same_data(run, frozen, config, mesh, "its checkpoints can be judged on that one alone")
-            held = HeldOut.of(data, bool(config.data.sources), config.val_frames)
+            held = held_out(config, data)
         if held is None:
             raise ConfigError(f"{root}: nothing is held out (data.val_fraction is 0)")
         training = begun(config, data, frozen["normalisation"], mesh)
@@ -247,14 +243,6 @@ def _alone_there(run: RunDir, config: TrainConfig, mesh: Mesh) -> Iterator[None]
             held.close()
 
 
-def _validated_on(config: TrainConfig, data: RunData) -> HeldOut | None:
-    """What a run is validated on, if it is. Raises ConfigError where that does not have the figure of `keep_best`."""
-    held = HeldOut.of(data, bool(config.data.sources), config.val_frames) if config.val_every else None
-    if held is not None:
-        check_figure(config, held)
-    return held
-
-
 def _carry_on(
     run: RunDir,
     config: TrainConfig,
@@ -295,12 +283,13 @@ def _carry_on(
                     saver.prune()
                     stop.at_once = False  # from here on there is something to save
                     held = held.resident(loader.spare) if held else None
-                    _loop(training, order, held, loader, saver, rollouts, log, stop)
+                    unjudged = latest if state is not None and state.get(checkpoint.UNJUDGED) else None
+                    whole_run = run_steps(training, order, held, loader, saver, rollouts, log, stop, unjudged)
                     saver.wait()
                     if told := len(loader.substitutions):
                         print(f"{told} samples could not be read, neighbours stood in: {journal}", file=sys.stderr)
-                if training.step >= config.steps:
-                    whole = _whole(training)
+                if whole_run:
+                    whole = whole_weights(training)
                     mesh.first(lambda: training.best.save(run.policy, whole))
                     if rollouts.finished(log, mesh, stop):
                         return DONE
@@ -316,87 +305,6 @@ def _loaded(training: Training, saver: Saver, path: Path) -> dict[str, Any]:
     state = saver.load(path, tensors)
     precision.restore(training.policy, training.optimizer, tensors)
     return state
-
-
-def _loop(
-    training: Training,
-    order: Order,
-    held: HeldOut | None,
-    loader: Loader,
-    saver: Saver,
-    rollouts: Rollouts,
-    log: Log,
-    stop: Stop,
-) -> None:
-    """Steps until the end or a signal. Within a step: compute, log, validate, checkpoint, in this sequence."""
-    config, mesh = training.config, training.mesh
-    if training.step >= config.steps or mesh.any(stop.asked):
-        return
-    with Pace(training, loader, log) as pace:
-        while True:
-            pace.step()
-            stopping, failed = mesh.votes(stop.asked, saver.failed)
-            if failed:
-                saver.wait()  # raises why
-            complete = training.step == config.steps
-            last = complete or stopping
-            judge_now = held is not None and (complete or _due(training.step, config.val_every))
-            play_now = rollouts.due(training.step)
-            save = last or _due(training.step, config.checkpoint_every)
-            if judge_now or play_now or save or _due(training.step, config.log_every):
-                pace.write()
-                rollouts.look(log, training.step)
-            judged: dict[str, Any] = {}
-            if judge_now and held is not None:
-                judged = training.judged(held)
-                log.log(training.step, {"kind": "val", **judged})
-            if play_now:  # before the checkpoint: whoever goes on from that finds what is due
-                rollouts.set_aside(training.step, training.best, _whole(training))
-            if save or saver.improves(figures(judged)):
-                log.sync()  # what a checkpoint stands for is on disk before the checkpoint is
-                saver.save(training.step, training.tensors(), _state(config, mesh, order, loader.position, judged))
-            if last:
-                return
-            if judge_now or play_now or save:
-                pace.pause_over()
-
-
-def _whole(training: Training) -> dict[str, torch.Tensor]:
-    """The weights to hand out, whole and in float32, on rank 0; all ranks call this together."""
-    prefix, whole = "average/" if training.average is not None else "weights/", dict[str, torch.Tensor]()
-    for name, tensor in training.tensors().items():
-        if name.startswith(prefix):
-            full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # a collective: on every rank
-            if training.mesh.rank == 0:
-                whole[name.removeprefix(prefix)] = full.cpu()
-    return whole
-
-
-def _due(step: int, every: int) -> bool:
-    return step % every == 0
-
-
-def _state(config: TrainConfig, mesh: Mesh, order: Order, position: int, judged: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint says besides its tensors."""
-    return {
-        "position": position,
-        "schedule": schedule_of(order),
-        "seed": config.seed,
-        "world": mesh.world,
-        "batch": config.batch,
-        "settings": plain(config),
-        "judged": figures(judged),
-        "versions": _versions(),
-    }
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "understudy": understudy.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
 
 
 def _table(training: Training) -> str:

@@ -52,6 +52,12 @@ class Saver:
         """Whether a validation, the same on all ranks, is better than that of every checkpoint so far: worth one."""
         return self._best_by is not None and judged.get(self._best_by, inf) < self._best
 
+    def judge(self, path: Path, judged: Mapping[str, Any]) -> None:
+        """Leave the figures of a validation with a checkpoint that was saved before it was made; all ranks together."""
+        checkpoint.agreed(self.group, lambda: checkpoint.judge(path, judged))
+        if self._best_by is not None:
+            self._best = min(self._best, judged.get(self._best_by, inf))
+
     def load(self, path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """`checkpoint.load` on this saver's group."""
         return checkpoint.load(path, tensors, self.group)
@@ -125,4 +131,4 @@ class Saver:
 
 def _best(folder: Path, metric: str) -> float:
     path = checkpoint.best(folder, metric)
-    return inf if path is None else float(checkpoint.read_state(path)["judged"][metric])
+    return inf if path is None else float(checkpoint.judged(path)[metric])

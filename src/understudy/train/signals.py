@@ -1,7 +1,7 @@
 """Being asked to stop, by a signal or by a file: noted, and looked at between two steps. Nothing is cut in half.
 
 Before the first step, while data is being opened, there is nothing to save: a process on its own then leaves at once.
-Not here: how ranks agree on the step at which they stop (`run.py`).
+Not here: how ranks agree on the step at which they stop (`loop.py`).
 """
 
 import os

@@ -7,7 +7,7 @@ differs between ranks.
 
 Every draw is keyed by (seed, purpose, position), so a sample gets the same noise, time, shift and text wherever and
 whenever it is made. Nothing here waits for the device: losses and norms stay tensors until the run asks for them. Not
-here: the loop (`run.py`), the state of a run (`training.py`), the arithmetic of the optimizer (`adamw.py`).
+here: the loop (`loop.py`), the state of a run (`training.py`), the arithmetic of the optimizer (`adamw.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

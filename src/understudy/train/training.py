@@ -2,10 +2,11 @@
 
 Made in one sequence, the only one that is right: build in float32 -> freeze -> copy for the average -> store (which may
 keep the weights in bfloat16) -> to the device -> activation checkpoint per block -> compile per block -> shard ->
-optimizer. Not here: files and the loop (`run.py`), what a step does (`step.py`), how weights are kept (`precision.py`).
+optimizer. Not here: files (`run.py`), the loop (`loop.py`), what a step does (`step.py`), how weights are kept
+(`precision.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -96,7 +97,9 @@ class Training:
             marks["mode"] = mode_of(self.config.seed, batch["position"], self.config.mode_weights())
         return {**batch, **marks}
 
-    def judged(self, held: HeldOut, *, per_dim: bool = False) -> dict[str, Any]:
+    def judged(
+        self, held: HeldOut, *, per_dim: bool = False, asked: Callable[[], bool] = lambda: False
+    ) -> dict[str, Any]:
         """`validation` of the weights that `val_weights` chooses."""
         config, network = self.config, self.best if self.config.val_weights == "average" else self.policy
         threads = fair_threads(self.mesh) if config.loader_threads == "auto" else config.loader_threads
@@ -112,6 +115,7 @@ class Training:
                 per_dim=per_dim,
                 threads=threads,
                 memory=parse_bytes(config.memory) // self.mesh.local_world // 8,  # the rest is the loader's
+                asked=asked,
             )
         finally:
             gather_later(network, self.mesh)

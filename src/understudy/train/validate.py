@@ -7,20 +7,23 @@ added up: so one rank, two and three find the same bits, with any number of thre
 generator, so training cannot notice. Not here: what a table says (`groups.py`), success in simulation (`rollout.py`).
 """
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from understudy.data.errors import DatasetError
 from understudy.policies.batch import MODE, TASK
 from understudy.policies.flow_policy import FlowPolicy
 from understudy.policies.modes import DYNAMICS, FLOW, MODES, POLICY, TRAINS
+from understudy.progress import Progress, tqdm
 from understudy.train.groups import TermFound, by_dimension, grouped
-from understudy.train.held_out import HeldOut, ahead, dealt
+from understudy.train.held_out import UNREADABLE, HeldOut, ahead, dealt
 from understudy.train.open_loop import OpenLoop
-from understudy.train.parallel import Mesh
+from understudy.train.parallel import Mesh, RankError
 from understudy.train.step import Draws, moved, placed
 
 BATCH = 128
@@ -29,6 +32,18 @@ DRAWS = 8
 """Noises and times per held-out sample."""
 MEMORY = 1 << 30
 """Bytes of chunks that are read ahead, unless told otherwise; one chunk is read whatever it takes."""
+
+
+FEW, CAP = 16, 0.01
+"""Held-out frames that may be unreadable where such are left out: so many, or this share of them."""
+
+
+class CutShort(Exception):
+    """A validation was asked to stop before its end."""
+
+
+class Unjudged(DatasetError):
+    """Held-out frames cannot be read, so there is no validation."""
 
 
 @torch.no_grad()
@@ -44,6 +59,7 @@ def validation(
     per_dim: bool = False,
     threads: int = 1,
     memory: int = MEMORY,
+    asked: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Losses of `policy` on every frame of the line; all ranks call this together and get the same.
 
@@ -55,9 +71,13 @@ def validation(
             mode in which actions are given: not.
         per_dim: also tell the action's loss by dimension, per source.
         threads, memory: for reading ahead; the result does not depend on them.
+        asked: whether this rank was asked to stop: then all leave after the chunk that they are at.
     Returns:
         `groups.grouped`, with `held_out`, the number of held-out frames, of which those of the line were judged; with
         `open_loop` also {"open_loop": `OpenLoop.result`}; with `per_dim` each source also has "dims": {joint: loss}.
+        `unreadable` is the number of samples that were left out, where there are any.
+    Raises:
+        CutShort: on all ranks: one was asked to stop. Unjudged: on all ranks: what one cannot read.
     """
     width, count = policy.config.action_dim, len(held)
     rows = {"sum": 1, "count": 1, "draws": draws.draws}
@@ -77,45 +97,91 @@ def validation(
     own, turns = dealt(len(chunks), mesh.rank, mesh.world)
     tasks: dict[int, list[str]] = {}  # of this rank's chunks
     known: dict[str, str] = {}  # each text once, for the way to the other ranks
+    wrong: dict[int, str] = {}  # samples that cannot be read
     # A rank that has no chunk in the last turn computes one that is not counted: a forward pass may gather weights from
     # all ranks.
-    extra = turns - len(own)
-    reading = ahead(lambda number: held.batch(chunks[number]), own or [0], threads, memory)
+    reading = ahead(lambda number: held.read(chunks[number]), own or [0], threads, memory)
     training = policy.training
     policy.eval()
     try:
-        for number, batch in reading:
-            part = chunks[number]
-            repeat = extra + 1 if number == (own or [0])[-1] else 1
-            if mode != POLICY:
-                batch[MODE] = torch.full((part.stop - part.start,), MODES.index(mode))
-            here = moved(batch, mesh.device)
-            noise, time = (placed(draw, mesh.device) for draw in draws.noise_and_time(held.identity(part)))
-            for turn in range(repeat if own else extra):
+        with Progress(turns, "validation", "chunk", shown=mesh.rank == 0) as bar:
+            for turn in range(turns):
+                error: Exception | None = None
+                if turn < max(1, len(own)):
+                    try:
+                        number, batch = next(reading)
+                    except Exception as caught:
+                        error = caught
+                stopping, failed = mesh.votes(asked(), error is not None)
+                if failed:
+                    raise _failure(mesh, error)
+                if stopping:
+                    raise CutShort
+                part = chunks[number]
+                if turn < max(1, len(own)):
+                    unreadable: dict[int, str] = batch.pop(UNREADABLE)
+                    if mode != POLICY:
+                        batch[MODE] = torch.full((part.stop - part.start,), MODES.index(mode))
+                    here = moved(batch, mesh.device)
+                    noise, time = (placed(draw, mesh.device) for draw in draws.noise_and_time(held.identity(part)))
                 losses = policy.losses(here, noise, time, terms=list(weights), detail=True)
                 errors = sampler.errors(policy, here, part) if sampler else {}
-                if turn or not own:
-                    continue
-                tasks[number] = [known.setdefault(task, task) for task in batch[TASK]]
-                _write(at, part, losses, time)
-                for name, (columns, values) in errors.items():
-                    at["open loop", name][:, columns] = values.double()
+                if turn < len(own):
+                    tasks[number] = [known.setdefault(task, task) for task in batch[TASK]]
+                    wrong |= {part.start + row: why for row, why in unreadable.items()}
+                    _write(at, part, losses, time)
+                    for name, (columns, values) in errors.items():
+                        at["open loop", name][:, columns] = values.double()
+                bar.update()
     finally:
         reading.close()
         policy.train(training)
     told = {number: names for of_rank in mesh.gather(tasks) for number, names in of_rank.items()}
     names = [name for number in range(len(chunks)) for name in told[number]]
     each = {name: part.numpy() for name, part in parts(mesh.sum(found).cpu()).items()}
+    total, readable = held.total, np.ones(count, bool)
+    if left_out := {sample: why for of_rank in mesh.gather(wrong) for sample, why in of_rank.items()}:
+        _check_few(left_out, count, first=mesh.rank == 0)
+        readable[list(left_out)] = False
+        held, names = held.only(readable), [name for name, good in zip(names, readable) if good]
+        each = {name: part if name[0] == "open loop" else part[:, readable] for name, part in each.items()}
     terms = {t: TermFound(each[t, "sum"][0], each[t, "count"][0], each[t, "draws"]) for t in weights}
-    result = grouped(terms, weights, held, names) | {"held_out": held.total}
+    result = grouped(terms, weights, held, names) | {"held_out": total}
+    if left_out:
+        result["unreadable"] = len(left_out)
     if ("dims", "sum") in each:
         for name, entry in result["sources"].items():
             number = held.names.index(name)
             of_source = np.flatnonzero(held.source == number)
             entry["dims"] = by_dimension(each["dims", "sum"], each["dims", "count"], of_source, held.joints(number))
     if sampler:
-        result["open_loop"] = sampler.result({name: each["open loop", name] for name in sampler.shapes})
+        result["open_loop"] = sampler.result({name: each["open loop", name] for name in sampler.shapes}, readable)
     return result
+
+
+def _failure(mesh: Mesh, error: Exception | None) -> Exception:
+    """What all ranks raise, together, when some cannot read a chunk; `error` is that of this one."""
+    known = None if error is None else (isinstance(error, DatasetError), str(error) or repr(error))
+    wrong_input, words = next(each for each in mesh.gather(known) if each is not None)
+    made: Exception
+    if wrong_input:
+        fix = "data.on_bad_frame substitute leaves out the few frames that cannot be read"
+        made = Unjudged(f"held-out frames cannot be judged: {words}", fix=fix)
+    else:
+        made = RankError(f"held-out frames cannot be judged: {words}")
+    made.__cause__ = error
+    return made
+
+
+def _check_few(left_out: Mapping[int, str], count: int, first: bool) -> None:
+    """Tell of samples, of `count`, that cannot be read. Raises Unjudged, as in training, where they are many."""
+    words, allowed = left_out[min(left_out)], max(FEW, int(CAP * count))
+    what = f"{len(left_out)} of {count} held-out frames cannot be read"
+    if len(left_out) > allowed:
+        fix = "repair the dataset, or leave these episodes out"
+        raise Unjudged(f"{what}, {allowed} are allowed; the first: {words}", fix=fix)
+    if first:
+        tqdm.write(f"{what} and are left out of the validation; the first: {words}", file=sys.stderr)
 
 
 def _write(at: Mapping[tuple[str, str], Tensor], part: slice, losses: Mapping[str, Any], time: Tensor) -> None:
