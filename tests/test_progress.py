@@ -3,6 +3,7 @@
 import io
 import re
 import sys
+from contextlib import nullcontext
 
 import pytest
 
@@ -73,3 +74,14 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     with Progress(10, "train", "frame", last=True) as bar:
         bar.update(10)
     assert "\r" in sys.stderr.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_no_bar_stays_above_an_error(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext(), Progress(10, "train", "step", last=True) as bar:
+        bar.update(3)
+        _ = 1 / 0 if fails else 1
+    assert (terminal.getvalue().rpartition("\r")[2].strip() == "") == fails

@@ -65,8 +65,10 @@ class Progress:
         if self._bar is not None or self._lines:
             tqdm.write(line, file=sys.stderr)
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
+        """The end. failed: no bar stays above the message about that."""
         if self._bar is not None:
+            self._bar.leave = self._bar.leave and not failed
             self._bar.close()
         elif self._lines and self._told != self.n and (self._last or self._since > self._began):
             self._line()
@@ -88,7 +90,7 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(failed=error is not None)
 
 
 def _rate(rate: float) -> str:

@@ -118,7 +118,7 @@ class Pace:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.close()
+        self._bar.close(failed=error is not None)
 
     def _flushed(self) -> Iterator[dict[str, Any]]:
         """One record per pending step."""
