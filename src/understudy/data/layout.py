@@ -85,6 +85,8 @@ class Videos:
         drift: float64 (F,), pictures by which the recorded `from_timestamp`s of a file differ at most from `first`;
             infinite where several episodes share a file and no time is recorded.
         expected: int64 (F,), pictures a file should hold: the lengths of its episodes together.
+        timed: int64 (N,), the picture that an episode's recorded time names, of files whose times are whole pictures,
+            overlap nowhere and leave gaps; -1 for the episodes of other files. None where there is no such file.
     """
 
     files: FileTable
@@ -92,6 +94,7 @@ class Videos:
     first: np.ndarray
     drift: np.ndarray
     expected: np.ndarray
+    timed: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,8 +2,8 @@
 
 Fills the tables of `layout.py` from `meta/`, reading only the columns it needs (not the statistics, some forty columns
 per episode). Where an episode's pictures start in a packed video is the sum of the lengths of the episodes before it
-there; the recorded `from_timestamp` gives their order and is checked, never used as a position. Not here: rows,
-pictures, statistics.
+there; the recorded `from_timestamp` gives their order and is checked. It is a position only in a file that holds more
+pictures than the tables list (`Videos.timed`). Not here: rows, pictures, statistics.
 """
 
 import re
@@ -27,6 +27,7 @@ TASKS = "meta/tasks.parquet"
 _DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 FIELDS = {"chunk_index", "file_index"}
+_EXACT = 0.02  # pictures that a recorded time may lie beside one: seconds are written with four digits or more
 _CHUNK, _FILE = re.compile(r"chunk-\d+"), re.compile(r"file-\d+\.parquet")
 
 
@@ -207,6 +208,30 @@ def _videos(
         oddities.append(
             f"{key}: from_timestamp of {len(late)} episodes is more than half a frame off their place in order "
             f"(first: episode {int(ids[e])} in {files.path(int(file[e]))}, recorded {start[e]:.4f} s = picture "
-            f"{start[e] * fps:.2f}, in order picture {int(first[e])}); the order is used"
+            f"{start[e] * fps:.2f}, in order picture {int(first[e])}); the order is used, but in a file that holds "
+            "pictures of other episodes, too"
         )
-    return Videos(files, file, first, drift, expected)
+    return Videos(files, file, first, drift, expected, _timed(file, first, start, lengths, fps))
+
+
+def _timed(
+    file: np.ndarray, first: np.ndarray, start: np.ndarray, lengths: np.ndarray, fps: float
+) -> np.ndarray | None:
+    """`Videos.timed`. The tables may list only some of a file's episodes: recorded times that are exact to the picture
+    then say how many pictures lie before each of those that they list."""
+    at = np.where(np.isfinite(start), start, -1.0) * fps
+    near = np.abs(at) < 1 << 40
+    number = np.where(near, np.round(np.where(near, at, 0.0)), -1).astype(np.int64)
+    exact = near & (number >= first) & (np.abs(at - number) < _EXACT)
+    odd = np.unique(file[(file >= 0) & exact & (number > first)])
+    if not len(odd):
+        return None
+    timed = np.full(len(file), -1, np.int64)
+    for each in odd.tolist():
+        rows = np.flatnonzero((file == each) & (lengths > 0))
+        rows = rows[np.argsort(first[rows], kind="stable")]
+        gaps = number[rows] - np.concatenate([[0], (number[rows] + lengths[rows])[:-1]])
+        # A gap of one picture is rather a clock that is one off than an episode of one frame.
+        if exact[rows].all() and (gaps >= 0).all() and not (gaps == 1).any():
+            timed[rows] = number[rows]
+    return timed if (timed >= 0).any() else None

@@ -15,6 +15,7 @@ import numpy as np
 from understudy.data.catalog import Catalog
 from understudy.data.errors import DatasetError, MissingFile, SourceFailed
 from understudy.data.files import renamed
+from understudy.data.layout import Videos
 from understudy.data.video import VideoReader, open_video
 
 _CODECS = {"libx264": "h264", "avc1": "h264", "libx265": "hevc", "h265": "hevc", "hvc1": "hevc"}
@@ -54,6 +55,7 @@ class Pictures:
         self._readers: OrderedDict[tuple[str, int], _Open] = OrderedDict()
         self._kept: OrderedDict[tuple[str, int, int], np.ndarray] = OrderedDict()
         self._held = 0
+        self._by_time: dict[tuple[str, int], bool] = {}  # file -> whether recorded times say where episodes start
         self._lock = threading.Lock()  # of the two tables; decoding happens outside it
         self._pid = os.getpid()
 
@@ -80,7 +82,7 @@ class Pictures:
             self._forget()
         videos = self.catalog.videos(camera)
         flat = frames.reshape(len(rows), -1)
-        number = videos.first[rows][:, None] + flat
+        number = self.first(camera, rows)[:, None] + flat
         out: np.ndarray | None = None
         for file in np.unique(videos.file[rows]):
             at = np.flatnonzero(videos.file[rows] == file)
@@ -99,6 +101,26 @@ class Pictures:
         assert out is not None
         return out if frames.ndim == 2 else out[:, 0]
 
+    def first(self, camera: str, rows: np.ndarray) -> np.ndarray:
+        """Which picture of its file is the first of each episode: int64 (B,) of table rows (B,).
+
+        It is the one after the pictures of the episodes before it. A file that holds more pictures than its episodes
+        have rows, and whose recorded times are whole pictures with gaps between the episodes, holds episodes that the
+        tables do not list: the times then say where the listed ones start. Opens such files, to count their pictures.
+        """
+        videos = self.catalog.videos(camera)
+        first = videos.first[rows]
+        if videos.timed is None:
+            return first
+        first, file = first.copy(), videos.file[rows]
+        for each in np.unique(file[videos.timed[rows] >= 0]).tolist():
+            at = np.flatnonzero(file == each)
+            if (camera, each) not in self._by_time:
+                self._open(camera, each, rows[at])
+            if self._by_time[camera, each]:
+                first[at] = np.maximum(videos.timed[rows[at]], 0)
+        return first
+
     def reader(self, camera: str, row: int) -> VideoReader:
         """The open video of an episode, its number of pictures checked."""
         if self._pid != os.getpid():
@@ -110,7 +132,7 @@ class Pictures:
         once where the video is open; nothing to do for a local dataset. Raises what opening the video raises."""
         if self.catalog.files.is_local:
             return
-        start = int(self.catalog.videos(camera).first[row])
+        start = int(self.first(camera, np.asarray([row]))[0])
         self.reader(camera, row).prefetch(start + first, start + last)
 
     def _read(self, camera: str, file: int, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -197,6 +219,7 @@ class Pictures:
         videos, ids = self.catalog.videos(camera), self.catalog.episodes.ids
         expected, drift = int(videos.expected[file]), float(videos.drift[file])
         if reader.count == expected:
+            self._by_time[camera, file] = False
             return
         sharing = ids[videos.file == file]
         whose = f"episode {int(sharing[0])} has" if len(sharing) == 1 else f"its {len(sharing)} episodes have"
@@ -204,12 +227,24 @@ class Pictures:
         if reader.count < expected:
             fix = "restore the video, or leave these episodes out: which frames have no picture cannot be known"
             raise DatasetError(what, where=where, fix=fix)
+        if videos.timed is not None and self._listed_in_part(videos, file, reader.count):
+            self._by_time[camera, file] = True
+            self.note(f"{where}: {what}; from_timestamp says, exact to the picture, where they start among the others")
+            return
         if drift > 0.5:
             times = "no start times are recorded" if np.isinf(drift) else "recorded start times differ from the order"
             what += f", and {times}" + ("" if np.isinf(drift) else f" by up to {drift:.1f} pictures")
-            fix = "pictures of other episodes seem to lie between: pack the video again"
+            fix = "pictures of other episodes seem to lie between: restore meta/episodes, or leave these episodes out"
             raise DatasetError(what, where=where, fix=fix)
+        self._by_time[camera, file] = False
         self.note(f"{where}: {what}; the first {expected} are used")
+
+    def _listed_in_part(self, videos: Videos, file: int, count: int) -> bool:
+        """Whether the recorded times of a file's episodes are places among its pictures."""
+        rows = np.flatnonzero((videos.file == file) & (self.catalog.episodes.lengths > 0))
+        assert videos.timed is not None
+        timed = videos.timed[rows]
+        return bool((timed >= 0).all() and (timed + self.catalog.episodes.lengths[rows] <= count).all())
 
     def _compare(self, camera: str, reader: VideoReader, where: str) -> None:
         """Note what info.json says otherwise; what the file holds is given."""

@@ -92,7 +92,7 @@ class Chain:
         self._converter, self._converted = converter, holding.converted
         videos = dataset.catalog.videos(camera)
         file = videos.file[rows]
-        number = videos.first[rows][:, None] + frames.reshape(len(rows), -1)
+        number = dataset.pictures.first(camera, rows)[:, None] + frames.reshape(len(rows), -1)
         if (file == file[0]).all():
             self._rows = [int(rows[0])]  # a row of each file
         else:

@@ -122,7 +122,7 @@ class KeptPictures(Pictures):
         with episode.filling:
             if episode.there[frame]:
                 return
-            first = int(self.catalog.videos(camera).first[row])
+            first = int(self.first(camera, np.asarray([row]))[0])
             keys = self.reader(camera, row).key_frames
             at = int(np.searchsorted(keys, first + frame, side="right"))
             begin = max(int(keys[at - 1]) - first, 0) if at else 0
