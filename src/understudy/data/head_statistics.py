@@ -17,6 +17,7 @@ import numpy as np
 
 from understudy.data.errors import DatasetError
 from understudy.data.normalize import Mode, Statistics, offset_and_spread
+from understudy.data.outliers import refuse_far, tell_wide
 from understudy.data.samples import EpisodeDataset
 from understudy.data.source_statistics import ACTION, DELTA, STATE, frames, pairs, summarise, widths
 from understudy.data.stats_cache import kept
@@ -69,6 +70,9 @@ def normalisation(
     out: dict[str, Any] = {"heads": list(found)}
     for key in columns:
         maps = [_map(head, key, of_head[key], mode) if key in of_head else {} for head, of_head in found.items()]
+        for (head, of_head), each in zip(found.items(), maps):
+            if each:
+                tell_wide(head, key, of_head[key], each["spread"])
         for name in ("offset", "spread"):
             rows = [each.get(name, np.zeros(0, np.float32)) for each in maps]
             padded = [np.pad(row, (0, max(dims[key]) - len(row))).tolist() for row in rows]
@@ -89,8 +93,8 @@ def statistics(
         held_out: parts that are read for their errors alone: one NaN there is the loss of them all.
 
     Raises:
-        DatasetError: a value is not finite, sources of one head differ in width or `delta`, or a dimension of `delta`
-            is not in both action and state.
+        DatasetError: a value is not finite or far from all others (`outliers.py`), sources of one head differ in width
+            or `delta`, or a dimension of `delta` is not in both action and state.
     """
     if not members:
         raise ValueError("there is no source to normalise")
@@ -103,9 +107,19 @@ def statistics(
             _refuse_pair(head, of_head[0], member)
     parts = [*held_out, *(member.data for member in members if member.recorded is None)]
     with Progress(sum(map(frames, parts)), "statistics", "frame") as bar:
-        for data in held_out:
-            _summary(data, (), chunk, dict.fromkeys((ACTION, STATE), 0), cache, bar)
-        return {head: _of_head(of_head, chunk, cache, bar) for head, of_head in heads.items()}
+        strides = dict.fromkeys((ACTION, STATE), 0)
+        others = [(data, _summary(data, (), chunk, strides, cache, bar)) for data in held_out]
+        found = {head: _of_head(of_head, chunk, cache, bar) for head, of_head in heads.items()}
+    for head, of_head in heads.items():
+        for key, known in found[head].items():
+            refuse_far(key, known, known.min, known.max, [m.data for m in of_head if m.recorded is None])
+            learnt = np.isin(np.arange(len(known.mean)), of_head[0].delta if key == ACTION else ())
+            for data, own in others:
+                if key in own and any(m.data.catalog is data.catalog for m in of_head):
+                    # A difference is not what a column of its own holds.
+                    low, high = (np.where(learnt, np.nan, end) for end in (own[key].min, own[key].max))
+                    refuse_far(key, known, low, high, [data])
+    return found
 
 
 def _refuse(member: Member) -> None:

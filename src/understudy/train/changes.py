@@ -46,6 +46,7 @@ CONSEQUENCES = {
     "optim.lr": "",
     "batch": "",  # `_batch` says
     "micro_batch": SUMS,
+    "max_skipped": NONE,
     "device": SUMS,
     "precision": f"the checkpoint's float32 values are taken over bit for bit; {SUMS}",
     "parallel.timeout": NONE,

@@ -142,6 +142,8 @@ class TrainConfig:
     """Folder of an exported policy to begin with: its weights and its normalisation. None named: fresh weights."""
     optim: OptimConfig = field(default_factory=OptimConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    max_skipped: Annotated[int, Ge(1)] = 20
+    """Steps in a row whose gradient is not finite (they change no weight), after which the run ends as an error."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the arithmetic is done; `auto` is a GPU per process where there are any."""
     precision: Literal["fp32", "bf16", "bf16-split"] = "fp32"

@@ -81,7 +81,8 @@ def run_steps(
                 last = last or judged is None
             if play_now:  # before the checkpoint: whoever goes on from that finds what is due
                 rollouts.set_aside(training.step, training.best, whole_weights(training))
-            if save or last or saver.improves(figures(judged or {})):
+            # Steps that change nothing push no good checkpoint out.
+            if last or ((save or saver.improves(figures(judged or {}))) and not pace.idles):
                 log.sync()  # what a checkpoint stands for is on disk before the checkpoint is
                 saver.save(training.step, training.tensors(), _state(config, mesh, order, loader.position, judged))
             if wrong is not None:

@@ -83,6 +83,10 @@ def _means(config: TrainConfig, mesh: Mesh) -> dict[str, Any]:
     }
 
 
+class NothingLearnt(OSError):
+    """So many steps in a row had a gradient that is not finite that going on is of no use; they changed no weight."""
+
+
 class Pace:
     """Steps of a training, their results until they are written, and a progress line on rank 0."""
 
@@ -90,6 +94,8 @@ class Pace:
         self._training, self._loader, self._log = training, loader, log
         self._pending: list[tuple[int, float, StepResult]] = []
         self._clock = _Clock(loader, training.step)
+        self._skipped = 0  # in a row, up to now
+        self._all = training.step == 0  # of the run were skipped
         self._bar = Progress(
             training.config.steps, "train", "step", done=training.step, shown=training.mesh.rank == 0, last=True
         )
@@ -103,10 +109,32 @@ class Pace:
         self._bar.update()
 
     def write(self, timer: Timer = NULL) -> None:
-        """Write what has been measured since the last time; the only place where the run waits for the device."""
+        """Write what has been measured since the last time; the only place where the run waits for the device.
+
+        Raises NothingLearnt, on all ranks, where `max_skipped` steps in a row changed nothing, or all of the run did.
+        """
         with timer("logging"):
             results = list(self._flushed())
             self._log.log_all([*results, self._clock.record(self._training.step, self._training.config.batch)])
+        self._refuse_idling(results)
+
+    def _refuse_idling(self, results: list[dict[str, Any]]) -> None:
+        config = self._training.config
+        for result in results:
+            self._skipped = self._skipped + 1 if result["skipped"] else 0
+            self._all = self._all and bool(result["skipped"])
+            if self._skipped >= config.max_skipped or (self._all and result["step"] == config.steps):
+                first = result["step"] - self._skipped + 1
+                raise NothingLearnt(
+                    f"steps {first} to {result['step']}: the gradient is not finite, so nothing is learnt "
+                    f"(max_skipped {config.max_skipped}); look for values that are out of range, or lower optim.lr "
+                    f"({config.optim.lr:g}); {config.out} goes on from its last checkpoint, if it has one"
+                )
+
+    @property
+    def idles(self) -> bool:
+        """Whether the last two steps that were written, or more, changed nothing."""
+        return self._skipped > 1
 
     def pause_over(self) -> None:
         """What happened since the last `write` does not count as training."""

@@ -1,0 +1,141 @@
+"""A run that learns nothing ends as an error; a value that would spoil a normalisation is named before it begins."""
+
+import shutil
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from support.datasets import Spec, write_dataset
+from support.runs import series, tiny_config, tiny_dataset
+from understudy.cli import main
+from understudy.data.errors import DatasetError
+from understudy.train import checkpoint, run
+from understudy.train.config import TrainConfig
+from understudy.train.data import normalisation, open_data
+from understudy.train.pace import NothingLearnt
+from understudy.train.rundir import RunDir
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_dataset(tmp_path_factory.mktemp("nothing") / "dataset")
+
+
+def wild(data: Path, out: Path, **changes: object) -> TrainConfig:
+    """A run whose weights are beyond float32 after its first step."""
+    config = tiny_config(data, out, val_every=0, report=False, **changes)
+    return replace(config, optim=replace(config.optim, lr=1e30), schedule=replace(config.schedule, warmup=0))
+
+
+def test_a_run_that_learns_nothing_is_an_error(data: Path, tmp_path: Path) -> None:
+    config = wild(data, tmp_path / "r", steps=30, max_skipped=5, checkpoint_every=1, keep=1, log_every=2)
+    with pytest.raises(NothingLearnt, match="5"):
+        run.train(config)
+    skipped = [r["skipped"] for r in series(tmp_path / "r")]
+    assert sum(skipped[-5:]) == 5
+    assert len(skipped) < 30
+    assert not (tmp_path / "r/policy").exists()
+    # Steps that change nothing push no checkpoint out.
+    assert checkpoint.steps(tmp_path / "r/checkpoints") == [2]
+    with pytest.raises(NothingLearnt):
+        run.resume(RunDir(tmp_path / "r").settings())
+
+
+def test_the_command_ends_with_one_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["train", "--data.root", str(data), "--out", str(tmp_path / "r"), "--optim.lr", "1e30", "--steps", "40"]
+    small = ["--policy.picture", "16", "16", "--policy.channels", "8", "--policy.width", "16", "--batch", "4"]
+    assert main([*call, *small, "--val-every", "0", "--schedule.warmup", "0"]) == 1
+    told = capsys.readouterr().err
+    assert "max_skipped" in told.splitlines()[-1]
+    assert "Traceback" not in told
+
+
+def test_a_short_run_of_nothing_but_skipped_steps_is_an_error(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from understudy.train import training
+
+    plain = training.Training.advance
+
+    def skipped(self: training.Training, *arguments: object) -> object:
+        result = plain(self, *arguments)  # type: ignore[arg-type]
+        return result._replace(skipped=result.skipped * 0 + 1)
+
+    monkeypatch.setattr(training.Training, "advance", skipped)
+    with pytest.raises(NothingLearnt):
+        run.train(tiny_config(data, tmp_path / "r", steps=3, val_every=0))
+
+
+def test_a_skipped_step_now_and_then_is_none_of_it(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from understudy.train import training
+
+    plain = training.Training.advance
+
+    def sometimes(self: training.Training, *arguments: object) -> object:
+        result = plain(self, *arguments)  # type: ignore[arg-type]
+        return result._replace(skipped=result.skipped * 0 + (self.step % 3 != 0))
+
+    monkeypatch.setattr(training.Training, "advance", sometimes)
+    assert run.train(tiny_config(data, tmp_path / "r", max_skipped=3, val_every=0)) == run.DONE
+    assert checkpoint.steps(tmp_path / "r/checkpoints")[-1] == 12
+
+
+# -- values that spoil a normalisation --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def longer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Episodes of enough frames that one of them is less than a hundredth."""
+    root = tmp_path_factory.mktemp("longer") / "d"
+    write_dataset(root, Spec(lengths=(60,) * 6))
+    return root
+
+
+def with_value(data: Path, root: Path, key: str, frame: int, value: float) -> tuple[Path, int]:
+    """A copy with one other value, in dimension 1 of a frame of the first file; and that frame's episode."""
+    shutil.copytree(data, root)
+    path = sorted(root.glob("data/chunk-*/*.parquet"))[0]
+    table = pq.read_table(path)
+    at = table.schema.get_field_index(key)
+    rows = [list(row) for row in table[key].to_pylist()]
+    rows[frame][1] = value
+    pq.write_table(table.set_column(at, table.schema.field(at), pa.array(rows, table.schema.field(at).type)), path)
+    return root, int(table["episode_index"][frame].as_py())
+
+
+@pytest.mark.parametrize("value", [-1e9, 3e38])
+@pytest.mark.parametrize("mode", ["mean_std", "quantile"])
+@pytest.mark.parametrize("key", ["action", "observation.state"])
+@pytest.mark.parametrize("held_out", [False, True])
+def test_one_value_far_from_all_is_named(
+    longer: Path, tmp_path: Path, mode: str, key: str, held_out: bool, value: float
+) -> None:
+    root, episode = with_value(longer, tmp_path / "d", key, 3, value)
+    config = tiny_config(root, tmp_path / "r")
+    config = replace(
+        config,
+        data=replace(config.data, normalise=mode, val_episodes=(episode,) if held_out else (5,), val_fraction=0.0),
+    )
+    with pytest.raises(DatasetError, match=rf"episode {episode}, frame 3: {key}\[1\]") as caught:
+        normalisation(open_data(config), config.data.normalise)
+    assert f"exclude_episodes {episode}" in caught.value.fix
+    left = replace(config, data=replace(config.data, exclude_episodes=(episode,), val_episodes=(5,)))
+    normalisation(open_data(left), left.data.normalise)
+
+
+def test_a_value_that_makes_the_spread_too_wide_is_told_and_a_rare_movement_is_not(
+    longer: Path, tmp_path: Path
+) -> None:
+    root, _ = with_value(longer, tmp_path / "d", "action", 3, 1e4)
+    config = tiny_config(root, tmp_path / "r")
+    with pytest.warns(UserWarning, match=r"action\[1\]"):
+        normalisation(open_data(config), "min_max")
+    quiet, _ = with_value(longer, tmp_path / "q", "action", 3, 5.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for mode in ("mean_std", "min_max", "quantile"):
+            normalisation(open_data(tiny_config(quiet, tmp_path / "r")), mode)  # type: ignore[arg-type]
