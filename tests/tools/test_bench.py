@@ -5,6 +5,7 @@ import inspect
 import json
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -19,10 +20,11 @@ from support.datasets import Spec, write_dataset
 from support.videos import rgb
 from understudy import cli
 from understudy.data.errors import DatasetError
-from understudy.tools import bench_limit, bench_measure
+from understudy.tools import bench_limit, bench_measure, bench_others
 from understudy.tools.bench import BenchConfig, measure, told
 from understudy.tools.bench_limit import limits
 from understudy.tools.bench_measure import Asked, Round, Setting, Trial, lerobot, median_round, rival_figures
+from understudy.tools.bench_others import doubt
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 FAST = {"seconds": 0.05, "rounds": 1, "batch": 8, "chunk": 4}
@@ -55,6 +57,8 @@ def test_all_figures_are_there_and_can_be_told(root: Path) -> None:
     assert 1 <= found["order"]["distinct_episodes"] <= 6
     assert found["lerobot"] is None
     assert found["conditions"]["cores"] >= 1
+    assert found["conditions"]["others"] is None or found["conditions"]["others"] >= 0
+    found |= {"doubt": ""}  # the machine of the tests may be busy
     text = told(found)
     assert "understudy" in text
     assert "decode limit" in text
@@ -215,6 +219,57 @@ def test_an_error_of_the_decoder_is_raised_and_leaves_no_thread(root: Path) -> N
     limit.ways = {"bare codec": broken}
     with pytest.raises(OSError, match="disk is gone"):
         limit.measure(0.05)
+
+
+def side(per_s: float, cpu_ms: float) -> dict[str, Any]:
+    return {"by": "PyAV", "samples_per_s": per_s, "cpu_ms_per_sample": cpu_ms}
+
+
+def measured(load: float | None, others: float | None, **changes: Any) -> dict[str, Any]:
+    conditions = {"cores": 2, "load": load, "others": others}
+    limits = {"limit": side(100, 10), "codec_limit": side(120, 8)}
+    return {**side(90, 11), **limits, "work": {"decode": 0.5}, "conditions": conditions} | changes
+
+
+def test_a_busy_machine_is_told_from_what_others_used() -> None:
+    assert doubt(measured(33.0, 0.1)) == ""  # the load was that of a moment ago
+    assert "load 33.0 on 2 cores" in doubt(measured(33.0, 1.7))
+    assert doubt(measured(0.0, 1.7)) != ""  # they came in the midst
+    assert doubt(measured(None, None)) == doubt(measured(0.8, None)) == ""
+    assert "load 3.0 on 2 cores" in doubt(measured(3.0, None))
+    assert doubt(measured(0.0, 0.0, limit=None, codec_limit=None)) == ""
+
+
+def test_more_than_a_limit_needs_less_cpu_time() -> None:
+    assert doubt(measured(0.0, 0.0, **side(149, 11))) != ""
+    assert doubt(measured(0.0, 0.0, **side(149, 7))) == ""
+    assert doubt(measured(0.0, 0.0, **side(149, 11), work={"decode": 0.0})) == ""  # nothing was decoded
+
+
+def test_doubtful_ratios_are_of_cpu_time_and_said_not_to_be_quoted(root: Path) -> None:
+    found = measure(BenchConfig(path=str(root), **FAST)) | side(149, 20)
+    found |= {"limit": side(100, 10), "codec_limit": None, "shuffled_limit": None, "doubt": ""}
+    assert "149%" in told(found)
+    busy = told(found | {"doubt": "the machine is busy"})
+    assert "149%" not in busy
+    assert "50%" in busy
+    assert "Do not quote these ratios, which are of CPU time per sample: the machine is busy" in busy
+
+
+def test_what_others_use_is_seen() -> None:
+    """One other process at work on every core; it is seen as far as the system tells."""
+    if bench_others._busy_seconds() is None:
+        pytest.skip("this system does not tell")
+    others = bench_others.Others()
+    work = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(bench_measure.cores())]
+    try:
+        with others.watched():
+            time.sleep(1.0)
+    finally:
+        for process in work:
+            process.kill()
+            process.wait()
+    assert others.found()["others"] > bench_others.MOST * bench_measure.cores()
 
 
 def test_medians() -> None:

@@ -90,6 +90,7 @@ def measure(config: BenchConfig) -> dict[str, Any]:
 
     from understudy.tools import bench_measure as by
     from understudy.tools.bench_limit import limits
+    from understudy.tools.bench_others import Others, doubt
 
     setting = by.Setting(config.path, config.batch, config.chunk, config.threads, config.memory, config.cameras or None)
     with ExitStack() as stack:
@@ -98,12 +99,14 @@ def measure(config: BenchConfig) -> dict[str, Any]:
         library, codec, shuffled = limits(trial.data, trial.held)
         rival = stack.enter_context(by.lerobot(config.lerobot or sys.executable)) if config.against else None
         ours: list[Round] = []
+        others = Others()
         theirs: list[dict[str, Any]] = []
         for _ in range(config.rounds):
-            library.measure(config.seconds)
-            codec.measure(config.seconds)
-            shuffled.measure(config.seconds)
-            ours.append(trial.measure(config.seconds))
+            with others.watched():
+                library.measure(config.seconds)
+                codec.measure(config.seconds)
+                shuffled.measure(config.seconds)
+                ours.append(trial.measure(config.seconds))
             if rival:
                 theirs.append(
                     rival.measure(
@@ -112,7 +115,7 @@ def measure(config: BenchConfig) -> dict[str, Any]:
                 )
                 by.wait_for_quiet()
         figures = by.median_round(ours)
-        return {
+        found = {
             "path": config.path,
             "batch": config.batch,
             "chunk": config.chunk,
@@ -125,8 +128,9 @@ def measure(config: BenchConfig) -> dict[str, Any]:
             "shuffled_limit": shuffled.found(),
             "over_shuffled_limit": shuffled.share(figures["samples_per_s"]),
             "lerobot": rival and by.rival_figures(rival, theirs),
-            "conditions": by.conditions(),
+            "conditions": by.conditions() | others.found(),
         }
+        return found | {"doubt": doubt(found)}
 
 
 def _facts(trial: "Trial") -> dict[str, Any]:
@@ -142,6 +146,13 @@ def _facts(trial: "Trial") -> dict[str, Any]:
         "order": {"clip": spec.clip, "lanes": spec.lanes, "frames": spec.frames, **quality(trial.order)},
         "plan": str(trial.loader.plan),
     }
+
+
+def _share(figures: dict[str, Any], limit: dict[str, Any], doubt: str) -> float:
+    """What a side reaches of a limit: by samples per second, or by CPU time where wall time cannot be relied on."""
+    if doubt:
+        return float(limit["cpu_ms_per_sample"] / figures["cpu_ms_per_sample"])
+    return float(figures["samples_per_s"] / limit["samples_per_s"])
 
 
 def told(found: dict[str, Any]) -> str:
@@ -161,9 +172,11 @@ def told(found: dict[str, Any]) -> str:
     for name, figures, episodes in sides:
         cells = f"{figures['samples_per_s']:>11,.0f}{figures['cpu_ms_per_sample']:>15.3f}"
         for key, wide in (("limit", 10), ("codec_limit", 10), ("shuffled_limit", 13)):
-            share = f"{figures['samples_per_s'] / found[key]['samples_per_s']:.0%}" if found[key] else ""
+            share = f"{_share(figures, found[key], found['doubt']):.0%}" if found[key] else ""
             cells += f"{share:>{wide}}"
         lines.append(f"{name:<{width}}{cells}" + f"{'' if episodes is None else f'{episodes:.1f}':>16}")
+    if found["doubt"]:
+        lines.append(f"Do not quote these ratios, which are of CPU time per sample: {found['doubt']}.")
     if rival and "missing" in rival:
         lines.append(f"LeRobot was not measured: {rival['missing']}")
     if found["codec_limit"] and found["work"]["decode"] < 0.01:

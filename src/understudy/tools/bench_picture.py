@@ -31,7 +31,8 @@ def draw(found: dict[str, Any], path: str) -> None:
     with picture(path, 9.5, 1.6 + 0.45 * len(sides), dpi=130) as figure:
         at = found["conditions"]
         figure.suptitle(
-            f"{found['path']}, batches of {found['batch']}; {at['cpu']}, {at['cores']} cores",
+            f"{found['path']}, batches of {found['batch']}; {at['cpu']}, {at['cores']} cores"
+            + (f"\nnot to be quoted: {found['doubt']}" if found["doubt"] else ""),
             fontsize=9,
             x=0.01,
             ha="left",
