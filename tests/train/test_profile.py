@@ -15,6 +15,7 @@ from support.ranks import in_ranks
 from support.runs import tiny_config, tiny_dataset
 from understudy import cli
 from understudy.policies.losses import scalar
+from understudy.tools.profile import why
 from understudy.train import flops, training
 from understudy.train import profile as profiling
 from understudy.train.config import ParallelConfig
@@ -109,6 +110,16 @@ def test_the_slowest_rank_decides() -> None:
     assert found.phases["logging"].worst == 0
     assert found.memory == {"parameters": 200, "peak": 200}
     assert (found.flops, found.flops_per_s, found.mfu) == (2e6, 5e5, 0.5)  # of each of the two devices
+
+
+def test_it_is_told_why_a_step_takes_longer_than_its_phases() -> None:
+    found = _together([rank(2.5, **{"data wait": 0.1})], batch=64, fastest=None, conditions={})
+    slower = why(replace(found, timed_step_s=0.9, waiting_s=1.5))
+    assert "1,500.00 ms" in slower  # of 2,500 as it is trained
+    assert "100.00 ms" in slower
+    assert "200.00 ms" in slower  # 2.5 - 0.9 - 1.4
+    assert "ms" not in why(found).split("awaited")[1]
+    assert why(found) != slower
 
 
 def test_the_verb_writes_a_page_and_prints(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

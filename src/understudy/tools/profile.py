@@ -99,6 +99,7 @@ def told(found: "Profile") -> str:
         lines.append(f"{name:<{width}}{_ms(phase.worst):>12}{_ms(phase.mean):>12}{share:>8}{rank}")
     lines.append(f"{'step, device awaited':<{width}}{_ms(found.timed_step_s):>12}")
     lines.append(f"{'step, as it is trained':<{width}}{_ms(step):>12}")
+    lines.append(why(found))
     lines += ["", f"{'memory per rank':<{width}}{'MiB':>12}"]
     lines += [f"{GROUPS[name]:<{width}}{size / 2**20:>12.2f}" for name, size in found.memory.items()]
     return "\n".join(lines)
@@ -116,18 +117,28 @@ def page(found: "Profile") -> str:
     ]
     head = ["phase", "worst rank", *(["which", "mean of ranks"] if several else [])]
     sizes = [[GROUPS[name], f"{size / 2**20:,.2f} MiB"] for name, size in found.memory.items()]
-    awaited = (
-        f"The device is awaited at both ends of every phase, so that what overlaps in training stands here one after "
-        f"the other: {_ms(found.timed_step_s)} a step, and {_ms(found.step_s)} as it is trained."
-    )
     return whole(
         "profile of a training step",
         "<h1>Profile of a training step</h1>",
         f'<p class="soft">{_setting(found.conditions)}</p>',
         tiles(_headlines(found)),
-        section("Time", card(_time_chart(found)), card(table(head, rows)), note=awaited),
+        section("Time", card(_time_chart(found)), card(table(head, rows)), note=why(found)),
         section("Memory", grid([card(_memory_chart(found)), card(table(["per rank", "size"], sizes))], "two")),
         section("Conditions", card(table(["what", "value"], [[k, str(v)] for k, v in found.conditions.items()]))),
+    )
+
+
+def why(found: "Profile") -> str:
+    """Why a step as it is trained takes another time than its phases together."""
+    timed, plain = found.timed_step_s, found.step_s
+    measured = "The phases were timed in other steps than those of the figures above"
+    if plain <= timed:
+        return f"{measured}, and the device was awaited at both ends of each, so nothing overlaps there."
+    wait = found.phases["data wait"].worst
+    rest = max(0.0, plain - timed - max(0.0, found.waiting_s - wait))
+    return (
+        f"{measured}. There, a step waited {_ms(found.waiting_s)} for data, and {_ms(wait)} when it was timed; other "
+        f"work on this machine explains the remaining {_ms(rest)}."
     )
 
 
