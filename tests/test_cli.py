@@ -216,7 +216,7 @@ def test_help_of_resume_names_the_run_and_shows_its_settings(
 ) -> None:
     assert run("resume", "--help") == 0
     assert "resume RUN" in capsys.readouterr().out
-    RunDir(tmp_path / "r").begin(replace(tiny_config(data, tmp_path / "r"), steps=4321), dict.fromkeys(FROZEN, {}))
+    RunDir(tmp_path / "r").begin(replace(tiny_config(data, tmp_path / "r"), steps=4321), {key: {} for key in FROZEN})
     assert run("resume", tmp_path / "r", "--help") == 0
     assert "4321" in capsys.readouterr().out
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from support.datasets import Spec, edit_json, write_dataset
@@ -231,3 +233,66 @@ def test_real_recordings(real_data: Path) -> None:
     assert found["rows"]["columns"]["action"]["constant"].__len__() == 25
     assert any("timestamps start up to 0.050 s" in line for line in found["wrong"])
     assert facts(real_data / "g1_v30")["wrong"] == []
+
+
+@pytest.mark.parametrize("version", ["v2.0", "v3.0"])
+def test_recorded_statistics_are_held_against_what_was_read(tmp_path: Path, version: str) -> None:
+    """They say that all of the action is constant, and a state between 5 and 6: neither is so."""
+    write_dataset(tmp_path / "d", Spec(version=version, foreign=False))
+
+    def lie(stats: dict[str, Any]) -> None:
+        stats["action"]["std"] = [0.0, 0.0]
+        stats["observation.state"] |= {"min": [5.0, 5.0, 1.0], "max": [6.0, 6.0, 1.0]}
+
+    edit_json(tmp_path / "d/meta/stats.json", lie)
+    wrong = facts(tmp_path / "d")["wrong"]
+    assert not any("are constant" in line for line in wrong)
+    [action, state] = sorted(line for line in wrong if "recorded statistics" in line)
+    assert action.startswith("action: ")
+    assert "dimensions 0, 1 constant" in action
+    assert state.startswith("observation.state: ")
+    assert state.endswith("dimensions a, b")
+    assert "observation.state: constant in dimensions 2 (c)" in wrong  # which was read
+    edit_json(tmp_path / "d/meta/stats.json", lambda stats: stats.clear())
+    assert not any("recorded statistics" in line for line in facts(tmp_path / "d")["wrong"])
+
+
+def test_pictures_in_an_array_column_are_named_and_looked_at(tmp_path: Path) -> None:
+    """Recorded statistics call all colours constant; the pixels are not."""
+    key, seed = "observation.rgb", np.random.default_rng(0)
+    write_dataset(tmp_path / "d", Spec(lengths=(4, 5), per_data_file=2, foreign=False))
+    [file] = (tmp_path / "d/data").rglob("*.parquet")
+    table = pq.read_table(file)
+    pixels = seed.integers(0, 255, (len(table), 12, 16, 3), np.uint8)
+    pixels[..., 2] = 7
+    pq.write_table(table.append_column(key, pa.array(pixels.tolist(), pa.list_(pa.list_(pa.list_(pa.uint8()))))), file)
+    entry = {"dtype": "uint8", "shape": [12, 16, 3], "names": ["height", "width", "channel"]}
+    edit_json(tmp_path / "d/meta/info.json", lambda info: info["features"].update({key: entry}))
+    flat = {"mean": [[[7.0]]] * 3, "std": [[[0.0]]] * 3, "min": [[[7.0]]] * 3, "max": [[[7.0]]] * 3, "count": [9]}
+    edit_json(tmp_path / "d/meta/stats.json", lambda stats: stats.update({key: flat}))
+    found = facts(tmp_path / "d")
+    lines = [line for line in found["wrong"] if line.startswith(f"{key}: ")]
+    assert any("looks like pictures" in line for line in lines)
+    assert f"{key}: constant in dimensions 2" in lines
+    assert any("recorded statistics call dimensions 0, 1 constant" in line for line in lines)
+    assert not any("are constant" in line for line in lines)
+    assert key not in found["rows"]["columns"]  # hundreds of numbers
+
+
+def test_columns_that_nobody_sees_are_named(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "d", Spec(extra=True, foreign=False))
+    found = facts(tmp_path / "d")
+    assert found["undeclared"] == {"battery": "double", "operator": "string"}
+    assert "battery" in told(found)
+    checked(page(Catalog.open(tmp_path / "d"), found, 1))
+
+
+def test_path_and_version_can_be_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_dataset(tmp_path / "d", Spec(version="v2.1", foreign=False))
+    (tmp_path / "d/videos").rename(tmp_path / "d/video")
+    edit_json(tmp_path / "d/meta/info.json", lambda info: info.update(codebase_version="v9"))
+    assert cli.main(["inspect", str(tmp_path / "d"), "--json"]) == 2
+    path = "video/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+    capsys.readouterr()
+    assert cli.main(["inspect", str(tmp_path / "d"), "--json", "--version", "v2.1", "--video-path", path]) == 0
+    assert json.loads(capsys.readouterr().out)["videos"][TOP]["files_read"] == 3

@@ -58,7 +58,7 @@ def test_the_share_that_a_source_has_stands_beside_the_one_asked_for(tmp_path: P
     header, *rows = (line.split("  ") for line in lines(config)[:4])
     columns = [cell.strip() for cell in header if cell]
     assert columns[4:6] == ["weight", "share"]
-    assert ["50.000%", "50.000%"] == [cell.strip() for cell in rows[0] if "%" in cell]  # 3 of 6, met exactly
+    assert [cell.strip() for cell in rows[0] if "%" in cell] == ["50.000%", "50.000%"]  # 3 of 6, met exactly
     odd = mixed(tuple(replace(s, weight=w) for s, w in zip(sources, (1.0, 100.0, 7.3))), tmp_path / "r")
     data = open_data(odd)
     off = data.order(odd).far_off(data.weights)

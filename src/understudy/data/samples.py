@@ -17,6 +17,7 @@ import torch
 from understudy.data.catalog import Catalog
 from understudy.data.errors import DatasetError, SourceFailed
 from understudy.data.features import INDEX_KEYS
+from understudy.data.files import renamed
 from understudy.data.pictures import Pictures
 from understudy.data.rows import Rows
 from understudy.data.select import Keep, select
@@ -138,7 +139,9 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         if not keys:
             return
         first = self.catalog.episodes.row_of(int(self.segments[0, 0]))
-        with self.catalog.files.parquet(self.catalog.data_path(first)) as file:
+        path = self.catalog.data_path(first)
+        where = f"{self.catalog.files.where(path)} (episode {int(self.segments[0, 0])})"
+        with renamed(where), self.catalog.files.parquet(path) as file:
             there = file.schema_arrow.names
         for key in keys:
             if key not in there:

@@ -22,6 +22,7 @@ from understudy.data.examine import gap_rows
 from understudy.data.features import INDEX_KEYS
 from understudy.data.samples import EpisodeDataset
 from understudy.data.video import open_video
+from understudy.tools.recorded_claims import colours, constant, contradictions
 
 
 def examine(catalog: Catalog, limit: int) -> dict[str, Any]:
@@ -47,6 +48,7 @@ def examine(catalog: Catalog, limit: int) -> dict[str, Any]:
         "features": {
             key: {"dtype": feature.dtype, "shape": list(feature.shape)} for key, feature in catalog.features.items()
         },
+        "undeclared": _undeclared(catalog, wrong),
         "rows": rows,
         "videos": videos,
         "wrong": list(dict.fromkeys(wrong)),
@@ -55,7 +57,23 @@ def examine(catalog: Catalog, limit: int) -> dict[str, Any]:
 
 def row_keys(catalog: Catalog) -> list[str]:
     """Features that are numbers in the rows, without the index columns."""
-    return [key for key, f in catalog.features.items() if not (f.is_picture or f.is_text or key in INDEX_KEYS)]
+    return [
+        key
+        for key, f in catalog.features.items()
+        if not (f.is_picture or f.is_text or f.looks_like_pictures or key in INDEX_KEYS)
+    ]
+
+
+def _undeclared(catalog: Catalog, wrong: list[str]) -> dict[str, str]:
+    """Columns of a data file that info.json does not declare, and their types: nobody sees them unless by name."""
+    rows = np.flatnonzero((catalog.episodes.lengths > 0) & ~gap_rows(catalog)["data"])
+    if not len(rows):
+        return {}
+    with finding(wrong), catalog.files.parquet(catalog.data_path(int(rows[0]))) as file:
+        schema = file.schema_arrow
+        known = {*catalog.features, *catalog.left_out, *INDEX_KEYS}
+        return {field.name: str(field.type) for field in schema if field.name not in known}
+    return {}
 
 
 @contextmanager
@@ -85,9 +103,9 @@ def _rows(catalog: Catalog, at: list[int], wrong: list[str]) -> dict[str, Any]:
     high: dict[str, np.ndarray] = {}
     bad: Counter[str] = Counter()
     late, drift, read = 0.0, 0.0, 0
+    absent = gap_rows(catalog)["data"]
     with finding(wrong):
         data = EpisodeDataset(catalog, keys=keys)
-        absent = gap_rows(catalog)["data"]
         selected = {int(episode): (int(start), int(stop)) for episode, start, stop in data.segments}
         for row in at:
             episode = int(catalog.episodes.ids[row])
@@ -123,12 +141,16 @@ def _rows(catalog: Catalog, at: list[int], wrong: list[str]) -> dict[str, Any]:
         }
         for key in low
     }
-    for key, column in columns.items():
-        if column["constant"] and key.startswith(("action", "observation.")):
-            wrong[:] = [
-                line for line in wrong if not (line.startswith(f"{key}: ") and "constant" in line)
-            ]  # more exact
-            wrong.append(f"{key}: constant in dimensions {', '.join(map(str, column['constant']))}")
+    with_rows = np.array([row for row in at if catalog.episodes.lengths[row] > 0 and not absent[row]], np.int64)
+    for key, feature in catalog.features.items():
+        if feature.looks_like_pictures and len(with_rows):
+            with finding(wrong):
+                low[key], high[key] = colours(catalog, key, with_rows)
+    for key in low:  # what was read counts, and not what was recorded
+        wrong[:] = [line for line in wrong if not (line.startswith(f"{key}: ") and "are constant" in line)]
+        if (line := constant(catalog, key, low[key], high[key])) and key.startswith(("action", "observation.")):
+            wrong.append(line)
+    wrong += contradictions(catalog, low, high)
     return {"episodes_read": read, "columns": columns, "starts_late": late, "drift": drift}
 
 

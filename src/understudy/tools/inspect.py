@@ -33,6 +33,13 @@ class InspectConfig:
     chunk: Annotated[int, Ge(1)] = 1
     """Frames of a window, as in a run's `data.chunk`."""
 
+    video_path: str = ""
+    """Path template of the videos, instead of the one in info.json."""
+    data_path: str = ""
+    """Path template of the data files, instead of the one in info.json."""
+    version: Literal["", "v2.0", "v2.1", "v3.0", "v3.1"] = ""
+    """The format to read the dataset as, instead of the one that its info.json says."""
+
     def problems(self) -> list[str]:
         found = [] if self.path else ["path: required, the folder of a dataset"]
         if not self.keep and (self.chunk, self.keep_rule) != (1, "start"):
@@ -53,7 +60,12 @@ def inspect(config: InspectConfig) -> None:
         need("report")
     if config.page:
         refuse_foreign(Path(config.page))
-    catalog = Catalog.open(config.path)
+    catalog = Catalog.open(
+        config.path,
+        video_path=config.video_path or None,
+        data_path=config.data_path or None,
+        version=config.version or None,
+    )
     reach = 0, config.chunk - 1
     kept = select(catalog, keep=config.keep, keep_rule=config.keep_rule, reach=reach).keep if config.keep else None
     facts = examine(catalog, config.limit)
@@ -85,6 +97,9 @@ def told(facts: dict[str, Any]) -> str:
     lines.append("features")
     width = max(map(len, facts["features"]))
     lines += [f"  {key:<{width}}  {f['dtype']} {tuple(f['shape'])}" for key, f in facts["features"].items()]
+    if facts["undeclared"]:
+        lines.append("columns that info.json does not declare, and that are read only by name")
+        lines += [f"  {name}  {kind}" for name, kind in facts["undeclared"].items()]
     for camera, video in facts["videos"].items():
         lines += [f"video {camera}", f"  {encoding(video)}"]
     if "keep" in facts:
