@@ -43,7 +43,7 @@ def test_a_command_is_understood(command: str, tmp_path: Path, monkeypatch: pyte
         words = words[words.index("-m") + 1 :]
     verb = cli.VERBS[words[1]]
     count, arguments = cli._launched(words[2:])
-    read = cli._settings(words[1], verb, arguments)
+    read = cli.settings_of(words[1], arguments)
     assert not isinstance(read, TrainConfig) or read.data.root == "d"  # the file was read, not only the flags
     assert (count is not None) == ("--launch" in command)
     assert count is None or verb.ranks

@@ -165,9 +165,7 @@ def _guarded(name: str, arguments: list[str], debug: bool) -> int:
         count, arguments = _launched(arguments) if verb.ranks else (None, arguments)
         shown = "--print-config" in arguments
         arguments = [argument for argument in arguments if argument != "--print-config"]
-        resumed = _named("train.rundir:resumed_settings") if name == "resume" else None
-        read = _named("arguments:settings")  # checked once here before every rank reads them too
-        settings = read(name, _named(verb.settings), verb.first, arguments, ranks=verb.ranks, resumed=resumed)
+        settings = settings_of(name, arguments)  # checked once here before every rank reads them too
         if shown:
             print(_named("train.settings:dump_yaml")(settings), end="")
             return 0
@@ -196,6 +194,14 @@ def _guarded(name: str, arguments: list[str], debug: bool) -> int:
             return FAILED
         print(f"understudy {name}: {missing}", file=sys.stderr)
         return WRONG_INPUT
+
+
+def settings_of(name: str, arguments: Sequence[str]) -> Any:
+    """The settings that the arguments of the verb `name` ask for, checked; ConfigError says all that is wrong."""
+    verb = VERBS[name]
+    resumed = _named("train.rundir:resumed_settings") if name == "resume" else None
+    read = _named("arguments:settings")
+    return read(name, _named(verb.settings), verb.first, list(arguments), ranks=verb.ranks, resumed=resumed)
 
 
 def _launched(arguments: list[str]) -> tuple[int | None, list[str]]:
