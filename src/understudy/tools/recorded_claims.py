@@ -53,7 +53,7 @@ def constant(catalog: Catalog, key: str, low: np.ndarray, high: np.ndarray) -> s
 
 
 def colours(catalog: Catalog, key: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Least and most of each colour, in some frames of the episodes of table rows, of pictures that are an array column.
+    """Least and most of each colour, of pictures that are an array column, in some frames of the episodes of `rows`.
 
     Raises:
         DatasetError: they cannot be read.
