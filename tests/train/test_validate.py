@@ -421,6 +421,27 @@ def test_it_repeats_to_the_bit_and_leaves_no_trace(sources: tuple[SourceConfig, 
     assert validation(policy, held, Draws(8, DRAWS, 3, 2), mesh, FLOW, open_loop=1) != first
 
 
+def test_dropout_is_off_and_on_again(
+    sources: tuple[SourceConfig, ...], mesh: Mesh, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, held = opened(sources)
+    policy = untrained(sources, data)
+    drop = torch.nn.Dropout(0.5)
+    policy.add_module("drop", drop)
+    policy.layers[0].register_forward_hook(lambda module, arguments, result: drop(result))
+
+    def found() -> dict[str, Any]:
+        return validation(policy, held, DRAWN, mesh, FLOW, open_loop=2, per_dim=True)
+
+    for training in (True, False):
+        policy.train(training)
+        assert found() == whole
+        assert (policy.training, drop.training) == (training, training)
+    policy.train()
+    monkeypatch.setattr(policy, "eval", lambda: policy)
+    assert found() != whole, "the dropout does nothing: this test shows nothing"
+
+
 def test_pictures_that_are_resized_as_they_are_read_are_those_that_stay_decoded(mesh: Mesh, tmp_path: Path) -> None:
     sources = tiny_sources(tmp_path)
     data, held = opened(sources)
