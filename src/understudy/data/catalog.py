@@ -120,7 +120,7 @@ class Catalog:
         oddities += [
             f"{key}: {feature.dtype} {feature.shape} looks like pictures; it is read as numbers, and no camera"
             for key, feature in features.items()
-            if feature.looks_like_pictures
+            if feature.looks_like_pictures and not feature.is_picture
         ]
         return cls(
             files=files,

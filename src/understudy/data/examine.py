@@ -28,7 +28,8 @@ def examine(catalog: Catalog, limit: int | None = None) -> Iterator[str]:
     absent = gap_rows(catalog)  # which the report has told
     features = catalog.features.values()
     rows = Rows(catalog, [feature.key for feature in features if not feature.is_picture], cache_bytes=0)
-    stored = StoredPictures(catalog, [feature.key for feature in features if feature.dtype == "image"], cache_bytes=0)
+    in_rows = [feature.key for feature in features if feature.is_picture and not feature.is_video]
+    stored = StoredPictures(catalog, in_rows, cache_bytes=0)
     pictures = Pictures(catalog, cache_bytes=0, backend="pyav")
     with_frames = catalog.episodes.lengths > 0
     for row in _first_rows(catalog.episodes.data_file, with_frames & ~absent["data"], limit):

@@ -38,7 +38,17 @@ class Feature:
 
     @property
     def is_picture(self) -> bool:
+        """A camera, however its images are stored: as video, as encoded images, or as arrays in the rows."""
+        return self.is_encoded or self.is_array
+
+    @property
+    def is_encoded(self) -> bool:
         return self.dtype in _PICTURES
+
+    @property
+    def is_array(self) -> bool:
+        """A camera whose images are arrays in the rows: uint8, with three colours as the first or the last axis."""
+        return self.looks_like_pictures and 3 in (self.shape[0], self.shape[2])
 
     @property
     def is_video(self) -> bool:
@@ -93,7 +103,9 @@ class Feature:
 
     @property
     def _channels_first(self) -> bool:
-        """Of a picture's shape, by the names of its axes where it has them."""
+        """Of a picture's shape, by the names of its axes where it has them; of arrays by the axis of three."""
+        if self.is_array:
+            return self.shape[0] == 3
         if isinstance(self.names, (list, tuple)) and len(self.names) == 3:
             return str(self.names[0]).lower().startswith("c")
         return self.shape[2] not in (1, 3, 4)

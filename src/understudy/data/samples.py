@@ -108,7 +108,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._ends = np.cumsum(self.segments[:, 2] - self.segments[:, 1])
         features = self.catalog.features
         self._videos = tuple(k for k in self.keys if k in features and features[k].is_video)
-        self._images = tuple(k for k in self.keys if k in features and features[k].dtype == "image")
+        self._images = tuple(k for k in self.keys if k in features and features[k].is_picture and k not in self._videos)
         self._columns = tuple(k for k in known if k not in (*self._videos, *self._images, *self.absent))
         self._look_for([k for k in self._columns if k not in features and k not in INDEX_KEYS])
         self.row_cache_bytes = row_cache_bytes

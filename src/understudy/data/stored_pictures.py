@@ -1,4 +1,4 @@
-"""Pictures that lie in the rows (`image` dtype, encoded bytes in parquet): read by row group, decoded one by one.
+"""Pictures that lie in the rows (`image` dtype, encoded bytes in parquet, or arrays): read by row group, one by one.
 
 A data file full of pictures is large, so only the row groups that hold a wanted row are read: one episode each where
 the writer made one per episode. Not here: which row of a file a frame is (`rows.py`), video (`pictures.py`).
@@ -15,6 +15,7 @@ import pyarrow as pa
 from PIL import Image
 
 from understudy.data.catalog import Catalog
+from understudy.data.columns import to_numpy
 from understudy.data.errors import DatasetError
 from understudy.data.features import Feature
 from understudy.data.files import renamed
@@ -23,11 +24,11 @@ _REPAIR = "repair the row, or leave the key out with keys=[...]"
 
 
 class StoredPictures:
-    """Decoded pictures of `image` columns. Safe to use from several threads; pickles without its cache.
+    """Pictures of `image` columns and of arrays. Safe to use from several threads; pickles without its cache.
 
     Args:
-        keys: the columns, all features of dtype "image".
-        cache_bytes: budget for encoded pictures in memory; the row group in use is kept whatever its size.
+        keys: the columns, all features that are pictures and no video.
+        cache_bytes: budget for pictures as they are stored, in memory; the row group in use is kept whatever its size.
     """
 
     def __init__(self, catalog: Catalog, keys: Sequence[str], cache_bytes: int) -> None:
@@ -84,15 +85,26 @@ class StoredPictures:
         if self.keys:
             file = int(self.catalog.episodes.data_file[row])
             for group in range(len(self._group_ends(file, row))):
-                self._group(file, group, row)
+                table = self._group(file, group, row)
+                for key in self.keys:
+                    if self.catalog.features[key].is_array:
+                        self._arrays(key, table, row)
 
     def _picture(self, key: str, file: int, row: int, place: int) -> np.ndarray:
         ends = self._group_ends(file, row)
         group = int(np.searchsorted(ends, place, side="right"))
         first = int(ends[group - 1]) if group else 0
-        stored = self.catalog.stored.get(key, key)
-        value = self._group(file, group, row).column(stored)[place - first].as_py()
-        return decode_image(value, self.catalog.features[key], self.catalog, self._where(row))
+        feature, table = self.catalog.features[key], self._group(file, group, row).slice(place - first, 1)
+        if feature.is_array:
+            return self._arrays(key, table, row)[0]
+        value = table.column(self.catalog.stored.get(key, key))[0].as_py()
+        return decode_image(value, feature, self.catalog, self._where(row))
+
+    def _arrays(self, key: str, table: pa.Table, row: int) -> np.ndarray:
+        """Pictures that are stored as arrays, of all rows of `table`: uint8 (n, 3, H, W)."""
+        feature = self.catalog.features[key]
+        arrays = to_numpy(table.column(self.catalog.stored.get(key, key)), feature, self._where(row), key)
+        return arrays if feature.shape[0] == 3 else arrays.transpose(0, 3, 1, 2)
 
     def _group_ends(self, file: int, row: int) -> np.ndarray:
         if file not in self._ends:

@@ -136,9 +136,9 @@ class EpisodeWriter:
             if feature.is_video:
                 self._encoders[key].add(value)
                 continue
-            if feature.is_picture and len(self._frame_tasks) % picture_step(*feature.shape[:2]) == 0:
+            if feature.is_encoded and len(self._frame_tasks) % picture_step(*feature.shape[:2]) == 0:
                 self._pictures[key].add(value)  # PNG loses nothing
-            self._columns[key].append(png(value) if feature.is_picture else value)
+            self._columns[key].append(png(value) if feature.is_encoded else value)
         self._frame_tasks.append(task)
 
     def save_episode(self) -> int:
@@ -335,7 +335,7 @@ def _locked(owner: EpisodeWriter) -> weakref.finalize:
 def _accumulators(features: Mapping[str, Feature]) -> Statistics:
     """One accumulator for each feature that has statistics."""
     return {
-        key: PictureStatistics() if feature.is_picture else RunningStatistics(feature.shape)
+        key: PictureStatistics() if feature.is_encoded else RunningStatistics(feature.shape)
         for key, feature in features.items()
         if feature.dtype != "string"
     }

@@ -76,11 +76,11 @@ def _check_value(key: str, value: Any, feature: Feature, allow_nan: bool) -> Any
         array = array.reshape(1)
     if array.shape != feature.shape:
         raise ValueError(f"{key!r}: shape {array.shape}, expected {feature.shape}")
-    want = np.dtype(np.uint8 if feature.is_picture else feature.dtype)
-    if feature.is_picture or want.kind == "b":
+    want = np.dtype(np.uint8 if feature.is_encoded else feature.dtype)
+    if feature.is_encoded or want.kind == "b":
         if array.dtype != want:
             raise ValueError(f"{key!r}: dtype {array.dtype}, expected {want}")
-        return array if feature.is_picture else array.copy()  # pictures are encoded at once, the rest is kept
+        return array if feature.is_encoded else array.copy()  # pictures are encoded at once, the rest is kept
     if array.dtype.kind not in ("iuf" if want.kind == "f" else "iu"):
         raise ValueError(f"{key!r}: dtype {array.dtype} does not become {want}")
     with np.errstate(over="ignore"):

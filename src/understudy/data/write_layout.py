@@ -143,9 +143,9 @@ def statistic_type(feature: Feature, name: str) -> pa.DataType:
     if name == "count":
         return pa.list_(pa.int64())
     kind = pa.float64()
-    if name in ("min", "max") and not feature.is_picture and np.dtype(feature.dtype).kind in "biu":
+    if name in ("min", "max") and not feature.is_encoded and np.dtype(feature.dtype).kind in "biu":
         kind = pa.int64()
-    for _ in range(3 if feature.is_picture else len(feature.shape)):
+    for _ in range(3 if feature.is_encoded else len(feature.shape)):
         kind = pa.list_(kind)
     return kind
 

@@ -170,7 +170,7 @@ def _declared(dataset: EpisodeDataset) -> dict[str, _Declared]:
         elif key in dataset.absent:
             dtype = "absent"
         elif feature is not None and (feature.is_text or feature.is_picture):
-            dtype = "text" if feature.is_text else feature.dtype
+            dtype = "text" if feature.is_text else "video" if feature.is_video else "image"
         elif feature is not None:
             dtype, shape = np.dtype(feature.dtype), () if key in INDEX_KEYS else feature.value_shape
         found[key] = dtype, windows.get(key, 0), shape

@@ -378,7 +378,7 @@ def _row_bytes(dataset: EpisodeDataset) -> int:
     row = 36  # of the index: four int64 and a time
     for key in set(dataset.keys) - set(INDEX_KEYS):
         feature = features.get(key)
-        if feature is not None and not feature.is_video and not feature.is_text and feature.dtype != "image":
+        if feature is not None and not feature.is_picture and not feature.is_text:
             row += int(np.prod(feature.shape, dtype=np.int64)) * np.dtype(feature.dtype).itemsize
     return min(count * row, dataset.row_cache_bytes)
 

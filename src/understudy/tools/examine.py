@@ -46,7 +46,8 @@ def examine(catalog: Catalog, limit: int) -> dict[str, Any]:
         "lengths": {"min": int(lengths.min()), "median": float(np.median(lengths)), "max": int(lengths.max())},
         "tasks": _tasks(catalog),
         "features": {
-            key: {"dtype": feature.dtype, "shape": list(feature.shape)} for key, feature in catalog.features.items()
+            key: {"dtype": feature.dtype, "shape": list(feature.shape), "camera": feature.is_picture}
+            for key, feature in catalog.features.items()
         },
         "undeclared": _undeclared(catalog, wrong),
         "rows": rows,

@@ -96,7 +96,8 @@ def told(facts: dict[str, Any]) -> str:
         lines.append(f"  and {len(facts['tasks']) - 20} more")
     lines.append("features")
     width = max(map(len, facts["features"]))
-    lines += [f"  {key:<{width}}  {f['dtype']} {tuple(f['shape'])}" for key, f in facts["features"].items()]
+    for key, f in facts["features"].items():
+        lines.append(f"  {key:<{width}}  {f['dtype']} {tuple(f['shape'])}" + (", a camera" if f["camera"] else ""))
     if facts["undeclared"]:
         lines.append("columns that info.json does not declare, and that are read only by name")
         lines += [f"  {name}  {kind}" for name, kind in facts["undeclared"].items()]

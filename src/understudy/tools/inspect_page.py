@@ -47,7 +47,10 @@ def page(catalog: Catalog, facts: dict[str, Any], shown: int) -> str:
     ]
     wrong = "".join(f"<li>{escape(line)}</li>" for line in facts["wrong"])
     kept = "".join(f"<li>{escape(line)}</li>" for line in facts.get("keep", {}).get("told", []))
-    features = [[key, f["dtype"], " × ".join(map(str, f["shape"]))] for key, f in facts["features"].items()]
+    features = [
+        [key, f["dtype"] + (", a camera" if f["camera"] else ""), " × ".join(map(str, f["shape"]))]
+        for key, f in facts["features"].items()
+    ]
     features += [[name, kind, "not declared"] for name, kind in facts["undeclared"].items()]
     videos = [f"<h3>{escape(key)}</h3><p>{escape(encoding(video))}</p>" for key, video in facts["videos"].items()]
     tasks = [[task["task"], task["episodes"]] for task in facts["tasks"][:50]]
