@@ -58,13 +58,15 @@ def colours(catalog: Catalog, key: str, rows: np.ndarray) -> tuple[np.ndarray, n
     Raises:
         DatasetError: they cannot be read.
     """
-    shape = catalog.features[key].shape
-    axis = 0 if shape[0] in (1, 3, 4) and shape[2] not in (1, 3, 4) else 2
+    feature = catalog.features[key]
+    first = feature.shape[0] in (1, 3, 4) and feature.shape[2] not in (1, 3, 4)
+    axis = 0 if first or feature.is_picture else 2  # a camera comes with its colours in front
     some = rows[np.linspace(0, len(rows) - 1, min(FRAMES, len(rows))).round().astype(int)]
     episodes, lengths = catalog.episodes.ids[some], catalog.episodes.lengths[some]
     data = EpisodeDataset(catalog, keys=[key], row_cache_bytes=1)
     found = [data.sample(int(e), int(n) // 2)[key].double().numpy() for e, n in zip(episodes, lengths)]
-    values = np.moveaxis(np.stack(found), axis + 1, -1).reshape(-1, shape[axis])
+    values = np.moveaxis(np.stack(found), axis + 1, -1)
+    values = values.reshape(-1, values.shape[-1])
     return values.min(0), values.max(0)
 
 
