@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from understudy.declare import Ge, Gt, Positional
+from understudy.declare import Gt, Interval, Positional
 
 if TYPE_CHECKING:
     from understudy.tools.bench_measure import Round, Trial
@@ -24,19 +24,19 @@ class BenchConfig:
 
     path: Positional[str] = ""
     """Folder or URL of a LeRobot dataset."""
-    batch: Annotated[int, Ge(1)] = 32
+    batch: Annotated[int, Interval(ge=1, le=2**24)] = 32
     """Samples per batch."""
-    chunk: Annotated[int, Ge(1)] = 16
+    chunk: Annotated[int, Interval(ge=1, le=2**16)] = 16
     """Actions per sample."""
     cameras: tuple[str, ...] = ()
     """Cameras to load; none given: all."""
-    threads: Annotated[int, Ge(0)] = 0
+    threads: Annotated[int, Interval(ge=0, le=2**12)] = 0
     """Loader threads; 0: the loader chooses."""
     memory: str = "1GB"
     """What the loader may hold. Where all pictures fit, they are decoded once and then only copied."""
     seconds: Annotated[float, Gt(0)] = 5.0
     """Seconds per round and side."""
-    rounds: Annotated[int, Ge(1)] = 3
+    rounds: Annotated[int, Interval(ge=1, le=10**6)] = 3
     """Rounds; medians are told."""
     against: Literal["", "lerobot"] = ""
     """Measure LeRobot's loader as well."""
@@ -50,12 +50,14 @@ class BenchConfig:
     def problems(self) -> list[str]:
         """What is wrong with the settings together, one line each."""
         from understudy.load.sizes import parse_bytes
+        from understudy.train.limits import LOADER_THREADS, too_many
 
         found = [] if self.path else ["path: required, the folder or URL of a dataset"]
         try:
             parse_bytes(self.memory)
         except ValueError as error:
             found.append(str(error))
+        found += too_many("threads", self.threads, LOADER_THREADS)
         if self.picture and not Path(self.picture).absolute().parent.is_dir():
             found.append(f"picture: there is no folder {Path(self.picture).parent}; make it first")
         if self.picture and not self.picture.endswith((".png", ".svg", ".pdf")):

@@ -35,7 +35,7 @@ class DemoConfig:
     """Decides recording, training and rollouts."""
     episodes: Annotated[int, Ge(6)] = 200
     """Episodes to record."""
-    steps: Annotated[int, Ge(20)] = 2500
+    steps: Annotated[int, Interval(ge=20, le=10**9)] = 2500
     """Training steps; they, and not the clock, decide when training ends."""
     rollouts: Annotated[int, Ge(1)] = 30
     """Episodes to play, and as many again with another block named."""

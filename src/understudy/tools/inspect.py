@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from understudy.declare import Ge, Positional
+from understudy.declare import Ge, Interval, Positional
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class InspectConfig:
     """Where the HTML page goes; by default NAME-inspect.html in the current folder, and none with --json."""
     json: bool = False
     """Print the facts as one JSON object."""
-    shown: Annotated[int, Ge(0)] = 4
+    shown: Annotated[int, Interval(ge=0, le=10**4)] = 4
     """Episodes on the page."""
     limit: Annotated[int, Ge(1)] = 500
     """At most this many episodes, and video files per camera, are opened, spread evenly over the dataset."""

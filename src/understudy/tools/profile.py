@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from understudy.declare import Ge
+from understudy.declare import Interval
 from understudy.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ GROUPS = {
 class MeasureConfig:
     """How long is measured."""
 
-    warmup: Annotated[int, Ge(1)] = 5
+    warmup: Annotated[int, Interval(ge=1, le=10**6)] = 5
     """Steps that are not measured: allocators, caches and compilers settle in them."""
-    steps: Annotated[int, Ge(1)] = 20
+    steps: Annotated[int, Interval(ge=1, le=10**6)] = 20
     """Steps that are measured, once as they are trained and once with the device awaited at every phase."""
 
 

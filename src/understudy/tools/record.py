@@ -38,7 +38,7 @@ class RecordConfig:
     noise: Annotated[float, Ge(0)] | None = None
     """Standard deviation of the Gaussian noise added to what is executed (actions are in [-1, 1]); the clean action is
     recorded. That way the data shows how to recover. None: what suits the world's expert."""
-    size: Annotated[int, Ge(16)] = 64
+    size: Annotated[int, Interval(ge=16, le=2**12)] = 64
     """Height and width of the pictures."""
     cameras: tuple[str, ...] | None = None
     """Cameras to record; none given: the world's own choice (tabletop: front; metaworld: corner2)."""

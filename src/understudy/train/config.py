@@ -11,6 +11,7 @@ from typing import Annotated, Literal, get_args
 from understudy.declare import Ge, Gt, Interval, Le
 from understudy.load.sizes import parse_bytes
 from understudy.train.data_config import DataConfig
+from understudy.train.limits import LOADER_THREADS, THREADS, too_many
 from understudy.train.rollout_config import RolloutEvery
 
 Mode = Literal["policy", "forward_dynamics", "inverse_dynamics"]
@@ -58,11 +59,11 @@ class ScheduleConfig:
     """The learning rate over the steps."""
 
     kind: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup: Annotated[int, Ge(0)] = 100
+    warmup: Annotated[int, Interval(ge=0, le=10**12)] = 100
     """Steps of linear warm-up."""
     final: Annotated[float, Ge(0), Le(1)] = 0.0
     """Where the decay ends, as a fraction of the peak."""
-    steps: Annotated[int, Ge(1)] | None = None
+    steps: Annotated[int, Interval(ge=1, le=10**12)] | None = None
     """Step at which the decay ends; none is the end of the run. Resuming with more steps keeps this one."""
 
 
@@ -70,7 +71,7 @@ class ScheduleConfig:
 class AugmentConfig:
     """Changes made to training samples only, each drawn from (seed, purpose, position)."""
 
-    shift: Annotated[int, Ge(0)] = 4
+    shift: Annotated[int, Interval(ge=0, le=2**13)] = 4
     """Pictures are moved by up to this many pixels in each direction, edges repeated; 0 is off."""
     text_dropout: Annotated[float, Interval(ge=0, le=1)] = 0.0
     """Share of samples whose instruction is replaced by the empty text."""
@@ -82,19 +83,19 @@ class PolicyConfig:
 
     picture: tuple[int, int] = (64, 64)
     """Height and width the network sees; pictures of another size are area-averaged to it."""
-    text_bytes: Annotated[int, Ge(1)] = 96
+    text_bytes: Annotated[int, Interval(ge=1, le=2**20)] = 96
     """Length of the instruction in bytes, with its start token; longer ones are cut."""
-    channels: Annotated[int, Ge(1)] = 24
+    channels: Annotated[int, Interval(ge=1, le=2**16)] = 24
     """Channels of the picture network (a multiple of 8)."""
-    blocks: Annotated[int, Ge(1)] = 3
+    blocks: Annotated[int, Interval(ge=1, le=10**4)] = 3
     """Residual blocks of the picture network."""
-    points: Annotated[int, Ge(1)] = 32
+    points: Annotated[int, Interval(ge=1, le=2**16)] = 32
     """Keypoints read from each picture (even: half from the network's maps, half from the plain colours)."""
-    width: Annotated[int, Ge(1)] = 192
+    width: Annotated[int, Interval(ge=1, le=2**20)] = 192
     """Width of the condition and of the action network."""
-    layers: Annotated[int, Ge(1)] = 3
+    layers: Annotated[int, Interval(ge=1, le=10**4)] = 3
     """Residual layers of the action network."""
-    draws: Annotated[int, Ge(1)] = 4
+    draws: Annotated[int, Interval(ge=1, le=2**12)] = 4
     """Noises and flow times per sample and step; they share one look at the pictures, which is most of the cost."""
 
 
@@ -103,9 +104,9 @@ class ParallelConfig:
     """How the processes of a run share it: R replicas of S shards of the weights. (N, 1) is DDP, (1, N) FSDP2, (R, S)
     HSDP. Neither the samples nor, up to the sequence of sums, the numbers depend on it."""
 
-    dp_shard: Annotated[int, Ge(1)] = 1
+    dp_shard: Annotated[int, Interval(ge=1, le=2**20)] = 1
     """Over how many processes the weights, gradients and moments of one replica are spread."""
-    dp_replicate: Annotated[int, Ge(1)] | None = None
+    dp_replicate: Annotated[int, Interval(ge=1, le=2**20)] | None = None
     """Replicas; none is as many as there are processes for."""
     timeout: Annotated[float, Gt(0)] = 600.0
     """Seconds that a process waits for another one that does nothing before it gives up. This is for one that hangs:
@@ -118,11 +119,11 @@ class TrainConfig:
 
     out: str = "runs/train"
     """Run directory, made by `train`; an existing run is never overwritten."""
-    steps: Annotated[int, Ge(1)] = 2500
+    steps: Annotated[int, Interval(ge=1, le=10**12)] = 2500
     """Optimizer steps."""
-    batch: Annotated[int, Ge(1)] = 64
+    batch: Annotated[int, Interval(ge=1, le=2**24)] = 64
     """Samples per step, over all processes and micro-batches."""
-    micro_batch: Annotated[int, Ge(1)] | None = None
+    micro_batch: Annotated[int, Interval(ge=1, le=2**24)] | None = None
     """Samples that a process computes at a time; gradients are added up until the batch is whole. None is its share of
     the batch at once: the fastest where the memory bears it. With a number, a run in fp32 on CPUs is the same bits on
     however many processes; without, their number changes how sums are rounded."""
@@ -142,7 +143,7 @@ class TrainConfig:
     """Folder of an exported policy to begin with: its weights and its normalisation. None named: fresh weights."""
     optim: OptimConfig = field(default_factory=OptimConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    max_skipped: Annotated[int, Ge(1)] = 20
+    max_skipped: Annotated[int, Interval(ge=1, le=10**12)] = 20
     """Steps in a row whose gradient is not finite (they change no weight), after which the run ends as an error."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the arithmetic is done; `auto` is a GPU per process where there are any."""
@@ -154,9 +155,9 @@ class TrainConfig:
     """Compile each block of the network (`torch.compile`): slower to start, faster from then on, on GPUs."""
     activation_checkpoint: Literal["none", "selective", "full"] = "none"
     """What of each block is computed again in the backward pass instead of being kept: nothing, what is cheap, all."""
-    checkpoint_every: Annotated[int, Ge(1)] = 500
+    checkpoint_every: Annotated[int, Interval(ge=1, le=10**12)] = 500
     """Steps between checkpoints; there is always one at the end."""
-    keep: Annotated[int, Ge(1)] = 2
+    keep: Annotated[int, Interval(ge=1, le=10**9)] = 2
     """Checkpoints kept; an older one goes only when the newer ones are safe on disk."""
     keep_best: str = "none"
     """Also keep the checkpoint with the lowest held-out figure: `loss` over all samples, `macro` the mean of the tasks'
@@ -164,18 +165,18 @@ class TrainConfig:
     error of sampled actions. Each validation that is better than all before it then makes a checkpoint."""
     async_save: bool = False
     """Write checkpoints beside the training; costs a copy of the weights and moments in memory."""
-    val_every: Annotated[int, Ge(0)] = 500
+    val_every: Annotated[int, Interval(ge=0, le=10**12)] = 500
     """Steps between validations, and one at the end; 0 never validates. Training does not notice."""
     val_frames: Annotated[int, Interval(ge=0, le=10**8)] = 100_000
     """Held-out frames that a validation judges at most. Of more it judges a sample, the same one each time: every
     source and task has its share of it, spread over its episodes. 0 judges all, which takes memory for each."""
     val_weights: Literal["average", "live"] = "average"
     """Which weights are validated: the moving average, where one is kept (`optim.ema.decay`), or those in training."""
-    val_open_loop: Annotated[int, Ge(0)] = 10
+    val_open_loop: Annotated[int, Interval(ge=0, le=10**12)] = 10
     """Of each source each so-many-th held-out frame is acted on, too, and the actions are compared with the recorded
     ones; 0 never."""
     rollout: RolloutEvery = field(default_factory=RolloutEvery)
-    log_every: Annotated[int, Ge(1)] = 20
+    log_every: Annotated[int, Interval(ge=1, le=10**6)] = 20
     """Steps between visits to the host: metrics are written and the progress line is refreshed."""
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     """Where metrics go besides metrics.jsonl, which is always written."""
@@ -219,7 +220,8 @@ class TrainConfig:
 
     def problems(self) -> list[str]:
         """What is wrong between fields, one line each."""
-        found = []
+        found = too_many("threads", self.threads, THREADS)
+        found += too_many("loader_threads", self.loader_threads, LOADER_THREADS)
         try:
             parse_bytes(self.memory)
         except ValueError as error:
@@ -246,6 +248,7 @@ class TrainConfig:
             )
         if self.policy.points % 2:
             found.append(f"policy.points: {self.policy.points}: must be even, half of them look at plain colours")
-        if any(side < 8 or side % 4 for side in self.policy.picture):
-            found.append(f"policy.picture: {self.policy.picture}: height and width must be multiples of 4, at least 8")
+        if any(side < 8 or side % 4 or side > 8192 for side in self.policy.picture):
+            rule = "height and width must be multiples of 4, from 8 to 8192"
+            found.append(f"policy.picture: {self.policy.picture}: {rule}")
         return found

@@ -101,7 +101,7 @@ class DataConfig(DatasetConfig):
     """Several datasets that are mixed, instead of the one described beside this; in a file only (docs/training.md)."""
     cameras: tuple[str, ...] = ()
     """Keys of the cameras that the policy sees; none named: all that any source declares. `none`: no camera."""
-    chunk: Annotated[int, Ge(1)] = 8
+    chunk: Annotated[int, Interval(ge=1, le=2**16)] = 8
     """Actions per chunk: the policy predicts this many frames ahead, starting with the present one."""
     val_fraction: Annotated[float, Interval(ge=0, lt=1)] = 0.1
     """Share of the episodes that is held out for validation, whole episodes only; 0 trains on all."""
@@ -109,7 +109,7 @@ class DataConfig(DatasetConfig):
     """What a policy's inputs and outputs are scaled by, per dimension, over the training episodes."""
     order: Literal["clips", "uniform", "episodes", "sequential"] = "clips"
     """How positions walk through the frames; `clips` is well shuffled and decodes each picture about once."""
-    frames_in_flight: Annotated[int, Ge(1)] | None = None
+    frames_in_flight: Annotated[int, Interval(ge=1, le=10**12)] | None = None
     """How many frames the shuffle may spread over, on all ranks together: more is better shuffled, fewer needs less
     memory. Without a number: 100,000, or 192 per sample of a batch of more than 520."""
     cache: str = ""

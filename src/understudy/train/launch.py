@@ -29,6 +29,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 
+from understudy.train.limits import PROCESSES, too_many
 from understudy.train.settings import ConfigError
 
 STOPPED = 75
@@ -98,10 +99,12 @@ def launch(command: Sequence[str], count: int, name: str = "understudy") -> int:
         0 when all ranks have, 75 when they stopped with a checkpoint, the code of the first that failed (1 if a signal
         killed it), 128 + n when signal n was handed on before the ranks could listen to it.
     Raises:
-        ConfigError: see `hosts`, or a count below 1.
+        ConfigError: see `hosts`, or a count that this host cannot run.
     """
     if count < 1:
         raise ConfigError(f"--launch {count}: at least 1 process")
+    for line in too_many("--launch", count, PROCESSES):
+        raise ConfigError(line)
     where = hosts(os.environ)
     with closing(socket.socket()) as held:
         port = where.port if where.port is not None else _reserve(held)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from understudy.declare import Ge, Interval, Positional
+from understudy.declare import Interval, Positional
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class Play:
     episodes: Annotated[int, Interval(ge=1, le=1 << 24)] = 30
     seed: Annotated[int, Interval(ge=0, lt=1 << 32)] = 0
     """Decides layouts and noise. No seed ever gives a layout that a recording has."""
-    execute: Annotated[int, Ge(1)] = 4
+    execute: Annotated[int, Interval(ge=1, le=2**16)] = 4
     """Actions executed of each predicted chunk before looking again."""
-    steps: Annotated[int, Ge(1)] = 10
+    steps: Annotated[int, Interval(ge=1, le=10**4)] = 10
     """Euler steps per prediction."""
-    size: Annotated[int, Ge(8)] = 64
+    size: Annotated[int, Interval(ge=8, le=2**12)] = 64
     """Height and width of the pictures, as recorded."""
-    parallel: Annotated[int, Ge(1)] = 15
+    parallel: Annotated[int, Interval(ge=1, le=2**12)] = 15
     """Worlds played side by side."""
     device: str = "cpu"
     """Where the policy computes."""
@@ -46,7 +46,7 @@ class RolloutConfig(Play):
     """Run directory; its policy/ is played."""
     swap_text: bool = False
     """Name another task than the one the scene was set up with: does the policy listen?"""
-    films: Annotated[int, Ge(0)] = 6
+    films: Annotated[int, Interval(ge=0, le=2**16)] = 6
     """Episodes of which a strip of pictures is kept."""
 
     def problems(self) -> list[str]:
@@ -57,7 +57,7 @@ class RolloutConfig(Play):
 class RolloutEvery(Play):
     """Closed-loop evaluations on the way, played beside the training by a process of lower priority."""
 
-    every: Annotated[int, Ge(0)] = 0
+    every: Annotated[int, Interval(ge=0, le=10**12)] = 0
     """Steps between them; 0: none. The weights of that step are set aside and played one after the other; at the end
     the run waits for those that are left. Training does not notice."""
 

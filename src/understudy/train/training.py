@@ -8,20 +8,23 @@ optimizer. Not here: files (`run.py`), the loop (`loop.py`), what a step does (`
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from understudy.load.sizes import parse_bytes
 from understudy.order.keys import make_key
-from understudy.policies.flow_policy import FlowPolicy
+from understudy.policies.flow_policy import FlowPolicy, FlowPolicyConfig
 from understudy.train import precision
 from understudy.train.adamw import Float32AdamW
 from understudy.train.compile import compile_blocks
 from understudy.train.config import TrainConfig
 from understudy.train.data import RunData
 from understudy.train.held_out import HeldOut
+from understudy.train.limits import memory
 from understudy.train.modes import mode_of
 from understudy.train.optim import average_of, decay_at, freeze, loss_weights, update_average
 from understudy.train.parallel import Mesh, fair_threads, gather_later, micro_batches, shard
@@ -125,6 +128,33 @@ class Training:
         return precision.named_tensors(self.policy, self.optimizer, self.average)
 
 
+class _Weightless(TorchFunctionMode):
+    """Tensors of a million elements or more have a shape and no memory."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = dict(kwargs or {})
+        if func is torch.empty:
+            shape = named.get("size", args[0] if len(args) == 1 and not isinstance(args[0], int) else args)
+            if prod(shape) >= 1 << 20:
+                named["device"] = "meta"
+        return func(*args, **named)
+
+
+def _refuse_what_has_no_room(network: FlowPolicyConfig, normalisation: Mapping[str, Any], mesh: Mesh) -> None:
+    """Raise ConfigError where the float32 weights alone, made whole in each process, are more than the machine has."""
+    try:
+        with torch.random.fork_rng(devices=[]), _Weightless():
+            count = sum(weight.numel() for weight in FlowPolicy(network, normalisation).parameters())
+    except (ValueError, RuntimeError):  # whoever makes it says why
+        return
+    needed, here = 4 * count * mesh.local_world, memory()
+    if needed > here:
+        raise ConfigError(
+            f"policy: {count:,} parameters take {needed / 1e9:,.0f} GB in {mesh.local_world} processes, and this "
+            f"machine has {here / 1e9:,.0f} GB: make policy.width, policy.layers or policy.channels smaller"
+        )
+
+
 def begun(
     config: TrainConfig,
     data: RunData,
@@ -139,6 +169,7 @@ def begun(
     Raises:
         ConfigError: settings that name what the policy does not have, or that do not go with the mesh or the machine.
     """
+    _refuse_what_has_no_room(data.policy_config(config), normalisation, mesh)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(make_key(config.seed, "first weights"))
         try:
