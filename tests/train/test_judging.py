@@ -18,6 +18,7 @@ from support.runs import same_run, series, tiny_config
 from understudy.data.errors import DatasetError
 from understudy.data.packets import open_packets
 from understudy.policies.flow_policy import FlowPolicy
+from understudy.tools import groups_table, report_held_out
 from understudy.train import checkpoint, parallel, run, training, validate
 from understudy.train.config import TrainConfig
 from understudy.train.data import open_data
@@ -245,3 +246,30 @@ def test_more_than_a_few_that_cannot_be_read_are_an_error(
     with pytest.raises(DatasetError, match="1 of "):
         run.train(substituting(config_of(damaged[0], tmp_path / "r")))
     assert checkpoint.steps(RunDir(tmp_path / "r").checkpoints)[-1] == 5
+
+
+# -- a sample of the frames -------------------------------------------------------------------------------------------
+
+
+def with_small_chunks(config: TrainConfig) -> int:
+    with small_chunks():
+        return run.train(config)
+
+
+def test_a_sample_of_the_held_out_frames_is_judged_and_said_to_be_one(data: Path, whole: Path, tmp_path: Path) -> None:
+    """The same sample in each validation, whoever judges it; the training does not notice."""
+    config = config_of(data, tmp_path / "one", val_frames=10)
+    assert with_small_chunks(config) == run.DONE
+    assert in_ranks(2, with_small_chunks, replace(config, out=str(tmp_path / "two"))) == [run.DONE, run.DONE]
+    same_run(tmp_path / "one", tmp_path / "two")
+    assert series(tmp_path / "one") == series(whole)
+    val = series(tmp_path / "one", "val")
+    frames = series(whole, "val")[0]["samples"]
+    for record, of_all in zip(val, series(whole, "val"), strict=True):
+        assert (record["samples"], record["held_out"]) == (10, frames)
+        assert record["tasks"].keys() == of_all["tasks"].keys()
+        assert record["loss"] != of_all["loss"]
+    judged = run.judge(tmp_path / "one")
+    assert judged == {key: value for key, value in val[-1].items() if key != "kind"}
+    for text in (groups_table.told(judged), report_held_out.held_out(val)):
+        assert f"10 of {frames} held-out frames" in text

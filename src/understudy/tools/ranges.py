@@ -112,7 +112,7 @@ def found(catalog: "Catalog", config: RangesConfig) -> tuple[dict[int, list[tupl
 
     from understudy.data.idle import idle_ranges, non_idle_ranges
     from understudy.data.rows import Rows
-    from understudy.progress import tqdm
+    from understudy.progress import Progress
 
     keys, rule = _keys(catalog, config), rule_of(config, catalog.fps)
     episodes = catalog.episodes
@@ -120,13 +120,16 @@ def found(catalog: "Catalog", config: RangesConfig) -> tuple[dict[int, list[tupl
     by_file = np.argsort(episodes.data_file, kind="stable")  # each file is read once
     kept: dict[int, list[tuple[int, int]]] = {}
     idle = 0
-    for row in tqdm(by_file[episodes.lengths[by_file] > 0].tolist(), desc="episodes", unit="", leave=False):
-        frames = np.arange(int(episodes.lengths[row]))[None]
-        taken = rows.take(np.asarray([row]), dict.fromkeys(keys, frames))
-        values = np.concatenate([np.asarray(taken[key])[0].reshape(frames.size, -1) for key in keys], axis=1)
-        values = values[:, list(config.dims)] if config.dims else values
-        kept[row] = non_idle_ranges(values, rule)
-        idle += sum(stop - start for start, stop in idle_ranges(values, rule))
+    chosen = by_file[episodes.lengths[by_file] > 0].tolist()
+    with Progress(len(chosen), "ranges", "episode") as bar:
+        for row in chosen:
+            frames = np.arange(int(episodes.lengths[row]))[None]
+            taken = rows.take(np.asarray([row]), dict.fromkeys(keys, frames))
+            values = np.concatenate([np.asarray(taken[key])[0].reshape(frames.size, -1) for key in keys], axis=1)
+            values = values[:, list(config.dims)] if config.dims else values
+            kept[row] = non_idle_ranges(values, rule)
+            idle += sum(stop - start for start, stop in idle_ranges(values, rule))
+            bar.update()
     kept = dict(sorted(kept.items()))
     lengths = [stop - start for own in kept.values() for start, stop in own]
     without = [int(episodes.ids[row]) for row, own in kept.items() if not own]

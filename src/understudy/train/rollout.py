@@ -82,7 +82,7 @@ def rollout(
     import torch
 
     from understudy.order import sample_normal
-    from understudy.progress import tqdm
+    from understudy.progress import Progress
 
     chunk, width = policy.config.chunk, policy.config.action_dim
     drawn = (chunk, policy.config.noise_dim)
@@ -98,7 +98,7 @@ def rollout(
     waiting = iter(range(episodes))
     lanes = [lane for world in worlds if (lane := _begin(world, waiting, seed, swap_text, films)) is not None]
     finished: list[_Lane] = []
-    with tqdm(total=episodes, desc="rollout", unit="ep", disable=None) as progress:
+    with Progress(episodes, "rollout", "episode") as progress:
         while lanes:
             at = np.array([lane.episode * world.max_steps + lane.step for lane in lanes])
             noise = torch.from_numpy(sample_normal(seed, "rollout", at, drawn)).to(device)

@@ -32,7 +32,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from understudy.policies import folder
-from understudy.progress import tqdm
+from understudy.progress import Progress, tqdm
 from understudy.train.config import TrainConfig
 from understudy.train.parallel import Mesh
 from understudy.train.rollout_result import wilson
@@ -125,9 +125,7 @@ class Rollouts:
         leaves the others alone for longer than it takes to look once."""
         waiting, stopping = mesh.votes(self.look(log, self._config.steps, last=True), stop.asked)
         total = len(self._queue)
-        often = 0.5 if sys.stderr.isatty() else 15.0
-        quiet = not (waiting and self._here)
-        with tqdm(total=total, desc="rollouts", unit="step", mininterval=often, disable=quiet) as bar:
+        with Progress(total, "rollouts", "step", shown=waiting and self._here) as bar:
             while waiting and not stopping:
                 time.sleep(LOOK)
                 bar.update(total - len(self._queue) - bar.n)
