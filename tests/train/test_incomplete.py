@@ -1,6 +1,7 @@
 """Datasets of which something is missing: an error before the first step, or left out by name and for good."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 
 from support.datasets import Spec, edit_json, write_dataset
+from support.ranks import in_ranks
 from support.runs import final_tensors, series, tiny_config
+from understudy.data.catalog import Catalog
 from understudy.data.errors import DatasetError
 from understudy.train.config import TrainConfig
 from understudy.train.data import RunData, open_data
@@ -202,8 +205,39 @@ def test_what_was_skipped_is_frozen_with_the_run(
     assert series(tmp_path / "run") == series(tmp_path / "plain")
     assert final_tensors(tmp_path / "run").keys() == final_tensors(tmp_path / "plain").keys()
     lose(root, WRIST, 3)
-    with pytest.raises((DatasetError, ConfigError), match="1 episode is incomplete and was there"):
+    with pytest.raises((DatasetError, ConfigError), match=r"1 episode is incomplete and was there"):
         resume(replace(config, steps=10))
+
+
+def one_looks(root: Path, out: Path) -> list[int]:
+    """Train, of two ranks; only rank 0 may look for files. Which episodes the run left out."""
+    if os.environ["RANK"] != "0":
+        Catalog.gaps = None  # type: ignore[method-assign,assignment]
+    config = tiny_config(root, out, steps=2, val_every=0)
+    assert train(replace(config, data=replace(config.data, on_incomplete_episode="skip"))) == 0
+    [source] = RunDir(out).frozen()["sources"]
+    return list(source["skipped"])
+
+
+def test_one_process_looks_for_all(copy: Make, tmp_path: Path) -> None:
+    """A hundred thousand files are not listed by each of a thousand ranks, and all leave out the same episodes."""
+    root = copy()
+    lose(root, TOP, 2, 5)
+    assert in_ranks(2, one_looks, root, tmp_path / "run", timeout=120) == [[2, 5], [2, 5]]
+
+
+def test_git_lfs_pointers_end_train(copy: Make) -> None:
+    root = copy()
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 12345\n"
+    videos = sorted((root / "videos").rglob(f"{TOP}/*.mp4"))
+    videos[0].write_bytes(pointer)
+    with pytest.raises(DatasetError, match=r"1 episode is incomplete of 10.*git lfs pull") as caught:
+        opened(root)
+    assert pasted(str(caught.value)) == {"exclude_episodes": (0,)}
+    for video in videos[1:]:
+        video.write_bytes(pointer)
+    with pytest.raises(DatasetError, match=r"10 episodes are incomplete of 10.*10 of 10 files.*git lfs pull"):
+        opened(root, on_incomplete_episode="skip")
 
 
 def test_what_is_odd_is_said_before_the_first_step(

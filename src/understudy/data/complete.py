@@ -122,36 +122,38 @@ class _Listing:
     def __init__(self, files: Files) -> None:
         self._files = files
         self._names: dict[str, frozenset[str] | None] = {}
-        self._chunks: dict[str, list[str]] = {}
+        self._chunks: dict[tuple[str, str], dict[str, str]] = {}
 
     def find(self, table: FileTable, file: int) -> str | None:
         """Where a file lies (see `FileTable.find`), "" for nowhere, None where that cannot be known."""
         path = table.path(file)
-        there = self._has(path)
-        if there is None:
-            return None
-        if there or not table.named_apart:
-            return path if there else ""
-        return next((other for other in self._others(path) if self._has(other)), "")
-
-    def _has(self, path: str) -> bool | None:
         folder, _, name = path.rpartition("/")
+        if folder not in self._names and not self._files.is_local and len(self._names) >= _FOLDERS:
+            return None
+        names = self._listed(folder)
+        if names is None or name in names:
+            return None if names is None else path
+        return self._in_another_chunk(path) if table.named_apart and self._files.is_local else ""
+
+    def _listed(self, folder: str) -> frozenset[str] | None:
         if folder not in self._names:
-            if not self._files.is_local and len(self._names) >= _FOLDERS:
-                return None
             listed = self._files.entries(folder)
             self._names[folder] = None if listed is None else frozenset(n for n, is_folder in listed if not is_folder)
-        names = self._names[folder]
-        return None if names is None else name in names
+        return self._names[folder]
 
-    def _others(self, path: str) -> Iterable[str]:
-        """The same name in other chunk folders."""
+    def _in_another_chunk(self, path: str) -> str:
+        """Where the same name lies in another chunk folder, "" for nowhere."""
         parts = path.split("/")
         at = next((i for i, part in enumerate(parts[:-1]) if _CHUNK.fullmatch(part)), None)
-        if at is None or not self._files.is_local:
-            return
-        head, tail = "/".join(parts[:at]), parts[at + 1 :]
-        if head not in self._chunks:
-            folders = [name for name, is_folder in self._files.entries(head) or [] if is_folder]
-            self._chunks[head] = [name for name in folders if _CHUNK.fullmatch(name)]
-        yield from ("/".join([*([head] if head else []), chunk, *tail]) for chunk in self._chunks[head])
+        if at is None:
+            return ""
+        head, under = "".join(f"{part}/" for part in parts[:at]), "".join(f"{part}/" for part in parts[at + 1 : -1])
+        if (head, under) not in self._chunks:  # once: a download that broke off lacks most of its files
+            found: dict[str, str] = {}
+            for chunk, is_folder in self._files.entries(head.rstrip("/")) or []:
+                if is_folder and _CHUNK.fullmatch(chunk):
+                    for name in self._listed(f"{head}{chunk}/{under}".rstrip("/")) or ():
+                        found.setdefault(name, chunk)
+            self._chunks[head, under] = found
+        chunk = self._chunks[head, under].get(parts[-1], "")
+        return f"{head}{chunk}/{under}{parts[-1]}" if chunk else ""

@@ -42,8 +42,9 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         keep_rule: "window" keeps a frame when its whole window lies inside a range; "start" when the frame itself does:
             the window's tail then pads from the range's end on, its history reaches back in the episode.
         drop_n_first_frames, drop_n_last_frames: frames of each episode that are no samples.
-        keys: the features to deliver, all declared ones by default. Columns that info.json does not declare are left
-            out unless named here. The index keys and `task` are always there.
+        keys: the features to deliver, all declared ones by default, where a camera without any video file is left out
+            with a warning; named, it is an error. Columns that info.json does not declare are left out unless named
+            here. The index keys and `task` are always there.
         names: standard key -> this dataset's own key, of features that are called otherwise here (see `standard.py`).
             Everything given and handed out bears the standard keys: `keys`, `delta_timestamps`, samples, `catalog`.
         absent: camera -> (height, width), of cameras that other datasets of a mixture have and this one lacks. They are

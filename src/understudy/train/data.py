@@ -185,7 +185,7 @@ def _cameras(chosen: tuple[str, ...], sources: Sequence[Source]) -> tuple[str, .
         if camera not in known:
             where = sources[0].catalog.root if len(sources) == 1 else "the sources"
             why = next((f", which {s.catalog.left_out[camera]}" for s in sources if camera in s.catalog.left_out), "")
-            fix = f"its cameras: {', '.join(known) or 'none'}"
+            fix = f"its cameras: {', '.join(known) or 'none'}; `cameras` of a source gives one another name"
             raise DatasetError(f"there is no camera {camera!r}{why or meant(camera, known)}", where=where, fix=fix)
     return chosen or known
 
