@@ -20,6 +20,7 @@ _WHERE = {
     "MasterWeights": "understudy.train.master",
     "Order": "understudy.order",
     "Remote": "understudy.data.remote.settings",
+    "keep_freed_memory": "understudy.load.memory",
     "sample_rng": "understudy.order",
 }
 
@@ -35,6 +36,7 @@ __all__ = [
     "Order",
     "Remote",
     "__version__",
+    "keep_freed_memory",
     "sample_rng",
 ]
 
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from understudy.data.samples import EpisodeDataset
     from understudy.data.write import EpisodeWriter
     from understudy.load.loader import Loader
+    from understudy.load.memory import keep_freed_memory
     from understudy.load.sampler import EpisodeSampler
     from understudy.load.stream import EpisodeStream
     from understudy.order import Order, sample_rng

@@ -83,6 +83,9 @@ VERBS = {
     ),
 }
 
+LOADING = ("demo", "train", "resume", "validate", "profile", "bench")
+"""Verbs that read pictures one after the other, in a process that is their own."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code. `--debug` shows the traceback of an error that is otherwise one line."""
@@ -102,6 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from understudy import __version__
 
         print(f"understudy {__version__}")
+        if arguments[1:] in (["-v"], ["--verbose"]):
+            print(_named("tools.versions:versions")())
         return 0
     if arguments[0] == "help":
         arguments = [*arguments[1:], "--help"]
@@ -139,7 +144,8 @@ def overview() -> str:
             *lines,
             "",
             "`understudy VERB --help` lists the settings of a verb; with `--print-config` a verb only prints its",
-            "settings as they would be used; `--debug` shows where an error comes from.",
+            "settings as they would be used; `--debug` shows where an error comes from; `understudy --version -v`",
+            "lists the versions in use.",
         ]
     )
 
@@ -162,6 +168,7 @@ def _guarded(name: str, arguments: list[str], debug: bool) -> int:
     try:
         verb = VERBS[name]
         need(verb.extra)
+        _named("data.native:check")()
         count, arguments = _launched(arguments) if verb.ranks else (None, arguments)
         shown = "--print-config" in arguments
         arguments = [argument for argument in arguments if argument != "--print-config"]
@@ -172,6 +179,8 @@ def _guarded(name: str, arguments: list[str], debug: bool) -> int:
         if count is not None:
             command = [sys.executable, "-m", "understudy", *name.split(), *arguments, *(["--debug"] if debug else [])]
             return int(_named("train.launch:launch")(command, count, f"understudy {name}"))
+        if name in LOADING:
+            _named("load.memory:keep_freed_memory")()
         code = _named(verb.work)(settings)
         return int(code or 0)
     except BrokenPipeError:

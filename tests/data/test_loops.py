@@ -2,9 +2,11 @@
 
 import ctypes
 import errno
+import os
 import runpy
 import shutil
 import struct
+import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
@@ -23,9 +25,11 @@ from understudy.data import loops
 from understudy.data.contexts import Kind, _create
 from understudy.data.convert import Converter
 from understudy.data.decode import PictureDecoder
+from understudy.data.errors import DatasetError
 from understudy.data.packets import open_packets
 from understudy.data.swscale import Kind as Colours
 from understudy.data.swscale import Scaler, noise
+from understudy.data.video import open_video
 
 needs_c = pytest.mark.skipif(loops.compiled() is None, reason="understudy was installed without a C compiler")
 ROOT = Path(__file__).parents[2]
@@ -231,6 +235,8 @@ def test_nothing_is_left_behind(clips: dict[str, tuple[Path, np.ndarray]]) -> No
         "numbers",
         "structures",
         "no code",
+        "an older PyAV",
+        "a newer PyAV",
     ],
 )
 def test_where_it_cannot_be_used_python_does_it(
@@ -241,6 +247,8 @@ def test_where_it_cannot_be_used_python_does_it(
     elif why == "compiled from another version":
         monkeypatch.setattr(loops, "SOURCE", tmp_path / "loops.c")
         loops.SOURCE.write_text("/* newer */")
+    elif why.endswith("er PyAV"):
+        monkeypatch.setattr(loops, "PYAV", 14 if why == "an older PyAV" else 99)
     elif why == "PyAV hides a function":
         monkeypatch.setattr(loops, "_FUNCTIONS", ("avcodec_send_packet_2", *loops._FUNCTIONS[1:]))
     elif why == "objects":
@@ -256,8 +264,18 @@ def test_where_it_cannot_be_used_python_does_it(
         monkeypatch.setattr(loops, "COMPILED", tmp_path / "text.so")
         loops.COMPILED.write_text("no code")
     loops.compiled.cache_clear()
+    loops.state.cache_clear()
     try:
-        assert loops.compiled() is None
+        with pytest.warns(UserWarning, match="decoded in Python"):
+            assert loops.compiled() is None
+        assert loops.state().why
+        monkeypatch.setenv("UNDERSTUDY_NATIVE", "require")
+        loops.compiled.cache_clear()
+        with pytest.raises(DatasetError) as error:
+            open_video(clips["h264-gop2"][0])
+        assert loops.state().why in str(error.value)
+        assert "\n" not in str(error.value)
+        monkeypatch.delenv("UNDERSTUDY_NATIVE")
         path, pictures = clips["h264-gop2"]
         kind, coded = coded_from(path, 0, COUNT)
         context = _create(kind, "x")
@@ -268,6 +286,57 @@ def test_where_it_cannot_be_used_python_does_it(
     finally:
         monkeypatch.undo()
         loops.compiled.cache_clear()
+        loops.state.cache_clear()
+
+
+def run_with(native: str, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *(["-c", program] if program else ["-m", "understudy"]), *arguments]
+    return subprocess.run(command, env={**os.environ, "UNDERSTUDY_NATIVE": native}, capture_output=True, text=True)
+
+
+_BATCH = """
+import sys, warnings, zlib
+import numpy as np
+warnings.simplefilter("error")
+from understudy.data import ffmpeg, loops
+from understudy.data.video import open_video
+pictures = open_video(sys.argv[1]).read(np.arange(20))
+print(loops.compiled() is not None, ffmpeg.swscale() is not None, zlib.crc32(np.ascontiguousarray(pictures)))
+"""
+
+
+@needs_c
+def test_the_variable_turns_it_off_or_asks_for_it(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+    path, pictures = clips["h264-bframes"]
+    sum_ = zlib.crc32(np.ascontiguousarray(pictures[:20]))
+    for native, used in (("0", False), ("", True), ("1", True), ("require", True)):
+        done = run_with(native, _BATCH, str(path))
+        assert (done.stdout.split(), done.stderr) == ([str(used), str(used), str(sum_)], "")
+
+
+def test_another_value_is_refused() -> None:
+    for arguments in (["bench", "x"], ["order", "explain"]):
+        done = run_with("yes", "", *arguments)
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == 1
+        assert "UNDERSTUDY_NATIVE='yes'" in done.stderr
+
+
+@needs_c
+def test_versions_say_whether_it_is_used() -> None:
+    lines = dict(line.split(None, 1) for line in run_with("1", "", "--version", "-v").stdout.splitlines())
+    assert lines["av"] == av.__version__
+    assert lines["numpy"] == np.__version__
+    assert {"understudy", "python", "torch", "pyarrow", "ffmpeg"} <= set(lines)
+    assert lines["native"].startswith("used")
+    off = run_with("0", "", "--version", "-v").stdout.splitlines()[-1]
+    assert off.startswith("native")
+    assert "UNDERSTUDY_NATIVE=0" in off
+    assert len(run_with("1", "", "--version").stdout.splitlines()) == 1
+    seen = run_with(
+        "1", "import sys; from understudy.cli import main; main(['--version', '-v']); print('torch' in sys.modules)"
+    )
+    assert seen.stdout.splitlines()[-1] == "False"
 
 
 class _App:

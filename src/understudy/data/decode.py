@@ -29,7 +29,7 @@ import numpy as np
 from understudy.data.contexts import Kind, borrow, give_back, live_bytes, picture_bytes
 from understudy.data.errors import DatasetError
 from understudy.data.in_band import InBand
-from understudy.data.loops import decode
+from understudy.data.loops import compiled, decode
 from understudy.data.packets import Packets
 from understudy.data.remote.retry import Stopped, is_gone
 
@@ -46,6 +46,7 @@ class PictureDecoder:
     """
 
     def __init__(self, packets: Packets, where: str) -> None:
+        compiled()  # what is said or refused about it comes before the first picture
         index = packets.index
         self._packets, self._index, self._where = packets, index, where
         self.count = index.count

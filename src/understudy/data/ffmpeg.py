@@ -11,13 +11,17 @@ import av
 import av.codec.context
 import av.video.reformatter
 
+from understudy.data.native import wanted
+
 PYAV = int(av.__version__.split(".")[0])
 """Its version."""
 
 
 @lru_cache(maxsize=1)
 def swscale() -> ctypes.CDLL | None:
-    """Colour conversion; None where it cannot be reached."""
+    """Colour conversion; None where it cannot be reached, or native work is not wanted (`native.py`)."""
+    if wanted() == "0":
+        return None
     try:
         found = ctypes.CDLL(av.video.reformatter.__file__)
         found.sws_getContext.argtypes, found.sws_getContext.restype = [c_int] * 7 + [c_void_p] * 3, c_void_p

@@ -21,6 +21,7 @@ import os
 import struct
 import sys
 import threading
+import warnings
 import zlib
 from collections.abc import Sequence
 from ctypes import byref, c_char, c_int, c_int64, c_uint, c_void_p
@@ -32,12 +33,17 @@ from typing import NamedTuple
 import av
 import numpy as np
 
-from understudy.data.ffmpeg import codecs, swscale
+from understudy.data.ffmpeg import PYAV, codecs, swscale
+from understudy.data.native import VARIABLE, refuse, wanted
 
 COMPILED = Path(__file__).with_name("_loops.so")
 """Where `hatch_build.py` puts it."""
 SOURCE = COMPILED.with_name("loops.c")
 
+_OLDEST, _NEWEST = 15, 19
+"""Versions of PyAV whose objects this file was tried with: of others nothing is read, since the look at memory could
+miss a difference."""
+_REINSTALL = "install understudy again where there is a C compiler"
 _FORMS = ("yuv420p", "yuvj420p")
 """Pixel formats of pictures that may be made in C. PyAV then takes their planes for empty, so only such as nobody reads
 as they lie; cameras' pictures are of these."""
@@ -211,25 +217,60 @@ _ALONE = _references([object()])[0]
 """Of an object that only the list refers to: what else counts differs between versions of Python."""
 
 
+class State(NamedTuple):
+    """Whether the compiled loops are used; if not, why, and what would help (empty: nothing would, or nobody asked)."""
+
+    loops: ctypes.CDLL | None
+    why: str = ""
+    fix: str = ""
+
+
 @lru_cache(maxsize=1)
 def compiled() -> ctypes.CDLL | None:
-    """The C code, bound to the FFmpeg that PyAV is linked with; None where it cannot be used."""
+    """The C code, bound to the FFmpeg that PyAV is linked with; None where it cannot be used.
+
+    What can be helped is said once, as a warning. Raises DatasetError where `UNDERSTUDY_NATIVE` requires it, or has a
+    value that it cannot have.
+    """
+    found = state()
+    if found.loops is None:
+        refuse(found.why, found.fix)
+        if found.fix:
+            warnings.warn(f"pictures are decoded in Python, more slowly: {found.why} ({found.fix})", stacklevel=2)
+    return found.loops
+
+
+@lru_cache(maxsize=1)
+def state() -> State:
+    """What `compiled` gives, with the reason, and without a word or an error."""
+    if wanted() == "0":
+        return State(None, f"{VARIABLE}=0")
+    if not sys.platform.startswith("linux"):
+        return State(None, f"compiled loops are made for Linux, this is {sys.platform}")
+    if not COMPILED.is_file():
+        return State(None, "the loops were not compiled when understudy was installed", _REINSTALL)
+    if not _OLDEST <= PYAV <= _NEWEST:
+        what = f"PyAV {av.__version__} is none of {_OLDEST} to {_NEWEST}, whose objects in memory are known"
+        return State(None, what, "install one of those, or a newer understudy")
     scaling, coding = swscale(), codecs()
-    if scaling is None or coding is None or not COMPILED.is_file():
-        return None
+    if scaling is None or coding is None:
+        return State(None, "this PyAV hides the functions of its FFmpeg", "install PyAV's own wheel")
     try:
         found = ctypes.CDLL(str(COMPILED))
         found.loops_source.restype = c_uint
-        if found.loops_source() != zlib.crc32(SOURCE.read_bytes()):
-            return None  # this file may call another version of it otherwise
+        if found.loops_source() != zlib.crc32(SOURCE.read_bytes()):  # it may have to be called in another way
+            return State(None, "the loops were compiled from another version of loops.c", _REINSTALL)
         functions = [*(getattr(coding, name) for name in _FUNCTIONS), scaling.sws_scale]
         found.loops_bind(*(ctypes.cast(function, c_void_p) for function in functions))
         found.loops_decode.argtypes = list(_DECODE)
         found.loops_convert.argtypes = list(_CONVERT)
         found.loops_plain.argtypes = list(_PLAIN)
-        return found if _lies_as_expected(coding) else None
-    except (OSError, AttributeError, ValueError, OverflowError, struct.error):  # what is no address may be any number
-        return None
+        if _lies_as_expected(coding):
+            return State(found)
+        why = "the self-test failed: PyAV's objects are not in memory as expected"
+    except (OSError, AttributeError, ValueError, OverflowError, struct.error) as error:  # no address is any number
+        why = f"the self-test failed: {type(error).__name__}: {' '.join(str(error).split())}"
+    return State(None, why, "install PyAV's own wheel, or understudy again")
 
 
 def _lies_as_expected(coding: ctypes.CDLL) -> bool:

@@ -6,32 +6,15 @@ memory, nobody but this pool refers to the array, and the next batch is written 
 batches keeps them: then memory is fresh. Page-locked memory is torch's to reuse, which knows of copies under way.
 """
 
-import ctypes
 import sys
 import threading
 import time
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
 _PATIENCE = 0.05  # seconds
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
-
-
-@lru_cache(maxsize=1)
-def keep_freed_memory() -> None:
-    """Have this process keep the memory of pictures that it frees, for the next pictures.
-
-    glibc gives freed pieces of this size back to the system at once and gets zeroed ones for the next picture: up to a
-    third of the time at 640x480, nearly all of it inside the kernel. Pieces of 8 MB and more go back as before. Does
-    nothing where the C library is another one.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, 8 << 20)
-        mallopt(_TRIM_THRESHOLD, 256 << 20)
 
 
 class Buffers:

@@ -17,7 +17,7 @@ import torch
 from understudy.data.errors import DatasetError, SourceFailed
 from understudy.data.remote.retry import Stopped, give_up_when
 from understudy.load.ahead import Ahead
-from understudy.load.buffers import Buffers, keep_freed_memory
+from understudy.load.buffers import Buffers
 from understudy.load.chains import Spent
 from understudy.load.making import SPAN, Batch, Maker, Making, Stream
 from understudy.load.mixture import Mixture, picture_shapes, row_bytes
@@ -53,7 +53,6 @@ class Engine:
             threading.Thread(target=self._run, args=(t,), name=f"understudy-loader-{t}") for t in range(plan.threads)
         ]
         self._ahead: Ahead | None = None
-        keep_freed_memory()
         try:
             if any(dataset.cameras and not dataset.catalog.files.is_local for dataset in stream.datasets):
                 self._ahead = Ahead(stream, self._low, self._high)

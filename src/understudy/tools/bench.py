@@ -197,6 +197,6 @@ def told(found: dict[str, Any]) -> str:
         *(f"{'' if i else 'plan':<14}{line}" for i, line in enumerate(found["plan"].splitlines())),
         f"measured      {at['date']} UTC, {at['cpu']}, {at['cores']} cores, load average "
         + ", ".join(f"{value:.1f}" for value in at["load_average"])
-        + ("" if at["loops"] == "compiled" else "; decoding in Python, for want of a C compiler when it was installed"),
+        + ("" if at["loops"] == "compiled" else f"; decoding in {at['loops']}"),
     ]  # fmt: skip
     return "\n".join(lines)

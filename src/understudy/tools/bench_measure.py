@@ -23,7 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from understudy.data.errors import DatasetError
-from understudy.data.loops import compiled
+from understudy.data.loops import compiled, state
 from understudy.data.samples import EpisodeDataset
 from understudy.load.loader import Loader
 from understudy.load.plan import fit_order
@@ -342,7 +342,7 @@ def conditions() -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "av": av.__version__,
-        "loops": "compiled" if compiled() else "Python",
+        "loops": "compiled" if compiled() else f"Python: {state().why}",
     }
 
 

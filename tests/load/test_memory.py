@@ -1,0 +1,49 @@
+"""The allocator of the process is the user's: only the command line, or who asks for it, sets it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.datasets import Spec, write_dataset
+
+SHIM = '#include <unistd.h>\nint mallopt(int p, int v) { return p + v < 0 ? 1 : (int)write(2, "mallopt\\n", 8); }\n'
+LOADER = """
+import sys, understudy
+data = understudy.EpisodeDataset(sys.argv[1])
+loader = understudy.Loader([data], order=understudy.Order.of([data], batch=2, seed=0), threads=2, memory="200MB")
+next(iter(loader))
+loader.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which a program says when it sets glibc's allocator."""
+    folder = tmp_path_factory.mktemp("shim")
+    (folder / "shim.c").write_text(SHIM)
+    compiler = shutil.which("cc")
+    if compiler is None or not sys.platform.startswith("linux"):
+        pytest.skip("needs a C compiler and glibc")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c"], check=True)
+    return {**os.environ, "LD_PRELOAD": str(folder / "shim.so"), "OMP_NUM_THREADS": "1"}
+
+
+def said(watched: dict[str, str], *command: str | Path) -> bool:
+    done = subprocess.run([sys.executable, *command], env=watched, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr, done.stderr
+    return "mallopt" in done.stderr
+
+
+def test_the_loader_leaves_the_allocator_alone(watched: dict[str, str], tmp_path: Path) -> None:
+    write_dataset(tmp_path / "data", Spec(lengths=(6, 5)))
+    assert not said(watched, "-c", LOADER, tmp_path / "data")
+    assert said(watched, "-c", "import understudy; understudy.keep_freed_memory()" + LOADER, tmp_path / "data")
+
+
+def test_the_command_line_sets_it_for_its_own_process(watched: dict[str, str], tmp_path: Path) -> None:
+    assert said(watched, "-m", "understudy", "bench", tmp_path / "none")
+    assert not said(watched, "-m", "understudy", "order", "explain", "--help")
