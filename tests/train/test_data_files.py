@@ -85,7 +85,7 @@ def test_a_run_of_an_older_version_goes_on_and_says_what_is_not_known(
 ) -> None:
     shutil.copytree(begun / "run", tmp_path / "run")
     order = json.loads((tmp_path / "run/order.json").read_text())
-    del order["files"]
+    del order["files"], order["seal"]
     (tmp_path / "run/order.json").write_text(json.dumps(order))
     assert run.resume(replace(RunDir(tmp_path / "run").settings(), steps=3)) == run.DONE
     assert "not known" in capsys.readouterr().err

@@ -50,6 +50,7 @@ class BenchConfig:
     def problems(self) -> list[str]:
         """What is wrong with the settings together, one line each."""
         from understudy.load.sizes import parse_bytes
+        from understudy.tools.picture_style import foreign
         from understudy.train.limits import LOADER_THREADS, too_many
 
         found = [] if self.path else ["path: required, the folder or URL of a dataset"]
@@ -57,6 +58,7 @@ class BenchConfig:
             parse_bytes(self.memory)
         except ValueError as error:
             found.append(str(error))
+        found += foreign(self.picture)
         found += too_many("threads", self.threads, LOADER_THREADS)
         if self.picture and not Path(self.picture).absolute().parent.is_dir():
             found.append(f"picture: there is no folder {Path(self.picture).parent}; make it first")

@@ -77,6 +77,8 @@ class ExplainConfig:
 
     def problems(self) -> list[str]:
         """What is wrong with the settings together, one line each."""
+        from understudy.tools.picture_style import foreign
+
         found = [
             f"{name}: must be at least 1"
             for name in ("batch", "world", "workers", "episodes", "frames_in_flight")
@@ -102,6 +104,7 @@ class ExplainConfig:
             found.append("frame_bytes: must be above 0")
         if self.picture and not Path(self.picture).absolute().parent.is_dir():
             found.append(f"picture: there is no folder {Path(self.picture).parent}; make it first")
+        found += foreign(self.picture)
         if self.picture and self.batch * WIDEST > MOST:
             found.append(f"picture: batches of {self.batch} are too large to be compared; leave it out")
         if self.picture and not self.picture.endswith((".png", ".svg", ".pdf")):

@@ -6,6 +6,7 @@ Not here: what is drawn (`bench_picture.py`, `order_picture.py`), and the charts
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from understudy.extras import required
@@ -28,6 +29,15 @@ _STYLE: dict[Any, Any] = {
     "axes.titlelocation": "left",
     "svg.hashsalt": "understudy",  # the same picture twice is the same file
 }
+
+
+def foreign(path: str | None) -> list[str]:
+    """One line where something else than a picture drawn by matplotlib would be written over."""
+    if not path or not Path(path).exists():
+        return []
+    if Path(path).is_file() and b"atplotlib" in Path(path).read_bytes():
+        return []
+    return [f"picture: {path} is there and was not drawn by this; name another file, or move it away"]
 
 
 @contextmanager

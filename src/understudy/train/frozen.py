@@ -113,7 +113,7 @@ def order_now(
         order = Order.from_json(spec, data.training).rebatched(config.batch)
         if state is not None and weights_of(then) != weights_of(config):
             order = order.reweighted(state["position"], dict(zip(data.names, data.weights)))
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"{where}: {error}") from error
     return order
 

@@ -58,8 +58,10 @@ def read(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is empty or torn
         try:
             record = json.loads(line)
-            record["step"], record["kind"]
-        except (ValueError, TypeError, KeyError) as error:
+            whole = type(record["step"]) is int and type(record.get("at", 0)) is int and type(record["kind"]) is str
+            if not whole:
+                raise ValueError("its step or kind is none")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ConfigError(f"{path}: line {number} is not a record: {line[:80]!r}; remove that line") from error
         records.append(record)
     return [record for record in records if kind is None or record["kind"] == kind]

@@ -49,6 +49,11 @@ def started(config: TrainConfig, data: RunData, order: Order) -> list[str]:
     if config.val_every and 0 < config.val_frames < frames:
         judged = f"{config.val_frames:,} of {frames:,} held-out frames"
         lines.append(f"each validation judges {judged}, always the same ones (val_frames)")
+    if config.schedule.warmup >= config.steps:
+        lines.append(
+            f"schedule.warmup {config.schedule.warmup:,} is not over before the last of {config.steps:,} steps: the "
+            f"learning rate rises to {config.steps / config.schedule.warmup:.0%} of optim.lr and never decays"
+        )
     lines += _odd(data)
     lines += [f"{name}: {note}" for name, notes in zip(data.names, data.notes) for note in notes]
     lines += told(config.mode, config.mode_weights())

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from understudy.train import seal
 from understudy.train.config import TrainConfig
 from understudy.train.settings import ConfigError, dump_yaml, load
 
@@ -83,12 +84,18 @@ class RunDir:
             version = content.get("format", 1 if old else FORMAT)
             if version == FORMAT and (missing := FROZEN - set(content)):
                 raise ValueError(f"it lacks {', '.join(sorted(missing))}")
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+            if version == FORMAT and (odd := _odd(content)):
+                raise ValueError(f"its {odd} is none")
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(f"{self.order}: cannot be read ({error}); put it back, or start a new run") from error
         if version != FORMAT:
             raise ConfigError(
                 f"{self.root}: a run of format {version}, this version of understudy carries on format {FORMAT}: "
                 "carry on with the version that began it, or start a new run"
+            )
+        if not seal.unbroken(content):
+            raise ConfigError(
+                f"{self.order}: is not what the run began with (its checksum differs); put it back, or start a new run"
             )
         return dict(content)
 
@@ -136,7 +143,7 @@ class RunDir:
         """
         self.refuse_existing()
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        write_whole(self.order, json.dumps({"format": FORMAT, **frozen}, indent=2))
+        write_whole(self.order, json.dumps(seal.sealed({"format": FORMAT, **frozen}), indent=2))
         write_whole(self.config, dump_yaml(config))
 
     def withdraw(self) -> None:
@@ -163,6 +170,35 @@ class RunDir:
         for leftover in self.root.glob(f".*{NEW}"):  # of a process that was killed while it wrote
             leftover.unlink(missing_ok=True)
         return held
+
+
+def _odd(frozen: Mapping[str, Any]) -> str:
+    """What in order.json is of another kind than was written; "" where nothing is."""
+    for name in sorted(FROZEN - {"format"}):
+        if not isinstance(frozen[name], dict):
+            return name
+    for source in frozen.get("sources", []):
+        if not (isinstance(source, dict) and isinstance(source.get("name"), str)):
+            return "source"
+    units = frozen["normalisation"]
+    heads = units.get("heads", [])
+    if not isinstance(heads, list) or not all(isinstance(head, str) for head in heads):
+        return "list of heads"
+    tables = [units.get("delta", [])]
+    for name in units.keys() - {"heads", "delta", "dims"}:
+        if not isinstance(units[name], dict):
+            return "normalisation"
+        tables += [units[name].get("offset"), units[name].get("spread")]
+    for table in tables:
+        if not isinstance(table, list) or not all(isinstance(row, list) for row in table):
+            return "normalisation"
+        if not all(isinstance(value, int | float) for row in table for value in row):
+            return "normalisation"
+    dims = units.get("dims", {})
+    plain = isinstance(dims, dict) and all(isinstance(own, list) for own in dims.values())
+    if not plain or not all(type(dim) is int for own in dims.values() for dim in own):
+        return "list of dimensions"
+    return ""
 
 
 def resumed_settings(run: str) -> TrainConfig:

@@ -1,4 +1,5 @@
-"""What was written into a checkpoint, so that anything else is noticed: a checksum per file, and one over state.json.
+"""What was written into a checkpoint, so that anything else is noticed: a checksum per file, and one over state.json
+(and, of a run, over order.json).
 
 sha256: no damage passes it, `sha256sum` checks it by hand, and where processors have instructions for it (most servers
 do) it runs at 1.5 GiB/s, faster than the crc32 of Python's zlib. Each rank sums up the files that it wrote. When a

@@ -41,7 +41,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
     if path.suffix == ".toml":
         try:
             return tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path}: not valid TOML: {error}") from error
     if path.suffix == ".json":
         return _mapping(path, _json(path, text))
@@ -50,7 +50,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
 
     try:
         content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a number of 5,000 digits; thousands of brackets
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     return _mapping(path, content)
 
@@ -81,7 +81,7 @@ def validate(cls: type[T], content: Mapping[str, Any], where: object = None, fre
     with required():
         from pydantic import TypeAdapter, ValidationError
 
-    found = list(_unknown_names(cls, content))
+    found = [*_unknown_names(cls, content), *_unwritable(content)]
     try:
         config = TypeAdapter(cls).validate_python(dict(content))
     except ValidationError as error:
@@ -181,6 +181,18 @@ def _reason(path: Iterable[object], message: str, given: object) -> str:
     # Of a setting that takes several kinds of values, pydantic also names the kind: "literal['policy','joint']".
     names = [str(part) for part in path if "[" not in str(part)]
     return f"{'.'.join(names)}: {message[:1].lower()}{message[1:]}{said}"
+
+
+def _unwritable(content: Any, path: str = "") -> Iterator[str]:
+    """Text that no system takes for a name: with the character NUL in it."""
+    if isinstance(content, Mapping):
+        for name, value in content.items():
+            yield from _unwritable(value, f"{path}.{name}" if path else str(name))
+    elif isinstance(content, list | tuple):
+        for number, value in enumerate(content):
+            yield from _unwritable(value, f"{path}.{number}")
+    elif isinstance(content, str) and "\0" in content:
+        yield f"{path}: {content!r} holds the character NUL"
 
 
 def _unknown_names(cls: type, content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -63,6 +63,13 @@ class Log:
         if not writes:
             return
         metrics.truncate(run.metrics, step)
+        if known := metrics.read(run.metrics, "train") if step else []:
+            lacks = f"ends at step {known[-1]['step']}" if known[-1]["step"] < step else ""
+        else:
+            lacks = "is not there or empty" if step else ""
+        if lacks:
+            what = "what was measured before is lost for tables, curves and trackers, the training does not notice"
+            print(f"{run.metrics}: {lacks}, and the run goes on from step {step}: {what}", file=sys.stderr)
         self._file = metrics.MetricsFile(run.metrics)
         try:
             for name in config.trackers:
