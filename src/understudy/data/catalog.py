@@ -7,13 +7,14 @@ selection; nothing of `data/` or `videos/` is opened.
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from understudy.data import lerobot_v2, lerobot_v3
 from understudy.data.complete import Gap, gaps, has_any, near_miss
+from understudy.data.episode_store import episodes_once
 from understudy.data.errors import DatasetError
 from understudy.data.features import INDEX_KEYS, Feature, parse_features
 from understudy.data.files import Files
@@ -108,7 +109,14 @@ class Catalog:
         oddities: list[str] = []
         by_index = reader.read_tasks(files, oddities)
         tasks = _in_order(by_index, where, oddities)
-        episodes = reader.read_episodes(files, info, features, by_index, oddities)
+        episodes = episodes_once(
+            files,
+            info,
+            partial(reader.episode_files, files),
+            [version, [key for key, feature in features.items() if feature.is_video], sorted(by_index.items())],
+            oddities,
+            partial(reader.read_episodes, files, info, features, by_index),
+        )
         lost = {key: _lost(files, videos, features) for key, videos in episodes.videos.items()}
         lost = {key: why for key, why in lost.items() if why}
         left_out |= lost

@@ -3,7 +3,6 @@
 Both formats fill these tables; nothing behind them knows which format it was. Not here: reading any file's content.
 """
 
-import pickle
 import re
 import zlib
 from collections.abc import Iterable
@@ -12,6 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
+from understudy.data import mapped
 from understudy.data.errors import DatasetError
 from understudy.data.files import Files
 from understudy.data.templates import filled
@@ -127,10 +127,10 @@ class EpisodeTable:
         return len(self.ids)
 
     def __getstate__(self) -> bytes:  # many equal and rising numbers: a worker process gets a quarter of the bytes
-        return zlib.compress(pickle.dumps(dict(self.__dict__), protocol=5), 1)
+        return zlib.compress(mapped.dumps(dict(self.__dict__)), 1)
 
     def __setstate__(self, state: bytes) -> None:
-        self.__dict__.update(pickle.loads(zlib.decompress(state)))
+        self.__dict__.update(mapped.loads(zlib.decompress(state)))
 
     @cached_property
     def frames(self) -> int:

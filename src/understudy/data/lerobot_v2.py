@@ -4,6 +4,7 @@ Fills the tables of `layout.py` from `meta/`. Not here: rows, pictures, statisti
 """
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,11 @@ def tasks_by_index(indices: np.ndarray, texts: pa.ChunkedArray, where: str) -> d
             f"task_index {bad} is negative or there twice", where=where, fix="number the tasks 0, 1, 2, ..."
         )
     return {int(index): text for index, text in zip(indices, texts.to_pylist())}
+
+
+def episode_files(files: Files) -> Iterator[str]:
+    """The files that the episode table is read from."""
+    yield EPISODES
 
 
 def read_episodes(

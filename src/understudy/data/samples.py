@@ -18,6 +18,7 @@ from understudy.data.catalog import Catalog
 from understudy.data.errors import DatasetError, SourceFailed
 from understudy.data.features import INDEX_KEYS
 from understudy.data.files import renamed
+from understudy.data.mapped import dumps, loads, shared
 from understudy.data.pictures import Pictures
 from understudy.data.rows import Rows
 from understudy.data.select import Keep, select
@@ -26,6 +27,7 @@ from understudy.data.stored_pictures import StoredPictures
 from understudy.data.windows import frame_offsets, reach, window
 
 _TRIED = 64  # videos that are opened at most to find one that can be
+_TABLES = ("segments", "_stop", "_begins", "_ends")  # large ones are mapped
 _IN_ONE = np.int64(1) << 32  # one number for (episode, start): ids and frames are below 2**31
 
 
@@ -100,13 +102,15 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             keep_rule=keep_rule,
             reach=reach(list(self._offsets.values())),
         )
-        self.segments = selection.segments
-        self._stop = selection.stop
-        self._begins = self.segments[:, 0] * _IN_ONE + self.segments[:, 1]
+        rows = selection.segments
+        begins, ends = rows[:, 0] * _IN_ONE + rows[:, 1], np.cumsum(rows[:, 2] - rows[:, 1])
+        remote = self.catalog.files.remote
+        tables = {"segments": rows, "_stop": selection.stop, "_begins": begins, "_ends": ends}
+        tables = dict(shared(tables, remote.cache if remote is not None else ""))
+        self.segments, self._stop, self._begins, self._ends = (tables[name] for name in _TABLES)
         self._notes = selection.notes
         self.keep_report = selection.keep
         """What keep-ranges did; None without them."""
-        self._ends = np.cumsum(self.segments[:, 2] - self.segments[:, 1])
         features = self.catalog.features
         self._videos = tuple(k for k in self.keys if k in features and features[k].is_video)
         self._images = tuple(k for k in self.keys if k in features and features[k].is_picture and k not in self._videos)
@@ -116,6 +120,13 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._rows = Rows(self.catalog, [k for k in self._columns if k not in INDEX_KEYS], row_cache_bytes)
         self._stored = StoredPictures(self.catalog, self._images, row_cache_bytes)
         self.pictures = Pictures(self.catalog, picture_cache_bytes, video_backend)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        return state | {"tables": dumps({name: state.pop(name) for name in _TABLES})}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(loads(state.pop("tables")) | state)
 
     def _chosen(self, keys: Sequence[str] | None) -> tuple[str, ...]:
         features = self.catalog.features

@@ -1,0 +1,42 @@
+"""What a process that is started finds of tables that the one before it has mapped."""
+
+from __future__ import annotations
+
+import os
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def maps(folder: Path) -> set[str]:
+    """The files below a folder that this process has mapped, by name."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {os.path.basename(line.split()[-1]) for line in lines if str(folder) in line and len(line.split()) > 5}
+
+
+def answer(said: Connection, data: Any, folder: Path) -> None:
+    """Send what an `EpisodeDataset` that was pickled into this process has mapped, and holds."""
+    table = data.catalog.episodes
+    said.send((maps(folder), table.lengths.copy(), data.segments.copy(), [int(n) for n in data[3]["action"].shape]))
+
+
+def main(root: str, folder: str) -> None:
+    """Open a dataset whose metadata may be read no more, and print its lengths and the files that are mapped."""
+    from understudy.data import lerobot_v3, mapped
+    from understudy.data.catalog import Catalog
+
+    def read(*_: object) -> None:
+        raise AssertionError("it was read again")
+
+    mapped.LEAST = 2
+    lerobot_v3.read_episodes = read  # type: ignore[assignment]
+    table = Catalog.open(root).episodes
+    print(*table.lengths.tolist(), *sorted(maps(Path(folder))))
+    assert isinstance(table.lengths, np.ndarray)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
