@@ -15,7 +15,7 @@ from support.runs import series, tiny_config, tiny_dataset
 from understudy.train.rundir import RunDir
 from understudy.train.settings import dump_yaml
 
-STEPS = 10**6  # far more than are taken until a run is stopped, however late that is
+STEPS = 20_000  # far more than are taken until a run is stopped, however late that is
 UNDERSTUDY = ("-m", "understudy")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 

@@ -51,18 +51,21 @@ def test_checkpoints_written_under_their_final_name_are_found_torn() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_stopped_by_sigterm_then_by_sigkill(data: Path, tmp_path: Path) -> None:
+def test_the_command_stopped_by_sigterm_then_by_sigkill(
+    data: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """As a scheduler and as a power cut do it, at an instant that the run does not choose. The run has far more steps
     than it takes until it is stopped, however late that is; in the end it is given as many as it needs."""
     schedule = ScheduleConfig("constant", warmup=3)  # the learning rate does not depend on the number of steps
     often = {"log_every": 1, "checkpoint_every": 10, "val_every": 0, "schedule": schedule}
-    config = tiny_config(data, tmp_path / "r", steps=10**6, **often)
+    config = tiny_config(data, tmp_path / "r", steps=20_000, **often)
     (tmp_path / "config.yaml").write_text(dump_yaml(config))
     command = [sys.executable, "-m", "understudy"]
 
     def started(*arguments: object, after: int) -> "subprocess.Popen[bytes]":
         """The command, once the run has logged `after` steps."""
         process = subprocess.Popen([*command, *map(str, arguments)], stdout=subprocess.DEVNULL)
+        request.addfinalizer(process.kill)  # where the test fails; one that has ended does not mind
         while process.poll() is None and len(series(tmp_path / "r")) < after:
             time.sleep(0.01)
         assert process.poll() is None, f"{arguments} ended before step {after}"
