@@ -46,6 +46,14 @@ def test_a_log_gets_a_line_now_and_then(clock: Clock, capsys: pytest.CaptureFixt
     assert lines[-1].startswith("statistics: 9,900 of 10,000 frames")
 
 
+def test_a_log_of_days_does_not_grow_with_every_half_minute(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(100_000, "train", "frame", last=True) as bar:
+        for _ in range(3 * 8640):  # three days
+            clock.now += 10.0
+            bar.update()
+    assert 3 * 86400 / progress.SELDOM < len(capsys.readouterr().err.splitlines()) < 600
+
+
 def test_work_that_is_done_at_once_is_not_worth_a_line(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with Progress(10, "statistics", "frame") as bar:
         bar.update(10)

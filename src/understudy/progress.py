@@ -17,8 +17,8 @@ with required():
 
 __all__ = ["Progress", "tqdm"]
 
-EVERY = 30.0
-"""Seconds between two lines of a log."""
+EVERY, SELDOM = 30.0, 600.0
+"""Seconds between two lines of a log: at first, and of work that takes days."""
 
 
 class Progress:
@@ -51,8 +51,10 @@ class Progress:
         self.n += count
         if self._bar is not None:
             self._bar.update(count)
-        elif self._lines and time.monotonic() - self._since >= EVERY:
-            self._line()
+        elif self._lines:
+            now = time.monotonic()
+            if now - self._since >= max(EVERY, min(SELDOM, (now - self._began) / 20)):
+                self._line()
 
     def note(self, text: str) -> None:
         """What stands behind the next lines."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from understudy.data.errors import DatasetError
 from understudy.data.packets import open_packets
 from understudy.policies.flow_policy import FlowPolicy
 from understudy.tools import groups_table, report_held_out
-from understudy.train import checkpoint, parallel, run, training, validate
+from understudy.train import checkpoint, parallel, run, trackers, training, validate
 from understudy.train.config import TrainConfig
 from understudy.train.data import open_data
 from understudy.train.held_out import HeldOut
@@ -143,6 +143,36 @@ def test_a_stop_in_a_validation_saves_its_step_and_resume_makes_it_anew(
     assert best[1] is not None
     assert best[0].name == best[1].name
     assert checkpoint.judged(best[0]) == checkpoint.judged(best[1])
+
+
+class Kept:
+    """A tracker on a server, which keeps the first figures of a step."""
+
+    steps: ClassVar[dict[int, dict[str, float]]] = {}
+
+    def __init__(self) -> None:
+        self.has = max(self.steps, default=0)
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        self.steps.setdefault(step, values)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_tracker_gets_the_validation_that_was_made_later(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trackers, "_opened", lambda *_: Kept())
+    out = tmp_path / "r"
+    with small_chunks():
+        with Asked(1):
+            assert run.train(config_of(data, out, trackers=("trackio",))) == run.STOPPED
+        assert max(Kept.steps) == 4
+        assert run.resume(RunDir(out).settings()) == run.DONE
+    assert {step for step, values in Kept.steps.items() if "val/loss" in values} == {5, 10, 12}
+    assert sorted(Kept.steps) == list(range(1, 13))
 
 
 def test_ranks_stop_together_in_a_validation(data: Path, whole: Path, tmp_path: Path) -> None:

@@ -40,8 +40,10 @@ def judged_and_logged(
     try:
         judged = training.judged(held, asked=lambda: stop.asked)
     except CutShort:
+        log.hold_back()
         return None, None
     except Unjudged as error:
+        log.hold_back()
         return None, error
     log.log(training.step, {"kind": "val", **judged})
     return judged, None

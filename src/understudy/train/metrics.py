@@ -5,7 +5,8 @@ Each line is one JSON object with `kind` and `step` (the number of optimizer ste
     train   loss, lr, grad_norm, skipped, one line per optimizer step; floats read back bit-equal
     speed   samples_per_s, wait (share of the time spent waiting for data), seconds (in this process), once per log
     val     once per validation: loss, macro, weighted, heads, sources, tasks: {name: {loss, se, samples, …}}, groups,
-            time, open_loop (`groups.py` and `open_loop.py` say what each is)
+            time, open_loop (`groups.py` and `open_loop.py` say what each is), held_out (frames, of which `samples` were
+            judged), unreadable (frames that were left out, where there are any)
     rollout world, success, tasks: {task: ...} of the weights of `step`; `at` is the step at which that was known
 
 A line belongs to one step, never to "since the last log": so a run killed between two logs writes the same lines again.

@@ -102,6 +102,10 @@ class Log:
         for record in records:
             self.log(record["step"], record)
 
+    def hold_back(self) -> None:
+        """The latest step's figures are still to be completed, when the run goes on: the mirrors get them then."""
+        self._row = (self._row[0], {})
+
     def sync(self) -> None:
         """Make metrics.jsonl durable, and hand the mirrors what they have been given."""
         if self._file is not None:
