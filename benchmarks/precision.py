@@ -1,6 +1,6 @@
 """Six ways to hold a model's numbers: bytes, time, and what they cost in loss.
 
-    python benchmarks/precision.py [--json] [--seeds 3] [--steps 600] [--no-compile]
+    python benchmarks/precision.py [--json] [--device cpu|cuda] [--seeds 3] [--steps 600] [--no-compile]
 
 Loss: a small flow-matching network is trained in float32, then fine-tuned on a shifted task at the rate of a large
 policy, once per variant with the same data and noise, computing in bfloat16 always; `weights_moved` is the share of
@@ -10,7 +10,8 @@ GPU the slope of the allocated memory over three sizes of network, where activat
 peak inside one; on a CPU the tensors that are kept. `master_mismatches` counts bits of our masters that differ from
 float32 AdamW's after 1,000 steps, and words that splitting and joining changes.
 
-Runs on a GPU where there is one. On a CPU the times order nothing that matters for a GPU, and no speed is claimed.
+Runs on a GPU where there is one, if no device is named. On a CPU the times order nothing that matters for a GPU, and no
+speed is claimed.
 """
 
 import argparse
@@ -363,12 +364,16 @@ def report(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU if there is one")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=600, help="of fine-tuning; the base is trained twice as long")
     parser.add_argument("--rounds", type=int, default=15, help="timed steps per variant on a CPU (a GPU takes 100)")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave the compiled step out")
     args = parser.parse_args(arguments)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch finds no CUDA device here")
+    there = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(there if args.device == "auto" else args.device)
     result = report(args, device)
     if args.json:
         print(json.dumps(result))

@@ -22,6 +22,14 @@ for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
         signal.signal(_number, _usual)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("torch finds no GPU here")
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """Folder with the real recordings; the test is skipped, with the reason, where there are none."""

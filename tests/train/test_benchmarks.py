@@ -30,6 +30,9 @@ def test_precision_tells_bytes_times_losses_and_what_moved(
     monkeypatch.setattr(module, "word_mismatches", lambda device: 0)  # 2^26 words: seconds
     monkeypatch.setattr(module, "master_mismatches", functools.partial(module.master_mismatches, steps=30))
     monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        module.main(["--device", "cuda"])
+    assert "no CUDA device" in capsys.readouterr().err
     module.main(["--json", "--seeds", "1", "--steps", "30", "--rounds", "3", "--no-compile"])
     found = json.loads(capsys.readouterr().out)
     assert set(found["variants"]) == {"fp32", "autocast", "split", "masters", "bf16"}

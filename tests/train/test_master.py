@@ -680,7 +680,7 @@ def test_accelerate_accumulates_schedules_saves_and_resumes(tmp_path: Path) -> N
         AcceleratorState._reset_state(reset_partial_state=True)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: masters following weights to a device is not seen")
+@pytest.mark.gpu
 def test_masters_follow_the_weights_to_a_device() -> None:
     model, ours = wrapped(fused=True)
     run(model, ours, range(3))

@@ -125,7 +125,7 @@ def test_the_pointwise_step_keeps_every_bit_of_its_own_arithmetic() -> None:
     check_pointwise(adamw_split_pointwise_, adamw_pointwise, "cpu")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: the compiled step is compared on GPUs")
+@pytest.mark.gpu
 def test_the_compiled_step_keeps_every_bit_of_its_own_arithmetic() -> None:
     check_pointwise(compiled_step(), torch.compile(adamw_pointwise, fullgraph=True, dynamic=True), "cuda")
 

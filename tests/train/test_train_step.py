@@ -248,7 +248,7 @@ def test_a_process_on_its_own_does_not_talk_to_itself(
     assert mesh.votes(True, False) == [True, False]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-split"])
 def test_a_step_never_waits_for_a_gpu(root: Path, precision: Any) -> None:
     """As the driver counts it: from the batch at the host to the average of the weights."""
