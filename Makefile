@@ -9,7 +9,7 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 
-.PHONY: setup demo test soak lint types pytest clean
+.PHONY: setup demo test soak compat lint types pytest clean
 
 setup: .venv/.installed-dev
 
@@ -26,6 +26,10 @@ soak: setup
 	$(PY) benchmarks/soak_loader.py --minutes 30 --kills 1000
 	$(PY) benchmarks/soak_trainer.py --kills 100
 
+# Other releases of Python, torch, PyAV, NumPy and LeRobot (10 GB, some twenty minutes): writes docs/compatibility.md.
+compat: setup
+	$(PY) scripts/compat.py
+
 lint:
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
@@ -37,4 +41,4 @@ pytest:
 	$(PY) -m pytest -n 2
 
 clean:
-	rm -rf .venv runs .hypothesis .pytest_cache .ruff_cache .mypy_cache
+	rm -rf .venv .compat runs .hypothesis .pytest_cache .ruff_cache .mypy_cache

@@ -1,0 +1,267 @@
+"""`make compat`: makes environments with other releases of everything, tests in them, and compares batches to the bit.
+
+    python scripts/compat.py [NAME ...] [--keep] [--pytest "ARGUMENTS"]
+
+    oldest    Python 3.11, the lowest release that each requirement allows, torch 2.7.1
+    lerobot   Python 3.12, LeRobot 0.6.1 with its own pins, and understudy beside it
+    newest    Python 3.13, the newest release of everything
+
+Each gets understudy as a wheel with all extras, the tests are run, and `batch_digests.py` reads the same files in each
+of them and in the environment of `make test`. Results go into the table of docs/compatibility.md, those of
+environments that were not run this time stay. CUDA builds of torch come along (3 to 4 GB each); they run on a CPU.
+Everything lies in .compat/. Needs uv, which scripts/setup installs, and an interpreter of each version: PYTHON312=...,
+`python3.12` on the PATH, or one that pyenv or uv knows.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PLACE = ROOT / ".compat"
+PAGE = ROOT / "docs" / "compatibility.md"
+BEGIN, END = "<!-- what follows is written by `make compat` -->", "<!-- end of what `make compat` writes -->"
+TABLED = ("torch", "numpy", "av", "ffmpeg", "pyarrow", "fsspec", "safetensors", "pillow", "lerobot")
+
+
+@dataclass(frozen=True)
+class Environment:
+    name: str
+    python: str
+    about: str
+    installs: tuple[tuple[str, ...], ...]
+    """Arguments of `uv pip install`, call after call; {wheel} is understudy. A later call keeps what is there."""
+    examples: tuple[str, ...] = ()
+    """Examples that must train here, on a recording of their own and on g1_v30 where it is."""
+
+
+ENVIRONMENTS = (
+    Environment(
+        "oldest",
+        "3.11",
+        "the lowest releases allowed",
+        (
+            ("--resolution", "lowest-direct", "torch==2.7.1", "understudy[all] @ {wheel}"),
+            ("understudy[test] @ {wheel}",),
+        ),
+    ),
+    Environment(
+        "lerobot",
+        "3.12",
+        "LeRobot 0.6.1 with its own pins",
+        (("lerobot[dataset]==0.6.1",), ("understudy[all,test] @ {wheel}",)),
+        ("lerobot_act",),
+    ),
+    Environment("newest", "3.13", "the newest of all", (("--upgrade", "understudy[all,test] @ {wheel}"),)),
+)
+
+
+class Failed(Exception):
+    """An environment that could not be made, or that failed its tests; one line."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", choices=[[], *(each.name for each in ENVIRONMENTS)])
+    parser.add_argument("--keep", action="store_true", help="use an environment that is there as it is")
+    parser.add_argument("--pytest", default="-n 2", help='arguments for pytest (default "-n 2")')
+    args = parser.parse_args()
+    PLACE.mkdir(exist_ok=True)
+    reference, failures = digest("default", Path(sys.executable)), 0
+    wheel = build()
+    for each in [each for each in ENVIRONMENTS if not args.names or each.name in args.names]:
+        try:
+            row = checked(each, wheel, reference, args)
+            (PLACE / f"{each.name}.json").write_text(json.dumps(row, indent=1) + "\n")
+            failures += row["failed"] > 0 or row["different"] > 0
+        except (Failed, subprocess.CalledProcessError) as error:
+            failures += 1
+            print(f"compat {each.name}: {error}", file=sys.stderr)
+    write_page(reference)
+    return min(1, failures)
+
+
+def checked(each: Environment, wheel: Path, reference: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    """One row of the table. Raises Failed where there is nothing to put into it."""
+    python = PLACE / each.name / "bin" / "python"
+    if not (args.keep and python.exists()):
+        make(each, wheel)
+    for example in each.examples:
+        for data in ([], [str(recording())]) if recording() else ([],):
+            run([str(python), str(ROOT / "examples" / f"{example}.py"), *data])
+    found = digest(each.name, python)
+    cases, different = compare(reference["batches"], found["batches"])
+    for line in different[:20]:
+        print(f"compat {each.name}: differs: {line}", file=sys.stderr)
+    said(f"{each.name}: pytest {args.pytest}")
+    junit = PLACE / f"{each.name}.xml"
+    junit.unlink(missing_ok=True)
+    command = [str(python), "-m", "pytest", "-q", f"--junitxml={junit}", *args.pytest.split()]
+    status = subprocess.run(command, cwd=ROOT, env=bare()).returncode
+    if not junit.exists():
+        raise Failed(f"pytest ended with {status} before it ran a test")
+    return {
+        "about": each.about,
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "commit": run(["git", "describe", "--always", "--dirty"]).strip(),
+        "versions": found["versions"],
+        "batches": cases,
+        "different": len(different),
+        "examples": list(each.examples),
+        **counts(junit),
+    }
+
+
+def make(each: Environment, wheel: Path) -> None:
+    """The virtual environment, from nothing."""
+    place = PLACE / each.name
+    shutil.rmtree(place, ignore_errors=True)
+    run([uv(), "venv", "--quiet", "--python", interpreter(each.python), str(place)])
+    kept = PLACE / f"{each.name}.constraints"
+    for number, arguments in enumerate(each.installs):
+        said(f"{each.name}: installing {' '.join(arguments)}".replace("{wheel}", wheel.name))
+        held = ["-c", str(kept)] if number else []
+        where = ["--python", str(place / "bin" / "python")]
+        run(
+            [uv(), "pip", "install", "--quiet", *where, *held, *(one.format(wheel=wheel.as_uri()) for one in arguments)]
+        )
+        frozen = run([uv(), "pip", "freeze", *where]).splitlines()
+        kept.write_text("\n".join(line for line in frozen if re.match(r"[\w.-]+==", line)) + "\n")
+
+
+def build() -> Path:
+    """understudy as people install it."""
+    out = PLACE / "dist"
+    shutil.rmtree(out, ignore_errors=True)
+    run([uv(), "build", "--quiet", "--wheel", "--out-dir", str(out), str(ROOT)])
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
+def interpreter(version: str) -> str:
+    """A Python of this version that runs. Raises Failed."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    named = os.environ.get(f"PYTHON{version.replace('.', '')}")
+    known = [named, shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python{version}"))]
+    for candidate in [*map(str, filter(None, known)), version]:
+        if candidate == version:  # whatever uv has found or installed
+            done = subprocess.run([uv(), "python", "find", version], capture_output=True, text=True, cwd="/")
+            candidate = done.stdout.strip()
+            if done.returncode:
+                continue
+        asked = [candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+        done = subprocess.run(asked, capture_output=True, text=True)  # a shim may name a version that it does not have
+        if done.returncode == 0 and done.stdout.strip() == version:
+            return candidate
+    raise Failed(f"no Python {version} here: install one, or set PYTHON{version.replace('.', '')}")
+
+
+def digest(name: str, python: Path) -> dict[str, Any]:
+    """Versions and digests of the batches in an environment; the first to come records the datasets."""
+    data, out = PLACE / "data", PLACE / f"{name}.digests.json"
+    script = str(ROOT / "scripts" / "batch_digests.py")
+    said(f"{name}: batches")
+    if name == "default":
+        run([str(python), script, "record", str(data)])
+    run([str(python), script, "digest", str(data), str(out)])
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def compare(ours: dict[str, list[dict[str, str]]], theirs: dict[str, list[dict[str, str]]]) -> tuple[int, list[str]]:
+    """How many batches were compared, and "setting, number: keys" of each that differs."""
+    different = [f"{setting}: only on one side" for setting in sorted(ours.keys() ^ theirs.keys())]
+    for setting in sorted(ours.keys() & theirs.keys()):
+        if len(ours[setting]) != len(theirs[setting]):
+            different.append(f"{setting}: {len(ours[setting])} and {len(theirs[setting])} batches")
+        for number, (a, b) in enumerate(zip(ours[setting], theirs[setting])):
+            if keys := sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key)):
+                different.append(f"{setting}, batch {number}: {', '.join(keys)}")
+    return sum(map(len, ours.values())), different
+
+
+def counts(junit: Path) -> dict[str, Any]:
+    """Tests by outcome, and the reasons of those that were skipped."""
+    cases = list(ElementTree.parse(junit).getroot().iter("testcase"))
+    skipped = [skip for case in cases for skip in case.iter("skipped")]
+    bad = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    for case in bad:
+        print(f"failed: {case.get('classname')}::{case.get('name')}", file=sys.stderr)
+    return {
+        "passed": len(cases) - len(skipped) - len(bad),
+        "failed": len(bad),
+        "skipped": dict(Counter(skip.get("message") or "" for skip in skipped).most_common()),
+    }
+
+
+def recording() -> Path | None:
+    """A dataset of a real robot, where there are any."""
+    root = Path(os.environ.get("UNDERSTUDY_TEST_DATA") or "/nowhere", "g1_v30")
+    return root if root.is_dir() else None
+
+
+def write_page(reference: dict[str, Any]) -> None:
+    """The part of docs/compatibility.md between the two marks, from all results there are."""
+    rows = {each.name: PLACE / f"{each.name}.json" for each in ENVIRONMENTS}
+    found = {name: json.loads(path.read_text()) for name, path in rows.items() if path.exists()}
+    told = [name for name in TABLED if any(name in row["versions"] for row in found.values())]
+    table = [["", *found, "make test"], ["---"] * (len(found) + 2)]
+    table.append(["what", *(row["about"] for row in found.values()), "constraints.txt"])
+    table.append(["date", *(row["date"] for row in found.values()), ""])
+    table.append(["commit", *(row["commit"] for row in found.values()), ""])
+    versions = [*(row["versions"] for row in found.values()), reference["versions"]]
+    table += [[name, *(each.get(name, "-") for each in versions)] for name in ("python", *told)]
+    table.append(["tests passed", *(str(row["passed"]) for row in found.values()), ""])
+    table.append(["tests failed", *(str(row["failed"]) for row in found.values()), ""])
+    table.append(["tests skipped", *(str(sum(row["skipped"].values())) for row in found.values()), ""])
+    same = [f"{row['batches'] - row['different']} of {row['batches']}" for row in found.values()]
+    table.append(["batches equal to the bit", *same, "compared with"])
+    lines = ["| " + " | ".join(row) + " |" for row in table]
+    for name, row in found.items():
+        lines += ["", f"Skipped in `{name}`:", ""]
+        lines += [f"* {count}: {' '.join(reason.split())}" for reason, count in row["skipped"].items()] or ["* none"]
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    PAGE.write_text(before + BEGIN + "\n\n" + "\n".join(lines) + "\n\n" + END + after)
+    print("\n".join(lines))
+
+
+def uv() -> str:
+    beside = Path(sys.executable).with_name("uv")
+    found = str(beside) if beside.exists() else shutil.which("uv")
+    if found is None:
+        sys.exit("compat: needs uv: pip install uv")
+    return found
+
+
+def bare() -> dict[str, str]:
+    """The environment of what is run: nothing of ours on the path but what was installed."""
+    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    left_out = ("PYTHONPATH", "VIRTUAL_ENV", "UV_FIND_LINKS")
+    return {key: value for key, value in os.environ.items() if key not in left_out} | threads
+
+
+def run(command: list[str]) -> str:
+    """What a command prints. Raises Failed with the end of what it said."""
+    done = subprocess.run(command, cwd=ROOT, env=bare(), capture_output=True, text=True)
+    if done.returncode:
+        raise Failed(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def said(line: str) -> None:
+    print(f"compat {line}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
