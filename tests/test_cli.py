@@ -154,7 +154,7 @@ def test_mistakes_are_told_without_a_traceback(
     [
         (["{}/g1.cfg"], ".json"),
         (["{}"], "--data.root {}"),
-        (["--dataset.repo_id", "someone/something"], "--data.root hf://"),
+        (["--dataset.repo_id", "someone/something"], "--data.root hf://datasets/"),
         (["--batch_size=3"], "--batch"),
         (["--policy.use_amp=true"], "--precision bf16"),
         (["--no-overwrite"], "--out"),

@@ -31,9 +31,9 @@ EXAMPLES = {
     "resume": ("understudy resume runs/table", "understudy resume runs/table --steps 10000"),
 }
 FOREIGN = {
-    "dataset.repo-id": "--data.root hf://OWNER/NAME",
-    "data.repo-id": "--data.root hf://OWNER/NAME",
-    "repo-id": "--data.root hf://OWNER/NAME",
+    "dataset.repo-id": "--data.root hf://datasets/OWNER/NAME",
+    "data.repo-id": "--data.root hf://datasets/OWNER/NAME",
+    "repo-id": "--data.root hf://datasets/OWNER/NAME",
     "dataset.root": "--data.root FOLDER",
     "dataset.episodes": "--data.episodes",
     "rename-map": "`cameras` of each of data.sources, in a settings file",

@@ -400,6 +400,18 @@ def test_no_dataset(tmp_path: Path) -> None:
     refused(tmp_path, "no meta/info.json")
 
 
+def test_a_name_as_on_the_hub_says_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DatasetError) as caught:
+        Catalog.open("someone/table")
+    assert "hf://datasets/someone/table" in caught.value.fix
+    (tmp_path / "someone/table").mkdir(parents=True)  # a folder is no name on the hub
+    for root in ("someone/table", "a/b/c", "/someone/nowhere", "nowhere"):
+        with pytest.raises(DatasetError) as caught:
+            Catalog.open(root)
+        assert "hf://" not in caught.value.fix
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

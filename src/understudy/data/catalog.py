@@ -5,6 +5,7 @@ selection; nothing of `data/` or `videos/` is opened.
 """
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -25,6 +26,7 @@ from understudy.data.remote.settings import Remote
 from understudy.data.templates import check_template
 
 INFO = "meta/info.json"
+_REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # OWNER/NAME, as on the hub
 VERSIONS = {"v2.0": lerobot_v2, "v2.1": lerobot_v2, "v3.0": lerobot_v3, "v3.1": lerobot_v3}
 
 
@@ -86,9 +88,10 @@ class Catalog:
         files = Files(root, remote)
         if files.is_local and not files.exists(INFO):
             there = "there is no meta/info.json" if files.exists("") else "there is no such folder"
-            raise DatasetError(
-                there, where=files.root, fix="give the folder of a LeRobot dataset, the one that holds meta/"
-            )
+            fix = "give the folder of a LeRobot dataset, the one that holds meta/"
+            if not files.exists("") and _REPOSITORY.fullmatch(os.fspath(root)):
+                fix += f"; one on the hub is hf://datasets/{os.fspath(root)}"
+            raise DatasetError(there, where=files.root, fix=fix)
         info = read_json(files, INFO)
         where = files.where(INFO)
         told = {"video_path": video_path, "data_path": data_path, "codebase_version": version}
