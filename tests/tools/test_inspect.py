@@ -4,6 +4,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ import pytest
 from support.datasets import Spec, edit_json, write_dataset
 from understudy import cli
 from understudy.data.catalog import Catalog
+from understudy.data.features import Feature
 from understudy.tools.examine import examine
 from understudy.tools.inspect import told
 from understudy.tools.inspect_page import page
+from understudy.tools.recorded_claims import constant
 
 TOP = "observation.images.top"
 
@@ -296,3 +299,10 @@ def test_path_and_version_can_be_told(tmp_path: Path, capsys: pytest.CaptureFixt
     capsys.readouterr()
     assert cli.main(["inspect", str(tmp_path / "d"), "--json", "--version", "v2.1", "--video-path", path]) == 0
     assert json.loads(capsys.readouterr().out)["videos"][TOP]["files_read"] == 3
+
+
+def test_many_constant_dimensions_are_one_short_line() -> None:
+    low, high = np.zeros(40), np.zeros(40)
+    high[[3, 20, 21]] = 1
+    catalog: Any = SimpleNamespace(features={"action": Feature("action", "float32", (40,))})
+    assert constant(catalog, "action", low, high).endswith("constant in 37 of 40 dimensions, 0 to 2, 4 to 19, 22 to 39")

@@ -48,6 +48,10 @@ def constant(catalog: Catalog, key: str, low: np.ndarray, high: np.ndarray) -> s
     if not still.size:
         return ""
     names = _names(catalog, key, len(low))
+    if len(still) > _FEW:  # as ranges: names of dozens of joints would fill the screen
+        runs = np.split(still, np.flatnonzero(np.diff(still) > 1) + 1)
+        ranges = [f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+        return f"{key}: constant in {len(still)} of {len(low)} dimensions, {', '.join(ranges)}"
     said = ", ".join(str(i) if names[i] == str(i) else f"{i} ({names[i]})" for i in still.tolist())
     return f"{key}: constant in dimensions {said}"
 
