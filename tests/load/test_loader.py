@@ -13,6 +13,7 @@ from support.batches import least_memory, same
 from support.datasets import Spec, identity, write_dataset
 from understudy.data.decode import PictureDecoder
 from understudy.data.errors import DatasetError
+from understudy.data.ffmpeg import PYAV
 from understudy.data.samples import EpisodeDataset
 from understudy.load.loader import Loader
 from understudy.load.residency import resident
@@ -185,6 +186,7 @@ def test_small_data_is_decoded_once(root: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(decoded) > 2 * len(data)  # the negative control: too little memory decodes again and again
 
 
+@pytest.mark.skipif(PYAV < 17, reason="budgets for decoders of FFmpeg 8.1; those before take more memory")
 def test_what_is_kept_fits_the_budget(root: Path, twin: Path) -> None:
     data = opened(root)
     size = len(data) * 64 * 64 * 3

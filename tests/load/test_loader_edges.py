@@ -17,6 +17,7 @@ import torch
 from support.batches import batches, least_memory, same
 from support.datasets import Spec, episode_pictures, write_dataset, write_video
 from understudy.data.decode import PictureDecoder
+from understudy.data.ffmpeg import PYAV
 from understudy.data.loops import Coded
 from understudy.data.packets import open_packets
 from understudy.data.remote.retry import Stopped, give_up_when
@@ -331,6 +332,7 @@ def test_times_tell_where_time_went(data: EpisodeDataset, order: Order, memory: 
         assert loader.times.decode >= now.decode
 
 
+@pytest.mark.skipif(PYAV < 17, reason="budgets for decoders of FFmpeg 8.1; those before take more memory")
 def test_an_order_that_fits(tmp_path: Path) -> None:
     write_dataset(tmp_path / "data", Spec(lengths=(60,) * 24))
     data = EpisodeDataset(tmp_path / "data", picture_cache_bytes=0)

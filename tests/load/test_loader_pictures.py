@@ -15,6 +15,7 @@ from support.batches import least_memory
 from support.datasets import Spec, write_dataset
 from understudy.data.convert import Converter
 from understudy.data.decode import PictureDecoder
+from understudy.data.ffmpeg import PYAV
 from understudy.data.packets import Mp4Packets
 from understudy.data.samples import EpisodeDataset
 from understudy.load.buffers import Buffers
@@ -270,6 +271,7 @@ def test_the_quickest_ways_first() -> None:
     assert ways(250, 1, False) == ways(2, 1, False) == [*kept, *last]
 
 
+@pytest.mark.skipif(PYAV < 17, reason="budgets for decoders of FFmpeg 8.1; those before take more memory")
 def test_groups_of_middling_length_are_decoded_whole_where_memory_allows(roots: dict[str, Path]) -> None:
     data = opened(roots["gop 2"])
     data.__dict__["gop"] = 30

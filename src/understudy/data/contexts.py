@@ -23,12 +23,14 @@ _DECODERS = {"av1": "libdav1d"}  # FFmpeg's own "av1" decoder only drives hardwa
 
 
 class Kind(NamedTuple):
-    """What makes two contexts the same: codec, its configuration, reordering depth, and whether damage is an error."""
+    """What makes two contexts the same: codec, its configuration, reordering depth, whether damage is an error."""
 
     codec: str
     extradata: bytes
     reorder: int
     strict: bool
+    pixels: int = 0
+    """Of one picture, as the file says; 0: any number."""
 
 
 class _Spare(threading.local):
@@ -77,7 +79,9 @@ def _create(kind: Kind, where: str) -> av.VideoCodecContext:
     context.extradata = kind.extradata or None
     context.thread_count = 1
     # Without has_b_frames, H.264 decoders guess the reordering depth and may drop the first pictures.
-    context.options = {"has_b_frames": str(kind.reorder)} | ({"err_detect": "explode"} if kind.strict else {})
+    # Memory is taken for what packets say, so they may not say much more than the file; codecs round sizes up.
+    most = {"max_pixels": str(min(2 * kind.pixels + (1 << 20), (1 << 31) - 1))} if kind.pixels else {}
+    context.options = most | {"has_b_frames": str(kind.reorder)} | ({"err_detect": "explode"} if kind.strict else {})
     return context
 
 

@@ -54,7 +54,7 @@ class PictureDecoder:
         self._display, self._keys = index.display.data, index.keys.data
         self._sample, self._reorder = index.sample.data, index.reorder
         self._context: av.VideoCodecContext | None = None
-        self._kind = Kind(index.codec, index.extradata, min(self._reorder, 16), True)
+        self._kind = Kind(index.codec, index.extradata, min(self._reorder, 16), True, index.height * index.width)
         self._next = 0  # decode position of the next packet to feed
         self._from = 0  # display position of the key frame the decoder was started on
         self._expected = 0  # display position that must come out next

@@ -102,6 +102,13 @@ class Feature:
         return height, width
 
     @property
+    def most_pixels(self) -> int:
+        """Pixels that one picture may have at most: four times as many as declared, since some datasets were resized
+        after info.json was written; 64 million where the declared shape does not say."""
+        height, width = self.size or (0, 0)
+        return 4 * height * width or 1 << 26
+
+    @property
     def _channels_first(self) -> bool:
         """Of a picture's shape, by the names of its axes where it has them; of arrays by the axis of three."""
         if self.is_array:

@@ -198,6 +198,7 @@ class Pictures:
             except DatasetError:
                 files.refuse_pointer(path)
                 raise
+        self._check_size(camera, reader, where)
         self._check_count(camera, file, reader, where)
         self._compare(camera, reader, where)
         with self._lock:
@@ -214,6 +215,16 @@ class Pictures:
             self._readers.clear()
         for one in spare:
             one.close()
+
+    def _check_size(self, camera: str, reader: VideoReader, where: str) -> None:
+        """Refuse what is far larger than declared, before there is memory for a picture of it."""
+        feature = self.catalog.features[camera]
+        if reader.height * reader.width > feature.most_pixels:
+            said = (
+                f"info.json says {feature.shape}" if feature.size else f"at most {feature.most_pixels} pixels are read"
+            )
+            what = f"{camera!r} has pictures of {reader.width}x{reader.height}, {said}"
+            raise DatasetError(what, where=where, fix="correct the shape in info.json, or restore the video")
 
     def _check_count(self, camera: str, file: int, reader: VideoReader, where: str) -> None:
         videos, ids = self.catalog.videos(camera), self.catalog.episodes.ids

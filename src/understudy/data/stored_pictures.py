@@ -20,6 +20,8 @@ from understudy.data.errors import DatasetError
 from understudy.data.features import Feature
 from understudy.data.files import renamed
 
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000")
+"""Pillow reads others too, some of them by running programs."""
 _REPAIR = "repair the row, or leave the key out with keys=[...]"
 
 
@@ -147,7 +149,8 @@ def decode_image(value: object, feature: Feature, catalog: Catalog, where: str) 
     Grey pictures fill all three channels where colour is declared; an alpha channel that hides nothing is dropped.
 
     Raises:
-        DatasetError: no bytes, bytes that are no picture, real transparency, or more than 8 bits per channel.
+        DatasetError: no bytes, bytes that are no picture, far more pixels than declared, real
+            transparency, or more than 8 bits per channel.
     """
     data = value.get("bytes") if isinstance(value, dict) else value
     if data is None and isinstance(value, dict) and isinstance(value.get("path"), str):
@@ -158,7 +161,8 @@ def decode_image(value: object, feature: Feature, catalog: Catalog, where: str) 
     if not isinstance(data, bytes):
         raise DatasetError(f"{feature.key!r} holds no picture bytes", where=where, fix=_REPAIR)
     try:
-        with Image.open(io.BytesIO(data)) as picture:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as picture:
+            _check_size(picture, feature, where)  # before there is memory for the picture
             picture.load()
             array = _channels(picture, feature, where)
     except DatasetError:
@@ -167,6 +171,17 @@ def decode_image(value: object, feature: Feature, catalog: Catalog, where: str) 
         what = f"{feature.key!r} is no readable picture: {type(error).__name__}: {str(error)[:100]}"
         raise DatasetError(what, where=where, fix=_REPAIR) from error
     return np.ascontiguousarray(array.transpose(2, 0, 1))
+
+
+def _check_size(picture: Image.Image, feature: Feature, where: str) -> None:
+    size, declared = (picture.height, picture.width), feature.size
+    if size[0] * size[1] <= feature.most_pixels:
+        return
+    said = (
+        f"info.json says {declared[1]}x{declared[0]}" if declared else f"at most {feature.most_pixels} pixels are read"
+    )
+    what = f"{feature.key!r} is a picture of {size[1]}x{size[0]}, {said}"
+    raise DatasetError(what, where=where, fix="correct the shape in info.json, or repair the row")
 
 
 def _channels(picture: Image.Image, feature: Feature, where: str) -> np.ndarray:

@@ -122,8 +122,10 @@ class PyavReader:
             if self._decoder.count != self.count:
                 raise DatasetError(f"had {self.count} pictures, now has {self._decoder.count}", where=self.path)
         in_order = len(wanted) == len(place) and bool((np.diff(place) > 0).all())
-        pictures = np.empty((len(wanted), 3, self.height, self.width), np.uint8)
+        pictures = np.empty((0, 3, self.height, self.width), np.uint8)
         for row, (_, frame) in enumerate(self._decoder.pictures(wanted, _AT_ONCE)):
+            if row == 0:  # now its size is known to be what the file says
+                pictures = np.empty((len(wanted), *pictures.shape[1:]), np.uint8)
             self._converter.write(frame, pictures[row])
         return (pictures if in_order else pictures[place]).transpose(0, 2, 3, 1)
 
