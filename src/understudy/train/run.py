@@ -128,7 +128,7 @@ def _opened(config: TrainConfig, mesh: Mesh) -> RunData:
     skipped = mesh.first(lambda: data.skipped)
     with mesh.together():
         if skipped != data.skipped:
-            same = {name: {"cameras": data.cameras, "skipped": ids} for name, ids in zip(data.names, skipped)}
+            same = {name: {"skipped": ids} for name, ids in zip(data.names, skipped)}
             data = open_data(config, same, False)
     return data
 
