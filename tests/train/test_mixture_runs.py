@@ -174,7 +174,7 @@ def test_weights_may_change_behind_a_checkpoint_and_that_is_told_and_kept(
     said = capsys.readouterr().err
     assert "data.sources.2.weight: 1.0 -> 6" in said
     assert "shares: as the weights say from position 48 on" in said
-    assert "75.00%" in next(line for line in said.splitlines() if line.startswith("small "))
+    assert "75.000%" in next(line for line in said.splitlines() if line.startswith("small "))
     state = checkpoint.read_state(checkpoint.latest(out / "checkpoints"))
     assert [entry["position"] for entry in state["schedule"]] == [0, 48]
     with resumed.watched(out, session=2):
