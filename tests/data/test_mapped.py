@@ -153,8 +153,8 @@ def test_a_kill_while_it_is_written_leaves_no_wrong_one(
     assert list(tables.glob("*.part")) == []
 
 
-@pytest.mark.parametrize("place", [0, 30, 60, -1, -70])
-def test_a_damaged_one_is_made_again(place: int, root: Path, tables: Path) -> None:
+@pytest.mark.parametrize("place", [0, 30, 60, None])
+def test_a_damaged_one_is_made_again(place: int | None, root: Path, tables: Path) -> None:
     Catalog.open(root)
     (path,) = (tables / name for name in files(tables))
     whole = bytearray(path.read_bytes())
@@ -162,12 +162,11 @@ def test_a_damaged_one_is_made_again(place: int, root: Path, tables: Path) -> No
         path.write_bytes(damaged)
         assert Catalog.open(root).episodes.lengths.tolist() == list(LENGTHS)
         assert path.read_bytes() == whole
-    whole[place if place > -70 else len(whole) - 128] ^= 1
+    lengths = whole.index(np.array(LENGTHS, np.int64).tobytes())
+    whole[lengths if place is None else place] ^= 1
     path.unlink()
     path.write_bytes(whole)
-    read = Catalog.open(root)
-    assert read.episodes.lengths.tolist() == list(LENGTHS)
-    assert not [one for one in arrays_of(read.episodes).values() if not np.isfinite(one).all()]
+    assert Catalog.open(root).episodes.lengths.tolist() == list(LENGTHS)
 
 
 def test_where_no_file_can_be_written_each_has_its_own(
