@@ -9,11 +9,11 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 
-.PHONY: setup demo test soak compat lint types pytest clean
+.PHONY: wheels setup demo test soak compat lint types pytest clean
 
 setup: .venv/.installed-dev
 
-.venv/.installed-%: pyproject.toml constraints.txt scripts/setup hatch_build.py src/understudy/data/loops.c
+.venv/.installed-%: pyproject.toml constraints.txt scripts/setup hatch_build.py hatch_readme.py src/understudy/data/loops.c
 	scripts/setup $*
 
 demo: .venv/.installed-demo
@@ -39,6 +39,10 @@ types:
 
 pytest:
 	$(PY) -m pytest -n 2
+
+# The source distribution, a compiled and a pure wheel into dist/, each installed and imported once.
+wheels:
+	scripts/wheels
 
 clean:
 	rm -rf .venv .compat runs .hypothesis .pytest_cache .ruff_cache .mypy_cache

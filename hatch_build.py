@@ -1,10 +1,13 @@
 """Compiles `src/understudy/data/loops.c` while understudy is installed.
 
 Where there is no C compiler, or it fails, understudy is installed all the same: its loops then run in Python, which
-gives the same pictures and is slower with small ones. `CC` names another compiler, as usual.
+gives the same pictures and is slower with small ones. `CC` names another compiler, as usual. With `UNDERSTUDY_NATIVE=0`
+nothing is compiled and the wheel is for any platform.
 """
 
 import os
+import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -27,6 +30,8 @@ class Loops(BuildHookInterface):
             return
         source = Path(self.root, "src/understudy/data/loops.c")
         made = source.with_name("_loops.so")
+        if os.environ.get("UNDERSTUDY_NATIVE") == "0":
+            return
         fresh = made.with_suffix(f".{os.getpid()}.tmp")  # renamed when it is whole: others may have the old one loaded
         named = os.environ.get("CC")
         compilers = [named] if named else [sysconfig.get_config_var("CC") or "cc", "cc"]  # Python's may be elsewhere
@@ -44,8 +49,23 @@ class Loops(BuildHookInterface):
         fresh.replace(made)
         build_data["artifacts"].append("src/understudy/data/_loops.so")
         build_data["pure_python"] = False
-        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        build_data["tag"] = f"py3-none-{platform}"  # it knows nothing of Python's own structures
+        build_data["tag"] = f"py3-none-{_platform(made.read_bytes())}"  # it knows nothing of Python's own structures
+
+
+def _platform(library: bytes) -> str:
+    """The platform tag: manylinux where what is compiled needs no other library, and no function of glibc newer than
+    2.17; the build machine's own elsewhere."""
+    machine = platform.machine()
+    needed = {tuple(map(int, found)) for found in re.findall(rb"GLIBC_(\d+)\.(\d+)", library)}
+    others = set(re.findall(rb"\blib[\w+-]+\.so[.\d]*", library)) - {b"libc.so.6"}
+    if (
+        machine in ("x86_64", "aarch64")
+        and platform.libc_ver()[0] == "glibc"
+        and not others
+        and max(needed, default=(0,)) <= (2, 17)
+    ):
+        return f"manylinux_2_17_{machine}.manylinux2014_{machine}"
+    return sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
 
 def _compile(compiler: list[str], source: Path, target: Path) -> str:

@@ -376,6 +376,23 @@ def test_installing_compiles(hook: Any) -> None:
     assert ctypes.CDLL(str(library)).loops_source() & 0xFFFFFFFF == zlib.crc32(loops.SOURCE.read_bytes())
 
 
+@needs_c
+def test_a_wheel_is_for_old_systems_or_for_all(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    build: dict[str, Any] = {"artifacts": []}
+    hook.initialize("standard", build)
+    if hook.app.said:
+        pytest.skip("the C compiler that was there when understudy was installed is gone")
+    if os.uname().machine in ("x86_64", "aarch64"):
+        assert build["tag"].startswith("py3-none-manylinux_2_17_")
+    platform = type(hook).initialize.__globals__["_platform"]
+    assert "manylinux" not in platform(b"\0GLIBC_2.34\0")
+    assert "manylinux" not in platform(b"\0libssl.so.3\0")
+    monkeypatch.setenv("UNDERSTUDY_NATIVE", "0")
+    build = {"artifacts": []}
+    hook.initialize("standard", build)
+    assert build == {"artifacts": []}
+
+
 def test_installing_works_where_nothing_can_be_written(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(self: Path, missing_ok: bool = False) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
