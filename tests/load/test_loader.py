@@ -289,3 +289,19 @@ def test_impossible_requests_are_refused(root: Path) -> None:
     ):
         with pytest.raises(ValueError):
             Loader(data, order=order, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_ranks_share_a_mixture_whose_weights_no_slots_meet(root: Path, twin: Path, world: int) -> None:
+    sources = [opened(root), opened(twin)]
+    order = Order.of(sources, weights=[0.37, 0.63], batch=BATCH, seed=5, clip=4, lanes=2 * BATCH)
+    order = order.reweighted(5 * BATCH, {"dataset": 1.0, "twin": 2**0.5})
+    assert order.spec.version == 2
+    assert min(source.lanes for source in order.spec.sources) > 1
+    loaders = [Loader(sources, order=order, rank=rank, world=world, threads=2) for rank in range(world)]
+    parts = [take(loader, 9) for loader in loaders]
+    for step, shares in enumerate(zip(*parts)):
+        source, episode, frame = (of.tolist() for of in order.locate(np.arange(step * BATCH, (step + 1) * BATCH)))
+        assert [s for share in shares for s in share["source"].tolist()] == source
+        seen = [identity(p)[1:] for share in shares for p in share[TOP].numpy()]
+        assert seen == list(zip(episode, frame))

@@ -49,15 +49,17 @@ def test_a_lane_stays_with_one_rank(world):
                 assert owner.setdefault(lane, rank) == rank
 
 
-def test_a_lane_of_a_mixture_stays_with_one_rank():
+@pytest.mark.parametrize("weights", [None, (3, 1), (0.37, 0.63), (1, 2**0.5)])
+def test_a_lane_of_a_mixture_stays_with_one_rank(weights):
+    """Whether its weights are whole numbers of slots (3 to 1) or not."""
     pair = [episodes(*[300] * 400, name="a"), episodes(*[300] * 100, name="b")]
-    order = Order.of(pair, batch=64, frames_in_flight=20_000)
+    order = Order.of(pair, weights=weights, batch=64, frames_in_flight=20_000)
     positions = np.arange(20_000)  # within the first epoch of both
-    source, index = order.streams(positions)
-    lanes = np.array([s.lanes for s in order.spec.sources])[source]
+    source, lane = order.lanes(positions)
+    assert [len(np.unique(lane[source == d])) for d in (0, 1)] == [s.lanes for s in order.spec.sources]
     owner = {}
-    for d, lane, offset in zip(source.tolist(), (index.astype(int) % lanes).tolist(), (positions % 64).tolist()):
-        assert owner.setdefault((d, lane), offset) == offset
+    for d, one, offset in zip(source.tolist(), lane.tolist(), (positions % 64).tolist()):
+        assert owner.setdefault((d, one), offset) == offset
 
 
 @pytest.mark.parametrize(

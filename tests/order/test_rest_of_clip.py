@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from support.order_sources import episodes, sources
 from understudy.order import Order
-from understudy.order.lanes import _epoch
+from understudy.order.lanes import Lanes, _epoch
 
 
 def brute_force(order: Order, position: int, span: int) -> list[int]:
@@ -19,19 +19,21 @@ def brute_force(order: Order, position: int, span: int) -> list[int]:
 
 
 def whereabouts(order: Order, positions: np.ndarray) -> tuple[np.ndarray, ...]:
-    source, index = order.streams(positions)
-    _, epoch = order.epochs(positions)
+    _, index = order.streams(positions)
+    source, epoch, line = order.lines(positions)
     _, lane = order.lanes(positions)
     clip, turn = np.empty_like(source), np.zeros_like(source)
     for d in np.unique(source):
         own, spec = source == d, order.spec.sources[d]
-        line = order._lanes[d].line(index[own]).view(np.int64)
-        clip[own] = line // spec.clip if spec.shuffle else 0
+        clip[own] = line[own] // spec.clip if spec.shuffle else 0
         if spec.shuffle:  # behind the end of the turned line it goes on at its beginning: a clip cut there is two
-            i = index[own].view(np.int64) % spec.frames // spec.lanes
-            length, longer = divmod(spec.frames, spec.lanes)
-            shift = np.array([_epoch(order._lanes[d], int(e)).shift for e in epoch[own]])
-            turn[own] = (lane[own] * length + np.minimum(lane[own], longer) + i + shift) // spec.frames
+            lanes = Lanes(order.seed, int(d), spec.frames, spec.clip, spec.lanes, True, spec.inside)
+            shift = np.array([_epoch(lanes, int(e)).shift for e in epoch[own]])
+            p = index[own].view(np.int64) % spec.frames
+            if order.spec.version == 1:  # there, stream indices go across the lanes
+                length, longer = divmod(spec.frames, spec.lanes)
+                p = lane[own] * length + np.minimum(lane[own], longer) + p // spec.lanes
+            turn[own] = (p + shift) // spec.frames
     return source, epoch, clip, lane, turn
 
 
@@ -39,7 +41,7 @@ def whereabouts(order: Order, positions: np.ndarray) -> tuple[np.ndarray, ...]:
 @given(
     one=sources("one"),
     two=sources("two"),
-    mixed=st.booleans(),
+    mixed=st.sampled_from([None, (1, 1), (0.37, 0.63), (1, 1e-3)]),
     clip=st.integers(2, 9),
     lanes=st.integers(1, 8),
     inside=st.sampled_from(["sequential", "permuted"]),
@@ -47,7 +49,7 @@ def whereabouts(order: Order, positions: np.ndarray) -> tuple[np.ndarray, ...]:
 )
 def test_the_rest_of_a_clip_is_what_comes_of_it(one, two, mixed, clip, lanes, inside, position) -> None:  # type: ignore[no-untyped-def]
     data = [one, two] if mixed else [one]
-    order = Order.of(data, batch=3, seed=1, clip=clip, lanes=max(lanes, 2), inside=inside)
+    order = Order.of(data, weights=mixed, batch=3, seed=1, clip=clip, lanes=max(lanes, 2), inside=inside)
     positions, episode, frame = order.rest_of_clip(position, 1000)
     assert positions.tolist() == brute_force(order, position, 2000)
     _, expected_episode, expected_frame = order.locate(positions)
@@ -59,7 +61,7 @@ def test_the_rest_of_a_clip_is_what_comes_of_it(one, two, mixed, clip, lanes, in
 @settings(max_examples=40, deadline=None)
 @given(
     lengths=st.tuples(st.integers(1, 60), st.integers(1, 60), st.integers(1, 60)),
-    weights=st.tuples(*[st.integers(1, 5)] * 3),
+    weights=st.tuples(*[st.integers(1, 5) | st.floats(0.1, 5)] * 3),
     changed=st.integers(1, 400),
     position=st.integers(0, 1 << 40),
 )

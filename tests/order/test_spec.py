@@ -58,7 +58,7 @@ def test_changed_data_is_told_before_the_first_step():
 
 
 def test_each_difference_is_told_with_its_effect():
-    spec = Order.of(pair(), batch=8, frames_in_flight=500).spec
+    spec = Order.of(pair(), weights=[1, 3], batch=8, frames_in_flight=500).spec
     a, b = spec.sources
     first = spec.schedule[0]
 
@@ -88,7 +88,7 @@ def test_each_difference_is_told_with_its_effect():
 
 
 def test_the_fingerprint_changes_exactly_if_the_order_does():
-    spec = Order.of(pair(), batch=8, frames_in_flight=500).spec
+    spec = Order.of(pair(), weights=[1, 3], batch=8, frames_in_flight=500).spec
     a, b = spec.sources
     same = [replace(spec, batch=16), replace(spec, sources=(replace(a, name="z"), b))]
     few = [Order.of(pair(), batch=8, inside=inside).spec for inside in ("sequential", "permuted")]
@@ -106,7 +106,7 @@ def test_the_fingerprint_changes_exactly_if_the_order_does():
 def test_a_spec_that_is_damaged_or_of_another_version_is_refused():
     saved = json.loads(Order.of(pair(), batch=8).to_json())
     for change, words in (
-        ({"version": 2}, "order version 2"),
+        ({"version": 3}, "order version 3"),
         ({"extra": 1}, "extra"),
         ({"schedule": []}, "schedule positions"),
         ({"schedule": [{"position": 5, "slots": [1, 1]}]}, "schedule positions"),

@@ -354,6 +354,8 @@ def _lanes_of_rank(order: Order, d: int, low: int, high: int) -> int:
     spec, slots = order.spec.sources[d], order.spec.schedule[-1].slots
     if d >= len(slots) or not slots[d]:  # it has left the mixture
         return 0
+    if (places := order.lane_slots(d)) is not None:
+        return spec.lanes if order.spec.round % order.batch else _between(places % order.batch, low, high)
     round_ = -(-spec.lanes * sum(slots) // slots[d])
     if round_ % order.batch:
         return spec.lanes
@@ -362,6 +364,10 @@ def _lanes_of_rank(order: Order, d: int, low: int, high: int) -> int:
     offset = (positions - first) % order.batch
     source, lane = order.lanes(positions[(offset >= low) & (offset < high)])
     return len(np.unique(lane[source == d]))
+
+
+def _between(numbers: np.ndarray, low: int, high: int) -> int:
+    return int(np.count_nonzero((numbers >= low) & (numbers < high)))
 
 
 def _together(order: Order, d: int, share: int) -> int:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from understudy.order.deff import Correlation, design_effect
-from understudy.order.lanes import Lanes
 from understudy.order.order import Order
 from understudy.order.placement import rank_slice
 from understudy.order.rivals import Read
@@ -64,7 +63,6 @@ def reading(order: Order) -> tuple[Read, np.ndarray]:
     is the last selected frame + 1. A piece is a clip in one epoch of its source.
     """
     spec = order.spec
-    lanes = [Lanes(spec.seed, d, s.frames, s.clip, s.lanes, s.shuffle, s.inside) for d, s in enumerate(spec.sources)]
     ids, rows = zip(*(np.unique(at.segments[:, 0], return_inverse=True) for at in order.layouts), strict=True)
     first = np.cumsum([0, *(len(i) for i in ids)])
     lengths = np.zeros(first[-1], np.int64)
@@ -72,17 +70,14 @@ def reading(order: Order) -> tuple[Read, np.ndarray]:
         np.maximum.at(lengths, first[d] + rows[d], layout.segments[:, 2])
 
     def read(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        source, index = order.streams(positions)
+        source, epoch, line = order.lines(positions)
         episode, frame, piece = np.empty_like(source), np.empty_like(source), np.empty_like(source)
         for d in np.unique(source):
-            at = np.flatnonzero(source == d)
-            line = lanes[d].line(index[at])
-            found, frame[at] = order.layouts[d].locate(line)
+            at, of = np.flatnonzero(source == d), spec.sources[d]
+            found, frame[at] = order.layouts[d].locate(line[at].view(np.uint64))
             episode[at] = first[d] + np.searchsorted(ids[d], found)
-            epoch, _ = lanes[d].split(index[at])
-            clips = -(-lanes[d].frames // lanes[d].clip)
-            number = epoch * np.uint64(clips) + line // np.uint64(lanes[d].clip)
-            piece[at] = number.view(np.int64) * len(lanes) + d
+            number = epoch[at] * -(-of.frames // of.clip) + line[at] // of.clip
+            piece[at] = number * len(spec.sources) + d
         return episode, frame, piece
 
     return read, lengths

@@ -1,6 +1,6 @@
 """Order: which sample is position p, as one pure function of (spec, position).
 
-    position -> schedule entry -> slot of the mixture -> (source, index in its stream)        mixture.py
+    position -> schedule entry -> slot of the mixture -> (source, index in its stream)        slots.py or exact.py
     index    -> (epoch, index in the epoch) -> line number                                    lanes.py
     line number -> (episode, frame)                                                           layout.py
 
@@ -9,24 +9,23 @@ Nothing here depends on ranks, workers, batches or what was asked before, so any
 Not here: who makes a position (`placement.py`), how its bytes are read (the load room).
 """
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from understudy.order.defaults import choose_slots, default_in_flight
+from understudy.order.exact import Exact, lane_counts
 from understudy.order.keys import check_seed
-from understudy.order.lanes import Lanes
 from understudy.order.layout import Layout, check_segments, fingerprint
-from understudy.order.mixture import check_weights, far_off, make_period
+from understudy.order.mixture import check_weights, far_off, share_slots
 from understudy.order.permute import CHUNK
 from understudy.order.philox import Words
 from understudy.order.plan import Frames, Wish, layout_of, listed, plan, plan_source, shares_of, whole
 from understudy.order.search import Ints
-from understudy.order.spec import Entry, SourceSpec, Spec, compare
+from understudy.order.slots import Slots, groups
+from understudy.order.spec import EXACT_VERSION, UNIT, Entry, SourceSpec, Spec, compare
 
 
 class Order:
@@ -42,12 +41,7 @@ class Order:
         self.spec = spec
         self.layouts = tuple(layouts)
         self._why, self._wished = tuple(why), tuple(wished)  # of an order just made: reasons, and weights
-        self._lanes = tuple(
-            Lanes(spec.seed, d, s.frames, s.clip, s.lanes, s.shuffle, s.inside) for d, s in enumerate(spec.sources)
-        )
-        self._starts = np.array([entry.position for entry in spec.schedule], np.uint64)
-        self._periods = tuple(make_period(entry.slots) for entry in spec.schedule)
-        self._before = self._streams_before()
+        self._mix = Exact(spec) if spec.version == EXACT_VERSION else Slots(spec)
 
     @classmethod
     def of(
@@ -84,8 +78,8 @@ class Order:
         in_flight = default_in_flight(batch) if frames_in_flight is None else frames_in_flight
         wish = Wish(mode, batch, in_flight, clip, lanes, inside)
         shares = shares_of(sources, weights, temperature)
-        planned, slots = plan(sources, shares, wish)
-        spec = Spec(seed, batch, tuple(one.spec for one in planned), (Entry(0, slots),))
+        planned, slots, version = plan(sources, shares, wish)
+        spec = Spec(seed, batch, tuple(one.spec for one in planned), (Entry(0, slots),), version)
         return cls(spec, [one.layout for one in planned], [one.why for one in planned], shares)
 
     @classmethod
@@ -136,25 +130,35 @@ class Order:
         return source, episode, frame
 
     def _locate(self, positions: Words) -> tuple[Ints, Ints, Ints]:
-        source, index = self.streams(positions)
-        if len(self._lanes) == 1:
-            return source, *self.layouts[0].locate(self._lanes[0].line(index))
+        source, line = self._lines(positions)
+        if len(self.layouts) == 1:
+            return source, *self.layouts[0].locate(line)
         episode, frame = np.empty_like(source), np.empty_like(source)
-        for own in _groups(source):
-            d = int(source[own[0]])
-            episode[own], frame[own] = self.layouts[d].locate(self._lanes[d].line(index[own]))
+        for own in groups(source):
+            episode[own], frame[own] = self.layouts[int(source[own[0]])].locate(line[own])
         return source, episode, frame
 
+    def _lines(self, positions: Words) -> tuple[Ints, Words]:
+        source, index = self._mix.streams(positions)
+        if len(self.layouts) == 1:
+            return source, self._mix.lines[0].line(index)
+        line = np.empty_like(index)
+        for own in groups(source):
+            line[own] = self._mix.lines[int(source[own[0]])].line(index[own])
+        return source, line
+
     def streams(self, positions: Any) -> tuple[Ints, Words]:
-        """Positions (n,) -> (source int64, index uint64 in that source's own endless stream)."""
+        """Positions (n,) -> (source int64, index uint64 in that source's own endless stream).
+
+        index // N is the sample's epoch. In an order of version 2 the samples of an epoch are numbered lane by lane.
+        """
+        return self._mix.streams(as_positions(positions))
+
+    def lines(self, positions: Any) -> tuple[Ints, Ints, Ints]:
+        """Positions (n,) -> (source, that source's own epoch, number of the frame in its line), int64 (n,) each."""
         wanted = as_positions(positions)
-        if len(self._starts) == 1:
-            return self._in_entry(0, wanted)
-        source, index = np.empty(wanted.shape, np.int64), np.empty_like(wanted)
-        entry = np.searchsorted(self._starts, wanted, side="right") - 1
-        for own in _groups(entry):
-            source[own], index[own] = self._in_entry(int(entry[own[0]]), wanted[own])
-        return source, index
+        source, line = self._lines(wanted)
+        return source, self.epochs(wanted)[1], line.view(np.int64)
 
     def epochs(self, positions: Any) -> tuple[Ints, Ints]:
         """Positions (n,) -> (source, that source's own epoch), int64 (n,) each."""
@@ -164,16 +168,16 @@ class Order:
 
     def lanes(self, positions: Any) -> tuple[Ints, Ints]:
         """Positions (n,) -> (source, lane of that source), int64 (n,) each; a source of one lane has lane 0."""
-        source, index = self.streams(positions)
-        lane = np.empty_like(source)
-        for own in _groups(source):
-            lane[own] = self._lanes[int(source[own[0]])].lane(index[own]).view(np.int64)
-        return source, lane
+        return self._mix.lanes(as_positions(positions))
 
     def lane(self, position: int) -> int:
         """The lane of one position, as `lanes` says; quicker."""
-        d, index = self._stream(position)
-        return index % self.spec.sources[d].frames % self.spec.sources[d].lanes
+        return self._mix.lane(position)
+
+    def lane_slots(self, source: int) -> Ints | None:
+        """Where each lane of a source stands in the round, int64 (lanes,), if it keeps that place for good (in an order
+        of version 2); None: a lane is every so-manieth sample of the source, wherever that comes up."""
+        return self._mix.slots_of(source)
 
     def rest_of_clip(self, position: int, most: int) -> tuple[Ints, Ints, Ints]:
         """The samples from `position` on that share its clip in its lane: (positions, episode, frame), int64 (k,) each.
@@ -181,10 +185,8 @@ class Order:
         They are what one reader of that clip makes, in the order they come; k is 1 where frames are shuffled one by
         one, and at most `most`. A source read in storage order is one clip.
         """
-        d, first = self._stream(position)
-        index, line = self._lanes[d].rest_of_clip(first, most)
-        positions = self._positions(d, position, index)
-        return positions, *self.layouts[d].locate(line[: len(positions)])
+        d, positions, line = self._mix.rest_of_clip(position, most)
+        return positions, *self.layouts[d].locate(line)
 
     def neighbours(self, position: int, most: int) -> tuple[Ints, Ints]:
         """Which selected frames of its source may stand in for the one at `position`: (episode, frame), int64 (k,).
@@ -192,27 +194,15 @@ class Order:
         The later frames of its clip first, then the earlier ones, then those of the clips that follow in storage; at
         most `most`, and never the frame itself. They depend on the position alone.
         """
-        source, index = self.streams([position])
-        d = int(source[0])
-        spec, line = self.spec.sources[d], int(self._lanes[d].line(index)[0])
+        source, _, number = self.lines([position])
+        d, line = int(source[0]), int(number[0])
+        spec = self.spec.sources[d]
         start = line // spec.clip * spec.clip
         stop = min(start + spec.clip, spec.frames)
         count = min(most, spec.frames - 1)
         near = [*range(line + 1, stop), *range(start, line)][:count]
         far = (stop + np.arange(count - len(near))) % spec.frames
         return self.layouts[d].locate(np.concatenate([np.array(near, np.int64), far]).view(np.uint64))
-
-    def _positions(self, d: int, position: int, index: Words) -> Ints:
-        """Where the stream indices (rising) of source d come up, the first of them at `position`: int64, and as many
-        as come up before the source leaves."""
-        number = int(np.searchsorted(self._starts, np.uint64(position), side="right")) - 1
-        entry, period = self.spec.schedule[number], self._periods[number]
-        rounds, slot = np.divmod(index.view(np.int64) - self._before[number][d], entry.slots[d])
-        found = entry.position + rounds * len(period.source) + period.slots_of[d][slot]
-        if number + 1 == len(self.spec.schedule) or found[-1] < self.spec.schedule[number + 1].position:
-            return found
-        each = [self._position(d, i) for i in index.tolist()]
-        return np.array([p for p in each if p is not None], np.int64)
 
     def positions_of(self, source: int, episode: int, frame: int, epochs: range = range(1)) -> Ints:
         """The inverse of `locate`: at which positions this frame comes up in these epochs of its source.
@@ -224,14 +214,14 @@ class Order:
             raise ValueError(f"source {source}: there are {len(self.layouts)} sources, counted from 0")
         if len(epochs) and min(epochs) < 0:
             raise ValueError(f"epochs {epochs}: epochs start at 0")
-        layout, lanes = self.layouts[source], self._lanes[source]
+        layout, lanes = self.layouts[source], self._mix.lines[source]
         rows = layout.segments
         holding = np.flatnonzero((rows[:, 0] == episode) & (rows[:, 1] <= frame) & (frame < rows[:, 2]))
         if not len(holding):
             name = self.spec.sources[source].name
             raise ValueError(f"frame {frame} of episode {episode} is not among the selected frames of {name!r}")
         lines = [layout.line_number(int(row), frame) for row in holding]
-        found = [self._position(source, lanes.index(line, epoch)) for epoch in epochs for line in lines]
+        found = [self._mix.position(source, lanes.index(line, epoch)) for epoch in epochs for line in lines]
         return np.array(sorted(p for p in found if p is not None), np.int64)
 
     def reweighted(
@@ -260,12 +250,16 @@ class Order:
         if not named:
             raise ValueError(f"weights name no source that goes on: name at least one of {known}")
         values = check_weights([weights[name] for name in named], named)
-        slots = choose_slots(values, self.batch, max(sum(self.spec.schedule[-1].slots), 16 * self.batch))
+        most = max(self.spec.round, 16 * self.batch)
+        slots = choose_slots(values, self.batch, most)
+        if self.spec.version == EXACT_VERSION:
+            slots = share_slots(values, -(-most // self.batch) * self.batch * UNIT)
         by_name = dict(zip(named, slots))
         entry = Entry(position, tuple(by_name.get(name, 0) for name in known))
         in_flight = default_in_flight(self.batch) if frames_in_flight is None else frames_in_flight
         wish = Wish("clips", self.batch, in_flight)
-        added = [plan_source(source, by_name[source.name] / sum(slots), wish) for source in add]
+        lanes = dict(zip(named, lane_counts(slots))) if self.spec.version == EXACT_VERSION else {}
+        added = [plan_source(source, by_name[source.name] / sum(slots), wish, lanes.get(source.name)) for source in add]
         sources = (*self.spec.sources, *(one.spec for one in added))
         spec = replace(self.spec, sources=sources, schedule=(*self.spec.schedule, entry))
         why = [*self._why, *((),) * (len(self.layouts) - len(self._why)), *(one.why for one in added)]
@@ -285,7 +279,9 @@ class Order:
             total = sum(entry.slots)
             named = [(s.name, count) for s, count in zip(self.spec.sources, entry.slots) if count]
             if len(self.spec.sources) > 1:
-                shares = ", ".join(f"{name} {count / total:.2%} ({count} of {total})" for name, count in named[:20])
+                exact = self.spec.version == EXACT_VERSION
+                counts = [f" ({count} of {total})" if not exact else "" for _, count in named]
+                shares = ", ".join(f"{name} {n / total:.2%}{of}" for (name, n), of in zip(named[:20], counts))
                 more = f" and {len(named) - 20} more" if len(named) > 20 else ""
                 lines.append(f"from position {entry.position}: {shares}{more}")
         if off := self.far_off(self._wished):
@@ -304,54 +300,6 @@ class Order:
         off = far_off([slots for _, slots, _ in going], [weight for _, _, weight in going])
         return [(going[number][0], share, asked) for number, share, asked in off]
 
-    def _streams_before(self) -> list[list[int]]:
-        """Per schedule entry: how far each source's stream had come when the entry began."""
-        before = [[0] * len(self._lanes)]
-        for (entry, following), period in zip(pairwise(self.spec.schedule), self._periods):
-            rounds, rest = divmod(following.position - entry.position, len(period.source))
-            reached = list(before[-1])
-            for d, count in enumerate(entry.slots):
-                reached[d] += rounds * count + int(np.searchsorted(period.slots_of[d], rest))
-            before.append(reached)
-        return before
-
-    def _stream(self, position: int) -> tuple[int, int]:
-        """`streams` of one position: numpy's calls cost ten times as much as the few numbers."""
-        number = bisect_right(self.spec.schedule, position, key=lambda entry: entry.position) - 1
-        entry, period = self.spec.schedule[number], self._periods[number]
-        rounds, slot = divmod(position - entry.position, len(period.source))
-        d = int(period.source[slot])
-        return d, self._before[number][d] + rounds * entry.slots[d] + int(period.before[slot])
-
-    def _in_entry(self, number: int, positions: Words) -> tuple[Ints, Words]:
-        entry, period, before = self.spec.schedule[number], self._periods[number], self._before[number]
-        total = len(period.source)
-        relative = positions - np.uint64(entry.position) if entry.position else positions
-        if total == 1:
-            d = entry.slots.index(1)
-            return np.full(positions.shape, d, np.int64), relative + np.uint64(before[d])
-        rounds = relative // np.uint64(total)
-        slot = (relative - rounds * np.uint64(total)).view(np.int64)
-        source = period.source[slot]
-        index = rounds * period.counts[source]
-        index += period.before[slot]
-        if number:
-            index += np.array(before, np.uint64)[source]
-        return source, index
-
-    def _position(self, d: int, index: int) -> int | None:
-        """The position at which stream index `index` of source d comes up; None if it never does."""
-        for number in reversed(range(len(self.spec.schedule))):
-            entry, before = self.spec.schedule[number], self._before[number][d]
-            if d >= len(entry.slots) or not entry.slots[d] or index < before:
-                continue
-            rounds, slot = divmod(index - before, entry.slots[d])
-            relative = rounds * sum(entry.slots) + int(self._periods[number].slots_of[d][slot])
-            position = entry.position + relative
-            later = self.spec.schedule[number + 1].position if number + 1 < len(self.spec.schedule) else None
-            return position if later is None or position < later else None
-        return None
-
 
 def as_positions(positions: Any) -> Words:
     """Integers >= 0 as a uint64 array (n,); ValueError for negative or non-integer ones, or another shape."""
@@ -367,12 +315,6 @@ def as_positions(positions: Any) -> Words:
     if array.dtype.kind == "i" and array.min() < 0:
         raise ValueError(f"position {array.min()}: positions start at 0")
     return array.astype(np.uint64)
-
-
-def _groups(labels: Ints) -> list[Ints]:
-    """Where each label stands: index arrays, one per label that occurs."""
-    by_label = np.argsort(labels, kind="stable")
-    return np.split(by_label, np.flatnonzero(np.diff(labels[by_label])) + 1) if len(labels) else []
 
 
 def _in_words(source: SourceSpec) -> str:

@@ -12,9 +12,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from understudy.order.defaults import Choice, choose, choose_slots
+from understudy.order.exact import lane_counts
+from understudy.order.keys import ORDER_VERSION
 from understudy.order.layout import Layout, check_segments, fingerprint, make_layout
-from understudy.order.mixture import check_weights
-from understudy.order.spec import SourceSpec
+from understudy.order.mixture import check_weights, far_off, share_slots
+from understudy.order.spec import EXACT_VERSION, UNIT, SourceSpec
+
+_EXACTLY = 1e-9  # off by no more than a part so small, shares are met
 
 MODES = {
     "clips": (),
@@ -113,22 +117,28 @@ class Planned:
     why: tuple[str, ...]
 
 
-def plan(sources: Sequence[Frames], shares: Sequence[float], wish: Wish) -> tuple[list[Planned], tuple[int, ...]]:
-    """Settle each source, and how many slots each has in a period of the mixture.
+def plan(sources: Sequence[Frames], shares: Sequence[float], wish: Wish) -> tuple[list[Planned], tuple[int, ...], int]:
+    """Settle each source, what each has in a round of the mixture, and the version of the order.
 
     In a mixture a source of many lanes gets as many as it has slots: a lane then always comes up in the same slot,
-    hence on the same rank.
+    hence on the same rank. Where whole slots cannot meet the shares they are divided (`exact.py`).
     """
     if len(sources) == 1:
-        return [plan_source(sources[0], 1.0, wish)], (1,)
+        return [plan_source(sources[0], 1.0, wish)], (1,), ORDER_VERSION
     total = sum(shares)
     planned = [plan_source(source, share / total, wish) for source, share in zip(sources, shares)]
-    slots = choose_slots(shares, 1 if wish.lanes else wish.batch, wish.lanes or _lanes_wanted(planned, shares, wish))
+    batch, wanted = 1 if wish.lanes else wish.batch, wish.lanes or _lanes_wanted(planned, shares, wish)
+    slots, version = choose_slots(shares, batch, wanted), ORDER_VERSION
+    counts: Sequence[int] = slots
+    laned = [one.spec.lanes > 1 for one in planned]
+    if far_off(slots, shares, _EXACTLY):
+        slots, version = share_slots(shares, max(1, -(-wanted // batch)) * batch * UNIT), EXACT_VERSION
+        counts, laned = lane_counts(slots), [one.spec.clip > 1 for one in planned]
     fitted = [
-        plan_source(source, share / total, wish, lanes=count) if one.spec.lanes > 1 else one
-        for source, share, one, count in zip(sources, shares, planned, slots)
+        plan_source(source, share / total, wish, lanes=count) if in_lanes else one
+        for source, share, one, count, in_lanes in zip(sources, shares, planned, counts, laned)
     ]
-    return fitted, slots
+    return fitted, slots, version
 
 
 def _lanes_wanted(planned: Sequence[Planned], shares: Sequence[float], wish: Wish) -> int:

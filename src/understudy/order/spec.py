@@ -16,6 +16,12 @@ from typing import Any
 
 from understudy.order.keys import ORDER_VERSION, check_seed
 
+EXACT_VERSION = 2
+"""Of an order whose slots are divided, so that shares are exact (`exact.py`). All else is as in version 1."""
+
+UNIT = 1 << 20
+"""Parts of a slot, in such an order."""
+
 
 @dataclass(frozen=True)
 class SourceSpec:
@@ -47,7 +53,8 @@ class SourceSpec:
 
 @dataclass(frozen=True)
 class Entry:
-    """From `position` on, source d has `slots[d]` of every sum(slots) samples (0: it does not take part)."""
+    """From `position` on, source d has `slots[d]` of every sum(slots) samples (0: it does not take part). In an order
+    of version 2 these are parts of slots, `UNIT` to each."""
 
     position: int
     slots: tuple[int, ...]
@@ -65,8 +72,9 @@ class Spec:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        if self.version != ORDER_VERSION:
-            raise ValueError(f"order version {self.version}: this release makes version {ORDER_VERSION} orders only")
+        if self.version not in (ORDER_VERSION, EXACT_VERSION):
+            known = f"{ORDER_VERSION} and {EXACT_VERSION}"
+            raise ValueError(f"order version {self.version}: this release makes orders of versions {known} only")
         if self.batch < 1:
             raise ValueError(f"global batch {self.batch}: it must hold at least 1 sample")
         if not self.sources:
@@ -78,6 +86,13 @@ class Spec:
         for entry in self.schedule:
             if len(entry.slots) > len(self.sources) or min(entry.slots, default=0) < 0 or sum(entry.slots) < 1:
                 raise ValueError(f"schedule entry at {entry.position}: {len(entry.slots)} shares, none may be negative")
+            if self.version == EXACT_VERSION and sum(entry.slots) % UNIT:
+                raise ValueError(f"schedule entry at {entry.position}: {sum(entry.slots)} parts are no whole slots")
+
+    @property
+    def round(self) -> int:
+        """Slots of a round of the mixture, at the end of the schedule."""
+        return sum(self.schedule[-1].slots) // (UNIT if self.version == EXACT_VERSION else 1)
 
     @property
     def fingerprint(self) -> str:
@@ -132,6 +147,7 @@ def compare(old: Spec, new: Spec) -> list[Difference]:
         if before != after:
             found.append(Difference(what, before, after, effect, changes_order))
 
+    tell("order version", old.version, new.version, "shares are met in another way; positions hold other samples")
     tell("seed", old.seed, new.seed, "every position holds another sample, and every draw inside a sample differs")
     tell(
         "batch",
@@ -199,6 +215,10 @@ def _without_tail(entry: Entry) -> tuple[int, ...]:
 
 
 def _shares(entry: Entry, spec: Spec) -> str:
+    if spec.version == EXACT_VERSION:
+        total = sum(entry.slots)
+        parts = ", ".join(f"{s.name} {count / total:.4%}" for s, count in zip(spec.sources, entry.slots) if count)
+        return f"from {entry.position}: {parts}"
     shares = ", ".join(f"{s.name} {count}" for s, count in zip(spec.sources, entry.slots) if count)
     return f"from {entry.position}: {shares} of {sum(entry.slots)}"
 

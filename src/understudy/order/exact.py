@@ -1,0 +1,417 @@
+"""Exact: a mixture whose shares are no whole numbers of slots, and whose lanes keep their slots all the same.
+
+A round of M slots repeats for ever. A source's share of it is a whole number of parts, `UNIT` to a slot: its whole
+slots are its own in every round (placed as in `mixture.py`), and what is left over goes into shared slots, filled one
+after the other, so that a source has a part of two of them at most (McNaughton's wrap-around rule, 1959). In a shared
+slot rounds are dealt by a binary tree over its members: of the x times that come to a node, the left child has
+floor((x a + b/2) / b), a of b being its share. So how often a source has had a slot, and when it has it for the n-th
+time, are nested floors, exact for any position, and counts stay within a few samples of the shares for ever.
+
+A source's lanes are its slots. Its stream is what it gets, in sequence, and epoch e its e-th N samples. In an epoch
+lane l comes up n_l times (sum n_l = N): the line of N frames is cut into stretches as long, and each is read by its
+lane. So a lane is one slot's, for the whole epoch, and every frame comes once.
+
+Where the shares change in an epoch, what its lanes have not read is strung together, and cut anew among the new lanes.
+
+Not here: what the line of an epoch is (`lanes.py`), mixtures in whole slots (`mixture.py`).
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+
+from understudy.order.lanes import Lanes
+from understudy.order.mixture import make_period
+from understudy.order.philox import Words
+from understudy.order.search import Ints
+from understudy.order.slots import groups
+from understudy.order.spec import UNIT, Spec
+
+
+def lane_counts(parts: Sequence[int]) -> tuple[int, ...]:
+    """How many slots each source has a part of, whole or shared."""
+    counts, at = [], 0
+    for part in parts:
+        rest = part % UNIT
+        shared = -(-(at + rest) // UNIT) - at // UNIT if rest else 0
+        counts.append(part // UNIT + shared)
+        at += rest
+    return tuple(counts)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round: M slots, divided as `parts`. A leaf is one source's part of a shared slot.
+
+    `owner` int64 (M,) is the source of a whole slot, -1 for a shared one; `number` int64 (M,) the lane of a whole slot
+    in its source, or which shared slot it is. `whole` int64 (D,). `slots_of[d]` int64 (V_d,) are the slots of a
+    source's lanes, the whole ones first; `leaves_of` int64 (D, 2) its leaves, -1 where it has none. Of the leaves:
+    `source`, `lane`, `slot`, `ahead` (its source's whole slots before it), and the way there from its tree's root, `a`,
+    `b` and `left` (leaves, depth). Of the nodes: `root` of each shared slot, `share` rows (a, b, left child, right
+    child), where a child below 0 is leaf -1 - child.
+    """
+
+    slots: int
+    parts: tuple[int, ...]
+    owner: Ints
+    number: Ints
+    whole: Ints
+    slots_of: tuple[Ints, ...]
+    leaves_of: Ints
+    source: Ints
+    lane: Ints
+    slot: Ints
+    ahead: Ints
+    a: Ints
+    b: Ints
+    left: np.ndarray
+    root: Ints
+    share: Ints
+
+    def locate(self, x: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """Positions int64 (n,) from the round's beginning on -> (source, lane, how often the lane came up before, how
+        many samples the source had before)."""
+        rounds, slot = np.divmod(x, self.slots)
+        source, lane, visit = self.owner[slot], self.number[slot], rounds.copy()
+        ahead = lane.copy()
+        if len(at := np.flatnonzero(source < 0)):
+            leaf, visit[at] = self._descend(lane[at], rounds[at])
+            source[at], lane[at], ahead[at] = self.source[leaf], self.lane[leaf], self.ahead[leaf]
+        index = rounds * self.whole[source] + ahead
+        for leaf in self.leaves_of[source].T:
+            has = np.flatnonzero(leaf >= 0)
+            own = leaf[has]
+            index[has] += self._count(own, rounds[has] + (self.slot[own] < slot[has]))
+        return source, lane, visit, index
+
+    def visits(self, d: int, x: int) -> Ints:
+        """How often each lane of source d came up before position x: int64 (V_d,)."""
+        rounds, slot = divmod(x, self.slots)
+        found = rounds + (self.slots_of[d] < slot).astype(np.int64)
+        whole = int(self.whole[d])
+        leaves = self.leaves_of[d][self.leaves_of[d] >= 0]
+        found[whole:] = self._count(leaves, found[whole:])
+        return found
+
+    def find(self, d: int, index: int) -> int:
+        """The position at which source d has its sample number `index`."""
+        near, step = index * UNIT // self.parts[d], 1 + 8 * UNIT // self.parts[d]
+        low, high = max(0, near - step), near + step
+        while self._in_rounds(d, high) <= index:
+            high += step
+        while self._in_rounds(d, low) > index:
+            low = max(0, low - step)
+        while high - low > 1:  # `low` rounds hold no more than `index` samples, `high` rounds do
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._in_rounds(d, middle) <= index else (low, middle)
+        before, behind = self.visits(d, low * self.slots), self.visits(d, high * self.slots)
+        slots = np.sort(self.slots_of[d][behind > before])
+        return low * self.slots + int(slots[index - int(before.sum())])
+
+    def positions(self, d: int, lane: int, visit: Ints) -> Ints:
+        """The positions at which a lane of source d comes up for the (visit + 1)-th time."""
+        if lane >= self.whole[d]:
+            leaf = int(self.leaves_of[d][lane - self.whole[d]])
+            for a, b, left in zip(*(of[leaf][::-1].tolist() for of in (self.a, self.b, self.left))):
+                visit = _nth_left(visit, a, b) if left else _nth_right(visit, a, b)
+        return visit * self.slots + self.slots_of[d][lane]
+
+    def _in_rounds(self, d: int, rounds: int) -> int:
+        """How many samples source d has in so many rounds."""
+        leaves = self.leaves_of[d][self.leaves_of[d] >= 0]
+        return rounds * int(self.whole[d]) + int(self._count(leaves, np.full(len(leaves), rounds, np.int64)).sum())
+
+    def _descend(self, shared: Ints, x: Ints) -> tuple[Ints, Ints]:
+        node, x = self.root[shared], x.copy()
+        while len(at := np.flatnonzero(node >= 0)):
+            a, b, to_left, to_right = self.share[node[at]].T
+            before = _lefts(x[at], a, b)
+            left = _lefts(x[at] + 1, a, b) > before
+            x[at] = np.where(left, before, x[at] - before)
+            node[at] = np.where(left, to_left, to_right)
+        return -1 - node, x
+
+    def _count(self, leaf: Ints, x: Ints) -> Ints:
+        """How often each leaf came up in the first x rounds."""
+        for step in range(self.a.shape[1]):
+            before = _lefts(x, self.a[leaf, step], self.b[leaf, step])
+            x = np.where(self.left[leaf, step], before, x - before)
+        return x
+
+
+def _lefts(x: Ints, a: Ints, b: Ints) -> Ints:
+    """floor((x a + b // 2) / b), without overflow."""
+    q = x // b
+    return q * a + ((x - q * b) * a + b // 2) // b
+
+
+def _nth_left(n: Ints, a: int, b: int) -> Ints:
+    """The least x with _lefts(x + 1) = n + 1: ceil(((n + 1) b - b // 2) / a) - 1."""
+    q = (n + 1) // a
+    return q * b - ((b // 2 - (n + 1 - q * a) * b) // a) - 1
+
+
+def _nth_right(n: Ints, a: int, b: int) -> Ints:
+    """The least x with x + 1 - _lefts(x + 1) = n + 1: floor((n b + b // 2) / (b - a))."""
+    q = n // (b - a)
+    return q * b + ((n - q * (b - a)) * b + b // 2) // (b - a)
+
+
+@lru_cache(maxsize=16)
+def make_round(parts: tuple[int, ...]) -> Round:
+    """The round in which source d has `parts[d]` of sum(parts) = M * UNIT parts."""
+    sources, whole = len(parts), [part // UNIT for part in parts]
+    members: list[list[tuple[int, int]]] = [[] for _ in range((sum(parts) - sum(whole) * UNIT) // UNIT)]
+    at = 0
+    for d, part in enumerate(parts):
+        rest = part % UNIT
+        while rest:
+            taken = min(rest, UNIT - at % UNIT)
+            members[at // UNIT].append((d, taken))
+            at, rest = at + taken, rest - taken
+    period = make_period((*whole, len(members)))
+    slots_of = [own.tolist() for own in period.slots_of[:sources]]
+    leaves: list[tuple[int, int, int, int]] = []
+    ways: list[list[tuple[int, int, bool]]] = []
+    share: list[list[int]] = []
+    leaves_of = np.full((sources, 2), -1, np.int64)
+
+    def grow(parted: list[tuple[int, int]], slot: int, way: list[tuple[int, int, bool]]) -> int:
+        if len(parted) == 1:
+            d, _ = parted[0]
+            leaf = len(leaves)
+            leaves_of[d, len(slots_of[d]) - whole[d]] = leaf
+            leaves.append((d, len(slots_of[d]), slot, int(np.searchsorted(period.slots_of[d], slot))))
+            slots_of[d].append(slot)
+            ways.append(way)
+            return -1 - leaf
+        behind = np.cumsum([weight for _, weight in parted])
+        b = int(behind[-1])
+        cut = 1 + int(np.argmin(abs(2 * behind[:-1] - b)))  # as near to halves as it goes
+        a, node = int(behind[cut - 1]), len(share)
+        share.append([a, b, 0, 0])
+        share[node][2] = grow(parted[:cut], slot, [*way, (a, b, True)])
+        share[node][3] = grow(parted[cut:], slot, [*way, (a, b, False)])
+        return node
+
+    root = [grow(own, int(slot), []) for own, slot in zip(members, period.slots_of[sources])]
+    depth = max(map(len, ways), default=0)
+    padded = np.ones((len(ways), depth, 3), np.int64)  # behind its leaf a way goes left, with all there is
+    for leaf, way in enumerate(ways):
+        padded[leaf, : len(way)] = np.array(way, np.int64).reshape(-1, 3)
+    source, lane, slot, ahead = np.array(leaves, np.int64).reshape(-1, 4).T
+    return Round(
+        slots=len(period.source),
+        parts=parts,
+        owner=np.where(period.source == sources, -1, period.source),
+        number=period.before.view(np.int64),
+        whole=np.array(whole, np.int64),
+        slots_of=tuple(np.array(own, np.int64) for own in slots_of),
+        leaves_of=leaves_of,
+        source=source,
+        lane=lane,
+        slot=slot,
+        ahead=ahead,
+        a=padded[..., 0],
+        b=padded[..., 1],
+        left=padded[..., 2].astype(bool),
+        root=np.array(root, np.int64),
+        share=np.array(share, np.int64).reshape(-1, 4),
+    )
+
+
+@dataclass(frozen=True)
+class Stretches:
+    """One epoch of a source, cut among its lanes. `begin` int64 (V,): where each lane's stretch begins; `first` int64
+    (V,): how often the lane came up before; `count` int64 (V,): how long its stretch is.
+
+    Where lanes of other shares read a part of the epoch, this is of the rest, which has pieces of the epoch's line:
+    piece k begins at `start[k]` and ends behind `ends[k]` frames of the rest. Else both are empty.
+    """
+
+    begin: Ints
+    first: Ints
+    count: Ints
+    start: Ints
+    ends: Ints
+
+    def line(self, q: Ints) -> Ints:
+        """Numbers of what is read here -> numbers in the epoch's line."""
+        if not len(self.start):
+            return q
+        piece = np.searchsorted(self.ends, q, side="right")
+        return self.start[piece] + q - (self.ends[piece] - self._sizes[piece])
+
+    def back(self, line: int) -> int | None:
+        """The inverse of `line`; None for what was read before."""
+        if not len(self.start):
+            return line
+        inside = np.flatnonzero((self.start <= line) & (line < self.start + self._sizes))
+        if not len(inside):
+            return None
+        piece = int(inside[0])
+        return int(self.ends[piece] - self._sizes[piece] + line - self.start[piece])
+
+    def to_end(self, lane: int, q: int) -> int:
+        """How many numbers from q on are the lane's, and one after the other in the epoch's line."""
+        left = int(self.begin[lane] + self.count[lane]) - q
+        if len(self.start):
+            left = min(left, int(self.ends[np.searchsorted(self.ends, q, side="right")]) - q)
+        return left
+
+    @property
+    def _sizes(self) -> Ints:
+        return np.diff(self.ends, prepend=0)
+
+
+class Exact:
+    """Positions of a run to samples of its sources and back, for a schedule of exact shares.
+
+    A sample is (source, index): index // N is its epoch, index % N its number in the line of that epoch.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        # An epoch's line is cut among the lanes here; behind that it is read as if by one.
+        self.lines = tuple(
+            Lanes(spec.seed, d, s.frames, s.clip, 1, s.shuffle, s.inside) for d, s in enumerate(spec.sources)
+        )
+        self._frames = [s.frames for s in spec.sources]
+        self._in_lanes = np.array([s.shuffle and s.clip > 1 for s in spec.sources])
+        self._begins = [entry.position for entry in spec.schedule]
+        sources = len(spec.sources)
+        self.rounds = [make_round((*e.slots, *[0] * (sources - len(e.slots)))) for e in spec.schedule]
+        self._before = [[0] * sources]
+        for round_, (begin, end) in zip(self.rounds, pairwise(self._begins)):
+            counts = [int(round_.visits(d, end - begin).sum()) for d in range(sources)]
+            self._before.append([before + count for before, count in zip(self._before[-1], counts)])
+        self._cuts: dict[tuple[int, int, int], Stretches] = {}
+
+    def __reduce__(self) -> tuple[type["Exact"], tuple[Spec]]:
+        return Exact, (self._spec,)
+
+    def streams(self, positions: Words) -> tuple[Ints, Words]:
+        """Positions uint64 (n,) -> (source int64, index uint64)."""
+        source, index, _ = self._located(positions)
+        return source, index.view(np.uint64)
+
+    def lanes(self, positions: Words) -> tuple[Ints, Ints]:
+        """Positions (n,) -> (source, lane of that source), int64 (n,) each."""
+        source, _, lane = self._located(positions)
+        return source, lane
+
+    def lane(self, position: int) -> int:
+        """The lane of one position."""
+        return int(self._located(np.array([position], np.uint64))[2][0])
+
+    def slots_of(self, d: int) -> Ints | None:
+        """The slots of source d at the end of the schedule, each a lane; None: it is not read in lanes."""
+        return self.rounds[-1].slots_of[d] if self._in_lanes[d] else None
+
+    def rest_of_clip(self, position: int, most: int) -> tuple[int, Ints, Words]:
+        """Of a position: (its source, the positions int64 (k,) from it on that share its clip in its lane, the numbers
+        of their frames in the source's line uint64 (k,)), at most `most`."""
+        k = bisect_right(self._begins, position) - 1
+        begin, round_ = self._begins[k], self.rounds[k]
+        d, lane, visit, stream = (int(of[0]) for of in round_.locate(np.array([position - begin])))
+        frames, index = self._frames[d], stream + self._before[k][d]
+        if self._in_lanes[d]:
+            cut = self._cut(k, d, index // frames)
+            q = int(cut.begin[lane]) + visit - int(cut.first[lane])
+            most = min(most, cut.to_end(lane, q))
+            index = index // frames * frames + int(cut.line(np.array([q]))[0])
+        _, line = self.lines[d].rest_of_clip(index, most)
+        if self._in_lanes[d]:
+            positions = round_.positions(d, lane, visit + np.arange(len(line)))
+        else:
+            positions = np.array([round_.find(d, stream + i) for i in range(len(line))], np.int64)
+        positions += begin
+        if k + 1 < len(self._begins):
+            positions = positions[positions < self._begins[k + 1]]
+        return d, positions, line[: len(positions)]
+
+    def _located(self, positions: Words) -> tuple[Ints, Ints, Ints]:
+        x = positions.view(np.int64)
+        number = np.searchsorted(np.array(self._begins), x, side="right") - 1
+        source, index, lane = np.empty_like(x), np.empty_like(x), np.empty_like(x)
+        for own in groups(number):
+            k = int(number[own[0]])
+            source[own], index[own], lane[own] = self._in_entry(k, x[own] - self._begins[k])
+        return source, index, lane
+
+    def _in_entry(self, k: int, x: Ints) -> tuple[Ints, Ints, Ints]:
+        source, lane, visit, index = self.rounds[k].locate(x)
+        index += np.array(self._before[k], np.int64)[source]
+        epoch = index // np.array(self._frames, np.int64)[source]
+        lanes = np.where(self._in_lanes[source], lane, 0)
+        rows = np.flatnonzero(self._in_lanes[source])
+        by = rows[np.lexsort((epoch[rows], source[rows]))]
+        changes = np.flatnonzero((np.diff(source[by]) != 0) | (np.diff(epoch[by]) != 0)) + 1
+        for own in np.split(by, changes) if len(by) else []:
+            d, e = int(source[own[0]]), int(epoch[own[0]])
+            cut = self._cut(k, d, e)
+            q = cut.begin[lane[own]] + visit[own] - cut.first[lane[own]]
+            index[own] = e * self._frames[d] + cut.line(q)
+        return source, index, lanes
+
+    def position(self, d: int, index: int) -> int | None:
+        """The position at which a sample of source d comes up; None if it never does."""
+        epoch, line = divmod(index, self._frames[d])
+        for k, (begin, round_, before) in enumerate(zip(self._begins, self.rounds, self._before)):
+            last = k + 1 == len(self._begins)
+            if not len(round_.slots_of[d]) or (not last and self._before[k + 1][d] <= epoch * self._frames[d]):
+                continue
+            if self._in_lanes[d]:
+                cut = self._cut(k, d, epoch)
+                q = cut.back(line)
+                if q is None:
+                    return None
+                lane = int(np.flatnonzero((cut.begin <= q) & (q < cut.begin + cut.count))[0])
+                visit = np.array([q - cut.begin[lane] + cut.first[lane]])
+                found = begin + int(round_.positions(d, lane, visit)[0])
+            else:
+                found = begin + round_.find(d, index - before[d])
+            if last or found < self._begins[k + 1]:
+                return found
+        return None
+
+    def _cut(self, k: int, d: int, epoch: int) -> Stretches:
+        """How an epoch of source d is cut among the lanes of entry k."""
+        found = self._cuts.get((k, d, epoch))
+        if found is None:
+            if len(self._cuts) > 64 + 4 * len(self._frames):
+                self._cuts.clear()
+            found = self._cuts[k, d, epoch] = self._stretches(k, d, epoch)
+        return found
+
+    def _stretches(self, k: int, d: int, epoch: int) -> Stretches:
+        round_, before, frames = self.rounds[k], self._before[k][d], self._frames[d]
+        none = np.empty(0, np.int64)
+        start, ends = none, none
+        begin, first = epoch * frames - before, np.zeros(len(round_.slots_of[d]), np.int64)
+        if begin > 0:
+            first = round_.visits(d, round_.find(d, begin))
+        elif begin < 0:
+            start, ends = self._rest(k, d, epoch)
+        count = round_.visits(d, round_.find(d, begin + frames)) - first
+        return Stretches(np.cumsum(count) - count, first, count, start, ends)
+
+    def _rest(self, k: int, d: int, epoch: int) -> tuple[Ints, Ints]:
+        """What entries before k have left of an epoch that they began: where pieces start, and their running ends."""
+        k -= 1
+        while not len(self.rounds[k].slots_of[d]):
+            k -= 1
+        cut, passed = self._cut(k, d, epoch), self._begins[k + 1] - self._begins[k]
+        read = np.clip(self.rounds[k].visits(d, passed) - cut.first, 0, cut.count)
+        low, high = cut.begin + read, cut.begin + cut.count
+        # Where this was itself a rest, its pieces cut the lanes' stretches further.
+        edges = np.unique(np.concatenate([low, high, cut.ends]))
+        lows, highs = edges[:-1], edges[1:]
+        owner = np.searchsorted(high, lows, side="right")
+        keep = (owner < len(low)) & (lows >= low[np.minimum(owner, len(low) - 1)])
+        lows, highs = lows[keep], highs[keep]
+        return cut.line(lows), np.cumsum(highs - lows)
