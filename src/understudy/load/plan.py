@@ -355,7 +355,9 @@ def _lanes_of_rank(order: Order, d: int, low: int, high: int) -> int:
     if d >= len(slots) or not slots[d]:  # it has left the mixture
         return 0
     if (places := order.lane_slots(d)) is not None:
-        return spec.lanes if order.spec.round % order.batch else _between(places % order.batch, low, high)
+        offset = places % order.batch
+        own = np.count_nonzero((offset >= low) & (offset < high))
+        return spec.lanes if order.spec.round % order.batch else int(own)
     round_ = -(-spec.lanes * sum(slots) // slots[d])
     if round_ % order.batch:
         return spec.lanes
@@ -364,10 +366,6 @@ def _lanes_of_rank(order: Order, d: int, low: int, high: int) -> int:
     offset = (positions - first) % order.batch
     source, lane = order.lanes(positions[(offset >= low) & (offset < high)])
     return len(np.unique(lane[source == d]))
-
-
-def _between(numbers: np.ndarray, low: int, high: int) -> int:
-    return int(np.count_nonzero((numbers >= low) & (numbers < high)))
 
 
 def _together(order: Order, d: int, share: int) -> int:

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from understudy.order.defaults import choose_slots, default_in_flight
-from understudy.order.exact import Exact, lane_counts
+from understudy.order.exact import Exact
 from understudy.order.keys import check_seed
 from understudy.order.layout import Layout, check_segments, fingerprint
 from understudy.order.mixture import check_weights, far_off, share_slots
 from understudy.order.permute import CHUNK
 from understudy.order.philox import Words
 from understudy.order.plan import Frames, Wish, layout_of, listed, plan, plan_source, shares_of, whole
+from understudy.order.rounds import lane_counts
 from understudy.order.search import Ints
 from understudy.order.slots import Slots, groups
 from understudy.order.spec import EXACT_VERSION, UNIT, Entry, SourceSpec, Spec, compare

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from understudy.order.defaults import Choice, choose, choose_slots
-from understudy.order.exact import lane_counts
 from understudy.order.keys import ORDER_VERSION
 from understudy.order.layout import Layout, check_segments, fingerprint, make_layout
 from understudy.order.mixture import check_weights, far_off, share_slots
+from understudy.order.rounds import lane_counts
 from understudy.order.spec import EXACT_VERSION, UNIT, SourceSpec
 
 _EXACTLY = 1e-9  # off by no more than a part so small, shares are met
