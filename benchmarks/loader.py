@@ -272,4 +272,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    from understudy import keep_freed_memory
+
+    keep_freed_memory()  # as a training run does, here and in each child
     main()

@@ -256,6 +256,9 @@ def served(root: Path, home: Path) -> Iterator[tuple[str, int]]:
 
 
 if __name__ == "__main__":
+    from understudy import keep_freed_memory
+
+    keep_freed_memory()  # as a training run does, here and in each child
     if sys.argv[1].startswith("{"):
         print(json.dumps(stretch(**json.loads(sys.argv[1]))))
     else:

@@ -31,7 +31,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 import torch.utils.data
 
-from understudy import Loader, Order
+from understudy import Loader, Order, keep_freed_memory
 from understudy.load.loader import Batch
 from understudy.tools.bench_measure import Setting, conditions, resident_bytes
 
@@ -249,4 +249,5 @@ def _date() -> str:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()  # as a training run does
     main()

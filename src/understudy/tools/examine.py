@@ -192,7 +192,9 @@ def _video(catalog: Catalog, camera: str, file: int) -> dict[str, Any]:
     reader = open_video(path)
     with av.open(path) as container:
         context = container.streams.video[0].codec_context
-        pixels, b_frames = str(context.pix_fmt), bool(context.has_b_frames)
+        # PyAV 17.1 crashes where it is asked for a format that the file does not tell, as it tells no width then.
+        pixels = str(context.pix_fmt) if context.width else "None"
+        b_frames = bool(context.has_b_frames)
     return {
         "codec": reader.codec,
         "pixels": pixels,
