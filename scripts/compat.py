@@ -20,6 +20,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from dataclasses import dataclass
@@ -40,7 +41,9 @@ class Environment:
     python: str
     about: str
     installs: tuple[tuple[str, ...], ...]
-    """Arguments of `uv pip install`, call after call; {wheel} is understudy. A later call keeps what is there."""
+    """Arguments of `uv pip install`, call after call. {wheel} is understudy, {floors} are its requirements, each by
+    itself, since uv takes the lowest release of what is named and not of what that needs. A later call keeps what is
+    there."""
     examples: tuple[str, ...] = ()
     """Examples that must train here, on a recording of their own and on g1_v30 where it is."""
 
@@ -51,7 +54,7 @@ ENVIRONMENTS = (
         "3.11",
         "the lowest releases allowed",
         (
-            ("--resolution", "lowest-direct", "torch==2.7.1", "understudy[all] @ {wheel}"),
+            ("--resolution", "lowest-direct", "torch==2.7.1", "{floors}", "understudy[all] @ {wheel}"),
             ("understudy[test] @ {wheel}",),
         ),
     ),
@@ -78,10 +81,10 @@ def main() -> int:
     args = parser.parse_args()
     PLACE.mkdir(exist_ok=True)
     reference, failures = digest("default", Path(sys.executable)), 0
-    wheel = build()
+    wheel, commit = build(), run(["git", "describe", "--always", "--dirty"]).strip()
     for each in [each for each in ENVIRONMENTS if not args.names or each.name in args.names]:
         try:
-            row = checked(each, wheel, reference, args)
+            row = checked(each, wheel, reference, args) | {"commit": commit}
             (PLACE / f"{each.name}.json").write_text(json.dumps(row, indent=1) + "\n")
             failures += row["failed"] > 0 or row["different"] > 0
         except (Failed, subprocess.CalledProcessError) as error:
@@ -113,7 +116,6 @@ def checked(each: Environment, wheel: Path, reference: dict[str, Any], args: arg
     return {
         "about": each.about,
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "commit": run(["git", "describe", "--always", "--dirty"]).strip(),
         "versions": found["versions"],
         "batches": cases,
         "different": len(different),
@@ -132,11 +134,23 @@ def make(each: Environment, wheel: Path) -> None:
         said(f"{each.name}: installing {' '.join(arguments)}".replace("{wheel}", wheel.name))
         held = ["-c", str(kept)] if number else []
         where = ["--python", str(place / "bin" / "python")]
-        run(
-            [uv(), "pip", "install", "--quiet", *where, *held, *(one.format(wheel=wheel.as_uri()) for one in arguments)]
-        )
+        named = [one.format(wheel=wheel.as_uri()) for one in arguments if one != "{floors}"]
+        floors = requirements("all") if "{floors}" in arguments else []
+        run([uv(), "pip", "install", "--quiet", *where, *held, *floors, *named])
         frozen = run([uv(), "pip", "freeze", *where]).splitlines()
         kept.write_text("\n".join(line for line in frozen if re.match(r"[\w.-]+==", line)) + "\n")
+
+
+def requirements(extra: str) -> list[str]:
+    """What the core and an extra ask for, extras within it unfolded."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked, todo = list(project["dependencies"]), [extra]
+    while todo:
+        for one in project["optional-dependencies"][todo.pop()]:
+            inner = re.fullmatch(r"understudy\[([\w,]+)\]", one)
+            todo += inner[1].split(",") if inner else []
+            asked += [] if inner else [one]
+    return sorted(set(asked))
 
 
 def build() -> Path:

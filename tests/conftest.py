@@ -5,7 +5,9 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,6 +15,7 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="understudy-tests-")  # never the user's own cache
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+_REFUSED = "processes need torch 2.8"
 settings.register_profile("understudy", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("understudy")
 # Whoever starts the tests in the background of a shell, or under nohup, has them ignore these, and so would every
@@ -20,6 +23,19 @@ settings.load_profile("understudy")
 for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _usual)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """With a torch that a run of several processes refuses, a test of one is skipped for the words of that refusal."""
+    report = yield
+    if report.failed and _REFUSED in "\n".join([str(report.longrepr), *(text for _, text in report.sections)]):
+        from understudy.train.torch_release import sums_gradients
+
+        if not sums_gradients():
+            report.outcome = "skipped"
+            report.longrepr = (str(item.path), 0, "Skipped: a run of several processes needs torch 2.8")
+    return report
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -34,7 +34,7 @@ class Without:
 sys.meta_path[:] = map(Without, sys.meta_path)
 """
 BROUGHT = {"packaging", "botocore", "boto3", "aiobotocore", "tensorboard", "wandb", "trackio"}
-BROUGHT |= {"torchcodec", "torchdata", "accelerate", "scipy", "contourpy", "cycler"}
+BROUGHT |= {"torchcodec", "torchdata", "accelerate", "scipy", "pandas", "contourpy", "cycler"}
 ALL = {module for modules in EXTRAS.values() for module in modules} | BROUGHT
 
 

@@ -155,7 +155,7 @@ def statistic_value(feature: Feature, name: str, figure: np.ndarray) -> Any:
     kind = statistic_type(feature, name)
     while pa.types.is_list(kind):
         kind = kind.value_type
-    return figure.astype(kind.to_pandas_dtype()).tolist()
+    return figure.astype(np.int64 if pa.types.is_integer(kind) else np.float64).tolist()
 
 
 def tasks_table(tasks: Sequence[str]) -> pa.Table:
