@@ -97,6 +97,25 @@ def test_a_video_whose_index_names_another_size(tmp_path: Path) -> None:
 
 def test_a_video_far_larger_than_its_dataset_says(tmp_path: Path) -> None:
     write_dataset(tmp_path, Spec(version="v2.1", lengths=(6, 5), cameras=(TOP,)))
-    edit_json(tmp_path / "meta/info.json", lambda info: info["features"][TOP].update(shape=[16, 16, 3]))
-    with pytest.raises(DatasetError, match=r"64x64.*16, 16, 3"):
+    for path in tmp_path.rglob("episode_*.mp4"):
+        declared(path, 4000, 4000)
+    with pytest.raises(DatasetError, match=rf"4000x4000.*{SIDE}, {SIDE}, 3"):
         EpisodeDataset(tmp_path)[0]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"shape": [16, 16, 3]},
+        {"shape": [3, SIDE, SIDE], "names": ["height", "width", "channels"]},
+        {"shape": [SIDE, SIDE, 3], "names": ["channels", "height", "width"]},
+    ],
+)
+def test_a_size_that_is_declared_wrongly_hides_no_picture(tmp_path: Path, said: dict[str, object]) -> None:
+    """Datasets are resized after info.json was written, and their axes are named in another sequence."""
+    root = with_picture(tmp_path / "d", png(SIDE, SIDE))
+    edit_json(root / "meta/info.json", lambda info: info["features"][IMAGE].update(said))
+    assert EpisodeDataset(root)[0][IMAGE].shape == (3, SIDE, SIDE)
+    write_dataset(tmp_path / "v", Spec(version="v2.1", lengths=(6, 5), cameras=(TOP,)))
+    edit_json(tmp_path / "v/meta/info.json", lambda info: info["features"][TOP].update(said))
+    assert EpisodeDataset(tmp_path / "v")[0][TOP].shape == (3, SIDE, SIDE)

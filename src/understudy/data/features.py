@@ -13,6 +13,7 @@ INDEX_KEYS = ("index", "episode_index", "frame_index", "timestamp", "task_index"
 
 _PICTURES = ("video", "image")
 _TEXTS = ("string", "language")
+_LARGE = 1 << 23  # pixels of a 4K picture, 24 MB
 _NAME = "name it with letters, digits, dots and underscores"
 
 
@@ -103,10 +104,11 @@ class Feature:
 
     @property
     def most_pixels(self) -> int:
-        """Pixels that one picture may have at most: four times as many as declared, since some datasets were resized
-        after info.json was written; 64 million where the declared shape does not say."""
-        height, width = self.size or (0, 0)
-        return 4 * height * width or 1 << 26
+        """Pixels that one picture may have at most: four times as many as declared, and 8 million in any case, since
+        many an info.json names another size, or the axes in another sequence; 64 million where it says no size."""
+        sides = sorted(self.shape)[-2:] if len(self.shape) == 3 else [0]
+        declared = int(np.prod(sides, dtype=np.int64))
+        return max(4 * declared, _LARGE) if declared else 1 << 26
 
     @property
     def _channels_first(self) -> bool:
