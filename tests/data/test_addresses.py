@@ -35,6 +35,8 @@ def _nothing_put_aside(monkeypatch: pytest.MonkeyPatch) -> None:
         ("github://org:repo@sha/data", "github://org:repo@sha/data"),
         ("simplecache::https://u:PASS@h/t?sig=S", "simplecache::https://h/t"),
         ("http://h/table#2", "http://h/table#2"),
+        ("https://h/My Data/t?sig=SECRET", "https://h/My Data/t"),
+        ("https://h/Bob's/t?sig=SECRET", "https://h/Bob's/t"),
         ("memory://a/b", "memory://a/b"),
         ("file:///data/what?", "file:///data/what?"),
         ("/data/a?b@c:d", "/data/a?b@c:d"),

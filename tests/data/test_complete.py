@@ -4,13 +4,16 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from support.datasets import Spec, edit_json, identity, write_dataset
 from support.servers import RangeServer, folder
 from understudy.data.catalog import Catalog
+from understudy.data.complete import gaps, has_any
 from understudy.data.errors import DatasetError, LfsPointer
 from understudy.data.examine import examine
+from understudy.data.layout import EpisodeTable, FileTable, Videos
 from understudy.data.remote.settings import Remote
 from understudy.data.samples import EpisodeDataset
 
@@ -96,6 +99,47 @@ def test_one_file_of_a_camera_is_enough_to_be_there(copy: Make) -> None:
     assert found is not None
     assert [(gap.what, gap.rows.tolist()) for gap in found] == [(WRIST, [0, 1])]
     assert catalog.gaps([TOP]) == []
+
+
+class Elsewhere:
+    """Files that are not on this machine: the names that are there; `listable` says whether folders can be listed."""
+
+    def __init__(self, there: set[str], listable: bool) -> None:
+        self.is_local, self.root, self.listed = False, "s3://bucket/d", list[str]()
+        self._there, self._listable = there, listable
+
+    def exists(self, path: str) -> bool:
+        return path in self._there
+
+    def entries(self, under: str) -> list[tuple[str, bool]] | None:
+        self.listed.append(under)
+        names = [path.rpartition("/")[2] for path in self._there if path.rpartition("/")[0] == under]
+        return [(name, False) for name in names] if self._listable else None
+
+
+def test_one_of_many_files_elsewhere_is_enough_where_folders_can_be_listed() -> None:
+    """A few that are asked for may all be absent: an upload under way is no camera without files."""
+    count = 5000
+    every, zeros = np.arange(count), np.zeros(count, np.int64)
+    table = FileTable("v/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.mp4", every // 1000, every)
+    videos = Videos(table, every, zeros, np.zeros(count), zeros + 9)
+    there = Elsewhere({table.path(1234)}, listable=True)
+    assert has_any(there, videos)  # type: ignore[arg-type]
+    assert not has_any(Elsewhere(set(), listable=True), videos)  # type: ignore[arg-type]
+    hidden = Elsewhere(set(), listable=False)
+    assert not has_any(hidden, videos)  # type: ignore[arg-type]
+    assert len(hidden.listed) == 1
+
+
+def test_folders_that_cannot_be_listed_are_tried_once() -> None:
+    """Each try is a request, and a dataset of a million episodes has a thousand folders."""
+    count = 5000
+    every = np.arange(count)
+    data = FileTable("data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet", every // 1000, every)
+    table = EpisodeTable(every, every + 1, every, data, every, every)
+    files = Elsewhere(set(), listable=False)
+    assert gaps(files, table, []) is None  # type: ignore[arg-type]
+    assert len(files.listed) == 1
 
 
 def test_a_version_can_be_given_when_a_dataset_is_opened(copy: Make) -> None:

@@ -20,7 +20,8 @@ VARIABLE = "UNDERSTUDY_ADDRESSES"
 AGAIN = f"~/.netrc, the whole address in {VARIABLE} or as --data.root; a run's folder keeps no credentials"
 """Where credentials can be given, for messages."""
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]*")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_URL = re.compile(_SCHEME.pattern + r"[^\s'\"<>]*")  # in a text
 _NUMBER = re.compile(r"#[0-9]+")
 _PUBLIC_USERS = {"github", "git", "abfs", "abfss", "wasb", "wasbs"}  # what stands before their @ says where, not who
 _LEAST = 4  # characters of a secret that is looked for on its own; a shorter one would be found in every text
@@ -30,9 +31,11 @@ _whole: dict[str, str] = {}  # address as it is shown -> the whole, of this proc
 
 
 def shown(address: str) -> str:
-    """An address without user, password and query; anything else as it is. Two datasets that differ only in what is
+    """An address, perhaps behind "simplecache::" or "--data.root=", without user, password and query; anything else as
+    it is. Spaces and quotes belong to it: what follows them may be a query. Two datasets that differ only in what is
     taken away have the same one, but for `#2`, `#3`, which `put_aside` gives them."""
-    return _URL.sub(lambda found: _shown(found[0]), address) if "://" in address else address
+    found = _SCHEME.search(address)
+    return address[: found.start()] + _shown(address[found.start() :]) if found else address
 
 
 def _shown(url: str) -> str:
@@ -100,7 +103,7 @@ def scrubbed(text: str) -> str:
         for secret in _secrets(address):
             if secret in text:
                 text = text.replace(secret, "***")
-    return shown(text)
+    return _URL.sub(lambda found: _shown(found[0]), text)
 
 
 def _secrets(address: str) -> Iterator[str]:

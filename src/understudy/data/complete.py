@@ -55,9 +55,12 @@ def gaps(files: Files, table: EpisodeTable, cameras: Iterable[str]) -> list[Gap]
     for what, places, file_of in kinds:
         used = np.flatnonzero((table.lengths > 0) & (file_of >= 0))  # without frames there need not be a file
         needed = np.unique(file_of[used])
-        lie = {file: listing.find(places, file) for file in needed.tolist()}
-        if None in lie.values():
-            return None
+        lie: dict[int, str] = {}
+        for file in needed.tolist():
+            path = listing.find(places, file)
+            if path is None:
+                return None
+            lie[file] = path
         bad = {_MISSING: [file for file, path in lie.items() if not path], _LFS: _pointers(files, lie)}
         for why, numbers in bad.items():
             if not numbers:
@@ -76,13 +79,17 @@ def gaps(files: Files, table: EpisodeTable, cameras: Iterable[str]) -> list[Gap]
 def has_any(files: Files, videos: Videos) -> bool:
     """Whether a camera has a video file, where its path template points or under the same name in another chunk folder.
 
-    Elsewhere a few of the files are asked for, evenly spread.
+    Elsewhere a few of the files are asked for, evenly spread. If none is there, folders are listed where they can be.
     """
     table = videos.files
-    if not files.is_local:
-        return any(files.exists(table.path(file)) for file in spread(len(table), _ASKED))
+    if not files.is_local and any(files.exists(table.path(file)) for file in spread(len(table), _ASKED)):
+        return True
     listing = _Listing(files)
-    return any(listing.find(table, file) for file in range(len(table)))
+    for file in range(len(table)):
+        path = listing.find(table, file)
+        if path or path is None:
+            return path is not None
+    return False
 
 
 def near_miss(files: Files, path: str, others: Iterable[str] = ()) -> str:
@@ -107,13 +114,13 @@ def near_miss(files: Files, path: str, others: Iterable[str] = ()) -> str:
 _MISSING, _LFS = "are not there", "are git LFS pointers"
 
 
-def _pointers(files: Files, lie: Mapping[int, str | None]) -> list[int]:
+def _pointers(files: Files, lie: Mapping[int, str]) -> list[int]:
     """Numbers of the files (number -> path, "" for one that is not there) that are git LFS pointers."""
     there = [file for file, path in lie.items() if path] if files.is_local else []
     some = [there[place] for place in spread(len(there), _LOOKED_INTO)]
-    if not any(files.is_pointer(lie[file] or "") for file in some):
+    if not any(files.is_pointer(lie[file]) for file in some):
         return []
-    return [file for file in there if files.is_pointer(lie[file] or "")]
+    return [file for file in there if files.is_pointer(lie[file])]
 
 
 class _Listing:
