@@ -62,7 +62,7 @@ ENVIRONMENTS = (
         "lerobot",
         "3.12",
         "LeRobot 0.6.1 with its own pins",
-        (("lerobot[dataset]==0.6.1",), ("understudy[all,test] @ {wheel}",)),
+        (("lerobot[dataset]==0.6.1", "understudy[all,test] @ {wheel}"),),
         ("lerobot_act",),
     ),
     Environment("newest", "3.13", "the newest of all", (("--upgrade", "understudy[all,test] @ {wheel}"),)),
