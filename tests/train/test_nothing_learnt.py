@@ -5,6 +5,7 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,6 +14,8 @@ from support.datasets import Spec, write_dataset
 from support.runs import series, tiny_config, tiny_dataset
 from understudy.cli import main
 from understudy.data.errors import DatasetError
+from understudy.data.normalize import Statistics
+from understudy.data.outliers import refuse_far
 from understudy.train import checkpoint, run
 from understudy.train.config import TrainConfig
 from understudy.train.data import normalisation, open_data
@@ -139,3 +142,46 @@ def test_a_value_that_makes_the_spread_too_wide_is_told_and_a_rare_movement_is_n
         warnings.simplefilter("error")
         for mode in ("mean_std", "min_max", "quantile"):
             normalisation(open_data(tiny_config(quiet, tmp_path / "r")), mode)  # type: ignore[arg-type]
+
+
+RARE = {
+    "flag": 1.0,
+    "gripper in millimetres": -80.0,
+    "motor in ticks": 4096.0,
+    "motor in ticks of 19 bits": 501_923.0,
+}
+
+
+@pytest.mark.parametrize("value", RARE.values(), ids=RARE)
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_column_that_rests_but_for_a_few_frames_is_used_as_it_is(
+    longer: Path, tmp_path: Path, value: float, times: int
+) -> None:
+    root = tmp_path / "d"
+    shutil.copytree(longer, root)
+    for path in sorted(root.glob("data/chunk-*/*.parquet")):
+        table = pq.read_table(path)
+        rows = [list(row) for row in table["action"].to_pylist()]
+        for row, (number, episode) in zip(
+            rows, zip(table["frame_index"].to_pylist(), table["episode_index"].to_pylist())
+        ):
+            row[1] = value if episode == 2 and number < times else 0.0
+        at = table.schema.get_field_index("action")
+        field = table.schema.field(at)
+        pq.write_table(table.set_column(at, field, pa.array(rows, field.type)), path)
+    data = open_data(tiny_config(root, tmp_path / "r"))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for mode in ("mean_std", "min_max", "quantile"):
+            spread = normalisation(data, mode)["action"]["spread"][0][1]  # type: ignore[arg-type]
+            assert 0 < spread <= abs(value)
+    assert abs(value) > 1000 or not told
+    assert not [w for w in told if "quantile" in str(w.message)]  # it would be of no help
+
+
+def test_a_resting_column_with_a_value_beyond_all_counts_is_named(longer: Path, tmp_path: Path) -> None:
+    data = open_data(tiny_config(longer, tmp_path / "r"))
+    nothing = np.zeros(1)
+    known = Statistics(100, nothing, nothing + 1e7, nothing, nothing + 1e9, nothing, nothing)
+    with pytest.raises(DatasetError):
+        refuse_far("action", known, known.min, known.max, data.training)

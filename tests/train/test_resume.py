@@ -21,7 +21,7 @@ from understudy.train.changes import CONSEQUENCES, REFUSED, _of, review
 from understudy.train.config import DataConfig, EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
 from understudy.train.data_config import SourceConfig
 from understudy.train.rundir import RunDir
-from understudy.train.settings import ConfigError, differences, plain
+from understudy.train.settings import ConfigError, differences, dump_yaml, plain
 
 HERE = {"world": 1, "versions": {"torch": "2.0", "numpy": "1.0"}}
 
@@ -265,3 +265,24 @@ def test_two_ranks_stop_at_one_step_and_every_sample_is_consumed_once(data: Path
     assert mixed[:6] == whole[:6]
     assert [r["loss"] for r in mixed] == pytest.approx([r["loss"] for r in whole], rel=1e-4)
     assert differences(RunDir(out).settings(), RunDir(tmp_path / "whole").settings()).keys() == {"out"}
+
+
+def test_a_run_begun_before_validations_were_sampled_is_judged_as_before(
+    half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All its held-out frames, and no change of settings is told."""
+    old = tmp_path / "old"
+    shutil.copytree(half, old)
+    now = RunDir(old).settings()
+    RunDir(old).config.write_text(dump_yaml(now).replace(f"val_frames: {now.val_frames}\n", ""))
+    for path in (RunDir(old).order, *old.glob("checkpoints/step-*/state.json")):
+        content = json.loads(path.read_text())
+        del content["settings"]["val_frames"], content["seal"], content["files"]
+        path.write_text(json.dumps(content))
+    with pytest.warns(UserWarning, match="checksums"):
+        assert run.resume(RunDir(old).settings()) == run.DONE
+    assert "resume: val_frames" not in capsys.readouterr().err
+    assert RunDir(old).settings().val_frames == 0
+    latest = checkpoint.latest(RunDir(old).checkpoints)
+    assert latest is not None
+    assert checkpoint.read_state(latest)["settings"]["val_frames"] == 0

@@ -49,17 +49,23 @@ def tell_wide(head: str, key: str, known: Statistics, spread: np.ndarray) -> Non
     with np.errstate(invalid="ignore"):
         ratio = spread / _unit(known)
     for dim in np.flatnonzero(ratio > WIDE).tolist():
+        advice = "" if _rests(known)[dim] else " (data.normalise quantile does without them)"
         warnings.warn(
             f"head {head!r}: {key}[{dim}] is divided by {spread[dim]:.3g}, and 98 % of its values lie between "
-            f"{_range(known, dim)}: a few values decide its normalisation (data.normalise quantile does without them)",
+            f"{_range(known, dim)}: a few values decide its normalisation{advice}",
             stacklevel=2,
         )
 
 
 def _unit(known: Statistics) -> np.ndarray:
     away = np.maximum(abs(known.q01), abs(known.q99))
-    least = np.where(known.q99 > known.q01, 1e-3, 1.0)
+    least = np.where(_rests(known), 1.0, 1e-3)
     return np.maximum(np.maximum((known.q99 - known.q01) / 2, 1e-3 * away), least)
+
+
+def _rests(known: Statistics) -> np.ndarray:
+    """Whether 98 % of a column are one number; the quantiles are no narrower range then. bool [dim]."""
+    return np.asarray(known.q99 == known.q01)
 
 
 def _range(known: Statistics, dim: int) -> str:

@@ -33,7 +33,7 @@ from understudy.train.overview import started
 from understudy.train.pace import loader_of
 from understudy.train.parallel import Mesh, joined
 from understudy.train.rollouts import Rollouts
-from understudy.train.rundir import RunDir, write_whole
+from understudy.train.rundir import RunDir, as_begun, write_whole
 from understudy.train.saver import Saver
 from understudy.train.settings import ConfigError, differences, dump_yaml, plain, validate, without_credentials
 from understudy.train.signals import Stop, Stopped, stop_signals
@@ -138,7 +138,7 @@ def _checked(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainConfig,
     frozen, latest = run.frozen(), checkpoint.latest(run.checkpoints)
     state = checkpoint.read_state(latest) if latest is not None else None
     # Not against config.yaml: a person may have edited that.
-    then = validate(TrainConfig, (state or frozen)["settings"], where=latest or run.order, fresh=False)
+    then = validate(TrainConfig, as_begun((state or frozen)["settings"]), where=latest or run.order, fresh=False)
     here = {"world": mesh.world, "versions": versions()}
     lines = review(run.root, replace(then, out=config.out), config, state, here)
     data = _same_data(run, frozen, config, mesh, "start a new one with another --out")
@@ -193,7 +193,7 @@ def judge(root: Path, which: int | str = "latest", *, per_dim: bool = False) -> 
     run = RunDir(root)
     now = run.settings()
     source = chosen(run.checkpoints, which, now.keep_best)
-    then = validate(TrainConfig, checkpoint.read_state(source)["settings"], where=source, fresh=False)
+    then = validate(TrainConfig, as_begun(checkpoint.read_state(source)["settings"]), where=source, fresh=False)
     config = _as_then(then, now)
     torch.set_num_threads(config.threads)
     with joined(config) as mesh:

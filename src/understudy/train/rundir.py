@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from understudy.train import seal
 from understudy.train.config import TrainConfig
-from understudy.train.settings import ConfigError, dump_yaml, load
+from understudy.train.settings import ConfigError, dump_yaml, read_file, validate
 
 FORMAT = 2
 """Version of a run directory; another one is refused. 1 did not say its version, and had a single process."""
@@ -109,7 +109,8 @@ class RunDir:
                 f"{self.root}: no run here (no config.yaml); `understudy train --out {self.root}` starts one"
             )
         self.frozen()
-        return replace(load(TrainConfig, self.config, fresh=False), out=str(self.root))
+        stored = as_begun(read_file(self.config))
+        return replace(validate(TrainConfig, stored, where=self.config, fresh=False), out=str(self.root))
 
     def refuse_existing(self) -> None:
         """Raise ConfigError when there is a run already, or what a new run would write over."""
@@ -170,6 +171,11 @@ class RunDir:
         for leftover in self.root.glob(f".*{NEW}"):  # of a process that was killed while it wrote
             leftover.unlink(missing_ok=True)
         return held
+
+
+def as_begun(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Stored settings, unchecked, with what the version did that wrote them where it had no setting for that."""
+    return {"val_frames": 0, **settings}
 
 
 def _odd(frozen: Mapping[str, Any]) -> str:
