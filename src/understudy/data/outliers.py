@@ -49,7 +49,7 @@ def tell_wide(head: str, key: str, known: Statistics, spread: np.ndarray) -> Non
     with np.errstate(invalid="ignore"):
         ratio = spread / _unit(known)
     for dim in np.flatnonzero(ratio > WIDE).tolist():
-        advice = "" if _rests(known)[dim] else " (data.normalise quantile does without them)"
+        advice = "" if _rests(known)[dim] else " (data.normalise quantile ignores them)"
         warnings.warn(
             f"head {head!r}: {key}[{dim}] is divided by {spread[dim]:.3g}, and 98 % of its values lie between "
             f"{_range(known, dim)}: a few values decide its normalisation{advice}",

@@ -269,7 +269,9 @@ class Maker:
 
 
 def first_round(order: Order, source: int) -> int:
-    """Positions in which each lane of a source comes up once."""
+    """Positions in which each lane of a source comes up once (or, in a divided slot, may)."""
+    if order.lane_slots(source) is not None:
+        return order.spec.round
     slots = order.spec.schedule[-1].slots
     return -(-order.spec.sources[source].lanes * sum(slots) // max(1, slots[source]))
 
