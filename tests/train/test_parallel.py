@@ -1,5 +1,6 @@
 """The mesh: who is who, agreement, errors that reach every rank, and weights spread over processes."""
 
+import hashlib
 import os
 import threading
 import time
@@ -71,6 +72,30 @@ def test_ranks_wait_for_the_first_one_as_long_as_it_works() -> None:
     one, two = in_ranks(2, alone_for_long)
     assert one == two
     assert len(set(one)) == 1
+
+
+def busy_helper() -> int:
+    """A thread of its own computes for seven seconds, and who waits for it uses no time of a processor."""
+
+    def work() -> None:
+        until = time.monotonic() + 7
+        while time.monotonic() < until:
+            hashlib.sha256(bytes(1 << 20)).digest()
+
+    helper = threading.Thread(target=work)
+    helper.start()
+    helper.join()
+    return os.getpid()
+
+
+def helped() -> int:
+    with parallel.joined(config()) as mesh:
+        return replace(mesh, timeout=3.0).first(busy_helper)
+
+
+def test_ranks_wait_while_threads_of_the_first_one_work() -> None:
+    one, two = in_ranks(2, helped, timeout=60)
+    assert one == two
 
 
 def hang() -> None:

@@ -2,9 +2,9 @@
 
 A collective gives up after the timeout of its process group, and what rank 0 does alone (statistics of a billion
 frames) may take longer. So rank 0 sends a beat each second from a thread of its own. A beat says how much CPU time the
-thread at work has used, so that the others wait as long as it works, and give up when it has not for `limit` seconds. A
-rank that dies is noticed at once, since its connections close; a stopped one sends no beat, which the process group
-notices. Not here: who works alone (`parallel.Mesh.first`).
+thread at work and its helpers have used, so that the others wait as long as they work, and give up when they have not
+for `limit` seconds. A rank that dies is noticed at once, since its connections close; a stopped one sends no beat,
+which the process group notices. Not here: who works alone (`parallel.Mesh.first`).
 """
 
 import threading
@@ -17,6 +17,8 @@ from torch import distributed as dist
 
 BEAT = 1.0
 """Seconds between two beats."""
+IDLE = int(1e7)
+"""Nanoseconds of CPU time between two beats that are no work: the beats themselves take some."""
 
 
 class Stuck(RuntimeError):
@@ -67,9 +69,17 @@ def listen(limit: float) -> None:
 
 
 def _clock() -> Callable[[], int]:
-    """Gives the CPU time of the calling thread, in nanoseconds, to any thread; of the process where the system cannot
-    tell one thread's."""
-    if not hasattr(time, "pthread_getcpuclockid"):
-        return time.process_time_ns
-    clock = time.pthread_getcpuclockid(threading.get_ident())
-    return lambda: time.clock_gettime_ns(clock)
+    """Gives the CPU time in nanoseconds, to any thread: of the calling thread, any of it (where the system can tell),
+    and of the whole process where it is more than `IDLE`, since the calling thread may wait for threads that work."""
+    clock = time.pthread_getcpuclockid(threading.get_ident()) if hasattr(time, "pthread_getcpuclockid") else None
+    seen, worked = time.process_time_ns(), 0
+
+    def used() -> int:
+        nonlocal seen, worked
+        now = time.process_time_ns()
+        if now - seen > IDLE:
+            worked += now - seen
+        seen = now
+        return worked + (time.clock_gettime_ns(clock) if clock is not None else 0)
+
+    return used
