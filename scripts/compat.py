@@ -120,6 +120,7 @@ def checked(each: Environment, wheel: Path, reference: dict[str, Any], args: arg
         "batches": cases,
         "different": len(different),
         "examples": list(each.examples),
+        "pytest": args.pytest,
         **counts(junit),
     }
 
@@ -235,6 +236,9 @@ def write_page(reference: dict[str, Any]) -> None:
     table.append(["commit", *(row["commit"] for row in found.values()), ""])
     versions = [*(row["versions"] for row in found.values()), reference["versions"]]
     table += [[name, *(each.get(name, "-") for each in versions)] for name in ("python", *told)]
+    table.append(["pytest", *(f"`{row['pytest']}`" for row in found.values()), ""])
+    trained = [", ".join(row["examples"]) or "-" for row in found.values()]
+    table.append(["trained", *trained, ""])
     table.append(["tests passed", *(str(row["passed"]) for row in found.values()), ""])
     table.append(["tests failed", *(str(row["failed"]) for row in found.values()), ""])
     table.append(["tests skipped", *(str(sum(row["skipped"].values())) for row in found.values()), ""])
