@@ -1,6 +1,8 @@
 """The command line: quick help, settings from files and flags, one clear line for a mistake, exit codes."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -125,7 +127,11 @@ def test_warnings_are_one_line_without_our_source(monkeypatch: pytest.MonkeyPatc
         (["train", "--data.root", "{}/nowhere"], "no such folder"),
         (["train", "--data.root", "{}"], "meta/info.json"),
         (["train", "--data.root", "{}", "--steps", "0"], "steps: input should be greater than or equal to 1, not 0"),
-        (["train", "--steps", "many"], "invalid"),
+        (["train", "--steps", "many"], "--steps: it takes a whole number, not 'many'"),
+        (["train", "--optim.lr", "fast"], "--optim.lr: it takes a number, not 'fast'"),
+        (["train", "--micro-batch", "few"], "--micro-batch: it takes {None}|INT, not ['few']"),
+        (["train", "--steps"], "--steps: its value is missing"),
+        (["train", "--data.sources", "x"], "--data.sources: a list"),
         (["train", "--data.root", "{}", "--optim.lr", "inf"], "optim.lr"),
         (["train", "--data.root", "{}", "--memory", "lots"], "memory 'lots'"),
         (["train", "--data.root", "{}", "--keep-best", "macro", "--val-every", "0"], "with val_every 0 there are none"),
@@ -175,6 +181,37 @@ def test_a_run_instead_of_a_dataset(data: Path, tmp_path: Path, capsys: pytest.C
     (tmp_path / "r/checkpoints").mkdir(parents=True)
     assert run("train", tmp_path / "r") == cli.WRONG_INPUT
     assert f"understudy resume {tmp_path / 'r'}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["resume", "validate", "export", "report", "rollout"])
+def test_a_dataset_given_as_a_run_is_not_offered_as_the_place_of_one(
+    data: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(verb, data) == cli.WRONG_INPUT
+    said = capsys.readouterr().err
+    assert "dataset" in said
+    assert f"--out {data}" not in said
+
+
+def test_a_run_is_not_begun_in_a_dataset(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = tmp_path / "dataset"
+    shutil.copytree(data, own)
+    before = sorted(own.rglob("*"))
+    assert run("train", "--data.root", own, "--out", own, "--steps", 1, "--batch", 2) == cli.WRONG_INPUT
+    assert "name another --out" in capsys.readouterr().err
+    assert [path for path in sorted(own.rglob("*")) if path.name != ".lock"] == before
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_value_that_does_not_fit_is_one_line_on_any_terminal(encoding: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "understudy", "train", "--steps", "many"],
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        capture_output=True,
+        timeout=120,
+    )
+    assert done.returncode == cli.WRONG_INPUT
+    assert done.stderr.splitlines() == [b"understudy train: --steps: it takes a whole number, not 'many'"]
 
 
 def test_several_strangers_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,6 +66,13 @@ FOREIGN = {
     "overwrite": "--out with another name: a run is never overwritten",
 }
 """What LeRobot and openpi call something -> what it is here."""
+PARSING = {
+    r"^Error parsing (\S+): invalid literal for int\(\) with base 10: ": r"\1: it takes a whole number, not ",
+    r"^Error parsing (\S+): could not convert string to float: ": r"\1: it takes a number, not ",
+    r"^Error parsing (\S+): no type matching (.*) could be instantiated from (.*)\.$": r"\1: it takes \2, not \3",
+    r"^Missing value for argument '(\S+)'\. .*$": r"\1: its value is missing",
+}
+"""Python's and tyro's words for a value that does not fit -> ours."""
 
 
 def settings(name: str, cls: type, first: str, arguments: list[str], *, ranks: bool, resumed: Any = None) -> Any:
@@ -164,10 +171,15 @@ def _line(box: str) -> str:
     words = []
     for line in box.splitlines()[1:]:
         text = line.strip("│╭╮╰╯ ")
-        if not text or set(text) <= {"─"} or text.startswith("Got errors"):
+        rule = set(text) <= set("─-")  # in ASCII where the terminal has nothing else, and then below the title, too
+        if (rule and words) or text.startswith("Got errors"):
             break
-        words.append(text)
-    return " ".join(words) or " ".join(box.split())
+        if not rule:
+            words.append(text)
+    line = " ".join(words) or " ".join(box.split())
+    for pattern, ours in PARSING.items():
+        line = re.sub(pattern, ours, line)
+    return line
 
 
 def _strangers(cls: type, unknown: list[str]) -> Iterator[str]:
@@ -176,7 +188,9 @@ def _strangers(cls: type, unknown: list[str]) -> Iterator[str]:
     value = False
     for argument in unknown:
         if argument.startswith("-"):
-            yield _stranger(argument.partition("=")[0], flags)
+            flag = argument.partition("=")[0]
+            listed = flag.lstrip("-").replace("-", "_") in dict(_lists(cls))
+            yield f"{flag}: a list, which only a settings file can give" if listed else _stranger(flag, flags)
             value = "=" not in argument
         elif value:
             value = False

@@ -58,7 +58,9 @@ def inspected(tmp_path_factory: pytest.TempPathFactory, chromium: Any) -> Path:
     root = tmp_path_factory.mktemp("pages")
     catalog = Catalog.open(tiny_dataset(root / "dataset"))
     path = root / "inspect.html"
-    path.write_text(inspect_page(catalog, examine(catalog, 10), 2), encoding="utf-8")
+    facts = examine(catalog, 10)
+    facts["wrong"].append(f"{'a/very_long_' * 12}path.mp4 is not there")
+    path.write_text(inspect_page(catalog, facts, 2), encoding="utf-8")
     return path
 
 

@@ -42,7 +42,7 @@ main { max-width: 1120px; margin: 0 auto; padding: 32px 24px 64px; }
 h1 { font-size: 26px; margin: 0; letter-spacing: -0.01em; overflow-wrap: anywhere; }
 h2 { font-size: 18px; margin: 40px 0 12px; letter-spacing: -0.005em; scroll-margin-top: 12px; }
 h3 { font-size: 15px; margin: 0 0 6px; font-weight: 600; overflow-wrap: anywhere; }
-p { margin: 6px 0 12px; max-width: 75ch; overflow-wrap: anywhere; } .soft, small { color: var(--soft); }
+p { margin: 6px 0 12px; max-width: 75ch; } p, li { overflow-wrap: anywhere; } .soft, small { color: var(--soft); }
 nav { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 12px 0 0; } a { color: var(--link); }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; border-radius: 3px; }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 14px 16px;

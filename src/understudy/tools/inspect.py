@@ -90,7 +90,10 @@ def told(facts: dict[str, Any]) -> str:
         f"  {facts['episodes']:,} episodes, {facts['frames']:,} frames, {duration(facts['seconds'])}",
         f"  episodes of {lengths['min']} to {lengths['max']} frames, median {lengths['median']:g}",
         "tasks",
-        *[f"  {task['episodes']:>7,} episodes  {task['task']}" for task in facts["tasks"][:20]],
+        *[
+            f"  {task['episodes']:>7,} {'episode ' if task['episodes'] == 1 else 'episodes'}  {task['task']}"
+            for task in facts["tasks"][:20]
+        ],
     ]
     if len(facts["tasks"]) > 20:
         lines.append(f"  and {len(facts['tasks']) - 20} more")

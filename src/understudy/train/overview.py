@@ -77,7 +77,7 @@ def _odd(data: RunData) -> list[str]:
         odd = catalog.odd_metadata()
         lines += [f"{name}: {line}" for line in odd[:FEW]]
         if len(odd) > FEW:
-            lines.append(f"{name}: and {len(odd) - FEW} more oddities: understudy inspect {catalog.root}")
+            lines.append(f"{name}: {len(odd) - FEW} more of these: understudy inspect {catalog.root}")
     return lines
 
 

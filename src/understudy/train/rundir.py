@@ -105,6 +105,8 @@ class RunDir:
         Raises ConfigError when there is no run, or one of another version (whose settings might mean something else).
         """
         if not self.config.is_file():
+            if (self.root / "meta" / "info.json").is_file():
+                raise ConfigError(f"{self.root}: this is a dataset; give the folder of a run, the --out of its `train`")
             raise ConfigError(
                 f"{self.root}: no run here (no config.yaml); `understudy train --out {self.root}` starts one"
             )
@@ -119,6 +121,8 @@ class RunDir:
                 f"{self.root}: there is a run already; `understudy resume {self.root}` carries it on, "
                 "another --out starts a new one"
             )
+        if (self.root / "meta" / "info.json").is_file():
+            raise ConfigError(f"{self.root}: this is a dataset, and a run would be mixed with it; name another --out")
         if self.root.exists() and not self.root.is_dir():
             raise ConfigError(f"{self.root}: is a file, and a run is a folder; name another --out")
         taken = [path for path in (self.policy, self.rollouts, self.report) if path.exists()]

@@ -24,7 +24,9 @@ class TabletopWorld:
 
     def __init__(self, size: int = 64, cameras: Sequence[str] | None = None, tasks: Sequence[str] = ()) -> None:
         if cameras is not None and tuple(cameras) != (CAMERA,):
-            raise ValueError(f"cameras={list(cameras)}: the tabletop has one camera, {CAMERA!r}, and is blind without")
+            raise ValueError(
+                f"cameras={list(cameras)}: the tabletop has one camera, {CAMERA!r}; none can be added or left out"
+            )
         colours = chosen("task", tasks, {colour: task_text(colour) for colour in COLOURS})
         self._colour_of = {text: colour for colour, text in colours.items()}
         self.tasks = tuple(self._colour_of)
