@@ -168,7 +168,7 @@ def _parsed(cls: type, arguments: list[str], default: Any, program: str) -> Any:
 
 def _line(box: str) -> str:
     """The message in tyro's box, without the help of the argument that follows it."""
-    words = []
+    words: list[str] = []
     for line in box.splitlines()[1:]:
         text = line.strip("│╭╮╰╯ ")
         rule = set(text) <= set("─-")  # in ASCII where the terminal has nothing else, and then below the title, too
