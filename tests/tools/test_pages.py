@@ -69,6 +69,16 @@ def test_a_dataset_s_page_can_be_read(inspected: Path, chromium: Any, width: int
     assert browser.faults(chromium, inspected, width, scheme) == []
 
 
+def test_a_long_path_among_what_is_wrong_is_wrapped(inspected: Path, chromium: Any) -> None:
+    tab = chromium.new_page(viewport={"width": 390, "height": 900})
+    tab.goto(inspected.as_uri())
+    wide = "Array.from(document.querySelectorAll('li')).map(li => li.scrollWidth - li.clientWidth)"
+    over = tab.evaluate(wide)
+    tab.close()
+    assert over
+    assert max(over) <= 0
+
+
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)
 def test_the_page_of_a_real_robot_can_be_read(
     real_data: Path, chromium: Any, tmp_path: Path, width: int, scheme: str
