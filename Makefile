@@ -44,5 +44,6 @@ pytest:
 wheels:
 	scripts/wheels
 
+# What was built here, and nothing that was recorded or trained: runs/ stays.
 clean:
-	rm -rf .venv .compat runs .hypothesis .pytest_cache .ruff_cache .mypy_cache
+	rm -rf .venv .compat dist .hypothesis .pytest_cache .ruff_cache .mypy_cache
