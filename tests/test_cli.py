@@ -214,6 +214,17 @@ def test_a_value_that_does_not_fit_is_one_line_on_any_terminal(encoding: str) ->
     assert done.stderr.splitlines() == [b"understudy train: --steps: it takes a whole number, not 'many'"]
 
 
+@pytest.mark.parametrize("behind", [[], ["--steps", "2"], [""]])
+@pytest.mark.parametrize("flag", ["--data.episodes", "--data.exclude_episodes", "--optim.freeze", "--optim.lr-scale"])
+def test_a_list_without_values_is_refused(
+    flag: str, behind: list[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An unset variable of a shell would train on all episodes, those to be left out among them."""
+    assert run("train", "--data.root", data, "--out", tmp_path / "r", flag, *behind) == cli.WRONG_INPUT
+    assert flag in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
 def test_several_strangers_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("train", "--stepz", 3, "--output_dir=x", "--data.root", "d") == cli.WRONG_INPUT
     said = capsys.readouterr().err

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 from understudy.extras import required
 from understudy.train.settings import SUFFIXES, ConfigError, complete, load, plain, validate
@@ -153,6 +153,8 @@ def _parsed(cls: type, arguments: list[str], default: Any, program: str) -> Any:
     Raises:
         ConfigError: tyro could not; its box of several lines as one.
     """
+    if nothing := _empty(cls, arguments):
+        raise ConfigError(f"{nothing}: no value follows it; leave it out for none")
     said = io.StringIO()
     try:
         with redirect_stderr(said):
@@ -164,6 +166,15 @@ def _parsed(cls: type, arguments: list[str], default: Any, program: str) -> Any:
     if unknown:
         raise ConfigError("; ".join(_strangers(cls, unknown)))
     return parsed
+
+
+def _empty(cls: type, arguments: list[str]) -> str | None:
+    """The first flag of a list that no value follows. An unset variable of a shell must not select all episodes."""
+    lists = {f"--{path.replace('_', '-')}" for path, kind in _paths(cls) if get_origin(kind) in (tuple, list, dict)}
+    for flag, following in zip(arguments, [*arguments[1:], "--"]):
+        if flag.replace("_", "-") in lists and (not following.strip() or following.startswith("--")):
+            return flag
+    return None
 
 
 def _line(box: str) -> str:
@@ -184,7 +195,7 @@ def _line(box: str) -> str:
 
 def _strangers(cls: type, unknown: list[str]) -> Iterator[str]:
     """One line for each argument that is no setting; the value behind an unknown flag belongs to the flag."""
-    flags = [f"--{path.replace('_', '-')}" for path in _paths(cls)]
+    flags = [f"--{path.replace('_', '-')}" for path, _ in _paths(cls)]
     value = False
     for argument in unknown:
         if argument.startswith("-"):
@@ -217,12 +228,12 @@ def _misplaced(argument: str, flags: list[str]) -> str:
     return f"{argument}: nothing was expected here; settings are --name value"
 
 
-def _paths(cls: type, prefix: str = "") -> Iterator[str]:
-    """Dotted paths of all settings of a dataclass."""
+def _paths(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted path and type of all settings of a dataclass."""
     hints = get_type_hints(cls)
     for own in fields(cls):
         kind = hints[own.name]
         if isinstance(kind, type) and is_dataclass(kind):
             yield from _paths(kind, f"{prefix}{own.name}.")
         else:
-            yield f"{prefix}{own.name}"
+            yield f"{prefix}{own.name}", kind
