@@ -90,7 +90,9 @@ def test_a_file_with_flags_over_it(data: Path, tmp_path: Path, capsys: pytest.Ca
     saved = RunDir(tmp_path / "r").settings()
     assert (saved.steps, saved.optim.lr, saved.batch) == (2, 1e-4, 4)
     assert (tmp_path / "r/report.html").exists()
-    assert "report: " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "report: " in said
+    assert f"policy: {tmp_path / 'r/policy'}" in said
     assert run("train", file) == cli.WRONG_INPUT  # there is a run already
     assert "understudy resume" in capsys.readouterr().err
     assert run("resume", tmp_path / "r", "--steps", 4, "--no-report") == 0

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from support.mixtures import TOP, WRIST, mixed, tiny_sources
@@ -51,6 +52,19 @@ def test_it_is_told_that_a_part_of_the_held_out_frames_is_judged(tmp_path: Path)
     assert told(0) == told(frames) == []
     (line,) = told(frames - 1)
     assert f"{frames - 1} of {frames}" in line
+
+
+def test_a_chunk_longer_than_every_episode_is_told(tmp_path: Path) -> None:
+    config = mixed(tiny_sources(tmp_path), tmp_path / "r")
+
+    def told(chunk: int) -> list[str]:
+        longer = replace(config, data=replace(config.data, chunk=chunk))
+        return [line for line in lines(longer) if "data.chunk" in line]
+
+    parts = open_data(config).training
+    longest = max(int(np.diff(part.segments[:, 1:]).max()) for part in parts)
+    assert told(longest) == []
+    assert len(told(longest + 1)) == 1
 
 
 def test_the_share_that_a_source_has_stands_beside_the_one_asked_for(tmp_path: Path) -> None:

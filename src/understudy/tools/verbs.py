@@ -41,6 +41,9 @@ def _run(verb: str, config: "TrainConfig") -> int:
     except Stopped as asked:
         print(f"stopped by {asked} before anything was begun", file=sys.stderr)
         return 75
+    policy = Path(config.out, "policy")
+    if code == 0 and _speaks() and policy.is_dir():
+        print(f"policy: {policy}")
     if report and Path(config.out, "config.yaml").exists():
         from understudy.tools.report import write_report
 

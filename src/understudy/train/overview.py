@@ -49,6 +49,11 @@ def started(config: TrainConfig, data: RunData, order: Order) -> list[str]:
     if config.val_every and 0 < config.val_frames < frames:
         judged = f"{config.val_frames:,} of {frames:,} held-out frames"
         lines.append(f"each validation judges {judged}, always the same ones (val_frames)")
+    longest = max(int((part.segments[:, 2] - part.segments[:, 1]).max()) for part in data.training)
+    if config.data.chunk > longest:
+        lines.append(
+            f"data.chunk {config.data.chunk:,} is longer than every episode ({longest:,} frames): padding follows"
+        )
     if config.schedule.warmup >= config.steps:
         lines.append(
             f"schedule.warmup {config.schedule.warmup:,} is not over before the last of {config.steps:,} steps: the "
