@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+import time
 from pathlib import Path
 
 import torch
@@ -40,6 +41,9 @@ def forever(root: str, memory: int) -> None:
             print("made", flush=True)
     except KeyboardInterrupt:
         loader.close()
+        patience = time.monotonic() + 60  # a thread whose start was interrupted begins and ends a moment later
+        while threading.active_count() > 1 and time.monotonic() < patience:
+            time.sleep(0.01)
         print(f"threads {threading.active_count()}", flush=True)
         raise
 

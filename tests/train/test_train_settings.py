@@ -64,7 +64,9 @@ def test_yaml_and_toml_say_the_same(tmp_path: Path) -> None:
 @given(
     st.floats(1e-12, 1e3),
     st.integers(0, 2**63 - 1),
-    st.text(st.characters(blacklist_categories=("Cs",)), min_size=1),
+    st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), min_size=1).filter(
+        lambda text: "://" not in text  # an address is written without its credentials
+    ),
     st.none() | st.integers(1, 10**9),
 )
 def test_what_is_written_reads_back_equal(tmp_path_factory, lr, seed, root, end) -> None:  # type: ignore[no-untyped-def]
