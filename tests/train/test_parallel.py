@@ -209,3 +209,12 @@ def test_this_torch_has_what_it_is_asked_for() -> None:
     release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     assert torch_release.sums_gradients() == (release >= (2, 8))
     assert torch_release.has_grad_dtype() == (release >= (2, 10))
+
+
+def test_a_process_begins_and_ends_run_after_run() -> None:
+    """Before torch 2.8 freeing a process group could wait for ever for a thread that waited for the interpreter."""
+    config = TrainConfig()
+    for number in range(60):
+        with parallel.joined(config) as mesh:
+            assert mesh.gather({"run": number}) == [{"run": number}]
+            assert mesh.first(lambda: number) == number  # noqa: B023 (called at once)

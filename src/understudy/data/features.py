@@ -1,5 +1,6 @@
 """What a dataset says its columns and cameras are (`features` in meta/info.json), checked. Nothing is read here."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,7 +82,7 @@ class Feature:
 
         Names are a list, or nested: LeRobot's {"motors": [...]}, a list in a list, a list per limb; or {name: number}.
         """
-        width = int(np.prod(self.shape, dtype=np.int64))
+        width = math.prod(self.shape)
         names = _flat(self.names)
         if len(names) != width or len(set(names)) < width:
             return [str(number) for number in range(width)]
@@ -107,7 +108,7 @@ class Feature:
         """Pixels that one picture may have at most: four times as many as declared, and 8 million in any case, since
         many an info.json names another size, or the axes in another sequence; 64 million where it says no size."""
         sides = sorted(self.shape)[-2:] if len(self.shape) == 3 else [0]
-        declared = int(np.prod(sides, dtype=np.int64))
+        declared = math.prod(sides)
         return max(4 * declared, _LARGE) if declared else 1 << 26
 
     @property

@@ -4,6 +4,7 @@ Not here: the rule (`data/idle.py`), what is done with the file (`data/select.py
 """
 
 import json
+import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -199,7 +200,6 @@ def rule_of(config: RangesConfig, fps: float) -> "IdleRule":
 
 def _keys(catalog: "Catalog", config: RangesConfig) -> list[str]:
     """The columns to look at."""
-    import numpy as np
 
     from understudy.data.errors import DatasetError
     from understudy.tools.examine import row_keys
@@ -215,7 +215,7 @@ def _keys(catalog: "Catalog", config: RangesConfig) -> list[str]:
     if feature is None or feature.is_picture or feature.is_text:
         what = "there is no such column" if feature is None else f"it is {feature.dtype}"
         raise DatasetError(f"key {key!r}: {what}", where=catalog.root, fix=f"columns of numbers: {', '.join(known)}")
-    width = int(np.prod(feature.value_shape, dtype=np.int64))
+    width = math.prod(feature.value_shape)
     if config.dims and max(config.dims) >= width:
         what = f"dims names {max(config.dims)}, and {key!r} has {width}, counted from 0"
         raise DatasetError(what, where=catalog.root, fix="`inspect` shows them")

@@ -27,7 +27,7 @@ from understudy.data.errors import DatasetError
 from understudy.policies.flow_policy import FlowPolicy
 from understudy.train.beats import Stuck, beating, listen
 from understudy.train.settings import ConfigError
-from understudy.train.torch_release import lacking
+from understudy.train.torch_release import lacking, leave_groups_alive
 
 if TYPE_CHECKING:
     from understudy.train.config import TrainConfig
@@ -158,6 +158,7 @@ def begin(config: "TrainConfig") -> Mesh:
 def end(mesh: Mesh) -> None:
     """Part from the other processes, if `begin` joined them."""
     if mesh.ours and dist.is_initialized():
+        leave_groups_alive()
         dist.destroy_process_group()
 
 

@@ -1,5 +1,6 @@
 """What a run asks for that older releases of torch lack. Everything else works with torch 2.7."""
 
+import ctypes
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +19,17 @@ def sums_gradients() -> bool:
 def has_grad_dtype() -> bool:
     """Whether a bfloat16 weight can have a float32 gradient (torch 2.10)."""
     return hasattr(torch.Tensor, "grad_dtype")
+
+
+def leave_groups_alive() -> None:
+    """Keep this process's process groups from ever being freed, where freeing them may never end.
+
+    Before torch 2.8 a group is freed with the interpreter's lock held and waits for a lock of its threads; a thread
+    that holds that one to let go of a tensor wants the interpreter's. A run's few idle threads stay instead.
+    """
+    if not sums_gradients():
+        for group in torch.distributed.distributed_c10d._world.pg_map:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def lacking(config: "TrainConfig", world: int) -> str | None:
