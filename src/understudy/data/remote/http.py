@@ -324,6 +324,8 @@ def _time(text: str | None) -> float:
 
 def _short(error: BaseException) -> str:
     """What happened, without urllib3's wrappings."""
-    text = str(error).strip().splitlines()
-    said = text[0] if text else ""
-    return said.partition("): ")[2][:160] or f"{type(error).__name__}: {said[:160]}".removesuffix(": ")
+    line = next(iter(str(error).strip().splitlines()), "")
+    said = re.sub(
+        r"^<\S+ object at 0x\w+>: |^.*?\): ", "", line
+    )  # as releases before 2.4 call a connection, and later ones
+    return said[:160] if said != line else f"{type(error).__name__}: {line[:160]}".removesuffix(": ")
