@@ -208,6 +208,14 @@ def test_the_page_shows_every_camera_and_column(tmp_path: Path) -> None:
     assert "lift the red block" in html
 
 
+def test_the_page_opens_no_more_episodes_than_the_limit(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "d", Spec(lengths=(3,) * 9, per_video_file=1))
+    catalog = Catalog.open(tmp_path / "d")
+    html = page(catalog, examine(catalog, 2), shown=1, limit=2)
+    assert "in 2 of 9 episodes" in html
+    assert checked(html)["img"] == 3 + 2 * 2  # an episode of three frames, first and last ones of two
+
+
 def test_the_limit_is_kept_and_said(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=(3,) * 9, per_video_file=1))
     found = facts(tmp_path / "d", limit=4)

@@ -73,7 +73,7 @@ def inspect(config: InspectConfig) -> None:
         facts["keep"] = asdict(kept) | {"told": kept.lines()}
     target = config.page if config.page or config.json else f"{catalog.name}-inspect.html"
     if target:
-        write_page(Path(target), page(catalog, facts, config.shown))
+        write_page(Path(target), page(catalog, facts, config.shown, config.limit))
     if config.json:
         print(json.dumps(facts, ensure_ascii=False))
         return

@@ -28,14 +28,15 @@ DIMENSIONS = 64
 """Dimensions of a column that are drawn."""
 
 
-def page(catalog: Catalog, facts: dict[str, Any], shown: int) -> str:
+def page(catalog: Catalog, facts: dict[str, Any], shown: int, limit: int = SAMPLED) -> str:
     """The facts and some episodes as one HTML page.
 
     Args:
         facts: of `examine`. shown: episodes to show; 0 also leaves out the images of first and last frames.
+        limit: at most this many episodes are opened for the distributions, and for the first and last frames.
     """
     lengths = facts["lengths"]
-    actions = _Actions(catalog)
+    actions = _Actions(catalog, min(limit, SAMPLED))
     tiles = [
         (f"{facts['episodes']:,}", "episodes"),
         (f"{facts['frames']:,}", "frames"),
@@ -62,7 +63,7 @@ def page(catalog: Catalog, facts: dict[str, Any], shown: int) -> str:
         html.section("Keep-ranges", html.card(f"<ul>{kept}</ul>") if kept else ""),
         html.section("Encoding", html.card(*videos)) if videos else "",
         html.section("Episodes", *_episodes(catalog, shown)),
-        html.section("First and last frames", *(_walls(catalog) if shown else ())),
+        html.section("First and last frames", *(_walls(catalog, min(limit, WALL)) if shown else ())),
         html.section("Actions", *actions.cards(), note=actions.note()),
         html.section("Tasks", html.card(html.table(["task", "episodes"], tasks)) if tasks else ""),
         html.section("Features", html.card(html.table(["key", "dtype", "shape"], features))),
@@ -73,13 +74,13 @@ def page(catalog: Catalog, facts: dict[str, Any], shown: int) -> str:
 class _Actions:
     """What the actions of some episodes, spread over the dataset, look like."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, count: int) -> None:
         self._catalog = catalog
         self._wrong: list[str] = []
         self._idle = self._frames = self._read = 0
         values: list[np.ndarray] = []
         if ACTION in row_keys(catalog):
-            for row in spread(len(catalog.episodes), SAMPLED):
+            for row in spread(len(catalog.episodes), count):
                 episode, length = int(catalog.episodes.ids[row]), int(catalog.episodes.lengths[row])
                 if not length:
                     continue
@@ -135,12 +136,12 @@ def _episodes(catalog: Catalog, shown: int) -> list[str]:
     return [_episode(catalog, row) for row in _chosen(catalog, shown)]
 
 
-def _walls(catalog: Catalog) -> Iterator[str]:
+def _walls(catalog: Catalog, count: int) -> Iterator[str]:
     """For each camera the first and the last image of some episodes: what scenes begin and end with."""
     for camera in catalog.camera_keys:
         wrong: list[str] = []
         images, captions = [], []
-        for row in _chosen(catalog, WALL):
+        for row in _chosen(catalog, count):
             episode, length = int(catalog.episodes.ids[row]), int(catalog.episodes.lengths[row])
             with finding(wrong):
                 data = EpisodeDataset(catalog, episodes=[episode], keys=[camera])

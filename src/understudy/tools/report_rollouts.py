@@ -104,7 +104,7 @@ def _strip(result: dict[str, Any], episode: str, name: str, folder: Path) -> str
 
 
 def _film(path: Path, episode: str) -> str:
-    if not path.is_file():  # written since version 0.2
+    if not path.is_file():  # results of older releases have strips alone
         return ""
     data = base64.b64encode(path.read_bytes()).decode()
     alt = f"episode {_text(episode)}, all of it"
