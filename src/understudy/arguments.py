@@ -70,7 +70,7 @@ PARSING = {
     r"^Error parsing (\S+): invalid literal for int\(\) with base 10: ": r"\1: it takes a whole number, not ",
     r"^Error parsing (\S+): could not convert string to float: ": r"\1: it takes a number, not ",
     r"^Error parsing (\S+): no type matching (.*) could be instantiated from (.*)\.$": r"\1: it takes \2, not \3",
-    r"^Missing value for argument '(\S+)'\. .*$": r"\1: its value is missing",
+    r"^Missing value for argument '(?:\(')?(-[^\s',]+)(?:',\))?'\. .*$": r"\1: its value is missing",
 }
 """Python's and tyro's words for a value that does not fit -> ours."""
 

@@ -17,6 +17,7 @@ from understudy.train import checkpoint, run
 from understudy.train.config import ScheduleConfig
 from understudy.train.rundir import RunDir
 from understudy.train.settings import dump_yaml
+from understudy.train.torch_release import sums_gradients
 
 SOAK = Path(__file__).parents[2] / "benchmarks" / "soak_trainer.py"
 
@@ -34,8 +35,10 @@ def soak(*options: object) -> tuple[int, dict[str, Any]]:
 
 @pytest.mark.slow
 def test_ten_kills_leave_no_trace() -> None:
-    """One process, and two that share the weights, of which one is killed; both save beside the training."""
-    code, told = soak("--kills", 10, "--per-run", 5, "--kinds", 2, 3)
+    """One process, and two that share the weights, of which one is killed; both save beside the training. An older
+    torch trains in one process only: there, one that saves in the training and one that saves beside it."""
+    kinds = (2, 3) if sums_gradients() else (1, 2)
+    code, told = soak("--kills", 10, "--per-run", 5, "--kinds", *kinds)
     assert (code, told["wrong"], told["kills"]) == (0, [], 10)
     assert told["finished"] >= 2
     assert told["in_saves"] >= 2

@@ -66,7 +66,7 @@ def test_a_finished_run_has_everything(whole: Path) -> None:
     "changes",
     [
         {"loader_threads": 3},
-        {"memory": "1MB"},
+        {"memory": "1100KB"},
         {"log_every": 1, "checkpoint_every": 5, "keep": 1},
         {"val_every": 1},
         {"val_every": 0},
