@@ -1,4 +1,4 @@
-"""Compiles `src/understudy/data/loops.c` while understudy is installed.
+"""Compiles `src/understudy/video/native/loops.c` while understudy is installed.
 
 Where there is no C compiler, or it fails, understudy is installed all the same: its loops then run in Python, which
 gives the same pictures and is slower with small ones. `CC` names another compiler, as usual. With `UNDERSTUDY_NATIVE=0`
@@ -28,7 +28,7 @@ class Loops(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel" or not sys.platform.startswith("linux"):  # loops.py asks its kernel for memory
             return
-        source = Path(self.root, "src/understudy/data/loops.c")
+        source = Path(self.root, "src/understudy/video/native/loops.c")
         made = source.with_name("_loops.so")
         if os.environ.get("UNDERSTUDY_NATIVE") == "0":
             return
@@ -47,7 +47,7 @@ class Loops(BuildHookInterface):
             self.app.display_warning(f"{what}: {'; '.join(failed)}")
             return
         fresh.replace(made)
-        build_data["artifacts"].append("src/understudy/data/_loops.so")
+        build_data["artifacts"].append("src/understudy/video/native/_loops.so")
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{_platform(made.read_bytes())}"  # it knows nothing of Python's own structures
 

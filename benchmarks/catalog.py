@@ -90,9 +90,9 @@ def child(root: str, apart: bool) -> None:
     """Open the dataset; say so; wait until all have; tell what is held."""
     import torch  # noqa: F401  # what it takes is no part of the figure
 
-    from understudy.data import mapped
-    from understudy.data.catalog import Catalog
-    from understudy.data.samples import EpisodeDataset
+    from understudy.data.dataset import EpisodeDataset
+    from understudy.data.format.catalog import Catalog
+    from understudy.storage import mapped
 
     if apart:
         mapped.LEAST = sys.maxsize

@@ -37,21 +37,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from understudy.cli import main as understudy
+from understudy.cli.main import main as understudy
+from understudy.config.train import DataConfig, OptimConfig, ScheduleConfig, TrainConfig
+from understudy.distributed.mesh import joined
+from understudy.envs.registry import open_world
+from understudy.load.eval.validation_data import HeldOut
+from understudy.optim.param_groups import parameter_groups
 from understudy.order import Order
-from understudy.policies.flow_policy import FlowPolicy
-from understudy.train import metrics, precision
-from understudy.train.config import DataConfig, OptimConfig, ScheduleConfig, TrainConfig
-from understudy.train.data import open_data
-from understudy.train.held_out import HeldOut
-from understudy.train.optim import parameter_groups
-from understudy.train.parallel import joined
-from understudy.train.rollout import rollout
-from understudy.train.rollout_result import wilson
+from understudy.policies.flow.model import FlowPolicy
+from understudy.rollout.play import rollout
+from understudy.rollout.result import wilson
+from understudy.train import precision
+from understudy.train.data.data import open_data
+from understudy.train.eval.validate import DRAWS, validation
 from understudy.train.run import train
 from understudy.train.step import Draws
-from understudy.train.validate import DRAWS, validation
-from understudy.worlds.world import open_world
+from understudy.train.track import metrics_file
 
 FINE_TUNE_LR = 2.5e-5
 NEW = "blue"
@@ -143,8 +144,8 @@ def outcome(config: TrainConfig, args: argparse.Namespace, tasks: tuple[str, ...
     with watched(pure) as moved:
         train(config)
     cpu = sum(os.times()[:2]) - sum(began[:2])
-    records = metrics.read(Path(config.out) / "metrics.jsonl", "train")
-    judged = metrics.read(Path(config.out) / "metrics.jsonl", "val")[-1]
+    records = metrics_file.read(Path(config.out) / "metrics.jsonl", "train")
+    judged = metrics_file.read(Path(config.out) / "metrics.jsonl", "val")[-1]
     norms = [record["grad_norm"] for record in records]
     found = {
         "val_loss": judged["loss"],

@@ -5,7 +5,7 @@
 
 The datasets are made once into the cache folder (about 2 GB; a few minutes): from the real recordings in
 UNDERSTUDY_TEST_DATA where that is set, otherwise from drawn pictures. In each round the three decode limits
-(`tools/bench_limit.py`: `limit` is a standard library's plain reading, `codec` the bare codec, `shuffled` the bare
+(`cli/bench/limit.py`: `limit` is a standard library's plain reading, `codec` the bare codec, `shuffled` the bare
 codec with pictures that wait before they are handed out), our loader (a process of its own) and LeRobot (in the
 interpreter named; where there is none its figures are null) take turns; figures are medians. Memory is below what the
 pictures take, so it is streaming that is measured, not copying; only the real recordings are also measured as they fit
@@ -40,8 +40,8 @@ MEMORY = 10**9
 
 def serve(setting: Any) -> None:
     """Our side, in a process of its own: a round for each line on stdin, with what is known so far."""
-    from understudy import __version__
-    from understudy.tools.bench_measure import Trial
+    from understudy._version import __version__
+    from understudy.cli.bench.measure import Trial
 
     print(json.dumps({"version": __version__}), flush=True)
     trial = None
@@ -73,7 +73,7 @@ def first_batch(root: str) -> dict[str, float]:
     import time
 
     from understudy import EpisodeDataset, Loader, Order  # noqa: F401
-    from understudy.tools.bench_measure import Setting
+    from understudy.cli.bench.measure import Setting
 
     setting = Setting(root, BATCH, CHUNK)
     start = time.perf_counter()
@@ -106,8 +106,8 @@ def child(part: str, **setting: Any) -> list[str]:
 
 def measure_set(one: Set, rival: Any, known: dict[Path, Any], seconds: float, rounds: int) -> dict[str, Any]:
     """A row. `known`: what LeRobot reached on the datasets before, by where they lie for it."""
-    from understudy.tools.bench_limit import limits
-    from understudy.tools.bench_measure import (
+    from understudy.cli.bench.limit import limits
+    from understudy.cli.bench.measure import (
         Asked,
         Round,
         Setting,
@@ -183,7 +183,7 @@ def measure_set(one: Set, rival: Any, known: dict[Path, Any], seconds: float, ro
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """What is asked for in `parts` and not yet in `out`, into one object (`loader_results.py`)."""
-    from understudy.tools.bench_measure import conditions
+    from understudy.cli.bench.measure import conditions
 
     real = Path(os.environ["UNDERSTUDY_TEST_DATA"]) if os.environ.get("UNDERSTUDY_TEST_DATA") else None
     quick, cache, parts = arguments.quick, Path(arguments.cache), arguments.parts.split(",")
@@ -210,7 +210,7 @@ def measure_rows(
     results: Results, chosen: list[Set], rows_root: Path, python: str, seconds: float, rounds: int
 ) -> None:
     """The datasets one by one, then rows without video."""
-    from understudy.tools.bench_measure import Asked, Round, lerobot, median_round, rival_figures
+    from understudy.cli.bench.measure import Asked, Round, lerobot, median_round, rival_figures
 
     there, known = [row["name"] for row in results.found["rows"]], dict[Path, Any]()
     with lerobot(python) as rival:
@@ -261,7 +261,7 @@ def main() -> None:
     parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.part and arguments.part[0] == "ours":
-        from understudy.tools.bench_measure import Setting
+        from understudy.cli.bench.measure import Setting
 
         serve(Setting(**json.loads(arguments.part[1])))
     elif arguments.part:

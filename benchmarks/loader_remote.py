@@ -121,8 +121,8 @@ def read(root: str, cache: Path, counter: Path, batches: int, memory: int) -> di
 def stretch(root: str, cache: str, counter: str, batches: int, memory: int) -> dict[str, Any]:
     """Read the first batches, of which the first third is not timed, or (0) a whole epoch with the codec left out."""
     from understudy import Catalog, EpisodeDataset, Loader, Remote
-    from understudy.load.decoders import index_of
-    from understudy.load.plan import fit_order
+    from understudy.load.images.cursors import index_of
+    from understudy.load.memory_plan import fit_order
 
     def count() -> int:
         return int(Path(counter).read_text() or 0) if Path(counter).exists() else 0
@@ -170,16 +170,16 @@ def stretch(root: str, cache: str, counter: str, batches: int, memory: int) -> d
 @contextmanager
 def codec_left_out(height: int, width: int) -> Iterator[None]:
     """Decoders that hand out blanks for the packets they are fed, in display order."""
-    from understudy.data import contexts
-    from understudy.data.convert import Converter
+    from understudy.video import codec_pool
+    from understudy.video.color import Converter
 
-    create, one, many = contexts._create, Converter.write, Converter.write_all
-    contexts._create = lambda kind, where: Blanks(kind.reorder, height, width)  # type: ignore[assignment,return-value]
+    create, one, many = codec_pool._create, Converter.write, Converter.write_all
+    codec_pool._create = lambda kind, where: Blanks(kind.reorder, height, width)  # type: ignore[assignment,return-value]
     Converter.write = Converter.write_all = lambda *_: None  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:
-        contexts._create, Converter.write, Converter.write_all = create, one, many  # type: ignore[method-assign]
+        codec_pool._create, Converter.write, Converter.write_all = create, one, many  # type: ignore[method-assign]
 
 
 @dataclass

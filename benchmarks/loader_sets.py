@@ -19,10 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy.data.encode import concat_videos, encode_video
-from understudy.data.features import Feature
-from understudy.data.video import open_video
-from understudy.data.write_layout import (
+from understudy.data.format.features import Feature
+from understudy.data.write.layout import (
     DATA_PATH,
     DEFAULTS,
     EPISODES_PATH,
@@ -33,6 +31,8 @@ from understudy.data.write_layout import (
     place,
     tasks_table,
 )
+from understudy.video.encode import concat_videos, encode_video
+from understudy.video.open import open_video
 
 CAMERAS = ("observation.images.one", "observation.images.two", "observation.images.three")
 FILE_BYTES = 200e6  # packed files are closed at LeRobot's default size

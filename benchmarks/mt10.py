@@ -35,10 +35,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from understudy.cli import main as understudy
-from understudy.train import metrics
-from understudy.train.rollout_result import wilson
-from understudy.worlds.metaworld import TASKS
+from understudy.cli.main import main as understudy
+from understudy.envs.metaworld import TASKS
+from understudy.rollout.result import wilson
+from understudy.train.track import metrics_file
 
 WEIGHTS = {
     "reach-v3": 1.0,
@@ -126,7 +126,7 @@ def outcome(what: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     command += ["--episodes", str(args.rollouts * len(tasks)), "--execute", str(WHAT[what]["execute"])]
     rollout_cpu_s = _do([*command, "--parallel", str(min(args.rollouts * len(tasks), 20))])
     result = json.loads((run / f"rollouts/metaworld-seed{seed}.json").read_text())
-    judged = metrics.read(run / "metrics.jsonl", "val")[-1]
+    judged = metrics_file.read(run / "metrics.jsonl", "val")[-1]
     found = {
         "val_loss": judged["loss"],
         "val_macro": judged["macro"],

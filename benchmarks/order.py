@@ -25,8 +25,8 @@ import numpy as np
 
 from order_rivals import RIVALS, cpu_seconds, peak_growth_mb
 from understudy.order import Order
-from understudy.order.keys import make_key
-from understudy.order.permute import permutation
+from understudy.order.random.keys import make_key
+from understudy.order.random.permute import permutation
 
 FRAMES = 27_000_000
 BULK = 65_536
@@ -113,7 +113,7 @@ def in_child(script: str, *arguments: str) -> dict[str, Any]:
 
 def shuffle_quality() -> dict[str, Any]:
     """deff over 1, 8 and 64 batches on the synthetic DROID-like table, as `understudy order explain` prints them."""
-    from understudy.tools.order_explain import ExplainConfig, compare, read_tables
+    from understudy.report.order.comparison import ExplainConfig, compare, read_tables
 
     config = ExplainConfig()
     sides = [side for side in compare(read_tables(config), config).sides if side.figures]

@@ -28,12 +28,12 @@ import av
 import numpy as np
 from av.video.reformatter import VideoReformatter
 
-from understudy.data.contexts import Kind, borrow, live_bytes
-from understudy.data.convert import Converter
-from understudy.data.decode import PictureDecoder
-from understudy.data.encode import encode_video
-from understudy.data.packets import open_packets
-from understudy.data.video import open_video
+from understudy.video.codec_pool import Kind, borrow, live_bytes
+from understudy.video.color import Converter
+from understudy.video.decoder import PictureDecoder
+from understudy.video.encode import encode_video
+from understudy.video.open import open_video
+from understudy.video.packets import open_packets
 
 # name -> (encoder, GOP, side of a square or 0 for 640x480, constant rate factor, options)
 ENCODINGS: dict[str, tuple[str, int, int, int, dict[str, str]]] = {

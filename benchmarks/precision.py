@@ -33,9 +33,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from understudy import MasterWeights
-from understudy.train.adamw import Float32AdamW
-from understudy.train.compile import missing
-from understudy.train.split import adamw_pointwise, join, split
+from understudy.distributed.compile import missing
+from understudy.optim.adamw import Float32AdamW
+from understudy.optim.bf16_split import adamw_pointwise, join, split
 
 OBSERVED, ACTION, WIDTH = 16, 8, 256
 FINE_TUNE_LR = 2.5e-5

@@ -32,8 +32,8 @@ import torch
 import torch.utils.data
 
 from understudy import Loader, Order, keep_freed_memory
+from understudy.cli.bench.measure import Setting, conditions, resident_bytes
 from understudy.load.loader import Batch
-from understudy.tools.bench_measure import Setting, conditions, resident_bytes
 
 STRETCHES = 10  # of equal length, whose median memories are compared
 LONGER, SHORTER = 1.05, 0.98  # the time given after one who died before its first batch, and after one who did not:

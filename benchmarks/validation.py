@@ -25,16 +25,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from understudy.data.write import EpisodeWriter
-from understudy.policies.flow_policy import ACTION, STATE, TASK, FlowPolicy
-from understudy.train import parallel
-from understudy.train.config import DataConfig, PolicyConfig, TrainConfig
-from understudy.train.data import RunData, open_data
-from understudy.train.data_config import SourceConfig
-from understudy.train.held_out import HeldOut
-from understudy.train.parallel import Mesh
+from understudy.batch_keys import ACTION, STATE, TASK
+from understudy.config.data import SourceConfig
+from understudy.config.train import DataConfig, PolicyConfig, TrainConfig
+from understudy.data.write.writer import EpisodeWriter
+from understudy.distributed import mesh as parallel
+from understudy.distributed.mesh import Mesh
+from understudy.load.eval.validation_data import HeldOut
+from understudy.policies.flow.model import FlowPolicy
+from understudy.train.data.data import RunData, open_data
+from understudy.train.eval.validate import BATCH, DRAWS, validation
 from understudy.train.step import Draws
-from understudy.train.validate import BATCH, DRAWS, validation
 
 CAMERA, DIMS, CHUNK, BAR = "observation.images.front", 7, 8, 1.2
 

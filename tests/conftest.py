@@ -30,7 +30,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """With a torch that a run of several processes refuses, a test of one is skipped for the words of that refusal."""
     report = yield
     if report.failed and _REFUSED in "\n".join([str(report.longrepr), *(text for _, text in report.sections)]):
-        from understudy.train.torch_release import sums_gradients
+        from understudy.distributed.torch_release import sums_gradients
 
         if not sums_gradients():
             report.outcome = "skipped"

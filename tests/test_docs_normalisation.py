@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from understudy.data import foreign_stats, summary
-from understudy.data.normalize import Mode
-from understudy.train.config import TrainConfig
-from understudy.train.settings import complete, load
+from understudy.config.schema import complete, load
+from understudy.config.train import TrainConfig
+from understudy.data.stats import external, summary
+from understudy.data.stats.normalization import Mode
 
 PAGE = (Path(__file__).parents[1] / "docs" / "normalisation.md").read_text()
 SETTINGS = re.search(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
@@ -25,4 +25,4 @@ def test_settings_load(tmp_path: Path) -> None:
 def test_numbers_are_those_of_the_code() -> None:
     assert f"{summary.ROWS:,} rows" in PAGE
     assert [mode for mode in get_args(Mode) if f"| `{mode}` |" in PAGE] == list(get_args(Mode))
-    assert callable(foreign_stats.to_openpi)
+    assert callable(external.to_openpi)

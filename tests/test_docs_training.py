@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from understudy import cli
-from understudy.policies.flow_policy import FlowPolicy, FlowPolicyConfig
-from understudy.train import rundir
-from understudy.train.config import DataConfig, TrainConfig
-from understudy.train.settings import complete, dump_yaml, load
+from understudy.cli import main
+from understudy.config.schema import complete, dump_yaml, load
+from understudy.config.train import DataConfig, TrainConfig
+from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
+from understudy.train.checkpoint import run_dir
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "training.md").read_text()
@@ -31,7 +31,7 @@ def test_there_are_commands() -> None:
 def test_a_command_is_understood(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = TrainConfig(data=DataConfig(root="d"))
     (tmp_path / "CONFIG.yaml").write_text(dump_yaml(settings))
-    monkeypatch.setattr(rundir, "resumed_settings", {"RUN": settings}.__getitem__)
+    monkeypatch.setattr(run_dir, "resumed_settings", {"RUN": settings}.__getitem__)
     monkeypatch.chdir(tmp_path)
     words = shlex.split(command)
     if words[0] == "sbatch":
@@ -41,9 +41,9 @@ def test_a_command_is_understood(command: str, tmp_path: Path, monkeypatch: pyte
         words = ["understudy", "train", *rest, "--out", run]
     if words[0] == "torchrun":
         words = words[words.index("-m") + 1 :]
-    verb = cli.VERBS[words[1]]
-    count, arguments = cli._launched(words[2:])
-    read = cli.settings_of(words[1], arguments)
+    verb = main.VERBS[words[1]]
+    count, arguments = main._launched(words[2:])
+    read = main.settings_of(words[1], arguments)
     assert not isinstance(read, TrainConfig) or read.data.root == "d"  # the file was read, not only the flags
     assert (count is not None) == ("--launch" in command)
     assert count is None or verb.ranks
@@ -52,7 +52,7 @@ def test_a_command_is_understood(command: str, tmp_path: Path, monkeypatch: pyte
 def test_what_the_page_names_is_there() -> None:
     for path in re.findall(r"\]\(\.\./([^)]+)\)", PAGE):
         assert (ROOT / path).is_file(), path
-    launched = {name for name, verb in cli.VERBS.items() if verb.ranks}
+    launched = {name for name, verb in main.VERBS.items() if verb.ranks}
     (named,) = re.findall(r"`--launch N` works for (.*?)\.", PAGE)
     assert set(re.findall(r"`(\w+)`", named)) == launched
 

@@ -1,31 +1,58 @@
-"""The house of docs/architecture.md: what a room may import and how long a file may be. Reads every file, runs none."""
+"""The house of docs/architecture.md: which room imports which, how large files and folders are. Runs none of them."""
 
 import ast
+import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "understudy"
+MOST_LINES, MOST_FILES, MOST_FLOORS = 400, 15, 6
 
-# What each room may import of ours (besides itself), and what it must never import of others.
-OURS = {
+# What each room may import of ours besides itself and the files at the root, and what it must never import of others.
+CELLAR = {"storage", "video"}
+GROUND = {"order", "data", "policies", "envs", "config"}
+ROOMS: dict[str, set[str]] = {
+    "storage": set(),
+    "video": {"storage"},
     "order": set(),
-    "data": set(),
+    "data": CELLAR,
     "policies": set(),
-    "worlds": set(),
-    "load": {"order", "data"},
-    "train": {"order", "data", "policies", "worlds", "load"},
-    "tools": {"order", "data", "policies", "worlds", "load", "train"},
+    "envs": set(),
+    "config": set(),
+    "optim": set(),
+    "distributed": {"config"},
+    "load": {"order", "data"} | CELLAR,
+    "rollout": {"order", "policies", "envs", "config"},
+    "train": GROUND | {"storage", "optim", "distributed", "load", "rollout"},
+    "report": GROUND | {"load", "rollout", "train", "video"},
+    "cli": GROUND | CELLAR | {"optim", "distributed", "load", "rollout", "train", "report"},
 }
 NEVER = {
     "order": {"torch", "pyarrow", "av", "scipy"},
+    "storage": {"torch", "av"},
+    "video": {"torch", "pyarrow"},
     "data": {"torch.nn", "torch.optim", "mujoco"},
     "policies": {"pyarrow", "av", "mujoco", "torch.distributed"},
-    "worlds": {"torch", "pyarrow", "av"},
+    "optim": {"pyarrow", "av", "mujoco"},
+    "config": {"torch", "pyarrow", "av"},
+    "envs": {"torch", "pyarrow", "av"},
 }
 
 
+def named(path: Path) -> str:
+    """ "data.format.catalog" for data/format/catalog.py, "" for the package itself."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+TREES = {named(path): ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}
+PACKAGES = {named(path) for path in SOURCE.rglob("__init__.py")}
+
+
 def imports(tree: ast.AST) -> set[str]:
+    """Dotted names that a file imports, of others and of ours; type-checking imports count, too."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -36,52 +63,177 @@ def imports(tree: ast.AST) -> set[str]:
     return names
 
 
-def breaches(room: str, names: set[str]) -> list[str]:
-    allowed = {room, *OURS[room]}
-    bad = []
-    for name in names:
-        parts = name.split(".")
-        if parts[0] == "understudy" and len(parts) > 1 and parts[1] in OURS and parts[1] not in allowed:
-            bad.append(name)
-        if any(name == never or name.startswith(never + ".") for never in NEVER.get(room, ())):
-            bad.append(name)
-    return bad
+def modules(tree: ast.AST) -> set[str]:
+    """Our modules that a file imports."""
+    found = set()
+    for name in imports(tree):
+        if name.split(".")[0] == "understudy":
+            own = name.removeprefix("understudy").removeprefix(".")
+            found.add(own if own in TREES else own.rpartition(".")[0])
+    return found
 
 
-@pytest.mark.parametrize("room", OURS)
-def test_no_room_imports_upwards(room: str) -> None:
-    files = sorted((SOURCE / room).rglob("*.py"))
+GRAPH = {name: modules(tree) - {name} for name, tree in TREES.items()}
+
+
+def room(module: str) -> str:
+    first = module.split(".")[0]
+    return first if first in PACKAGES else ""
+
+
+def breaches(own: str, tree: ast.AST) -> list[str]:
+    allowed = {own, "", *ROOMS.get(own, set())}
+    bad = [module for module in modules(tree) if room(module) not in allowed]
+    never = NEVER.get(own, set())
+    bad += [name for name in imports(tree) if any(name == no or name.startswith(no + ".") for no in never)]
+    return sorted(bad)
+
+
+def test_rooms_and_checks_agree() -> None:
+    assert {p.name for p in SOURCE.iterdir() if p.is_dir() and p.name != "__pycache__"} == set(ROOMS)
+    assert len(TREES) > 200
+
+
+def test_rooms_stand_in_order() -> None:
+    """Each room imports rooms above it in the table only: no circle between rooms is possible."""
+    seen: set[str] = set()
+    for name, allowed in ROOMS.items():
+        assert allowed <= seen, name
+        seen.add(name)
+
+
+@pytest.mark.parametrize("own", ROOMS)
+def test_no_room_imports_upwards(own: str) -> None:
+    files = [module for module in TREES if room(module) == own]
     assert files
-    for file in files:
-        assert breaches(room, imports(ast.parse(file.read_text()))) == [], f"{file.name} breaks the house's rule"
+    assert {module: bad for module in files if (bad := breaches(own, TREES[module]))} == {}
+
+
+def test_the_root_imports_no_room() -> None:
+    """But for the package itself, which loads its public names when they are first used, and `python -m understudy`."""
+    root = [module for module in TREES if room(module) == "" and module not in ("", "__main__")]
+    assert {module: bad for module in root if (bad := sorted(filter(room, GRAPH[module])))} == {}
 
 
 def test_the_check_sees_a_breach() -> None:
     tree = ast.parse("def f():\n    from understudy.train import step\n    import torch.nn.functional as F\n")
-    assert sorted(breaches("data", imports(tree))) == ["torch.nn.functional", "understudy.train.step"]
+    assert breaches("data", tree) == ["torch.nn.functional", "train.step"]
 
 
-def test_rooms_and_checks_agree() -> None:
-    rooms = {p.name for p in SOURCE.iterdir() if p.is_dir() and p.name != "__pycache__"}
-    assert rooms == set(OURS)
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import each other, however far around (strongly connected components, Tarjan 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for other in graph.get(name, set()):
+            if other not in index:
+                visit(other)
+            if other in stack:
+                low[name] = min(low[name], low[other])
+        if low[name] == index[name]:
+            group = stack[stack.index(name) :]
+            del stack[stack.index(name) :]
+            found.extend([sorted(group)] if len(group) > 1 else [])
+
+    for name in graph:
+        if name not in index:
+            visit(name)
+    return found
+
+
+def test_no_circles() -> None:
+    assert circles({name: others for name, others in GRAPH.items() if name}) == []
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+def folders() -> dict[str, list[str]]:
+    """Modules of each folder, without its `__init__`."""
+    found = defaultdict(list)
+    for module in TREES:
+        if module not in PACKAGES:
+            found[module.rpartition(".")[0]].append(module)
+    return found
+
+
+def test_no_folder_is_too_large() -> None:
+    assert {name: len(own) for name, own in folders().items() if len(own) > MOST_FILES} == {}
+
+
+def floors(graph: dict[str, set[str]], own: list[str]) -> int:
+    """Length of the longest chain of imports among the files of a folder."""
+    height: dict[str, int] = {}
+
+    def of(module: str) -> int:
+        if module not in height:
+            height[module] = 1 + max((of(other) for other in graph[module] if other in own), default=0)
+        return height[module]
+
+    return max(map(of, own))
+
+
+def test_no_folder_is_too_deep() -> None:
+    assert {name: high for name, own in folders().items() if (high := floors(GRAPH, own)) > MOST_FLOORS} == {}
+    assert floors({"a": {"b"}, "b": {"c"}, "c": set()}, ["a", "b", "c"]) == 3
 
 
 def test_no_file_is_too_long_to_be_one_idea() -> None:
-    lines = {file.relative_to(SOURCE): len(file.read_text().splitlines()) for file in SOURCE.rglob("*.py")}
-    assert len(lines) > 100
-    assert {str(file): count for file, count in lines.items() if count > 400} == {}, "split these by idea"
+    lines = {str(path.relative_to(SOURCE)): len(path.read_text().splitlines()) for path in SOURCE.rglob("*.py")}
+    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}, "split these by idea"
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES - {""}))
+def test_each_folder_has_a_map(package: str) -> None:
+    """The docstring of `__init__` names every file and folder in it, and nothing that is not there."""
+    text = ast.get_docstring(TREES[package]) or ""
+    entries = {found[1] for line in text.splitlines() if (found := re.match(r" *(\w+)  +\S", line))}
+    below = [module for module in TREES if module.rpartition(".")[0] == package]
+    assert entries == {module.rpartition(".")[2] for module in below}
+
+
+def private(tree: ast.Module, own: str) -> list[str]:
+    """Private names of other rooms that a file uses: imported, or as an attribute of an imported module."""
+    aliases: dict[str, str] = {}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("understudy"):
+            for alias in node.names:
+                module = f"{node.module}.{alias.name}".removeprefix("understudy.")
+                if alias.name.startswith("_") and alias.name != "__version__" and room(module) != own:
+                    found.append(module)
+                if module in TREES and room(module) != own:
+                    aliases[alias.asname or alias.name] = module
+    for node in ast.walk(tree):
+        hidden = isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
+        if hidden and isinstance(node.value, ast.Name) and node.value.id in aliases:
+            found.append(f"{aliases[node.value.id]}.{node.attr}")
+    return found
+
+
+def test_no_room_uses_what_is_private_to_another() -> None:
+    assert {module: bad for module, tree in TREES.items() if (bad := private(tree, room(module)))} == {}
+    assert private(ast.parse("from understudy.data import dataset\ndataset._secret()"), "load") == [
+        "data.dataset._secret"
+    ]
+    assert private(ast.parse("from understudy.data.dataset import _secret"), "load") == ["data.dataset._secret"]
 
 
 def test_the_order_uses_no_library_shuffle() -> None:
     """numpy's and torch's shuffles change between versions, so none may decide which sample comes."""
-    for file in sorted((SOURCE / "order").rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
+    for module, tree in TREES.items():
+        for node in ast.walk(tree) if room(module) == "order" else ():
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("np.random", "numpy.random"):
-                assert node.attr == "Philox", f"{file.name}:{node.lineno} uses np.random.{node.attr}"
+                assert node.attr == "Philox", f"{module}:{node.lineno} uses np.random.{node.attr}"
 
 
 def test_attention_is_torchs_own() -> None:
     """`F.scaled_dot_product_attention` picks the kernel, and activation checkpointing knows what it returns. A softmax
-    is where one written by hand would show; the only one averages the places of a picture."""
-    found = {file.name for file in (SOURCE / "policies").glob("*.py") if "softmax(" in file.read_text()}
-    assert found <= {"vision.py"}
+    is where one written by hand would show; the only one averages the places of an image."""
+    found = {
+        str(path.relative_to(SOURCE)) for path in (SOURCE / "policies").rglob("*.py") if "softmax(" in path.read_text()
+    }
+    assert found <= {"policies/flow/vision.py"}

@@ -11,7 +11,7 @@ README = Path(__file__).parents[1] / "README.md"
 
 
 def test_the_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from understudy.cli import main
+    from understudy.cli.main import main
 
     monkeypatch.chdir(tmp_path)
     assert main(["record", "--out", "runs/demo/dataset", "--episodes", "6"]) == 0
@@ -28,7 +28,7 @@ def test_the_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_readme_names_the_verbs_that_there_are_and_all_of_them() -> None:
-    from understudy.cli import VERBS
+    from understudy.cli.main import VERBS
 
     named = set(re.findall(r"^understudy ((?:order )?[a-z]+)", README.read_text(), flags=re.MULTILINE))
     assert named == set(VERBS)

@@ -7,20 +7,20 @@ metadata never imports torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from understudy._version import __version__
 
 _WHERE = {
-    "Catalog": "understudy.data.catalog",
-    "DatasetError": "understudy.data.errors",
-    "EpisodeDataset": "understudy.data.samples",
-    "EpisodeSampler": "understudy.load.sampler",
-    "EpisodeStream": "understudy.load.stream",
-    "EpisodeWriter": "understudy.data.write",
+    "Catalog": "understudy.data.format.catalog",
+    "DatasetError": "understudy.errors",
+    "EpisodeDataset": "understudy.data.dataset",
+    "EpisodeSampler": "understudy.load.dataloader.sampler",
+    "EpisodeStream": "understudy.load.dataloader.iterable",
+    "EpisodeWriter": "understudy.data.write.writer",
     "Loader": "understudy.load.loader",
-    "MasterWeights": "understudy.train.master",
+    "MasterWeights": "understudy.optim.master_weights",
     "Order": "understudy.order",
-    "Remote": "understudy.data.remote.settings",
-    "keep_freed_memory": "understudy.load.memory",
+    "Remote": "understudy.storage.options",
+    "keep_freed_memory": "understudy.malloc",
     "sample_rng": "understudy.order",
 }
 
@@ -41,17 +41,17 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from understudy.data.catalog import Catalog
-    from understudy.data.errors import DatasetError
-    from understudy.data.remote.settings import Remote
-    from understudy.data.samples import EpisodeDataset
-    from understudy.data.write import EpisodeWriter
+    from understudy.data.dataset import EpisodeDataset
+    from understudy.data.format.catalog import Catalog
+    from understudy.data.write.writer import EpisodeWriter
+    from understudy.errors import DatasetError
+    from understudy.load.dataloader.iterable import EpisodeStream
+    from understudy.load.dataloader.sampler import EpisodeSampler
     from understudy.load.loader import Loader
-    from understudy.load.memory import keep_freed_memory
-    from understudy.load.sampler import EpisodeSampler
-    from understudy.load.stream import EpisodeStream
+    from understudy.malloc import keep_freed_memory
+    from understudy.optim.master_weights import MasterWeights
     from understudy.order import Order, sample_rng
-    from understudy.train.master import MasterWeights
+    from understudy.storage.options import Remote
 
 
 def __getattr__(name: str) -> Any:

@@ -1,12 +1,14 @@
 """The packages that only a part of understudy needs, and the one line about one of them that is not installed.
 
 The core (reading, loading, writing, order, policies, the optimizers) needs none of them. A module that does imports it
-inside `required()`, or from `declare.py`. Not here: which releases do (pyproject.toml).
+inside `required()`, or from `config/declare.py`.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+
+from understudy.errors import UnderstudyError
 
 EXTRAS = {
     "train": ("pydantic", "annotated_types", "tyro", "yaml", "tqdm"),
@@ -21,7 +23,7 @@ EXTRAS = {
 INCLUDES = {"report": ("train",), "demo": ("report",), "sim": ("demo",), "hub": ("remote",), "s3": ("remote",)}
 
 
-class MissingExtra(ModuleNotFoundError):
+class MissingExtra(UnderstudyError, ModuleNotFoundError):
     """A package is not installed; the message is one line with the pip command that brings it."""
 
 

@@ -17,16 +17,18 @@ from torch import Tensor, nn
 from support.batches import all_same
 from support.runs import series, tiny_config, tiny_dataset
 from understudy import EpisodeDataset, Loader, MasterWeights, Order
-from understudy.policies.flow_policy import FlowPolicy
-from understudy.train import checkpoint, parallel, run
-from understudy.train.adamw import Float32AdamW
-from understudy.train.compile import missing
-from understudy.train.config import TrainConfig
-from understudy.train.data import normalisation, open_data
-from understudy.train.optim import update_average
+from understudy.config.train import TrainConfig
+from understudy.distributed import mesh as parallel
+from understudy.distributed.compile import missing
+from understudy.distributed.torch_release import has_grad_dtype, sums_gradients
+from understudy.optim.adamw import Float32AdamW
+from understudy.optim.param_groups import update_average
+from understudy.policies.flow.model import FlowPolicy
+from understudy.train import run
+from understudy.train.checkpoint import checkpoint
+from understudy.train.data.data import normalisation, open_data
 from understudy.train.precision import restore
-from understudy.train.torch_release import has_grad_dtype, sums_gradients
-from understudy.train.training import Training, begun
+from understudy.train.state import Training, begun
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PRECISIONS = ["fp32", "bf16", "bf16-split"]

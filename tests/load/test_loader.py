@@ -11,15 +11,15 @@ import torch
 
 from support.batches import least_memory, same
 from support.datasets import Spec, identity, write_dataset
-from understudy.data.decode import PictureDecoder
-from understudy.data.errors import DatasetError
-from understudy.data.ffmpeg import PYAV
-from understudy.data.samples import EpisodeDataset
+from understudy.bytesize import parse_bytes
+from understudy.data.dataset import EpisodeDataset
+from understudy.errors import DatasetError
+from understudy.load.images.decoded_cache import resident
 from understudy.load.loader import Loader
-from understudy.load.residency import resident
-from understudy.load.sizes import parse_bytes
-from understudy.load.tables import Tables
+from understudy.load.row_batches import Tables
 from understudy.order import Order
+from understudy.video.decoder import PictureDecoder
+from understudy.video.native.ffmpeg import PYAV
 
 TOP = "observation.images.top"
 BATCH = 6

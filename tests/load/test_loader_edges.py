@@ -16,23 +16,23 @@ import torch
 
 from support.batches import batches, least_memory, same
 from support.datasets import Spec, episode_pictures, write_dataset, write_video
-from understudy.data.decode import PictureDecoder
-from understudy.data.ffmpeg import PYAV
-from understudy.data.loops import Coded
-from understudy.data.packets import open_packets
-from understudy.data.remote.retry import Stopped, give_up_when
-from understudy.data.samples import EpisodeDataset
-from understudy.load import buffers as buffers_
-from understudy.load.buffers import Buffers
-from understudy.load.chains import Chain, Spent
-from understudy.load.decoders import Pictures
-from understudy.load.engine import Engine
+from understudy.bytesize import parse_bytes
+from understudy.cancel import Stopped, give_up_when
+from understudy.data.dataset import EpisodeDataset
+from understudy.load.images import buffer_pool as buffers_
+from understudy.load.images.buffer_pool import Buffers
+from understudy.load.images.clip_reader import Chain, Spent
+from understudy.load.images.cursors import Pictures
+from understudy.load.images.decoded_cache import KeptPictures, kept
 from understudy.load.loader import Loader
-from understudy.load.plan import fit_order
-from understudy.load.residency import KeptPictures, kept
-from understudy.load.sizes import parse_bytes
+from understudy.load.memory_plan import fit_order
+from understudy.load.workers import Engine
 from understudy.order import Order
 from understudy.order.draws import SampleRng
+from understudy.video.decoder import PictureDecoder
+from understudy.video.native.ffmpeg import PYAV
+from understudy.video.native.loops import Coded
+from understudy.video.packets import open_packets
 
 TOP = "observation.images.top"
 BATCH = 6

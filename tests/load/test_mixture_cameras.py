@@ -16,9 +16,9 @@ from support import datasets as written
 from support.batches import all_same, least_memory
 from support.datasets import Spec, write_dataset
 from understudy import EpisodeDataset, EpisodeSampler, EpisodeStream, Loader, Order
-from understudy.data.resize import AreaResize
 from understudy.load.mixture import Mixture, picture_shapes
 from understudy.order.draws import SampleRng
+from understudy.video.resize import AreaResize
 
 ACTION, STATE = "action", "observation.state"
 FRONT, WRIST = "observation.images.front", "observation.images.wrist"

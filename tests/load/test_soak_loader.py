@@ -15,7 +15,7 @@ import pytest
 
 from support.datasets import Spec, write_dataset
 from understudy import Loader
-from understudy.tools.bench_measure import Setting
+from understudy.cli.bench.measure import Setting
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "soak_loader.py"
 

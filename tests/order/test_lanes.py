@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from support.shuffle_battery import two_sided
-from understudy.order.keys import make_key
 from understudy.order.lanes import Lanes
-from understudy.order.permute import permutation
+from understudy.order.random.keys import make_key
+from understudy.order.random.permute import permutation
 
 
 def by_definition(lanes: Lanes, epoch: int) -> list[int]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from understudy.data.samples import EpisodeDataset
+from understudy.data.dataset import EpisodeDataset
 from understudy.load.loader import Loader
 from understudy.order import Order
 

@@ -1,4 +1,4 @@
-"""What each rank does in the tests of checkpoints on several ranks (`tests/train/test_checkpoint_ranks.py`)."""
+"""What each rank does in the tests of checkpoints on several ranks (`tests/train/checkpoint/test_ranks.py`)."""
 
 import hashlib
 import os
@@ -21,10 +21,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from support import policies
-from understudy.train import checkpoint, precision
-from understudy.train.checkpoint import CheckpointError
-from understudy.train.config import DataConfig, TrainConfig
-from understudy.train.saver import Saver
+from understudy.config.train import DataConfig, TrainConfig
+from understudy.errors import CheckpointError
+from understudy.train import precision
+from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint.saver import Saver
 
 STORAGES = ("ddp", "fsdp2", "split")
 
@@ -336,7 +337,7 @@ def no_agreement(root: Path) -> str:
 
     checkpoint.agreed = alone
     try:
-        with broken(checkpoint, "sync_folder", raising(28, "No space left on device"), 0):
+        with broken(checkpoint, "sync", raising(28, "No space left on device"), 0):
             checkpoint.save(root, 1, {"weights/a": torch.ones(3)}, {}, dist.group.WORLD)
         return "saved"
     except CheckpointError as error:

@@ -33,9 +33,10 @@ from support.checkpoint_ranks import digest
 from support.ranks import reserved
 from support.resumed import consumed, watched
 from support.runs import same_run, series, tiny_config
-from understudy.train import checkpoint, run
-from understudy.train.config import ParallelConfig, TrainConfig
-from understudy.train.rundir import RunDir
+from understudy.config.train import ParallelConfig, TrainConfig
+from understudy.train import run
+from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint.run_dir import RunDir
 
 CHANGES = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate")
 PATIENCE = 600.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from understudy.data.samples import EpisodeDataset
+from understudy.data.dataset import EpisodeDataset
 from understudy.load.loader import Loader
 from understudy.order import Order
 

@@ -25,8 +25,9 @@ def answer(said: Connection, data: Any, folder: Path) -> None:
 
 def main(root: str, folder: str) -> None:
     """Open a dataset whose metadata may be read no more, and print its lengths and the files that are mapped."""
-    from understudy.data import lerobot_v3, mapped
-    from understudy.data.catalog import Catalog
+    from understudy.data.format import lerobot_v3
+    from understudy.data.format.catalog import Catalog
+    from understudy.storage import mapped
 
     def read(*_: object) -> None:
         raise AssertionError("it was read again")

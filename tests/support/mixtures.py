@@ -8,9 +8,9 @@ import numpy as np
 
 from support.datasets import Spec, write_dataset
 from support.runs import tiny_config
-from understudy.data.write import EpisodeWriter
-from understudy.train.config import TrainConfig
-from understudy.train.data_config import SourceConfig
+from understudy.config.data import SourceConfig
+from understudy.config.train import TrainConfig
+from understudy.data.write.writer import EpisodeWriter
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 NAMES = ("wide", "two", "small")

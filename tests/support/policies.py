@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from understudy.policies.flow_policy import FlowPolicy, FlowPolicyConfig
+from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
 
 CAMERAS = ("observation.images.front", "observation.images.wrist")
 NORMALISATION = {

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from understudy.data import write_group
-from understudy.data.write import EpisodeWriter
+from understudy.data.write import group
+from understudy.data.write.writer import EpisodeWriter
 
 FPS = 10
 FEATURES: dict[str, dict[str, Any]] = {
@@ -77,7 +77,7 @@ def _kill_before(count: int) -> None:
 
 def _child(root: Path, kill_before: int | None) -> None:
     """Record with groups of two episodes, noting each saved one beside the folder; with None, until killed."""
-    write_group.MAX_EPISODES = 2
+    group.MAX_EPISODES = 2
     progress = os.open(root.with_suffix(".saved"), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     writer = open_writer(root, resume=True)
     if kill_before is not None:

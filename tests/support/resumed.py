@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from understudy.train import checkpoint, run
-from understudy.train.config import TrainConfig
-from understudy.train.rundir import RunDir
-from understudy.train.training import Training
+from understudy.config.train import TrainConfig
+from understudy.train import run
+from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.state import Training
 
 
 @contextmanager

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from support.datasets import Spec, write_dataset
-from understudy.train import checkpoint, metrics
-from understudy.train.config import (
+from understudy.config.train import (
     AugmentConfig,
     DataConfig,
     EmaConfig,
@@ -18,7 +17,9 @@ from understudy.train.config import (
     ScheduleConfig,
     TrainConfig,
 )
-from understudy.train.rundir import RunDir
+from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.track import metrics_file
 
 
 def tiny_dataset(root: Path) -> Path:
@@ -51,7 +52,7 @@ def tiny_config(data: Path, out: Path, **changes: Any) -> TrainConfig:
 
 def series(root: Path, kind: str = "train") -> list[dict[str, Any]]:
     """The records of a run that must not depend on anything but settings and data."""
-    return metrics.read(RunDir(root).metrics, kind)
+    return metrics_file.read(RunDir(root).metrics, kind)
 
 
 def final_tensors(root: Path) -> dict[str, torch.Tensor]:

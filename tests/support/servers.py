@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from understudy.data.files import Files
-from understudy.data.remote.retry import Patience
+from understudy.storage.files import Files
+from understudy.storage.retry import Patience
 
 FAULTS = (
     "500",

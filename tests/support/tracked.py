@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from understudy.train.config import DataConfig, TrainConfig
-from understudy.train.rundir import RunDir
-from understudy.train.trackers import Log
+from understudy.config.train import DataConfig, TrainConfig
+from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.track.trackers import Log
 
 Rows = dict[int, dict[str, float]]
 

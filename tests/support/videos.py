@@ -7,7 +7,7 @@ from pathlib import Path
 import av
 import numpy as np
 
-from understudy.data.scheduling import kept_scheduling
+from understudy.video.scheduling import kept_scheduling
 
 os.environ.setdefault("SVT_LOG", "1")
 av.logging.set_level(av.logging.PANIC)  # damaged files are read on purpose

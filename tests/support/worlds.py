@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from understudy.worlds.world import World, layout_seed
+from understudy.envs.env import World, layout_seed
 
 
 def check_world(world: World, steps: int) -> None:

@@ -11,12 +11,12 @@ import pytest
 
 from support.runs import tiny_config, tiny_dataset
 from support.servers import Asked, RangeServer, folder
-from understudy.cli import main
-from understudy.data import addresses
-from understudy.train.config import DataConfig, TrainConfig
-from understudy.train.data_config import SourceConfig
-from understudy.train.rundir import RunDir
-from understudy.train.settings import dump_yaml
+from understudy import addresses
+from understudy.cli.main import main
+from understudy.config.data import SourceConfig
+from understudy.config.schema import dump_yaml
+from understudy.config.train import DataConfig, TrainConfig
+from understudy.train.checkpoint.run_dir import RunDir
 
 USER, PASSWORD, SIGNATURE = "robot", "p4ssw0rd", "s1gn4ture"
 SECRETS = [PASSWORD, SIGNATURE, base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()]

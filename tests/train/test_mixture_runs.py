@@ -19,17 +19,18 @@ from support import resumed
 from support.mixtures import NAMES, WEIGHTS, mixed, tiny_sources
 from support.ranks import in_ranks, outcomes_in_ranks
 from support.runs import final_tensors, same_run, series, tiny_config, tiny_dataset
+from understudy.config.data import SourceConfig
+from understudy.config.train import TrainConfig
+from understudy.errors import ConfigError
 from understudy.order import Order
-from understudy.policies.flow_policy import FlowPolicy
-from understudy.train import checkpoint, run
-from understudy.train.config import TrainConfig
-from understudy.train.data import first_batch, open_data
-from understudy.train.data_config import SourceConfig
-from understudy.train.export import ExportConfig, export
-from understudy.train.frozen import order_now
-from understudy.train.profile import profile
-from understudy.train.rundir import RunDir
-from understudy.train.settings import ConfigError
+from understudy.policies.flow.model import FlowPolicy
+from understudy.train import run
+from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint.export import ExportConfig, export
+from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.data.data import first_batch, open_data
+from understudy.train.profiling.profile import profile
+from understudy.train.run_record import order_now
 
 
 @pytest.fixture(scope="module")

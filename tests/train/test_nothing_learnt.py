@@ -12,15 +12,16 @@ import pytest
 
 from support.datasets import Spec, write_dataset
 from support.runs import series, tiny_config, tiny_dataset
-from understudy.cli import main
-from understudy.data.errors import DatasetError
-from understudy.data.normalize import Statistics
-from understudy.data.outliers import refuse_far
-from understudy.train import checkpoint, run
-from understudy.train.config import TrainConfig
-from understudy.train.data import normalisation, open_data
-from understudy.train.pace import NothingLearnt
-from understudy.train.rundir import RunDir
+from understudy.cli.main import main
+from understudy.config.train import TrainConfig
+from understudy.data.stats.normalization import Statistics
+from understudy.data.stats.outliers import refuse_far
+from understudy.errors import DatasetError
+from understudy.train import run
+from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.data.data import normalisation, open_data
+from understudy.train.inner_loop import NothingLearnt
 
 
 @pytest.fixture(scope="module")
@@ -60,29 +61,29 @@ def test_the_command_ends_with_one_line(data: Path, tmp_path: Path, capsys: pyte
 def test_a_short_run_of_nothing_but_skipped_steps_is_an_error(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from understudy.train import training
+    from understudy.train import state
 
-    plain = training.Training.advance
+    plain = state.Training.advance
 
-    def skipped(self: training.Training, *arguments: object) -> object:
+    def skipped(self: state.Training, *arguments: object) -> object:
         result = plain(self, *arguments)  # type: ignore[arg-type]
         return result._replace(skipped=result.skipped * 0 + 1)
 
-    monkeypatch.setattr(training.Training, "advance", skipped)
+    monkeypatch.setattr(state.Training, "advance", skipped)
     with pytest.raises(NothingLearnt):
         run.train(tiny_config(data, tmp_path / "r", steps=3, val_every=0))
 
 
 def test_a_skipped_step_now_and_then_is_none_of_it(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from understudy.train import training
+    from understudy.train import state
 
-    plain = training.Training.advance
+    plain = state.Training.advance
 
-    def sometimes(self: training.Training, *arguments: object) -> object:
+    def sometimes(self: state.Training, *arguments: object) -> object:
         result = plain(self, *arguments)  # type: ignore[arg-type]
         return result._replace(skipped=result.skipped * 0 + (self.step % 3 != 0))
 
-    monkeypatch.setattr(training.Training, "advance", sometimes)
+    monkeypatch.setattr(state.Training, "advance", sometimes)
     assert run.train(tiny_config(data, tmp_path / "r", max_skipped=3, val_every=0)) == run.DONE
     assert checkpoint.steps(tmp_path / "r/checkpoints")[-1] == 12
 

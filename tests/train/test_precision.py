@@ -15,14 +15,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from support import policies
 from support.ranks import in_ranks
+from understudy.config.schema import complete
+from understudy.config.train import DataConfig, OptimConfig, ParallelConfig, TrainConfig
+from understudy.distributed.torch_release import has_grad_dtype, sums_gradients
+from understudy.errors import ConfigError
+from understudy.optim.adamw import Float32AdamW
+from understudy.optim.param_groups import average_of, update_average
+from understudy.optim.state import check_moments, clip_factor, grad_norm
 from understudy.policies.losses import scalar
-from understudy.train.adamw import Float32AdamW
-from understudy.train.config import DataConfig, OptimConfig, ParallelConfig, TrainConfig
-from understudy.train.optim import average_of, update_average
-from understudy.train.optim_state import check_moments, clip_factor, grad_norm
 from understudy.train.precision import arithmetic, make_optimizer, named_tensors, restore, store, table
-from understudy.train.settings import ConfigError, complete
-from understudy.train.torch_release import has_grad_dtype, sums_gradients
 
 SETTINGS = ("fp32", "bf16", "bf16-split")
 KEPT = {"fp32": torch.float32, "bf16": torch.float32, "bf16-split": torch.bfloat16}

@@ -16,12 +16,14 @@ import pytest
 from support import resumed
 from support.ranks import in_ranks
 from support.runs import same_run, series, tiny_config, tiny_dataset
-from understudy.train import checkpoint, run
-from understudy.train.changes import CONSEQUENCES, REFUSED, _of, review
-from understudy.train.config import DataConfig, EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
-from understudy.train.data_config import SourceConfig
-from understudy.train.rundir import RunDir
-from understudy.train.settings import ConfigError, differences, dump_yaml, plain
+from understudy.config.data import SourceConfig
+from understudy.config.schema import differences, dump_yaml, plain
+from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
+from understudy.errors import ConfigError
+from understudy.train import run
+from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.resume_check import CONSEQUENCES, REFUSED, _of, review
 
 HERE = {"world": 1, "versions": {"torch": "2.0", "numpy": "1.0"}}
 
@@ -216,7 +218,7 @@ def test_a_signal_while_torch_is_imported(tmp_path: Path) -> None:
         "    def find_spec(self, name, *_):\n"
         "        if name == 'torch': os.kill(os.getpid(), signal.SIGTERM)\n"
         "sys.meta_path.insert(0, Slow())\n"
-        "from understudy.cli import main\n"
+        "from understudy.cli.main import main\n"
         f"sys.exit(main(['train', '--data.root', 'd', '--out', {str(tmp_path / 'r')!r}]))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from understudy.data.errors import DatasetError
+from understudy.errors import DatasetError
 
 TOLERANCE_S = 1e-4
 """How far a delta may lie from a multiple of 1/fps, in seconds (LeRobot's default)."""

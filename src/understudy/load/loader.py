@@ -1,7 +1,7 @@
 """Loader: ready batches in the order's sequence, made ahead of time by threads. Its whole state is one position.
 
 Which samples a batch holds is the order's decision alone; threads and memory change when the work is done, never what
-comes out. Not here: the threads (`engine.py`), what is decoded when (`chains.py`, `residency.py`).
+comes out.
 """
 
 import os
@@ -14,21 +14,21 @@ from typing import Literal, NoReturn
 
 import torch
 
-from understudy.data.samples import EpisodeDataset
-from understudy.load.buffers import Buffers
-from understudy.load.chains import Spent, sum_of
-from understudy.load.delivery import Delivery
-from understudy.load.engine import Engine
-from understudy.load.making import Augment, Batch, Stream
+from understudy.bytesize import parse_bytes
+from understudy.data.dataset import EpisodeDataset
+from understudy.load.bad_frames import Substitutes, Substitution
+from understudy.load.batch_builder import Augment, Batch, Stream
+from understudy.load.device_copy import Delivery
+from understudy.load.images.buffer_pool import Buffers
+from understudy.load.images.clip_reader import Spent, sum_of
+from understudy.load.images.decoded_cache import kept
+from understudy.load.memory_plan import make_plan
 from understudy.load.mixture import Mixture, picture_shapes
-from understudy.load.plan import make_plan
-from understudy.load.residency import kept
-from understudy.load.sizes import parse_bytes
-from understudy.load.substitute import Substitutes, Substitution
+from understudy.load.workers import Engine
 from understudy.order import Order
 from understudy.order.layout import LARGEST
 from understudy.order.placement import rank_slice
-from understudy.order.plan import listed
+from understudy.order.settle import listed
 
 __all__ = ["Batch", "Loader"]
 
@@ -44,7 +44,7 @@ class Loader:
             a camera, `<camera>_is_missing` tells (`mixture.py`).
         order: which samples come; without it, `Order.of(datasets, batch=batch_size, seed=seed)`. `batch_size` counts
             the samples of a step over all ranks. The loader's own `order` is the one to save (`order.to_json()`).
-        rank, world: this process makes its share of every global batch (`placement.py`).
+        rank, world: this process makes its share of every global batch (`order/placement.py`).
         threads: how many make batches; "auto" is one per available core, at most 8.
         memory: bytes, or text such as "4GB", for all that is held: see `plan`. A dataset whose pictures all fit (the
             first ones first) keeps them decoded, another one has them decoded when needed, each once per clip.
@@ -53,7 +53,7 @@ class Loader:
         augment: called in the thread for each sample with its pictures (camera -> uint8 tensor (T, 3, H, W), to be
             changed in place) and the random numbers of its position (`order.draws.SampleRng`).
         on_bad_frame: what to do with a sample that cannot be read: raise `DatasetError`, or deliver its neighbour
-            instead (`substitute.py`), which `substitutions` lists and the file `journal` records, up to
+            instead (`bad_frames.py`), which `substitutions` lists and the file `journal` records, up to
             `bad_frame_cap`, a share of the frames of a source.
         pin: batches in page-locked memory. device: where batches are copied to, beside the work of the current stream;
             for a CUDA device this pins as well.

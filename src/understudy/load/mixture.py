@@ -12,9 +12,6 @@ missing, and `<camera>_is_missing` bool [B] tells where.
 
 A declared scalar is a vector of width 1 there. Numbers of one kind (two floats, two integers) take the wider dtype,
 which changes no value. The frame rate needs nothing: each dataset turns seconds into its own frames.
-
-Not here: what has no right answer and is refused, with what to do instead: different keys or cameras, windows of
-different lengths, matrices of different shapes, pictures of different sizes that nobody resizes (`picture_shapes`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.data.features import INDEX_KEYS
-from understudy.data.samples import EpisodeDataset
+from understudy.data.dataset import EpisodeDataset
+from understudy.data.format.features import INDEX_KEYS
 
 _Declared: TypeAlias = tuple[np.dtype | str, int, tuple[int, ...]]
 """Of a key: dtype (or "video", "image", "absent", "text", "no declared number"), length of the window (0: none), shape

@@ -1,9 +1,23 @@
-"""The order: which sample is position p, as one pure function, and the draws that belong to a position. numpy only."""
+"""The order: which sample is position p, as one pure function, and the draws that belong to a position. numpy only.
+
+order         `Order`: positions to samples and back
+spec          what is saved of an order, and the difference between two of them
+settle        from the arguments of `Order.of` to a spec
+defaults      clip length and lanes, chosen and explained
+layout        the selected frames of a source as numbers 0..N-1
+lanes         clip lanes: the order of one source in closed form
+mixture       several sources in one order
+placement     which rank makes which positions
+draws         random numbers of a sample
+random        keyed permutations and generators
+search        fast search in running totals
+audit         shuffle quality and cost
+"""
 
 from understudy.order.draws import SampleRng, sample_normal, sample_rng, sample_uniform, sample_words
 from understudy.order.order import Order
 from understudy.order.placement import batch_positions, rank_positions, rank_slice
-from understudy.order.plan import Frames
+from understudy.order.settle import Frames
 from understudy.order.spec import Difference, Spec, compare
 
 __all__ = [

@@ -12,15 +12,13 @@ What is weighed, in this order:
    together. Unless they are given, they grow with the batch, and so does the number of ranks: each rank's part then
    stays as large. They do not depend on the number of ranks itself, so the order of a new run does not either.
 4. Lanes must not all turn to a new clip at the same step: S and the lane length should share no factor.
-
-Not here: what the settings do (`lanes.py`, `layout.py`). The choice is made once and frozen in the spec.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
-from understudy.order.mixture import share_slots
+from understudy.order.mixture.mixture import share_slots
 
 _IN_FLIGHT = 100_000
 _IN_FLIGHT_EACH = 192  # per sample of the batch: three clips; more than the above for batches of over 520

@@ -8,8 +8,6 @@
 A position's numbers are the same alone or among others, on any platform and with any numpy: the bits are Philox
 counters (position, block), and only operations that IEEE 754 rounds exactly (+ - * / sqrt) follow, never a libm
 function. Nothing here reads or moves a global generator, so a checkpoint stores none.
-
-Not here: which sample a position is (`order.py`).
 """
 
 from collections.abc import Iterator
@@ -18,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from understudy.order.keys import make_key
-from understudy.order.philox import CHUNK, Words, philox
+from understudy.order.random.keys import make_key
+from understudy.order.random.philox import CHUNK, Words, philox
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 

@@ -9,8 +9,6 @@ Each step is a bijection, so an epoch holds every frame exactly once; V position
 clips are open, and V >= the batch puts the samples of a batch in different clips (but for the two sides of a lane
 cut). The shift makes every position equally likely to hold every frame. Sequential, uniform and episode order are
 settings: no shuffling; S = V = 1; S as long as an episode.
-
-Not here: choosing S and V (`defaults.py`), several sources (`mixture.py`).
 """
 
 from collections.abc import Callable
@@ -19,9 +17,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from understudy.order.keys import make_key
-from understudy.order.permute import Feistel, Sorted, permutation, permute_each, unpermute_each
-from understudy.order.philox import Words
+from understudy.order.random.keys import make_key
+from understudy.order.random.permute import Feistel, Sorted, permutation, permute_each, unpermute_each
+from understudy.order.random.philox import Words
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 

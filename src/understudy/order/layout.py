@@ -9,8 +9,6 @@ order and cut every S frames. Both parts are prefix sums over segments, so the m
 few integers per segment, and being a re-arrangement of the frames it keeps exactly-once. A left-over starts on a
 key frame unless selection cut it, so the only pictures decoded for nothing are those before a cut: at most one
 key-frame distance per composite clip.
-
-Not here: in which order the line is read (`lanes.py`).
 """
 
 import hashlib
@@ -18,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from understudy.order.philox import Words
+from understudy.order.random.philox import Words
 from understudy.order.search import Finder, Ints, make_finder
 
 LARGEST = 1 << 62

@@ -5,8 +5,6 @@
     line number -> (episode, frame)                                                           layout.py
 
 Nothing here depends on ranks, workers, batches or what was asked before, so any position can be asked at any time.
-
-Not here: who makes a position (`placement.py`), how its bytes are read (the load room).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,16 +14,16 @@ from typing import Any
 import numpy as np
 
 from understudy.order.defaults import choose_slots, default_in_flight
-from understudy.order.exact import Exact
-from understudy.order.keys import check_seed
 from understudy.order.layout import Layout, check_segments, fingerprint
-from understudy.order.mixture import check_weights, far_off, share_slots
-from understudy.order.permute import CHUNK
-from understudy.order.philox import Words
-from understudy.order.plan import Frames, Wish, layout_of, listed, plan, plan_source, shares_of, whole
-from understudy.order.rounds import lane_counts
+from understudy.order.mixture.exact import Exact
+from understudy.order.mixture.mixture import check_weights, far_off, share_slots
+from understudy.order.mixture.rounds import lane_counts
+from understudy.order.mixture.slots import Slots, groups
+from understudy.order.random.keys import check_seed
+from understudy.order.random.permute import CHUNK
+from understudy.order.random.philox import Words
 from understudy.order.search import Ints
-from understudy.order.slots import Slots, groups
+from understudy.order.settle import Frames, Wish, layout_of, listed, plan, plan_source, shares_of, whole
 from understudy.order.spec import EXACT_VERSION, UNIT, Entry, SourceSpec, Spec, compare
 
 

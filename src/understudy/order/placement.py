@@ -3,8 +3,6 @@
 Step k of a run with global batch B is made of the positions [k*B, (k+1)*B); rank r of W makes the offsets
 [r*B // W, (r+1)*B // W) of them. Every rank takes part in every step, so no rank ever has a batch fewer than another,
 and where B divides the number of lanes V, a lane comes up at one offset throughout an epoch: it stays with one rank.
-
-Not here: which sample a position is (`order.py`); that never depends on ranks.
 """
 
 import numpy as np

@@ -3,8 +3,6 @@
 `numpy.searchsorted` walks log2(K) steps through memory for every number: 100 ns at 76,000 rows, 550 ns at 3.3 million.
 A guide, one int32 per stretch of 2^shift numbers that says in which row the stretch begins, leaves a step or two: 7 and
 30 ns. Where rows differ so much in length that a stretch may hold many of them, the plain search is used.
-
-Not here: what the rows are (`layout.py`).
 """
 
 from dataclasses import dataclass

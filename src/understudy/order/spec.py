@@ -3,8 +3,6 @@
 A spec is frozen, versioned, JSON, and a few hundred bytes for any amount of data: per source a fingerprint of the kept
 segments and the settings that were chosen, and the schedule of the mixture. A checkpoint stores it with one integer,
 the position. On resume `compare` tells each difference before the first step.
-
-Not here: how settings are chosen (`defaults.py`) and what they mean (`lanes.py`, `layout.py`, `mixture.py`).
 """
 
 import hashlib
@@ -14,10 +12,10 @@ from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any
 
-from understudy.order.keys import ORDER_VERSION, check_seed
+from understudy.order.random.keys import ORDER_VERSION, check_seed
 
 EXACT_VERSION = 2
-"""Of an order whose slots are divided, so that shares are exact (`exact.py`). All else is as in version 1."""
+"""Of an order whose slots are divided, so that shares are exact (`mixture/exact.py`). All else is as in version 1."""
 
 UNIT = 1 << 20
 """Parts of a slot, in such an order."""

@@ -1,16 +1,9 @@
-"""The batch as policies take it: names of its keys, and what is wrong with one, told by name.
-
-Not here: what a batch of a run also has that no policy asks for (`source`, `position`, indices).
-"""
+"""Checks of the batch that a policy gets; an error names the key."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
-
-STATE, ACTION, TASK = "observation.state", "action", "task"
-HEAD, MODE = "head", "mode"
-"""int64 [B]: the norm head of each sample (`units.py`), what it is a lesson in (`modes.py`)."""
 
 
 def value_of(batch: Mapping[str, Any], key: str) -> Any:

@@ -3,8 +3,7 @@
 A policy answers `dict[str, Loss]`, one entry per loss term. Keeping sum and count per sample lets a run divide by the
 *global* count (so ranks and micro-batches never weigh samples differently) and lets a validation bucket samples by
 task, all from the same numbers. There is no second code path for the scalar: asking for the per-sample values, or for
-those of each draw and dimension, cannot change it. Not here: what is compared with what (`flow.py`), and any
-communication between ranks (the run's business).
+those of each draw and dimension, cannot change it.
 """
 
 from collections.abc import Mapping

@@ -5,7 +5,7 @@
 
 The name of the working folder is unique, and whoever writes there holds a lock on it. A kill between the two renames
 leaves both folders whole: the next call finds them and brings `new` to its name. Nothing else is ever removed. Not
-here: which folders may be replaced (`folder.py`).
+here: which folders may be replaced (`pretrained.py`).
 """
 
 import fcntl
@@ -15,6 +15,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from understudy.atomic import sync
 
 SUFFIX = ".understudy"
 
@@ -34,7 +36,7 @@ def replacement(target: Path) -> Iterator[Path]:
         fresh.mkdir()
         yield fresh
         for path in (*fresh.iterdir(), fresh):
-            flush(path)
+            sync(path)
         if target.exists():
             os.rename(target, old)
         try:
@@ -43,7 +45,7 @@ def replacement(target: Path) -> Iterator[Path]:
             if old.exists():
                 os.rename(old, target)
             raise
-        flush(target.parent)
+        sync(target.parent)
     finally:
         # An earlier folder that could not be put back stays where the next call finds it.
         if target.exists() or not old.exists():
@@ -68,21 +70,12 @@ def recover(target: Path) -> None:
         try:
             if not target.exists() and (work / "old").is_dir() and (work / "new").is_dir():
                 os.rename(work / "new", target)
-                flush(target.parent)
+                sync(target.parent)
             elif not target.exists() and (work / "old").is_dir():
                 os.rename(work / "old", target)
             shutil.rmtree(work, ignore_errors=True)
         finally:
             os.close(held)
-
-
-def flush(path: Path) -> None:
-    """Make a file's content, or a folder's entries, durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _lock(folder: Path) -> int | None:

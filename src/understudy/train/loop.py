@@ -1,7 +1,4 @@
-"""The steps of a run, from where it is to its end or a request to stop. In a step: compute, log, validate, checkpoint.
-
-Not here: one step (`step.py`), its batch and its figures (`pace.py`), everything before the first step (`run.py`).
-"""
+"""The training loop, from the current step to the end or a request to stop: compute, log, validate, checkpoint."""
 
 import platform
 from collections.abc import Mapping
@@ -11,23 +8,23 @@ from typing import Any
 import numpy as np
 import torch
 
-import understudy
+from understudy._version import __version__
+from understudy.config.schema import plain
+from understudy.config.train import TrainConfig
+from understudy.distributed.mesh import Mesh
+from understudy.distributed.signals import Stop
+from understudy.load.eval.validation_data import HeldOut
 from understudy.load.loader import Loader
 from understudy.order import Order
-from understudy.train import checkpoint
-from understudy.train.config import TrainConfig
-from understudy.train.frozen import schedule_of
-from understudy.train.groups import figures
-from understudy.train.held_out import HeldOut
-from understudy.train.judging import judged_and_logged
-from understudy.train.pace import Pace
-from understudy.train.parallel import Mesh
-from understudy.train.rollouts import Rollouts
-from understudy.train.saver import Saver
-from understudy.train.settings import plain
-from understudy.train.signals import Stop
-from understudy.train.trackers import Log
-from understudy.train.training import Training
+from understudy.train.background_rollouts import Rollouts
+from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint.saver import Saver
+from understudy.train.eval.metrics import figures
+from understudy.train.eval.schedule import judged_and_logged
+from understudy.train.inner_loop import Pace
+from understudy.train.run_record import schedule_of
+from understudy.train.state import Training
+from understudy.train.track.trackers import Log
 
 
 def run_steps(
@@ -129,7 +126,7 @@ def _state(
 
 def versions() -> dict[str, str]:
     return {
-        "understudy": understudy.__version__,
+        "understudy": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,

@@ -8,8 +8,6 @@
 The truth is float32 with all three, and a checkpoint holds that truth and nothing of its storage: one written with any
 of them is loaded with any other, on any mesh, bit for bit. The sequence is: build the policy in float32 (or load it),
 `store`, shard, `make_optimizer`; whoever casts weights before `store` has thrown their low bits away.
-
-Not here: the step (`adamw.py`), the bits (`split.py`), the files (`checkpoint.py`).
 """
 
 from collections.abc import Mapping
@@ -18,15 +16,15 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from understudy.policies.flow_policy import FlowPolicy
-from understudy.train.adamw import Float32AdamW
-from understudy.train.compile import missing
-from understudy.train.optim import parameter_groups
-from understudy.train.optim_state import check_moments, local
-from understudy.train.torch_release import has_grad_dtype
+from understudy.distributed.compile import missing
+from understudy.distributed.torch_release import has_grad_dtype
+from understudy.optim.adamw import Float32AdamW
+from understudy.optim.param_groups import parameter_groups
+from understudy.optim.state import check_moments, local
+from understudy.policies.flow.model import FlowPolicy
 
 if TYPE_CHECKING:
-    from understudy.train.config import TrainConfig
+    from understudy.config.train import TrainConfig
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -79,7 +77,7 @@ def make_optimizer(policy: nn.Module, config: "TrainConfig", masters: Mapping[st
             optimizer.set_master(parameter, masters[name])
             if config.micro_batch and local(parameter) is parameter and has_grad_dtype():
                 # Sums of micro-batches lose digits in bfloat16. (FSDP2 sums them in float32 by itself. An older torch
-                # without this is refused where there are sums: `torch_release.py`.)
+                # without this is refused where there are sums: `distributed/torch_release.py`.)
                 parameter.grad_dtype = torch.float32
     check_moments(optimizer)
     return optimizer

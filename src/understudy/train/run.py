@@ -2,9 +2,7 @@
 
 Step k consumes positions [k * batch, (k + 1) * batch) of the order; each rank makes its share of them. One integer is
 the state of everything random, so a run that was killed and resumed computes what the run that was never stopped
-computes, bit for bit. Rank 0 alone writes the run's own files; all ranks write checkpoints. Not here: what a run holds
-and one step of it (`training.py`, `step.py`), how steps follow each other (`loop.py`), how ranks talk (`parallel.py`),
-how a checkpoint is written (`checkpoint.py`), the report.
+computes, bit for bit. Rank 0 alone writes the run's own files; all ranks write checkpoints.
 """
 
 import sys
@@ -16,29 +14,31 @@ from typing import Any
 
 import torch
 
-from understudy.data.addresses import AGAIN, is_put_aside
-from understudy.data.errors import DatasetError
-from understudy.data.remote.settings import Remote
-from understudy.train import checkpoint, precision
-from understudy.train.changes import review
-from understudy.train.config import ParallelConfig, TrainConfig
-from understudy.train.data import RunData, file_digests, fingerprint, open_data
-from understudy.train.data_files import changed, place
-from understudy.train.export import chosen
-from understudy.train.frozen import decided, first_weights, order_now, sources_of
-from understudy.train.held_out import HeldOut
-from understudy.train.judging import held_out, validated_on
+from understudy.addresses import AGAIN, is_put_aside
+from understudy.atomic import write_whole
+from understudy.config.schema import differences, dump_yaml, plain, validate, without_credentials
+from understudy.config.train import ParallelConfig, TrainConfig
+from understudy.distributed.mesh import Mesh, joined
+from understudy.distributed.signals import Stop, Stopped, stop_signals
+from understudy.errors import ConfigError, DatasetError
+from understudy.load.eval.validation_data import HeldOut
+from understudy.storage.options import Remote
+from understudy.train import precision
+from understudy.train.background_rollouts import Rollouts
+from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint.export import chosen
+from understudy.train.checkpoint.run_dir import RunDir, as_begun
+from understudy.train.checkpoint.saver import Saver
+from understudy.train.data.data import RunData, file_digests, fingerprint, open_data
+from understudy.train.data.fingerprint import changed, place
+from understudy.train.eval.schedule import held_out, validated_on
+from understudy.train.inner_loop import loader_of
 from understudy.train.loop import run_steps, versions, whole_weights
-from understudy.train.overview import started
-from understudy.train.pace import loader_of
-from understudy.train.parallel import Mesh, joined
-from understudy.train.rollouts import Rollouts
-from understudy.train.rundir import RunDir, as_begun, write_whole
-from understudy.train.saver import Saver
-from understudy.train.settings import ConfigError, differences, dump_yaml, plain, validate, without_credentials
-from understudy.train.signals import Stop, Stopped, stop_signals
-from understudy.train.trackers import Log
-from understudy.train.training import Training, begun
+from understudy.train.resume_check import review
+from understudy.train.run_record import decided, first_weights, order_now, sources_of
+from understudy.train.startup_summary import started
+from understudy.train.state import Training, begun
+from understudy.train.track.trackers import Log
 
 DONE, STOPPED = 0, 75
 
@@ -78,7 +78,7 @@ def resume(config: TrainConfig) -> int:
     """Carry on the run in `config.out` from its latest checkpoint, at the exact next sample.
 
     `config` is the run's own (`RunDir.settings`), or changed; what changes and what follows from it is told before
-    anything is trained (`changes.py`).
+    anything is trained (`resume_check.py`).
 
     Raises:
         ConfigError: with other settings it would be another run, or the dataset is not what it was; lists each

@@ -7,7 +7,7 @@ differs between ranks.
 
 Every draw is keyed by (seed, purpose, position), so a sample gets the same noise, time, shift and text wherever and
 whenever it is made. Nothing here waits for the device: losses and norms stay tensors until the run asks for them. Not
-here: the loop (`loop.py`), the state of a run (`training.py`), the arithmetic of the optimizer (`adamw.py`).
+here: the loop (`loop.py`), the state of a run (`state.py`), the arithmetic of the optimizer (`optim/adamw.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,19 +18,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from understudy.batch_keys import TASK
+from understudy.distributed.mesh import Mesh, summed_in, sync_gradients
+from understudy.distributed.unused_parameters import check_reach, leaves_of
+from understudy.optim.adamw import Float32AdamW
+from understudy.optim.state import clip_factor, local
 from understudy.order import sample_normal, sample_uniform
 from understudy.order.placement import rank_slice
-from understudy.policies.augment import drop_texts, shift_pictures
-from understudy.policies.flow import spread_times
-from understudy.policies.flow_policy import TASK, FlowPolicy
-from understudy.train.adamw import Float32AdamW
-from understudy.train.optim_state import clip_factor, local
-from understudy.train.parallel import Mesh, summed_in, sync_gradients
-from understudy.train.timer import NULL, Timer
-from understudy.train.unused import check_reach, leaves_of
+from understudy.policies.common.augment import drop_texts, shift_pictures
+from understudy.policies.common.flow_matching import spread_times
+from understudy.policies.flow.model import FlowPolicy
+from understudy.train.profiling.timer import NULL, Timer
 
 if TYPE_CHECKING:
-    from understudy.train.config import AugmentConfig
+    from understudy.config.train import AugmentConfig
 
 
 class StepResult(NamedTuple):
@@ -146,7 +147,7 @@ def optimizer_step(
     Args:
         parts: this rank's micro-batches; all ranks have equally many.
         weights: of the loss terms to compute, by name.
-        check: tell which parameters the loss does not reach (`unused.py`).
+        check: tell which parameters the loss does not reach (`distributed/unused_parameters.py`).
     Raises:
         ConfigError: with `check`: the ranks' losses do not reach the same ones.
     """

@@ -1,0 +1,236 @@
+"""Parse command-line arguments into settings: defaults, then a file or a run, then flags. Mistakes are one line."""
+
+import difflib
+import inspect
+import io
+import re
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_origin, get_type_hints
+
+from understudy.config.schema import SUFFIXES, complete, load, plain, validate
+from understudy.errors import ConfigError
+from understudy.extras import required
+
+with required():
+    import tyro
+
+RANKS = "--launch N does it with N processes on this host, as `torchrun --nproc-per-node N -m understudy …` would."
+EXAMPLES = {
+    "train": (
+        "understudy train --data.root data/table --out runs/table",
+        "understudy train settings.yaml --steps 5000 --optim.lr 3e-4",
+        "understudy train mixture.yaml --launch 2",
+        "understudy train settings.yaml --print-config > whole.yaml",
+    ),
+    "resume": ("understudy resume runs/table", "understudy resume runs/table --steps 10000"),
+}
+FOREIGN = {
+    "dataset.repo-id": "--data.root hf://datasets/OWNER/NAME",
+    "data.repo-id": "--data.root hf://datasets/OWNER/NAME",
+    "repo-id": "--data.root hf://datasets/OWNER/NAME",
+    "dataset.root": "--data.root FOLDER",
+    "dataset.episodes": "--data.episodes",
+    "rename-map": "`cameras` of each of data.sources, in a settings file",
+    "policy.type": "--policy.* (there is one policy so far)",
+    "policy.path": "--init-from FOLDER",
+    "policy.pretrained-path": "--init-from FOLDER",
+    "policy.device": "--device",
+    "policy.use-amp": "--precision bf16",
+    "policy.chunk-size": "--data.chunk",
+    "policy.n-action-steps": "--rollout.execute",
+    "output-dir": "--out FOLDER",
+    "job-name": "--out runs/NAME",
+    "exp-name": "--out runs/NAME",
+    "batch-size": "--batch",
+    "num-workers": "--loader-threads",
+    "num-train-steps": "--steps",
+    "save-freq": "--checkpoint-every",
+    "save-interval": "--checkpoint-every",
+    "log-freq": "--log-every",
+    "log-interval": "--log-every",
+    "eval-freq": "--rollout.every",
+    "eval.n-episodes": "--rollout.episodes",
+    "env.type": "--rollout.world",
+    "optimizer.lr": "--optim.lr",
+    "scheduler.type": "--schedule.kind",
+    "wandb.enable": "--trackers wandb",
+    "wandb.project": "--trackers wandb",
+    "fsdp-devices": "--parallel.dp-shard",
+    "resume": "understudy resume RUN",
+    "overwrite": "--out with another name: a run is never overwritten",
+}
+"""What LeRobot and openpi call something -> what it is here."""
+PARSING = {
+    r"^Error parsing (\S+): invalid literal for int\(\) with base 10: ": r"\1: it takes a whole number, not ",
+    r"^Error parsing (\S+): could not convert string to float: ": r"\1: it takes a number, not ",
+    r"^Error parsing (\S+): no type matching (.*) could be instantiated from (.*)\.$": r"\1: it takes \2, not \3",
+    r"^Missing value for argument '(?:\(')?(-[^\s',]+)(?:',\))?'\. .*$": r"\1: its value is missing",
+}
+"""Python's and tyro's words for a value that does not fit -> ours."""
+
+
+def settings(name: str, cls: type, first: str, arguments: list[str], *, ranks: bool, resumed: Any = None) -> Any:
+    """The settings that `arguments` ask for, checked as a whole.
+
+    Args:
+        name: of the verb. first: what it takes before its flags (`cli.Verb.first`). ranks: whether several processes
+            may do it. resumed: function of a run's folder that returns its settings; of `resume` alone.
+    Raises:
+        ConfigError: what is wrong, one line each. SystemExit: help was asked for and has been printed.
+    """
+    arguments, default, program = list(arguments), None, " ".join(filter(None, ["understudy", name]))
+    helped = bool({"-h", "--help"} & set(arguments))
+    about = inspect.cleandoc(cls.__doc__ or "")
+    if resumed is not None:
+        if arguments and not arguments[0].startswith("-"):
+            run = arguments.pop(0)
+            default = resumed(run)
+            program += f" {run}"
+            about = "Carry the run on with its own settings, which are the defaults below, and these changes."
+        elif helped:
+            program += " RUN"
+            about = (
+                "Carry the run on with its own settings and these changes. The defaults below are those of a new run: "
+            )
+            about += "`understudy resume RUN --help` shows the run's own."
+        else:
+            raise ConfigError("say which run: understudy resume RUN [--…]")
+    elif "FILE" in first and arguments and Path(arguments[0]).suffix in SUFFIXES:
+        default = load(cls, arguments.pop(0))
+    elif helped and first:
+        program += f" {first}"
+    if helped:
+        examples = "".join(f"\n  {example}" for example in EXAMPLES.get(name, ()))
+        parts = [about, RANKS if ranks else "", f"Examples:{examples}" if examples else ""]
+        _help(cls, arguments, default, program, "\n\n".join(part for part in parts if part))
+    return complete(validate(cls, plain(_parsed(cls, arguments, default, program))))
+
+
+def _help(cls: type, arguments: list[str], default: Any, program: str, about: str) -> None:
+    """Print the help of the verb, and of what only a settings file can say; never returns."""
+    try:
+        tyro.cli(cls, args=arguments, default=default, prog=program, description=about)
+    finally:
+        for path, item in _lists(cls):
+            print(f"\nIn a settings file, each of `{path}` may say:\n")
+            print(_boxes(item))
+
+
+def _lists(cls: type, prefix: str = "") -> Iterator[tuple[str, type]]:
+    """Dotted path and class of the settings that are lists of dataclasses, which flags cannot give."""
+    hints = get_type_hints(cls)
+    for own in fields(cls):
+        kind = hints[own.name]
+        item = next((one for one in getattr(kind, "__args__", ()) if isinstance(one, type) and is_dataclass(one)), None)
+        if item is not None:
+            yield f"{prefix}{own.name}", item
+        elif isinstance(kind, type) and is_dataclass(kind):
+            yield from _lists(kind, f"{prefix}{own.name}.")
+
+
+def _boxes(cls: type) -> str:
+    """The fields of a dataclass as tyro shows them, named as in a file."""
+    said = io.StringIO()
+    try:
+        with redirect_stdout(said):
+            tyro.cli(cls, args=["--help"], prog="", description="", use_underscores=True)
+    except SystemExit:
+        pass
+    lines = said.getvalue().splitlines()
+    start = next((i for i, line in enumerate(lines) if "show this help message" in line), -1) + 1
+    return "\n".join(re.sub(r"^([\s│]*)--", r"\1", line).rstrip() for line in lines[start:]).rstrip()
+
+
+def _parsed(cls: type, arguments: list[str], default: Any, program: str) -> Any:
+    """What tyro makes of the arguments.
+
+    Raises:
+        ConfigError: tyro could not; its box of several lines as one.
+    """
+    if nothing := _empty(cls, arguments):
+        raise ConfigError(f"{nothing}: no value follows it; leave it out for none")
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            parsed, unknown = tyro.cli(cls, args=arguments, default=default, prog=program, return_unknown_args=True)
+    except SystemExit as exit:
+        if exit.code in (0, None):
+            raise
+        raise ConfigError(_line(said.getvalue())) from None
+    if unknown:
+        raise ConfigError("; ".join(_strangers(cls, unknown)))
+    return parsed
+
+
+def _empty(cls: type, arguments: list[str]) -> str | None:
+    """The first flag of a list that no value follows. An unset variable of a shell must not select all episodes."""
+    lists = {f"--{path.replace('_', '-')}" for path, kind in _paths(cls) if get_origin(kind) in (tuple, list, dict)}
+    for flag, following in zip(arguments, [*arguments[1:], "--"]):
+        if flag.replace("_", "-") in lists and (not following.strip() or following.startswith("--")):
+            return flag
+    return None
+
+
+def _line(box: str) -> str:
+    """The message in tyro's box, without the help of the argument that follows it."""
+    words: list[str] = []
+    for line in box.splitlines()[1:]:
+        text = line.strip("│╭╮╰╯ ")
+        rule = set(text) <= set("─-")  # in ASCII where the terminal has nothing else, and then below the title, too
+        if (rule and words) or text.startswith("Got errors"):
+            break
+        if not rule:
+            words.append(text)
+    line = " ".join(words) or " ".join(box.split())
+    for pattern, ours in PARSING.items():
+        line = re.sub(pattern, ours, line)
+    return line
+
+
+def _strangers(cls: type, unknown: list[str]) -> Iterator[str]:
+    """One line for each argument that is no setting; the value behind an unknown flag belongs to the flag."""
+    flags = [f"--{path.replace('_', '-')}" for path, _ in _paths(cls)]
+    value = False
+    for argument in unknown:
+        if argument.startswith("-"):
+            flag = argument.partition("=")[0]
+            listed = flag.lstrip("-").replace("-", "_") in dict(_lists(cls))
+            yield f"{flag}: a list, which only a settings file can give" if listed else _stranger(flag, flags)
+            value = "=" not in argument
+        elif value:
+            value = False
+        else:
+            yield _misplaced(argument, flags)
+
+
+def _stranger(flag: str, flags: list[str]) -> str:
+    if ours := FOREIGN.get(flag.lstrip("-").replace("_", "-").removeprefix("no-")):
+        return f"{flag}: there is no such setting; here it is {ours}"
+    name = flag.lstrip("-").replace("_", "-")
+    close = difflib.get_close_matches(f"--{name}", flags, n=1) or [f for f in flags if f.rpartition(".")[2] == name][:1]
+    return f"{flag}: there is no such setting; " + (f"did you mean {close[0]}?" if close else "--help lists them")
+
+
+def _misplaced(argument: str, flags: list[str]) -> str:
+    path = Path(argument)
+    if "--data.root" in flags and (path / "meta").is_dir():
+        return f"{argument}: this is a dataset; did you mean --data.root {argument}?"
+    if "--data.root" in flags and (path / "checkpoints").is_dir():
+        return f"{argument}: this is a run; did you mean understudy resume {argument}?"
+    if path.suffix and "--data.root" in flags:
+        return f"{argument}: settings files end in {', '.join(SUFFIXES)}"
+    return f"{argument}: nothing was expected here; settings are --name value"
+
+
+def _paths(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted path and type of all settings of a dataclass."""
+    hints = get_type_hints(cls)
+    for own in fields(cls):
+        kind = hints[own.name]
+        if isinstance(kind, type) and is_dataclass(kind):
+            yield from _paths(kind, f"{prefix}{own.name}.")
+        else:
+            yield f"{prefix}{own.name}", kind

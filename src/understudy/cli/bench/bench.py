@@ -1,0 +1,203 @@
+"""`understudy bench PATH|URL`: what the loader delivers from a dataset, beside what the codec alone could.
+
+In each round the decode limits of the same files (a standard library's plain reading, the bare codec, and the bare
+codec with pictures that wait before they are handed out: see `limit.py`), our loader, and LeRobot where it is
+asked for, take turns on the same cores; the medians are told.
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from understudy.config.declare import Gt, Interval, Positional
+
+if TYPE_CHECKING:
+    from understudy.cli.bench.measure import Round, Trial
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """Measure loading: one frame of each camera and a chunk of actions per sample, shuffled."""
+
+    path: Positional[str] = ""
+    """Folder or URL of a LeRobot dataset."""
+    batch: Annotated[int, Interval(ge=1, le=2**24)] = 32
+    """Samples per batch."""
+    chunk: Annotated[int, Interval(ge=1, le=2**16)] = 16
+    """Actions per sample."""
+    cameras: tuple[str, ...] = ()
+    """Cameras to load; none given: all."""
+    threads: Annotated[int, Interval(ge=0, le=2**12)] = 0
+    """Loader threads; 0: the loader chooses."""
+    memory: str = "1GB"
+    """What the loader may hold. Where all pictures fit, they are decoded once and then only copied."""
+    seconds: Annotated[float, Gt(0)] = 5.0
+    """Seconds per round and side."""
+    rounds: Annotated[int, Interval(ge=1, le=10**6)] = 3
+    """Rounds; medians are told."""
+    against: Literal["", "lerobot"] = ""
+    """Measure LeRobot's loader as well."""
+    lerobot: str = ""
+    """Python interpreter that has LeRobot; none given: this one."""
+    json: bool = False
+    """Print one JSON object."""
+    picture: str | None = None
+    """Where the picture goes (.png, .svg, .pdf); by default NAME-bench.png in the current folder, none with --json."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with the settings together, one line each."""
+        from understudy.bytesize import parse_bytes
+        from understudy.config.limits import LOADER_THREADS, too_many
+        from understudy.report.style import foreign
+
+        found = [] if self.path else ["path: required, the folder or URL of a dataset"]
+        try:
+            parse_bytes(self.memory)
+        except ValueError as error:
+            found.append(str(error))
+        found += foreign(self.picture)
+        found += too_many("threads", self.threads, LOADER_THREADS)
+        if self.picture and not Path(self.picture).absolute().parent.is_dir():
+            found.append(f"picture: there is no folder {Path(self.picture).parent}; make it first")
+        if self.picture and not self.picture.endswith((".png", ".svg", ".pdf")):
+            found.append(f"picture: {self.picture!r} must end in .png, .svg or .pdf")
+        if self.against and "://" in self.path:
+            found.append("against: LeRobot's loader reads local folders only; copy the dataset to disk to compare")
+        return found
+
+
+def bench(config: BenchConfig) -> None:
+    """Measure, print the table, draw the picture."""
+    from understudy.extras import need
+
+    target = config.picture if config.picture or config.json else f"{Path(config.path).name or 'dataset'}-bench.png"
+    if target:
+        need("report")  # now, and not after the measurement
+    found = measure(config)
+    if target:
+        from understudy.report.bench_figure import draw
+
+        draw(found, target)
+    if config.json:
+        print(json.dumps(found, ensure_ascii=False))
+        return
+    print(told(found))
+    print(f"\npicture: {target}")
+
+
+def measure(config: BenchConfig) -> dict[str, Any]:
+    """All figures, as JSON holds them."""
+    from contextlib import ExitStack
+
+    from understudy.cli.bench import measure as by
+    from understudy.cli.bench.limit import limits
+    from understudy.cli.bench.other_load import Others, doubt
+
+    setting = by.Setting(config.path, config.batch, config.chunk, config.threads, config.memory, config.cameras or None)
+    with ExitStack() as stack:
+        trial = by.Trial(setting)
+        stack.callback(trial.close)
+        library, codec, shuffled = limits(trial.data, trial.held)
+        rival = stack.enter_context(by.lerobot(config.lerobot or sys.executable)) if config.against else None
+        ours: list[Round] = []
+        others = Others()
+        theirs: list[dict[str, Any]] = []
+        for _ in range(config.rounds):
+            with others.watched():
+                library.measure(config.seconds)
+                codec.measure(config.seconds)
+                shuffled.measure(config.seconds)
+                ours.append(trial.measure(config.seconds))
+            if rival:
+                theirs.append(
+                    rival.measure(
+                        root=config.path, batch=config.batch, chunk=config.chunk, workers=2, seconds=config.seconds
+                    )
+                )
+                by.wait_for_quiet()
+        figures = by.median_round(ours)
+        found = {
+            "path": config.path,
+            "batch": config.batch,
+            "chunk": config.chunk,
+            **figures,
+            **_facts(trial),
+            "limit": library.found(),
+            "over_limit": library.share(figures["samples_per_s"]),
+            "codec_limit": codec.found(),
+            "over_codec_limit": codec.share(figures["samples_per_s"]),
+            "shuffled_limit": shuffled.found(),
+            "over_shuffled_limit": shuffled.share(figures["samples_per_s"]),
+            "lerobot": rival and by.rival_figures(rival, theirs),
+            "conditions": by.conditions() | others.found(),
+        }
+        return found | {"doubt": doubt(found)}
+
+
+def _facts(trial: "Trial") -> dict[str, Any]:
+    """What else our side knows."""
+    from understudy.cli.bench.measure import quality
+
+    spec = trial.order.spec.sources[0]
+    return {
+        "first_batch_s": trial.first_batch_s,
+        "batch_mb": trial.batch_bytes / 1e6,
+        "work": trial.work,
+        "waited_share": trial.waited_share,
+        "order": {"clip": spec.clip, "lanes": spec.lanes, "frames": spec.frames, **quality(trial.order)},
+        "plan": str(trial.loader.plan),
+    }
+
+
+def _share(figures: dict[str, Any], limit: dict[str, Any], doubt: str) -> float:
+    """What a side reaches of a limit: by samples per second, or by CPU time where wall time cannot be relied on."""
+    if doubt:
+        return float(limit["cpu_ms_per_sample"] / figures["cpu_ms_per_sample"])
+    return float(figures["samples_per_s"] / limit["samples_per_s"])
+
+
+def told(found: dict[str, Any]) -> str:
+    """The figures as a table with a few lines of words."""
+    rate, rival = found["samples_per_s"], found["lerobot"]
+    sides: list[tuple[str, dict[str, Any], float | None]] = [("understudy", found, found["order"]["distinct_episodes"])]
+    for key, name in (("limit", "decode limit"), ("codec_limit", "strictest"), ("shuffled_limit", "shuffled")):
+        if found[key]:
+            sides.append((f"{name} ({found[key]['by']})", found[key], None))
+    if rival and "missing" not in rival:
+        sides.append((f"LeRobot {rival['version']}, 2 workers", rival, rival["distinct_episodes"]))
+    width = max(len(side[0]) for side in sides)
+    lines = [
+        f"{'':<{width}}{'samples/s':>11}{'CPU ms/sample':>15}{'of limit':>10}{'of codec':>10}{'of shuffled':>13}"
+        f"{'episodes/batch':>16}"
+    ]
+    for name, figures, episodes in sides:
+        cells = f"{figures['samples_per_s']:>11,.0f}{figures['cpu_ms_per_sample']:>15.3f}"
+        for key, wide in (("limit", 10), ("codec_limit", 10), ("shuffled_limit", 13)):
+            share = f"{_share(figures, found[key], found['doubt']):.0%}" if found[key] else ""
+            cells += f"{share:>{wide}}"
+        lines.append(f"{name:<{width}}{cells}" + f"{'' if episodes is None else f'{episodes:.1f}':>16}")
+    if found["doubt"]:
+        lines.append(f"Do not quote these ratios, which are of CPU time per sample: {found['doubt']}.")
+    if rival and "missing" in rival:
+        lines.append(f"LeRobot was not measured: {rival['missing']}")
+    if found["codec_limit"] and found["work"]["decode"] < 0.01:
+        lines.append("Nothing was decoded in these rounds: all pictures fit into memory. Less --memory shows decoding.")
+    work, order, at = found["work"], found["order"], found["conditions"]
+    walk = f"{order['lanes']} lanes of clips of {order['clip']}" if order["clip"] > 1 else "any frame anywhere"
+    deff = ", ".join(f"{value:.2f}" for value in order["deff"])
+    lines += [
+        "",
+        f"delivered     {found['batch_mb'] * rate / found['batch']:,.0f} MB/s in batches of {found['batch']}, "
+        f"first batch after {found['first_batch_s']:.2f} s",
+        "work          " + ", ".join(f"{name} {share:.0%}" for name, share in work.items())
+        + f"; the consumer, doing nothing, waited {found['waited_share']:.0%} of the time",
+        f"order         {walk}; deff over 1, 8, 64 batches: {deff} "
+        f"(1 batch of a uniform shuffle: {order['deff_uniform']:.2f})",
+        *(f"{'' if i else 'plan':<14}{line}" for i, line in enumerate(found["plan"].splitlines())),
+        f"measured      {at['date']} UTC, {at['cpu']}, {at['cores']} cores, load average "
+        + ", ".join(f"{value:.1f}" for value in at["load_average"])
+        + ("" if at["loops"] == "compiled" else f"; decoding in {at['loops']}"),
+    ]  # fmt: skip
+    return "\n".join(lines)

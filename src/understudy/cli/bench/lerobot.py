@@ -1,0 +1,168 @@
+"""LeRobot's map-style dataset in torch's DataLoader, measured on request: a script that imports nothing of ours.
+
+    PYTHON -P bench_lerobot.py         by an interpreter that has LeRobot, which need not be ours (-P: the files
+                                       beside this one are no modules of its)
+
+First line out: {"version"} or {"missing"}. Then, for each line {"root", "batch", "chunk", "workers", "seconds"} in,
+a line {"samples", "seconds", "cpu_seconds", "episodes"} or {"missing"}: shuffled batches with action chunks, from
+behind a warm-up, CPU time of all processes together. A dataset stays open from round to round.
+
+LeRobot is given its best: forked workers, torchcodec (with PyAV's FFmpeg where the system has none), and pictures as
+uint8. A release that turns each picture into floats (up to 0.4) has that left out, and only that. Linux only.
+"""
+
+import importlib.util
+import inspect
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+FOLDER = "UNDERSTUDY_BENCH_LEROBOT"
+DECLARED: list[Any] = []  # operators last as long as the library that declares them
+
+
+def lend_ffmpeg(folder: Path) -> None:
+    """Start this script anew with PyAV's FFmpeg libraries under their plain names, where torchcodec finds none."""
+    try:
+        import torchcodec.decoders  # noqa: F401
+
+        return
+    except ImportError:
+        return
+    except (RuntimeError, OSError):
+        found = importlib.util.find_spec("av")
+    for library in (Path(str(found.origin)).parent.parent / "av.libs").glob("*.so*") if found else []:
+        (folder / library.name).symlink_to(library)
+        plain = re.fullmatch(r"(lib(?:av|sw)\w+)-[0-9a-f]+\.so\.(\d+)[.\d]*", library.name)
+        if plain:
+            (folder / f"{plain[1]}.so.{plain[2]}").symlink_to(library)
+    # Library paths are read when a process starts, so a new one it must be.
+    paths = {"LD_LIBRARY_PATH": f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}", FOLDER: str(folder)}
+    os.execve(sys.executable, [sys.executable, "-P", __file__], os.environ | paths)
+
+
+def prepare() -> Any:
+    """LeRobot's dataset class; raises ImportError or RuntimeError where it cannot be had."""
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        import torchvision  # noqa: F401
+    except ImportError:
+        pass
+    except RuntimeError:  # a CUDA build beside a CPU torch: its Python parts work once these two operators are declared
+        for name in [name for name in sys.modules if name.startswith("torchvision")]:
+            del sys.modules[name]
+        DECLARED.append(torch.library.Library("torchvision", "DEF"))
+        for operator in ("nms", "qnms"):
+            DECLARED[0].define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    from lerobot.datasets import lerobot_dataset, video_utils
+
+    if "return_uint8" not in inspect.signature(lerobot_dataset.LeRobotDataset.__init__).parameters:
+        source = inspect.getsource(video_utils.decode_video_frames_torchcodec)
+        kept = source.replace("closest_frames = (closest_frames / 255.0).type(torch.float32)", "")
+        exec(compile(kept, video_utils.__file__, "exec"), video_utils.__dict__)
+    return lerobot_dataset.LeRobotDataset
+
+
+def cpu_seconds(processes: list[int]) -> float:
+    """User and system time of this process and those, so far."""
+    total = time.process_time()
+    for process in processes:
+        with open(f"/proc/{process}/stat") as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+class Stream:
+    """Batches of one dataset without end."""
+
+    def __init__(self, dataset_class: Any, root: str, batch: int, chunk: int, workers: int) -> None:
+        from lerobot.datasets.sampler import EpisodeAwareSampler
+        from torch.utils.data import DataLoader
+
+        with open(os.path.join(root, "meta", "info.json")) as file:
+            fps = json.load(file)["fps"]
+        options: dict[str, Any] = {"delta_timestamps": {"action": [i / fps for i in range(chunk)]}}
+        if "return_uint8" in inspect.signature(dataset_class.__init__).parameters:
+            options["return_uint8"] = True
+        dataset = dataset_class("local/bench", root=root, **options)
+        first, last = (list(dataset.meta.episodes[f"dataset_{end}_index"]) for end in ("from", "to"))
+        sampler = EpisodeAwareSampler(first, last, shuffle=True)
+        kind: dict[str, Any] = {"multiprocessing_context": "fork", "persistent_workers": True} if workers else {}
+        self.loader = DataLoader(
+            dataset, batch_size=batch, sampler=sampler, num_workers=workers, drop_last=True, **kind
+        )
+        self.batch, self.passing = batch, iter(self.loader)
+
+    def next(self) -> dict[str, Any]:
+        try:
+            return next(self.passing)
+        except StopIteration:
+            self.passing = iter(self.loader)
+            return next(self.passing)
+
+    def measure(self, seconds: float) -> dict[str, float]:
+        workers = [process.pid for process in getattr(self.passing, "_workers", [])]
+        for _ in range(2 * len(workers) + 1):  # what was made ahead while nobody measured
+            self.next()
+        cpu, start = cpu_seconds(workers), time.perf_counter()
+        samples, batches, episodes = 0, 0, 0
+        while time.perf_counter() - start < seconds or batches < 4:
+            made = self.next()
+            samples, batches = samples + self.batch, batches + 1
+            episodes += len(set(made["episode_index"].tolist()))
+        spent = time.perf_counter() - start
+        cpu = cpu_seconds(workers) - cpu
+        return {"samples": samples, "seconds": spent, "cpu_seconds": cpu, "episodes": episodes / batches}
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    again = os.environ.get(FOLDER)
+    folder = Path(again or tempfile.mkdtemp(prefix="bench-lerobot-"))
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["HF_HOME"] = os.environ["HF_DATASETS_CACHE"] = str(folder)
+    try:
+        if not again:
+            lend_ffmpeg(folder)
+        serve()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def serve() -> None:
+    """Say who is there, then answer until stdin ends."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints is no answer
+    try:
+        dataset_class = prepare()
+    except (ImportError, RuntimeError, OSError) as error:
+        print(json.dumps({"missing": f"{type(error).__name__}: {error}"[:300]}), file=answers, flush=True)
+        return
+    from importlib.metadata import version
+
+    print(json.dumps({"version": version("lerobot")}), file=answers, flush=True)
+    name, stream = "", None
+    for line in sys.stdin:
+        asked = json.loads(line)
+        seconds = asked.pop("seconds")
+        try:
+            if stream is None or json.dumps(asked) != name:
+                stream = None  # its workers end with it
+                name, stream = json.dumps(asked), Stream(dataset_class, **asked)
+            answer: dict[str, Any] = stream.measure(seconds)
+        except Exception as error:  # whatever a library raises about a dataset: the next one may do
+            answer, stream = {"missing": f"{type(error).__name__}: {error}"[:300]}, None
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

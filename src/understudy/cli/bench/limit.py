@@ -1,0 +1,250 @@
+"""The decode limits: what the cores give when they do nothing but decode a dataset's videos from front to back.
+
+All with one decoder per core, each on pictures of its own, each with one thread. Of the same pictures, in one run:
+
+- `library`: what a standard library gives for plain sequential reading into RGB, uint8 in memory of the caller's: the
+  better of torchcodec (16 pictures at a time into a tensor; where it loads) and PyAV (container, packed colours, one
+  array for each picture). This is what "of limit" means.
+- `codec`: the stricter one, which no library reaches: bare codec contexts fed with packets that lie in memory, with no
+  container and no reading, colours converted into a frame that nobody copies, and no picture in memory of its own.
+- `shuffled`: the same bare codec contexts, for pictures that are not handed out in the order in which they are decoded.
+  They wait among as many others as the loader's lanes hold, and get their colours when they are due, in batches that
+  somebody keeps for a while: they leave the cores' caches and come back, which the other two never pay. No order, no
+  rows, no choice of pictures, no batches; each in the order it was decoded in.
+
+With these codecs no loader can be faster than the second, except one that keeps decoded pictures in memory. The third
+is no such bound, but what is left of the second in practice: one that holds fewer pictures at a time, or converts its
+colours in another way, may be above it; one that shuffles as ours does and holds as many has all this to do, and more.
+"""
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, TypeAlias
+
+import av
+import numpy as np
+from av.video.reformatter import VideoReformatter
+
+from understudy.cli.bench.measure import Round, cores, videos
+from understudy.data.dataset import EpisodeDataset
+from understudy.video.color import Converter
+from understudy.video.packets import open_packets
+from understudy.video.reformat import reformat
+
+_PICTURES = 2048  # per decoder, over and over: several episodes, for pictures differ in what they cost
+_RING = 7 * 32  # pictures of batches that are in use at a time, by all decoders: seven batches of 32
+_TOGETHER = 16  # pictures that get their colours one after the other: a thread's part of a batch
+_DECODERS = {"av1": "libdav1d"}  # FFmpeg's own "av1" decoder only drives hardware
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Pictures of one file from a key frame on: `packets` in decode order."""
+
+    path: str
+    local: bool
+    codec: str
+    extradata: bytes
+    height: int
+    width: int
+    packets: list[bytes]
+
+
+Way: TypeAlias = Callable[[Stretch], Iterator[int]]
+"""Decodes a stretch without end; yields how many pictures each step gave."""
+
+
+@dataclass
+class Limit:
+    """Measure in rounds, every way in each: the best is the one with the best median, not the one whose first round met
+    with a quiet machine.
+
+    Without a way, or without video, there is no limit: `found` is None.
+    """
+
+    ways: Mapping[str, Way]
+    cameras: int
+    stretches: Sequence[Stretch]
+    """One for each thread."""
+    _rounds: dict[str, list[Round]] = field(default_factory=dict)
+
+    def measure(self, seconds: float) -> None:
+        """One round, so many seconds for each way."""
+        for name, way in self.ways.items() if self.stretches else ():
+            self._rounds.setdefault(name, []).append(self._run(way, seconds))
+
+    def _run(self, way: Way, seconds: float) -> Round:
+        counts = [0] * len(self.stretches)
+        gate, errors = threading.Barrier(len(counts) + 1), []
+
+        def work(number: int) -> None:
+            pictures = way(self.stretches[number])
+            try:
+                next(pictures)  # the decoder is open and warm
+                gate.wait()
+                counts[number] += next(pictures)  # at least one, however late this thread gets its turn
+                while not done:
+                    counts[number] += next(pictures)
+            except BaseException as error:
+                errors.append(error)
+                gate.abort()
+
+        done: list[bool] = []
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(len(counts))]
+        for thread in threads:
+            thread.start()
+        try:
+            gate.wait()
+            start, cpu = time.perf_counter(), time.process_time()
+            time.sleep(seconds)
+        except threading.BrokenBarrierError:
+            pass
+        finally:
+            done.append(True)
+            for thread in threads:
+                thread.join()
+        if errors:
+            raise errors[0]
+        return Round(sum(counts), time.perf_counter() - start, time.process_time() - cpu)
+
+    def found(self) -> dict[str, Any] | None:
+        """{"by", "threads", "samples_per_s", "cpu_ms_per_sample"}, a sample being one picture of each camera."""
+        if not self._rounds:
+            return None
+        rates = {name: median(one.per_s for one in rounds) for name, rounds in self._rounds.items()}
+        best = max(rates, key=rates.__getitem__)
+        return {
+            "by": best,
+            "threads": len(self.stretches),
+            "samples_per_s": rates[best] / self.cameras,
+            "cpu_ms_per_sample": median(one.cpu_ms for one in self._rounds[best]) * self.cameras,
+        }
+
+    def share(self, per_s: float) -> float | None:
+        """Samples per second in units of the limit."""
+        found = self.found()
+        return per_s / found["samples_per_s"] if found else None
+
+
+def limits(data: EpisodeDataset, held: int) -> tuple[Limit, Limit, Limit]:
+    """(library, codec, shuffled): see the head of this file. Videos that are not on this machine have not the first.
+
+    Args:
+        held: pictures that wait in the third, over all decoders (`Trial.held`).
+    """
+    cameras = len(videos(data))
+    parts = stretches(data, cores()) if cameras else []
+    there = dict(LIBRARIES) if all(part.local for part in parts) else {}
+    if not _torchcodec_loads():
+        there.pop("torchcodec", None)
+
+    def cold(part: Stretch) -> Iterator[int]:
+        ring = np.full((-(-_RING // len(parts)), 3, part.height, part.width), 0, np.uint8)  # no page of it is new
+        return shuffled(part, held // len(parts), ring)
+
+    ways: tuple[dict[str, Way], ...] = (there, {"bare codec": bare}, {"bare codec": cold})
+    library, codec, shuffle = (Limit(way, cameras, parts) for way in ways)
+    return library, codec, shuffle
+
+
+def stretches(data: EpisodeDataset, count: int) -> list[Stretch]:
+    """One for each decoder: of different cameras and files, or of different places where there are too few."""
+    catalog, rows = data.catalog, data.catalog.episodes.rows_of(np.unique(data.segments[:, 0]))
+    files: list[tuple[str, int]] = []
+    for camera in videos(data):
+        _, first = np.unique(catalog.videos(camera).file[rows], return_index=True)
+        files += [(camera, int(rows[at])) for at in first]
+    picked = [files[i * len(files) // count] for i in range(count)]
+    out = []
+    for number, (camera, row) in enumerate(picked):
+        again = picked[:number].count((camera, row))
+        path = catalog.video_path(camera, row)
+        packets = open_packets(catalog.files.source(path))
+        index = packets.index
+        begin = again * len(index.display) // count
+        begin = int(index.keys[np.searchsorted(index.keys, begin, side="right") - 1])
+        end = min(len(index.display), begin + _PICTURES)
+        coded = [bytes(packets.packet(i, end - 1)) for i in range(begin, end)]
+        packets.close()
+        where, local = catalog.files.where(path), catalog.files.is_local
+        out.append(Stretch(where, local, index.codec, index.extradata, index.height, index.width, coded))
+    return out
+
+
+def bare(stretch: Stretch) -> Iterator[int]:
+    """A codec context and packets in memory; planes of colours, which are cheaper than packed ones."""
+    context, converter = _context(stretch), VideoReformatter()
+    while True:
+        for data in itertools.chain(stretch.packets, [None]):
+            for frame in context.decode(data if data is None else _packet(data)):
+                reformat(converter, frame, "gbrp")
+                yield 1
+        context.flush_buffers()
+
+
+def shuffled(stretch: Stretch, held: int, ring: np.ndarray) -> Iterator[int]:
+    """A codec context and packets made before; `held` pictures wait as the decoder gave them out, then the first of
+    them go into the next places of `ring`, uint8 (n, 3, H, W)."""
+    context, converter = _context(stretch), Converter()
+    waiting: deque[av.VideoFrame] = deque()
+    place = 0
+    for packet in itertools.cycle([*map(_packet, stretch.packets), None]):
+        waiting.extend(context.decode(packet))
+        if packet is None:
+            context.flush_buffers()
+        while len(waiting) >= held + _TOGETHER:
+            due = [waiting.popleft() for _ in range(_TOGETHER)]
+            converter.write_all(due, [(place + i) % len(ring) for i in range(_TOGETHER)], ring)
+            place += _TOGETHER
+            yield _TOGETHER
+
+
+def _context(stretch: Stretch) -> av.VideoCodecContext:
+    context = av.CodecContext.create(_DECODERS.get(stretch.codec, stretch.codec), "r")
+    assert isinstance(context, av.VideoCodecContext)
+    context.extradata = stretch.extradata or None
+    context.thread_count = 1
+    return context
+
+
+def _packet(data: bytes) -> av.Packet:
+    packet = av.Packet(len(data))
+    packet.update(data)
+    return packet
+
+
+def pyav(stretch: Stretch) -> Iterator[int]:
+    """PyAV's container, over the whole file; uint8 arrays (H, W, 3)."""
+    converter = VideoReformatter()
+    while True:
+        with av.open(stretch.path) as file:
+            file.streams.video[0].thread_count = 1
+            for frame in file.decode(video=0):
+                reformat(converter, frame, "rgb24").to_ndarray()
+                yield 1
+
+
+def torchcodec(stretch: Stretch) -> Iterator[int]:
+    """torchcodec over the whole file, 16 pictures at a time: what it is quickest with; uint8 tensors (16, 3, H, W)."""
+    from torchcodec.decoders import VideoDecoder
+
+    decoder = VideoDecoder(stretch.path, num_ffmpeg_threads=1, seek_mode="approximate")
+    while True:
+        for begin in range(0, len(decoder), 16):
+            yield len(decoder.get_frames_in_range(begin, min(begin + 16, len(decoder))).data)
+
+
+def _torchcodec_loads() -> bool:
+    try:
+        import torchcodec.decoders  # noqa: F401
+    except (ImportError, RuntimeError, OSError):
+        return False
+    return True
+
+
+LIBRARIES: dict[str, Way] = {"torchcodec": torchcodec, "PyAV": pyav}

@@ -1,0 +1,78 @@
+"""`understudy inspect PATH`: contents, defects and encoding of a dataset, and a page that shows them."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from understudy.config.declare import Ge, Interval, Positional
+
+
+@dataclass(frozen=True)
+class InspectConfig:
+    """Look at a dataset."""
+
+    path: Positional[str] = ""
+    """Folder (or URL) of a LeRobot dataset."""
+    page: str | None = None
+    """Where the HTML page goes; by default NAME-inspect.html in the current folder, and none with --json."""
+    json: bool = False
+    """Print the facts as one JSON object."""
+    shown: Annotated[int, Interval(ge=0, le=10**4)] = 4
+    """Episodes on the page."""
+    limit: Annotated[int, Ge(1)] = 500
+    """At most this many episodes, and video files per camera, are opened, spread evenly over the dataset."""
+    keep: str = ""
+    """JSON file of keep-ranges: tell which of its keys are episodes of this dataset, and which frames it keeps."""
+    keep_rule: Literal["window", "start"] = "start"
+    """As in a run's `data.keep_rule`: samples whose whole window lies in a range, or all that begin in one."""
+    chunk: Annotated[int, Ge(1)] = 1
+    """Frames of a window, as in a run's `data.chunk`."""
+
+    video_path: str = ""
+    """Path template of the videos, instead of the one in info.json."""
+    data_path: str = ""
+    """Path template of the data files, instead of the one in info.json."""
+    version: Literal["", "v2.0", "v2.1", "v3.0", "v3.1"] = ""
+    """The format to read the dataset as, instead of the one that its info.json says."""
+
+    def problems(self) -> list[str]:
+        found = [] if self.path else ["path: required, the folder of a dataset"]
+        if not self.keep and (self.chunk, self.keep_rule) != (1, "start"):
+            found.append("keep: --chunk and --keep-rule are about the ranges of --keep; name its file")
+        return found
+
+
+def inspect(config: InspectConfig) -> None:
+    """Print the facts and write the page."""
+    from understudy.data.format.catalog import Catalog
+    from understudy.data.selection.select import select
+    from understudy.extras import need
+    from understudy.report.dataset.facts import examine
+    from understudy.report.dataset.page import page
+    from understudy.report.dataset.text import told
+    from understudy.report.html import refuse_foreign, write_page
+
+    if config.page or not config.json:
+        need("report")
+    if config.page:
+        refuse_foreign(Path(config.page))
+    catalog = Catalog.open(
+        config.path,
+        video_path=config.video_path or None,
+        data_path=config.data_path or None,
+        version=config.version or None,
+    )
+    reach = 0, config.chunk - 1
+    kept = select(catalog, keep=config.keep, keep_rule=config.keep_rule, reach=reach).keep if config.keep else None
+    facts = examine(catalog, config.limit)
+    if kept is not None:
+        facts["keep"] = asdict(kept) | {"told": kept.lines()}
+    target = config.page if config.page or config.json else f"{catalog.name}-inspect.html"
+    if target:
+        write_page(Path(target), page(catalog, facts, config.shown, config.limit))
+    if config.json:
+        print(json.dumps(facts, ensure_ascii=False))
+        return
+    print(told(facts))
+    print(f"page: {target}")

@@ -1,0 +1,210 @@
+"""Settings as frozen dataclasses: read from a YAML, TOML or JSON file, checked as a whole, written back, compared.
+
+A dataclass is the only schema: pydantic checks a file against it and every error of the file is told at once, by dotted
+path. Nothing here knows which settings there are; those stand in `train.py` and beside each verb. The command line's
+overrides are tyro's and stand in `cli/arguments.py`.
+"""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from understudy.addresses import put_aside
+from understudy.errors import ConfigError
+from understudy.extras import required
+
+T = TypeVar("T")
+
+SUFFIXES = (".yaml", ".yml", ".toml", ".json")
+"""How the names of settings files end."""
+
+
+def read_file(path: str | Path) -> dict[str, Any]:
+    """The mapping in a settings file (`SUFFIXES`), unchecked.
+
+    Raises:
+        ConfigError: the file cannot be read or parsed, or does not hold a mapping.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{path}: cannot be read: {reason}") from error
+    if path.suffix == ".toml":
+        try:
+            return tomllib.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    if path.suffix == ".json":
+        return _mapping(path, _json(path, text))
+    with required():
+        import yaml
+
+    try:
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a number of 5,000 digits; thousands of brackets
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    return _mapping(path, content)
+
+
+def _json(path: Path, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}") from error
+
+
+def _mapping(path: Path, content: Any) -> dict[str, Any]:
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: holds a {type(content).__name__}, expected `name: value` lines")
+    return content
+
+
+def validate(cls: type[T], content: Mapping[str, Any], where: object = None, fresh: bool = True) -> T:
+    """An instance of the dataclass `cls` from a nested mapping; missing names take the defaults. Credentials in
+    addresses are put aside (`without_credentials`).
+
+    Raises:
+        ConfigError: lists *all* that is wrong, one `dotted.path: reason` a line; an unknown name comes with the nearest
+            known one.
+    """
+    with required():
+        from pydantic import TypeAdapter, ValidationError
+
+    found = [*_unknown_names(cls, content), *_unwritable(content)]
+    try:
+        config = TypeAdapter(cls).validate_python(dict(content))
+    except ValidationError as error:
+        found += [_reason(e["loc"], e["msg"], e["input"]) for e in error.errors()]
+    if found:
+        raise _told(found, where)
+    return without_credentials(config, fresh)
+
+
+def without_credentials(config: T, fresh: bool = True) -> T:
+    """Settings whose URLs have no credentials, so that all who write or show them write none. They are kept in the
+    memory of the process, for who opens what lies there (`addresses.py`).
+
+    fresh: they replace others of the same addresses that are kept already; otherwise those stay.
+    """
+    given: dict[str, str] = {}
+
+    def of(value: Any) -> Any:
+        if isinstance(value, str):
+            return put_aside(value, given, fresh)
+        if isinstance(value, Mapping):
+            return {key: of(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(of(item) for item in value)
+        if is_dataclass(value) and not isinstance(value, type):
+            return replace(value, **{field.name: of(getattr(value, field.name)) for field in fields(value)})
+        return value
+
+    cleaned: T = of(config)
+    return cleaned
+
+
+def complete(config: T, where: object = None) -> T:
+    """`config` itself, if it is ready to be used: its `problems()`, the rules that join fields, has nothing to say.
+
+    Apart from `validate`, because a file may leave to the command line what only then is complete.
+    """
+    problems = getattr(config, "problems", None)
+    if problems is not None and (found := problems()):
+        raise _told(found, where)
+    return config
+
+
+def load(cls: type[T], path: str | Path, fresh: bool = True) -> T:
+    """`read_file`, then `validate`."""
+    return validate(cls, read_file(path), where=path, fresh=fresh)
+
+
+def dump_yaml(config: Any) -> str:
+    """All settings, defaults included, as YAML that `load` reads back to an equal value."""
+    with required():
+        import yaml
+
+    return yaml.safe_dump(plain(config), sort_keys=False)  # ASCII: PyYAML would write U+0085 as a line break
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """Nested dicts and lists of plain values (tuples become lists, paths become strings)."""
+
+    def simple(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: simple(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [simple(item) for item in value]
+        return str(value) if isinstance(value, Path) else value
+
+    return {key: simple(value) for key, value in asdict(config).items()}
+
+
+def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
+    """Dotted path -> (old, new) for every leaf in which two settings of the same class differ."""
+    before, after = _leaves(plain(old)), _leaves(plain(new))
+    paths = [*before, *(path for path in after if path not in before)]
+    return {p: (before.get(p), after.get(p)) for p in paths if before.get(p) != after.get(p)}
+
+
+def _leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in content.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+            value = dict(enumerate(value))
+        leaves.update(_leaves(value, path + ".") if isinstance(value, Mapping) else {path: value})
+    return leaves
+
+
+def _told(lines: list[str], where: object) -> ConfigError:
+    head = f"{where}: " if where is not None else ""
+    if len(lines) == 1:
+        return ConfigError(head + lines[0])
+    return ConfigError(f"{head}{len(lines)} settings cannot be used\n" + "\n".join(f"  {line}" for line in lines))
+
+
+def _reason(path: Iterable[object], message: str, given: object) -> str:
+    """One line of what pydantic found: path, rule, and the value that broke it, where that is a plain one."""
+    said = f", not {given!r}" if isinstance(given, str | int | float) else ""
+    # Of a setting that takes several kinds of values, pydantic also names the kind: "literal['policy','joint']".
+    names = [str(part) for part in path if "[" not in str(part)]
+    return f"{'.'.join(names)}: {message[:1].lower()}{message[1:]}{said}"
+
+
+def _unwritable(content: Any, path: str = "") -> Iterator[str]:
+    """Text that no system takes for a name: with the character NUL in it."""
+    if isinstance(content, Mapping):
+        for name, value in content.items():
+            yield from _unwritable(value, f"{path}.{name}" if path else str(name))
+    elif isinstance(content, list | tuple):
+        for number, value in enumerate(content):
+            yield from _unwritable(value, f"{path}.{number}")
+    elif isinstance(content, str) and "\0" in content:
+        yield f"{path}: {content!r} holds the character NUL"
+
+
+def _unknown_names(cls: type, content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """pydantic passes over names that a dataclass lacks; a misspelt setting must not be taken for its default."""
+    hints = get_type_hints(cls)
+    known = [field.name for field in fields(cls)]
+    for name, value in content.items():
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
+            yield f"{prefix}{name}: unknown name; {hint}"
+        elif isinstance(value, Mapping) and is_dataclass(hints[name]):
+            yield from _unknown_names(hints[name], value, f"{prefix}{name}.")
+        elif isinstance(value, list):
+            item_type = next(iter(get_args(hints[name])), None)
+            for number, item in enumerate(value):
+                if isinstance(item, Mapping) and isinstance(item_type, type) and is_dataclass(item_type):
+                    yield from _unknown_names(item_type, item, f"{prefix}{name}.{number}.")

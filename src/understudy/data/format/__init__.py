@@ -1,0 +1,14 @@
+"""Metadata of a dataset, whichever LeRobot version wrote it.
+
+catalog           `Catalog`: features, episodes, files and tasks of a dataset
+features          declared columns and cameras
+episode_table     the episode table: lengths, data files and video files of every episode
+episode_store     that table in shared memory, for large datasets
+lerobot_v2        reader of v2.0 and v2.1
+lerobot_v3        reader of v3.0 and v3.1
+json_files        JSON files of `meta/`, checked value by value
+path_templates    path templates of info.json
+recorded_stats    the statistics that a dataset brings along
+complete          data and video files that are missing
+rename            a dataset under standard key names
+"""

@@ -1,0 +1,180 @@
+"""What a dataset says its columns and cameras are (`features` in meta/info.json), checked. Nothing is read here."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from understudy.errors import DatasetError
+
+INDEX_KEYS = ("index", "episode_index", "frame_index", "timestamp", "task_index")
+"""The keys every sample has; a reader makes up what the rows lack."""
+
+_PICTURES = ("video", "image")
+_TEXTS = ("string", "language")
+_LARGE = 1 << 23  # pixels of a 4K picture, 24 MB
+_NAME = "name it with letters, digits, dots and underscores"
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One entry of `features`.
+
+    Attributes:
+        key: its name, e.g. "observation.state".
+        dtype: a numpy dtype name, or "video", "image", "string", "language".
+        shape: as declared; (H, W, C) or (C, H, W) for pictures.
+        names: names of the dimensions as declared (list, nested list, dict or None).
+        info: what the entry says of the encoding (`info` or the older `video_info`), {} when nothing.
+        is_vector: a value of shape (1,) is a vector of one number, and not a scalar as in LeRobot.
+    """
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    names: Any = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+    is_vector: bool = False
+
+    @property
+    def is_picture(self) -> bool:
+        """A camera, however its images are stored: as video, as encoded images, or as arrays in the rows."""
+        return self.is_encoded or self.is_array
+
+    @property
+    def is_encoded(self) -> bool:
+        return self.dtype in _PICTURES
+
+    @property
+    def is_array(self) -> bool:
+        """A camera whose images are arrays in the rows: uint8, with three colours as the first or the last axis."""
+        return self.looks_like_pictures and 3 in (self.shape[0], self.shape[2])
+
+    @property
+    def is_video(self) -> bool:
+        return self.dtype == "video"
+
+    @property
+    def is_text(self) -> bool:
+        """Strings and nested language records: delivered as Python values, not tensors."""
+        return self.dtype in _TEXTS
+
+    @property
+    def looks_like_pictures(self) -> bool:
+        """Whether it is declared as bytes of (height, width, colours), or (colours, height, width)."""
+        sides = sorted(self.shape)
+        return self.dtype == "uint8" and len(sides) == 3 and sides[0] in (1, 3, 4) and sides[1] >= 8
+
+    @property
+    def is_depth(self) -> bool:
+        return any(self.info.get(key) is True for key in ("is_depth_map", "video.is_depth_map"))
+
+    @property
+    def value_shape(self) -> tuple[int, ...]:
+        """Shape of one frame's value: (1,) is a scalar, as in LeRobot, unless `is_vector`."""
+        return () if self.shape == (1,) and not self.is_vector else self.shape
+
+    @property
+    def dimension_names(self) -> list[str]:
+        """What the numbers of a vector are called, each once; their own numbers where the names do not fit.
+
+        Names are a list, or nested: LeRobot's {"motors": [...]}, a list in a list, a list per limb; or {name: number}.
+        """
+        width = math.prod(self.shape)
+        names = _flat(self.names)
+        if len(names) != width or len(set(names)) < width:
+            return [str(number) for number in range(width)]
+        return names
+
+    @property
+    def channels(self) -> int | None:
+        """Colour channels of a picture, None when the declared shape does not say."""
+        if not self.is_picture or len(self.shape) != 3:
+            return None
+        return self.shape[0] if self._channels_first else self.shape[2]
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Height and width of a picture, None when the declared shape does not say."""
+        if self.channels is None:
+            return None
+        height, width = self.shape[1:] if self._channels_first else self.shape[:2]
+        return height, width
+
+    @property
+    def most_pixels(self) -> int:
+        """Pixels that one picture may have at most: four times as many as declared, and 8 million in any case, since
+        many an info.json names another size, or the axes in another sequence; 64 million where it says no size."""
+        sides = sorted(self.shape)[-2:] if len(self.shape) == 3 else [0]
+        declared = math.prod(sides)
+        return max(4 * declared, _LARGE) if declared else 1 << 26
+
+    @property
+    def _channels_first(self) -> bool:
+        """Of a picture's shape, by the names of its axes where it has them; of arrays by the axis of three."""
+        if self.is_array:
+            return self.shape[0] == 3
+        if isinstance(self.names, (list, tuple)) and len(self.names) == 3:
+            return str(self.names[0]).lower().startswith("c")
+        return self.shape[2] not in (1, 3, 4)
+
+
+def parse_features(entries: Any, where: str) -> dict[str, Feature]:
+    """Features of info.json, in its order.
+
+    Raises:
+        DatasetError: an entry has the wrong type, an unknown dtype, or a shape that is no list of sizes.
+    """
+    if not isinstance(entries, dict) or not entries:
+        raise DatasetError(
+            f"'features' is {_say(entries)}, not an object of features", where=where, fix="repair info.json"
+        )
+    return {key: _parse(key, entry, where) for key, entry in entries.items()}
+
+
+def _parse(key: str, entry: Any, where: str) -> Feature:
+    def refuse(what: str) -> DatasetError:
+        return DatasetError(f"feature {key!r}: {what}", where=where, fix="repair this entry of info.json")
+
+    if not key.isprintable() or not key or key.startswith("/") or ".." in key.split("/"):
+        raise DatasetError(f"features names {_say(key)}, which is no name of a feature", where=where, fix=_NAME)
+    if not isinstance(entry, dict):
+        raise refuse(f"is {_say(entry)}, not an object with dtype and shape")
+    dtype, shape = entry.get("dtype"), entry.get("shape")
+    if not isinstance(dtype, str) or not _known(dtype):
+        raise refuse(f"dtype {_say(dtype)} is none of a numpy number type, bool, string, language, image, video")
+    if dtype == "video" and "/" in key:
+        raise refuse("a camera whose name has a '/' would name other folders than its own")
+    if shape is None and dtype in _TEXTS:
+        shape = [1]
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise refuse(f"shape {_say(shape)} is not a list of sizes")
+    info = entry.get("info") or entry.get("video_info") or {}
+    return Feature(key, dtype, tuple(shape), entry.get("names"), info if isinstance(info, dict) else {})
+
+
+def _flat(names: Any, depth: int = 8) -> list[str]:
+    """The names in lists and objects, in their sequence; of an object of numbers its keys, by number."""
+    if isinstance(names, dict):
+        if names and sorted(map(repr, names.values())) == sorted(map(repr, range(len(names)))):
+            return [str(name) for name in sorted(names, key=lambda name: int(names[name]))]
+        names = list(names.values())
+    if isinstance(names, (list, tuple)) and depth:
+        return [name for part in names for name in _flat(part, depth - 1)]
+    return [] if names is None else [str(names)]
+
+
+def _known(dtype: str) -> bool:
+    if dtype in _PICTURES or dtype in _TEXTS:
+        return True
+    try:
+        return np.dtype(dtype).kind in "biuf" and np.dtype(dtype).itemsize <= 8
+    except TypeError:
+        return False
+
+
+def _say(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,87 @@
+"""JSON files of `meta/`, checked value by value: an error names the file and the line."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from understudy.errors import DatasetError
+from understudy.storage.files import Files
+
+
+def read_json(files: Files, path: str) -> dict[str, Any]:
+    """A JSON file that holds one object."""
+    data = files.read(path)
+    if not data.strip():
+        raise DatasetError("the file is empty", where=files.where(path), fix="restore it or download it again")
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"not valid JSON: {error}", where=files.where(path), fix="repair or restore it") from error
+    if not isinstance(value, dict):
+        raise DatasetError("does not hold a JSON object", where=files.where(path), fix="repair or restore it")
+    return value
+
+
+def read_columns(files: Files, path: str, schema: pa.Schema) -> pa.Table:
+    """Columns of a file with one JSON object per line; other keys of the objects are skipped. A key that an object
+    lacks is null.
+
+    A list column also takes a single value. Raises DatasetError with the line that is not as the schema says.
+    (pyarrow's own JSON reader is not used: it crashes the process on some lines that are no objects.)
+    """
+    data, where = files.read(path), files.where(path)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        what = f"line {data[: error.start].count(10) + 1} is not UTF-8 text"
+        raise DatasetError(what, where=where, fix="repair or restore it") from error
+    columns: list[tuple[str, pa.DataType, list[Any]]] = [(field.name, field.type, []) for field in schema]
+    for number, line in enumerate(text.split("\n"), start=1):  # no other character ends a line of JSON
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            fix = f"repair line {number}: {line[:80]}"
+            raise DatasetError(f"line {number} is not valid JSON: {error}", where=where, fix=fix) from error
+        if not isinstance(entry, dict):
+            raise DatasetError(f"line {number} is not a JSON object", where=where, fix=f"repair line {number}")
+        for name, kind, values in columns:
+            value = entry.get(name)
+            try:
+                values.append(_coerce(value, kind))
+            except (ValueError, TypeError, OverflowError) as error:
+                what = f"line {number}: {name!r} is {str(value)[:60]!r}, not {kind}"
+                raise DatasetError(what, where=where, fix=f"repair line {number}: {line[:80]}") from error
+    return pa.table([pa.array(values, kind) for _, kind, values in columns], schema=schema)
+
+
+def _coerce(value: Any, kind: pa.DataType) -> Any:
+    """A JSON value as the schema wants it; whole numbers may be written as floats."""
+    if value is None:
+        return None
+    if kind == pa.string():
+        if type(value) is not str:
+            raise TypeError
+        value.encode()  # a lone surrogate is no text
+        return value
+    if kind == pa.int64():
+        if type(value) is float and value == int(value):
+            value = int(value)
+        if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
+            raise ValueError
+        return value
+    return [_coerce(item, kind.value_type) for item in (value if isinstance(value, list) else [value])]
+
+
+def integers(table: pa.Table, name: str, where: str, *, default: int | None = None) -> np.ndarray:
+    """A whole-number column as int64; nulls become `default`, or are refused when there is none."""
+    column = table.column(name)
+    if default is not None:
+        column = column.fill_null(default)
+    if column.null_count:
+        line = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]) + 1
+        raise DatasetError(f"entry {line} has no {name!r}", where=where, fix="repair or restore this file")
+    return column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)

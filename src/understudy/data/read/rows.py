@@ -1,0 +1,291 @@
+"""The rows of episodes: columns of whole data files in numpy, loaded when first needed, dropped by a byte budget.
+
+Which rows belong to which episode is found in integers: by the file's own `episode_index` column where it has one, and
+otherwise by the lengths of the episodes before it in the file. No copy of the data is written anywhere.
+"""
+
+import os
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from understudy.data.format.catalog import Catalog
+from understudy.data.format.features import INDEX_KEYS, Feature
+from understudy.data.read.columns import is_numeric, to_numpy
+from understudy.errors import DatasetError
+from understudy.storage.files import renamed
+
+Column: TypeAlias = np.ndarray | pa.ChunkedArray
+"""Numbers as an array (rows, ...); strings and records as they lie in Arrow memory."""
+
+_INDEX_FEATURES = {key: Feature(key, "float32" if key == "timestamp" else "int64", (1,)) for key in INDEX_KEYS}
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    columns: dict[str, Column]
+    rows: np.ndarray  # int64 (n,), the table rows of its episodes, rising
+    start: np.ndarray  # int64 (n,), the first row of each in the file
+    bad: dict[int, str]  # table row -> why its rows cannot be given; the others of the file still can
+    nbytes: int
+
+
+class Rows:
+    """Values of a dataset's columns by (table row, frame). Safe to use from several threads; pickles without its cache.
+
+    Args:
+        catalog: the dataset.
+        keys: columns to read beside those of the index, which are always there (made up where a file lacks them).
+        cache_bytes: budget for loaded files; the one in use is kept whatever its size.
+    """
+
+    def __init__(self, catalog: Catalog, keys: Sequence[str], cache_bytes: int) -> None:
+        self.catalog, self.keys, self.cache_bytes = catalog, tuple(keys), cache_bytes
+        self.notes: list[str] = []
+        self._forget()
+
+    def _forget(self) -> None:
+        self._cache: OrderedDict[int, _Loaded] = OrderedDict()
+        self._lock, self._pid = threading.Lock(), os.getpid()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_cache", "_lock", "_pid")}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def take(self, rows: np.ndarray, frames: Mapping[str, np.ndarray]) -> dict[str, np.ndarray | list]:
+        """Values of columns at frames of episodes.
+
+        Args:
+            rows: int64 (B,), table rows (see `EpisodeTable`).
+            frames: key -> int64 (B,) or (B, T), frame numbers inside the episode, inside [0, length).
+
+        Returns:
+            key -> array (B, ...) or (B, T, ...); nested lists of the same shape for strings and records.
+
+        Raises:
+            DatasetError: a file is not there or broken, or disagrees with the metadata.
+        """
+        if len(rows) == 0:
+            raise ValueError("rows: there is no episode to take from")
+        if self._pid != os.getpid():  # forked: a thread of the parent may have held the lock; its files are good
+            self._lock, self._pid = threading.Lock(), os.getpid()
+        file_of = self.catalog.episodes.data_file[rows]
+        parts: list[tuple[np.ndarray, dict[str, np.ndarray | list]]] = []
+        if (file_of == file_of[0]).all():
+            loaded = self._load(int(file_of[0]))
+            start = self._start(loaded, rows)
+            return {k: _pick(loaded.columns[k], start, f) for k, f in frames.items()}
+        for file in np.unique(file_of):
+            at = np.flatnonzero(file_of == file)
+            loaded = self._load(int(file))
+            start = self._start(loaded, rows[at])
+            parts.append((at, {k: _pick(loaded.columns[k], start, f[at]) for k, f in frames.items()}))
+        return {key: _scatter([(at, values[key]) for at, values in parts], len(rows)) for key in frames}
+
+    def places(self, rows: np.ndarray, frames: np.ndarray) -> np.ndarray:
+        """Rows of their data files, of the shape of `frames`: int64 (B,) or (B, T)."""
+        file_of, starts = self.catalog.episodes.data_file[rows], np.empty(len(rows), np.int64)
+        for file in np.unique(file_of):
+            at = file_of == file
+            starts[at] = self._start(self._load(int(file)), rows[at])
+        return starts.reshape(-1, *[1] * (frames.ndim - 1)) + frames
+
+    def check(self, row: int) -> None:
+        """Load the file with the rows of a table row; raises DatasetError, or notes, what is wrong with it."""
+        bad = self._load(int(self.catalog.episodes.data_file[row])).bad
+        if bad:
+            first, more = (
+                next(iter(bad)),
+                f" ({len(bad) - 1} more episodes of this file are wrong, too)" if len(bad) > 1 else "",
+            )
+            raise self._refuse(first, bad[first] + more)
+
+    def _start(self, loaded: _Loaded, rows: np.ndarray) -> np.ndarray:
+        """Where the episodes of table rows (n,) start in their file, int64 (n,)."""
+        for row in rows.tolist() if loaded.bad else ():
+            if row in loaded.bad:
+                raise self._refuse(row, loaded.bad[row])
+        return loaded.start[np.searchsorted(loaded.rows, rows)]
+
+    def _load(self, file: int) -> _Loaded:
+        with self._lock:
+            loaded = self._cache.get(file)
+            if loaded is not None:
+                self._cache.move_to_end(file)
+                return loaded
+        loaded = self._read(file)
+        pa.default_memory_pool().release_unused()  # what reading took for a moment, three times the columns themselves
+        with self._lock:
+            self._cache[file] = loaded
+            self._cache.move_to_end(file)
+            while len(self._cache) > 1 and sum(part.nbytes for part in self._cache.values()) > self.cache_bytes:
+                self._cache.popitem(last=False)
+        return loaded
+
+    def _read(self, file: int) -> _Loaded:
+        catalog = self.catalog
+        rows = np.flatnonzero(catalog.episodes.data_file == file)
+        first = int(rows[0])
+        path = catalog.data_path(first)
+        where = f"{catalog.files.where(path)} ({self._episodes(rows)})"
+        stored = {key: catalog.stored.get(key, key) for key in dict.fromkeys([*self.keys, *INDEX_KEYS])}
+        with renamed(where):
+            table = catalog.files.table(path, list(dict.fromkeys(stored.values())))
+        columns: dict[str, Column] = {}
+        for key, name in stored.items():
+            if name in table.column_names:
+                columns[key] = self._column(table.column(name), key, where)
+        lacking = [name for key, name in stored.items() if key not in columns and key not in INDEX_KEYS]
+        if lacking:
+            fix = "restore the file, or leave the key out with keys=[...]"
+            raise DatasetError(f"there is no column {lacking[0]!r}", where=where, fix=fix)
+        start, bad = self._starts(rows, columns.get("episode_index"), len(table), where)
+        self._complete(columns, start, bad, len(table), where)
+        size = sum(int(column.nbytes) for column in columns.values())
+        return _Loaded(columns, rows, np.array([start[row] for row in rows.tolist()], np.int64), bad, size)
+
+    def _episodes(self, rows: np.ndarray) -> str:
+        ids = self.catalog.episodes.ids[rows]
+        return f"episode {int(ids[0])}" if len(ids) == 1 else f"episodes {int(ids[0])} to {int(ids[-1])}"
+
+    def _column(self, column: pa.ChunkedArray, key: str, where: str) -> Column:
+        feature = self.catalog.features.get(key) or _INDEX_FEATURES.get(key)
+        if feature is not None and feature.is_text:
+            if column.null_count and feature.dtype != "language":
+                raise DatasetError(f"column {key!r} has {column.null_count} nulls", where=where, fix="repair the file")
+            return column
+        if feature is None and not is_numeric(column.type):
+            return column
+        values = to_numpy(column, feature, where, key)
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            bad = ~np.isfinite(values.reshape(len(values), -1)).all(1)
+            self._note(
+                f"{where}: {key!r} is not finite in {int(bad.sum())} rows, first {int(bad.argmax())}; given as they are"
+            )
+        if key in INDEX_KEYS and values.ndim > 1:
+            values = values.reshape(len(values), -1)
+            if values.shape[1] != 1:
+                raise DatasetError(f"column {key!r} is no single number per row", where=where, fix="repair the file")
+            values = values[:, 0]
+        return values
+
+    def _starts(
+        self, rows: np.ndarray, ids: Column | None, total: int, where: str
+    ) -> tuple[dict[int, int], dict[int, str]]:
+        """Where each of the file's episodes starts in it, and which do not have the rows that the metadata says."""
+        table = self.catalog.episodes
+        lengths = table.lengths[rows].tolist()
+        if table.own_files:
+            if isinstance(ids, np.ndarray) and total and (ids != table.ids[rows[0]]).any():
+                self._note(f"{where}: its episode_index column says {int(ids[0])}; the file's name is taken")
+            runs = {int(table.ids[rows[0]]): [(0, total)]}
+        elif isinstance(ids, np.ndarray):
+            cuts = [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist(), total]
+            runs = {}
+            for begin, end in pairwise(cuts):
+                if end > begin:
+                    runs.setdefault(int(ids[begin]), []).append((begin, end - begin))
+        else:
+            if total != sum(lengths):
+                what = f"no episode_index column, and {total} rows where meta/ says {sum(lengths)}"
+                raise DatasetError(what, where=where, fix="restore the file")
+            runs = {int(table.ids[row]): [(int(table.data_row[row]), int(table.lengths[row]))] for row in rows}
+        start, bad = {}, {}
+        for row, episode, length in zip(rows.tolist(), table.ids[rows].tolist(), lengths):
+            found = runs.get(episode, [(0, 0)])
+            start[row] = found[0][0]
+            if len(found) > 1:
+                bad[row] = f"the rows of episode {episode} lie apart"
+            elif found[0][1] != length:
+                bad[row] = f"episode {episode} has length {length} in meta/, the file {found[0][1]} rows of it"
+        return start, bad
+
+    def _complete(
+        self, columns: dict[str, Column], start: dict[int, int], bad: dict[int, str], total: int, where: str
+    ) -> None:
+        """Check the index columns and make up those that are not there."""
+        table, catalog = self.catalog.episodes, self.catalog
+        frame, episode, index = np.zeros(total, np.int64), np.full(total, -1, np.int64), np.zeros(total, np.int64)
+        tasks = np.zeros(total, np.int64)
+        for row, begin in start.items():
+            if row in bad:
+                continue
+            length = int(table.lengths[row])
+            here = slice(begin, begin + length)
+            frame[here], episode[here] = np.arange(length), table.ids[row]
+            index[here] = np.arange(length) + table.index_from[row]
+            stored = columns.get("frame_index")
+            if isinstance(stored, np.ndarray):
+                if (np.diff(stored[here]) <= 0).any():
+                    bad[row] = f"frame_index of episode {int(table.ids[row])} does not rise"
+                elif (stored[here] != frame[here]).any():
+                    self._note(f"{where}: frame_index does not count 0, 1, 2, ...; the place in the episode is given")
+            own = columns.get("task_index")
+            if isinstance(own, np.ndarray):
+                unknown = (own[here] < 0) | (own[here] >= len(catalog.tasks))
+                if unknown.any():
+                    task = int(own[here][unknown][0])
+                    bad[row] = f"task_index {task} of episode {int(table.ids[row])} is no task of meta/tasks"
+            elif length:
+                named = table.tasks_of(row)
+                tasks[here] = named[0] if len(named) else -1
+                if len(named) != 1 or named[0] < 0:
+                    bad[row] = f"no task_index column, and meta/ names {len(named)} tasks for the episode"
+        columns["frame_index"], columns["episode_index"] = frame, episode
+        feature = catalog.features.get("timestamp", _INDEX_FEATURES["timestamp"])
+        columns.setdefault("index", index)
+        columns.setdefault("task_index", tasks)
+        columns.setdefault("timestamp", (frame / float(catalog.fps)).astype(feature.dtype))
+        self._compare_times(columns["timestamp"], frame, episode >= 0, where)
+
+    def _compare_times(self, times: Column, frame: np.ndarray, listed: np.ndarray, where: str) -> None:
+        """Note, once, timestamps that are not frame / fps: they are given as they are and choose nothing."""
+        off = np.abs(np.asarray(times, np.float64) * float(self.catalog.fps) - frame)[listed]
+        said = "timestamps are up to"
+        if off.size and off.max() > 0.5 and not any(note.startswith(said) for note in self.notes):
+            self.notes.append(f"{said} {off.max():.3g} frames off frame / fps, first in {where}; frames go by order")
+
+    def _refuse(self, row: int, what: str) -> DatasetError:
+        where = (
+            f"{self.catalog.files.where(self.catalog.data_path(row))} (episode {int(self.catalog.episodes.ids[row])})"
+        )
+        return DatasetError(what, where=where, fix="repair meta/ or the file, or leave the episode out")
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+            warnings.warn(text, stacklevel=2)
+
+
+def _pick(column: Column, start: np.ndarray, frames: np.ndarray) -> np.ndarray | list:
+    """Values at start (B,) + frames (B,) or (B, T)."""
+    at = start.reshape(-1, *[1] * (frames.ndim - 1)) + frames
+    if isinstance(column, np.ndarray):
+        return column[at]
+    flat = [column[i].as_py() for i in at.reshape(-1).tolist()]  # `take` would first copy the whole column into one
+    return flat if at.ndim == 1 else [flat[i : i + at.shape[1]] for i in range(0, at.size, at.shape[1])]
+
+
+def _scatter(parts: list[tuple[np.ndarray, np.ndarray | list]], count: int) -> np.ndarray | list:
+    """Parts of several files, back in the order they were asked for."""
+    first = parts[0][1]
+    if isinstance(first, np.ndarray):
+        out = np.empty((count, *first.shape[1:]), first.dtype)
+        for at, values in parts:
+            out[at] = values
+        return out
+    placed: list = [None] * count
+    for at, values in parts:
+        for i, value in zip(at.tolist(), values):
+            placed[i] = value
+    return placed

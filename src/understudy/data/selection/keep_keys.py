@@ -1,0 +1,98 @@
+"""Which episode a key of a keep-ranges file means: an episode id, or text that the dataset holds about its episodes.
+
+DROID's files use "<recording_folderpath>--<file_path>". The text is looked for in the episode metadata first and then
+in the text columns of the rows; nothing is guessed from the look of a key.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from understudy.data.format.catalog import Catalog
+from understudy.errors import DatasetError
+
+_PARTS = ("recording_folderpath", "file_path")
+
+
+def episodes_of_keys(catalog: Catalog, keys: list[object], where: str) -> tuple[dict[object, int], dict[str, int]]:
+    """(key -> table row of the keys that mean an episode, what such keys are called here -> table row).
+
+    Raises:
+        DatasetError: no key means any episode; both sides' keys are shown.
+    """
+    if all(isinstance(key, int) or (isinstance(key, str) and key.isdigit()) for key in keys):
+        by_id = {str(int(episode)): row for row, episode in enumerate(catalog.episodes.ids)}
+        candidates: Iterator[dict[str, int]] = iter([by_id])
+    else:
+        candidates = _candidates(catalog)
+    known: list[str] = []
+    for names in candidates:
+        matched = {key: names[str(key)] for key in keys if str(key) in names}
+        if matched:
+            return matched, names
+        known += list(names)[: max(0, 3 - len(known))]
+    shown = ", ".join(map(repr, known)) or "no text about its episodes; their ids are " + ", ".join(
+        str(int(i)) for i in catalog.episodes.ids[:3]
+    )
+    raise DatasetError(
+        f"none of its {len(keys)} keys is an episode: keys are {', '.join(repr(k) for k in keys[:3])}, ...; "
+        f"the dataset has {shown}, ...",
+        where=where,
+        fix="give the keep-ranges of this dataset, or use episode ids as keys",
+    )
+
+
+def droid_keys(catalog: Catalog) -> dict[int, str]:
+    """Table row -> "<recording_folderpath>--<file_path>", where the dataset holds both texts for every episode and no
+    two share theirs; {} otherwise."""
+    there = {int(catalog.episodes.ids[row]): row for row in np.flatnonzero(catalog.episodes.lengths).tolist()}
+    for texts in (catalog.episode_texts, lambda: _row_texts(catalog)):  # the rows are read where they must be
+        joined = _joined(texts())
+        if there.keys() <= joined.keys() and len(set(joined.values())) == len(joined):
+            return {row: joined[episode] for episode, row in there.items()}
+    return {}
+
+
+def _joined(columns: dict[str, dict[int, str]]) -> dict[int, str]:
+    """Both DROID parts as one text by episode id; {} where there are not both."""
+    ends = [
+        next((c for n, c in columns.items() if n.replace(".", "/").split("/")[-1] == part), None) for part in _PARTS
+    ]
+    folder, file = ends
+    if folder is None or file is None:
+        return {}
+    return {e: f"{folder[e]}--{file[e]}" for e in folder if e in file}
+
+
+def _candidates(catalog: Catalog) -> Iterator[dict[str, int]]:
+    yield from _names(catalog.episode_texts(), catalog.episodes.ids)
+    yield from _names(_row_texts(catalog), catalog.episodes.ids)
+
+
+def _names(columns: dict[str, dict[int, str]], ids: np.ndarray) -> Iterator[dict[str, int]]:
+    """Ways to name episodes by text columns (name -> episode id -> text): both DROID parts joined, then each alone."""
+    row_of = {int(episode): row for row, episode in enumerate(ids)}
+    if both := _joined(columns):
+        columns = {"both": both, **columns}
+    for column in columns.values():
+        texts = {text: row_of[e] for e, text in column.items() if e in row_of}
+        if len(texts) == len(column):  # what several episodes share names none of them
+            yield texts
+
+
+def _row_texts(catalog: Catalog) -> dict[str, dict[int, str]]:
+    """Text features of the rows, as the first row of each episode has them."""
+    keys = [key for key, feature in catalog.features.items() if feature.dtype == "string"]
+    if not keys:
+        return {}
+    from understudy.data.read.rows import Rows
+
+    rows = Rows(catalog, keys, cache_bytes=0)
+    columns: dict[str, dict[int, str]] = {key: {} for key in keys}
+    lengths = catalog.episodes.lengths
+    for row in np.argsort(catalog.episodes.data_file, kind="stable"):  # file by file: each is read once
+        if lengths[row] > 0:
+            first = np.zeros(1, np.int64)
+            for key, values in rows.take(np.asarray([row]), dict.fromkeys(keys, first)).items():
+                columns[key][int(catalog.episodes.ids[row])] = str(values[0])
+    return columns

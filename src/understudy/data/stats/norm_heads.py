@@ -1,0 +1,225 @@
+"""The numbers by which a run normalises: statistics of its training frames, pooled per norm head.
+
+A dimension of the action that is learnt as a difference to the state is normalised by the statistics of action[t + k] -
+state[t] over all frames t and all steps k of their windows that are no padding; every other dimension by those of one
+value per frame. Each training frame counts once, whatever weight a mixture gives its source: another weight must not
+change what a command means. Nothing of what is held out has a say.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from understudy.data.dataset import EpisodeDataset
+from understudy.data.stats.cache import kept
+from understudy.data.stats.normalization import Mode, Statistics, offset_and_spread
+from understudy.data.stats.outliers import refuse_far, tell_wide
+from understudy.data.stats.source import ACTION, DELTA, STATE, frames, pairs, summarise, widths
+from understudy.data.stats.summary import Summary, pooled, stride_of
+from understudy.errors import DatasetError
+from understudy.progress import Progress
+
+
+@dataclass(frozen=True)
+class Member:
+    """One source of a head.
+
+    Attributes:
+        data: its training part, in standard keys; its segments say which frames count.
+        head: the head it is normalised by (see `head_name.py`).
+        delta: dimensions of the action that are learnt as difference to the state's dimension of the same number.
+        recorded: statistics to use instead of computing them, by key; those of the action are of what is learnt, so of
+            differences in the dimensions of `delta`. Its rows are not read.
+    """
+
+    data: EpisodeDataset
+    head: str
+    delta: tuple[int, ...] = ()
+    recorded: Mapping[str, Statistics] | None = None
+
+
+def normalisation(
+    members: Sequence[Member],
+    mode: Mode,
+    chunk: int,
+    cache: Path | None = None,
+    held_out: Sequence[EpisodeDataset] = (),
+) -> dict[str, Any]:
+    """A policy's normalisation, as plain lists that JSON keeps:
+
+        {"heads": [H names, sorted],
+         "action": {"offset": [H][A], "spread": [H][A]}, "observation.state": the same (absent where no source has it),
+         "delta": [H][A] bools, "dims": {"action": [H], "observation.state": [H]}}
+
+    A and S are the widest of the heads; behind a head's own width (`dims`) offset and spread are 0. The sequence of
+    `members` changes no bit. Other arguments and errors: see `statistics`.
+
+    Raises:
+        DatasetError: also where recorded statistics lack what `mode` needs, or cannot be pooled for it.
+    """
+    if mode not in get_args(Mode):
+        raise ValueError(f"mode={mode!r}: must be one of {', '.join(get_args(Mode))}")
+    found = statistics(members, chunk, cache, held_out)
+    columns = [key for key in (ACTION, STATE) if any(key in of_head for of_head in found.values())]
+    dims = {key: [len(found[head][key].mean) if key in found[head] else 0 for head in found] for key in columns}
+    out: dict[str, Any] = {"heads": list(found)}
+    for key in columns:
+        maps = [_map(head, key, of_head[key], mode) if key in of_head else {} for head, of_head in found.items()]
+        for (head, of_head), each in zip(found.items(), maps):
+            if each:
+                tell_wide(head, key, of_head[key], each["spread"])
+        for name in ("offset", "spread"):
+            rows = [each.get(name, np.zeros(0, np.float32)) for each in maps]
+            padded = [np.pad(row, (0, max(dims[key]) - len(row))).tolist() for row in rows]
+            out.setdefault(key, {})[name] = padded
+    delta = {member.head: member.delta for member in members}
+    out["delta"] = [np.isin(np.arange(max(dims[ACTION])), delta[head]).tolist() for head in found]
+    return out | {"dims": dims}
+
+
+def statistics(
+    members: Sequence[Member], chunk: int, cache: Path | None = None, held_out: Sequence[EpisodeDataset] = ()
+) -> dict[str, dict[str, Statistics]]:
+    """Of each head, sorted by name: by `ACTION` (as it is learnt) and, where its sources have one, `STATE`.
+
+    Args:
+        chunk: frames of the action's window.
+        cache: folder that keeps what was computed of each source (see `cache.py`); None keeps nothing.
+        held_out: parts that are read for their errors alone: one NaN there is the loss of them all.
+
+    Raises:
+        DatasetError: a value is not finite or far from all others (`outliers.py`), sources of one head differ in width
+            or `delta`, or a dimension of `delta` is not in both action and state.
+    """
+    if not members:
+        raise ValueError("there is no source to normalise")
+    if chunk < 1:
+        raise ValueError(f"chunk={chunk}: must be at least 1")
+    heads = {head: [m for m in members if m.head == head] for head in sorted({m.head for m in members})}
+    for head, of_head in heads.items():
+        for member in of_head:
+            _refuse(member)
+            _refuse_pair(head, of_head[0], member)
+    parts = [*held_out, *(member.data for member in members if member.recorded is None)]
+    with Progress(sum(map(frames, parts)), "statistics", "frame") as bar:
+        strides = dict.fromkeys((ACTION, STATE), 0)
+        others = [(data, _summary(data, (), chunk, strides, cache, bar)) for data in held_out]
+        found = {head: _of_head(of_head, chunk, cache, bar) for head, of_head in heads.items()}
+    for head, of_head in heads.items():
+        for key, known in found[head].items():
+            refuse_far(key, known, known.min, known.max, [m.data for m in of_head if m.recorded is None])
+            learnt = np.isin(np.arange(len(known.mean)), of_head[0].delta if key == ACTION else ())
+            for data, own in others:
+                if key in own and any(m.data.catalog is data.catalog for m in of_head):
+                    # A difference is not what a column of its own holds.
+                    low, high = (np.where(learnt, np.nan, end) for end in (own[key].min, own[key].max))
+                    refuse_far(key, known, low, high, [data])
+    return found
+
+
+def _refuse(member: Member) -> None:
+    """Raise DatasetError where a source does not fit what is said of it."""
+    own, where = widths(member.data), member.data.name
+    for dim in member.delta:
+        short = [key for key in (ACTION, STATE) if not 0 <= dim < own.get(key, 0)]
+        if short:
+            what = f"delta names dimension {dim}, {short[0]!r} has {own.get(short[0], 0)}"
+            raise DatasetError(what, where=where, fix="name dimensions, from 0, that action and state both have")
+    for key in own if member.recorded is not None else ():
+        wide = len(member.recorded[key].mean) if member.recorded and key in member.recorded else 0
+        if wide != own[key]:
+            what = f"the recorded statistics have {wide or 'no'} dimensions of {key!r}, the dataset {own[key]}"
+            raise DatasetError(what, where=where, fix="name those of this robot, or have them computed")
+
+
+def _refuse_pair(head: str, first: Member, other: Member) -> None:
+    """Raise DatasetError where two sources cannot be normalised by the same numbers."""
+    for key in (ACTION, STATE):
+        have = [widths(m.data).get(key, 0) for m in (first, other)]
+        if have[0] != have[1]:
+            said = " and ".join(f"{m.data.name!r} has {width or 'no'}" for m, width in zip((first, other), have))
+            fix = "give them different robot types or control modes, or map their keys (names) to the same thing"
+            raise DatasetError(f"head {head!r}: {said} dimensions of {key!r}", fix=fix)
+    if set(first.delta) != set(other.delta):
+        said = " and ".join(f"{m.data.name!r} has {sorted(m.delta)}" for m in (first, other))
+        what = f"head {head!r}: {said} as differences to the state (delta)"
+        raise DatasetError(what, fix="give both the same delta, or different control modes")
+
+
+def _of_head(members: Sequence[Member], chunk: int, cache: Path | None, bar: Progress) -> dict[str, Statistics]:
+    """Statistics of one head by `ACTION` and `STATE`."""
+    recorded = [member.recorded for member in members if member.recorded is not None]
+    if len(recorded) == len(members) and all(_same(each, recorded[0]) for each in recorded):
+        return {key: recorded[0][key] for key in widths(members[0].data)}  # with quantiles, which no pool would have
+    reading = [member.data for member in members if member.recorded is None]
+    delta, rows = tuple(sorted(set(members[0].delta))), stride_of(sum(map(frames, reading)))
+    strides = {ACTION: rows, STATE: rows, DELTA: stride_of(sum(pairs(data, chunk) for data in reading), chunk)}
+    parts = [_summary(data, delta, chunk, strides, cache, bar) for data in reading]
+    parts += [_without_rows(m.data, m.recorded, delta, chunk) for m in members if m.recorded is not None]
+    found = {
+        key: pooled([part[key] for part in parts]) for key in (*widths(members[0].data), *((DELTA,) if delta else ()))
+    }
+    if delta:
+        learnt, action = vars(found.pop(DELTA)), vars(found[ACTION])
+        figures = {name: np.array(figure) for name, figure in action.items() if name != "count"}
+        for name, figure in figures.items():
+            figure[list(delta)] = learnt[name]
+        found[ACTION] = Statistics(action["count"], **figures)
+    return found
+
+
+def _summary(
+    data: EpisodeDataset,
+    delta: tuple[int, ...],
+    chunk: int,
+    strides: Mapping[str, int],
+    cache: Path | None,
+    bar: Progress,
+) -> dict[str, Summary]:
+    """Of one source, and the bar moved on by its frames whether they are read or not."""
+    begun = bar.n
+    found = kept(cache, data, delta, chunk, strides, partial(summarise, data, delta, chunk, strides, bar.update))
+    bar.update(begun + frames(data) - bar.n)
+    return found
+
+
+def _same(a: Mapping[str, Statistics], b: Mapping[str, Statistics]) -> bool:
+    return a.keys() == b.keys() and all(
+        np.array_equal(value, vars(b[key])[name], equal_nan=True)
+        for key, s in a.items()
+        for name, value in vars(s).items()
+    )
+
+
+def _without_rows(
+    data: EpisodeDataset, recorded: Mapping[str, Statistics], delta: tuple[int, ...], chunk: int
+) -> dict[str, Summary]:
+    """Statistics computed elsewhere as if they were of a source whose rows were not kept."""
+    found = {}
+    for key, s in recorded.items():
+        found[key] = Summary(s.count, s.mean, s.std, s.min, s.max, np.empty((0, len(s.mean))), 0)
+    if delta:
+        s, at = recorded[ACTION], list(delta)
+        count = round(s.count * pairs(data, chunk) / frames(data))  # as many pairs to a frame as this dataset has
+        found[DELTA] = Summary(count, s.mean[at], s.std[at], s.min[at], s.max[at], np.empty((0, len(at))), 0)
+    return found
+
+
+def _map(head: str, key: str, found: Statistics, mode: Mode) -> dict[str, np.ndarray]:
+    """Offset and spread of one key under one head, float32 [dim]."""
+    with np.errstate(over="ignore"):
+        maps = offset_and_spread(found, mode)
+    bad = ~np.isfinite(maps["offset"]) | ~np.isfinite(maps["spread"])
+    if bad.any():
+        dim = int(bad.argmax())
+        place = f"head {head!r}: {key}[{dim}]"
+        if np.isnan(maps["offset"][dim]) or np.isnan(maps["spread"][dim]):
+            what = f"{place} has no figures for {mode!r}: recorded statistics lack them, or differ and cannot be pooled"
+            fix = "have them computed, give all sources of the head the same file, or another mode"
+            raise DatasetError(what, fix=fix)
+        raise DatasetError(f"{place} has values beyond float32, in which a policy computes", fix="correct the data")
+    return maps

@@ -1,0 +1,97 @@
+"""What a recorded frame must look like: each value held against its feature when it is added, not when it is read."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from understudy.data.format.features import Feature
+from understudy.data.write.layout import DEFAULTS
+
+_NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "float32", "float64")
+
+
+def check_features(features: Mapping[str, Mapping[str, Any]]) -> dict[str, Feature]:
+    """The features to record as `Feature`s, with the five default columns behind them.
+
+    Raises `ValueError` naming the key and the rule for anything that LeRobot v3.0 cannot hold.
+    """
+    checked: dict[str, Feature] = {}
+    for key, entry in features.items():
+        extra = set(entry) - {"dtype", "shape", "names"}
+        if not key or "/" in key or key in DEFAULTS or key == "task":
+            raise ValueError(f"feature {key!r}: a name without '/', and none of {', '.join(DEFAULTS)}, task")
+        if extra or "dtype" not in entry:
+            raise ValueError(f"feature {key!r}: give dtype, shape and names, not {', '.join(sorted(entry))}")
+        dtype, names = str(entry["dtype"]), entry.get("names")
+        shape = tuple(int(size) for size in entry.get("shape", (1,)))
+        if dtype not in (*_NUMBERS, "string", "video", "image"):
+            raise ValueError(f"feature {key!r}: dtype {dtype!r} is none of {', '.join(_NUMBERS)}, string, video, image")
+        if not shape or min(shape) < 1 or len(shape) > 5:
+            raise ValueError(f"feature {key!r}: shape {shape} must have one to five positive sizes; a scalar is (1,)")
+        if dtype == "string" and shape != (1,):
+            raise ValueError(f"feature {key!r}: strings have shape (1,), not {shape}")
+        if dtype in ("video", "image"):
+            if len(shape) != 3 or shape[2] != 3:
+                raise ValueError(f"feature {key!r}: pictures have shape (height, width, 3), not {shape}")
+            if dtype == "video" and (shape[0] % 2 or shape[1] % 2 or min(shape[:2]) < 16):
+                raise ValueError(f"feature {key!r}: video of {shape[1]}x{shape[0]}: sides must be even and at least 16")
+            names = names or ["height", "width", "channels"]
+        if isinstance(names, Sequence) and not isinstance(names, str):
+            names = list(names)
+        checked[key] = Feature(key, dtype, shape, names)
+    if not checked:
+        raise ValueError("features is empty: name at least one")
+    return checked | DEFAULTS
+
+
+def check_frame(values: Mapping[str, Any], features: Mapping[str, Feature], allow_nan: bool) -> dict[str, Any]:
+    """The values of one frame in their features' dtypes; pictures stay uint8 (H, W, 3) arrays.
+
+    Numbers may be narrowed within their kind (float64 to float32, int64 to int32 where the value fits, whole numbers to
+    floats), never across (no float to int, nothing to bool). Raises `ValueError` naming the key and the rule.
+    """
+    wanted = features.keys() - DEFAULTS.keys()
+    if values.keys() != wanted:
+        missing, extra = sorted(wanted - values.keys()), sorted(values.keys() - wanted)
+        parts = [f"without {', '.join(missing)}"] * bool(missing) + [f"with unknown {', '.join(extra)}"] * bool(extra)
+        raise ValueError(f"frame {' and '.join(parts)}: give exactly {', '.join(sorted(wanted))}")
+    return {key: _check_value(key, values[key], features[key], allow_nan) for key in features if key in wanted}
+
+
+def _check_value(key: str, value: Any, feature: Feature, allow_nan: bool) -> Any:
+    if feature.dtype == "string":
+        if not isinstance(value, str):
+            raise ValueError(f"{key!r}: {type(value).__name__}, expected a string")
+        return value
+    array = np.asarray(value)
+    if feature.shape == (1,) and array.shape == ():
+        array = array.reshape(1)
+    if array.shape != feature.shape:
+        raise ValueError(f"{key!r}: shape {array.shape}, expected {feature.shape}")
+    want = np.dtype(np.uint8 if feature.is_encoded else feature.dtype)
+    if feature.is_encoded or want.kind == "b":
+        if array.dtype != want:
+            raise ValueError(f"{key!r}: dtype {array.dtype}, expected {want}")
+        return array if feature.is_encoded else array.copy()  # pictures are encoded at once, the rest is kept
+    if array.dtype.kind not in ("iuf" if want.kind == "f" else "iu"):
+        raise ValueError(f"{key!r}: dtype {array.dtype} does not become {want}")
+    with np.errstate(over="ignore"):
+        cast = array.astype(want)  # always a copy: the caller may go on using its buffer
+    if want.kind in "iu" and not (cast == array).all():
+        raise ValueError(f"{key!r}: {array.flat[int(np.argmax(cast != array))]} does not fit into {want}")
+    if want.kind == "f" and not allow_nan and not np.isfinite(cast).all():
+        where = tuple(int(i) for i in np.argwhere(~np.isfinite(cast))[0])
+        raise ValueError(f"{key!r}: {array[where]} at {where} is not a finite {want} (allow_nan=True records it)")
+    return cast
+
+
+def png(picture: np.ndarray) -> bytes:
+    """PNG of uint8 (H, W, 3), little compressed: recording is where time is short."""
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()

@@ -1,0 +1,212 @@
+"""What a LeRobot v3.0 dataset looks like on disk: paths, schemas, `info.json`, and files replaced in one step."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from understudy.atomic import sync
+from understudy.data.format.features import Feature
+from understudy.data.stats.running import NAMES
+from understudy.video.encode import codec_name, temporary_name
+
+FILES_PER_CHUNK = 1000
+DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+MARK = {b"understudy": b"recorded by understudy.data.EpisodeWriter"}
+"""Schema metadata of the episode tables we write: only such a dataset is repaired and continued."""
+
+DEFAULTS = {
+    "timestamp": Feature("timestamp", "float32", (1,)),
+    "frame_index": Feature("frame_index", "int64", (1,)),
+    "episode_index": Feature("episode_index", "int64", (1,)),
+    "index": Feature("index", "int64", (1,)),
+    "task_index": Feature("task_index", "int64", (1,)),
+}
+"""The five columns that every dataset has and the writer fills."""
+
+
+def place(template: str, number: int, key: str = "") -> str:
+    """Path of the `number`-th file of a kind, relative to the root."""
+    chunk, file = divmod(number, FILES_PER_CHUNK)
+    return template.format(chunk_index=chunk, file_index=file, video_key=key)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write `content` under `path` so that every reader, and every kill, finds the old file or the new one."""
+    temporary = temporary_name(path)
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
+
+
+def replace_json(path: Path, value: Mapping[str, Any]) -> None:
+    replace_file(path, json.dumps(value, indent=4, ensure_ascii=False).encode())
+
+
+def replace_parquet(path: Path, parts: Iterable[pa.Table], schema: pa.Schema, *, durable: bool = False) -> None:
+    """Write the tables as one file, one row group each, as `replace_file` does.
+
+    durable: also outlive a power cut, which costs a wait for the disk.
+    """
+    temporary = temporary_name(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Dictionaries only cost here: few values repeat, and the episode table is rewritten with every episode.
+    with pq.ParquetWriter(
+        temporary, schema, compression="snappy", use_dictionary=False, write_page_checksum=True
+    ) as writer:
+        for part in parts:
+            writer.write_table(part)
+    if durable:
+        sync(temporary)
+    os.replace(temporary, path)
+    if durable:
+        sync(path.parent)
+
+
+def column_type(feature: Feature) -> pa.DataType:
+    """Arrow type of a feature's column in the data files."""
+    if feature.dtype == "image":
+        return pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    kind = pa.string() if feature.dtype == "string" else pa.from_numpy_dtype(np.dtype(feature.dtype))
+    if feature.shape == (1,):
+        return kind
+    if len(feature.shape) == 1:
+        return pa.list_(kind, feature.shape[0])
+    for _ in feature.shape:
+        kind = pa.list_(kind)
+    return kind
+
+
+def _hugging_face_type(feature: Feature) -> dict[str, Any]:
+    if feature.dtype == "image":
+        return {"_type": "Image"}
+    value = {"dtype": feature.dtype, "_type": "Value"}
+    if feature.shape == (1,):
+        return value
+    if len(feature.shape) == 1:
+        return {"feature": value, "length": feature.shape[0], "_type": "List"}
+    return {"shape": list(feature.shape), "dtype": feature.dtype, "_type": f"Array{len(feature.shape)}D"}
+
+
+def data_schema(features: Mapping[str, Feature]) -> pa.Schema:
+    """Schema of the data files, with the metadata by which the `datasets` library knows its types again."""
+    stored = {key: feature for key, feature in features.items() if not feature.is_video}
+    blob = {"info": {"features": {key: _hugging_face_type(feature) for key, feature in stored.items()}}}
+    fields = [pa.field(key, column_type(feature)) for key, feature in stored.items()]
+    return pa.schema(fields, metadata={b"huggingface": json.dumps(blob).encode()})
+
+
+def episode_schema(features: Mapping[str, Feature]) -> pa.Schema:
+    """Schema of meta/episodes: where each episode lies, and its statistics."""
+    whole, seconds = pa.int64(), pa.float64()
+    fields: dict[str, pa.DataType] = {"episode_index": whole, "tasks": pa.list_(pa.string()), "length": whole}
+    fields |= {"data/chunk_index": whole, "data/file_index": whole}
+    fields |= {"dataset_from_index": whole, "dataset_to_index": whole}
+    for key, feature in features.items():
+        if feature.is_video:
+            at = f"videos/{key}"
+            fields |= {f"{at}/chunk_index": whole, f"{at}/file_index": whole}
+            fields |= {f"{at}/from_timestamp": seconds, f"{at}/to_timestamp": seconds}
+    for key, feature in features.items():
+        if feature.dtype != "string":
+            fields |= {f"stats/{key}/{name}": statistic_type(feature, name) for name in NAMES}
+    fields |= {"meta/episodes/chunk_index": whole, "meta/episodes/file_index": whole}
+    return pa.schema([pa.field(name, kind) for name, kind in fields.items()], metadata=MARK)
+
+
+def statistic_type(feature: Feature, name: str) -> pa.DataType:
+    """Arrow type of one statistic: a list nested as deep as its array; extremes of whole numbers stay whole."""
+    if name == "count":
+        return pa.list_(pa.int64())
+    kind = pa.float64()
+    if name in ("min", "max") and not feature.is_encoded and np.dtype(feature.dtype).kind in "biu":
+        kind = pa.int64()
+    for _ in range(3 if feature.is_encoded else len(feature.shape)):
+        kind = pa.list_(kind)
+    return kind
+
+
+def statistic_value(feature: Feature, name: str, figure: np.ndarray) -> Any:
+    """One statistic as nested lists of Python numbers of the type that `statistic_type` gives."""
+    kind = statistic_type(feature, name)
+    while pa.types.is_list(kind):
+        kind = kind.value_type
+    return figure.astype(np.int64 if pa.types.is_integer(kind) else np.float64).tolist()
+
+
+def tasks_table(tasks: Sequence[str]) -> pa.Table:
+    """meta/tasks.parquet: task_index, and the text as the index that pandas finds again."""
+    table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks, pa.string())})
+    columns = [
+        {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"},
+        {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object"},
+    ]
+    pandas = {
+        "index_columns": ["task"],
+        "column_indexes": [],
+        "columns": [{**column, "metadata": None} for column in columns],
+        "creator": {"library": "pyarrow", "version": pa.__version__},
+        "pandas_version": "2.2.0",
+    }
+    return table.replace_schema_metadata({b"pandas": json.dumps(pandas).encode()})
+
+
+def feature_entries(features: Mapping[str, Feature], fps: int, codec: str, gop: int, crf: int | None) -> dict[str, Any]:
+    """The `features` of info.json."""
+    entries: dict[str, Any] = {}
+    for key, feature in features.items():
+        entry: dict[str, Any] = {"dtype": feature.dtype, "shape": list(feature.shape), "names": feature.names}
+        if feature.is_video:
+            height, width, channels = feature.shape
+            entry["info"] = {
+                "video.height": height,
+                "video.width": width,
+                "video.codec": codec_name(codec),
+                "video.pix_fmt": "yuv420p",
+                "video.fps": fps,
+                "video.channels": channels,
+                "video.g": gop,
+                **({} if crf is None else {"video.crf": crf}),
+                "is_depth_map": False,
+                "has_audio": False,
+            }
+        entries[key] = entry
+    return entries
+
+
+def info_json(
+    entries: Mapping[str, Any],
+    *,
+    fps: int,
+    robot_type: str | None,
+    episodes: int,
+    frames: int,
+    tasks: int,
+    data_file_mb: float,
+    video_file_mb: float,
+) -> dict[str, Any]:
+    """meta/info.json."""
+    has_video = any(entry["dtype"] == "video" for entry in entries.values())
+    return {
+        "codebase_version": "v3.0",
+        "robot_type": robot_type,
+        "total_episodes": episodes,
+        "total_frames": frames,
+        "total_tasks": tasks,
+        "chunks_size": FILES_PER_CHUNK,
+        "data_files_size_in_mb": data_file_mb,
+        "video_files_size_in_mb": video_file_mb,
+        "fps": fps,
+        "splits": {"train": f"0:{episodes}"},
+        "data_path": DATA_PATH,
+        "video_path": VIDEO_PATH if has_video else None,
+        "features": dict(entries),
+    }

@@ -1,0 +1,357 @@
+"""`EpisodeWriter`: record episodes as a LeRobot v3.0 dataset that is whole after every episode.
+
+    with EpisodeWriter("my_data", fps=30, features={
+        "observation.images.top": {"dtype": "video", "shape": (480, 640, 3)},
+        "observation.state": {"dtype": "float32", "shape": (6,), "names": [...]},
+        "action": {"dtype": "float32", "shape": (6,)},
+    }) as writer:
+        for ...:
+            writer.add_frame({"observation.images.top": picture, ...}, task="pick up the red block")
+        writer.save_episode()
+
+The folder is a valid dataset at every instant, `kill -9` included, of exactly the episodes whose `save_episode` came to
+its commit (see `group.py`; with none yet there is nothing to read, which `Catalog.open` says). `resume=True`
+clears what a killed recording left behind and carries on; without a new episode a finished one keeps every byte.
+`stats.json` may lag behind the last tenth of the frames until `finish`. Statistics of pictures are those of what is
+stored, read back from the encoded video, so they are the same however often the recording was interrupted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from understudy.data.format.features import Feature
+from understudy.data.stats.running import NAMES, PictureStatistics, RunningStatistics, picture_step
+from understudy.data.write.frame import check_features, check_frame, png
+from understudy.data.write.group import cameras, commit, empty_group, is_full, pack, remove_orphans, small_files
+from understudy.data.write.layout import (
+    EPISODES_PATH,
+    column_type,
+    data_schema,
+    episode_schema,
+    feature_entries,
+    info_json,
+    place,
+    replace_json,
+    replace_parquet,
+    statistic_value,
+    tasks_table,
+)
+from understudy.data.write.resume import every_picture, load_recording, remeasure
+from understudy.errors import DatasetError
+from understudy.video.encode import VideoEncoder, codec_name, temporary_name
+
+Statistics = dict[str, RunningStatistics | PictureStatistics]
+
+
+class EpisodeWriter:
+    """Records episodes into `root`; use as a context manager, from one thread.
+
+    fps: frames per second, a whole number. features: key -> {"dtype", "shape", "names"}; dtype "video" (encoded),
+    "image" (PNG inside the rows), a numpy number type, "bool" or "string". codec, gop, crf: see `encode_video`.
+    data_file_mb, video_file_mb: size at which packed files are closed. allow_nan: record values that are not finite
+    instead of refusing them. resume: continue a recording that is there (or begin one where nothing is).
+
+    Raises `ValueError` for settings the format cannot hold, `DatasetError` for a folder that is not empty (without
+    `resume`), that no EpisodeWriter recorded, that was recorded with other settings, or that another one is recording.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        fps: int,
+        features: Mapping[str, Mapping[str, Any]],
+        robot_type: str | None = None,
+        codec: str = "libsvtav1",
+        gop: int = 2,
+        crf: int | None = None,
+        data_file_mb: float = 100,
+        video_file_mb: float = 200,
+        allow_nan: bool = False,
+        resume: bool = False,
+    ) -> None:
+        codec_name(codec)
+        if fps != int(fps) or fps < 1 or gop < 1 or min(data_file_mb, video_file_mb) <= 0:
+            raise ValueError(f"fps={fps}, gop={gop}: whole numbers from 1 on; file sizes must be positive")
+        self.root, self.fps, self.features = Path(root), int(fps), check_features(features)
+        self._codec, self._gop, self._crf, self._allow_nan = codec, gop, crf, allow_nan
+        self._robot_type, self._data_mb, self._video_mb = robot_type, data_file_mb, video_file_mb
+        self._entries = feature_entries(self.features, self.fps, codec, gop, crf)
+        self.tasks: list[str] = []
+        self.episodes = self.frames = 0
+        self._group = empty_group(0, self.features)
+        self._statistics = _accumulators(self.features)
+        self._measured = 0  # frames at the last writing of stats.json
+        self._changed = False  # since the dataset was last put in order
+        if self.root.is_dir() and any(self.root.iterdir()):
+            if not resume:
+                raise DatasetError("is not empty", where=self.root, fix="name a new folder, or pass resume=True")
+            self._lock = _locked(self)
+            try:
+                self._resume()
+            except BaseException:
+                self._lock()
+                raise
+        elif self.root.exists() and not self.root.is_dir():
+            raise DatasetError("is a file", where=self.root, fix="name a new folder")
+        else:
+            self._create()
+            self._lock = _locked(self)
+        self._clear()
+
+    # -- one frame, one episode -------------------------------------------------------------------------------------
+
+    def add_frame(self, values: Mapping[str, Any], task: str) -> None:
+        """Add a frame to the current episode.
+
+        values: one value per feature: numbers of the feature's shape (a plain number for shape (1,)), uint8
+        (height, width, 3) RGB for pictures, str for strings. task: what is being done, in words. Index, timestamp and
+        task columns are filled in. Raises `ValueError` naming the key and the rule; the frame is then not added.
+        """
+        self._check_open()
+        if not isinstance(task, str) or not task.strip():
+            raise ValueError(f"task={task!r}: say in words what is being done")
+        frame = check_frame(values, self.features, self._allow_nan)
+        for key in cameras(self.features):
+            if key not in self._encoders:
+                path = small_files(self.root, self.features, self._group.next_file)[key]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                height, width, _ = self.features[key].shape
+                self._encoders[key] = VideoEncoder(path, self.fps, height, width, self._codec, self._gop, self._crf)
+        for key, value in frame.items():
+            feature = self.features[key]
+            if feature.is_video:
+                self._encoders[key].add(value)
+                continue
+            if feature.is_encoded and len(self._frame_tasks) % picture_step(*feature.shape[:2]) == 0:
+                self._pictures[key].add(value)  # PNG loses nothing
+            self._columns[key].append(png(value) if feature.is_encoded else value)
+        self._frame_tasks.append(task)
+
+    def save_episode(self) -> int:
+        """Make the frames added since the last call an episode of the dataset; returns its number.
+
+        When this returns, the episode survives the end of the process. If it raises, the episode is dropped and the
+        dataset is as before.
+        """
+        self._check_open()
+        if not self._frame_tasks:
+            raise ValueError("the episode has no frames: add_frame comes before save_episode")
+        try:
+            row, values = self._write_files()
+            commit(self.root, self.features, self._group, row)
+        except BaseException:
+            self.discard_episode()
+            raise
+        episode, self.episodes = self.episodes, self.episodes + 1
+        self.frames += row["length"]
+        for key, part in self._statistics.items():  # numbers episode by episode, as when they are read back
+            if isinstance(part, PictureStatistics):
+                part.merge(self._pictures[key])
+            else:
+                part.add(values[key])
+        self._changed = True
+        self._clear()
+        full = is_full(self._group, self._data_mb, self._video_mb)
+        self._write_totals(statistics=full or self.frames >= 1.1 * self._measured)
+        if full:
+            self._group = pack(self.root, self.features, self._group, self.fps)
+        return episode
+
+    def discard_episode(self) -> None:
+        """Drop the frames added since the last `save_episode`."""
+        for encoder in self._encoders.values():
+            encoder.abandon()
+        self._clear()
+
+    def finish(self) -> None:
+        """Pack what lies in small files and end the recording. Frames not saved as an episode are an error."""
+        if not self._lock.alive:
+            return
+        if self._frame_tasks:
+            what = f"{len(self._frame_tasks)} frames were added and not saved"
+            raise ValueError(f"{what}: call save_episode or discard_episode before finish")
+        if self._changed:
+            self._write_totals(statistics=True)
+            self._group = pack(self.root, self.features, self._group, self.fps)
+        self._lock()
+
+    def __enter__(self) -> EpisodeWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            self.finish()
+        else:  # what is saved is safe as it lies; the next recorder packs it
+            self.discard_episode()
+            self._lock()
+
+    # -- files ------------------------------------------------------------------------------------------------------
+
+    def _write_files(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Write the episode's own files; returns its row of meta/episodes, file places still open, and its numbers."""
+        length = len(self._frame_tasks)
+        tasks = list(dict.fromkeys(self._frame_tasks))
+        known = self.tasks + [task for task in tasks if task not in self.tasks]
+        place_of = {task: number for number, task in enumerate(known)}
+        defaults: dict[str, np.ndarray] = {
+            "timestamp": (np.arange(length) / self.fps).astype(np.float32),
+            "frame_index": np.arange(length),
+            "episode_index": np.full(length, self.episodes),
+            "index": np.arange(self.frames, self.frames + length),
+            "task_index": np.array([place_of[task] for task in self._frame_tasks]),
+        }
+        for key, encoder in self._encoders.items():
+            encoder.close()
+            for picture in every_picture(encoder.path, picture_step(*self.features[key].shape[:2])):
+                self._pictures[key].add(picture)
+        schema, statistics = data_schema(self.features), _accumulators(self.features)
+        arrays, numbers = [], dict[str, np.ndarray]()
+        for key in schema.names:
+            values: Any = defaults[key].reshape(-1, 1) if key in defaults else self._columns[key]
+            arrays.append(_column(values, self.features[key]))
+            column = statistics.get(key)
+            if isinstance(column, RunningStatistics):
+                numbers[key] = np.stack(values)
+                column.add(numbers[key])
+        path = small_files(self.root, self.features, self._group.next_file)[""]
+        replace_parquet(path, [pa.Table.from_arrays(arrays, schema=schema)], schema)
+        if len(known) > len(self.tasks):
+            self._write_tasks(known)
+        row: dict[str, Any] = {
+            "episode_index": self.episodes,
+            "tasks": tasks,
+            "length": length,
+            "dataset_from_index": self.frames,
+            "dataset_to_index": self.frames + length,
+        }
+        for key in cameras(self.features):
+            row |= {f"videos/{key}/from_timestamp": 0.0, f"videos/{key}/to_timestamp": length / self.fps}
+        for key, part in (statistics | self._pictures).items():
+            figures = part.result()
+            row |= {f"stats/{key}/{name}": statistic_value(self.features[key], name, figures[name]) for name in NAMES}
+        return row, numbers
+
+    def _write_tasks(self, tasks: list[str]) -> None:
+        table = tasks_table(tasks)
+        replace_parquet(self.root / "meta/tasks.parquet", [table], table.schema)
+        self.tasks = tasks
+
+    def _write_totals(self, statistics: bool) -> None:
+        """Bring info.json, and stats.json if asked for, up to the committed episodes."""
+        if statistics and self.frames:
+            figures = {key: part.result() for key, part in self._statistics.items()}
+            values = {
+                key: {name: statistic_value(self.features[key], name, result[name]) for name in NAMES}
+                for key, result in figures.items()
+            }
+            replace_json(self.root / "meta/stats.json", values)
+            self._measured = self.frames
+        replace_json(self.root / "meta/info.json", self._info())
+
+    def _info(self) -> dict[str, Any]:
+        return info_json(
+            self._entries,
+            fps=self.fps,
+            robot_type=self._robot_type,
+            episodes=self.episodes,
+            frames=self.frames,
+            tasks=len(self.tasks),
+            data_file_mb=self._data_mb,
+            video_file_mb=self._video_mb,
+        )
+
+    def _create(self) -> None:
+        """An empty dataset, put in place in one step."""
+        self.root.parent.mkdir(parents=True, exist_ok=True)
+        draft = temporary_name(self.root)
+        try:
+            (draft / "meta").mkdir(parents=True)
+            schema, nothing = episode_schema(self.features), tasks_table([])
+            replace_parquet(draft / place(EPISODES_PATH, 0), [schema.empty_table()], schema)
+            replace_parquet(draft / "meta/tasks.parquet", [nothing], nothing.schema)
+            replace_json(draft / "meta/info.json", self._info())
+            os.replace(draft, self.root)
+        except OSError:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+
+    def _resume(self) -> None:
+        recording = load_recording(self.root, self.features, self._entries, self.fps)
+        remove_orphans(self.root, self.features, recording.tables)
+        self._group, self.episodes, self.frames = recording.group, recording.episodes, recording.frames
+        if self._robot_type is None:
+            self._robot_type = recording.robot_type
+        remeasure(self.root, self.features, recording.tables, self._statistics)  # while the small files are there
+        self.tasks, self._changed = recording.tasks, not recording.finished
+        if self._changed:
+            self._write_tasks(recording.tasks)
+            self._write_totals(statistics=True)
+            # What lies open is packed now: joining needs one encoder's settings, and ours may differ.
+            self._group = pack(self.root, self.features, self._group, self.fps)
+            self._changed = False
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    def _clear(self) -> None:
+        self._encoders: dict[str, VideoEncoder] = {}
+        self._columns: dict[str, list[Any]] = {key: [] for key in self.features}
+        self._pictures = {
+            key: PictureStatistics(first=part.pictures)
+            for key, part in self._statistics.items()
+            if isinstance(part, PictureStatistics)
+        }
+        self._frame_tasks: list[str] = []
+
+    def _check_open(self) -> None:
+        if not self._lock.alive:
+            raise ValueError(f"{self.root}: the recording is finished")
+
+
+def _locked(owner: EpisodeWriter) -> weakref.finalize:
+    """One recorder at a time: a lock on the folder itself, which ends with its owner or with the process."""
+    handle = os.open(owner.root, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise DatasetError("is being recorded into by another writer", where=owner.root, fix="wait for it") from None
+    return weakref.finalize(owner, os.close, handle)
+
+
+def _accumulators(features: Mapping[str, Feature]) -> Statistics:
+    """One accumulator for each feature that has statistics."""
+    return {
+        key: PictureStatistics() if feature.is_encoded else RunningStatistics(feature.shape)
+        for key, feature in features.items()
+        if feature.dtype != "string"
+    }
+
+
+def _column(values: Any, feature: Feature) -> pa.Array:
+    """One episode's values of a feature as an Arrow column."""
+    kind = column_type(feature)
+    if feature.dtype == "image":
+        return pa.array([{"bytes": value, "path": None} for value in values], kind)
+    if feature.dtype == "string":
+        return pa.array(values, kind)
+    stacked = np.stack(values)
+    column = pa.array(stacked.reshape(-1))
+    if feature.shape == (1,):
+        return column
+    if len(feature.shape) == 1:
+        return pa.FixedSizeListArray.from_arrays(column, type=kind)
+    for size in reversed(feature.shape):
+        column = pa.ListArray.from_arrays(pa.array(np.arange(0, len(column) + 1, size), pa.int32()), column)
+    return column.cast(kind)

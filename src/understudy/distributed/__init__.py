@@ -1,0 +1,11 @@
+"""Processes of a run and how a network is spread over them.
+
+launch                   start N processes on this host: `--launch N`
+mesh                     the device mesh, agreement between ranks, FSDP2
+keepalive                wait for rank 0 as long as it works
+signals                  stop requests by signal or file
+activation_checkpoint    activation checkpointing per block
+compile                  torch.compile per block
+unused_parameters        parameters that a loss does not reach
+torch_release            features that an older torch lacks
+"""

@@ -1,0 +1,332 @@
+"""The mesh: who the processes of a run are, how they agree, and how the weights are spread over them.
+
+    (dp_replicate, dp_shard)    (1, 1) one process    (N, 1) DDP    (1, N) FSDP2    (R, S) HSDP
+
+The mesh is always two-dimensional and there is always a process group, so nothing else asks whether a run is
+distributed: with one process every sum is over one. On a CPU the processes talk through gloo; on GPUs tensors of the
+device go through NCCL and the host's words through gloo.
+
+A rank that dies is noticed by the others when its connections close, at once; one that hangs, after `parallel.timeout`.
+What rank 0 does alone may take longer than that as long as it works (`keepalive.py`).
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from understudy.distributed.keepalive import Stuck, beating, listen
+from understudy.distributed.torch_release import lacking, leave_groups_alive
+from understudy.errors import ConfigError, DatasetError, RankError
+
+if TYPE_CHECKING:
+    from understudy.config.train import TrainConfig
+
+T = TypeVar("T")
+DIMENSIONS = ("dp_replicate", "dp_shard")
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The processes of a run as one of them sees it."""
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    """Processes on this host: they share its memory and cores."""
+    device: torch.device
+    device_mesh: DeviceMesh
+    """Two-dimensional, `DIMENSIONS`; neighbouring ranks are shards of one replica."""
+    ours: bool
+    """Whether `begin` began the process group, or a program around us."""
+    timeout: float = 600.0
+    """Seconds after which a process that hangs is given up."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(replicas, shards)."""
+        replicas, shards = self.device_mesh.shape
+        return replicas, shards
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """`tensor` summed over all ranks, in place, on host or device; bit-equal on all of them."""
+        if self.world > 1:  # alone, gloo's threads would cost a small network a tenth of its step
+            dist.all_reduce(tensor)
+        return tensor
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says yes; does not wait for the device."""
+        return self.votes(flag)[0]
+
+    def votes(self, *flags: bool) -> list[bool]:
+        """`any` of several questions at once."""
+        if self.world == 1:
+            return list(flags)
+        votes = torch.tensor(flags, dtype=torch.int32)
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX)
+        return [bool(vote) for vote in votes.tolist()]
+
+    def gather(self, value: T) -> list[T]:
+        """The value of each rank, by rank; anything that pickles."""
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
+
+    def first(self, make: Callable[[], T]) -> T:
+        """What `make` returns on rank 0, on every rank. What it raises, all raise.
+
+        The others wait for as long as `make` works: `timeout` counts only while it does nothing. It must not talk to
+        the other ranks.
+
+        Raises:
+            RankError: on the others, when rank 0 hangs.
+        """
+        box: list[Any] = [None]
+        if self.rank:
+            try:
+                listen(self.timeout)
+            except Stuck as error:
+                raise RankError(f"rank {self.rank}: {error}") from error
+        with self.together():
+            if self.rank == 0:
+                with beating() if self.world > 1 else nullcontext():
+                    box[0] = make()
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """A block that fails on all ranks if it fails on one; a rank without an error of its own gets the first one's.
+
+        For blocks in which ranks do not talk to each other: settings, data, files. Wrong input stays wrong input
+        (ConfigError), anything else is a RankError elsewhere.
+        """
+        mine: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            mine = error
+        told = None if mine is None else (isinstance(mine, ConfigError | DatasetError), str(mine) or repr(mine))
+        failed = [(rank, each) for rank, each in enumerate(self.gather(told)) if each is not None]
+        if mine is not None:
+            raise mine
+        if failed:
+            rank, (wrong_input, message) = failed[0]
+            raise ConfigError(message) if wrong_input else RankError(f"rank {rank} failed: {message}")
+
+
+def begin(config: "TrainConfig") -> Mesh:
+    """Join the other processes of this run, as RANK, WORLD_SIZE, LOCAL_RANK, … say; alone where they are not set.
+
+    Raises:
+        ConfigError: the processes cannot be arranged as `config.parallel` asks, or there is no such device.
+        RankError: the others did not come.
+    """
+    ours = not dist.is_initialized()
+    rank, world = (_told("RANK", 0), _told("WORLD_SIZE", 1)) if ours else (dist.get_rank(), dist.get_world_size())
+    local_rank, local_world = _told("LOCAL_RANK", 0), _told("LOCAL_WORLD_SIZE", 1)
+    shape, device = arrangement(config, world), chosen_device(config, local_rank)
+    if ours:
+        alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        try:
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+                timeout=timedelta(seconds=config.parallel.timeout),
+                **(alone if world == 1 else {}),
+            )
+        except (RuntimeError, ValueError) as error:
+            raise RankError(f"the {world} processes of the run did not find each other: {_line(error)}") from error
+    made = init_device_mesh(device.type, shape, mesh_dim_names=DIMENSIONS)
+    return Mesh(rank, world, local_rank, local_world, device, made, ours, config.parallel.timeout)
+
+
+def end(mesh: Mesh) -> None:
+    """Part from the other processes, if `begin` joined them."""
+    if mesh.ours and dist.is_initialized():
+        leave_groups_alive()
+        dist.destroy_process_group()
+
+
+@contextmanager
+def joined(config: "TrainConfig") -> Iterator[Mesh]:
+    """`begin`, the block, `end`. A collective that fails because another rank is gone becomes a RankError."""
+    mesh = begin(config)
+    try:
+        yield mesh
+    except BaseException as error:
+        if mesh.device.type == "cpu" or mesh.world == 1:
+            end(mesh)  # NCCL would wait for what the others never send; there the process ends without goodbye
+        if isinstance(error, RuntimeError) and mesh.world > 1 and _lost(error):
+            how = "is gone"
+            if "timed out" in str(error).lower():
+                how += f", or has not answered for {config.parallel.timeout:g} seconds (parallel.timeout)"
+            raise RankError(f"rank {mesh.rank}: another process of the run {how}: {_line(error)}") from error
+        raise
+    end(mesh)
+
+
+def arrangement(config: "TrainConfig", world: int) -> tuple[int, int]:
+    """(replicas, shards) of `world` processes. Raises ConfigError, with what would do, where it does not come out."""
+    shards, wanted = config.parallel.dp_shard, config.parallel.dp_replicate
+    replicas = wanted or max(1, world // shards)
+    if replicas * shards != world:
+        fitting = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
+        free = "" if wanted is None else ", and leave out parallel.dp_replicate"
+        raise ConfigError(
+            f"parallel: dp_replicate {replicas} x dp_shard {shards} is {replicas * shards} processes, and there are "
+            f"{world}: start {replicas * shards}, or set parallel.dp_shard to one of {fitting}{free}"
+        )
+    if world > config.batch:
+        raise ConfigError(
+            f"batch: {config.batch} samples are not enough for {world} processes: use fewer, or a larger batch"
+        )
+    if config.batch % (world * (config.micro_batch or 1)) and config.micro_batch:
+        raise ConfigError(
+            f"micro_batch: {config.micro_batch} x {world} processes does not divide the batch of {config.batch}: use "
+            "another number of processes, or leave out micro_batch"
+        )
+    if missing := lacking(config, world):
+        raise ConfigError(missing)
+    return replicas, shards
+
+
+def micro_batches(config: "TrainConfig", mesh: Mesh) -> int:
+    """In how many parts each process computes its share of a batch."""
+    return config.batch // (mesh.world * config.micro_batch) if config.micro_batch else 1
+
+
+def chosen_device(config: "TrainConfig", local_rank: int) -> torch.device:
+    """The CPU, or this process's own GPU, which becomes torch's current one.
+
+    Raises:
+        ConfigError: there is no GPU, or not one for each process on this host.
+    """
+    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if not count:
+        raise ConfigError("device: cuda, but torch sees no GPU here: use --device cpu, or a build of torch for the GPU")
+    if local_rank >= count:
+        raise ConfigError(
+            f"device: {count} GPUs on this host, and none for its process {local_rank}: start at most {count} here, "
+            "or use --device cpu"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def fair_threads(mesh: Mesh) -> int:
+    """Loader threads for one of the processes on this host: its share of the cores, 1 to 8."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(8, cores // mesh.local_world))
+
+
+def shard(
+    policy: nn.Module,
+    mesh: Mesh,
+    config: "TrainConfig",
+    blocks: Sequence[nn.Module],
+    float32_modules: Sequence[nn.Module] = (),
+    methods: Sequence[str] = (),
+) -> None:
+    """Spread `policy` over the mesh, in place: fully_shard per block, the rest as one group with the root.
+
+    The policy is on `mesh.device` already and has the same weights on every rank. Gradients are summed, in
+    float32 or better, not averaged: the loss is divided by the global count (`train/step.py`).
+
+    Args:
+        blocks: modules of `policy` that are sharded one by one.
+        float32_modules: modules that compute in float32 whatever `config.precision` says.
+        methods: names of methods of `policy` that gather its weights, besides `forward`.
+    """
+    if mesh.world == 1:
+        # Nothing to spread, and the wrapping alone costs a small network on a CPU a quarter of its step. Its numbers
+        # would be the same: the network casts its weights itself, as the sharded one's are cast for it.
+        return
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+    def spread(module: nn.Module, computed_in: torch.dtype | None) -> None:
+        # Inputs are not cast: actions and states are normalised in float32 first.
+        kept = MixedPrecisionPolicy(
+            param_dtype=computed_in, reduce_dtype=summed_in(mesh.device), cast_forward_inputs=False
+        )
+        # Unsharded weights need not be gathered again for the backward pass.
+        fully_shard(module, mesh=mesh.device_mesh, mp_policy=kept, reshard_after_forward=mesh.shape[1] > 1)
+
+    compute = torch.bfloat16 if config.precision == "bf16" else None
+    for module in float32_modules:
+        spread(module, None)
+    for module in blocks:
+        spread(module, compute)
+    spread(policy, compute)
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no other, and nothing is divided anyway
+    for method in methods:
+        register_fsdp_forward_method(policy, method)
+
+
+def gather_later(policy: nn.Module, mesh: Mesh) -> None:
+    """Forget gathered weights, so that the next forward pass gathers those of then; for passes without a backward.
+
+    A backward pass does so by itself. Without one, the root (and everything in a mesh without shards) would go on
+    computing with what was gathered first.
+    """
+    if mesh.world == 1:
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def summed_in(device: torch.device) -> torch.dtype:
+    """In what gradients of ranks and micro-batches are added up.
+
+    Sums of a few float32 numbers are exact in float64 (where they are not 2^29 apart), in whatever sequence they are
+    added: so on CPUs one process and meshes of any shape agree to the bit. On GPUs the traffic counts.
+    """
+    return torch.float64 if device.type == "cpu" else torch.float32
+
+
+def sync_gradients(policy: nn.Module, mesh: Mesh, last: bool) -> None:
+    """Whether the next backward pass sums gradients over the ranks: after the last micro-batch, once.
+
+    Where weights are sharded on GPUs, each micro-batch is scattered, or every rank would hold gradients of the whole
+    network; only the replicas wait for the last one.
+    """
+    if mesh.world == 1:
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    assert isinstance(policy, FSDPModule)
+    if mesh.shape[1] > 1 and mesh.device.type != "cpu":
+        policy.set_requires_all_reduce(last)
+    else:
+        policy.set_requires_gradient_sync(last)
+
+
+def _told(name: str, default: int) -> int:
+    return int(os.environ.get(name, default))
+
+
+def _lost(error: RuntimeError) -> bool:
+    """Whether a collective failed because of another process; gloo has no type of its own for it."""
+    words = str(error).lower()
+    return isinstance(error, dist.DistError) or any(
+        word in words for word in ("gloo", "connection", "nccl", "timed out")
+    )
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,46 @@
+"""What a run asks for that older releases of torch lack. Everything else works with torch 2.7."""
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from understudy.config.train import TrainConfig
+
+
+def sums_gradients() -> bool:
+    """Whether FSDP2 can sum gradients over the ranks (torch 2.8); before, it only takes their mean."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
+
+
+def has_grad_dtype() -> bool:
+    """Whether a bfloat16 weight can have a float32 gradient (torch 2.10)."""
+    return hasattr(torch.Tensor, "grad_dtype")
+
+
+def leave_groups_alive() -> None:
+    """Keep this process's process groups from ever being freed, where freeing them may never end.
+
+    Before torch 2.8 a group is freed with the interpreter's lock held and waits for a lock of its threads; a thread
+    that holds that one to let go of a tensor wants the interpreter's. A run's few idle threads stay instead.
+    """
+    if not sums_gradients():
+        for group in torch.distributed.distributed_c10d._world.pg_map:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+def lacking(config: "TrainConfig", world: int) -> str | None:
+    """One line about what `config` on `world` processes needs and this torch does not have; None: nothing."""
+    here = f"this is torch {torch.__version__}"
+    if world > 1 and not sums_gradients():
+        return f"parallel: {world} processes need torch 2.8, whose FSDP2 can sum gradients, and {here}: run one process"
+    split = config.precision == "bf16-split" and config.micro_batch is not None and config.micro_batch < config.batch
+    if split and world == 1 and not has_grad_dtype():
+        return (
+            f"micro_batch: precision bf16-split needs torch 2.10, which adds up its gradients in float32, and {here}: "
+            "use precision bf16, or leave out micro_batch"
+        )
+    return None

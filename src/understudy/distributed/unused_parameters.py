@@ -1,0 +1,102 @@
+"""Parameters that a loss does not reach, by name, before the first backward pass.
+
+One that no rank's loss reaches stays as it is for the whole run, which its owner would rather know. One that only some
+ranks' losses reach would be worse: the others would wait for a gradient that never comes. So the graph is walked once,
+in the first step of a process, and the ranks compare.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from understudy.distributed.mesh import Mesh
+from understudy.errors import ConfigError
+
+Leaves = dict[Tensor, str]
+SHOWN = 8
+
+
+@contextmanager
+def leaves_of(policy: nn.Module, mesh: Mesh, noted: bool = True) -> Iterator[Leaves]:
+    """Names of the tensors that a forward pass inside this computes with. Nothing where they are not to be `noted`.
+
+    A sharded module has its gathered weights only while it computes: the policy's own group, too, from the beginning of
+    its forward pass to the end. So each sharded module's weights are noted when it is called, and those of the policy
+    itself when the first of them is called.
+    """
+    leaves: Leaves = {}
+    if not noted:
+        yield leaves
+        return
+    names = {module: f"{name}." if name else "" for name, module in policy.named_modules()}
+
+    def note(module: nn.Module, _: Any = None) -> None:
+        if not leaves and module is not policy:
+            note(policy)
+        leaves.update((p, names[module] + name) for name, p in module.named_parameters())
+
+    hooks = [part.register_forward_pre_hook(torch.compiler.disable(note)) for part in _gathered_alone(policy, mesh)]
+    try:
+        yield leaves
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name, parameter in policy.named_parameters():
+        leaves.setdefault(parameter, name)
+
+
+def _gathered_alone(policy: nn.Module, mesh: Mesh) -> list[nn.Module]:
+    """The modules inside a policy whose weights are gathered when they are called."""
+    if mesh.world == 1:
+        return []
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for name, module in policy.named_modules() if name and issubclass(type(module), FSDPModule)]
+
+
+def check_reach(policy: nn.Module, leaves: Leaves, loss: Tensor, mesh: Mesh) -> None:
+    """Tell which trained parameters `loss` does not reach; all ranks call this together.
+
+    Raises:
+        ConfigError: on all ranks, where they differ in it; names parameters and ranks.
+    """
+    reached = {leaves[leaf] for leaf in _leaves_below(loss) if leaf in leaves}
+    trained = [name for name, parameter in policy.named_parameters() if parameter.requires_grad]
+    unused = mesh.gather([name for name in trained if name not in reached])
+    everywhere = set(unused[0]).intersection(*unused)
+    for rank, names in enumerate(unused):
+        if odd := [name for name in names if name not in everywhere]:
+            raise ConfigError(
+                f"the loss of rank {rank} does not reach {_listed(odd)}, and that of another rank does: all must use "
+                "the same parameters in each step, or they would wait for each other; give every sample a (zero) share "
+                "in them, or name them in optim.freeze"
+            )
+    if everywhere and mesh.rank == 0:
+        print(
+            f"no gradient reaches {_listed([name for name in trained if name in everywhere])}: they stay as they are "
+            "(naming them in optim.freeze saves their moments)",
+            file=sys.stderr,
+        )
+
+
+def _leaves_below(loss: Tensor) -> Iterator[Tensor]:
+    """The tensors that autograd would give a gradient to."""
+    nodes = [loss.grad_fn] if loss.grad_fn is not None else []
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if (leaf := getattr(node, "variable", None)) is not None:
+            yield leaf
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                nodes.append(below)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -1,0 +1,8 @@
+"""Simulated environments.
+
+env          the environment protocol
+registry     `open_world`: an environment by name
+tabletop     a small table with three blocks
+metaworld    Meta-World MT10
+rays         camera images by ray casting, without OpenGL
+"""

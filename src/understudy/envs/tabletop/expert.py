@@ -1,0 +1,31 @@
+"""The scripted expert of the tabletop: over the block, down, grip, up.
+
+A function of where things are now, without memory: whatever noise or a push did to the hand, the next action is right
+for where it is. Recorded beside noisy execution this shows a policy how to recover.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from understudy.envs.tabletop.sim import COLOURS, REACH, STEP, Tabletop
+
+NOISE = 0.15  # standard deviation added to what is executed (actions are in [-1, 1]); the clean action is recorded
+_HOVER = 0.05  # metres above the block's centre at which the hand travels
+_ABOVE = 0.010  # metres off the block's axis within which the hand goes down
+
+
+def expert_action(env: Tabletop) -> np.ndarray:
+    """The clean action float32 (4,) towards picking up `env.colour` from the present state of `env`."""
+    if env.held == env.colour:
+        return np.array([0, 0, 1, 1], dtype=np.float32)
+    if env.held is not None:  # a wrong block: let go
+        return np.array([0, 0, 0, -1], dtype=np.float32)
+    gap = env.blocks[COLOURS.index(env.colour)] - env.hand
+    off_axis = float(np.linalg.norm(gap[:2]))
+    if off_axis > _ABOVE:
+        gap[2] = max(gap[2] + _HOVER, 0.0) if off_axis < 0.04 else gap[2] + _HOVER
+    near = np.linalg.norm(gap) < REACH
+    move = gap / STEP
+    move = move / max(1.0, float(np.abs(move).max()))  # at full speed in a straight line
+    return np.append(move, 1.0 if near else -1.0).astype(np.float32)

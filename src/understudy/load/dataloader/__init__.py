@@ -1,0 +1,5 @@
+"""The order for users of torch's DataLoader.
+
+sampler     `EpisodeSampler`, for a map-style dataset
+iterable    `EpisodeStream`, an iterable dataset
+"""

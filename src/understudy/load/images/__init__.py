@@ -1,0 +1,7 @@
+"""Images for batches.
+
+clip_reader      one camera of one clip: each image is decoded once, forward
+cursors          open decoders of a thread, each at some position
+decoded_cache    datasets whose images stay decoded in memory
+buffer_pool      image buffers, reused when no tensor refers to them
+"""

@@ -1,0 +1,36 @@
+"""The learning rate as a pure function of the optimizer step: nothing to save, nothing to restore, nothing to drift."""
+
+import math
+from typing import Protocol
+
+
+class Schedule(Protocol):
+    """Settings of the learning rate over the steps; `ScheduleConfig` of a run has them."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def warmup(self) -> int: ...
+    @property
+    def final(self) -> float: ...
+    @property
+    def steps(self) -> int | None: ...
+
+
+def rate(step: int, schedule: Schedule, steps: int) -> float:
+    """Factor in [0, 1] on the learning rate for optimizer step `step` (0, 1, 2, ...).
+
+    Linear warm-up over `schedule.warmup` steps (step 0 already moves: factor 1 / warmup), then from 1 down to
+    `schedule.final` along a cosine or a line, reached at the schedule's end and kept behind it; or 1 throughout.
+
+    Args:
+        steps: length of the run, which is where the decay ends unless `schedule.steps` says otherwise.
+    """
+    if step < schedule.warmup:
+        return (step + 1) / schedule.warmup
+    if schedule.kind == "constant":
+        return 1.0
+    end = schedule.steps or steps
+    done = min(1.0, (step - schedule.warmup) / max(1, end - schedule.warmup))
+    shape = 0.5 * (1 + math.cos(math.pi * done)) if schedule.kind == "cosine" else 1 - done
+    return schedule.final + (1 - schedule.final) * shape

@@ -1,0 +1,163 @@
+"""What both storages of the float32 truth need of an optimizer: names, dtypes, norms, and whom they refuse."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+Groups = Sequence[Mapping[str, Any]]
+
+
+def named_parameters(groups: Groups) -> Iterator[tuple[str, Tensor]]:
+    """(name, parameter) in group order; the name says "parameter 3 of group 0" where the optimizer was given none."""
+    for number, group in enumerate(groups):
+        names = group.get("param_names") or [f"parameter {i} of group {number}" for i in range(len(group["params"]))]
+        yield from zip(names, group["params"], strict=True)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor (DTensor), any other tensor as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def plain_names(names: Sequence[str]) -> list[str]:
+    """Names as the bare model has them, whatever wrapped it: DistributedDataParallel's `module.`, torch.compile's
+    `_orig_mod.`, activation checkpointing's `_checkpoint_wrapped_module.`; as given where they would coincide."""
+    plain = [name.removeprefix("module.") for name in names]
+    for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module."):
+        plain = [name.replace(wrapper, "") for name in plain]
+    return plain if len(set(plain)) == len(plain) else list(names)
+
+
+def check_moments(optimizer: Optimizer) -> None:
+    """Raise ValueError where a moment, or any other floating state, has fewer than 32 bits.
+
+    Adam's moments take the dtype of the weights that the optimizer steps. In bfloat16 the second moment stops moving
+    (0.999 rounds to 1) and most updates fall below half a unit in the last place of the weight.
+    """
+    bad = [
+        f"{name}: {kind} is {value.dtype}"
+        for name, parameter in named_parameters(optimizer.param_groups)
+        for kind, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor) and value.is_floating_point() and value.element_size() < 4
+    ]
+    if bad:
+        more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+        raise ValueError(
+            f"{bad[0]}{more}, and must be float32: keep float32 weights, or wrap the optimizer in "
+            f"understudy.MasterWeights before its first step"
+        )
+
+
+def refuse_sharded(name: str, parameter: Tensor) -> None:
+    """Raise TypeError for a parameter of FSDP (1 or 2) or DeepSpeed: those keep the float32 truth themselves."""
+    if hasattr(parameter, "placements"):  # DTensor, without importing torch.distributed.tensor
+        raise TypeError(
+            f"{name} is a DTensor (FSDP2 or tensor parallel): shard float32 weights and compute in bfloat16 with "
+            f"MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32); the shard is the master"
+        )
+    refuse_foreign(name, parameter)
+
+
+def refuse_foreign(name: str, parameter: Tensor) -> None:
+    """Raise TypeError for a parameter that FSDP1's or DeepSpeed's machinery owns."""
+    if getattr(parameter, "_is_flat_param", False) or getattr(parameter, "_fsdp_flattened", False):
+        raise TypeError(
+            f"{name} belongs to FullyShardedDataParallel: keep float32 weights and give it "
+            f"MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32); the shard is the master"
+        )
+    if hasattr(parameter, "ds_id"):
+        raise TypeError(f"{name} belongs to DeepSpeed, whose engine keeps float32 masters: give it the bare optimizer")
+
+
+def grad_norm(parameters: Sequence[Tensor]) -> Tensor:
+    """Global 2-norm of the gradients that there are: float32, 0-d, whatever their dtype.
+
+    `torch.nn.utils.clip_grad_norm_` works in the gradients' dtype: bfloat16 gradients give a norm of 8 bits.
+    """
+    grads = [p.grad for p in parameters if p.grad is not None]
+    if not grads:
+        return torch.zeros(())
+    norms = torch._foreach_norm(grads, 2.0, dtype=torch.float32)
+    return torch.linalg.vector_norm(torch.stack([norm.to(grads[0].device) for norm in norms]), 2.0)
+
+
+def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
+    """What gradients of global norm `norm` are multiplied by so that it becomes at most `max_norm`; never above 1."""
+    return (max_norm / (norm + 1e-6)).clamp(max=1.0)
+
+
+def in_order_of(groups: Groups, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """The state dict with its groups and parameters in this optimizer's order: torch itself loads by order alone.
+
+    Groups are matched by the set of their parameters' plain names, so a state saved under DistributedDataParallel loads
+    without it. Where the optimizer or the file has no names, order is all there is, and the numbers of groups and
+    parameters must agree.
+
+    Raises:
+        ValueError: names that one side has and the other has not, or other groups.
+    """
+    saved: list[dict[str, Any]] = list(state_dict["param_groups"])
+    named = all("param_names" in group for group in [*groups, *saved])
+    if not named:
+        theirs, ours = [len(g["params"]) for g in saved], [len(g["params"]) for g in groups]
+        if theirs != ours:
+            raise ValueError(f"the saved optimizer has groups of {theirs} parameters, this one has {ours}")
+        return dict(state_dict)
+    theirs_names, our_names = _plain_by_group(saved), _plain_by_group(groups)
+    theirs_all, our_all = (set().union(*names) for names in (theirs_names, our_names))
+    if theirs_all != our_all:
+        raise ValueError(
+            f"the saved optimizer and this one have different parameters: only saved "
+            f"{sorted(theirs_all - our_all)[:5]}, only here {sorted(our_all - theirs_all)[:5]}"
+        )
+    by_names = {frozenset(names): (names, group) for names, group in zip(theirs_names, saved)}
+    ordered = []
+    for number, (names, group) in enumerate(zip(our_names, groups)):
+        if frozenset(names) not in by_names:
+            raise ValueError(f"no saved group has the parameters of group {number}, {names[:5]} …")
+        their_order, match = by_names[frozenset(names)]
+        ids = dict(zip(their_order, match["params"], strict=True))
+        ordered.append({**match, "param_names": list(group["param_names"]), "params": [ids[name] for name in names]})
+    return {**state_dict, "param_groups": ordered}
+
+
+def _plain_by_group(groups: Groups) -> list[list[str]]:
+    """Plain names of each group's parameters; plain or not is decided over all of them."""
+    plain = iter(plain_names([name for group in groups for name in group["param_names"]]))
+    return [[next(plain) for _ in group["param_names"]] for group in groups]
+
+
+def given_masters(groups: Groups, masters: Mapping[str, Tensor]) -> dict[Tensor, Tensor]:
+    """The given float32 tensors by parameter, for the parameters that are named in `groups`.
+
+    Names without a parameter here (buffers, frozen weights) are left alone, so a whole model's dict can be given.
+
+    Raises:
+        ValueError: the optimizer has no names, a bfloat16 parameter has no master, or one has another dtype or shape.
+    """
+    if not all("param_names" in group for group in groups):
+        raise ValueError("masters are given by name: build the optimizer from model.named_parameters()")
+    found = {}
+    given = dict(zip(plain_names(list(masters)), masters.values()))
+    named = list(named_parameters(groups))
+    for plain, (name, parameter) in zip(plain_names([name for name, _ in named]), named):
+        if parameter.dtype != torch.bfloat16:
+            continue
+        master = given.get(plain)
+        if master is None:
+            raise ValueError(f"{name} is bfloat16 and no float32 master was given for it")
+        check_master(name, parameter, master)
+        found[parameter] = master
+    return found
+
+
+def check_master(name: str, parameter: Tensor, master: Any) -> None:
+    """Raise ValueError unless `master` is float32 and of the parameter's shape."""
+    if not isinstance(master, Tensor) or master.dtype != torch.float32:
+        kind = master.dtype if isinstance(master, Tensor) else type(master).__name__
+        raise ValueError(f"the master of {name} is {kind}, and must be float32: take it before the weights are cast")
+    if master.shape != parameter.shape:
+        raise ValueError(f"the master of {name} is {tuple(master.shape)}, the weight {tuple(parameter.shape)}")

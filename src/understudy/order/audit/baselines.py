@@ -1,0 +1,247 @@
+"""The orders that other loaders give, restated in a few lines each so that an audit can stand them side by side.
+
+Each is what its system does with the *lengths* of the episodes; queues, files, decoding and timing are left out, and so
+is everything that only its own RNG decides. Frames come from the same ciphers as ours, so that an audit is one on every
+machine.
+
+    episode_lanes    V lines read in turn, each one whole episode after another, frames shuffled inside an episode
+    block            shuffled episodes cut into blocks of equal size, frames shuffled inside a block
+                     (CorgiPile, MosaicML Streaming's py1br)
+    worker_pool      every worker of every rank draws from its own pool of open episodes
+                     (LeRobot's episode-pool streaming, in its default sampling by remaining frames)
+    episode_stream   every worker of every rank plays its own episodes one after another, in runs
+                     (iterable datasets that shuffle episodes and read them in sequence)
+"""
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from heapq import heapreplace
+from itertools import count
+from statistics import NormalDist
+
+import numpy as np
+
+from understudy.order.random.keys import make_key
+from understudy.order.random.permute import permutation, permute_each
+from understudy.order.random.philox import philox
+
+__all__ = ["Read", "block", "droid_like", "episode_lanes", "episode_stream", "worker_pool"]
+
+Read = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
+"""An order to audit: int64 positions (n,) -> (episode, frame, piece), int64 (n,) each.
+
+A piece is what the order opens, reads from for a while and closes: a clip, an episode, a single frame. Its number tells
+this opening from every other one, so an episode that returns in the next epoch is another piece.
+"""
+
+
+def droid_like(episodes: int = 76_000, mean: float = 300.0, spread: float = 0.6) -> np.ndarray:
+    """Episode lengths like DROID's, int64 (episodes,): log-normal, `mean` frames, one in twenty above 2.2 times that.
+
+    Not drawn but laid out: the quantiles (i + 1/2) / episodes of the distribution, visited in steps of the golden ratio
+    so that long and short ones mix in storage order. The same table on every machine, without a generator.
+    """
+    if episodes < 1:
+        raise ValueError(f"droid_like: a table of {episodes} episodes; at least 1 is needed")
+    normal = NormalDist()
+    z = np.array([normal.inv_cdf((i + 0.5) / episodes) for i in range(episodes)])
+    lengths = np.maximum(1, np.rint(mean * np.exp(spread * z - spread**2 / 2))).astype(np.int64)
+    golden = np.arange(episodes) * 0.6180339887498949 % 1.0
+    return lengths[np.argsort(np.argsort(golden, kind="stable"), kind="stable")]
+
+
+def episode_lanes(lengths: np.ndarray, lanes: int, seed: int = 0) -> Read:
+    """Shuffled episodes end to end, cut into `lanes` equal lines that are read in turn; frames shuffled per episode.
+
+    With as many lanes as samples in a batch, each batch holds one frame of each of `lanes` episodes, for an episode's
+    length on end: the best that whole episodes can do.
+    """
+    lengths = _checked(lengths, "episode_lanes", lanes=lanes)
+    total = int(lengths.sum())
+
+    def read(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        episode, frame, piece = _like(positions)
+        for epoch, at, p in _epochs(positions, total):
+            line = _line(lengths.size, seed, epoch)
+            lane, i = p % lanes, p // lanes
+            q = lane * (total // lanes) + np.minimum(lane, total % lanes) + i
+            episode[at], offset = _find(line, lengths, q)
+            frame[at] = _shuffled_inside(episode[at], offset, lengths, seed, epoch)
+            piece[at] = epoch * lengths.size + episode[at]
+        return episode, frame, piece
+
+    return read
+
+
+def block(lengths: np.ndarray, frames: int, seed: int = 0) -> Read:
+    """Shuffled episodes laid end to end and cut into blocks of `frames`; each block is shuffled and used up in turn."""
+    lengths = _checked(lengths, "block", frames=frames)
+    total = int(lengths.sum())
+
+    def read(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        episode, frame, piece = _like(positions)
+        for epoch, at, p in _epochs(positions, total):
+            line = _line(lengths.size, seed, epoch)
+            q = np.empty_like(p)
+            for number in np.unique(p // frames):
+                inside = p // frames == number
+                first = int(number) * frames
+                order = permutation(min(frames, total - first), make_key(seed, "rival block", epoch, int(number)))
+                q[inside] = first + order.forward((p[inside] - first).astype(np.uint64)).astype(np.int64)
+            episode[at], frame[at] = _find(line, lengths, q)
+            piece[at] = epoch * lengths.size + episode[at]
+        return episode, frame, piece
+
+    return read
+
+
+def worker_pool(
+    lengths: np.ndarray, batch: int, ranks: int, workers: int, pool: int, positions: int, seed: int = 0
+) -> Read:
+    """Each of ranks x workers keeps `pool` of its own episodes open and draws a random remaining frame of them.
+
+    An episode that is used up is replaced by the worker's next one. A rank takes whole batches of `batch / ranks` from
+    its workers in turn. The order is a simulation from the start, so only positions below `positions` can be read.
+
+    Drawing uniformly from what remains is the same as giving every frame of an episode its own exponential clock at the
+    moment the episode is admitted and taking frames as their clocks ring: clocks have no memory, so the next to ring is
+    uniform among those left. The whole stream of a worker is then one sort.
+    """
+    lengths = _checked(lengths, "worker_pool", batch=batch, ranks=ranks, workers=workers, pool=pool)
+    per_rank = _per_rank("worker_pool", batch, ranks, workers, lengths)
+    consumers = ranks * workers
+    need = per_rank * -(-positions // (batch * workers))  # frames of each worker
+    table = np.empty((consumers, need, 3), np.int64)
+    for c in range(consumers):
+        free_at = [0.0] * pool  # a heap: when each place of the pool is free for its next episode
+        line: list[int] = []
+        clocks: list[np.ndarray] = []
+        drawn = 0
+        for e in _stripe(lengths, c, consumers, seed):
+            line.append(e)
+            clocks.append(free_at[0] + _exponential(int(lengths[e]), make_key(seed, "rival pool", c, len(line))))
+            heapreplace(free_at, float(clocks[-1].max()))
+            drawn += int(lengths[e])
+            # What rings before the next admission is settled: no later episode can come in between.
+            if drawn >= need and sum(np.count_nonzero(t < free_at[0]) for t in clocks) >= need:
+                break
+        by = np.argsort(np.concatenate(clocks), kind="stable")[:need]
+        table[c] = _rows(line, lengths, consumers, c)[by]
+    return _dealt(table, batch, ranks, workers, per_rank, "worker_pool")
+
+
+def episode_stream(
+    lengths: np.ndarray, batch: int, ranks: int, workers: int, positions: int, run: int = 16, seed: int = 0
+) -> Read:
+    """Each of ranks x workers plays its own episodes one after another, frame by frame.
+
+    A worker hands out runs of `run` consecutive frames (its own small batch); a rank collects its share of the global
+    batch from its workers in turn. Only positions below `positions` can be read.
+    """
+    lengths = _checked(lengths, "episode_stream", batch=batch, ranks=ranks, workers=workers, run=run)
+    per_rank = _per_rank("episode_stream", batch, ranks, workers, lengths)
+    run = next(r for r in range(min(run, per_rank), 0, -1) if per_rank % r == 0)
+    consumers = ranks * workers
+    need = run * -(-(per_rank // run * -(-positions // batch)) // workers)  # frames of each worker
+    table = np.empty((consumers, need, 3), np.int64)
+    for c in range(consumers):
+        line: list[int] = []
+        drawn = 0
+        for e in _stripe(lengths, c, consumers, seed):
+            line.append(e)
+            drawn += int(lengths[e])
+            if drawn >= need:
+                break
+        table[c] = _rows(line, lengths, consumers, c)[:need]
+    return _dealt(table, batch, ranks, workers, run, "episode_stream")
+
+
+# ---- what they share
+
+
+@lru_cache(maxsize=2)
+def _line(episodes: int, seed: int, epoch: int) -> np.ndarray:
+    """The episodes in the shuffled order of an epoch, int64 (episodes,); the same for all workers that ask."""
+    every = np.arange(episodes, dtype=np.uint64)
+    return permutation(episodes, make_key(seed, "rival episodes", epoch)).forward(every).astype(np.int64)
+
+
+def _exponential(n: int, key: int) -> np.ndarray:
+    """n exponential variables of mean 1, float64."""
+    words, _ = philox(key, np.arange(n, dtype=np.uint64), np.zeros(n, np.uint64))
+    return -np.log(((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53)
+
+
+def _checked(lengths: np.ndarray, name: str, **counts: int) -> np.ndarray:
+    lengths = np.asarray(lengths, np.int64)
+    if lengths.ndim != 1 or lengths.size == 0 or int(lengths.min()) < 1:
+        raise ValueError(f"{name}: lengths must be (episodes,) of at least one frame each, not {lengths.shape}")
+    for key, value in counts.items():
+        if value < 1:
+            raise ValueError(f"{name}: {key}={value}, must be at least 1")
+    return lengths
+
+
+def _per_rank(name: str, batch: int, ranks: int, workers: int, lengths: np.ndarray) -> int:
+    if batch % ranks:
+        raise ValueError(f"{name}: a batch of {batch} does not divide among {ranks} ranks")
+    if lengths.size < ranks * workers:
+        raise ValueError(f"{name}: {lengths.size} episodes leave some of {ranks} x {workers} workers without any")
+    return batch // ranks
+
+
+def _like(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return np.empty(len(positions), np.int64), np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
+
+
+def _epochs(positions: np.ndarray, total: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """(epoch, where in `positions`, positions inside that epoch) for each epoch that `positions` touch."""
+    epoch, p = np.divmod(np.asarray(positions, np.int64), total)
+    for e in np.unique(epoch):
+        at = np.flatnonzero(epoch == e)
+        yield int(e), at, p[at]
+
+
+def _find(line: np.ndarray, lengths: np.ndarray, q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Frame number q of the episodes `line` laid end to end -> (episode, frame)."""
+    end = np.cumsum(lengths[line])
+    place = np.searchsorted(end, q, side="right")
+    return line[place], q - (end - lengths[line])[place]
+
+
+def _shuffled_inside(episode: np.ndarray, offset: np.ndarray, lengths: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+    """The frame that comes `offset`-th in each episode's own permutation of this epoch."""
+    words, _ = philox(make_key(seed, "rival inside", epoch), episode.view(np.uint64), np.zeros(len(episode), np.uint64))
+    return permute_each(offset.view(np.uint64), lengths[episode].view(np.uint64), words).view(np.int64)
+
+
+def _stripe(lengths: np.ndarray, consumer: int, consumers: int, seed: int) -> Iterator[int]:
+    """One worker's episodes without end: every consumers-th of a shuffled line, epoch after epoch."""
+    for epoch in count():
+        yield from _line(lengths.size, seed, epoch)[consumer::consumers].tolist()
+
+
+def _rows(line: list[int], lengths: np.ndarray, consumers: int, consumer: int) -> np.ndarray:
+    """The frames of the episodes `line` one after another: int64 (n, 3) rows [episode, frame, piece]."""
+    size = lengths[line]
+    turn = np.repeat(np.arange(len(line)), size)
+    frame = np.arange(turn.size) - (np.cumsum(size) - size)[turn]
+    return np.stack([np.array(line)[turn], frame, turn * consumers + consumer], axis=1)
+
+
+def _dealt(table: np.ndarray, batch: int, ranks: int, workers: int, run: int, name: str) -> Read:
+    """Positions -> rows of `table` (rank * workers + worker, frame, 3): a rank takes runs from its workers in turn."""
+    per_rank = batch // ranks
+
+    def read(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        step, offset = np.divmod(np.asarray(positions, np.int64), batch)
+        rank, offset = np.divmod(offset, per_rank)
+        runs, inside = np.divmod(step * per_rank + offset, run)  # of this rank, counted from the start
+        turn, worker = np.divmod(runs, workers)
+        index = turn * run + inside
+        if index.size and int(index.max()) >= table.shape[1]:
+            raise ValueError(f"{name}: position {int(np.max(positions))} lies beyond the simulated stretch")
+        row = table[rank * workers + worker, index]
+        return row[:, 0], row[:, 1], row[:, 2]
+
+    return read

@@ -1,0 +1,129 @@
+"""How alike are the samples of a window? A stated correlation model and the exact design effect under it.
+
+Kish's design effect of a window of n samples is `sum over all pairs i, j of corr(i, j) / n`: the variance of the
+window's mean, divided by the variance it would have if its n samples were independent. 1 is as good as independent
+draws; 9 means that a batch of 256 averages no better than 28 independent samples would.
+
+The correlations are a model, not a measurement: what two samples share is stated in three numbers (`Correlation`), and
+every figure that is printed from them says so. Measure them on your own policy (gradients of single samples) if the
+absolute figures matter to you; the ranking of orders does not hang on them.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["Correlation", "design_effect", "expected_uniform"]
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """What two samples of one episode have in common; samples of different episodes have nothing.
+
+        corr(i, j) = episode + near * exp(-|frame_i - frame_j| / frames)        of one episode, different frames
+        corr(i, j) = 1                                                          the same frame (a sample with itself)
+
+    It is a covariance for any non-negative values with `episode + near <= 1`: three independent parts, one shared by
+    the episode (scene, task, operator), one that fades along it (what is happening just now), one of each frame alone.
+    """
+
+    episode: float = 0.3
+    """What any two frames of an episode share."""
+    near: float = 0.3
+    """What two neighbouring frames share beyond that."""
+    frames: float = 30.0
+    """Distance in frames at which `near` has fallen to 1/e: one second at 30 fps."""
+
+    def __post_init__(self) -> None:
+        if not (self.episode >= 0 and self.near >= 0 and self.episode + self.near <= 1 and self.frames > 0):
+            raise ValueError(
+                f"Correlation(episode={self.episode}, near={self.near}, frames={self.frames}) is no correlation: "
+                "episode and near are shares >= 0 with episode + near <= 1, frames is a distance > 0"
+            )
+
+
+def design_effect(episode: np.ndarray, frame: np.ndarray, model: Correlation | None = None) -> np.ndarray:
+    """The design effect of each window, exactly.
+
+    Args:
+        episode: int64 (W, n), the episodes of the n samples of W windows; any numbers that tell episodes apart.
+        frame: int64 (W, n), their frames.
+        model: what samples share; the default `Correlation()` where None.
+
+    Returns:
+        float64 (W,), each >= 0 and <= n. Order inside a window does not matter.
+
+    Raises:
+        ValueError: if the shapes differ, are not (W, n), or n is 0.
+    """
+    model = model or Correlation()
+    episode, frame = np.asarray(episode), np.asarray(frame)
+    if episode.shape != frame.shape or episode.ndim != 2 or episode.shape[1] == 0:
+        raise ValueError(
+            f"design_effect: episode {episode.shape}, frame {frame.shape}: both must be (windows, samples > 0)"
+        )
+    windows, n = episode.shape
+    window = np.repeat(np.arange(windows), n)
+    by = np.lexsort((frame.ravel(), episode.ravel(), window))
+    window, e, f = window[by], episode.ravel()[by], frame.ravel()[by].astype(np.float64)
+
+    # Where a group of one (window, episode) begins, and a group of one (window, episode, frame).
+    new_episode = np.ones(window.size, bool)
+    new_episode[1:] = (window[1:] != window[:-1]) | (e[1:] != e[:-1])
+    new_frame = new_episode.copy()
+    new_frame[1:] |= f[1:] != f[:-1]
+
+    same_episode = _pairs(new_episode, window, windows)
+    same_frame = _pairs(new_frame, window, windows)
+    fading = np.bincount(window, weights=_exponential_sums(f, new_episode, model.frames), minlength=windows)
+    own = 1.0 - model.episode - model.near  # the part of a frame that no other frame has
+    # Pairs are counted once, i < j; the diagonal adds n times 1.
+    return 1.0 + 2.0 * (model.episode * same_episode + model.near * fading + own * same_frame) / n
+
+
+def expected_uniform(lengths: np.ndarray, samples: int, model: Correlation | None = None) -> float:
+    """The expected design effect of `samples` frames drawn without replacement: what a perfect random shuffle gives.
+
+    Args:
+        lengths: int64 (episodes,), frames of each episode.
+        samples: size of the window, at most `lengths.sum()`.
+    """
+    model = model or Correlation()
+    size = np.asarray(lengths, np.float64)
+    total = float(size.sum())
+    if not 1 <= samples <= total:
+        raise ValueError(f"expected_uniform: a window of {samples} samples out of {total:.0f} frames")
+    if total == 1:
+        return 1.0
+    # In an episode of L frames, the sum over i < j of r^(j-i) is r (L (1-r) - (1 - r^L)) / (1-r)^2; r = exp(-1/frames).
+    r = np.exp(-1.0 / model.frames)
+    fading = r * (size * (1 - r) - (1 - r**size)) / (1 - r) ** 2
+    pairs = model.episode * size * (size - 1) / 2 + model.near * fading
+    return 1.0 + (samples - 1) * 2.0 * float(pairs.sum()) / (total * (total - 1))
+
+
+def _pairs(new: np.ndarray, window: np.ndarray, windows: int) -> np.ndarray:
+    """Pairs i < j inside the groups that `new` begins, summed per window: float64 (windows,)."""
+    start = np.flatnonzero(new)
+    count = np.diff(np.append(start, new.size)).astype(np.float64)
+    return np.bincount(window[start], weights=count * (count - 1) / 2, minlength=windows)
+
+
+def _exponential_sums(f: np.ndarray, new: np.ndarray, scale: float) -> np.ndarray:
+    """For each sample j the sum of exp(-(f_j - f_i) / scale) over the earlier i of its group; f rises in a group.
+
+    The recurrence A_j = a_j (A_{j-1} + 1) with a_j = exp(-(f_j - f_{j-1}) / scale), and 0 at a group's start, is a
+    chain of maps x -> a x + b. Composing neighbours, then pairs of neighbours, then fours ... gives all of them in
+    log2(longest group) vector steps, with no sum over pairs and no exponential that could overflow.
+    """
+    a = np.zeros(f.size)
+    np.exp(-(f[1:] - f[:-1]) / scale, out=a[1:], where=~new[1:])
+    b = a.copy()  # x -> a (x + 1)
+    start = np.flatnonzero(new)
+    longest = int(np.diff(np.append(start, f.size)).max())
+    step = 1
+    while step < longest:
+        b[step:] += a[step:] * b[:-step]  # the product is formed first: each map reads its left neighbour's old value
+        a[step:] = a[step:] * a[:-step]
+        step *= 2
+    return b

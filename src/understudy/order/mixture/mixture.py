@@ -1,0 +1,102 @@
+"""Mixture: which source a position belongs to, exactly and not by chance.
+
+A period of M slots repeats for ever. Source d owns m_d of them (largest remainder of its weight times M), placed by
+earliest deadline: its k-th sample (k = 1, 2, ...) may come from slot floor((k-1) M / m_d) on and must have come before
+slot ceil(k M / m_d). For unit jobs with whole-numbered releases and deadlines earliest-deadline-first always finds such
+a placement if there is one, and for shares that sum to one there is (Baruah, Cohen, Plaxton, Varvel: "Proportionate
+progress", Algorithmica 1996; Tijdeman's chairman assignment, 1980). Hence after any number x of positions every source
+has had its exact share x m_d / M to within less than one sample.
+
+A source never runs out: its stream has its own epochs (`order/lanes.py`).
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+
+from understudy.order.random.philox import Words
+from understudy.order.search import Ints
+
+
+def check_weights(weights: Sequence[float], names: Sequence[str]) -> list[float]:
+    """The weights as floats; ValueError that names the source for one that is no finite number above 0."""
+    if len(weights) != len(names):
+        raise ValueError(f"{len(weights)} weights for {len(names)} sources: give one each")
+    for weight, name in zip(weights, names):
+        if not (isinstance(weight, (int, float, np.integer, np.floating)) and math.isfinite(weight) and weight > 0):
+            raise ValueError(
+                f"weight {weight} of source {name!r}: weights are finite numbers above 0; leave a source out to skip it"
+            )
+    if not math.isfinite(sum(map(float, weights))):
+        raise ValueError(f"weights {list(weights)} add up to infinity: only their ratios count, give smaller numbers")
+    return [float(weight) for weight in weights]
+
+
+def share_slots(weights: Sequence[float], slots: int) -> tuple[int, ...]:
+    """How many of `slots` each source gets: the floor of its exact quota, the rest to the largest remainders.
+
+    Ties go to the earlier source. The sums are exact (fractions), so the answer is one on every platform.
+    """
+    exact = [Fraction(weight) for weight in weights]
+    common = math.lcm(*(weight.denominator for weight in exact))  # floats: powers of two, so this stays small
+    whole = [weight.numerator * (common // weight.denominator) for weight in exact]
+    total = sum(whole)
+    counts, remainders = map(list, zip(*(divmod(weight * slots, total) for weight in whole)))
+    by_remainder = sorted(range(len(exact)), key=lambda d: (-remainders[d], d))
+    for d in by_remainder[: slots - sum(counts)]:
+        counts[d] += 1
+    return tuple(counts)
+
+
+def far_off(slots: Sequence[int], weights: Sequence[float], tolerance: float = 0.01) -> list[tuple[int, float, float]]:
+    """(source, its exact share, the share its weight asks for), worst first, where these differ by more than a part."""
+    shares = [(d, count / sum(slots), weight / sum(weights)) for d, (count, weight) in enumerate(zip(slots, weights))]
+    off = [(abs(share / wished - 1), d, share, wished) for d, share, wished in shares]
+    return [(d, share, wished) for error, d, share, wished in sorted(off, reverse=True) if error > tolerance]
+
+
+@dataclass(frozen=True)
+class Period:
+    """One period of M slots: `source` int64 (M,) of each slot, and `before` uint64 (M,): its source's slots so far.
+
+    `counts` uint64 (D,) are the m_d, `slots_of[d]` int64 (m_d,) the slots of source d in order.
+    """
+
+    counts: Words
+    source: Ints
+    before: Words
+    slots_of: tuple[Ints, ...]
+
+
+@lru_cache(maxsize=16)
+def make_period(counts: tuple[int, ...]) -> Period:
+    """Place counts[d] slots of each source in a period of sum(counts), by earliest deadline."""
+    total = sum(counts)
+    placed = np.empty(total, np.int64)
+    used = [d for d, count in enumerate(counts) if count]
+    if len(used) == 1:
+        placed[:] = used[0]
+    else:
+        by_release: list[list[int]] = [[] for _ in range(total)]
+        for d in used:
+            by_release[0].append(d)
+        done = [0] * len(counts)
+        ready: list[tuple[int, int]] = []
+        for slot in range(total):
+            for d in by_release[slot]:
+                heapq.heappush(ready, (-(-(done[d] + 1) * total // counts[d]), d))
+            _, d = heapq.heappop(ready)
+            placed[slot] = d
+            done[d] += 1
+            if done[d] < counts[d]:
+                by_release[max(done[d] * total // counts[d], slot + 1)].append(d)
+    grouped = np.argsort(placed, kind="stable")
+    starts = np.cumsum((0, *counts))
+    before = np.empty(total, np.uint64)
+    before[grouped] = np.arange(total) - np.repeat(starts[:-1], counts)
+    return Period(np.array(counts, np.uint64), placed, before, tuple(np.split(grouped, starts[1:-1])))

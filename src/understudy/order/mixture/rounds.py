@@ -1,0 +1,206 @@
+"""Rounds: one round of a mixture whose shares are no whole numbers of slots, and how often each slot came up so far.
+
+The scheme is told in `exact.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from understudy.order.mixture.mixture import make_period
+from understudy.order.search import Ints
+from understudy.order.spec import UNIT
+
+
+def lane_counts(parts: Sequence[int]) -> tuple[int, ...]:
+    """How many slots each source has a part of, whole or shared."""
+    counts, at = [], 0
+    for part in parts:
+        rest = part % UNIT
+        shared = -(-(at + rest) // UNIT) - at // UNIT if rest else 0
+        counts.append(part // UNIT + shared)
+        at += rest
+    return tuple(counts)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round: M slots, divided as `parts`. A leaf is one source's part of a shared slot.
+
+    `owner` int64 (M,) is the source of a whole slot, -1 for a shared one; `number` int64 (M,) the lane of a whole slot
+    in its source, or which shared slot it is. `whole` int64 (D,). `slots_of[d]` int64 (V_d,) are the slots of a
+    source's lanes, the whole ones first; `leaves_of` int64 (D, 2) its leaves, -1 where it has none. Of the leaves:
+    `source`, `lane`, `slot`, `ahead` (its source's whole slots before it), and the way there from its tree's root, `a`,
+    `b` and `left` (leaves, depth). Of the nodes: `root` of each shared slot, `share` rows (a, b, left child, right
+    child), where a child below 0 is leaf -1 - child.
+    """
+
+    slots: int
+    parts: tuple[int, ...]
+    owner: Ints
+    number: Ints
+    whole: Ints
+    slots_of: tuple[Ints, ...]
+    leaves_of: Ints
+    source: Ints
+    lane: Ints
+    slot: Ints
+    ahead: Ints
+    a: Ints
+    b: Ints
+    left: np.ndarray
+    root: Ints
+    share: Ints
+
+    def locate(self, x: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """Positions int64 (n,) from the round's beginning on -> (source, lane, how often the lane came up before, how
+        many samples the source had before)."""
+        rounds, slot = np.divmod(x, self.slots)
+        source, lane, visit = self.owner[slot], self.number[slot], rounds.copy()
+        ahead = lane.copy()
+        if len(at := np.flatnonzero(source < 0)):
+            leaf, visit[at] = self._descend(lane[at], rounds[at])
+            source[at], lane[at], ahead[at] = self.source[leaf], self.lane[leaf], self.ahead[leaf]
+        index = rounds * self.whole[source] + ahead
+        for leaf in self.leaves_of[source].T:
+            has = np.flatnonzero(leaf >= 0)
+            own = leaf[has]
+            index[has] += self._count(own, rounds[has] + (self.slot[own] < slot[has]))
+        return source, lane, visit, index
+
+    def visits(self, d: int, x: int) -> Ints:
+        """How often each lane of source d came up before position x: int64 (V_d,)."""
+        rounds, slot = divmod(x, self.slots)
+        found = rounds + (self.slots_of[d] < slot).astype(np.int64)
+        whole = int(self.whole[d])
+        leaves = self.leaves_of[d][self.leaves_of[d] >= 0]
+        found[whole:] = self._count(leaves, found[whole:])
+        return found
+
+    def find(self, d: int, index: int) -> int:
+        """The position at which source d has its sample number `index`."""
+        near, step = index * UNIT // self.parts[d], 1 + 8 * UNIT // self.parts[d]
+        low, high = max(0, near - step), near + step
+        while self._in_rounds(d, high) <= index:
+            high += step
+        while self._in_rounds(d, low) > index:
+            low = max(0, low - step)
+        while high - low > 1:  # `low` rounds hold no more than `index` samples, `high` rounds do
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._in_rounds(d, middle) <= index else (low, middle)
+        before, behind = self.visits(d, low * self.slots), self.visits(d, high * self.slots)
+        slots = np.sort(self.slots_of[d][behind > before])
+        return low * self.slots + int(slots[index - int(before.sum())])
+
+    def positions(self, d: int, lane: int, visit: Ints) -> Ints:
+        """The positions at which a lane of source d comes up for the (visit + 1)-th time."""
+        if lane >= self.whole[d]:
+            leaf = int(self.leaves_of[d][lane - self.whole[d]])
+            for a, b, left in zip(*(of[leaf][::-1].tolist() for of in (self.a, self.b, self.left))):
+                visit = _nth_left(visit, a, b) if left else _nth_right(visit, a, b)
+        return visit * self.slots + self.slots_of[d][lane]
+
+    def _in_rounds(self, d: int, rounds: int) -> int:
+        """How many samples source d has in so many rounds."""
+        leaves = self.leaves_of[d][self.leaves_of[d] >= 0]
+        return rounds * int(self.whole[d]) + int(self._count(leaves, np.full(len(leaves), rounds, np.int64)).sum())
+
+    def _descend(self, shared: Ints, x: Ints) -> tuple[Ints, Ints]:
+        node, x = self.root[shared], x.copy()
+        while len(at := np.flatnonzero(node >= 0)):
+            a, b, to_left, to_right = self.share[node[at]].T
+            before = _lefts(x[at], a, b)
+            left = _lefts(x[at] + 1, a, b) > before
+            x[at] = np.where(left, before, x[at] - before)
+            node[at] = np.where(left, to_left, to_right)
+        return -1 - node, x
+
+    def _count(self, leaf: Ints, x: Ints) -> Ints:
+        """How often each leaf came up in the first x rounds."""
+        for step in range(self.a.shape[1]):
+            before = _lefts(x, self.a[leaf, step], self.b[leaf, step])
+            x = np.where(self.left[leaf, step], before, x - before)
+        return x
+
+
+def _lefts(x: Ints, a: Ints, b: Ints) -> Ints:
+    """floor((x a + b // 2) / b), without overflow."""
+    q = x // b
+    return q * a + ((x - q * b) * a + b // 2) // b
+
+
+def _nth_left(n: Ints, a: int, b: int) -> Ints:
+    """The least x with _lefts(x + 1) = n + 1: ceil(((n + 1) b - b // 2) / a) - 1."""
+    q = (n + 1) // a
+    return q * b - ((b // 2 - (n + 1 - q * a) * b) // a) - 1
+
+
+def _nth_right(n: Ints, a: int, b: int) -> Ints:
+    """The least x with x + 1 - _lefts(x + 1) = n + 1: floor((n b + b // 2) / (b - a))."""
+    q = n // (b - a)
+    return q * b + ((n - q * (b - a)) * b + b // 2) // (b - a)
+
+
+@lru_cache(maxsize=16)
+def make_round(parts: tuple[int, ...]) -> Round:
+    """The round in which source d has `parts[d]` of sum(parts) = M * UNIT parts."""
+    sources, whole = len(parts), [part // UNIT for part in parts]
+    members: list[list[tuple[int, int]]] = [[] for _ in range((sum(parts) - sum(whole) * UNIT) // UNIT)]
+    at = 0
+    for d, part in enumerate(parts):
+        rest = part % UNIT
+        while rest:
+            taken = min(rest, UNIT - at % UNIT)
+            members[at // UNIT].append((d, taken))
+            at, rest = at + taken, rest - taken
+    period = make_period((*whole, len(members)))
+    slots_of = [own.tolist() for own in period.slots_of[:sources]]
+    leaves: list[tuple[int, int, int, int]] = []
+    ways: list[list[tuple[int, int, bool]]] = []
+    share: list[list[int]] = []
+    leaves_of = np.full((sources, 2), -1, np.int64)
+
+    def grow(parted: list[tuple[int, int]], slot: int, way: list[tuple[int, int, bool]]) -> int:
+        if len(parted) == 1:
+            d, _ = parted[0]
+            leaf = len(leaves)
+            leaves_of[d, len(slots_of[d]) - whole[d]] = leaf
+            leaves.append((d, len(slots_of[d]), slot, int(np.searchsorted(period.slots_of[d], slot))))
+            slots_of[d].append(slot)
+            ways.append(way)
+            return -1 - leaf
+        behind = np.cumsum([weight for _, weight in parted])
+        b = int(behind[-1])
+        cut = 1 + int(np.argmin(abs(2 * behind[:-1] - b)))  # as near to halves as it goes
+        a, node = int(behind[cut - 1]), len(share)
+        share.append([a, b, 0, 0])
+        share[node][2] = grow(parted[:cut], slot, [*way, (a, b, True)])
+        share[node][3] = grow(parted[cut:], slot, [*way, (a, b, False)])
+        return node
+
+    root = [grow(own, int(slot), []) for own, slot in zip(members, period.slots_of[sources])]
+    depth = max(map(len, ways), default=0)
+    padded = np.ones((len(ways), depth, 3), np.int64)  # behind its leaf a way goes left, with all there is
+    for leaf, way in enumerate(ways):
+        padded[leaf, : len(way)] = np.array(way, np.int64).reshape(-1, 3)
+    source, lane, slot, ahead = np.array(leaves, np.int64).reshape(-1, 4).T
+    return Round(
+        slots=len(period.source),
+        parts=parts,
+        owner=np.where(period.source == sources, -1, period.source),
+        number=period.before.view(np.int64),
+        whole=np.array(whole, np.int64),
+        slots_of=tuple(np.array(own, np.int64) for own in slots_of),
+        leaves_of=leaves_of,
+        source=source,
+        lane=lane,
+        slot=slot,
+        ahead=ahead,
+        a=padded[..., 0],
+        b=padded[..., 1],
+        left=padded[..., 2].astype(bool),
+        root=np.array(root, np.int64),
+        share=np.array(share, np.int64).reshape(-1, 4),
+    )

@@ -1,0 +1,103 @@
+"""Normalisation as the policy applies it: one affine map per key and norm head, in float32, and its inverse.
+
+Every way of normalising (mean and deviation, range, quantiles) is an offset and a spread per dimension; which numbers
+they are is decided where the data is known, and handed in as plain arrays. Robots that differ have maps of their own,
+the heads: each sample says which is its. The formula is written here and nowhere else.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Affine(nn.Module):
+    """(x - offset) / spread per dimension; a constant dimension (spread 0) becomes 0 and comes back as its constant.
+
+    The buffers, float32 [H, dim], are not part of the state dict: they are no weights, and the saved policy keeps them
+    in `normalisation.json`, one truth.
+    """
+
+    offset: Tensor
+    spread: Tensor
+
+    def __init__(self, offset: Any, spread: Any) -> None:
+        """offset, spread: [H, dim] arrays, or [dim] of the only head; finite, spread >= 0. Raises ValueError else."""
+        super().__init__()
+        try:
+            offset, spread = (torch.as_tensor(array, dtype=torch.float32).clone() for array in (offset, spread))
+        except ValueError as error:  # rows of different lengths
+            raise ValueError(f"offset and spread must be arrays of numbers, [dim] or [heads, dim]: {error}") from error
+        if offset.ndim not in (1, 2) or offset.shape != spread.shape:
+            shapes = f"offset {tuple(offset.shape)} and spread {tuple(spread.shape)}"
+            raise ValueError(f"{shapes} must both be [dim] or [heads, dim]")
+        if not (torch.isfinite(offset).all() and torch.isfinite(spread).all() and (spread >= 0).all()):
+            raise ValueError(f"offset {offset.tolist()} and spread {spread.tolist()} must be finite, spread >= 0")
+        self.register_buffer("offset", offset.view(-1, offset.shape[-1]), persistent=False)
+        self.register_buffer("spread", spread.view(-1, spread.shape[-1]), persistent=False)
+
+    def normalise(self, x: Tensor, head: Tensor | None = None) -> Tensor:
+        """[..., dim] in the robot's units -> float32 [..., dim].
+
+        Args:
+            head: int64 [B], the row of each sample x[b]; None: the only one.
+        Raises:
+            ValueError: no `head` where there are several, or one that there is not.
+        """
+        offset, spread = self._rows(x, head)
+        constant = spread == 0
+        scaled = (x.float() - offset) / torch.where(constant, 1.0, spread)
+        return torch.where(constant, 0.0, scaled)
+
+    def unnormalise(self, x: Tensor, head: Tensor | None = None) -> Tensor:
+        """The inverse: float32 [..., dim] -> float32 [..., dim] in the robot's units. Arguments and errors as there."""
+        offset, spread = self._rows(x, head)
+        return x.float() * spread + offset
+
+    def arrays(self) -> dict[str, list[list[float]]]:
+        """offset and spread as [H][dim] lists; float32 -> float64 -> text -> float32 is exact."""
+        return {"offset": self.offset.tolist(), "spread": self.spread.tolist()}
+
+    @staticmethod
+    def of(arrays: Mapping[str, Any], key: str, dim: int, heads: int = 1) -> "Affine":
+        """The maps of one key from {"offset": ..., "spread": ...}. Raises ValueError when they are not `dim` wide, or
+        not as many as `heads`."""
+        missing = {"offset", "spread"} - set(arrays)
+        if missing:
+            raise ValueError(f"normalisation of {key!r} lacks {sorted(missing)}")
+        affine = Affine(arrays["offset"], arrays["spread"])
+        rows, width = affine.offset.shape
+        if width != dim:
+            raise ValueError(f"normalisation of {key!r} is {width} wide, the policy expects {dim}")
+        if rows != heads:
+            raise ValueError(f"normalisation of {key!r} is there for {rows} norm heads of {heads}")
+        return affine
+
+    def _rows(self, x: Tensor, head: Tensor | None) -> tuple[Tensor, Tensor]:
+        """offset and spread, broadcastable to x: [dim], or [B, 1, ..., dim]."""
+        offset, spread = of_head(self.offset, head), of_head(self.spread, head)
+        if head is None:
+            return offset[0], spread[0]
+        if len(head) != len(x):
+            raise ValueError(f"head has shape {tuple(head.shape)}, expected ({len(x)},)")
+        shape = (len(x), *[1] * (x.ndim - 2), offset.shape[1])
+        return offset.view(shape), spread.view(shape)
+
+
+def of_head(table: Tensor, head: Tensor | None) -> Tensor:
+    """Each sample's row of a table [H, dim]: [B, dim] by head, int64 [B]; [1, dim], the only one, where that is None.
+
+    Raises:
+        ValueError: no head where there are several, or one that there is not. (On a GPU that ends the process.)
+    """
+    if head is None:
+        if len(table) != 1:
+            raise ValueError(f"there are {len(table)} norm heads: tell which each sample is of, head [B]")
+        return table
+    if head.ndim != 1 or head.dtype != torch.int64:
+        raise ValueError(f"head is {head.dtype} of shape {tuple(head.shape)}, expected int64 (B,)")
+    try:
+        return table.index_select(0, head)  # not table[head], for which -1 is the last one
+    except IndexError as error:
+        raise ValueError(f"head {head.tolist()}: there are {len(table)} norm heads") from error

@@ -1,0 +1,67 @@
+"""Flow matching on action chunks: the path, its velocity, the times, and the Euler integration.
+
+Convention (that of the published pi0 code, so that times can be compared number by number): `time` 1 is pure noise
+and `time` 0 is the action chunk,
+
+    x_t = t * noise + (1 - t) * actions,        velocity  u = d x_t / d t = noise - actions,
+
+and sampling walks from t = 1 down to t = 0. (The paper writes tau = 1 - t.) Sources: Lipman et al. 2023, "Flow
+Matching for Generative Modeling", section 4.1 (optimal-transport path); Black et al. 2024, "pi0: A Vision-Language-
+Action Flow Model for General Robot Control", section IV.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+VECTOR = 64
+"""Numbers that no machine takes more of at once (AVX-512: twice 16 of float32)."""
+
+
+def noisy_actions(actions: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+    """Point x_t on the straight path. actions, noise [..., T, A] float32, time [...] in [0, 1] -> [..., T, A]."""
+    t = time[..., None, None]
+    return t * noise + (1 - t) * actions
+
+
+def velocity(actions: Tensor, noise: Tensor) -> Tensor:
+    """The path's velocity, which the network learns to predict; the same at every time. [..., T, A]."""
+    return noise - actions
+
+
+def spread_times(uniform: Tensor) -> Tensor:
+    """Flow times from uniform draws, one stratum per draw of a sample.
+
+    Args:
+        uniform: float32 [B, D] in [0, 1), independent.
+    Returns:
+        float32 [B, D]: draw d lies in the d-th of D equally likely intervals of Beta(1.5, 1), pi0's emphasis on noisy
+        times, through the inverse distribution function q(v) = v^(2/3). With D = 1 this is plain sampling; with more,
+        the D draws of a sample cover all times and the loss's variance drops at no cost.
+    """
+    draws = uniform.shape[1]
+    strata = torch.arange(draws, dtype=uniform.dtype, device=uniform.device)
+    places = (strata + uniform) / draws
+    # Behind the last whole vector of the machine torch takes powers one by one, and rounds them otherwise: a sample's
+    # times would depend on how many are drawn with it, and so on the number of processes. Padded, all are whole.
+    padded = F.pad(places.flatten(), (0, -places.numel() % VECTOR))
+    return padded.pow(2.0 / 3.0)[: places.numel()].view_as(places)
+
+
+def euler(field: Callable[[Tensor, Tensor], Tensor], noise: Tensor, steps: int) -> Tensor:
+    """Walk the learned velocity field from noise (t = 1) to actions (t = 0) in equal Euler steps.
+
+    Args:
+        field: (x [B, T, A], time [B]) -> velocity [B, T, A].
+        noise: float32 [B, T, A], the starting point.
+        steps: number of evaluations of `field`, at least 1.
+    """
+    if steps < 1:
+        raise ValueError(f"steps={steps}: sampling needs at least 1 Euler step")
+    x = noise
+    for k in range(steps):
+        time = torch.full((noise.shape[0],), 1 - k / steps, dtype=noise.dtype, device=noise.device)
+        x = x - field(x, time) / steps
+    return x

@@ -1,0 +1,61 @@
+"""Instructions as UTF-8 bytes: any language, no vocabulary file, nothing to download.
+
+Enough to tell a few hundred instructions apart; not a language model, so a wording never seen in training means
+nothing to it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from understudy.policies.common.layers import Conv1d, Linear, layer_norm
+
+FREQUENCY = 4.0  # deviation of a fresh phase in radians: from 4 on, sentences that differ in a word are unrelated
+START, PAD = 256, 257  # after the 256 byte values; START makes the empty text a text of one token
+
+
+def byte_tokens(texts: Sequence[str], length: int) -> Tensor:
+    """UTF-8 bytes behind a START token, cut or padded to `length`. int64 [len(texts), length]."""
+    tokens = torch.full((len(texts), length), PAD, dtype=torch.int64)
+    for row, text in enumerate(texts):
+        ids = [START, *text.encode("utf-8")[: length - 1]]
+        tokens[row, : len(ids)] = torch.tensor(ids)
+    return tokens
+
+
+class TextEncoder(nn.Module):
+    """Byte tokens -> one vector per text, by word detectors: convolutions over the bytes, then the maximum over places
+    (Kim 2014, "Convolutional Neural Networks for Sentence Classification"), then the sine of a random projection to
+    pull the sentences apart (random Fourier features, Rahimi & Recht 2007).
+
+    The pulling apart matters. Sentences of a dataset often differ in one word, and a mean over their tokens differs by
+    a tenth: a policy then learns the training scenes by heart before it finds out that the words say something. Here
+    two different sentences start out nearly orthogonal.
+
+    Texts repeat within a batch (a dataset has few tasks), so each distinct one is encoded once.
+    """
+
+    def __init__(self, length: int, width: int, out: int) -> None:
+        super().__init__()
+        self.length = length
+        self.embed = nn.Embedding(PAD + 1, width)
+        self.near = Conv1d(width, out, 5, padding=2)  # letters within a word
+        self.far = Conv1d(out, out, 5, padding=8, dilation=4)  # a word and its neighbours
+        self.out = Linear(out, out)
+        nn.init.normal_(self.out.weight, std=FREQUENCY * out**-0.5)
+
+    def forward(self, texts: Sequence[str], dtype: torch.dtype) -> Tensor:
+        """texts: B strings -> [B, out] in -1..1, in `dtype`, on the parameters' device."""
+        device = self.embed.weight.device
+        distinct = sorted(set(texts))
+        where = {text: row for row, text in enumerate(distinct)}
+        tokens = byte_tokens(distinct, self.length).to(device)  # [U, L]
+        valid = (tokens != PAD)[:, None]  # [U, 1, L]
+        x = torch.where(valid, self.embed(tokens).transpose(1, 2), 0).to(dtype)  # [U, W, L]
+        x = torch.where(valid, F.relu(self.near(x)), 0)  # [U, out, L]
+        x = torch.where(valid, x + F.relu(self.far(x)), 0)
+        phase = self.out(layer_norm(x.amax(dim=2).float()))  # [U, out], float32: a phase in radians bears no rounding
+        found = torch.sin(phase).to(dtype)
+        return found[torch.tensor([where[text] for text in texts], device=device)]

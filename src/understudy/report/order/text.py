@@ -1,0 +1,86 @@
+"""What `order explain` prints: each dataset in a line, the table of the orders, and how to read it."""
+
+from collections.abc import Sequence
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from understudy.report.order.comparison import Comparison, ExplainConfig, Table
+
+
+def described(table: "Table") -> str:
+    """What a dataset holds, in one line."""
+    total, mean = int(table.lengths.sum()), float(table.lengths.mean())
+    size = f"{table.lengths.size:,} episodes, {total:,} frames, {mean:.0f} per episode"
+    return f"{table.name}: {size}, a key frame every {table.gop}"
+
+
+def render(tables: Sequence["Table"], comparison: "Comparison", config: "ExplainConfig") -> str:
+    """The table of the orders, and how to read it."""
+    decoded = sum(table.decoded for table in tables) if all(table.decoded for table in tables) else 0
+    lines = [*_rows(comparison, decoded), ""]
+    lines += [f"not shown: {side.missing}" for side in comparison.sides if side.missing]
+    low, high = next(side.figures.stretch for side in comparison.sides if side.figures)
+    if not comparison.settled:
+        lines.append(
+            f"{high - low:,} positions were looked at, too few for orders that hold so many frames to settle: "
+            "take their figures as a sketch."
+        )
+    notes = (
+        f"Counted over positions {low:,} to {high:,}; global batch {config.batch}, {config.world} ranks, "
+        f"{config.workers} workers each. deff: variance of the mean over so many batches, in units of what independent "
+        "draws would have, if two frames of one episode correlate by 0.3 + 0.3 exp(-distance / 30 frames) and frames "
+        "of two episodes do not. A piece is what is opened, read and closed: a clip, an episode, a single frame. deff "
+        "rests on that model; all else is counted."
+    )
+    if decoded:
+        notes += (
+            f" All pictures decoded are {_gigabytes(decoded)}: a loader whose memory holds them (4GB by default) "
+            "keeps them, and each rank decodes a picture once in the whole run."
+        )
+    return "\n".join([*lines, fill(notes, 118)])
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:,.2g} GB" if size < 1e10 else f"{size / 1e9:,.0f} GB"
+
+
+def _rows(comparison: "Comparison", decoded: int) -> list[str]:
+    """The table, one row per figure, one column per order.
+
+    decoded: bytes of all pictures, decoded; 0 where that is not known.
+    """
+    shown = [(side.name, side.figures) for side in comparison.sides if side.figures]
+    rows = {
+        "episodes in a batch": lambda a: f"{a.distinct_episodes:.1f}",
+        "deff over 1 batch": lambda a: f"{a.deff[0]:.2f}",
+        "         8 batches": lambda a: f"{a.deff[1]:.2f}",
+        "        64 batches": lambda a: f"{a.deff[2]:.1f}",
+        "pieces open, mean": lambda a: f"{a.open_mean:.0f}",
+        "             most": lambda a: f"{a.open_max}",
+        "frames in flight": lambda a: f"{a.frames_in_flight:,}",
+        "megabytes in flight": lambda a: f"{a.bytes_in_flight / 1e6:,.0f}",
+        "opened in a step, mean": lambda a: f"{a.touches_mean:.2f}",
+        "                  most": lambda a: f"{a.touches_peak}",
+        "ranks that open a piece": lambda a: f"{a.opens_per_piece:.2f}",
+        "decoded per sample": lambda a: f"{a.amplification:.2f}",
+        **({f"  in {_gigabytes(decoded)} of memory": lambda a: "once"} if decoded else {}),
+        "episode again after": lambda a: _seconds(a.revisit_seconds),
+    }
+    width = max(map(len, rows))
+    columns = [max(len(name), 9) for name, _ in shown]
+    head = " " * width + "".join(f"  {name:>{w}}" for (name, _), w in zip(shown, columns, strict=True))
+    body = [
+        f"{label:<{width}}" + "".join(f"  {cell(a):>{w}}" for (_, a), w in zip(shown, columns, strict=True))
+        for label, cell in rows.items()
+    ]
+    return [head, *body]
+
+
+def _seconds(value: float) -> str:
+    """Seconds of recorded data, in the largest fitting unit."""
+    if value == float("inf"):
+        return "beyond"
+    if value < 90:
+        return f"{value:.2g} s" if value < 1 else f"{value:.1f} s"
+    return f"{value / 60:.1f} min" if value < 5400 else f"{value / 3600:.1f} h"

@@ -1,0 +1,176 @@
+"""report.html of a run: one file that opens offline and shows what was trained on, how it went and what came of it.
+
+Made from the run directory alone (and the dataset, for the pictures of a real batch), so it can be made at any time,
+of a run under way, stopped or done.
+"""
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from understudy.config.declare import Positional
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """Write a run's report.html anew."""
+
+    run: Positional[str] = ""
+    """Run directory, of a run under way, stopped or done."""
+
+    def problems(self) -> list[str]:
+        return [] if self.run else ["run: required, the directory of a run"]
+
+
+def report(config: ReportConfig) -> None:
+    """Write it and say where."""
+    print(f"report: {write_report(Path(config.run))}")
+
+
+def write_report(root: Path) -> Path:
+    """Write report.html into the run directory `root`; returns its path.
+
+    Raises:
+        ConfigError: there is no run.
+    """
+    from understudy.atomic import write_whole
+    from understudy.config.schema import dump_yaml
+    from understudy.report import html
+    from understudy.report.run.rollouts import on_the_way, result_of, results
+    from understudy.report.run.validation import held_out
+    from understudy.train.checkpoint import checkpoint
+    from understudy.train.checkpoint.run_dir import RunDir
+    from understudy.train.run_record import sources_of
+    from understudy.train.track import metrics_file
+
+    run = RunDir(root)
+    config = run.settings()
+    records = metrics_file.read(run.metrics)
+    kinds = {kind: [r for r in records if r["kind"] == kind] for kind in ("train", "speed", "val", "rollout")}
+    latest = checkpoint.latest(run.checkpoints)
+    versions: dict[str, str] = {}
+    with suppress(checkpoint.CheckpointError):  # a report is for looking at what went wrong, too
+        versions = checkpoint.read_state(latest).get("versions", {}) if latest is not None else {}
+    rollouts = results(run.rollouts)
+    done = kinds["train"][-1]["step"] if kinds["train"] else 0
+    state = "complete" if done >= config.steps else "under way, or stopped"
+    name = "/".join(root.resolve().parts[-2:])  # "run" alone would say little
+    page = html.page(
+        f"{name} · understudy",
+        f'<h1>{_text(name)}</h1><p class="soft">step {done:,} of {config.steps:,}, {state} · '
+        f"{_text(config.data.root or ', '.join(config.data.names()))}</p>",
+        html.tiles(_headlines(kinds, rollouts)),
+        html.section("Training", _curves(kinds)),
+        html.section("Held-out frames", held_out(kinds["val"])),
+        html.section("Rollouts", on_the_way(kinds["rollout"]), *[result_of(r, run.rollouts) for r in rollouts]),
+        html.section("The first batch", _batch(config, sources_of(run.frozen())), note=_BATCH_NOTE),
+        html.section("Settings", html.card(_details("config.yaml", dump_yaml(config)), *_order(run.order))),
+        html.section("Versions", html.card(html.table(["package", "version"], list(versions.items()))))
+        if versions
+        else "",
+    )
+    write_whole(run.report, page)
+    return run.report
+
+
+_BATCH_NOTE = (
+    "Samples of step 0 as the policy got them, after augmentation: picture, instruction and the chunk of actions to "
+    "learn, one line per dimension in the robot's units; faint where the episode has ended."
+)
+
+
+def _text(text: str) -> str:
+    from html import escape
+
+    return escape(text)
+
+
+def _details(title: str, text: str) -> str:
+    return f"<details><summary>{_text(title)}</summary><pre>{_text(text)}</pre></details>"
+
+
+def _headlines(kinds: dict[str, list[dict[str, Any]]], rollouts: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The figures that one looks for first; only those that are there."""
+    from understudy.report.run.validation import number
+
+    found = []
+    losses = [r["loss"] for r in kinds["train"] if r["loss"] is not None]
+    if losses:
+        found.append((f"{np.mean(losses[-100:]):.3f}", f"training loss, mean of the last {len(losses[-100:])} steps"))
+    if kinds["val"]:
+        found.append((number(kinds["val"][-1]["loss"], 3), "held-out loss"))
+    if kinds["rollout"]:
+        latest = max(kinds["rollout"], key=lambda record: record["step"])
+        rate = latest["success"]
+        found.append((f"{rate['successes']}/{rate['episodes']}", f"success of the weights of step {latest['step']:,}"))
+    for result in rollouts:
+        rate = result["success"]
+        name = "success with swapped text" if result["swap_text"] else "success"
+        found.append((f"{rate['successes']}/{rate['episodes']}", f"{name}, {result['world']}"))
+    if kinds["speed"]:
+        speed = [r["samples_per_s"] for r in kinds["speed"]]
+        found.append((f"{np.median(speed):,.0f}", "samples per second, median"))
+        found.append((f"{100 * np.median([r['wait'] for r in kinds['speed']]):.1f} %", "of the time waiting for data"))
+        seconds = sum(b["seconds"] for a, b in zip(kinds["speed"], [*kinds["speed"][1:], None]) for b in _ends(a, b))
+        found.append((str(timedelta(seconds=round(seconds))), "training time"))
+    skipped = sum(r["skipped"] for r in kinds["train"])
+    if skipped:
+        found.append((str(skipped), "steps skipped, gradient not finite"))
+    return found
+
+
+def _ends(record: dict[str, Any], following: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The record, if it is the last of its process (`seconds` counts within one process)."""
+    return [record] if following is None or following["seconds"] < record["seconds"] else []
+
+
+def _curves(kinds: dict[str, list[dict[str, Any]]]) -> str:
+    from understudy.report import charts as curves
+    from understudy.report import html
+
+    if not kinds["train"]:
+        return html.card('<p class="soft">No step has been logged yet.</p>')
+    charts = {
+        "Gradient norm, before clipping": curves.series(kinds["train"], "grad_norm", 2, log=True, smooth=True),
+        "Learning rate": curves.series(kinds["train"], "lr", 3),
+        "Samples per second": curves.series(kinds["speed"], "samples_per_s", 5),
+        "Share of the time spent waiting for data": curves.series(kinds["speed"], "wait", 6),
+    }
+    loss = html.card("<h3>Loss</h3>", curves.loss(kinds["train"], kinds["val"]))
+    if kinds["rollout"]:
+        loss += html.card("<h3>Success of rollouts on the way</h3>", curves.success(kinds["rollout"]))
+    return loss + html.grid([html.card(f"<h3>{title}</h3>", chart) for title, chart in charts.items()], "two")
+
+
+def _batch(config: Any, begun: Any, count: int = 8) -> str:
+    """The first samples of step 0, or why they cannot be shown."""
+    from understudy.errors import DatasetError
+    from understudy.report import charts as curves
+    from understudy.report import html
+    from understudy.train.data.data import first_batch
+
+    try:
+        batch, cameras = first_batch(config, begun)
+    except (DatasetError, ValueError, OSError) as error:
+        return html.card(f'<p class="soft">The dataset cannot be opened any more: {_text(str(error))}</p>')
+    cards = []
+    for i in range(min(count, len(batch["task"]))):
+        pictures = [html.picture(batch[camera][i].permute(1, 2, 0).numpy(), 84, camera) for camera in cameras[:2]]
+        chart = curves.chunk(batch["action"][i].double().numpy(), batch["action_is_pad"][i].numpy())
+        where = f"episode {int(batch['episode_index'][i])}, frame {int(batch['frame_index'][i])}"
+        words = f"<h3>{_text(batch['task'][i]) or '<span class=soft>(no text)</span>'}</h3><small>{where}</small>"
+        cards.append(html.card(words, f'<div class="row">{"".join(pictures)}</div>', chart))
+    return html.grid(cards, "samples")
+
+
+def _order(path: Path) -> list[str]:
+    """The frozen order, the data's fingerprint and the normalisation, as they are used."""
+    try:
+        return [_details("order.json", json.dumps(json.loads(path.read_text(encoding="utf-8")), indent=2))]
+    except (OSError, ValueError):
+        return []

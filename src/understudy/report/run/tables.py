@@ -1,0 +1,87 @@
+"""A validation's record as text: a table per kind of group, open-loop errors, loss over flow time."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from understudy.policies.common.modes import TRAINS
+
+KINDS = {"heads": "norm head", "sources": "source", "tasks": "task"}
+
+
+LONGEST = 80
+"""Characters that are shown of a name."""
+
+
+def told(result: Mapping[str, Any], mode: str = "policy") -> str:
+    """A validation with its `step`, for a terminal. mode: in which it was made (`TrainConfig.judged_mode`)."""
+    terms = [term for term in result.get("terms", ()) if term in TRAINS[mode]]  # told where the policy has several
+    what = f" of {' and '.join(terms)}, in mode {mode}" if terms else ""
+    parts = [f"step {result['step']}, held-out loss{what}"]
+    head = ("", "loss", "standard error", "samples", "episodes")
+    for kind, name in KINDS.items():
+        rows = [_row(group, entry) for group, entry in result[kind].items()]
+        parts.append(_aligned((name, *head[1:]), rows))
+    samples, frames = result["samples"], result.get("held_out", result["samples"])
+    everything = "all samples" if frames <= samples else f"{samples:,} of {frames:,} held-out frames"
+    means = [_row(everything, result), ("mean of the tasks", _number(result["macro"]), "", "", "")]
+    if len(result["sources"]) > 1:
+        means.append(("mean of the sources", _number(result["macros"]["sources"]), "", "", ""))
+    if "weighted" in result and len(result["heads"]) > 1:
+        means.append(("heads by their weights", _number(result["weighted"]), "", "", ""))
+    parts.append(_aligned(head, means))
+    for source, entry in result["sources"].items():
+        if "dims" in entry:
+            rows = [(joint, _number(loss)) for joint, loss in entry["dims"].items()]
+            parts.append(_aligned((f"{short(source)}: dimension", "loss"), rows))
+    if "open_loop" in result:
+        parts += _open_loop(result["open_loop"])
+    return "\n\n".join(parts)
+
+
+def short(name: str) -> str:
+    """A name, which may be any text that a dataset has for a task, on one line and cut where it is very long."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in name).split()) or "(no text)"
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
+
+
+def _open_loop(result: Mapping[str, Any]) -> list[str]:
+    parts = [
+        f"actions proposed on one frame in {result['every']}, beside the recorded ones: mean squared error "
+        f"{_number(result['normalised'])} in normalised units"
+    ]
+    for source, entry in result["sources"].items():
+        off = with_error(entry)
+        rows = [(joint, _number(entry["mse"][joint]), _number(entry["mae"][joint])) for joint in off]
+        if still := len(entry["mse"]) - len(off):
+            rows.append((f"{still} {STILL}", "", ""))
+        title = f"{short(source)}, {entry['samples']} frames: joint, in the robot's units"
+        parts.append(_aligned((title, "mean squared error", "mean absolute error"), rows))
+    return parts
+
+
+def with_error(entry: Mapping[str, Any]) -> list[str]:
+    """The joints of a source (of `OpenLoop.result`) that were proposed otherwise than recorded, by however little: one
+    that never moves is proposed as it is, and says nothing."""
+    return [joint for joint, mse in entry["mse"].items() if mse != 0 or entry["mae"][joint] != 0]
+
+
+STILL = "more without any error: they never move"
+
+
+def _row(name: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
+    se = "" if entry["se"] is None else f"± {_number(entry['se'])}"
+    return short(name), _number(entry["loss"]), se, str(entry["samples"]), str(entry["episodes"])
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.5g}"
+
+
+def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as they must be; the first on the left, the others on the right."""
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]).rstrip()
+        for row in (head, *rows)
+    ]
+    return "\n".join(f"  {line}" for line in lines)

@@ -1,0 +1,7 @@
+"""Closed-loop evaluation of a policy.
+
+play       play episodes
+adapter    map an environment's keys to the policy's
+result     success rates with intervals
+files      results, images and films on disk
+"""

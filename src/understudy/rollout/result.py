@@ -1,0 +1,122 @@
+"""What rollouts showed: one line per episode, success per task with its interval, and that as JSON or as a table."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from math import sqrt
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Z95 = 1.959963984540054  # standard normal quantile at 0.975
+
+
+def wilson(successes: int, count: int, z: float = Z95) -> tuple[float, float]:
+    """Confidence interval of a success rate, 95 % unless told; (0, 1) when nothing was tried.
+
+    Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927): unlike the textbook
+    interval it is right near 0 and 1 and never leaves them, which matters with 30 rollouts.
+    """
+    if not 0 <= successes <= count:
+        raise ValueError(f"{successes} successes of {count}: not a count")
+    if count == 0:
+        return 0.0, 1.0
+    rate, z2 = successes / count, z * z
+    centre = (rate + z2 / (2 * count)) / (1 + z2 / count)
+    half = z / (1 + z2 / count) * sqrt(rate * (1 - rate) / count + z2 / (4 * count * count))
+    # At the ends the bound is 0 or 1 exactly; rounding must not say otherwise.
+    return (0.0 if successes == 0 else centre - half), (1.0 if successes == count else centre + half)
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One rollout."""
+
+    episode: int
+    seed: int
+    """Layout seed of the scene."""
+    scene: str
+    """The task that the scene was set up with."""
+    told: str
+    """The instruction that the policy read: `scene`, unless the text was swapped."""
+    taken: str | None
+    """The task that was done first, whichever; None when the steps ran out."""
+    steps: int
+
+    @property
+    def success(self) -> bool:
+        """Whether what was told was done."""
+        return self.taken == self.told
+
+
+@dataclass(frozen=True)
+class RolloutResult:
+    """All episodes of an evaluation, and how they were played."""
+
+    world: str
+    seed: int
+    execute: int
+    """Actions executed of each predicted chunk."""
+    steps: int
+    """Euler steps per prediction."""
+    swap_text: bool
+    episodes: tuple[Episode, ...]
+    films: "Mapping[int, np.ndarray]" = field(default_factory=dict, repr=False)
+    """Pictures of some episodes: episode -> uint8 (steps + 1, H, W, 3), the world's first camera. Not in the JSON."""
+    fps: float = 10
+    """Frames per second of the world."""
+
+    @property
+    def successes(self) -> int:
+        return sum(episode.success for episode in self.episodes)
+
+    @property
+    def took_scene(self) -> int:
+        """Episodes that did the scene's own task: with swapped text those that did not listen."""
+        return sum(episode.taken == episode.scene for episode in self.episodes)
+
+    def per_task(self) -> dict[str, tuple[int, int]]:
+        """Instruction -> (successes, episodes), in order of first appearance."""
+        table: dict[str, tuple[int, int]] = {}
+        for episode in self.episodes:
+            successes, count = table.get(episode.told, (0, 0))
+            table[episode.told] = successes + episode.success, count + 1
+        return table
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-serialisable dict: the settings, `success`, `tasks` and `episodes`; intervals are `wilson`'s."""
+
+        def rate(successes: int, count: int) -> dict[str, Any]:
+            low, high = wilson(successes, count)
+            return {"successes": successes, "episodes": count, "low": low, "high": high}
+
+        return {
+            "world": self.world,
+            "seed": self.seed,
+            "execute": self.execute,
+            "steps": self.steps,
+            "swap_text": self.swap_text,
+            "fps": self.fps,
+            "success": rate(self.successes, len(self.episodes)),
+            "took_scene": rate(self.took_scene, len(self.episodes)),
+            "tasks": {task: rate(*counts) for task, counts in self.per_task().items()},
+            "episodes": [asdict(episode) | {"success": episode.success} for episode in self.episodes],
+        }
+
+    def headline(self) -> str:
+        """The line that machines read: `success 27/30`, or `swapped-text success 26/30`."""
+        return f"{'swapped-text ' if self.swap_text else ''}success {self.successes}/{len(self.episodes)}"
+
+    def table(self) -> str:
+        """Success per task with its 95 % interval, for people; the headline is its last line."""
+        rows = [("task", "success", "", "95 % interval")]
+        total = (self.successes, len(self.episodes))
+        for task, (successes, count) in [*self.per_task().items(), ("all", total)]:
+            low, high = wilson(successes, count)
+            rate = f"{successes / count:.0%}" if count else "-"
+            rows.append((task, f"{successes}/{count}", rate, f"{low:.0%} to {high:.0%}"))
+        width = [max(len(row[i]) for row in rows) for i in range(4)]
+        lines = [f"{a:<{width[0]}}  {b:>{width[1]}}  {c:>{width[2]}}  {d:>{width[3]}}" for a, b, c, d in rows]
+        if self.swap_text:
+            lines.append(f"did the scene's own task instead: {self.took_scene}/{len(self.episodes)}")
+        return "\n".join([*lines, self.headline()])

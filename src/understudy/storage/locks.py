@@ -1,0 +1,85 @@
+"""Locks between the processes of a host: `flock` on small files, which ends with its process, however that ends.
+
+A lock belongs to an open file, so threads exclude each other as processes do. A forked child drops what it inherits, or
+the parent's locks would outlive the parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+from understudy.errors import DatasetError
+
+_held: set[int] = set()  # descriptors with a lock
+
+
+def _after_fork() -> None:
+    for number in list(_held):
+        with contextlib.suppress(OSError):
+            os.close(number)  # the parent's own descriptor keeps the lock
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def take(path: str, shared: bool = False, create: bool = False) -> int | None:
+    """A locked descriptor of a file, or None when another holds it or there is no such file (any more)."""
+    try:
+        number = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
+    except FileNotFoundError:
+        return None
+    _held.add(number)
+    try:
+        fcntl.flock(number, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        if os.fstat(number).st_nlink:
+            return number
+    except BlockingIOError:
+        pass
+    except OSError as error:
+        drop(number)
+        what = f"its file system has no locks ({error.strerror})"
+        raise DatasetError(what, where=path, fix="name a cache folder on a local disk") from error
+    except BaseException:
+        drop(number)
+        raise
+    drop(number)
+    return None
+
+
+def share(number: int) -> bool:
+    """Hold a lock with others from now on that was held alone; False where one of them was quicker, and holds it."""
+    try:
+        fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def drop(number: int) -> None:
+    """Give a lock back."""
+    if number in _held:
+        _held.discard(number)
+        with contextlib.suppress(OSError):
+            fcntl.flock(number, fcntl.LOCK_UN)  # a child that was just forked may hold the same open file
+        os.close(number)
+
+
+@contextlib.contextmanager
+def holding(path: str, stop: threading.Event | None = None, wait: float = 600.0) -> Iterator[int | None]:
+    """Hold the lock of a file, which is made if needed; None where that could not be had in `wait` seconds."""
+    number, pause, end = take(path, create=True), 0.0005, time.monotonic() + wait
+    while number is None and time.monotonic() < end and not (stop is not None and stop.is_set()):
+        time.sleep(pause)
+        pause = min(2 * pause, 0.02)
+        number = take(path, create=True)
+    try:
+        yield number
+    finally:
+        if number is not None:
+            drop(number)

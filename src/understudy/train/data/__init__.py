@@ -1,0 +1,7 @@
+"""The data of a run.
+
+data           all sources and the order over them
+sources        one source, split into training and validation episodes
+fingerprint    digests of a dataset's files, compared on resume
+incomplete     episodes with missing files
+"""

@@ -1,0 +1,202 @@
+"""What stands in a dataset's files, in a few digests: so that a run that goes on notices that they changed.
+
+    rows      each parquet file whole while all together are at most `WHOLE` bytes; beyond that size and footer of
+              each (the footer holds the least and largest values and the compressed size of each column chunk)
+    videos    the size of each file
+    a sample  of `FEW` files of each kind, spread evenly: size and footer, or size, first and last bytes
+
+Times of change have no part in it: a copy of a dataset is the same dataset. Of a root that is not on this machine the
+sample alone is looked at. What was computed is kept beside the statistics under each file's version, so that the next
+run on this host reads no content again.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from understudy.data.dataset import EpisodeDataset
+from understudy.data.format.episode_table import FileTable
+from understudy.errors import DatasetError, MissingFile, SourceFailed
+from understudy.storage.files import Files
+
+WHOLE = 4 << 30
+MANY = 50_000  # files of a kind that are looked at, spread evenly where there are more
+FEW = 16
+ENDS = 1 << 16  # bytes at each end of a video
+PARTS = 32  # digests that are kept of a kind; of more files, each is of several
+THREADS = 8
+MISSING = "missing"
+
+ROWS, VIDEOS, SOME = "data files", "video files", "a sample of the"
+
+
+def digests(parts: Sequence[EpisodeDataset], cameras: Sequence[str], cache: Path | None) -> dict[str, list[str] | None]:
+    """By kind of files: "PATH DIGEST" of each, in the sequence of the table; None where that kind is not looked at.
+
+    Args:
+        parts: of one dataset; the files of their episodes count. cameras: those in use.
+        cache: folder for what was computed; None keeps nothing.
+    """
+    catalog, episodes = parts[0].catalog, parts[0].catalog.episodes
+    rows = episodes.rows_of(np.unique(np.concatenate([part.segments[:, 0] for part in parts])))
+    files = catalog.files
+    found = _kind(files, episodes.data, episodes.data_file[rows], ROWS, cache, _footer, _rows)
+    for camera in cameras:
+        if camera in episodes.videos:
+            videos = episodes.videos[camera]
+            found |= _kind(files, videos.files, videos.file[rows], f"{VIDEOS} of {camera}", None, _ends, _sizes)
+    return found
+
+
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Names of the kinds of files that were looked at then and now, and differ."""
+    return [
+        name
+        for name in now
+        if isinstance(now[name], list) and isinstance(before.get(name), list) and now[name] != before[name]
+    ]
+
+
+def place(before: list[str], now: list[str]) -> str:
+    """Where two lists of digests differ, in words."""
+    odd = [entry.rpartition(" ")[0] for entry in now if entry not in before]
+    if not odd:
+        return f"{len(before)} -> {len(now)}"
+    return odd[0] + (f", and {len(odd) - 1} more of {len(now)}" if odd[1:] else "")
+
+
+def _kind(
+    files: Files,
+    table: FileTable,
+    used: np.ndarray,
+    name: str,
+    cache: Path | None,
+    ends: Callable[[Files, str], str],
+    everything: Callable[[Files, Sequence[str], Path | None], list[str]],
+) -> dict[str, list[str] | None]:
+    numbers = np.unique(used[used >= 0])
+    few = _spread(numbers, FEW)
+    found = _each([table.find(files, number) for number in few], lambda path: ends(files, path))
+    some = [f"{table.path(number)} {digest}" for number, digest in zip(few, found)]
+    if not files.is_local:
+        return {f"{SOME} {name}": some, name: None}
+    many = _spread(numbers, MANY)
+    found = everything(files, [table.find(files, number) for number in many], cache)
+    parts = []
+    for group in np.array_split(np.arange(len(many)), min(PARTS, max(1, len(many)))):
+        more = f" and the {len(group) - 1} after it" if len(group) > 1 else ""
+        digest = _digest("\n".join(found[i] for i in group).encode())
+        parts += [f"{table.path(many[i])}{more} {digest}" for i in group[:1]]
+    return {f"{SOME} {name}": some, name: parts}
+
+
+def _spread(numbers: np.ndarray, most: int) -> list[int]:
+    at = np.linspace(0, len(numbers) - 1, min(most, len(numbers))).round().astype(int)
+    return [int(number) for number in numbers[np.unique(at)]]
+
+
+def _rows(files: Files, paths: Sequence[str], cache: Path | None) -> list[str]:
+    """A digest of each parquet file."""
+    sizes = [int(size) if size != MISSING else 0 for size in _sizes(files, paths, None)]
+    how: Callable[[Files, str], str] = _whole if sum(sizes) <= WHOLE else _footer
+    store = cache / "files" / f"{_digest(files.root.encode())}.json" if cache is not None else None
+    kept = _kept(store)
+
+    def look(path: str) -> list[str]:
+        with _Gone() as gone:
+            version = f"{how.__name__} {files.version(path)}"
+            if kept.get(path, [""])[0] == version:
+                return list(kept[path])
+            return [version, how(files, path)]
+        return ["", gone]
+
+    found = _each(paths, look)
+    fresh = {path: entry for path, entry in zip(paths, found) if entry[0]}
+    if store is not None and any(kept.get(path) != entry for path, entry in fresh.items()):
+        with contextlib.suppress(OSError):
+            store.parent.mkdir(parents=True, exist_ok=True)
+            draft = store.with_name(f".{store.name}.{secrets.token_hex(4)}")
+            draft.write_text(json.dumps({**kept, **fresh}), encoding="utf-8")
+            os.replace(draft, store)
+    return [entry[1] for entry in found]
+
+
+def _kept(store: Path | None) -> dict[str, list[str]]:
+    """What was computed before; {} where nothing can be read."""
+    try:
+        found = json.loads(store.read_text(encoding="utf-8")) if store is not None else {}
+    except (OSError, ValueError):
+        return {}
+    good = isinstance(found, dict)
+    return {k: v for k, v in found.items() if isinstance(v, list) and len(v) == 2} if good else {}
+
+
+def _sizes(files: Files, paths: Sequence[str], _: Path | None) -> list[str]:
+    """The size of each file."""
+
+    def size(path: str) -> str:
+        try:
+            return str(os.stat(files.where(path)).st_size)
+        except OSError:
+            return MISSING
+
+    return _each(paths, size)
+
+
+def _each(paths: Sequence[str], work: Callable[[str], Any]) -> list[Any]:
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(work, paths))
+
+
+def _whole(files: Files, path: str) -> str:
+    with files.open(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]  # type: ignore[arg-type]
+
+
+def _footer(files: Files, path: str) -> str:
+    """Size and footer of a parquet file; of any other file its last bytes."""
+    return _looked(files, path, lambda size, tail: [(max(0, size - 8 - int.from_bytes(tail[-8:-4], "little")), size)])
+
+
+def _ends(files: Files, path: str) -> str:
+    """Size, first and last bytes; in a video file the sample tables lie at one of the ends."""
+    return _looked(files, path, lambda size, _: [(0, min(size, ENDS)), (max(0, size - ENDS), size)])
+
+
+def _looked(files: Files, path: str, spans: Callable[[int, bytes], list[tuple[int, int]]]) -> str:
+    with _Gone() as gone:
+        source = files.source(path)
+        try:
+            tail = source.read(max(0, source.size - 8), min(8, source.size))
+            parts = [source.read(start, min(stop - start, 1 << 24)) for start, stop in spans(source.size, tail)]
+            return _digest(str(source.size).encode(), *parts)
+        finally:
+            source.close()
+    return gone
+
+
+class _Gone(contextlib.AbstractContextManager[str]):
+    """A block that a file which cannot be read leaves in the middle; a server that does not answer is an error."""
+
+    def __enter__(self) -> str:
+        return MISSING
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        return isinstance(error, DatasetError) and (
+            not isinstance(error, SourceFailed) or isinstance(error, MissingFile)
+        )
+
+
+def _digest(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,197 @@
+"""Held-out losses: one pass over held-out frames of all sources, the same number for the same weights every time.
+
+Noise and flow times belong to the *sample* (its source, episode and frame) and the times of a sample are stratified, so
+two evaluations differ only if the weights do: not by step, not by what training drew. Chunks are cut from the whole
+line of samples (`load/eval/validation_data.py`), whoever computes them, and every sample's sums are brought together
+before they are added up: so one rank, two and three find the same bits, with any number of threads. Nothing here reads
+or advances a generator, so training cannot notice.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from understudy.batch_keys import MODE, TASK
+from understudy.distributed.mesh import Mesh
+from understudy.errors import DatasetError, RankError
+from understudy.load.eval.validation_data import UNREADABLE, HeldOut, ahead, dealt
+from understudy.policies.common.modes import DYNAMICS, FLOW, MODES, POLICY, TRAINS
+from understudy.policies.flow.model import FlowPolicy
+from understudy.progress import Progress, tqdm
+from understudy.train.eval.metrics import TermFound, by_dimension, grouped
+from understudy.train.eval.open_loop import OpenLoop
+from understudy.train.step import Draws, moved, placed
+
+BATCH = 128
+"""Samples of a chunk."""
+DRAWS = 8
+"""Noises and times per held-out sample."""
+MEMORY = 1 << 30
+"""Bytes of chunks that are read ahead, unless told otherwise; one chunk is read whatever it takes."""
+
+
+FEW, CAP = 16, 0.01
+"""Held-out frames that may be unreadable where such are left out: so many, or this share of them."""
+
+
+class CutShort(Exception):
+    """A validation was asked to stop before its end."""
+
+
+class Unjudged(DatasetError):
+    """Held-out frames cannot be read, so there is no validation."""
+
+
+@torch.no_grad()
+def validation(
+    policy: FlowPolicy,
+    held: HeldOut,
+    draws: Draws,
+    mesh: Mesh,
+    weights: Mapping[str, float],
+    *,
+    mode: str = POLICY,
+    open_loop: int = 0,
+    per_dim: bool = False,
+    threads: int = 1,
+    memory: int = MEMORY,
+    asked: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Losses of `policy` on every frame of the line; all ranks call this together and get the same.
+
+    Args:
+        draws: shapes and seed of the draws, `draws.draws` per sample.
+        weights: of the loss terms, by name.
+        mode: what each sample is a lesson in (`policies/common/modes.py`).
+        open_loop: also compare sampled actions with the recorded ones on each `open_loop`-th frame of a source; 0, or a
+            mode in which actions are given: not.
+        per_dim: also tell the action's loss by dimension, per source.
+        threads, memory: for reading ahead; the result does not depend on them.
+        asked: whether this rank was asked to stop: then all leave after the chunk that they are at.
+    Returns:
+        `groups.grouped`, with `held_out`, the number of held-out frames, of which those of the line were judged; with
+        `open_loop` also {"open_loop": `OpenLoop.result`}; with `per_dim` each source also has "dims": {joint: loss}.
+        `unreadable` is the number of samples that were left out, where there are any.
+    Raises:
+        CutShort: on all ranks: one was asked to stop. Unjudged: on all ranks: what one cannot read.
+    """
+    width, count = policy.config.action_dim, len(held)
+    rows = {"sum": 1, "count": 1, "draws": draws.draws}
+    layout = {(term, name): (size, count) for term in weights for name, size in rows.items()}
+    if per_dim and FLOW in weights:
+        layout |= {("dims", "sum"): (width, count), ("dims", "count"): (width, count)}
+    sampler = OpenLoop(open_loop, draws.seed, width, mode, held) if open_loop and FLOW in TRAINS[mode] else None
+    layout |= {("open loop", name): shape for name, shape in (sampler.shapes.items() if sampler else ())}
+    sizes = [rows * columns for rows, columns in layout.values()]
+    found = torch.zeros(sum(sizes), dtype=torch.float64, device=mesh.device)
+
+    def parts(of: Tensor) -> dict[tuple[str, str], Tensor]:  # views
+        return {name: part.view(shape) for (name, shape), part in zip(layout.items(), of.split(sizes))}
+
+    at = parts(found)
+    chunks = [slice(low, min(low + BATCH, len(held))) for low in range(0, len(held), BATCH)]
+    own, turns = dealt(len(chunks), mesh.rank, mesh.world)
+    tasks: dict[int, list[str]] = {}  # of this rank's chunks
+    known: dict[str, str] = {}  # each text once, for the way to the other ranks
+    wrong: dict[int, str] = {}  # samples that cannot be read
+    # A rank that has no chunk in the last turn computes one that is not counted: a forward pass may gather weights from
+    # all ranks.
+    reading = ahead(lambda number: held.read(chunks[number]), own or [0], threads, memory)
+    training = policy.training
+    policy.eval()
+    try:
+        with Progress(turns, "validation", "chunk", shown=mesh.rank == 0) as bar:
+            for turn in range(turns):
+                error: Exception | None = None
+                if turn < max(1, len(own)):
+                    try:
+                        number, batch = next(reading)
+                    except Exception as caught:
+                        error = caught
+                stopping, failed = mesh.votes(asked(), error is not None)
+                if failed:
+                    raise _failure(mesh, error)
+                if stopping:
+                    raise CutShort
+                part = chunks[number]
+                if turn < max(1, len(own)):
+                    unreadable: dict[int, str] = batch.pop(UNREADABLE)
+                    if mode != POLICY:
+                        batch[MODE] = torch.full((part.stop - part.start,), MODES.index(mode))
+                    here = moved(batch, mesh.device)
+                    noise, time = (placed(draw, mesh.device) for draw in draws.noise_and_time(held.identity(part)))
+                losses = policy.losses(here, noise, time, terms=list(weights), detail=True)
+                errors = sampler.errors(policy, here, part) if sampler else {}
+                if turn < len(own):
+                    tasks[number] = [known.setdefault(task, task) for task in batch[TASK]]
+                    wrong |= {part.start + row: why for row, why in unreadable.items()}
+                    _write(at, part, losses, time)
+                    for name, (columns, values) in errors.items():
+                        at["open loop", name][:, columns] = values.double()
+                bar.update()
+    finally:
+        reading.close()
+        policy.train(training)
+    told = {number: names for of_rank in mesh.gather(tasks) for number, names in of_rank.items()}
+    names = [name for number in range(len(chunks)) for name in told[number]]
+    each = {name: part.numpy() for name, part in parts(mesh.sum(found).cpu()).items()}
+    total, readable = held.total, np.ones(count, bool)
+    if left_out := {sample: why for of_rank in mesh.gather(wrong) for sample, why in of_rank.items()}:
+        _check_few(left_out, count, first=mesh.rank == 0)
+        readable[list(left_out)] = False
+        held, names = held.only(readable), [name for name, good in zip(names, readable) if good]
+        each = {name: part if name[0] == "open loop" else part[:, readable] for name, part in each.items()}
+    terms = {t: TermFound(each[t, "sum"][0], each[t, "count"][0], each[t, "draws"]) for t in weights}
+    result = grouped(terms, weights, held, names) | {"held_out": total}
+    if left_out:
+        result["unreadable"] = len(left_out)
+    if ("dims", "sum") in each:
+        for name, entry in result["sources"].items():
+            number = held.names.index(name)
+            of_source = np.flatnonzero(held.source == number)
+            entry["dims"] = by_dimension(each["dims", "sum"], each["dims", "count"], of_source, held.joints(number))
+    if sampler:
+        result["open_loop"] = sampler.result({name: each["open loop", name] for name in sampler.shapes}, readable)
+    return result
+
+
+def _failure(mesh: Mesh, error: Exception | None) -> Exception:
+    """What all ranks raise, together, when some cannot read a chunk; `error` is that of this one."""
+    known = None if error is None else (isinstance(error, DatasetError), str(error) or repr(error))
+    wrong_input, words = next(each for each in mesh.gather(known) if each is not None)
+    made: Exception
+    if wrong_input:
+        fix = "data.on_bad_frame substitute leaves out the few frames that cannot be read"
+        made = Unjudged(f"held-out frames cannot be judged: {words}", fix=fix)
+    else:
+        made = RankError(f"held-out frames cannot be judged: {words}")
+    made.__cause__ = error
+    return made
+
+
+def _check_few(left_out: Mapping[int, str], count: int, first: bool) -> None:
+    """Tell of samples, of `count`, that cannot be read. Raises Unjudged, as in training, where they are many."""
+    words, allowed = left_out[min(left_out)], max(FEW, int(CAP * count))
+    what = f"{len(left_out)} of {count} held-out frames cannot be read"
+    if len(left_out) > allowed:
+        fix = "repair the dataset, or leave these episodes out"
+        raise Unjudged(f"{what}, {allowed} are allowed; the first: {words}", fix=fix)
+    if first:
+        tqdm.write(f"{what} and are left out of the validation; the first: {words}", file=sys.stderr)
+
+
+def _write(at: Mapping[tuple[str, str], Tensor], part: slice, losses: Mapping[str, Any], time: Tensor) -> None:
+    """The losses of a chunk to their places; time [B, D], or [B, D, 2] of a policy with two streams, one per term."""
+    for term, loss in losses.items():
+        own = time if time.ndim == 2 else time[:, :, (FLOW, DYNAMICS).index(term)]
+        # A sample's times are stratified: the d-th earliest lies in the d-th interval.
+        of_draw = loss.detail.sum.double().sum(dim=2).gather(1, own.argsort(dim=1))
+        at[term, "sum"][0, part], at[term, "count"][0, part] = loss.sum, loss.count
+        at[term, "draws"][:, part] = of_draw.T
+        if term == FLOW and ("dims", "sum") in at:
+            at["dims", "sum"][:, part] = loss.detail.sum.double().sum(dim=1).T
+            at["dims", "count"][:, part] = (loss.detail.count * loss.detail.sum.shape[1]).T

@@ -1,0 +1,48 @@
+"""How much arithmetic a step needs, and how much a device could do: what a utilisation is made of.
+
+Counted are matrix products, convolutions and attention, forward and backward, as if each were computed once: arithmetic
+that activation checkpointing repeats is spent, not needed (MFU in the sense of Chowdhery et al. 2022, "PaLM", appendix
+B).
+"""
+
+import re
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from understudy.distributed.activation_checkpoint import remembered
+
+# Dense (no sparsity) teraflops per second as NVIDIA's data sheets have them; the first name that fits counts.
+PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
+    (r"\bB200\b", {"bfloat16": 2250.0}),
+    (r"\bH200\b", {"bfloat16": 989.5, "tf32": 494.7, "float32": 66.9}),
+    (r"\bH100 PCIe\b", {"bfloat16": 756.5, "tf32": 378.0, "float32": 51.2}),
+    (r"\bH100 NVL\b", {"bfloat16": 835.5, "tf32": 417.5, "float32": 60.0}),
+    (r"\bH100\b", {"bfloat16": 989.5, "tf32": 494.7, "float32": 66.9}),
+    (r"\bA100\b", {"bfloat16": 312.0, "tf32": 156.0, "float32": 19.5}),
+    (r"\bL40S\b", {"bfloat16": 362.0, "tf32": 183.0, "float32": 91.6}),
+    (r"\bL4\b", {"bfloat16": 121.0, "tf32": 60.0, "float32": 30.3}),
+    (r"\bA10\b", {"bfloat16": 125.0, "tf32": 62.5, "float32": 31.2}),
+    (r"\bRTX 4090\b", {"bfloat16": 165.2, "tf32": 82.6, "float32": 82.6}),
+)
+
+
+def counted(step: Callable[[], object], policy: nn.Module) -> int:
+    """Floating-point operations of `step()` on this rank, a multiply-add counted as two. Runs it, uncompiled."""
+    with remembered(policy), torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
+        step()
+    return int(counter.get_total_flops())
+
+
+def peak(device: str, arithmetic: str) -> float | None:
+    """Operations per second of a device by its name (`torch.cuda.get_device_name`); None where we do not know.
+
+    Args:
+        arithmetic: "bfloat16", "tf32" (float32 products on tensor cores) or "float32".
+    """
+    for pattern, speeds in PEAKS:
+        if re.search(pattern, device):
+            return speeds[arithmetic] * 1e12 if arithmetic in speeds else None
+    return None

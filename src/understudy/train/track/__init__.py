@@ -1,0 +1,5 @@
+"""Figures of a run.
+
+metrics_file    metrics.jsonl
+trackers        TensorBoard, Weights & Biases, Trackio
+"""

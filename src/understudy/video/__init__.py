@@ -1,0 +1,18 @@
+"""Images of a video file by position. Knows no dataset and imports no torch.
+
+reader            the `VideoReader` interface
+open              `open_video`: a reader by backend name
+pyav              the default backend
+torchcodec        the optional backend
+mp4               parse the sample tables of an mp4 file into numpy arrays
+packets           coded packets in decode order
+decoder           from display positions to decoded images
+codec_pool        reuse of codec contexts, per thread
+parameter_sets    parameter sets inside packets (SPS, PPS), which a decoder remembers
+color             conversion to RGB planes, written straight into an array
+reformat          PyAV's own conversion, made equal in all its versions
+resize            area averaging in integer arithmetic
+encode            encode images into mp4, and concatenate mp4 files without re-encoding
+scheduling        keep encoders from making this process a real-time process
+native            optional C loops and direct swscale calls
+"""

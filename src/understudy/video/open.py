@@ -1,0 +1,25 @@
+"""Open a video file with the chosen backend: `open_video(path).read([0, 7, 7, 3])`."""
+
+from __future__ import annotations
+
+import os
+
+from understudy.storage.source import ByteSource, LocalSource
+from understudy.video.pyav import PyavReader
+from understudy.video.reader import VideoReader
+
+
+def open_video(file: str | os.PathLike[str] | ByteSource, backend: str = "pyav") -> VideoReader:
+    """Open a video (a path, or a source) for reading pictures; `backend` is "pyav" or "torchcodec" (same pictures).
+
+    Opening parses the index and decodes nothing. The reader pickles as its address and may be used after a fork: the
+    child opens its own decoder. Raises `DatasetError` when the file cannot be read as a video.
+    """
+    if backend not in ("pyav", "torchcodec"):
+        raise ValueError(f"backend={backend!r}: it must be 'pyav' or 'torchcodec'")
+    source = LocalSource(os.fspath(file)) if isinstance(file, (str, os.PathLike)) else file
+    if backend == "pyav":
+        return PyavReader(source)
+    from understudy.video.torchcodec import TorchcodecReader
+
+    return TorchcodecReader(source)

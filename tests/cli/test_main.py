@@ -1,0 +1,324 @@
+"""The command line: quick help, settings from files and flags, one clear line for a mistake, exit codes."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from support.runs import series, tiny_config, tiny_dataset
+from understudy.cli import main
+from understudy.config.schema import dump_yaml, load
+from understudy.config.train import TrainConfig
+from understudy.train.checkpoint.run_dir import RunDir
+
+HEAVY = ("torch", "pyarrow", "av", "matplotlib", "mujoco", "PIL", "gymnasium", "scipy")
+FROZEN = ("dataset", "normalisation", "order", "policy", "settings")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_dataset(tmp_path_factory.mktemp("cli") / "dataset")
+
+
+def run(*arguments: object) -> int:
+    try:
+        return main.main([str(argument) for argument in arguments])
+    except SystemExit as exit:  # tyro's own: help and unknown flags
+        return int(exit.code or 0)
+
+
+def test_help_of_every_verb_needs_nothing_heavy() -> None:
+    """Modules and not seconds are counted: a busy machine must not fail this, an import must."""
+    code = f"""
+import contextlib, io, sys
+from understudy import cli
+with contextlib.redirect_stdout(io.StringIO()) as out:
+    for verb in [[], *[name.split() for name in cli.VERBS]]:
+        try:
+            code = cli.main([*verb, "--help"])
+        except SystemExit as exit:
+            code = exit.code
+        assert not code, (verb, code)
+for verb in cli.VERBS:
+    assert verb in out.getvalue(), verb
+print([name for name in {HEAVY} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_overview_needs_no_settings_at_all() -> None:
+    code = "import sys; from understudy import cli; cli.main(['--help']); assert 'tyro' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_asking_for_nothing_or_the_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == main.WRONG_INPUT
+    assert run("--help") == 0
+    assert run("--version") == 0
+    assert "understudy 0." in capsys.readouterr().out
+    assert run("trian") == main.WRONG_INPUT
+    assert "did you mean 'train'" in capsys.readouterr().err
+    assert run("order", "explode") == main.WRONG_INPUT
+    assert "did you mean 'order explain'" in capsys.readouterr().err
+
+
+def test_every_verb_leads_to_its_work() -> None:
+    for verb in main.VERBS.values():
+        assert callable(main._named(verb.work))
+        assert callable(main._named(verb.settings))
+
+
+@pytest.mark.parametrize("verb", ["rollout", "validate", "report", "inspect", "resume", "record"])
+def test_what_is_required_is_asked_for(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(verb) == main.WRONG_INPUT
+    error = capsys.readouterr().err
+    assert "required" in error or "say which run" in error
+    assert "Traceback" not in error
+
+
+def test_a_file_with_flags_over_it(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(dump_yaml(tiny_config(data, tmp_path / "r")))
+    assert run("train", file, "--steps", 2, "--optim.lr", "1e-4", "--val-every", 0) == 0
+    saved = RunDir(tmp_path / "r").settings()
+    assert (saved.steps, saved.optim.lr, saved.batch) == (2, 1e-4, 4)
+    assert (tmp_path / "r/report.html").exists()
+    said = capsys.readouterr().out
+    assert "report: " in said
+    assert f"policy: {tmp_path / 'r/policy'}" in said
+    assert run("train", file) == main.WRONG_INPUT  # there is a run already
+    assert "understudy resume" in capsys.readouterr().err
+    assert run("resume", tmp_path / "r", "--steps", 4, "--no-report") == 0
+    assert [r["step"] for r in series(tmp_path / "r")] == [1, 2, 3, 4]
+    assert run("resume", tmp_path / "r", "--seed", 9) == main.WRONG_INPUT
+    assert "seed: 7 -> 9" in capsys.readouterr().err
+    assert run("validate", tmp_path / "r", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 4
+
+
+def test_a_file_may_leave_to_the_flags_what_is_required(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(
+        "steps = 1\nbatch = 2\nval_every = 0\nreport = false\n[policy]\nchannels = 8\nblocks = 1\nwidth = 16\n"
+    )
+    assert run("train", file) == main.WRONG_INPUT
+    assert "data.root: required" in capsys.readouterr().err
+    assert run("train", file, "--data.root", data, "--out", tmp_path / "r") == 0
+    assert not (tmp_path / "r/report.html").exists()
+
+
+def test_warnings_are_one_line_without_our_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    assert main.main(["--version"]) == 0
+    assert warnings.formatwarning("a camera is left out", UserWarning, "x.py", 3) == "note: a camera is left out\n"
+    assert warnings.formatwarning("old", DeprecationWarning, "x.py", 3) == "DeprecationWarning: old\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["train", "--data.root", "{}/nowhere"], "no such folder"),
+        (["train", "--data.root", "{}"], "meta/info.json"),
+        (["train", "--data.root", "{}", "--steps", "0"], "steps: input should be greater than or equal to 1, not 0"),
+        (["train", "--steps", "many"], "--steps: it takes a whole number, not 'many'"),
+        (["train", "--optim.lr", "fast"], "--optim.lr: it takes a number, not 'fast'"),
+        (["train", "--micro-batch", "few"], "--micro-batch: it takes {None}|INT, not ['few']"),
+        (["train", "--steps"], "--steps: its value is missing"),
+        (["train", "--data.sources", "x"], "--data.sources: a list"),
+        (["train", "--data.root", "{}", "--optim.lr", "inf"], "optim.lr"),
+        (["train", "--data.root", "{}", "--memory", "lots"], "memory 'lots'"),
+        (["train", "--data.root", "{}", "--keep-best", "macro", "--val-every", "0"], "with val_every 0 there are none"),
+        (["train", "--data.root", "{}", "--keep-best", "loss", "--data.val-fraction", "0"], "with data.val_fraction 0"),
+        (["train", "--stepz", "3"], "--steps"),
+        (["train", "{}/none.yaml"], "cannot be read"),
+        (["inspect", "{}/nowhere"], "no such folder"),
+        (["resume", "{}"], "no run here"),
+        (["report", "{}"], "no run here"),
+        (["validate", "{}"], "no run here"),
+        (["export", "{}"], "no run here"),
+        (["rollout", "{}"], "no"),
+    ],
+)
+def test_mistakes_are_told_without_a_traceback(
+    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*[argument.format(tmp_path) for argument in arguments]) == main.WRONG_INPUT
+    printed = capsys.readouterr()
+    assert told in printed.err + printed.out
+    assert "Traceback" not in printed.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["{}/g1.cfg"], ".json"),
+        (["{}"], "--data.root {}"),
+        (["--dataset.repo_id", "someone/something"], "--data.root hf://datasets/"),
+        (["--batch_size=3"], "--batch"),
+        (["--policy.use_amp=true"], "--precision bf16"),
+        (["--no-overwrite"], "--out"),
+        (["--lr", "1e-3"], "--optim.lr"),
+        (["more"], "--name value"),
+    ],
+)
+def test_what_people_type_instead_is_one_line_with_the_right_words(
+    typed: list[str], expected: str, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("train", *[word.format(data) for word in typed]) == main.WRONG_INPUT
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert expected.format(data) in said
+
+
+def test_a_run_instead_of_a_dataset(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "r/checkpoints").mkdir(parents=True)
+    assert run("train", tmp_path / "r") == main.WRONG_INPUT
+    assert f"understudy resume {tmp_path / 'r'}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["resume", "validate", "export", "report", "rollout"])
+def test_a_dataset_given_as_a_run_is_not_offered_as_the_place_of_one(
+    data: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(verb, data) == main.WRONG_INPUT
+    said = capsys.readouterr().err
+    assert "dataset" in said
+    assert f"--out {data}" not in said
+
+
+def test_a_run_is_not_begun_in_a_dataset(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = tmp_path / "dataset"
+    shutil.copytree(data, own)
+    before = sorted(own.rglob("*"))
+    assert run("train", "--data.root", own, "--out", own, "--steps", 1, "--batch", 2) == main.WRONG_INPUT
+    assert "name another --out" in capsys.readouterr().err
+    assert [path for path in sorted(own.rglob("*")) if path.name != ".lock"] == before
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_value_that_does_not_fit_is_one_line_on_any_terminal(encoding: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "understudy", "train", "--steps", "many"],
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        capture_output=True,
+        timeout=120,
+    )
+    assert done.returncode == main.WRONG_INPUT
+    assert done.stderr.splitlines() == [b"understudy train: --steps: it takes a whole number, not 'many'"]
+
+
+@pytest.mark.parametrize("behind", [[], ["--steps", "2"], [""]])
+@pytest.mark.parametrize("flag", ["--data.episodes", "--data.exclude_episodes", "--optim.freeze", "--optim.lr-scale"])
+def test_a_list_without_values_is_refused(
+    flag: str, behind: list[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An unset variable of a shell would train on all episodes, those to be left out among them."""
+    assert run("train", "--data.root", data, "--out", tmp_path / "r", flag, *behind) == main.WRONG_INPUT
+    assert flag in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
+def test_several_strangers_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", "--stepz", 3, "--output_dir=x", "--data.root", "d") == main.WRONG_INPUT
+    said = capsys.readouterr().err
+    assert "--steps" in said
+    assert "--out" in said
+
+
+def test_a_file_may_be_json_and_is_printed_as_it_would_be_used(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps({"steps": 3, "data": {"root": str(data)}, "out": str(tmp_path / "r")}))
+    assert run("train", file, "--seed", 5, "--print-config") == 0
+    whole = tmp_path / "whole.yaml"
+    whole.write_text(capsys.readouterr().out)
+    assert not (tmp_path / "r").exists()
+    read = load(TrainConfig, whole)
+    assert (read.steps, read.seed, read.data.root, read.batch) == (3, 5, str(data), TrainConfig().batch)
+    file.write_text("{")
+    assert run("train", file) == main.WRONG_INPUT
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("typed", [["help", "train"], ["train", "--help"], ["train", "-h", "--steps", "3"]])
+def test_help_of_train_has_examples_and_the_settings_of_a_source(
+    typed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*typed) == 0
+    said = capsys.readouterr().out
+    for word in ("[FILE]", "--launch", "--print-config", "--optim.lr", "data.sources", "val_fraction", "keep_rule"):
+        assert word in said
+    assert " weight " in said
+
+
+def test_help_of_resume_names_the_run_and_shows_its_settings(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("resume", "--help") == 0
+    assert "resume RUN" in capsys.readouterr().out
+    RunDir(tmp_path / "r").begin(replace(tiny_config(data, tmp_path / "r"), steps=4321), {key: {} for key in FROZEN})
+    assert run("resume", tmp_path / "r", "--help") == 0
+    assert "4321" in capsys.readouterr().out
+
+
+def test_help_and_order_alone_lead_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("help") == 0
+    assert "resume RUN" in capsys.readouterr().out
+    assert run("order") == 0
+    assert "order explain" in capsys.readouterr().out
+
+
+def test_all_errors_of_a_file_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("batch: -3\noptim:\n  lrr: 1\n")
+    assert run("train", file) == main.WRONG_INPUT
+    error = capsys.readouterr().err
+    assert "batch:" in error
+    assert "optim.lrr: unknown name; did you mean 'lr'?" in error
+
+
+def test_debug_shows_where_an_error_comes_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("inspect", tmp_path, "--debug") == main.WRONG_INPUT
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_what_is_our_fault_keeps_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(_: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    real = main._named
+    monkeypatch.setattr(main, "_named", lambda where: work if where.endswith(":inspect") else real(where))
+    assert run("inspect", "x") == main.FAILED
+    assert "ZeroDivisionError: ours" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (KeyboardInterrupt(), main.INTERRUPTED),
+        (OSError(28, "No space left on device"), main.FAILED),
+        (MemoryError(), main.FAILED),
+    ],
+)
+def test_exit_codes_of_what_the_world_does(
+    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(_: object) -> None:
+        raise error
+
+    real = main._named
+    monkeypatch.setattr(main, "_named", lambda where: work if where.endswith(":inspect") else real(where))
+    assert run("inspect", "x") == code
+    assert "Traceback" not in capsys.readouterr().err

@@ -1,0 +1,211 @@
+"""`understudy ranges`: the file keeps exactly the frames that the rule finds, on the dataset that it was made from."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from support.datasets import Spec, write_dataset
+from support.servers import RangeServer, folder
+from understudy import Catalog, EpisodeDataset
+from understudy.cli.main import main
+from understudy.data.selection.idle import IdleRule, non_idle_ranges
+
+DATA = os.environ.get("UNDERSTUDY_TEST_DATA")
+STATE = "observation.state"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_dataset(
+        tmp_path / "d", Spec(lengths=(40, 0, 9, 33, 60), ids=(0, 1, 4, 5, 8), cameras=(), recorded_as=True, rich=True)
+    )
+    for file in (tmp_path / "d" / "data").glob("chunk-*/*.parquet"):
+        table = pq.read_table(file)
+        stands = [still(e, f) for e, f in zip(*(table[k].to_pylist() for k in ("episode_index", "frame_index")))]
+        at = table.column_names.index(STATE)
+        values = np.where(np.asarray(stands)[:, None], 0.0, np.asarray(table[STATE].to_pylist()) + 9).astype(np.float32)
+        values[:, 1] *= np.arange(len(values)) % 4 > 0
+        table = table.set_column(
+            at, table.schema.field(STATE), pa.array(values.tolist(), table.schema.field(STATE).type)
+        )
+        pq.write_table(table, file)
+    return tmp_path / "d"
+
+
+def still(episode: int, frame: int) -> bool:
+    """Each episode stands for some frames, in places of its own, and the one of nine frames all the time."""
+    return episode == 4 or (frame + episode) % 17 < 6
+
+
+def kept_frames(data: EpisodeDataset) -> set[tuple[int, int]]:
+    return {(e, f) for e, start, stop in data.segments.tolist() for f in range(start, stop)}
+
+
+def expected(root: Path | str, key: str, rule: IdleRule, dims: list[int] | None = None) -> set[tuple[int, int]]:
+    """By the samples of the dataset, one episode after the other."""
+    data, want = EpisodeDataset(root, keys=[key]), set()
+    for episode in np.unique(data.segments[:, 0]).tolist():
+        length = int(data.catalog.episodes.lengths[data.catalog.episodes.row_of(episode)])
+        values = data.batch(np.full(length, episode), np.arange(length))[key].numpy().reshape(length, -1)
+        ranges = non_idle_ranges(values[:, dims] if dims else values, rule)
+        want |= {(episode, frame) for start, stop in ranges for frame in range(start, stop)}
+    return want
+
+
+RULE = ("--min-idle", "2", "--min-moving", "4", "--cut-last", "1")
+
+
+@pytest.mark.parametrize(
+    ("flags", "dims", "rule"),
+    [
+        ((), None, IdleRule(0.4, True, 2, 4, 1)),
+        (("--preset", "droid"), None, IdleRule(0.4, True, 2, 4, 1, settled=False)),
+        (("--dims", "1"), [1], IdleRule(0.4, True, 2, 4, 1)),
+        (("--no-difference",), None, IdleRule(0.4, False, 2, 4, 1)),
+        (("--name-by", "episode"), None, IdleRule(0.4, True, 2, 4, 1)),
+    ],
+)
+def test_the_file_keeps_what_the_rule_finds(  # type: ignore[no-untyped-def]
+    root: Path, tmp_path: Path, flags, dims, rule, capsys
+) -> None:
+    out = tmp_path / "keep.json"
+    assert main(["ranges", str(root), "--out", str(out), "--key", STATE, "--threshold", "0.4", *RULE, *flags]) == 0
+    content = json.loads(out.read_text())
+    droid = "--name-by" not in flags
+    assert next(iter(content)) == ("gs://lab/day-0--/data/run-0.h5" if droid else "0")
+    assert len(content) == 4  # the episode without frames has no key
+    want = expected(root, STATE, rule, dims)
+    data = EpisodeDataset(root, keep=out, keep_rule="start")
+    assert kept_frames(data) == want
+    assert want
+    assert len(want) < 142
+    report = data.keep_report
+    assert report is not None
+    assert (report.matched, report.unmatched, report.unnamed, report.samples) == (4, (), 0, len(want))
+    told = capsys.readouterr().out
+    assert f"{len(want):,} of 142 frames kept" in told
+
+
+def test_episodes_that_share_their_texts_go_by_id(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(20, 30), cameras=(), recorded_as=True))
+    path = tmp_path / "d/meta/episodes.jsonl"
+    path.write_text(path.read_text().replace("day-1", "day-0").replace("run-1", "run-0"))
+    assert main(["ranges", str(tmp_path / "d"), "--out", str(tmp_path / "keep.json")]) == 0
+    assert list(json.loads((tmp_path / "keep.json").read_text())) == ["0", "1"]
+
+
+def test_a_dataset_elsewhere(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found without its pictures, by an address."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    flags = ("--key", STATE, "--threshold", "0.4", *RULE)
+    with RangeServer(folder(root, "/d")) as server:
+        assert main(["ranges", f"{server.url}/d", "--out", str(tmp_path / "far.json"), *flags]) == 0
+    assert main(["ranges", str(root), "--out", str(tmp_path / "near.json"), *flags]) == 0
+    assert (tmp_path / "far.json").read_text() == (tmp_path / "near.json").read_text()
+
+
+def test_what_is_refused(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there = tmp_path / "there.json"
+    there.write_text("mine")
+    out = str(tmp_path / "keep.json")
+    for flags, told in (
+        (["--out", str(there)], "is there already"),
+        ([], "out: required"),
+        (["--out", str(tmp_path / "no" / "keep.json")], "is no folder"),
+        (["--out", out, "--key", "actoin"], "no such column"),
+        (["--out", out, "--key", "observation.note"], "it is string|no such column"),
+        (["--out", out, "--key", "action", "--dims", "2"], "dims names 2, and 'action' has 2"),
+        (["--out", out, "--dims", "0"], "dims: name the column"),
+        (["--out", out, "--preset", "droid", "--threshold", "1e9"], "nothing would be kept of 142 frames"),
+        (["--out", out, "--threshold", "0"], "threshold"),
+    ):
+        assert main(["ranges", str(root), *flags]) == 2, flags
+        error = capsys.readouterr().err
+        assert any(words in error for words in told.split("|")), error
+    assert there.read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["there.json"]
+    write_dataset(tmp_path / "plain", Spec(cameras=()))
+    assert main(["ranges", str(tmp_path / "plain"), "--out", out, "--name-by", "droid"]) == 2
+    assert "recording_folderpath" in capsys.readouterr().err
+
+
+def test_inspect_tells_what_a_file_keeps(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep = tmp_path / "keep.json"
+    keep.write_text(json.dumps({"gs://lab/day-0--/data/run-0.h5": [[0, 20]], "x--y": [[0, 9]]}))
+    assert main(["inspect", str(root), "--keep", str(keep), "--page", str(tmp_path / "page.html"), "--shown", "0"]) == 0
+    told = capsys.readouterr().out
+    assert "1 of 2 keys are episodes of this dataset, 1 of its 4 episodes have one" in told
+    assert "keys are no episode of this dataset: &#x27;x--y&#x27;" in (tmp_path / "page.html").read_text()
+    for flags, samples in (
+        ([], 20),
+        (["--keep-rule", "window"], 20),
+        (["--keep-rule", "window", "--chunk", "16"], 5),
+        (["--keep-rule", "start", "--chunk", "16"], 20),
+    ):
+        assert main(["inspect", str(root), "--keep", str(keep), "--json", *flags]) == 0
+        facts = json.loads(capsys.readouterr().out)["keep"]
+        assert (facts["in_ranges"], facts["frames"], facts["unmatched"]) == (20, 142, ["x--y"])
+        assert facts["samples"] == samples
+    assert main(["inspect", str(root), "--chunk", "16", "--json"]) == 2
+    assert "--keep" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_grasp_with_a_still_arm_is_kept(version: str, seen: bool, tmp_path: Path) -> None:
+    """The arm (dimension 0) waits while the gripper closes: the state shows it for 20 frames, or only the command does,
+    in one frame. A later wait, in which nothing moves, is left out."""
+    root, lengths = tmp_path / "d", (60, 50)
+    write_dataset(root, Spec(version=version, lengths=lengths, cameras=(), fps=10))
+    for file in (root / "data").glob("chunk-*/*.parquet"):
+        table = pq.read_table(file)
+        frame = np.asarray(table["frame_index"].to_pylist())
+        arm = np.minimum(frame, 10) + np.maximum(frame - 30, 0) - np.maximum(frame - 35, 0)
+        gripper = np.clip(frame - 10, 0, 20) / 20 if seen else np.zeros(len(frame))
+        told = frame > 10
+        for key, columns in ((STATE, (arm, gripper)), ("action", (arm, told))):
+            field = table.schema.field(key)
+            values = np.stack(columns, 1).astype(np.float32)
+            values = np.pad(values, ((0, 0), (0, len(table[key][0]) - 2)))
+            table = table.set_column(table.column_names.index(key), field, pa.array(values.tolist(), field.type))
+        pq.write_table(table, file)
+    out = tmp_path / "keep.json"
+    assert main(["ranges", str(root), "--out", str(out)]) == 0
+    # Told to close at frame 11; a second later, at 22, all has been still for 10 frames. The arm moves until 35.
+    first = [[0, 46]] if seen else [[0, 22], [31, 46]]
+    assert json.loads(out.read_text()) == {"0": first, "1": first}
+
+
+def test_nothing_of_the_demonstration_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
+    root, out = tmp_path / "table", tmp_path / "keep.json"
+    assert main(["record", "--out", str(root), "--episodes", "4", "--size", "16", "--codec", "libx264"]) == 0
+    assert main(["ranges", str(root), "--out", str(out), "--preset", "droid"]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    frames = Catalog.open(root).episodes.frames
+    assert "no frame is idle" in error
+    assert f"of {frames:,} frames" in error
+    assert not out.exists()
+    assert main(["ranges", str(root), "--out", str(out), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["frames_kept"], facts["frames_idle"], facts["episodes_without"]) == (frames, 0, 0)
+    assert len(EpisodeDataset(root, keep=out, keep_rule="window")) == frames
+
+
+@pytest.mark.skipif(DATA is None, reason="UNDERSTUDY_TEST_DATA names no folder of real datasets")
+@pytest.mark.parametrize("name", ["g1_v30", "g1_v21", "gr1_sim_v20"])
+def test_of_real_recordings(name: str, tmp_path: Path) -> None:
+    root, out = f"{DATA}/{name}", tmp_path / "keep.json"
+    assert main(["ranges", root, "--out", str(out), "--preset", "droid", "--threshold", "0.01"]) == 0
+    data = EpisodeDataset(root, keep=out, keep_rule="start", keys=["action"])
+    assert kept_frames(data) == expected(root, "action", replace(IdleRule.droid(), threshold=0.01))
+    assert 0 < len(data) < Catalog.open(root).episodes.frames
+    out.unlink()
+    assert main(["ranges", root, "--out", str(out)]) == 0
+    assert len(EpisodeDataset(root, keep=out)) == Catalog.open(root).episodes.frames

@@ -1,0 +1,263 @@
+"""Recording: what is written is what the expert saw and meant, in balanced tasks, the same after any kill."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from understudy.cli import record as module
+from understudy.cli.record import RecordConfig, demonstrate, record
+from understudy.config.schema import complete
+from understudy.data.dataset import EpisodeDataset
+from understudy.data.format.catalog import Catalog
+from understudy.errors import ConfigError, DatasetError
+
+pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
+
+from understudy.envs.env import Outcome, layout_seed
+from understudy.envs.registry import open_world
+from understudy.envs.tabletop.env import TabletopWorld  # (after the skip)
+
+FRONT = "observation.images.front"
+
+
+def settings(out: Path, **more: Any) -> RecordConfig:
+    return complete(RecordConfig(out=str(out), **{"episodes": 5, "size": 32, **more}))
+
+
+def contents(root: Path) -> list[dict[str, Any]]:
+    data = EpisodeDataset(root)
+    return [data[i] for i in range(len(data))]
+
+
+def assert_equal(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> None:
+    assert len(one) == len(two)
+    for a, b in zip(one, two):
+        assert set(a) == set(b)
+        for key in a:
+            assert a[key] == b[key] if isinstance(a[key], str) else (a[key] == b[key]).all(), key
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("recorded") / "data"
+    assert record(settings(root)) == 0
+    return root
+
+
+def test_a_recording_reads_back_as_what_was_played(recorded: Path) -> None:
+    world = open_world("tabletop", 32)
+    catalog = Catalog.open(recorded)
+    assert catalog.fps == world.fps
+    assert set(world.features) <= set(catalog.features)
+    assert list(catalog.tasks) == list(world.tasks)
+    samples = iter(contents(recorded))
+    for episode in range(5):
+        frames, task, failed = demonstrate(world, settings(recorded), episode)
+        assert failed == 0
+        for number, frame in enumerate(frames):
+            sample = next(samples)
+            assert (int(sample["episode_index"]), int(sample["frame_index"])) == (episode, number)
+            assert sample["task"] == task == world.tasks[episode % 3]
+            np.testing.assert_array_equal(sample["observation.state"].numpy(), frame["observation.state"])
+            np.testing.assert_array_equal(sample["action"].numpy(), frame["action"])
+            # Lossy video of sharp little pictures, chroma at half size: close on the whole.
+            picture = sample[FRONT].permute(1, 2, 0).numpy().astype(int)
+            assert np.abs(picture - frame[FRONT]).mean() < 6
+    assert next(samples, None) is None
+
+
+def test_the_clean_action_is_recorded_and_a_noisy_one_executed() -> None:
+    world = open_world("tabletop", 16)
+    noisy, *_ = demonstrate(world, settings(Path("x"), noise=0.3), 0)
+    clean, *_ = demonstrate(world, settings(Path("x"), noise=0.0), 0)
+    moved = np.diff([frame["observation.state"][:3] for frame in noisy], axis=0) / 0.015
+    meant = np.array([frame["action"][:3] for frame in noisy])[:-1]
+    assert 0.15 < np.std(moved - meant) < 0.4  # (clipping takes some of the 0.3)
+    moved = np.diff([frame["observation.state"][:3] for frame in clean], axis=0) / 0.015
+    np.testing.assert_allclose(moved, np.array([frame["action"][:3] for frame in clean])[:-1], atol=0.01)
+
+
+def test_the_seed_decides(tmp_path: Path, recorded: Path) -> None:
+    world = open_world("tabletop", 32)
+    one, *_ = demonstrate(world, settings(tmp_path), 4)
+    two, *_ = demonstrate(open_world("tabletop", 32), settings(tmp_path), 4)
+    other, *_ = demonstrate(world, settings(tmp_path, seed=1), 4)
+    for a, b in zip(one, two):
+        np.testing.assert_array_equal(a[FRONT], b[FRONT])
+        np.testing.assert_array_equal(a["action"], b["action"])
+    assert (one[0][FRONT] != other[0][FRONT]).any()
+
+
+def test_every_layout_is_a_training_layout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seeds = []
+    reset = TabletopWorld.reset
+    monkeypatch.setattr(TabletopWorld, "reset", lambda self, seed, task: seeds.append(seed) or reset(self, seed, task))
+    record(settings(tmp_path / "data", episodes=4, seed=3))
+    assert seeds == [layout_seed(3, episode) for episode in range(4)]
+    assert max(seeds) < 2**62
+
+
+# -- carrying on --------------------------------------------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+from understudy.data.write.writer import EpisodeWriter
+from understudy.cli.record import RecordConfig, record
+add, frames = EpisodeWriter.add_frame, 0
+def add_frame(self, values, task):
+    global frames
+    frames += 1
+    if frames == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    add(self, values, task)
+EpisodeWriter.add_frame = add_frame
+record(RecordConfig(out=sys.argv[1], episodes=5, size=32))
+"""
+
+
+def test_a_killed_recording_carries_on_to_the_same_dataset(tmp_path: Path, recorded: Path) -> None:
+    root = tmp_path / "data"
+    lengths = Catalog.open(recorded).episodes.lengths
+    at = int(lengths[:2].sum()) + 4  # in the third episode
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(root), str(at)], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert len(Catalog.open(root).episodes.ids) == 2
+    record(settings(root))
+    assert_equal(contents(root), contents(recorded))
+
+
+def test_more_episodes_extend_and_the_same_again_adds_nothing(
+    tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "data"
+    record(settings(root, episodes=2))
+    record(settings(root))
+    assert_equal(contents(root), contents(recorded))
+    capsys.readouterr()
+    record(settings(root))
+    assert "5 episodes" in capsys.readouterr().out
+    assert len(Catalog.open(root).episodes.ids) == 5
+
+
+@pytest.mark.parametrize("episodes", [5, 1])
+def test_recording_what_is_there_changes_no_file(episodes: int, tmp_path: Path, recorded: Path) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(recorded, root)
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in root.rglob("*") if path.is_file()}
+    assert record(settings(root, episodes=episodes)) == 0
+    after = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in root.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_interruptions_leave_the_same_statistics(tmp_path: Path, recorded: Path) -> None:
+    for episodes in (1, 3, 5):
+        record(settings(tmp_path / "data", episodes=episodes))
+    assert (tmp_path / "data/meta/stats.json").read_bytes() == (recorded / "meta/stats.json").read_bytes()
+
+
+def test_other_settings_are_refused_before_anything_is_touched(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    record(settings(root, episodes=1))
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=r"seed \(0 then, 7 now\), noise \(None then, 0.1 now\)"):
+        record(settings(root, seed=7, noise=0.1))
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_of_someone_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(DatasetError):
+        record(settings(tmp_path))
+    with pytest.raises(DatasetError, match="is a file"):
+        record(settings(tmp_path / "thesis.txt"))
+    root = tmp_path / "data"
+    record(settings(root, episodes=1))
+    (root / module.NOTE).write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        record(settings(root))
+    (root / module.NOTE).unlink()
+    with pytest.raises(ConfigError, match="not recorded by"):
+        record(settings(root))
+
+
+# -- an expert that fails -----------------------------------------------------------------------------------------
+
+
+class Clumsy(TabletopWorld):
+    """Fails at every layout whose attempt number is below `failures`."""
+
+    failures = 0
+
+    def reset(self, seed: int, task: str) -> dict[str, np.ndarray]:
+        self.fails = seed % 64 < self.failures
+        return super().reset(seed, task)
+
+    def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], Outcome]:
+        observation, outcome = super().step(action)
+        return observation, replace(outcome, taken=None) if self.fails else outcome
+
+
+def test_only_successes_are_kept_and_failures_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("understudy.envs.registry.open_world", lambda *_: Clumsy(32))
+    monkeypatch.setattr(Clumsy, "failures", 2)
+    root = tmp_path / "data"
+    record(settings(root, episodes=3))
+    assert "succeeded in 3 of 9 attempts" in capsys.readouterr().out
+    first = contents(root)[0]
+    world = TabletopWorld(32)
+    observation = world.reset(layout_seed(0, 0, attempt=2), world.tasks[0])
+    np.testing.assert_array_equal(first["observation.state"].numpy(), observation["observation.state"])
+    monkeypatch.setattr(Clumsy, "failures", 64)
+    with pytest.raises(ConfigError, match=r"failed 64 times in a row at 'pick up the red block'"):
+        demonstrate(Clumsy(16), settings(tmp_path), 0)
+
+
+def test_settings_that_never_succeeded_bind_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says that less noise may help: so it must."""
+    with monkeypatch.context() as patch:
+        patch.setattr("understudy.envs.registry.open_world", lambda *_: Clumsy(32))
+        patch.setattr(Clumsy, "failures", 64)
+        with pytest.raises(ConfigError, match="less noise"):
+            record(settings(tmp_path / "data", episodes=1, noise=0.2))
+    record(settings(tmp_path / "data", episodes=1, noise=0.1))
+    assert len(Catalog.open(tmp_path / "data").episodes) == 1
+
+
+# -- settings -----------------------------------------------------------------------------------------------------
+
+
+def test_wrong_settings_are_told_as_a_whole() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)out: required.*size: 33 is odd"):
+        complete(RecordConfig(size=33))
+    with pytest.raises(ConfigError, match="'pink'"):
+        record(RecordConfig(out="unused", tasks=("pink",)))
+    assert not Path("unused").exists()
+
+
+def test_chosen_tasks_are_balanced(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    record(settings(root, episodes=4, tasks=("blue", "green")))
+    tasks = [sample["task"] for sample in contents(root) if int(sample["frame_index"]) == 0]
+    assert tasks == ["pick up the blue block", "pick up the green block"] * 2
+    assert json.loads((root / module.NOTE).read_text())["tasks"] == ["blue", "green"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_meta_world_is_recorded_by_the_same_code(tmp_path: Path) -> None:
+    pytest.importorskip("metaworld", reason="the extra `sim` is not installed")
+    root = tmp_path / "data"
+    record(settings(root, world="metaworld", episodes=1, tasks=("reach-v3",), cameras=()))
+    samples = contents(root)
+    assert samples[0]["task"] == "Reach a goal position"
+    assert samples[0]["observation.environment_state"].shape == (39,)
+    assert 10 < len(samples) < 200

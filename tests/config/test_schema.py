@@ -1,0 +1,121 @@
+"""Settings: every error of a file at once, misspelt names, files and flags and dumps that agree."""
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy.config.schema import complete, differences, dump_yaml, load, plain, read_file, validate
+from understudy.config.train import PolicyConfig, TrainConfig
+from understudy.errors import ConfigError
+
+
+def test_all_errors_of_a_file_at_once_by_dotted_path(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("stepz: 3\nbatch: many\noptim: {lr: -1, beta: 0.9}\ndata: {root: d, order: zigzag}\n")
+    with pytest.raises(ConfigError) as caught:
+        load(TrainConfig, path)
+    text = str(caught.value)
+    assert str(path) in text
+    assert "5 settings" in text
+    for told in ("stepz: unknown name; did you mean 'steps'?", "optim.beta: unknown name; did you mean 'beta"):
+        assert told in text
+    for place in ("batch:", "optim.lr:", "data.order:"):
+        assert place in text
+
+
+def test_an_unknown_name_far_from_all_lists_what_there_is() -> None:
+    with pytest.raises(ConfigError, match=r"known here: .*weight_decay"):
+        validate(TrainConfig, {"optim": {"qqqqqq": 1}})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.yaml", "steps: [", "not valid YAML"),
+        ("a.yaml", "- 1\n- 2\n", "holds a list"),
+        ("a.toml", "steps = ", "not valid TOML"),
+        ("missing.yaml", None, "cannot be read"),
+        ("a.yaml", b"\xff\xfe\x00", "not UTF-8"),
+    ],
+)
+def test_files_that_cannot_be_read_are_one_clear_error(tmp_path: Path, name: str, content: object, told: str) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else str(content).encode())
+    with pytest.raises(ConfigError, match=told):
+        read_file(path)
+
+
+def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_file(tmp_path)
+
+
+def test_yaml_and_toml_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("steps: 7\noptim:\n  lr: 1e-4\npolicy:\n  picture: [32, 48]\n")
+    (tmp_path / "c.toml").write_text("steps = 7\n[optim]\nlr = 1e-4\n[policy]\npicture = [32, 48]\n")
+    config = load(TrainConfig, tmp_path / "c.yaml")
+    assert config == load(TrainConfig, tmp_path / "c.toml")
+    assert (config.steps, config.optim.lr, config.policy.picture) == (7, 1e-4, (32, 48))
+
+
+@given(
+    st.floats(1e-12, 1e3),
+    st.integers(0, 2**63 - 1),
+    st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), min_size=1).filter(
+        lambda text: "://" not in text  # an address is written without its credentials
+    ),
+    st.none() | st.integers(1, 10**9),
+)
+def test_what_is_written_reads_back_equal(tmp_path_factory, lr, seed, root, end) -> None:  # type: ignore[no-untyped-def]
+    base = TrainConfig()
+    config = replace(
+        base,
+        seed=seed,
+        data=replace(base.data, root=root),
+        optim=replace(base.optim, lr=lr),
+        schedule=replace(base.schedule, steps=end),
+    )
+    path = tmp_path_factory.getbasetemp() / "round.yaml"
+    path.write_text(dump_yaml(config), encoding="utf-8")
+    assert load(TrainConfig, path) == config
+
+
+def test_differences_are_the_leaves_that_differ() -> None:
+    base = TrainConfig()
+    other = replace(base, seed=3, policy=replace(base.policy, picture=(32, 32)))
+    assert differences(base, other) == {"seed": (0, 3), "policy.picture": ([64, 64], [32, 32])}
+    assert differences(base, base) == {}
+
+
+def test_rules_between_fields_are_told_together() -> None:
+    config = replace(TrainConfig(), policy=PolicyConfig(width=12, picture=(63, 64), points=3))
+    with pytest.raises(ConfigError) as caught:
+        complete(config)
+    assert all(place in str(caught.value) for place in ("data.root", "width=12", "policy.picture", "policy.points"))
+
+
+def test_the_policy_settings_are_the_policys_own() -> None:
+    """config.py repeats FlowPolicyConfig's free fields (it may not import torch): same names, same defaults."""
+    from understudy.policies.flow.model import FlowPolicyConfig
+
+    own = {field.name: field.default for field in fields(FlowPolicyConfig)}
+    ours = {field.name: field.default for field in fields(PolicyConfig) if field.name != "draws"}
+    assert ours == {name: own[name] for name in ours}
+
+
+def test_a_nested_value_of_the_wrong_kind_is_named() -> None:
+    @dataclass(frozen=True)
+    class Inner:
+        a: int = 1
+
+    @dataclass(frozen=True)
+    class Outer:
+        inner: Inner = Inner()
+
+    with pytest.raises(ConfigError, match="inner"):
+        validate(Outer, {"inner": 3})
+    assert plain(validate(Outer, {"inner": {"a": "4"}})) == {"inner": {"a": 4}}

@@ -1,0 +1,67 @@
+"""A packed video of which the tables list only some episodes: recorded times say where they are, if they can."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from support.datasets import Spec, identity, write_dataset
+from understudy.data.dataset import EpisodeDataset
+from understudy.data.format.catalog import Catalog
+from understudy.errors import DatasetError
+from understudy.load.loader import Loader
+from understudy.order import Order
+
+TOP = "observation.images.top"
+LENGTHS = (5, 4, 6, 3, 7)
+START = f"videos/{TOP}/from_timestamp"
+
+
+def partly(root: Path, keep: tuple[int, ...], late: float = 0.0) -> Path:
+    """One video of five episodes; the tables list those of `keep`, their times `late` by so many pictures."""
+    write_dataset(root, Spec(lengths=LENGTHS, per_video_file=5, per_data_file=5, foreign=False))
+    for file in (root / "meta/episodes").rglob("*.parquet"):
+        table = pq.read_table(file)
+        chosen = [episode in keep for episode in table.column("episode_index").to_pylist()]
+        at = table.column_names.index(START)
+        times = np.asarray(table.column(START).to_pylist()) + late / 10
+        pq.write_table(table.set_column(at, START, [times]).filter(chosen), file)
+    return root
+
+
+@pytest.mark.filterwarnings("ignore:.*from_timestamp says")
+@pytest.mark.parametrize("keep", [(1, 3), (0, 2, 4), (4,), (0, 1, 3), (2, 3)])
+@pytest.mark.parametrize("memory", ["1GB", "2MB"])
+def test_exact_times_say_which_pictures_are_meant(tmp_path: Path, keep: tuple[int, ...], memory: str) -> None:
+    root = partly(tmp_path / "d", keep)
+    data = EpisodeDataset(root)
+    assert [identity(data[i][TOP].numpy()) for i in range(len(data))] == [
+        (0, e, f) for e in keep for f in range(LENGTHS[e])
+    ]
+    again = pickle.loads(pickle.dumps(data))
+    assert identity(again[len(data) - 1][TOP].numpy()) == (0, keep[-1], LENGTHS[keep[-1]] - 1)
+    order = Order.of([data], batch=4, seed=1)
+    with Loader([EpisodeDataset(root)], order=order, memory=memory, threads=2) as loader:
+        for _ in range(3):
+            batch = next(loader)
+            who = [identity(picture.numpy()) for picture in batch[TOP]]
+            assert who == list(zip([0] * 4, batch["episode_index"].tolist(), batch["frame_index"].tolist()))
+
+
+@pytest.mark.parametrize("late", [0.4, 1.0, -5.0, 9.0])
+def test_times_that_may_mean_something_else_are_refused(tmp_path: Path, late: float) -> None:
+    """Between two pictures; a gap of one; before the beginning; behind the end."""
+    data = EpisodeDataset(partly(tmp_path / "d", (0, 3, 4), late))
+    with pytest.raises(DatasetError, match=r"25 pictures.*15 rows"):
+        data[0]
+
+
+@pytest.mark.parametrize("late", [0.0, 2.0])
+def test_a_whole_file_goes_by_order_whatever_its_clock_says(tmp_path: Path, late: float) -> None:
+    data = EpisodeDataset(partly(tmp_path / "d", (0, 1, 2, 3, 4), late))
+    assert [identity(data[i][TOP].numpy()) for i in range(len(data))] == [
+        (0, e, f) for e in range(5) for f in range(LENGTHS[e])
+    ]
+    assert (Catalog.open(tmp_path / "d").videos(TOP).timed is None) == (late == 0)

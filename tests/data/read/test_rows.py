@@ -1,0 +1,357 @@
+"""Rows: columns in numpy whatever way they are stored, episodes found in their files, faults named, memory bounded."""
+
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.datasets import Spec, Truth, edit_json, write_dataset
+from understudy.data.format.catalog import Catalog
+from understudy.data.format.features import Feature
+from understudy.data.read.columns import to_numpy
+from understudy.data.read.rows import Rows
+from understudy.errors import DatasetError
+
+SPEC = Spec(lengths=(5, 3, 7, 4), ids=(0, 2, 3, 5), cameras=(), rich=True)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Truth]]:
+    root = tmp_path_factory.mktemp("rows")
+    return {v: (root / v, write_dataset(root / v, Spec(**{**vars(SPEC), "version": v}))) for v in ("v2.1", "v3.0")}
+
+
+@pytest.fixture
+def copy(written: dict[str, tuple[Path, Truth]], tmp_path: Path) -> Callable[[str], Path]:
+    def make(version: str) -> Path:
+        shutil.copytree(written[version][0], tmp_path / version)
+        return tmp_path / version
+
+    return make
+
+
+def change(path: Path, how: Callable[[pa.Table], pa.Table]) -> None:
+    pq.write_table(how(pq.read_table(path)), path)
+
+
+def rows_of(root: Path, keys: tuple[str, ...] = ("action",), cache: int = 1 << 20) -> Rows:
+    return Rows(Catalog.open(root), keys, cache)
+
+
+def take(rows: Rows, keys: tuple[str, ...] = ("action", "index")) -> dict[str, Any]:
+    """The first frame of every episode."""
+    table = rows.catalog.episodes
+    first = np.zeros(len(table), np.int64)
+    return rows.take(np.arange(len(table)), dict.fromkeys(keys, first))
+
+
+# Columns
+
+
+@settings(max_examples=80)
+@given(
+    shape=st.lists(st.integers(1, 3), min_size=0, max_size=3),
+    rows=st.integers(0, 5),
+    dtype=st.sampled_from(["float32", "float64", "int64", "int32", "uint8", "bool"]),
+    stored=st.sampled_from(["float32", "float64", "int64", "bool"]),
+    fixed=st.lists(st.booleans(), min_size=3, max_size=3),
+    chunks=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
+def test_columns_of_any_storage(
+    shape: list[int], rows: int, dtype: str, stored: str, fixed: list[bool], chunks: int, seed: int
+) -> None:
+    """Lists, fixed lists, large chunks, nested as deep as they come: the declared dtype and shape, the same values."""
+    values = np.random.default_rng(seed).integers(0, 2, size=(rows, *shape)).astype(stored)
+    array = pa.array(values.reshape(-1))
+    for depth in range(len(shape), 0, -1):
+        count = int(np.prod(values.shape[:depth]))
+        offsets = pa.array(np.arange(count + 1) * shape[depth - 1], pa.int32())
+        array = (
+            pa.FixedSizeListArray.from_arrays(array, shape[depth - 1])
+            if fixed[depth - 1]
+            else pa.ListArray.from_arrays(offsets, array)
+        )
+    cuts = [rows * i // chunks for i in range(chunks + 1)]
+    column = pa.chunked_array([array.slice(a, b - a) for a, b in pairwise(cuts)], array.type)
+    feature = Feature("x", dtype, tuple(shape) or (1,))
+    got = to_numpy(column, feature, "file", "x")
+    want = feature.value_shape
+    assert got.dtype == np.dtype(dtype)
+    assert got.shape == (rows, *want)
+    assert np.array_equal(got, values.reshape(rows, *want).astype(dtype))
+    if rows:  # no declaration: as stored
+        assert np.array_equal(to_numpy(column, None, "file", "x"), values)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "shape", "word"),
+    [
+        (pa.array([1.5, 2.0]), "int64", (1,), "cannot hold"),
+        (pa.array([300]), "uint8", (1,), "cannot hold"),
+        (pa.array([2]), "bool", (1,), "cannot hold"),
+        (pa.array([float("nan")]), "int64", (1,), "cannot hold"),
+        (pa.array([1.0, None]), "float32", (1,), "nulls, the first in row 1"),
+        (pa.array([None, None]), "float32", (1,), "nulls"),
+        (pa.array([[1.0], None]), "float32", (1,), "nulls, the first in row 1"),
+        (pa.array([[1.0, 2.0], [3.0, None]]), "float32", (2,), "nulls, the first in row 1"),
+        (pa.array([[1.0, 2.0], [3.0]]), "float32", (2,), "2 values in its first row and 1 in row 1"),
+        (pa.array([[1.0, 2.0]]), "float32", (3,), "(2,)"),
+        (pa.array([1.0]), "float32", (3,), "()"),
+        (pa.array([[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]), "float32", (3, 2), "(2, 3)"),
+        (pa.array(["1.0"]), "float32", (1,), "no numbers"),
+        (pa.array([{"a": 1}]), "float32", (1,), "no numbers"),
+    ],
+)
+def test_columns_that_are_refused(values: pa.Array, dtype: str, shape: tuple[int, ...], word: str) -> None:
+    with pytest.raises(DatasetError) as caught:
+        to_numpy(pa.chunked_array([values]), Feature("the.key", dtype, shape), "some/file", "the.key")
+    assert word in str(caught.value)
+    assert "some/file" in str(caught.value)
+    assert "'the.key'" in str(caught.value)
+
+
+def test_flat_storage_of_an_array() -> None:
+    got = to_numpy(pa.chunked_array([pa.array([[1.0, 2.0, 3.0, 4.0]])]), Feature("x", "float32", (2, 2)), "file", "x")
+    assert got.tolist() == [[[1.0, 2.0], [3.0, 4.0]]]
+
+
+# Files
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_any_batch(written: dict[str, tuple[Path, Truth]], version: str) -> None:
+    """Frames of many episodes and files at once, single and in windows, in the order they were asked for."""
+    root, truth = written[version]
+    rows = rows_of(root, ("action", "matrix", "note"), cache=0)
+    ids = rows.catalog.episodes.ids
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        at = rng.integers(0, len(ids), 9)
+        one = np.asarray([rng.integers(len(truth.tasks[ids[r]])) for r in at])
+        many = np.stack([rng.integers(0, len(truth.tasks[ids[r]]), 4) for r in at])
+        got = rows.take(at, {"action": many, "matrix": one, "note": many, "frame_index": one})
+        for i, r in enumerate(at):
+            values = truth.rows[int(ids[r])]
+            assert np.array_equal(got["action"][i], values["action"][many[i]])
+            assert np.array_equal(got["matrix"][i], values["matrix"][one[i]])
+            assert got["note"][i] == [values["note"][f] for f in many[i]]
+            assert got["frame_index"][i] == one[i]
+
+
+def test_budget_of_loaded_files(written: dict[str, tuple[Path, Truth]]) -> None:
+    rows = rows_of(written["v2.1"][0], cache=0)
+    take(rows)
+    assert len(rows._cache) == 1  # the one in use
+    one = next(iter(rows._cache.values())).nbytes
+    rows = rows_of(written["v2.1"][0], cache=3 * one)
+    take(rows)
+    assert 1 < len(rows._cache) < 4
+    rows = rows_of(written["v2.1"][0])
+    take(rows)
+    assert len(rows._cache) == 4
+
+
+def test_many_threads(written: dict[str, tuple[Path, Truth]]) -> None:
+    root, truth = written["v2.1"]
+    rows = rows_of(root, cache=2_000)
+
+    def check(seed: int) -> bool:
+        rng = np.random.default_rng(seed)
+        row = rng.integers(0, 4, 5)
+        got = rows.take(row, {"action": np.zeros(5, np.int64)})["action"]
+        return all(np.array_equal(g, truth.rows[SPEC.ids[r]]["action"][0]) for g, r in zip(got, row))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(check, range(40)))
+
+
+def test_rows_of_other_episodes_in_a_file_are_left_alone(copy: Callable[[str], Path]) -> None:
+    """An episode that only the metadata has lost does not move the others."""
+    root = copy("v3.0")
+    change(root / "meta/episodes/chunk-000/file-000.parquet", lambda table: table.slice(1))
+    edit_json(root / "meta/info.json", lambda info: info.update(total_episodes=3))
+    rows = rows_of(root, ("note",))
+    assert take(rows, ("note",))["note"] == [f"episode {e}, frame 0 é" for e in (2, 3, 5)]
+
+
+def test_order_of_columns_and_of_episodes_in_a_file(copy: Callable[[str], Path]) -> None:
+    root = copy("v3.0")
+
+    def turn(table: pa.Table) -> pa.Table:
+        later, earlier = table.slice(5), table.slice(0, 5)
+        return pa.concat_tables([later, earlier]).select(sorted(table.column_names, reverse=True))
+
+    change(root / "data/chunk-000/file-000.parquet", turn)
+    got = take(rows_of(root, ("note",)), ("note", "index"))
+    assert got["note"] == [f"episode {e}, frame 0 é" for e in (0, 2, 3, 5)]
+    assert got["index"].tolist() == [0, 5, 8, 15]
+
+
+def test_a_copied_file_keeps_its_name(copy: Callable[[str], Path]) -> None:
+    """v2: whose rows they are is what the file is called, said aloud when a column differs."""
+    root = copy("v2.1")
+    shutil.copy(root / "data/chunk-000/episode_000000.parquet", root / "data/chunk-001/episode_000002.parquet")
+    change(root / "data/chunk-001/episode_000002.parquet", lambda table: table.slice(0, 3))
+    rows = rows_of(root, ("note",))
+    with pytest.warns(UserWarning, match=r"episode_000002\.parquet.*episode_index column says 0"):
+        got = take(rows, ("note", "episode_index"))
+    assert got["note"][1] == "episode 0, frame 0 é"
+    assert got["episode_index"].tolist() == [0, 2, 3, 5]
+
+
+def test_frame_index_with_an_offset_is_said(copy: Callable[[str], Path]) -> None:
+    root = copy("v2.1")
+
+    def shift(table: pa.Table) -> pa.Table:
+        at = table.column_names.index("frame_index")
+        return table.set_column(at, "frame_index", pa.array(np.arange(len(table)) * 2 + 7))
+
+    change(root / "data/chunk-001/episode_000003.parquet", shift)
+    rows = rows_of(root)
+    with pytest.warns(UserWarning, match=r"episode_000003\.parquet.*frame_index does not count"):
+        assert take(rows, ("frame_index",))["frame_index"].tolist() == [0, 0, 0, 0]
+
+
+FAULTS: list[tuple[str, str, Callable[[pa.Table], pa.Table], list[str]]] = [
+    ("v2.1", "data/chunk-001/episode_000002.parquet", lambda t: t.slice(1), ["episode 2", "length 3", "2 rows"]),
+    ("v3.0", "data/chunk-000/file-000.parquet", lambda t: t.slice(1), ["episode 0", "length 5", "4 rows"]),
+    ("v3.0", "data/chunk-000/file-000.parquet", lambda t: t.slice(5), ["episode 0", "length 5", "0 rows"]),
+    ("v3.0", "data/chunk-000/file-000.parquet", lambda t: t.slice(0, 0), ["episode 0", "0 rows"]),
+    (
+        "v3.0",
+        "data/chunk-000/file-000.parquet",
+        lambda t: t.slice(1).drop_columns(["episode_index"]),
+        ["no episode_index column", "7 rows", "8"],
+    ),
+    ("v3.0", "data/chunk-000/file-000.parquet", lambda t: pa.concat_tables([t, t]), ["episode 0", "lie apart"]),
+    ("v3.0", "data/chunk-000/file-001.parquet", lambda t: t.drop_columns(["action"]), ["episodes 3 to 5", "'action'"]),
+    ("v2.1", "data/chunk-000/episode_000000.parquet", lambda t: t.take([4, 3, 2, 1, 0]), ["episode 0", "frame_index"]),
+    (
+        "v2.1",
+        "data/chunk-000/episode_000000.parquet",
+        lambda t: t.set_column(t.column_names.index("task_index"), "task_index", pa.array([9] * len(t))),
+        ["episode 0", "task_index 9"],
+    ),
+    (
+        "v2.1",
+        "data/chunk-000/episode_000000.parquet",
+        lambda t: t.set_column(t.column_names.index("action"), "action", pa.nulls(len(t))),
+        ["episode 0", "'action'", "5 nulls"],
+    ),
+    (
+        "v2.1",
+        "data/chunk-000/episode_000000.parquet",
+        lambda t: t.set_column(t.column_names.index("index"), "index", pa.array([[1, 2]] * len(t))),
+        ["episode 0", "'index'"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("version", "name", "how", "words"), FAULTS)
+def test_files_that_are_refused(
+    copy: Callable[[str], Path], version: str, name: str, how: Callable[[pa.Table], pa.Table], words: list[str]
+) -> None:
+    root = copy(version)
+    change(root / name, how)
+    with pytest.raises(DatasetError) as caught:
+        take(rows_of(root))
+    for word in (Path(name).name, *words):
+        assert word in str(caught.value)
+    assert caught.value.fix
+
+
+def test_a_bad_episode_leaves_the_others_of_its_file(copy: Callable[[str], Path]) -> None:
+    root = copy("v3.0")
+    change(root / "data/chunk-000/file-000.parquet", lambda table: table.slice(1))
+    rows = rows_of(root, ("note",))
+    zero = np.zeros(1, np.int64)
+    assert rows.take(np.asarray([1]), {"note": zero})["note"] == ["episode 2, frame 0 é"]
+    with pytest.raises(DatasetError, match=r"\(episode 0\).*leave the episode out"):
+        rows.take(np.asarray([0]), {"note": zero})
+
+
+@pytest.mark.parametrize("said", [6, 8])
+def test_lengths_that_lie(copy: Callable[[str], Path], said: int) -> None:
+    root = copy("v2.1")
+    lines = (root / "meta/episodes.jsonl").read_text().replace('"length": 7', f'"length": {said}')
+    (root / "meta/episodes.jsonl").write_text(lines)
+    with pytest.raises(DatasetError, match=rf"episode_000003\.parquet.*length {said} in meta/, the file 7 rows"):
+        take(rows_of(root))
+
+
+def test_index_columns_that_are_not_declared(copy: Callable[[str], Path]) -> None:
+    """They come in the usual dtypes, however they are stored."""
+    root = copy("v3.0")
+    keys = ("index", "episode_index", "frame_index", "task_index", "timestamp")
+    edit_json(root / "meta/info.json", lambda info: [info["features"].pop(key) for key in keys])
+
+    def doubles(table: pa.Table) -> pa.Table:
+        return table.cast(pa.schema([pa.field(f.name, pa.float64()) if f.name in keys else f for f in table.schema]))
+
+    for path in root.glob("data/chunk-*/*.parquet"):
+        change(path, doubles)
+    got = take(rows_of(root), keys)
+    assert [str(got[key].dtype) for key in keys] == ["int64"] * 4 + ["float32"]
+    assert got["index"].tolist() == [0, 5, 8, 15]
+
+
+def test_missing_file(copy: Callable[[str], Path]) -> None:
+    root = copy("v3.0")
+    (root / "data/chunk-000/file-001.parquet").unlink()
+    with pytest.raises(DatasetError, match=r"file-001\.parquet \(episodes 3 to 5\).*not there"):
+        take(rows_of(root))
+
+
+def test_a_flipped_value_is_noticed_by_its_checksum(copy: Callable[[str], Path]) -> None:
+    """The file stays a valid one with another number in it; only the checksum of the page tells."""
+    root = copy("v2.1")
+    path = root / "data/chunk-000/episode_000000.parquet"
+    table = pq.read_table(path)
+    value = table["next.reward"][3].as_py()
+    options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    for checked in (True, False):
+        pq.write_table(table, path, write_page_checksum=checked, **options)
+        damaged = bytearray(path.read_bytes())
+        at = damaged.index(np.float32(value).tobytes())
+        damaged[at] ^= 1
+        path.write_bytes(damaged)
+        rows = rows_of(root, ("next.reward",))
+        if checked:
+            with pytest.raises(DatasetError, match=r"episode_000000\.parquet \(episode 0\)"):
+                take(rows, ("next.reward",))
+        else:  # the control: without checksums nothing can notice
+            got = rows.take(np.zeros(1, np.int64), {"next.reward": np.full(1, 3)})["next.reward"]
+            assert got[0] != np.float32(value)
+
+
+def test_no_copy_is_written(
+    written: dict[str, tuple[Path, Truth]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading leaves no file behind, in the dataset or where caches are usually put."""
+    root = written["v3.0"][0]
+    before = sorted((p, p.stat().st_mtime_ns) for p in root.rglob("*"))
+    for name in ("HOME", "XDG_CACHE_HOME", "HF_HOME", "TMPDIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    take(rows_of(root))
+    assert list(tmp_path.iterdir()) == []
+    assert sorted((p, p.stat().st_mtime_ns) for p in root.rglob("*")) == before
+
+
+def test_rows_over_an_url(written: dict[str, tuple[Path, Truth]]) -> None:
+    import fsspec
+
+    root, truth = written["v3.0"]
+    for path in (p for p in root.rglob("*") if p.is_file()):
+        fsspec.filesystem("memory").pipe(f"/rows/{path.relative_to(root)}", path.read_bytes())
+    got = take(rows_of("memory://rows"))  # type: ignore[arg-type]
+    assert np.array_equal(got["action"], np.stack([truth.rows[e]["action"][0] for e in SPEC.ids]))

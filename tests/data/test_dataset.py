@@ -1,0 +1,431 @@
+"""Samples: what was written is what is read, for every version, layout, codec and window, single and in batches."""
+
+import gc
+import multiprocessing
+import os
+import pickle
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.datasets import SIDE, Spec, Truth, edit_json, expected, identity, write_dataset
+from support.videos import rgb
+from understudy.data.dataset import EpisodeDataset
+from understudy.data.format.catalog import Catalog
+from understudy.errors import DatasetError
+
+torch.set_num_threads(1)
+
+TOP, SIDE_CAM, PNG = "observation.images.top", "observation.images.side", "observation.images.png"
+
+
+def same(sample: dict[str, Any], want: dict[str, Any], pictures: tuple[str, ...]) -> None:
+    """A sample equals what is expected, value by value, dtype and shape included."""
+    assert set(sample) == set(want)
+    for key, value in want.items():
+        got = sample[key]
+        if key in pictures:
+            assert got.dtype == torch.uint8
+            who = [identity(p) for p in got.numpy().reshape(-1, 3, SIDE, SIDE)]
+            assert who == [tuple(w) for w in np.asarray(value).reshape(-1, 3).tolist()], key
+            assert got.ndim == (4 if f"{key}_is_pad" in want else 3)
+        elif isinstance(value, (str, list)):
+            assert got == value, key
+        else:
+            array = np.asarray(value)
+            assert got.numpy().dtype == array.dtype, key
+            np.testing.assert_array_equal(got.numpy(), array, err_msg=key)
+
+
+def read_back(root: Path, truth: Truth, seconds: dict[str, list[float]], **options: Any) -> EpisodeDataset:
+    """Every sample of a dataset against the truth, alone and in one batch."""
+    data = EpisodeDataset(root, seconds, **options)
+    offsets = {key: [round(s * truth.spec.fps) for s in deltas] for key, deltas in seconds.items()}
+    pictures = (*truth.spec.cameras, *truth.spec.images)
+    assert len(data) == len(truth.frames)
+    samples = [data[i] for i in range(len(data))]
+    for sample, (episode, frame) in zip(samples, truth.frames):
+        same(sample, expected(truth, episode, frame, offsets), pictures)
+    shuffled = np.random.default_rng(0).permutation(len(data))
+    chosen = np.asarray(truth.frames)[shuffled]
+    batch = data.batch(chosen[:, 0], chosen[:, 1])
+    for key, value in batch.items():
+        alone = [samples[i][key] for i in shuffled]
+        assert (
+            torch.equal(value, torch.stack(alone)) or key in truth.spec.omit
+            if torch.is_tensor(value)
+            else value == alone
+        )
+    return data
+
+
+WINDOWS = {"action": [0, 0.1, 0.2, 0.5], "observation.state": [-0.2, 0.0], TOP: [-0.1, 0.0, 0.3], "next.reward": [0.0]}
+
+
+@pytest.mark.parametrize("version", ["v2.0", "v2.1", "v3.0", "v3.1"])
+def test_versions(tmp_path: Path, version: str) -> None:
+    truth = write_dataset(tmp_path / "d", Spec(version=version))
+    read_back(tmp_path / "d", truth, WINDOWS)
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_everything_at_once(tmp_path: Path, version: str) -> None:
+    """Two cameras, pictures in the rows, strings, bool, arrays, lists, doubles, a gap in the ids, several files."""
+    spec = Spec(
+        version=version,
+        lengths=(5, 1, 7, 0, 3),
+        ids=(0, 2, 3, 7, 11),
+        cameras=(TOP, SIDE_CAM),
+        images=(PNG,),
+        rich=True,
+        fixed_lists=False,
+        stored_double=True,
+        extra=True,
+        reverse_meta=True,
+        tasks_spelling="plain",
+    )
+    truth = write_dataset(tmp_path / "d", spec)
+    windows = {"note": [-0.1, 0.0], "next.done": [0.1], "matrix": [0.0, 0.1], PNG: [-0.2, 0.0], SIDE_CAM: [0.0]}
+    data = read_back(tmp_path / "d", truth, {**WINDOWS, **windows})
+    assert data.segments.tolist() == [[0, 0, 5], [2, 0, 1], [3, 0, 7], [11, 0, 3]]
+    assert "battery" not in data[0]
+    picked = EpisodeDataset(tmp_path / "d", {"battery": [0.0, 0.1]}, keys=["action", "battery", "operator"])[2]
+    assert picked["battery"].tolist() == [2.5, 3.5]
+    assert picked["battery"].dtype == torch.float64
+    assert picked["operator"] == "person 0"
+    assert TOP not in picked
+
+
+@pytest.mark.parametrize(
+    ("codec", "gop", "b_frames"),
+    [("libsvtav1", 2, 0), ("libx264", 1, 0), ("libx264", 250, 3), ("libx265", 12, 3), ("libx264", 12, 2)],
+)
+def test_codecs(tmp_path: Path, codec: str, gop: int, b_frames: int) -> None:
+    spec = Spec(codec=codec, gop=gop, b_frames=b_frames, lengths=(13, 6, 9), per_video_file=3)
+    truth = write_dataset(tmp_path / "d", spec)
+    data = read_back(tmp_path / "d", truth, {TOP: [-0.3, 0.0]})
+    assert data.gop == min(gop, 28)
+    assert data.reach == (3, 0)
+
+
+@settings(max_examples=40)
+@given(
+    version=st.sampled_from(["v2.0", "v2.1", "v3.0"]),
+    lengths=st.lists(st.integers(0, 6), min_size=1, max_size=5).filter(any),
+    gaps=st.lists(st.integers(1, 3), min_size=5, max_size=5),
+    per_data_file=st.integers(1, 4),
+    per_video_file=st.integers(1, 4),
+    one_row_group=st.booleans(),
+    fixed_lists=st.booleans(),
+    stored_double=st.booleans(),
+    rich=st.booleans(),
+    late=st.booleans(),
+    omit=st.sets(st.sampled_from(["frame_index", "index", "timestamp", "episode_index"])),
+    offsets=st.lists(st.integers(-8, 8), min_size=1, max_size=4),
+)
+def test_any_shape_reads_back(tmp_path_factory: pytest.TempPathFactory, gaps: list[int], **shape: Any) -> None:
+    ids = tuple(np.cumsum(gaps)[: len(shape["lengths"])].tolist())
+    offsets, late = shape.pop("offsets"), shape.pop("late") and "timestamp" not in shape["omit"]
+    omit = tuple(sorted(shape.pop("omit")))
+    spec = Spec(ids=ids, late_timestamps=late, omit=omit, **{**shape, "lengths": tuple(shape["lengths"])})
+    root = tmp_path_factory.mktemp("shape") / "d"
+    truth = write_dataset(root, spec)
+    seconds = [o / spec.fps for o in offsets]
+    read_back(root, truth, {"action": seconds, TOP: seconds, "timestamp": seconds})
+
+
+@pytest.mark.parametrize("one_row_group", [False, True])
+def test_pictures_in_rows_are_read_by_row_group(tmp_path: Path, one_row_group: bool) -> None:
+    spec = Spec(lengths=(3, 4, 5), per_data_file=3, cameras=(), images=(PNG,), one_row_group=one_row_group)
+    truth = write_dataset(tmp_path / "d", spec)
+    data = read_back(tmp_path / "d", truth, {PNG: [-0.1, 0.0]}, row_cache_bytes=0)
+    data.sample(1, 0)
+    assert list(data._stored._groups) == [(0, 0 if one_row_group else 1)]  # the one in use
+    assert sum(len(table) for table in data._stored._groups.values()) == (12 if one_row_group else 4)
+
+
+def test_missing_task_index(tmp_path: Path) -> None:
+    truth = write_dataset(tmp_path / "d", Spec(lengths=(3, 0, 4), omit=("task_index",)))
+    data = EpisodeDataset(tmp_path / "d")
+    assert [data[i]["task"] for i in range(7)] == truth.tasks[0] + truth.tasks[2]
+    write_dataset(tmp_path / "two", Spec(lengths=(3, 4), omit=("task_index",)))  # episode 1 has two tasks
+    two = EpisodeDataset(tmp_path / "two")
+    assert two[2]["task"] == truth.tasks[0][2]
+    with pytest.raises(DatasetError, match=r"file-000.parquet \(episode 1\).*2 tasks"):
+        two[3]
+
+
+def test_float_drift_does_not_move_pictures(tmp_path: Path) -> None:
+    """Recorded start times that are off by whole pictures are reported and not followed."""
+    truth = write_dataset(tmp_path / "d", Spec(lengths=(5, 5, 5, 5), per_video_file=4, drift_s=0.11))
+    read_back(tmp_path / "d", truth, {})
+    lines = [line for line in Catalog.open(tmp_path / "d").report() if "from_timestamp" in line]
+    assert len(lines) == 1
+    assert "3 episodes" in lines[0]
+    assert "episode 1" in lines[0]
+
+
+def test_videos_packed_in_another_order_than_the_ids(tmp_path: Path) -> None:
+    """What the recorded start times are for."""
+    spec = Spec(lengths=(5, 3, 4, 6, 2), per_video_file=3, reverse_videos=True)
+    truth = write_dataset(tmp_path / "d", spec)
+    read_back(tmp_path / "d", truth, {TOP: [-0.1, 0.0]})
+    assert not [line for line in Catalog.open(tmp_path / "d").report() if "from_timestamp" in line]
+
+
+def test_small_drift_is_no_oddity(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "d", Spec(lengths=(5, 5, 5, 5), per_video_file=4, drift_s=0.01))
+    assert not [line for line in Catalog.open(tmp_path / "d").report() if "from_timestamp" in line]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Truth]:
+    root = tmp_path_factory.mktemp("plain") / "d"
+    return root, write_dataset(root, Spec(lengths=(6, 9, 4, 8), images=(PNG,)))
+
+
+def test_index_rules(plain: tuple[Path, Truth]) -> None:
+    data = EpisodeDataset(plain[0], episodes=[3, 1])
+    assert len(data) == 17
+    assert data[0]["episode_index"] == 1
+    assert data[-1]["index"] == 26
+    assert data[-1]["frame_index"] == 7
+    for index in (17, -18):
+        with pytest.raises(IndexError, match=str(index)):
+            data[index]
+    episodes, frames = data.locate([0, -1, 9, 8])
+    assert episodes.tolist() == [1, 3, 3, 1]
+    assert frames.tolist() == [0, 7, 0, 8]
+    for sample, alone in zip(data.__getitems__([3, 12]), (data[3], data[12])):
+        assert sample["task"] == alone["task"]
+        assert torch.equal(sample[TOP], alone[TOP])
+        assert torch.equal(sample["action"], alone["action"])
+
+
+@pytest.mark.parametrize("number", [1.5, "1", True, None, slice(0, 2)], ids=repr)
+def test_what_is_no_whole_number_is_not_cut_down_to_one(plain: tuple[Path, Truth], number: Any) -> None:
+    data = EpisodeDataset(plain[0], keys=["action"])
+    with pytest.raises(TypeError, match="sample numbers are whole numbers"):
+        data[number]
+    with pytest.raises(TypeError, match="frames are whole numbers"):
+        data.batch(np.asarray([1]), np.asarray([number]))
+    with pytest.raises(TypeError, match="episodes are whole numbers"):
+        data.sample(number, 1)
+    for kind in (np.int32, np.uint8, torch.tensor):
+        assert data[kind(3)]["index"] == data[3]["index"]
+
+
+def test_keys_that_nothing_has(plain: tuple[Path, Truth]) -> None:
+    """Told when the dataset is opened, not at the first sample."""
+    for keys, words in [(["acton"], "'acton'.*the keys are .*action"), ("action", "keys is 'action'.*a list")]:
+        with pytest.raises(DatasetError, match=words):
+            EpisodeDataset(plain[0], keys=keys)
+
+
+def test_a_dropped_dataset_closes_its_files(plain: tuple[Path, Truth]) -> None:
+    def descriptors() -> set[str]:
+        return {
+            os.readlink(f"/proc/self/fd/{fd}")
+            for fd in os.listdir("/proc/self/fd")
+            if Path(f"/proc/self/fd/{fd}").exists()
+        }
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        data = EpisodeDataset(plain[0], keys=[TOP])
+        data[0]
+        assert any(name.endswith(".mp4") for name in descriptors())
+        del data
+        gc.collect()
+    assert not any(name.endswith(".mp4") and str(plain[0]) in name for name in descriptors())
+    assert [str(w.message) for w in said] == []
+
+
+def test_only_selected_frames_are_given(plain: tuple[Path, Truth]) -> None:
+    data = EpisodeDataset(plain[0], episodes=[1], drop_n_first_frames=2)
+    assert data.sample(1, 2)["frame_index"] == 2
+    for episode, frame in [(1, 1), (1, 9), (0, 3), (1, -1), (99, 0), (1, 1 << 40)]:
+        with pytest.raises(DatasetError, match=f"frame {frame} of episode {episode}"):
+            data.sample(episode, frame)
+
+
+def test_windows_see_dropped_frames(plain: tuple[Path, Truth]) -> None:
+    """Bounds of a window are the episode's, not those of the samples."""
+    root, truth = plain
+    data = EpisodeDataset(root, {"action": [-0.2, 0.2], TOP: [-0.2, 0.2]}, drop_n_first_frames=2, drop_n_last_frames=2)
+    for i, (episode, frame) in enumerate((e, f) for e, f in truth.frames if 2 <= f < truth.spec.lengths[e] - 2):
+        same(data[i], expected(truth, episode, frame, {"action": [-2, 2], TOP: [-2, 2]}), (TOP, PNG))
+        assert not data[i]["action_is_pad"].any()
+
+
+@pytest.mark.parametrize("rule", ["window", "start"])
+def test_keep_ranges(plain: tuple[Path, Truth], rule: str) -> None:
+    data = EpisodeDataset(plain[0], {"action": [0, 0.1, 0.2]}, keep={1: [[1, 5]], 3: [[6, 8], [0, 1]]}, keep_rule=rule)
+    kept = [(e, s, t) for e, s, t in data.segments.tolist()]
+    if rule == "window":
+        assert kept == [(1, 1, 3)]
+        assert not any(data[i]["action_is_pad"].any() for i in range(len(data)))
+    else:
+        assert kept == [(1, 1, 5), (3, 0, 1), (3, 6, 8)]
+        last = data.sample(1, 4)
+        assert last["action_is_pad"].tolist() == [False, True, True]
+        assert torch.equal(last["action"], last["action"][:1].expand(3, 2))
+        assert data.sample(1, 2)["action_is_pad"].tolist() == [False, False, False]
+
+
+def test_pickles_small_and_reads_after(plain: tuple[Path, Truth]) -> None:
+    data = EpisodeDataset(plain[0])
+    first = data[3]
+    packed = pickle.dumps(data)
+    assert len(packed) < 8_000
+    again = pickle.loads(packed)[3]
+    assert all(torch.equal(first[k], again[k]) if torch.is_tensor(first[k]) else first[k] == again[k] for k in first)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_data_loader_workers(plain: tuple[Path, Truth], start: str) -> None:
+    """Workers open files of their own, also when the parent had them open before the fork."""
+    data = EpisodeDataset(plain[0], {TOP: [-0.1, 0.0]})
+    want = [data[i] for i in range(len(data))]
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=4, num_workers=2 if start == "fork" else 1, multiprocessing_context=start
+    )
+    seen = 0
+    for batch in loader:
+        for j in range(len(batch["task"])):
+            for key, value in want[seen].items():
+                got = batch[key][j]
+                assert torch.equal(got, value) if torch.is_tensor(value) else got == value
+            seen += 1
+    assert seen == len(data)
+
+
+def test_fork_while_a_thread_reads(plain: tuple[Path, Truth]) -> None:
+    """A child forked while the parent's locks are taken does not wait for them."""
+    data = EpisodeDataset(plain[0])
+    want = data[2]
+    with data._rows._lock, data.pictures._lock, data.pictures._readers[TOP, 0].lock:
+        child = multiprocessing.get_context("fork").Process(target=_same_as, args=(data, want))
+        child.start()
+        child.join(60)
+        hung = child.is_alive()
+        if hung:
+            child.kill()
+    assert not hung
+    assert child.exitcode == 0
+
+
+def _same_as(data: EpisodeDataset, want: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    assert torch.equal(data[2][TOP], want[TOP])
+
+
+def test_protocol_of_the_order(plain: tuple[Path, Truth]) -> None:
+    data = EpisodeDataset(plain[0], {TOP: [-0.3, 0.1], "action": [0.0, 2.0]})
+    assert data.name == "d"
+    assert data.segments.dtype == np.int64
+    assert data.segments.shape == (4, 3)
+    assert data.gop == 2
+    assert data.reach == (3, 1)  # of pictures, not of actions
+    assert data.fps == 10
+    assert EpisodeDataset(plain[0], keys=["action"]).gop == 1
+    assert EpisodeDataset(plain[0], keys=["action"]).reach == (0, 0)
+
+
+def test_caches_do_not_change_samples(plain: tuple[Path, Truth]) -> None:
+    root, truth = plain
+    for rows, pictures in [(0, 0), (1 << 20, 3 * SIDE * SIDE * 5)]:
+        read_back(root, truth, {TOP: [-0.1, 0.0]}, row_cache_bytes=rows, picture_cache_bytes=pictures)
+
+
+def test_many_threads(plain: tuple[Path, Truth]) -> None:
+    """Threads that share a dataset get the pictures they asked for, whether few are kept or all."""
+    root, truth = plain
+    for kept in (0, 3 * SIDE * SIDE * 4, 128 << 20):
+        data = EpisodeDataset(root, picture_cache_bytes=kept)
+
+        def check(seed: int, data: EpisodeDataset = data) -> None:
+            chosen = np.random.default_rng(seed).permutation(truth.frames)[:6]
+            batch = data.batch(chosen[:, 0], chosen[:, 1])
+            assert [identity(p)[1:] for p in batch[TOP].numpy()] == [tuple(c) for c in chosen.tolist()]
+            assert batch["frame_index"].tolist() == chosen[:, 1].tolist()
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(check, range(40)))
+
+
+def test_more_files_than_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("understudy.data.read.video_frames._OPEN_FILES", 2)
+    truth = write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(2, 3, 1, 2)))
+    data = read_back(tmp_path / "d", truth, {TOP: [-0.1, 0.0]}, picture_cache_bytes=0)
+    assert len(data.pictures._readers) == 2
+
+
+def test_a_camera_that_is_not_there_is_left_out_aloud(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "d", Spec())
+    gone = {"dtype": "video", "shape": [8, 8, 3], "names": None}
+    edit_json(tmp_path / "d/meta/info.json", lambda info: info["features"].update({"observation.images.gone": gone}))
+    with pytest.warns(UserWarning, match=r"images\.gone.*left out"):
+        data = EpisodeDataset(tmp_path / "d")
+    assert "observation.images.gone" not in data[0]
+    with pytest.raises(DatasetError, match=r"images\.gone"):
+        EpisodeDataset(tmp_path / "d", keys=["observation.images.gone"])
+
+
+def test_nan_is_given_and_reported(tmp_path: Path) -> None:
+    truth = write_dataset(tmp_path / "d", Spec(lengths=(4, 5), nan_row=True))
+    data = EpisodeDataset(tmp_path / "d")
+    with pytest.warns(UserWarning, match=r"file-000.parquet.*observation.state.*2 rows, first 3"):
+        assert torch.isnan(data[3]["observation.state"][0])
+    assert len(data.notes) == 1
+    same(data[4], expected(truth, 1, 0, {}), (TOP,))
+
+
+# Real recordings
+
+
+def test_both_formats_give_the_same_samples(real_data: Path) -> None:
+    """Every frame of every episode, windows over the ends of episodes and a history of pictures included."""
+    camera = "observation.images.cam_high"
+    windows = {"action": [i / 30 for i in range(5)], "observation.state": [-1 / 30, 0], camera: [-1 / 30, 0]}
+    old, new = (EpisodeDataset(real_data / name, windows, picture_cache_bytes=8 << 20) for name in ("g1_v21", "g1_v30"))
+    assert len(old) == len(new) == 2138
+    for i in range(len(old)):
+        a, b = old[i], new[i]
+        assert a.keys() == b.keys()
+        for key, value in a.items():
+            assert torch.equal(value, b[key]) if torch.is_tensor(value) else value == b[key], (i, key)
+
+
+def test_a_real_dataset_with_every_oddity(real_data: Path) -> None:
+    """A frame-accurate decode of each whole file is the judge."""
+    import av
+    import pyarrow.parquet as pq
+
+    root, camera = real_data / "gr1_sim_v20", "observation.images.ego_view"
+    with pytest.warns(UserWarning, match="egoview"):
+        data = EpisodeDataset(root)
+    assert len(data) == 2096
+    assert data.gop == 250
+    for episode, length in zip(data.catalog.episodes.ids.tolist(), data.catalog.episodes.lengths.tolist()):
+        table = pq.read_table(root / f"data/chunk-000/episode_{episode:06d}.parquet")
+        state = np.asarray(table["observation.state"].to_pylist())
+        with av.open(str(root / f"videos/chunk-000/{camera}/episode_{episode:06d}.mp4")) as container:
+            frames = 0
+            for frame, shown in enumerate(container.decode(video=0)):
+                frames += 1
+                sample = data.sample(episode, frame)
+                want = rgb(shown).transpose(2, 0, 1)
+                assert np.array_equal(sample[camera].numpy(), want), (episode, frame)
+                assert sample["frame_index"] == frame
+                assert sample["observation.state"].dtype == torch.float64
+                assert np.array_equal(sample["observation.state"].numpy(), state[frame])
+                assert sample["timestamp"] == table["timestamp"][frame].as_py()
+        assert frames == length

@@ -1,0 +1,85 @@
+"""Windows: seconds become frames or an error, and what lies outside repeats the boundary and is flagged."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy.data.windows import TOLERANCE_S, frame_offsets, reach, window
+from understudy.errors import DatasetError
+
+KEYS = ("action", "observation.state")
+
+
+@given(
+    st.lists(st.integers(-5000, 5000), min_size=1, max_size=9), st.sampled_from([1, 3, 7, 10, 29.97, 30, 50, 60, 1000])
+)
+def test_multiples_of_a_frame(frames: list[int], fps: float) -> None:
+    got = frame_offsets({"action": [f / fps for f in frames]}, fps, KEYS)["action"]
+    assert got.dtype == np.int64
+    assert got.tolist() == frames
+
+
+@given(st.integers(-90, 90), st.floats(-1, 1), st.sampled_from([10, 30, 50]))
+def test_what_is_no_multiple_is_refused(frame: int, off: float, fps: int) -> None:
+    """Within the tolerance the nearest frame is meant; beyond it the value is named."""
+    seconds = frame / fps + off * 3e-4
+    distance = abs(Fraction(seconds) - Fraction(round(Fraction(seconds) * fps), fps))
+    if abs(float(distance) - TOLERANCE_S) < 1e-9:
+        return
+    if distance < TOLERANCE_S:
+        assert frame_offsets({"action": [seconds]}, fps, KEYS)["action"].tolist() == [frame]
+    else:
+        with pytest.raises(DatasetError, match=r"action.*1/fps"):
+            frame_offsets({"action": [0.0, seconds]}, fps, KEYS)
+
+
+def test_the_error_names_value_and_remedy() -> None:
+    with pytest.raises(DatasetError) as caught:
+        frame_offsets({"action": [0, 0.05]}, 30, KEYS)
+    assert "0.05 s" in str(caught.value)
+    assert "1/fps = 0.0333333" in str(caught.value)
+    assert "nearest is 0.0666667" in str(caught.value)
+
+
+@pytest.mark.parametrize("deltas", [[], ["0"], [float("nan")], [float("inf")], [None], [1e301], 0.5, "ab"])
+def test_what_is_no_window(deltas: list[float]) -> None:
+    with pytest.raises(DatasetError, match="action"):
+        frame_offsets({"action": deltas}, 30, KEYS)
+
+
+def test_windows_come_by_key() -> None:
+    with pytest.raises(DatasetError, match=r"delta_timestamps is \[0, 0\.1\] .*seconds by key"):
+        frame_offsets([0, 0.1], 30, KEYS)  # type: ignore[arg-type]
+
+
+def test_unknown_key_shows_the_known() -> None:
+    with pytest.raises(DatasetError, match=r"actions.*action, observation\.state"):
+        frame_offsets({"actions": [0]}, 30, KEYS)
+    assert frame_offsets(None, 30, KEYS) == {}
+
+
+@given(st.data())
+def test_window_frame_by_frame(data: st.DataObject) -> None:
+    """Every value against one worked out alone: inside as it is, outside the nearest inside and flagged."""
+    batch = data.draw(st.integers(1, 5))
+    offsets = data.draw(st.lists(st.integers(-30, 30), min_size=1, max_size=5))
+    bounds = [data.draw(st.tuples(st.integers(0, 5), st.integers(6, 20))) for _ in range(batch)]
+    frames = [data.draw(st.integers(a, b - 1)) for a, b in bounds]
+    start, stop = np.asarray(bounds).T
+    got, pad = window(np.asarray(frames), np.asarray(offsets), start, stop)
+    assert got.shape == pad.shape == (batch, len(offsets))
+    for i, (frame, (first, end)) in enumerate(zip(frames, bounds)):
+        for j, offset in enumerate(offsets):
+            wanted = frame + offset
+            inside = first <= wanted < end
+            assert pad[i, j] == (not inside)
+            assert got[i, j] == (wanted if inside else first if wanted < first else end - 1)
+
+
+def test_reach() -> None:
+    assert reach([]) == (0, 0)
+    assert reach([np.asarray([2, 5])]) == (0, 5)
+    assert reach([np.asarray([-3, -1]), np.asarray([0, 2])]) == (3, 2)

@@ -1,0 +1,161 @@
+"""kill -9 at every file operation and at random instants: the folder opens with exactly what was saved, and goes on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import understudy as us
+from support import recording
+from understudy.data.write import group
+from understudy.errors import DatasetError
+from understudy.video.encode import temporary_name
+from understudy.video.open import open_video
+
+
+def start(*arguments: str) -> subprocess.Popen[bytes]:
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "OMP_NUM_THREADS": "1",
+    }
+    return subprocess.Popen([sys.executable, recording.__file__, *arguments], env=environment)
+
+
+def episodes_in(root: Path) -> int:
+    """How many episodes our reader finds."""
+    try:
+        return len(us.Catalog.open(root).episodes)
+    except DatasetError as error:
+        if "lists no episode" not in str(error):  # what it says of a sound dataset with none
+            raise
+        return 0
+
+
+def check(root: Path, episodes: int) -> None:
+    """The folder is a dataset of exactly the first `episodes` episodes, each with its own values and pictures."""
+    assert episodes_in(root) == episodes
+    if episodes == 0:
+        return
+    catalog = us.Catalog.open(root)
+    assert catalog.episodes.ids.tolist() == list(range(episodes))
+    assert catalog.episodes.lengths.tolist() == [recording.length(e) for e in range(episodes)]
+    data = us.EpisodeDataset(root)
+    assert len(data) == sum(recording.length(e) for e in range(episodes))
+    for i in range(len(data)):
+        item = data[i]
+        episode, frame = int(item["episode_index"]), int(item["frame_index"])
+        assert int(item["index"]) == i
+        assert item["task"] == recording.task(episode)
+        assert item["observation.state"].tolist() == recording.state(episode, frame).tolist()
+        for camera, key in enumerate(["observation.images.top", "observation.images.wrist"]):
+            picture = item[key].numpy().astype(int)
+            assert abs(picture.mean() - recording.shade(episode, frame, camera)) < 4, (episode, frame, key)
+
+
+def check_leftovers(root: Path) -> None:
+    """Of a finished recording only packed files are there, and videos hold exactly their episodes."""
+    assert not [name for name in files(root) if "/." in name or name.startswith(".")]
+    tables = [pq.read_table(path) for path in sorted((root / "meta/episodes").rglob("*.parquet"))]
+    frames = sum(int(np.sum(table.column("length").to_numpy())) for table in tables)
+    named = {f"file-{number:03d}" for table in tables for number in group.file_numbers(table, "data")}
+    assert {path.stem for path in (root / "data").rglob("*.parquet")} == named
+    for key in recording.FEATURES:
+        if "images" in key:
+            videos = sorted((root / "videos" / key).rglob("*.mp4"))
+            assert {path.stem for path in videos} == named
+            assert sum(open_video(path).count for path in videos) == frames
+
+
+def files(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recording that was never killed."""
+    root = tmp_path_factory.mktemp("whole") / "data"
+    limit, group.MAX_EPISODES = group.MAX_EPISODES, 2
+    with recording.open_writer(root) as writer:
+        recording.record(writer, range(recording.EPISODES))
+    group.MAX_EPISODES = limit
+    check(root, recording.EPISODES)
+    return root
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """One folder for each file operation of the recording, killed just before it; the last was not killed."""
+    folder = tmp_path_factory.mktemp("points")
+    assert start("points", str(folder)).wait() == 0
+    return sorted(path for path in folder.iterdir() if path.is_dir())
+
+
+def test_there_are_as_many_points_as_file_operations(killed: list[Path], whole: Path) -> None:
+    assert len(killed) > 40
+    saved = [root.with_suffix(".saved").stat().st_size for root in killed]
+    assert saved == sorted(saved)
+    assert set(saved) == set(range(recording.EPISODES + 1))
+    assert files(killed[-1]) == files(whole)
+
+
+def test_every_point_opens_with_what_was_saved_and_goes_on(
+    killed: list[Path], whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "MAX_EPISODES", 2)
+    unreported = 0
+    for root in killed:
+        saved = root.with_suffix(".saved").stat().st_size
+        found = episodes_in(root)
+        assert found in (saved, saved + 1), root  # killed between the commit and the return of save_episode
+        unreported += found - saved
+        check(root, found)
+        with recording.open_writer(root, resume=True) as writer:
+            assert writer.episodes == found
+            assert writer.tasks == list(dict.fromkeys(recording.task(e) for e in range(found)))
+            recording.record(writer, range(found, recording.EPISODES))
+        check(root, recording.EPISODES)
+        check_leftovers(root)
+        assert (root / "meta/tasks.parquet").read_bytes() == (whole / "meta/tasks.parquet").read_bytes()
+        got, expected = us.Catalog.open(root), us.Catalog.open(whole)
+        assert got.report() == expected.report() == []
+        assert (root / "meta/stats.json").read_bytes() == (whole / "meta/stats.json").read_bytes()
+    assert unreported > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_at_random_instants_again_and_again(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, rng = tmp_path / "data", np.random.default_rng(seed)
+    found = 0
+    for _ in range(2):
+        before = episodes_in(root) if root.exists() else 0
+        child = start("endless", str(root))
+        progress = root.with_suffix(".saved")
+        reported = progress.stat().st_size if progress.exists() else 0
+        while (
+            not progress.exists() or progress.stat().st_size < reported + 3
+        ):  # well under way, however slow it is here
+            assert child.poll() is None
+            time.sleep(0.002)
+        time.sleep(float(rng.random()) * 0.1)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        found, saved = episodes_in(root), progress.stat().st_size
+        assert found >= before + 3
+        assert found >= saved
+        check(root, found)
+    monkeypatch.setattr(group, "MAX_EPISODES", 2)
+    with recording.open_writer(root, resume=True) as writer:
+        recording.record(writer, range(found, found + 1))
+    check(root, found + 1)
+
+
+def test_a_draft_is_no_part_of_the_folder_it_becomes(tmp_path: Path) -> None:
+    draft = temporary_name(tmp_path / "data")
+    assert draft.parent == tmp_path
+    assert draft.name.startswith(".data.")

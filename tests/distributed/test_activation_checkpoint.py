@@ -1,0 +1,193 @@
+"""Activation checkpointing changes memory and no bit; compiled blocks agree to rounding; both refuse what cannot be."""
+
+import copy
+import shutil
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from support.policies import batch, draws, policy
+from support.ranks import in_ranks
+from understudy.config.train import ParallelConfig, TrainConfig
+from understudy.distributed import mesh as parallel
+from understudy.distributed.activation_checkpoint import Kept, rematerialise, remembered
+from understudy.distributed.compile import compile_blocks, missing
+from understudy.errors import ConfigError
+from understudy.policies.flow.model import FlowPolicy
+from understudy.policies.losses import scalar
+
+CPU = torch.device("cpu")
+
+
+class Calls(TorchDispatchMode):
+    """Counts the operations that are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def built(kept: Kept, **changes: Any) -> FlowPolicy:
+    model = policy(**changes)
+    rematerialise(model.blocks(), kept)
+    return model
+
+
+def loss_and_gradients(model: FlowPolicy) -> tuple[Tensor, dict[str, Tensor]]:
+    model.zero_grad()
+    loss = scalar(model.losses(batch(5), *draws(5)))
+    loss.backward()
+    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def computed(kept: Kept) -> Counter[str]:
+    model = built(kept)
+    with Calls() as calls:
+        loss_and_gradients(model)
+    return calls.count
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kept", ["selective", "full"])
+def test_losses_and_gradients_are_the_same_bits(kept: Kept, compute: str) -> None:
+    loss, gradients = loss_and_gradients(built("none", compute=compute))
+    other, others = loss_and_gradients(built(kept, compute=compute))
+    assert torch.equal(loss, other)
+    assert gradients.keys() == others.keys()
+    assert [name for name in gradients if not torch.equal(gradients[name], others[name])] == []
+
+
+def test_selective_computes_again_what_is_cheap_and_full_all() -> None:
+    none, selective, full = computed("none"), computed("selective"), computed("full")
+    dear = ("addmm", "convolution")
+    assert all(none[name] > 0 for name in dear)
+    assert [selective[name] for name in dear] == [none[name] for name in dear]
+    assert all(full[name] > none[name] for name in dear)
+    assert selective["gelu"] > none["gelu"] > 0
+    assert selective["native_group_norm"] > none["native_group_norm"] > 0
+
+
+def test_remembered_computes_once_and_only_meanwhile() -> None:
+    model = built("full")
+    with remembered(model), Calls() as calls:
+        loss_and_gradients(model)
+    assert calls.count["addmm"] == computed("none")["addmm"]
+    with Calls() as calls:
+        loss_and_gradients(model)
+    assert calls.count["addmm"] == computed("full")["addmm"]
+
+
+def test_without_gradients_nothing_is_different() -> None:
+    with torch.no_grad(), Calls() as plain:
+        policy().losses(batch(3), *draws(3))
+    with torch.no_grad(), Calls() as forgetful:
+        built("full").losses(batch(3), *draws(3))
+    assert plain.count == forgetful.count
+
+
+def test_names_stay_and_a_copy_has_weights_of_its_own() -> None:
+    model = built("full")
+    assert list(model.state_dict()) == list(policy().state_dict())
+    assert [name for name, _ in model.named_modules()] == [name for name, _ in policy().named_modules()]
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    loss, _ = loss_and_gradients(other)
+    assert torch.equal(loss, loss_and_gradients(policy())[0])
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no blocks"):
+        rematerialise([], "full")
+    with pytest.raises(ConfigError, match="no blocks"):
+        compile_blocks([], CPU)
+    rematerialise([], "none")
+    model = built("full")
+    with pytest.raises(ValueError, match="forgets its activations already"):
+        rematerialise(model.blocks(), "full")
+    with pytest.raises(ValueError, match="a block inside it does"):
+        rematerialise([model], "full")
+    compiled = nn.Linear(2, 2)
+    compiled.compile()
+    with pytest.raises(ValueError, match="rematerialise, compile, shard"):
+        rematerialise([compiled], "full")
+
+
+def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler -x")
+    model = policy()
+    with pytest.raises(ConfigError, match="there is no no-such-compiler"):
+        compile_blocks(model.blocks(), CPU)
+    assert all(block._compiled_call_impl is None for block in model.blocks())
+    monkeypatch.setenv("CXX", "python")  # anything that is there
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    assert missing(CPU) is None
+
+
+@pytest.mark.slow
+def test_compiled_blocks_agree_to_rounding() -> None:
+    if reason := missing(CPU):
+        pytest.skip(reason)
+    from torch._dynamo.utils import counters
+
+    before = counters["stats"]["unique_graphs"]
+    loss, gradients = loss_and_gradients(policy())
+    model = built("selective")
+    compile_blocks(model.layers, CPU)
+    assert list(model.state_dict()) == list(policy().state_dict())
+    other, others = loss_and_gradients(model)
+    torch.testing.assert_close(other, loss, rtol=1e-5, atol=1e-6)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(others[name], gradient, rtol=1e-3, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] - before == 1  # something was compiled, and once for both layers
+
+
+def sharded(shards: int) -> list[bool]:
+    """On each rank: whether a sharded policy with forgetful blocks has the bits of one without."""
+    config = TrainConfig(device="cpu", parallel=ParallelConfig(dp_shard=shards, timeout=300))
+    with parallel.joined(config) as mesh:
+        seen = []
+        for kept in ("none", "selective", "full"):
+            model = built(kept)
+            parallel.shard(
+                model,
+                mesh,
+                config,
+                model.blocks(),
+                model.float32_modules(),
+                ("losses", "sample_actions", "sample_future"),
+            )
+            seen.append(loss_and_gradients(model))
+            with pytest.raises(ValueError, match="sharded already"):
+                rematerialise(model.blocks(), "full")
+            with pytest.raises(ValueError, match="sharded already"):
+                compile_blocks(model.blocks(), CPU) if missing(CPU) is None else raises()
+        (loss, gradients), *others = seen
+
+        def local(tensor: Any) -> Tensor:
+            return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+        return [
+            torch.equal(loss, other)
+            and all(torch.equal(local(gradients[name]), local(got[name])) for name in gradients)
+            for other, got in others
+        ]
+
+
+def raises() -> None:
+    raise ValueError("sharded already")
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_the_same_bits_on_a_mesh(shards: int) -> None:
+    """DDP and FSDP2 on two ranks."""
+    assert in_ranks(2, sharded, shards) == [[True, True]] * 2

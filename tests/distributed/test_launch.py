@@ -1,0 +1,328 @@
+"""The launcher: ranks know who they are, stop together, fail together and leave nobody behind. Ranks without torch."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from understudy.cli import main
+from understudy.distributed import launch as launcher
+from understudy.distributed.launch import hosts, launch
+from understudy.errors import ConfigError
+
+RANK = Path(__file__).parents[1] / "support" / "rank.py"
+ENVIRONMENT = ("RANK", "WORLD_SIZE", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+
+
+def ranks(folder: Path, *words: str) -> list[str]:
+    return [sys.executable, "-S", str(RANK), str(folder), *words]
+
+
+def told(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(file.read_text()) for file in sorted(folder.glob("rank-*.json"))]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 240
+    while not condition():
+        assert time.monotonic() < until, "waited four minutes"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Launched:
+    """A launcher in a process of its own, so that signals and kills meet it as they do in the world."""
+
+    def __init__(self, folder: Path, count: int, *words: str, first: str = "") -> None:
+        # Whatever signals an earlier test's library has blocked in this process, a shell would not.
+        code = "import signal, sys; signal.pthread_sigmask(signal.SIG_SETMASK, []); "
+        code += f"from understudy.distributed.launch import launch; {first}sys.exit(launch(sys.argv[1:], {count}))"
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, *ranks(folder, *words)], stderr=subprocess.PIPE, text=True
+        )
+        wait_for(lambda: len(told(folder)) == count)
+        self.pids = [rank["pid"] for rank in told(folder)]
+
+    def end(self) -> tuple[int, str]:
+        _, said = self.process.communicate(timeout=240)
+        wait_for(lambda: not any(map(alive, self.pids)))
+        return self.process.returncode, said
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
+    begun: list[Launched] = []
+
+    def begin(count: int, *words: str, first: str = "") -> Launched:
+        folder = tmp_path / str(len(begun))
+        folder.mkdir()
+        begun.append(Launched(folder, count, *words, first=first))
+        return begun[-1]
+
+    yield begin
+    for one in begun:
+        for pid in [one.process.pid, *one.pids]:
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_ranks_are_told_who_they_are_and_only_the_first_speaks(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    assert launch(ranks(tmp_path, "say"), 3) == 0
+    mine = told(tmp_path)
+    assert [(r["RANK"], r["LOCAL_RANK"], r["WORLD_SIZE"], r["LOCAL_WORLD_SIZE"]) for r in mine] == [
+        (str(n), str(n), "3", "3") for n in range(3)
+    ]
+    assert {(r["MASTER_ADDR"], r["OMP_NUM_THREADS"]) for r in mine} == {("127.0.0.1", "1")}
+    assert len({r["MASTER_PORT"] for r in mine}) == 1
+    assert capfd.readouterr() == ("rank 0 is here\n", "")
+
+
+def test_what_is_set_is_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    given = {
+        "NNODES": "2",
+        "NODE_RANK": "1",
+        "MASTER_ADDR": "the-first-host",
+        "MASTER_PORT": "1234",
+        "OMP_NUM_THREADS": "3",
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert launch(ranks(tmp_path, "say"), 2) == 0
+    mine = told(tmp_path)
+    assert [(r["RANK"], r["LOCAL_RANK"], r["WORLD_SIZE"]) for r in mine] == [("2", "0", "4"), ("3", "1", "4")]
+    assert {(r["MASTER_ADDR"], r["MASTER_PORT"], r["OMP_NUM_THREADS"]) for r in mine} == {
+        ("the-first-host", "1234", "3")
+    }
+    assert capfd.readouterr() == ("", "")  # rank 0 is on the other host
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({"RANK": "1"}, "already is rank 1"),
+        ({"NNODES": "two"}, "NNODES='two'"),
+        ({"NNODES": "0"}, "at least 1"),
+        ({"NNODES": "2", "NODE_RANK": "0"}, "MASTER_ADDR is not set"),
+        ({"NNODES": "2", "MASTER_ADDR": "a"}, "NODE_RANK is not set"),
+        ({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "a"}, "from 0 to 1"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT='70000'"),
+    ],
+)
+def test_an_environment_that_cannot_be_is_told(environment: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        hosts(environment)
+
+
+def test_hosts_meet_at_a_port_they_all_know_and_one_host_at_any() -> None:
+    assert hosts({}).port is None
+    assert hosts({"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "a"}).port == launcher.PORT
+    with pytest.raises(ConfigError, match="at least 1 process"):
+        launch(["true"], 0)
+
+
+def test_the_port_is_ours_and_a_store_may_listen_on_it() -> None:
+    with socket.socket() as held, socket.socket() as other, socket.socket() as store:
+        port = launcher._reserve(held)
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))  # a program that does not know of it
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's store does
+        store.bind(("", port))
+        store.listen()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+def test_a_signal_reaches_every_rank_once_and_nobody_is_cut_short(
+    start: Callable[..., Launched], number: signal.Signals
+) -> None:
+    """The last rank still writes for 0.8 s when the first has left with 75, longer than failures take to settle."""
+    job = start(3, "stay")
+    job.process.send_signal(number)
+    assert job.end() == (75, "")
+    saved = [json.loads((job.folder / f"saved-{rank}.json").read_text()) for rank in range(3)]
+    assert saved == [[launcher.FORWARDED[number]]] * 3
+
+
+LATE = "import subprocess, time; plain = subprocess.Popen.__init__; "
+LATE += "subprocess.Popen.__init__ = lambda *a, **k: (plain(*a, **k), time.sleep(0.5))[0]; "
+
+
+def test_a_signal_that_comes_while_a_rank_is_started_reaches_it_once(start: Callable[..., Launched]) -> None:
+    """On busy cores the last rank listens before the launcher knows that it has started it."""
+    job = start(2, "stay", first=LATE)
+    job.process.send_signal(signal.SIGUSR1)
+    assert job.end() == (75, "")
+    saved = [json.loads((job.folder / f"saved-{rank}.json").read_text()) for rank in range(2)]
+    assert saved == [[signal.SIGUSR1]] * 2
+
+
+def test_ranks_that_stop_by_themselves_are_waited_for(start: Callable[..., Launched]) -> None:
+    """One of several hosts' ranks got the signal, and the ranks agreed: the launcher never heard of it."""
+    job = start(2, "stay")
+    for pid in job.pids:
+        os.kill(pid, signal.SIGUSR1)
+    assert job.end() == (75, "")
+
+
+def test_a_killed_rank_ends_the_job_and_is_named(start: Callable[..., Launched]) -> None:
+    job = start(3, "deaf", "stay", "deaf")
+    os.kill(job.pids[1], signal.SIGKILL)
+    code, said = job.end()
+    assert code == 1
+    assert f"rank 1 of 3 was killed by SIGKILL (process {job.pids[1]}" in said
+    assert "the others were stopped" in said
+
+
+def test_ranks_end_with_a_launcher_that_is_killed(start: Callable[..., Launched]) -> None:
+    job = start(2, "stay")
+    job.process.kill()
+    assert job.end()[0] == -signal.SIGKILL
+    saved = [json.loads((job.folder / f"saved-{rank}.json").read_text()) for rank in range(2)]
+    # They could still write a checkpoint. (The kernel tells them once for each thread of the launcher.)
+    assert [set(got) for got in saved] == [{signal.SIGTERM}] * 2
+
+
+def test_a_signal_before_the_ranks_listen(start: Callable[..., Launched]) -> None:
+    job = start(2, "young")
+    job.process.send_signal(signal.SIGUSR1)
+    code, said = job.end()
+    assert code == 128 + signal.SIGUSR1
+    assert "before there was anything to save" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("stay", "exit=1"), 1, ["rank 1 of 2 failed with exit code 1", "| rank 1 leaves because of a reason"]),
+        (("stay", "exit=2"), 2, ["rank 1 of 2 failed with exit code 2", "| rank 1 leaves because of a reason"]),
+        (("exit=1", "stay"), 1, ["rank 0 leaves because of a reason\n", "rank 0 of 2 failed with exit code 1"]),
+        (("stay", "die"), 1, ["rank 1 of 2 was killed by SIGKILL"]),
+        (("exit=1", "die"), 1, ["rank 1 of 2 was killed by SIGKILL", "rank 0 then failed with exit code 1"]),
+    ],
+)
+def test_who_failed_is_told(
+    words: tuple[str, ...],
+    code: int,
+    says: list[str],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if "stay" not in words:
+        monkeypatch.setattr(launcher, "SETTLE", 60)  # until all have left
+    assert launch(ranks(tmp_path, *words), 2) == code
+    told = capfd.readouterr().err
+    for text in says:
+        assert text in told
+
+
+def test_the_reason_is_told_also_where_the_rank_that_noticed_left_first(capfd: pytest.CaptureFixture) -> None:
+    noticed, reason = launcher._Rank(0, 2, code=1), launcher._Rank(1, 2, code=2, tail=bytearray(b"the picture is bad"))
+    for rank in (noticed, reason):
+        rank.process = SimpleNamespace(pid=1)  # type: ignore[assignment]
+    assert launcher._blame([noticed, reason], [], "understudy") == 1
+    told = capfd.readouterr().err
+    assert "rank 0 of 2 failed with exit code 1" in told
+    assert "the last that rank 1 said:\n  | the picture is bad" in told
+
+
+def test_a_signal_at_the_end_of_the_wait_for_the_others_does_not_make_it_endless(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is left of the wait when its handler is done is less than nothing."""
+    failed, stays, may_leave, left = launcher._Rank(0, 2, code=1), launcher._Rank(1, 2), threading.Event(), []
+    failed.process = SimpleNamespace(pid=1)  # type: ignore[assignment]
+    failed.wait = lambda ended: ended.put(failed)  # type: ignore[method-assign]
+
+    def wait(ended: Any) -> None:
+        if not may_leave.wait(240):
+            left.append(stays)
+        ended.put(stays)
+
+    stays.wait = wait  # type: ignore[method-assign]
+    monkeypatch.setattr(launcher, "SETTLE", 0.3)
+    before = signal.signal(signal.SIGUSR2, lambda *_: time.sleep(0.5))
+    sender = threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR2))
+    try:
+        sender.start()
+        assert launcher._watch([failed, stays], [], "understudy") == 1
+        assert not left, "it waited until the other had left by itself"
+    finally:
+        may_leave.set()
+        sender.join()
+        signal.signal(signal.SIGUSR2, before)
+
+
+def test_what_all_ranks_find_wrong_is_said_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "SETTLE", 60)
+    assert launch(ranks(tmp_path, "exit=2"), 2) == 2
+    assert capfd.readouterr().err.count("because of a reason") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--launch", "2", "--steps", "3"], ["--launch=2", "--steps", "3"], ["--steps", "3", "--launch", "2"]]
+)
+def test_the_command_line_launches_the_same_command_without_the_flag(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[object] = []
+
+    def record(*given: object) -> int:
+        called.extend(given)
+        return 75
+
+    monkeypatch.setattr(launcher, "launch", record)
+    assert main.main(["train", *arguments, "--data.root", "d"]) == 75
+    command = [sys.executable, "-m", "understudy", "train", "--steps", "3", "--data.root", "d"]
+    assert called == [command, 2, "understudy train"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["train", "--launch"], "say how many processes"),
+        (["train", "--launch", "many"], "--launch 'many'"),
+        (["train", "--launch", "0", "--data.root", "d"], "at least 1 process"),
+        (["train", "--launch", "2"], "data.root: required"),  # once, not from every rank
+        (["resume", "nowhere", "--launch", "2"], "no run here"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_launched(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert main.main(arguments) == main.WRONG_INPUT
+    assert told in capsys.readouterr().err
+
+
+def test_launching_costs_no_torch() -> None:
+    code = "import sys; from understudy import cli; cli.main(['train', '--launch', '0', '--data.root', 'd'])"
+    done = subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"], capture_output=True)
+    assert b"at least 1 process" in done.stderr
+    assert done.returncode == 0

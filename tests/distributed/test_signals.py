@@ -1,0 +1,40 @@
+"""Signals ask for a stop: one request may arrive more than once, a second request acts as it always did."""
+
+import os
+import signal
+
+import pytest
+
+from understudy.distributed import signals
+from understudy.distributed.signals import SIGNALS, stop_signals
+
+
+def send(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+    signal.pthread_sigmask(signal.SIG_BLOCK, ())  # a moment for the handler
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_request_that_comes_twice_is_one_request(number: signal.Signals) -> None:
+    """From the scheduler, and again from the launcher; SIGTERM and SIGUSR1 would end this process if they counted."""
+    before = signal.getsignal(number)
+    with stop_signals() as stop:
+        assert not stop.asked
+        send(number)
+        assert stop.asked
+        send(number)
+        send(signal.SIGTERM)
+    assert signal.getsignal(number) == before
+
+
+def test_a_second_request_acts_as_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "SAME", -1.0)
+
+    def asked_twice() -> None:
+        with stop_signals() as stop:
+            send(signal.SIGINT)
+            assert stop.asked
+            send(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        asked_twice()

@@ -1,0 +1,263 @@
+"""The tabletop: layouts, physics, the Gymnasium contract, and that nothing but seed and actions decides."""
+
+import hashlib
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+mujoco = pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
+
+from gymnasium.utils.env_checker import check_env  # noqa: E402
+
+from understudy.envs.tabletop import sim  # noqa: E402
+from understudy.envs.tabletop.sim import APART, COLOURS, HALF, HIGH, LOW, REACH, SPREAD, STEP, Tabletop  # noqa: E402
+
+STILL = np.array([0, 0, 0, -1], dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def env() -> Tabletop:
+    return Tabletop(size=16)
+
+
+def move_to(env: Tabletop, place: np.ndarray, grip: float) -> None:
+    for _ in range(60):
+        gap = place - env.hand
+        if np.abs(gap).max() < 1e-6:
+            return
+        env.step(np.append(np.clip(gap / STEP, -1, 1), grip))
+    raise AssertionError(f"the hand does not get to {place}")
+
+
+def trajectory(seed: int, size: int = 24, steps: int = 25) -> str:
+    """A digest of all that is seen in an episode of pseudo-random actions that also grip."""
+    env, digest = Tabletop(size=size), hashlib.sha256()
+    observation, _ = env.reset(seed=seed)
+    actions = np.random.Generator(np.random.PCG64(seed)).random((steps, 4)) * 2 - 1
+    target = env.blocks[0]
+    for action in actions:
+        action[:3] += np.clip((target - env.hand) / STEP, -1, 1)
+        observation, *_ = env.step(np.clip(action, -1, 1))
+        digest.update(observation["image"].tobytes() + observation["state"].tobytes() + env.blocks.tobytes())
+    return digest.hexdigest()
+
+
+# -- layouts ------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**64 - 1))
+def test_blocks_of_a_layout_lie_apart_and_on_the_table(seed: int) -> None:
+    centres, yaw, hand, colour = sim.layout(seed)
+    gaps = [np.linalg.norm(centres[i] - centres[j]) for i, j in ((0, 1), (1, 2), (0, 2))]
+    assert min(gaps) >= APART > 2 * HALF * np.sqrt(2)  # squares turned anyhow do not touch
+    assert np.abs(centres).max() <= SPREAD
+    assert ((yaw >= 0) & (yaw <= np.pi / 2)).all()
+    assert ((hand >= LOW) & (hand <= HIGH)).all()
+    assert hand[2] - HALF > REACH  # no episode starts with a block in reach
+    assert colour in COLOURS
+
+
+def test_layouts_cover_the_table_alike_for_every_colour() -> None:
+    centres = np.stack([sim.layout(seed)[0] for seed in range(1500)])  # (1500, 3, 2)
+    for block in range(3):
+        counts, *_ = np.histogram2d(*centres[:, block].T, bins=4, range=[[-SPREAD, SPREAD]] * 2)
+        assert counts.min() > 0.6 * 1500 / 16
+        assert counts.max() < 1.5 * 1500 / 16
+    asked = [sim.layout(seed)[3] for seed in range(1500)]
+    assert min(asked.count(colour) for colour in COLOURS) > 420
+
+
+def test_a_layout_is_frozen_for_good() -> None:
+    """Golden: whoever records tomorrow gets the layouts of today."""
+    centres, yaw, hand, colour = sim.layout(12345)
+    np.testing.assert_allclose(
+        centres, [[-0.1136443213, 0.088635374], [0.0506274903, -0.1245866179], [0.1206828392, 0.0521630912]], atol=1e-9
+    )
+    np.testing.assert_allclose(yaw, [0.250693883, 0.2528083908, 1.2855060458], atol=1e-9)
+    np.testing.assert_allclose(hand, [0.0351312452, 0.0658242235, 0.1550505385], atol=1e-9)
+    assert colour == "blue"
+
+
+# -- the contract of Gymnasium ------------------------------------------------------------------------------------
+
+
+def test_gymnasium_accepts_it() -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error")
+        warnings.filterwarnings("ignore", message=".*environment not having a spec.*")
+        check_env(Tabletop(size=16, render_mode="rgb_array"))
+
+
+def test_observations_stay_in_their_space_whatever_is_done(env: Tabletop) -> None:
+    env.reset(seed=5)
+    for action in np.random.Generator(np.random.PCG64(0)).normal(0, 3, (60, 4)):
+        observation, *_ = env.step(action)
+        assert env.observation_space.contains(observation)
+
+
+def test_an_episode_that_does_nothing_is_cut_off(env: Tabletop) -> None:
+    env.reset(seed=1)
+    ends = [env.step(STILL)[2:4] for _ in range(sim.MAX_STEPS)]
+    assert ends == [(False, False)] * (sim.MAX_STEPS - 1) + [(False, True)]
+
+
+def test_wrong_inputs_are_named(env: Tabletop) -> None:
+    with pytest.raises(ValueError, match=r"'pink'.*red, green, blue"):
+        env.reset(seed=0, options={"colour": "pink"})
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="four finite numbers"):
+        env.step(np.array([0, 0, np.nan, 0]))
+    with pytest.raises(ValueError, match="four finite numbers"):
+        env.step(np.zeros(3))
+    with pytest.raises(ValueError, match="4 px"):
+        Tabletop(size=4)
+
+
+# -- what decides -------------------------------------------------------------------------------------------------
+
+
+def test_seed_and_actions_decide_everything_in_any_process() -> None:
+    here = trajectory(7)
+    code = f"""
+import sys; sys.path.insert(0, {str(__file__.rsplit("/", 1)[0])!r})
+import numpy; numpy.random.random(100)
+from test_sim import trajectory
+trajectory(3); print(trajectory(7))
+"""
+    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert here == there
+    assert here != trajectory(8)
+
+
+def test_an_episode_does_not_know_the_one_before(env: Tabletop) -> None:
+    fresh = Tabletop(size=16)
+    expected = [fresh.reset(seed=3)[0], *(fresh.step(np.array([0.5, 0, -1, 1]))[0] for _ in range(12))]
+    env.reset(seed=2)
+    move_to(env, env.blocks[1], grip=1)  # leaves a block in a closed hand
+    got = [env.reset(seed=3)[0], *(env.step(np.array([0.5, 0, -1, 1]))[0] for _ in range(12))]
+    for a, b in zip(expected, got):
+        np.testing.assert_array_equal(a["image"], b["image"])
+        np.testing.assert_array_equal(a["state"], b["state"])
+
+
+def test_the_three_tasks_of_a_seed_share_one_scene(env: Tabletop) -> None:
+    pictures = [env.reset(seed=11, options={"colour": colour})[0]["image"] for colour in COLOURS]
+    tasks = {env.reset(seed=11, options={"colour": colour})[1]["task"] for colour in COLOURS}
+    assert len(tasks) == 3
+    np.testing.assert_array_equal(pictures[0], pictures[1])
+    np.testing.assert_array_equal(pictures[0], pictures[2])
+    assert (env.reset(seed=12)[0]["image"] != pictures[0]).any()
+
+
+# -- physics ------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_lie_still_until_they_are_taken(env: Tabletop) -> None:
+    env.reset(seed=4)
+    before = env.blocks
+    for _ in range(30):
+        env.step(STILL)
+    np.testing.assert_allclose(env.blocks, before, atol=5e-4)
+    move_to(env, before[0], grip=-1)  # an open hand passes through and disturbs nothing
+    np.testing.assert_allclose(env.blocks, before, atol=5e-4)
+
+
+def test_the_hand_moves_no_further_than_a_step_and_stays_in_its_space(env: Tabletop) -> None:
+    env.reset(seed=4)
+    for action in np.random.Generator(np.random.PCG64(1)).normal(0, 50, (60, 4)):
+        before = env.hand
+        env.step(action)
+        assert np.abs(env.hand - before).max() <= STEP + 1e-12
+        assert ((env.hand >= LOW) & (env.hand <= HIGH)).all()
+
+
+def test_a_block_is_taken_carried_and_dropped(env: Tabletop) -> None:
+    env.reset(seed=6)
+    block = env.blocks[2]
+    move_to(env, block + np.array([0, 0, 0.03]), grip=-1)
+    env.step(np.array([0, 0, 0, 1]))
+    assert env.held is None  # closed, but out of reach
+    move_to(env, block + np.array([0.01, 0, 0.01]), grip=1)
+    assert env.held == "blue"
+    offset = env.blocks[2] - env.hand
+    move_to(env, np.array([0.05, 0.05, 0.08]), grip=1)
+    np.testing.assert_allclose(env.blocks[2] - env.hand, offset, atol=5e-3)  # it comes along
+    env.step(STILL)
+    assert env.held is None
+    for _ in range(10):
+        env.step(STILL)
+    assert env.blocks[2][2] == pytest.approx(HALF, abs=2e-3)  # and falls
+
+
+def test_a_hand_holds_one_block(env: Tabletop) -> None:
+    env.reset(seed=6)
+    move_to(env, env.blocks[0], grip=1)
+    goal = np.append(env.blocks[1][:2], 0.05)
+    move_to(env, goal, grip=1)
+    assert env.held == "red"
+
+
+@pytest.mark.parametrize(("lifted", "success"), [("green", True), ("red", False)])
+def test_the_first_block_up_ends_the_episode(env: Tabletop, lifted: str, success: bool) -> None:
+    env.reset(seed=9, options={"colour": "green"})
+    move_to(env, env.blocks[COLOURS.index(lifted)], grip=1)
+    for _ in range(12):
+        _, reward, terminated, truncated, info = env.step(np.array([0, 0, 1, 1]))
+        assert terminated == (env.blocks[:, 2].max() > sim.LIFTED) == (info["lifted"] is not None)
+        if terminated:
+            break
+    assert info == {"task": "pick up the green block", "success": success, "lifted": lifted}
+    assert (reward, truncated) == (float(success), False)
+
+
+# -- pictures -----------------------------------------------------------------------------------------------------
+
+
+def test_every_block_shows_in_its_colour_where_it_lies() -> None:
+    env = Tabletop(size=64)
+    for seed in range(5):
+        env.reset(seed=seed)
+        env.data.mocap_pos[0] = [0.18, 0.18, 0.2]  # out of the way
+        picture = env.render().astype(int)
+        for i, colour in enumerate(COLOURS):
+            others = [c for c in range(3) if c != i]
+            mask = (picture[..., i] > 90) & (picture[..., others].max(-1) < 0.6 * picture[..., i])
+            assert mask.sum() > 25, colour
+            rows, columns = np.nonzero(mask)
+            seen = project(env, env.blocks[i])
+            assert abs(columns.mean() + 0.5 - seen[0]) < 1.5
+            assert abs(rows.mean() + 0.5 - seen[1]) < 1.5
+
+
+def test_the_grip_shows() -> None:
+    env = Tabletop(size=64)
+    env.reset(seed=0)
+    opened, closed, again = (env.step(np.array([0, 0, 0, grip]))[0]["image"].astype(int) for grip in (-1, 1, -1))
+    assert np.abs(opened - closed).max() > 50
+    assert np.abs(opened - again).max() < 5  # (blocks settle by micrometres)
+
+
+def test_rays_in_bulk_hit_what_single_rays_hit() -> None:
+    """`mj_multiRay` of this release drops parts of large boxes; this scene must hold nothing that it gets wrong."""
+    env = Tabletop(size=40)
+    camera = env._camera
+    for seed in range(4):
+        env.reset(seed=seed)
+        hit, _, rays = camera._cast(env.data)
+        geom = np.zeros(1, dtype=np.int32)
+        for i, ray in enumerate(rays):
+            mujoco.mj_ray(env.model, env.data, env.data.cam_xpos[0], ray, None, 1, -1, geom)
+            assert geom[0] == hit[i]
+
+
+def project(env: Tabletop, point: np.ndarray) -> tuple[float, float]:
+    """Column and row (in pixel edges) at which a point in space stands in the picture."""
+    x, y, z = env.data.cam_xmat[0].reshape(3, 3).T @ (point - env.data.cam_xpos[0])
+    focal = 32 / np.tan(np.radians(env.model.cam_fovy[0] / 2))
+    return 32 + focal * x / -z, 32 - focal * y / -z

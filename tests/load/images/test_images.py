@@ -1,0 +1,348 @@
+"""What the loader decodes: the same pictures as one by one, whatever the video, and each of them once."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.batches import least_memory
+from support.datasets import Spec, write_dataset
+from understudy.data.dataset import EpisodeDataset
+from understudy.load.batch_builder import Stream, first_runs
+from understudy.load.images.buffer_pool import Buffers
+from understudy.load.images.clip_reader import Chain, Holding, Spent
+from understudy.load.images.cursors import Cursors
+from understudy.load.loader import Batch, Loader
+from understudy.load.memory_plan import Plan, _ways, make_plan
+from understudy.load.workers import Engine
+from understudy.order import Order
+from understudy.video.color import Converter
+from understudy.video.decoder import PictureDecoder
+from understudy.video.native.ffmpeg import PYAV
+from understudy.video.packets import Mp4Packets
+
+TOP, SIDE = "observation.images.top", "observation.images.side"
+SPECS = {
+    "gop 1": Spec(lengths=(30, 24, 41), gop=1),
+    "gop 2": Spec(lengths=(30, 24, 41), gop=2, per_video_file=3),
+    "gop 12 with B-frames": Spec(lengths=(30, 24, 41), gop=12, b_frames=2, cameras=(TOP, SIDE)),
+    "gop 250 with B-frames": Spec(lengths=(60, 90, 41), gop=250, b_frames=2, per_video_file=3),
+    "av1, a file each": Spec(version="v2.1", lengths=(30, 24, 41), gop=2, codec="libsvtav1"),
+}
+WINDOWS = {
+    "none": {},
+    "history": {TOP: [-0.2, -0.1, 0.0]},
+    "sparse": {TOP: [-1.5, 0.0]},
+    "ahead": {TOP: [0.0, 0.3], "action": [0.0, 0.1]},
+}
+LARGE = 10**9
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    path = tmp_path_factory.mktemp("pictures")
+    for number, spec in enumerate(SPECS.values()):
+        write_dataset(path / str(number), spec)
+    return {name: path / str(number) for number, name in enumerate(SPECS)}
+
+
+def opened(root: Path, window: str = "none", **options: Any) -> EpisodeDataset:
+    return EpisodeDataset(root, delta_timestamps=WINDOWS[window], picture_cache_bytes=0, **options)
+
+
+def equal(batch: Batch, plain: Batch) -> bool:
+    return all(
+        torch.equal(batch[key], value) if isinstance(value, torch.Tensor) else batch[key] == value
+        for key, value in plain.items()
+    )
+
+
+def batches(data: EpisodeDataset, order: Order, holding: Holding, count: int, **changes: Any) -> Iterator[Batch]:
+    """Batches of chains that hold what is asked for here, whatever memory would allow."""
+    plan = Plan(LARGE, (), 2, 2, (False,), (holding,), ())
+    engine = Engine(Stream(order, (data,), **{"rank": 0, "world": 1, "start": 0, **changes}), plan, Buffers(5, False))
+    try:
+        for _ in range(count):
+            yield engine.take()
+    finally:
+        engine.stop()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(list(SPECS)),
+    window=st.sampled_from(list(WINDOWS)),
+    mode=st.sampled_from(["clips", "clips", "clips", "uniform", "sequential", "permuted"]),
+    batch=st.integers(2, 7),
+    clip=st.integers(2, 20),
+    lanes=st.integers(1, 4),
+    threads=st.sampled_from([1, 2, 3, 16]),
+    extra=st.sampled_from([0, 50_000, 300_000, 10**6, LARGE]),
+    start=st.integers(0, 400),
+    world=st.integers(1, 2),
+)
+def test_pictures_are_those_of_the_dataset(  # type: ignore[no-untyped-def]
+    roots, name, window, mode, batch, clip, lanes, threads, extra, start, world
+) -> None:
+    if SIDE in SPECS[name].cameras and window == "sparse":
+        window = "history"
+    data = opened(roots[name], window)
+    options: dict[str, Any] = (
+        {"mode": mode} if mode in ("uniform", "sequential") else {"clip": clip, "lanes": lanes * batch}
+    )
+    if mode == "permuted":
+        options["inside"] = "permuted"
+    order = Order.of([data], batch=batch, seed=3, **options)
+    for rank in range(world):
+        place = {"rank": rank, "world": world}
+        memory = extra + least_memory(data, order=order, **place)
+        with Loader([data], order=order, threads=threads, memory=memory, start=start, **place) as loader:
+            for _ in range(6):
+                found = next(loader)
+                _, episode, frame = order.locate(found["position"].numpy())
+                assert equal(found, data.batch(episode, frame))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(list(SPECS)),
+    window=st.sampled_from(list(WINDOWS)),
+    holding=st.builds(Holding, st.sampled_from([1, 3, 8, 16]), st.booleans()),
+    inside=st.sampled_from(["sequential", "permuted"]),
+    clip=st.integers(2, 40),
+    lanes=st.integers(1, 7),
+    start=st.integers(0, 200),
+)
+def test_whatever_chains_hold_the_pictures_are_the_same(
+    roots, name, window, holding, inside, clip, lanes, start
+) -> None:  # type: ignore[no-untyped-def]
+    if SIDE in SPECS[name].cameras and window == "sparse":
+        window = "history"
+    data = opened(roots[name], window)
+    order = Order.of([data], batch=4, seed=1, clip=clip, lanes=lanes, inside=inside)
+    for found in batches(data, order, holding, 8, start=start):
+        _, episode, frame = order.locate(found["position"].numpy())
+        assert equal(found, data.batch(episode, frame))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
+    """(pictures that decoders give, packets that they are fed) from now on, one entry each."""
+    given_: list[int] = []
+    fed: list[int] = []
+    runs, packet, several = PictureDecoder.runs, Mp4Packets.packet, Mp4Packets.several
+
+    def giving(self: PictureDecoder, wanted: np.ndarray, at_once: int = 1) -> Iterator[Any]:
+        left = wanted.tolist()
+        for run in runs(self, wanted, at_once):
+            given_.extend(left[: len(run)])
+            left = left[len(run) :]
+            yield run
+
+    def feeding(self: Mp4Packets, i: int, until: int) -> Any:
+        fed.append(i)
+        return packet(self, i, until)
+
+    def feeding_several(self: Mp4Packets, first: int, stop: int, until: int) -> Any:
+        coded = several(self, first, stop, until)
+        fed.extend(range(first, first + coded.stop - coded.first))
+        return coded
+
+    monkeypatch.setattr(PictureDecoder, "runs", giving)
+    monkeypatch.setattr(Mp4Packets, "packet", feeding)
+    monkeypatch.setattr(Mp4Packets, "several", feeding_several)
+    return given_, fed
+
+
+@pytest.mark.parametrize(
+    ("name", "holding"),
+    [("gop 2", Holding(16, False)), ("gop 2", Holding(1, True)), ("gop 250 with B-frames", Holding(8, True))],
+)
+@pytest.mark.parametrize("window", ["none", "history"])
+def test_each_picture_of_a_chain_is_decoded_once(
+    roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str, holding: Holding, window: str
+) -> None:
+    data = opened(roots[name], window)
+    order = Order.of([data], batch=2, seed=1, clip=19, lanes=2)
+    steps = len(data) // 2  # one epoch
+    first = data.catalog.videos(TOP).first  # one file holds all episodes, so a picture is known by its number there
+
+    def pictures(episode: np.ndarray, frame: np.ndarray) -> list[int]:
+        """Those that samples of a clip need, each once."""
+        rows, frames = data.video_frames(episode, frame)
+        return np.unique(first[rows][:, None] + frames[TOP].reshape(len(frame), -1)).tolist()
+
+    # What is made ahead hangs on the threads: `batches` allows 3 batches beyond those that were taken, into the next
+    # epoch. A chain may have decoded all that it is for, or no more than the samples that were taken.
+    taken, until, chains = 2 * steps, 2 * (steps + 3), 0
+    least, most = Counter[int](), Counter[int]()
+    for lane in (0, 1):  # chain by chain
+        position = lane
+        while position < until:
+            positions, episode, frame = order.rest_of_clip(position, 99)
+            chains += 1
+            most.update(pictures(episode, frame))
+            if position < taken:
+                least.update(pictures(episode[positions < taken], frame[positions < taken]))
+            position = int(positions[-1]) + 2
+    given_, fed = counted(monkeypatch)
+    for _ in batches(data, order, holding, steps):
+        pass
+    assert least <= Counter(given_) <= most
+    if name == "gop 2":
+        assert len(fed) <= len(given_) + 2 * chains
+    halo = least.total() - taken
+    (halo > 0) == (window == "history") or pytest.fail("the windows of this test share pictures, or do not")
+
+
+def test_a_long_group_of_pictures_costs_per_sample_what_a_short_one_does(
+    roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, fed = counted(monkeypatch)
+
+    def cost(name: str, holding: Holding) -> float:
+        """Packets per sample of one lane in a clip that begins at a key frame."""
+        data = opened(roots[name])
+        orders = [Order.of([data], batch=1, seed=seed, clip=250, lanes=1) for seed in range(9)]
+        starts = [int(order.positions_of(0, 0, 0)[0]) for order in orders]
+        count, start, order = max(
+            ((len(o.rest_of_clip(s, 250)[0]) - 20, s, o) for o, s in zip(orders, starts)), key=lambda one: one[0]
+        )  # the last 20 of the clip are what is made ahead
+        fed.clear()
+        for _ in batches(data, order, holding, count, start=start):
+            pass
+        return len(fed) / count
+
+    assert cost("gop 2", Holding(16, False)) < 1.4
+    assert cost("gop 250 with B-frames", Holding(8, True)) < 1.4
+    data = opened(roots["gop 250 with B-frames"])
+    fed.clear()
+    for _ in batches(data, Order.of([data], batch=3, seed=1, clip=250, lanes=3), Holding(0, False), 20):
+        pass
+    assert len(fed) > 15 * 60  # the negative control: half a group for each sample
+
+
+def test_the_first_batch_decodes_what_it_needs_and_the_next_runs_take_turns(roots: dict[str, Path]) -> None:
+    data = opened(roots["gop 2"], episodes=[2])
+    rows, frames = data.video_frames(np.full(41, 2), np.arange(41))
+    positions = list(range(100, 141))
+    chain = Chain(data, TOP, positions, rows, frames[TOP], Holding(16, False), [0, 5], Cursors(1), Converter())
+    spent, complete, due = Spent(), {}, []  # type: ignore[var-annotated]
+    while chain.due is not None:
+        due.append(chain.due)
+        chain.go_on(complete, spent)
+        assert spent.pictures == len(complete)
+    assert due == [100, 101, 106, 122, 138]
+    assert list(complete) == positions
+
+    order, holding = Order.of([data], batch=4, seed=1, clip=9, lanes=12), Holding(16, False)
+    for position in range(5, 5 + 40):
+        runs = first_runs(order, 0, holding, position, 5)
+        assert (runs[0] == 0) == (position < 5 + 4)  # the first batch is waited for
+        lane = int(order.lanes([position])[1][0])
+        turn = position // 12 + max(1, sum(runs) + (runs[0] == 0))
+        later = next(p for p in range(12 * turn, 12 * turn + 12) if int(order.lanes([p])[1][0]) == lane)
+        assert first_runs(order, 0, holding, later, 0) == [16]  # there a whole run begins, whenever the clip began
+    ends = {first_runs(order, 0, holding, position, 0)[0] for position in range(12, 24)}
+    assert len(ends) == 12  # each lane at another time
+    assert first_runs(order, 0, Holding(1, True), 5, 5) == []
+    assert first_runs(order, 0, Holding(30, False, whole=True), 50, 5) == [1]
+
+
+def test_the_quickest_ways_first() -> None:
+    """Runs as long as their clip allows; in storage order all is one clip, however short the order calls it."""
+
+    def ways(gop: int, clip: int, shuffle: bool) -> list[tuple[int, bool, bool]]:
+        return [(way.ahead, way.keep, way.whole) for way in _ways(False, gop, clip, 0, False, shuffle)]
+
+    shared = [(run, False, False) for run in (64, 32, 16, 8, 4)]
+    kept = [(run, True, False) for run in (32, 16, 8, 4)]
+    last = [(1, True, False), (0, False, False)]
+    assert ways(2, 64, True) == [*shared, *last]
+    assert ways(2, 9, True) == [*shared[3:], *last]
+    assert ways(2, 3, True) == [*shared[4:], *last]
+    assert ways(30, 64, True) == [(30, False, True), *kept, *last]
+    assert ways(250, 64, True) == [*kept, *last]
+    assert ways(250, 1, False) == ways(2, 1, False) == [*kept, *last]
+
+
+@pytest.mark.skipif(PYAV < 17, reason="budgets for decoders of FFmpeg 8.1; those before take more memory")
+def test_groups_of_middling_length_are_decoded_whole_where_memory_allows(roots: dict[str, Path]) -> None:
+    data = opened(roots["gop 2"])
+    data.__dict__["gop"] = 30
+    order = Order.of([data], batch=4, seed=1, clip=30, lanes=4)
+    least = least_memory(data, order=order)
+    plans = [make_plan([data], order, rank=0, world=1, threads=1, memory=least + 100_000 * i) for i in (0, 20, 80)]
+    assert [(plan.holdings[0], plan.kept[0]) for plan in plans] == [
+        (Holding(0, False), False),
+        (Holding(30, False, whole=True), False),
+        (Holding(30, False, whole=True), True),
+    ]
+
+
+def test_a_sparse_history_decodes_only_what_it_sees(roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    data = opened(roots["gop 2"], "sparse", episodes=[2])  # 41 frames; each sample sees itself and 15 frames before
+    order = Order.of([data], batch=1, seed=1, clip=4, lanes=1)
+    given_, fed = counted(monkeypatch)
+    chains = 0
+    for position in range(len(data)):
+        before = len(set(order.lanes([position])[0]))
+        chains += before * (position == 0 or len(order.rest_of_clip(position - 1, 9)[0]) == 1)
+    for _ in batches(data, order, Holding(16, False), len(data)):
+        pass
+    assert len(given_) <= 2 * len(data) + 24  # 8 per clip of 4, and what is made ahead; never the 11 between
+    assert len(fed) <= 2 * len(data) + 4 * chains + 32
+
+
+def test_small_data_is_filled_as_it_is_met(roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    given_, _ = counted(monkeypatch)
+    data = opened(roots["gop 2"])
+    order = Order.of([data], batch=4, seed=1, mode="uniform")
+    with Loader([data], order=order, memory=LARGE, threads=3) as loader:
+        assert loader.plan.kept == (True,)
+        next(loader)
+        loader.close()
+        assert len(given_) < len(data)  # not everything before the first batch
+        for _ in range(len(data)):
+            next(loader)
+    assert len(given_) == len(data)  # four epochs, each picture once
+
+
+def test_cameras_and_sources_of_other_sizes(tmp_path: Path, roots: dict[str, Path]) -> None:
+    data = opened(roots["gop 12 with B-frames"])
+    order = Order.of([data], batch=3, seed=1, clip=6, lanes=3)
+    with Loader([data], order=order, memory=LARGE, size=(32, 48)) as kept:
+        small = [next(kept) for _ in range(5)]
+    assert small[0][TOP].shape == (3, 3, 32, 48)
+    for holding in (Holding(8, False, converted=True), Holding(8, True)):
+        for one, two in zip(batches(data, order, holding, 5, size=(32, 48)), small, strict=True):
+            assert equal(one, two)
+    with Loader([data], order=order) as loader:
+        whole = next(loader)
+    mean = torch.nn.functional.interpolate(whole[SIDE].float(), (32, 48), mode="area")
+    assert (small[0][SIDE].float() - mean).abs().max() <= 0.51
+
+
+def test_augmenting_depends_on_the_position_alone(roots: dict[str, Path]) -> None:
+    def brighter(pictures: dict[str, torch.Tensor], rng: Any) -> None:
+        for picture in pictures.values():
+            picture.add_(int(rng.integers(1, 9)))
+
+    data = opened(roots["gop 2"])
+    order = Order.of([data], batch=4, seed=1, clip=6, lanes=4)
+    plain = [b[TOP] for b in batches(data, order, Holding(4, False), 6)]
+    runs = []
+    for threads, start, memory in ((1, 0, LARGE), (3, 8, 10**7)):
+        with Loader([data], order=order, threads=threads, start=start, memory=memory, augment=brighter) as loader:
+            runs.append([next(loader)[TOP] for _ in range(4)])
+    for late, early in zip(runs[1][:2], runs[0][2:], strict=True):
+        assert torch.equal(late, early)
+    added = torch.stack(runs[0]) - torch.stack(plain[:4])  # uint8, wraps around as add_ does
+    per_sample = added.reshape(16, -1)
+    assert (per_sample == per_sample[:, :1]).all()
+    assert len(per_sample[:, 0].unique()) > 3

@@ -1,0 +1,183 @@
+"""What cannot be read is replaced by its neighbour, the same in every run, and nothing else changes."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.datasets import Spec, write_dataset
+from understudy.data.dataset import EpisodeDataset
+from understudy.errors import DatasetError
+from understudy.load.bad_frames import Substitutes
+from understudy.load.loader import Loader
+from understudy.order import Order
+from understudy.order.draws import SampleRng
+from understudy.video.packets import open_packets
+
+TOP = "observation.images.top"
+BATCH, STEPS = 4, 24
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("substitute") / "sound"
+    write_dataset(path, Spec(lengths=(30, 24, 41), gop=2))
+    return path
+
+
+@pytest.fixture(scope="module")
+def damaged(sound: Path) -> Path:
+    """The same with two packets overwritten: a key frame (it and its follower are lost) and a picture alone."""
+    path = sound.with_name("damaged")
+    shutil.copytree(sound, path)
+    video = sorted((path / "videos").rglob("*.mp4"))[0]
+    packets = open_packets(str(video))
+    content = bytearray(video.read_bytes())
+    for picture in (10, 33):
+        at, size = int(packets.index.offset[picture]), int(packets.index.size[picture])
+        content[at + 5 : at + size] = b"\xff" * (size - 5)
+    packets.close()
+    video.write_bytes(bytes(content))
+    return path
+
+
+def opened(root: Path, **options: Any) -> EpisodeDataset:
+    return EpisodeDataset(root, delta_timestamps={"action": [0.0, 0.1]}, picture_cache_bytes=0, **options)
+
+
+def order_of(data: EpisodeDataset, **options: Any) -> Order:
+    return Order.of([data], batch=BATCH, seed=2, **{"clip": 8, "lanes": 4, **options})
+
+
+def take(loader: Loader) -> dict[str, Any]:
+    """All samples of some steps, stacked."""
+    with loader:
+        found = [next(loader) for _ in range(STEPS)]
+    return {k: torch.cat([b[k] for b in found]) for k in found[0] if isinstance(found[0][k], torch.Tensor)}
+
+
+def bad_frames(data: EpisodeDataset) -> set[tuple[int, int]]:
+    found = set()
+    for episode, start, stop in data.segments.tolist():
+        for frame in range(start, stop):
+            try:
+                data.sample(episode, frame)
+            except DatasetError:
+                found.add((episode, frame))
+    return found
+
+
+@pytest.mark.parametrize("memory", ["1.6MB", "1GB"])
+@pytest.mark.parametrize("mode", ["clips", "uniform"])
+def test_neighbours_stand_in_and_nothing_else_changes(
+    sound: Path, damaged: Path, tmp_path: Path, memory: str, mode: str
+) -> None:
+    data = opened(damaged)
+    bad = bad_frames(data)
+    assert len(bad) >= 3
+    options = {} if mode == "clips" else {"mode": "uniform", "clip": None, "lanes": None}
+    order = order_of(data, **options)
+    journal = tmp_path / "journal.jsonl"
+    with pytest.raises(DatasetError, match="cannot be decoded"):
+        take(Loader([opened(damaged)], order=order, memory=memory))
+    given = {"order": order, "memory": memory, "on_bad_frame": "substitute"}
+    loader = Loader([opened(damaged)], journal=journal, threads=3, **given)
+    found = take(loader)
+    plain = take(Loader([opened(sound)], order=Order.from_json(order.to_json(), [opened(sound)])))
+    _, episode, frame = order.locate(found["position"].numpy())
+    replaced = {s.position: s for s in loader.substitutions}
+    assert [json.loads(line)["position"] for line in journal.read_text().splitlines()] == list(replaced)
+    for i, position in enumerate(found["position"].tolist()):
+        if (int(episode[i]), int(frame[i])) not in bad:
+            assert position not in replaced
+            assert all(torch.equal(found[key][i], plain[key][i]) for key in found)
+            continue
+        one = replaced[position]
+        assert (one.episode, one.frame) == (episode[i], frame[i])
+        assert f"(episode {one.episode})" in one.reason  # and no other of the episodes that share the file
+        instead = one.instead_episode, one.instead_frame
+        near = list(zip(*(a.tolist() for a in order.neighbours(position, 99))))
+        assert instead == next(pair for pair in near if pair not in bad)  # the first that can be read
+        sample = opened(sound).sample(*instead)
+        assert all(torch.equal(found[key][i], sample[key]) for key in sample if key in found)
+    for world in (2, 4):
+        parts = [take(Loader([opened(damaged)], rank=r, world=world, threads=1, **given)) for r in range(world)]
+        together = torch.cat([p[TOP].reshape(STEPS, -1, *p[TOP].shape[1:]) for p in parts], 1)
+        assert torch.equal(together.reshape(found[TOP].shape), found[TOP])
+
+
+def test_neighbours_are_of_the_clip_first_and_never_of_other_episodes(damaged: Path) -> None:
+    data = opened(damaged, exclude_episodes=[1])
+    order = order_of(data)
+    for position in range(40):
+        positions, episode, frame = order.rest_of_clip(position, 99)
+        near = list(zip(*(a.tolist() for a in order.neighbours(position, 9999))))
+        mates = list(zip(episode.tolist(), frame.tolist()))
+        assert near[: len(mates) - 1] == mates[1:] or len(positions) < 8  # a lane may end inside a clip
+        assert len(near) == len(set(near)) == len(data) - 1
+        assert mates[0] not in near
+        assert {episode for episode, _ in near} <= {0, 2}
+
+
+def test_bad_rows(sound: Path, tmp_path: Path) -> None:
+    root = tmp_path / "rows"
+    shutil.copytree(sound, root)
+    data = root / "data/chunk-000/file-001.parquet"  # episode 2 alone
+    data.write_bytes(data.read_bytes()[:-20])
+    order = order_of(opened(root))
+    with pytest.raises(DatasetError):
+        take(Loader([opened(root)], order=order))
+    loader = Loader([opened(root)], order=order, on_bad_frame="substitute", bad_frame_cap=0.9)
+    found = take(loader)
+    assert len(loader.substitutions) > 10
+    assert 2 not in found["episode_index"]
+    for i, position in enumerate(found["position"].tolist()):
+        _, episode, frame = order.locate([position])
+        assert episode[0] == 2 or found["frame_index"][i] == frame[0]
+
+
+def test_more_than_the_cap_is_an_error(sound: Path, tmp_path: Path) -> None:
+    root = tmp_path / "rows"
+    shutil.copytree(sound, root)
+    data = root / "data/chunk-000/file-001.parquet"
+    data.write_bytes(data.read_bytes()[:-20])
+    loader = Loader([opened(root)], order=order_of(opened(root)), on_bad_frame="substitute")
+    with pytest.raises(DatasetError, match="17 frames cannot be read, 16 are allowed"):
+        take(loader)
+
+
+def test_a_word_that_is_no_policy(sound: Path) -> None:
+    data = opened(sound)
+    with pytest.raises(ValueError, match="on_bad_frame 'skip'"):
+        Loader([data], order=order_of(data), on_bad_frame="skip")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("memory", ["1.6MB", "1GB"])
+def test_substitutes_are_augmented_as_the_samples_they_stand_for(damaged: Path, memory: str) -> None:
+    def paint(pictures: dict[str, torch.Tensor], rng: SampleRng) -> None:
+        for picture in pictures.values():
+            picture[:] = int(rng.integers(0, 256))
+
+    data = opened(damaged)
+    order = order_of(data)
+    loader = Loader([data], order=order, memory=memory, on_bad_frame="substitute", augment=paint)
+    found = take(loader)
+    assert len(loader.substitutions) >= 3
+    for picture, position in zip(found[TOP], found["position"].tolist()):
+        assert (picture == int(SampleRng(order.seed, "augment", position).integers(0, 256))).all()
+
+
+def test_what_was_made_ahead_and_is_made_again_is_told_once(sound: Path, tmp_path: Path) -> None:
+    data, journal = opened(sound), tmp_path / "journal.jsonl"
+    order = order_of(data)
+    substitutes = Substitutes(order, journal, 0.5)
+    found = []
+    for position in (0, 1, 0):  # 0 was given up with its loader's threads
+        _, episode, frame = (int(a[0]) for a in order.locate([position]))
+        found.append(substitutes.find(position, 0, episode, frame, "broken", lambda episode, frame: None))
+    assert found[2] == found[0]
+    told = [json.loads(line)["position"] for line in journal.read_text().splitlines()]
+    assert told == [one.position for one in substitutes.made] == [0, 1]

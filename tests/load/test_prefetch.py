@@ -1,0 +1,195 @@
+"""Loader over a server: the batches of a local folder, each byte once, few bytes before the first, no thread left."""
+
+import contextlib
+import itertools
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from support.datasets import Spec, write_dataset
+from support.servers import Asked, RangeServer, change_patience, folder
+from understudy.data.dataset import EpisodeDataset
+from understudy.data.format.catalog import Catalog
+from understudy.errors import DatasetError, SourceFailed
+from understudy.load.batch_builder import Making
+from understudy.load.images.clip_reader import Spent
+from understudy.load.loader import Batch, Loader
+from understudy.load.prefetch import Ahead
+from understudy.load.workers import Engine
+from understudy.order import Order
+from understudy.storage import web
+from understudy.storage.options import Remote
+from understudy.storage.remote import RemoteSource
+from understudy.storage.retry import Patience
+from understudy.video import mp4
+
+TOP = "observation.images.top"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ahead") / "d"
+    write_dataset(path, Spec(version="v3.0", lengths=(60, 45, 70, 55), gop=6, per_video_file=2))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes along when a file is opened would else be all of these small videos."""
+    monkeypatch.setattr(web, "HEAD", 512)
+    monkeypatch.setattr(mp4, "_HEAD", 512)
+
+
+def opened(server: RangeServer, cache: Path, patience: Patience | None = None) -> EpisodeDataset:
+    remote = Remote(cache=str(cache), patience=patience or Patience(first=0.001))
+    return EpisodeDataset(Catalog.open(f"{server.url}/set", remote), delta_timestamps={TOP: [-0.1, 0]})
+
+
+def loader(data: EpisodeDataset, start: int = 0) -> Loader:
+    order = Order.of([data], batch=8, seed=1, frames_in_flight=100)
+    return Loader([data], order=order, threads=2, memory="2MB", start=start)
+
+
+def first_of(there: Loader, monkeypatch: pytest.MonkeyPatch) -> Batch:
+    """The first batch, with nothing fetched ahead of those that the loader's threads make meanwhile: whether that was
+    little or everything would hang on how long this thread takes to go on."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Ahead, "taken", lambda self, number: None)
+        return next(there)
+
+
+def names() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("understudy")]
+
+
+def test_same_batches_each_byte_once(root: Path, tmp_path: Path) -> None:
+    local = EpisodeDataset(root, delta_timestamps={TOP: [-0.1, 0]})
+    count = len(local) // 8 + 2
+    with RangeServer(folder(root, "/set"), latency=0.002) as server:
+        for _ in range(2):  # the second time from the cache
+            with loader(local) as here, loader(opened(server, tmp_path)) as there:
+                for _ in range(count):
+                    one, other = next(here), next(there)
+                    assert one.keys() == other.keys()
+                    assert all(torch.equal(one[k], other[k]) for k in one if isinstance(one[k], torch.Tensor))
+            assert server.sent <= sum(map(len, folder(root).values()))
+        assert any(asked.status == 304 for asked in server.log)
+    assert not names()
+
+
+def test_the_first_batch_needs_little_and_more_is_fetched_ahead(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, may_go_on = Engine._next, threading.Event()
+
+    def next_(self: Engine, number: int, spent: Spent) -> Making | None:
+        assert number == 0 or may_go_on.wait(240)
+        return plain(self, number, spent)
+
+    monkeypatch.setattr(Engine, "_next", next_)
+    with RangeServer(folder(root, "/set")) as server, loader(opened(server, tmp_path)) as there:
+        first_of(there, monkeypatch)
+        video = [asked.sent for asked in server.log if asked.path.endswith("mp4")]
+        may_go_on.set()
+        size = sum(len(data) for path, data in server.files.items() if path.endswith("mp4"))
+        assert sum(video) < 0.6 * size  # its pictures, and the index of two short files
+        until = time.monotonic() + 240
+        while "understudy-fetch" not in names():
+            assert time.monotonic() < until, "nothing is fetched ahead"
+            next(there)
+
+
+@pytest.mark.parametrize("memory", ["2MB", "3MB", "20MB"])  # made alone, in runs, kept
+def test_of_the_first_batch_what_is_read_at_once_is_fetched_and_no_more(
+    memory: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead: set[tuple[str, int]] = set()  # bytes
+    read: set[tuple[str, int]] = set()
+    begun = threading.Event()
+    prefetch, take = RemoteSource.prefetch, RemoteSource.fill
+
+    def submitted(self: RemoteSource, spans: np.ndarray) -> None:
+        ahead.update((self.where, byte) for offset, size in spans.tolist() for byte in range(offset, offset + size))
+        begun.set()
+        prefetch(self, spans)
+
+    def noted(self: RemoteSource, offset: int, memory: memoryview) -> None:
+        if threading.current_thread().name.startswith("understudy-loader"):
+            assert begun.wait(240), "nothing is fetched ahead of the first batch"
+        read.update((self.where, byte) for byte in range(offset, offset + len(memory)))
+        take(self, offset, memory)
+
+    with RangeServer(folder(root, "/set"), latency=0.01) as server:
+        data = opened(server, tmp_path)
+        order = Order.of([data], batch=8, seed=1, frames_in_flight=100)
+        monkeypatch.setattr(RemoteSource, "prefetch", submitted)
+        monkeypatch.setattr(RemoteSource, "fill", noted)
+        monkeypatch.setattr(Ahead, "depth", lambda self: 0)  # or the second batch is asked for once the first is out
+        with Loader([data], order=order, threads=2, memory=memory, start=3) as there:
+            next(there)
+            asked = set(ahead)
+        assert len(asked - read) < 0.2 * len(asked), (
+            "no more than the packets that a decoder holds back: one or two here"
+        )
+
+
+def test_close_does_not_wait_for_a_silent_server(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent: list[int] = []
+
+    def silence(number: int, asked: Asked) -> str:
+        if not asked.path.endswith("mp4"):
+            return ""
+        silent.append(number)
+        return "silence"
+
+    with RangeServer(folder(root, "/set"), stall=100.0) as server:
+        data = opened(server, tmp_path, Patience(deadline=200.0, stall=100.0))
+        other = opened(server, tmp_path / "other")
+        there = loader(data)
+        first_of(there, monkeypatch)
+        server.fault = silence
+
+        def take() -> None:
+            with contextlib.suppress(DatasetError):  # its loader is stopped
+                for _ in range(9):
+                    next(there)
+
+        waiter = threading.Thread(target=take, daemon=True)
+        waiter.start()
+        until = time.monotonic() + 240
+        while not silent and time.monotonic() < until:
+            time.sleep(0.002)
+        assert silent
+        engine = there._engine
+        assert engine is not None
+        engine.stop()
+        assert not names()  # long before the server's silence ends
+        waiter.join(240)
+        assert not waiter.is_alive()
+        server.fault = lambda n, asked: ""
+        there.close()
+        with loader(data) as again, loader(other) as fresh:
+            assert torch.equal(next(again)[TOP], next(fresh)[TOP])
+
+
+def test_a_server_that_dies_is_an_error_and_no_bad_picture(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RangeServer(folder(root, "/set")) as server:
+        data = opened(server, tmp_path)
+        order = Order.of([data], batch=8, seed=1, frames_in_flight=100)
+        with Loader([data], order=order, threads=2, memory="2MB", on_bad_frame="substitute") as there:
+            first_of(there, monkeypatch)
+            server.fault = lambda n, asked: "500" if asked.path.endswith("mp4") else ""
+            change_patience(data.catalog.files, Patience(deadline=0.3, first=0.01, longest=0.05))
+            with pytest.raises(SourceFailed, match="the server answers 500"):
+                list(itertools.islice(there, 20))
+            server.fault = lambda n, asked: ""
+            change_patience(data.catalog.files, Patience(first=0.001))
+            position = there.position
+            with loader(EpisodeDataset(root, delta_timestamps={TOP: [-0.1, 0]}), position) as local:
+                assert torch.equal(next(there)[TOP], next(local)[TOP]), "it goes on where it was"

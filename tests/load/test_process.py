@@ -1,0 +1,95 @@
+"""The loader as a process: memory as planned, and an end within a second whatever is under way."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from support.videos import moving_pictures
+from understudy.data.write.writer import EpisodeWriter
+
+SCRIPT = Path(__file__).parents[1] / "support" / "loader_process.py"
+STATE = {"dtype": "float32", "shape": (2,), "names": ["x", "y"]}
+
+
+def record(
+    root: Path, gop: int, episodes: int, length: int, cameras: int = 1, height: int = 480, width: int = 640
+) -> Path:
+    """Episodes of moving pictures, the same for each camera."""
+    names = [f"observation.images.{number}" for number in range(cameras)]
+    features = {name: {"dtype": "video", "shape": (height, width, 3)} for name in names} | {"observation.state": STATE}
+    pictures = itertools.cycle(moving_pictures(8, height, width))
+    with EpisodeWriter(root, fps=10, features=features, codec="libx264", gop=gop, crf=40) as writer:
+        for _ in range(episodes):
+            for frame in range(length):
+                values = {**dict.fromkeys(names, next(pictures)), "observation.state": [frame, 1]}
+                writer.add_frame(values, task="move")
+            writer.save_episode()
+    return root
+
+
+@pytest.fixture(scope="module")
+def short_groups(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("process") / "gop2", 2, 4, 180)
+
+
+@pytest.fixture(scope="module")
+def one_group(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("process") / "gop250", 250, 1, 240)
+
+
+@pytest.fixture(scope="module")
+def two_cameras(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("process") / "two", 2, 2, 180, cameras=2, height=360, width=480)
+
+
+def run(*words: str | int | Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(SCRIPT), *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "lanes", "way"),
+    [
+        (290, 16, "16 lanes, runs of 32 pictures"),
+        (220, 16, "16 lanes, runs of 16 pictures"),
+        (130, 16, "16 lanes, runs of 8 pictures"),
+        (1500, 16, "all of them"),
+    ],
+)
+def test_memory_is_as_planned(short_groups: Path, megabytes: int, lanes: int, way: str) -> None:
+    check_memory(short_groups, megabytes, lanes, way)
+
+
+@pytest.mark.parametrize(("megabytes", "way"), [(250, "16 lanes, runs of 16"), (150, "16 lanes, runs of 8")])
+def test_memory_of_two_cameras_is_as_planned(two_cameras: Path, megabytes: int, way: str) -> None:
+    check_memory(two_cameras, megabytes, 16, way)
+
+
+def check_memory(root: Path, megabytes: int, lanes: int, way: str) -> None:
+    told, errors = run("measure", root, megabytes * 10**6, lanes, 45, 100).communicate(timeout=300)
+    assert told, errors
+    found = json.loads(told)
+    assert way in found["plan"]
+    assert found["planned"] <= megabytes * 10**6
+    assert 0.9 <= found["grown"] / found["planned"] <= 1.1, found
+
+
+def test_an_interrupt_ends_what_is_under_way(one_group: Path) -> None:
+    """While the groups of 64 lanes are decoded, which takes seconds: the first batch is not waited for."""
+    process = run("forever", one_group, 200 * 10**6)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    told, errors = process.communicate(timeout=300)
+    assert "KeyboardInterrupt" in errors
+    assert process.returncode == -signal.SIGINT
+    assert told.splitlines() == ["threads 1"], "a batch was made after the interrupt, or a thread is left"

@@ -1,0 +1,82 @@
+"""Rows of several batches at once are those of each by itself, and belong to nobody else."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.datasets import Spec, write_dataset
+from understudy import EpisodeDataset, Order
+from understudy.errors import DatasetError
+from understudy.load.mixture import Mixture
+from understudy.load.row_batches import Tables, rows
+
+WINDOWS = {"action": [0.0, 0.1, 0.2]}
+SPECS = {
+    "arm": Spec(lengths=(30, 24, 1, 41), cameras=()),
+    "hand": Spec(lengths=(9, 1, 17), action_dim=5, state_dim=7, version="v2.1", cameras=()),
+}
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> list[EpisodeDataset]:
+    path = tmp_path_factory.mktemp("tables")
+    for name, spec in SPECS.items():
+        write_dataset(path / name, spec)
+    return [EpisodeDataset(path / name, delta_timestamps=WINDOWS) for name in SPECS]
+
+
+def asked(datasets: list[EpisodeDataset], count: int, size: int, start: int) -> list[np.ndarray]:
+    """positions, source, episode, frame of `count` batches: int64 (count, size) each."""
+    order = Order.of(datasets, batch=size, seed=1, clip=4, lanes=8)
+    positions = np.arange(start * size, (start + count) * size)
+    return [part.reshape(count, size) for part in (positions, *order.locate(positions))]
+
+
+def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(value, other[key]) if isinstance(value, torch.Tensor) else value == other[key]
+        for key, value in one.items()
+    )
+
+
+@given(count=st.integers(1, 6), size=st.integers(1, 9), start=st.integers(0, 50), mixed=st.booleans(), data=st.data())
+def test_batches_made_together_are_those_made_alone(
+    datasets: list[EpisodeDataset], count: int, size: int, start: int, mixed: bool, data: st.DataObject
+) -> None:
+    sources = datasets if mixed else datasets[:1]
+    mixture, parts = Mixture.of(sources), asked(sources, count, size, start)
+    tables = Tables(sources, mixture, *parts)
+    for at in data.draw(st.permutations(range(count))):
+        made = tables.take(at)
+        assert equal(made, rows(sources, mixture, *(part[at] for part in parts)))
+        for value in made.values():
+            if isinstance(value, torch.Tensor):
+                assert value.untyped_storage().nbytes() == value.nbytes
+                value.fill_(0)  # the consumer's own
+
+
+def test_a_batch_with_a_bad_row_spoils_no_other(
+    datasets: list[EpisodeDataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, plain = asked(datasets[:1], 5, 4, 0), EpisodeDataset.tables
+    bad = int(parts[2][3, 1]), int(parts[3][3, 1])
+
+    def torn(self: EpisodeDataset, episodes: np.ndarray, frames: np.ndarray) -> dict[str, Any]:
+        if bad in zip(episodes.tolist(), frames.tolist()):
+            raise DatasetError("a torn row")
+        return plain(self, episodes, frames)
+
+    mixture = Mixture.of(datasets[:1])
+    expected = [rows(datasets[:1], mixture, *(part[at] for part in parts)) for at in range(5)]
+    monkeypatch.setattr(EpisodeDataset, "tables", torn)
+    tables = Tables(datasets[:1], mixture, *parts)
+    for at in range(5):
+        if at == 3:
+            with pytest.raises(DatasetError, match="torn"):
+                tables.take(at)
+        else:
+            assert equal(tables.take(at), expected[at])

@@ -1,0 +1,128 @@
+"""Actions learnt as differences to the state: taken and told back by the policy, absolute grippers left alone."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.policies import batch, config, draws
+from understudy.policies.common.units import Units
+from understudy.policies.flow.model import FlowPolicy
+from understudy.policies.losses import scalar
+
+WIDTHS = {"action": 3, "observation.state": 3}
+
+
+def units(delta: list[list[bool]], **more: Any) -> Units:
+    rows = {"offset": [[0.0, 0.5, 0.1]] * len(delta), "spread": [[1.0, 0.25, 2.0]] * len(delta)}
+    maps: dict[str, Any] = {"heads": [f"h{i}" for i in range(len(delta))], "action": rows, "observation.state": rows}
+    return Units(maps | {"delta": delta} | more, WIDTHS)
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 2**20), st.integers(-6, 6))
+def test_there_and_back_is_exact_to_float32_and_a_gripper_is_untouched(seed: int, magnitude: int) -> None:
+    """Three roundings: of the difference (and of what it is scaled by, and back), of the sum."""
+    generator = torch.Generator().manual_seed(seed)
+    data = {
+        "action": torch.randn(4, 5, 3, generator=generator) * 10.0**magnitude,
+        "observation.state": torch.randn(4, 3, generator=generator) * 10.0**magnitude,
+    }
+    some, none = units([[True, True, False]]), units([[False] * 3])
+    there = some.actions(data)
+    now = data["observation.state"][:, None]
+    torch.testing.assert_close(there[..., 0], (data["action"] - now)[..., 0], rtol=0, atol=0)
+    assert torch.equal(there[..., 2], none.actions(data)[..., 2])  # absolute: as if there were no differences
+    back = some.robot_actions(there, data)
+    bound = 4 * 2**-23 * (data["action"].abs() + now.abs() + 1)
+    assert ((back - data["action"]).abs() <= bound).all()
+    assert torch.equal(back[..., 2], none.robot_actions(there, data)[..., 2])
+
+
+def test_each_head_has_its_own_mask_and_the_future_behind_the_state_is_not_taken() -> None:
+    generator = torch.Generator().manual_seed(0)
+    future = torch.randn(2, 6, 3, generator=generator)
+    data = {"action": torch.randn(2, 5, 3, generator=generator), "head": torch.tensor([1, 0])}
+    mine = units([[True, False, False], [False, False, True]])
+    there = mine.actions(data | {"observation.state": future})
+    assert torch.equal(there, mine.actions(data | {"observation.state": future[:, 0]}))
+    plain = units([[False] * 3] * 2).actions(data)
+    assert (there != plain).flatten(0, 1).reshape(2, 5, 3).any(dim=1).tolist() == [
+        [False, False, True],
+        [True, False, False],
+    ]
+
+
+def test_what_could_not_be_told_back_is_refused_at_the_start() -> None:
+    maps: dict[str, Any] = {
+        "action": {"offset": [0.0] * 3, "spread": [1.0] * 3},
+        "observation.state": {"offset": [0.0] * 2, "spread": [1.0] * 2},
+    }
+    FlowPolicy(config(), maps | {"delta": [[True, True, False]]})
+    with pytest.raises(ValueError, match=r"action\[2\] is learnt as difference.*its state 2 wide"):
+        FlowPolicy(config(), maps | {"delta": [[False, False, True]]})
+    with pytest.raises(ValueError, match=r"action\[0\].*no input of this policy"):
+        FlowPolicy(config(state_dim=0), maps | {"delta": [[True, False, False]]})
+    with pytest.raises(ValueError, match=r"action\[1\] of head 'h1' .*its state 1 wide"):
+        units([[True, False, False], [False, True, False]], dims={"observation.state": [3, 1]})
+    with pytest.raises(ValueError, match=r"action\[2\].*its action is 2 wide"):
+        units([[False, False, True]], dims={"action": [2]})
+
+
+def test_a_nan_in_a_state_that_is_not_there_does_not_spoil_a_difference() -> None:
+    mine = units([[True, False, False]], dims={"observation.state": [2]})
+    data = {"action": torch.ones(1, 2, 3), "observation.state": torch.tensor([[1.0, 2.0, float("nan")]])}
+    assert torch.isfinite(mine.actions(data)).all()
+
+
+def test_a_policy_of_differences_acts_rightly_where_it_has_never_been() -> None:
+    """It learns to go 0.1 on from wherever it is; the second dimension, absolute, to be at 0.5. Far from the states it
+    was shown it still does: a policy of absolute actions, the control, does not."""
+    state = {"offset": [0.0, 0.0], "spread": [10.0, 10.0]}
+    errors = []
+    for differences in (True, False):
+        maps: dict[str, Any] = {
+            "action": {"offset": [0.1 if differences else 0.0, 0.5], "spread": [0.05 if differences else 1.0, 0.05]},
+            "observation.state": state,
+            "delta": [[differences, False]],
+        }
+        shape = config(action_dim=2, cameras=(), chunk=2, width=16, layers=1)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = FlowPolicy(shape, maps)
+        optimizer, generator = torch.optim.Adam(model.parameters(), lr=1e-2), torch.Generator().manual_seed(0)
+
+        def lessons(low: float, high: float, generator: torch.Generator = generator) -> dict[str, Any]:
+            now = torch.rand(32, 2, generator=generator) * (high - low) + low
+            on = torch.stack([now[:, 0] + 0.1, torch.full((32,), 0.5)], dim=1)[:, None].expand(-1, 2, -1)
+            pad = torch.zeros(32, 2, dtype=torch.bool)
+            return {"task": [""] * 32, "observation.state": now, "action": on, "action_is_pad": pad}
+
+        for _ in range(150):
+            noise, time = torch.randn(32, 2, 2, 2, generator=generator), torch.rand(32, 2, generator=generator)
+            optimizer.zero_grad()
+            scalar(model.losses(lessons(-1, 1), noise, time)).backward()
+            optimizer.step()
+        far = lessons(4, 5)
+        acted = model.sample_actions(far, torch.randn(32, 2, 2, generator=generator))
+        errors.append((acted - far["action"]).abs().mean(dim=(0, 1)).tolist())
+    assert errors[0][0] < 0.05
+    assert errors[0][1] < 0.05
+    assert errors[1][0] > 0.5
+
+
+def test_a_wide_batch_of_differences_trains() -> None:
+    maps: dict[str, Any] = {
+        "action": {"offset": [0.0] * 3, "spread": [1.0] * 3},
+        "observation.state": {"offset": [0.0] * 2, "spread": [1.0] * 2},
+        "delta": [[True, False, False]],
+    }
+    model, data, (noise, time) = FlowPolicy(config(), maps), batch(4), draws(4)
+    moved = dict(data, action=data["action"].clone())
+    moved["observation.state"] = data["observation.state"] + torch.tensor([5.0, 0.0])
+    moved["action"][..., 0] += 5.0
+    there = [model.units.actions(each) for each in (data, moved)]
+    torch.testing.assert_close(*there, rtol=1e-5, atol=1e-5)
+    assert torch.isfinite(scalar(model.losses(moved, noise, time)))

@@ -1,0 +1,263 @@
+"""A policy with a future: two streams, each with its own time; what is given is given, and the rest is learnt."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from support.policies import NORMALISATION, batch, config, draws
+from understudy.distributed.unused_parameters import check_reach, leaves_of
+from understudy.policies.common.modes import FORWARD, INVERSE, MODES, POLICY, TRAINS
+from understudy.policies.flow.model import FlowPolicy
+from understudy.policies.losses import scalar
+
+
+def policy(**changes: Any) -> FlowPolicy:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = FlowPolicy(config(**({"future": True} | changes)), NORMALISATION)
+        for parameter in model.parameters():
+            if not parameter.any():
+                torch.nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+def lessons(modes: list[int]) -> tuple[dict[str, Any], Tensor, Tensor]:
+    """Batch, noise [B, D, T, A + S], time [B, D, 2]; the state that would follow a padded action is padded too."""
+    count, generator = len(modes), torch.Generator().manual_seed(3)
+    data = batch(count)
+    data["observation.state"] = torch.randn(count, 5, 2, generator=generator)
+    last = torch.ones(count, 1, dtype=torch.bool) if count else torch.ones(0, 1, dtype=torch.bool)
+    last[0] = False
+    data["observation.state_is_pad"] = torch.cat([data["action_is_pad"], last], dim=1)
+    data["mode"] = torch.tensor(modes)
+    noise = torch.cat([draws(count)[0], torch.randn(count, 2, 4, 2, generator=generator)], dim=3)
+    return data, noise, torch.rand(count, 2, 2, generator=generator)
+
+
+def test_without_a_future_the_network_and_its_first_weights_are_what_they_were() -> None:
+    """Names, shapes and their sequence, which is that of the draws of the first weights: those of saved policies."""
+    names = {name: tuple(p.shape) for name, p in FlowPolicy(config(cameras=()), NORMALISATION).named_parameters()}
+    assert list(names.items()) == [
+        ("text.embed.weight", (258, 64)),
+        ("text.near.weight", (32, 64, 5)),
+        ("text.near.bias", (32,)),
+        ("text.far.weight", (32, 32, 5)),
+        ("text.far.bias", (32,)),
+        ("text.out.weight", (32, 32)),
+        ("text.out.bias", (32,)),
+        ("fuse.weight", (32, 34)),
+        ("fuse.bias", (32,)),
+        ("fuse_again.weight", (32, 32)),
+        ("fuse_again.bias", (32,)),
+        ("time.weight", (32, 64)),
+        ("time.bias", (32,)),
+        ("enter.weight", (32, 12)),
+        ("enter.bias", (32,)),
+        *[
+            (f"layers.{n}.{name}", shape)
+            for n in range(2)
+            for name, shape in (
+                ("modulate.weight", (96, 32)),
+                ("modulate.bias", (96,)),
+                ("grow.weight", (64, 32)),
+                ("grow.bias", (64,)),
+                ("shrink.weight", (32, 64)),
+                ("shrink.bias", (32,)),
+            )
+        ],
+        ("leave.weight", (12, 32)),
+        ("leave.bias", (12,)),
+    ]
+    assert (policy().terms, policy().modes) == (("flow", "dynamics"), MODES)
+    assert (policy(future=False).terms, policy(future=False).modes) == (("flow",), (POLICY,))
+
+
+def test_a_mode_zeroes_its_loss_and_nothing_else() -> None:
+    model, (data, noise, time) = policy(), lessons([0, 1, 2, 0])
+    found = model.losses(data, noise, time, detail=True)
+    steps = (~data["action_is_pad"]).sum(dim=1), (~data["observation.state_is_pad"][:, 1:]).sum(dim=1)
+    for term, valid, width in zip(("flow", "dynamics"), steps, (3, 2)):
+        lesson = torch.tensor([term in TRAINS[MODES[mode]] for mode in data["mode"].tolist()])
+        assert found[term].count.tolist() == (valid * width * 2 * lesson).tolist()
+        assert ((found[term].sum != 0) == (lesson & (valid > 0))).all()
+        detail = found[term].detail
+        assert detail is not None
+        assert (detail.sum.shape, detail.count.shape) == ((4, 2, width), (4, width))
+        torch.testing.assert_close(detail.sum.sum(dim=(1, 2)), found[term].sum)
+        assert int(model.counts(data, 2)[term]) == int(found[term].count.sum())
+    for b in range(4):  # whatever the others are lessons in
+        one = {key: value[b : b + 1] for key, value in data.items()}
+        alone = model.losses(one, noise[b : b + 1], time[b : b + 1])
+        for term, loss in alone.items():
+            torch.testing.assert_close(loss.sum, found[term].sum[b : b + 1], rtol=1e-4, atol=1e-4)
+    assert set(model.losses(data, noise, time, terms=["dynamics"])) == {"dynamics"}
+    without = {key: value for key, value in data.items() if key != "mode"}
+    assert torch.equal(
+        model.losses(without, noise, time)["flow"].sum,
+        model.losses(data | {"mode": torch.zeros(4, dtype=torch.int64)}, noise, time)["flow"].sum,
+    )
+
+
+@pytest.mark.parametrize(("mode", "own"), [(FORWARD, slice(0, 3)), (INVERSE, slice(3, 5))])
+def test_what_is_given_comes_without_noise_and_without_a_time(mode: str, own: slice) -> None:
+    model, (data, noise, time) = policy(), lessons([MODES.index(mode)] * 4)
+    term = TRAINS[mode][0]
+    before = model.losses(data, noise, time)[term].sum
+    other, times = noise.clone(), time.clone()
+    other[..., own] += 3
+    times[..., 0 if mode == FORWARD else 1] = 0.9
+    assert torch.equal(model.losses(data, other, times)[term].sum, before)
+    assert not torch.equal(model.losses(data, noise + 0.1, time)[term].sum, before)
+    key = "action" if mode == FORWARD else "observation.state"
+    moved = data | {key: data[key] + 0.5}
+    assert not torch.equal(model.losses(moved, noise, time)[term].sum, before)  # and it matters
+
+
+@pytest.mark.parametrize("poison", [float("nan"), 1e6])
+def test_states_behind_the_end_of_an_episode_reach_nothing(poison: float) -> None:
+    model, (data, noise, time) = policy(), lessons([0, 1, 2, 0])
+    found = model.losses(data, noise, time)
+    scalar(found).backward()
+    before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    other = copy.deepcopy(data)
+    other["observation.state"][data["observation.state_is_pad"] & (torch.arange(5) > 0)] = poison
+    again = model.losses(other, noise, time)
+    assert all(torch.equal(found[term].sum, again[term].sum) for term in found)
+    model.zero_grad()
+    scalar(again).backward()
+    after = [p.grad for p in model.parameters() if p.grad is not None]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True) if b is not None)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_batch_that_by_chance_has_one_mode_gives_every_weight_a_gradient(number: int) -> None:
+    """Or a rank would wait for another, whose batch has other modes."""
+    model, (data, noise, time) = policy(), lessons([number] * 4)
+
+    class One:
+        rank, world = 0, 1
+
+        def gather(self, value: Any) -> list[Any]:
+            return [value]
+
+    with leaves_of(model, One()) as leaves:  # type: ignore[arg-type]
+        found = model.losses(data, noise, time)
+    loss = scalar(found)
+    check_reach(model, leaves, loss, One())  # type: ignore[arg-type]
+    loss.backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+    assert torch.isfinite(loss)
+
+
+def test_what_does_not_fit_is_refused_by_name() -> None:
+    model, (data, noise, time) = policy(), lessons([0, 0])
+    wrong: list[tuple[dict[str, Any], Tensor, Tensor, str]] = [
+        (data, noise[..., :3], time, "noise has shape"),
+        (data, noise, time[..., 0], "time has shape"),
+        (data | {"observation.state": data["observation.state"][:, 0]}, noise, time, r"expected \(any, 5, 2\)"),
+        ({k: v for k, v in data.items() if k != "observation.state_is_pad"}, noise, time, "observation.state_is_pad"),
+    ]
+    for broken, n, t, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            model.losses(broken, n, t)
+    plain = policy(future=False)
+    with pytest.raises(ValueError, match="without a future is trained in mode 'policy' alone"):
+        plain.losses(batch(2) | {"mode": torch.tensor([0, 1])}, *draws(2))
+    with pytest.raises(ValueError, match="none does, it was made without a future"):
+        plain.sample_future(batch(2), draws(2)[0][:, 0])
+    with pytest.raises(
+        ValueError, match=r"mode 'forward_dynamics' does not lead to actions.*policy or inverse_dynamics"
+    ):
+        model.sample_actions(data, noise[:, 0], mode=FORWARD)
+    with pytest.raises(ValueError, match="state_dim=0"):
+        policy(state_dim=0)
+
+
+def test_to_act_the_state_of_now_is_enough_and_the_noise_of_what_is_given_does_not_matter() -> None:
+    model, (data, noise, _) = policy(), lessons([0, 0])
+    now = {key: data[key] for key in model.input_keys} | {"observation.state": data["observation.state"][:, 0]}
+    acted = model.sample_actions(now, noise[:, 0])
+    assert acted.shape == (2, 4, 3)
+    assert torch.equal(acted, model.sample_actions(data, noise[:, 0]))  # it does not look at the future
+    told = now | {"action": data["action"]}
+    foreseen = model.sample_future(told, noise[:, 0])
+    assert foreseen.shape == (2, 4, 2)
+    other = noise[:, 0].clone()
+    other[..., :3] += 1
+    assert torch.equal(foreseen, model.sample_future(told, other))
+    assert not torch.equal(foreseen, model.sample_future(now | {"action": data["action"] + 1}, noise[:, 0]))
+    assert model.sample_future(now, noise[:, 0], mode=POLICY).shape == (2, 4, 2)
+
+
+@pytest.mark.parametrize("mode", [FORWARD, INVERSE])
+def test_what_is_given_stays_as_it_is_all_the_way_at_time_zero(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (data, noise, _) = policy(), lessons([0, 0])
+    seen: list[tuple[Tensor, Tensor]] = []
+    plain = model._velocity
+
+    def watched(x: Tensor, time: Tensor, condition: Tensor) -> Tensor:
+        seen.append((x[:, 0], time[:, 0]))
+        return plain(x, time, condition)
+
+    monkeypatch.setattr(model, "_velocity", watched)
+    (model.sample_future if mode == FORWARD else model.sample_actions)(data, noise[:, 0], 3, mode)
+    given = 0 if mode == FORWARD else 1
+    for k, (x, time) in enumerate(seen):
+        assert torch.equal(time[:, given], torch.zeros(2))
+        assert time[:, 1 - given].tolist() == pytest.approx([1 - k / 3] * 2)
+        assert torch.equal(x.split([3, 2], dim=2)[given], seen[0][0].split([3, 2], dim=2)[given])
+    pads = data["action_is_pad"] if mode == FORWARD else data["observation.state_is_pad"][:, 1:]
+    assert (seen[0][0].split([3, 2], dim=2)[given] == 0).all(dim=2).tolist() == pads.tolist()
+
+
+def test_given_actions_of_a_robot_with_fewer_dimensions_bring_no_nan_along() -> None:
+    model, (data, noise, _) = policy(), lessons([0, 0])
+    data["action_dim_is_pad"] = torch.tensor([[False, False, True]] * 2)
+    spoilt = data | {"action": torch.where(data["action_dim_is_pad"][:, None], float("nan"), data["action"])}
+    assert torch.equal(model.sample_future(data, noise[:, 0]), model.sample_future(spoilt, noise[:, 0]))
+    assert torch.isfinite(model.sample_future(spoilt, noise[:, 0])).all()
+
+
+def test_it_learns_forward_and_inverse_dynamics_of_a_cart() -> None:
+    """s' = s + a / 2, slot by slot: from actions the states, from states the actions, both from one set of weights."""
+    unit: dict[str, Any] = {key: {"offset": [0.0], "spread": [1.0]} for key in ("action", "observation.state")}
+    shape = config(action_dim=1, state_dim=1, cameras=(), chunk=2, width=64, layers=2, future=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = FlowPolicy(shape, unit)
+    generator = torch.Generator().manual_seed(0)
+
+    def drive(count: int, mode: int | None = None) -> dict[str, Any]:
+        action = torch.randn(count, 2, 1, generator=generator)
+        start = torch.randn(count, 1, 1, generator=generator)
+        state = torch.cat([start, start + action.cumsum(dim=1) / 2], dim=1)
+        chosen = torch.arange(count) % 3 if mode is None else torch.full((count,), mode)
+        pads = {"action_is_pad": torch.zeros(count, 2, dtype=torch.bool)}
+        pads["observation.state_is_pad"] = torch.zeros(count, 3, dtype=torch.bool)
+        return {"task": [""] * count, "action": action, "observation.state": state, "mode": chosen, **pads}
+
+    def judged() -> list[float]:
+        noise, time = torch.randn(96, 2, 2, 2, generator=generator), torch.rand(96, 2, 2, generator=generator)
+        with torch.no_grad():
+            return [float(scalar(model.losses(drive(96, mode), noise, time))) for mode in (1, 2)]
+
+    first = judged()
+    optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
+    for step in range(240):
+        optimizer.param_groups[0]["lr"] = 4e-3 * (1 - step / 240)
+        noise, time = torch.randn(96, 2, 2, 2, generator=generator), torch.rand(96, 2, 2, generator=generator)
+        optimizer.zero_grad()
+        scalar(model.losses(drive(96), noise, time)).backward()
+        optimizer.step()
+    assert all(after < 0.3 * before for before, after in zip(first, judged(), strict=True))
+    truth, noise = drive(64, 1), torch.randn(64, 2, 2, generator=generator)
+    foreseen = model.sample_future(truth, noise)
+    acted = model.sample_actions(truth, noise, mode=INVERSE)
+    assert (foreseen - truth["observation.state"][:, 1:]).abs().mean() < 0.2
+    assert (acted - truth["action"]).abs().mean() < 0.35  # an action is twice the difference of two states
+    # The control: what would be said without looking at what is given.
+    assert (truth["observation.state"][:, :1] - truth["observation.state"][:, 1:]).abs().mean() > 0.4
+    assert truth["action"].abs().mean() > 0.6

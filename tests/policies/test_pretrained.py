@@ -1,0 +1,222 @@
+"""A saved policy comes back bit for bit, is written whole or not at all, and damage is named."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from support.calls import recorded_calls
+from support.policies import batch, draws, policy
+from understudy.policies.flow.model import FlowPolicy
+
+
+def test_what_is_loaded_is_bit_equal(tmp_path: Path) -> None:
+    model = policy()
+    model.save(tmp_path / "policy")
+    state = torch.get_rng_state()
+    back = FlowPolicy.load(tmp_path / "policy")
+    assert torch.equal(torch.get_rng_state(), state)  # loading draws nothing that anyone could notice
+    assert back.config == model.config
+    for (name, weight), (other_name, other) in zip(model.state_dict().items(), back.state_dict().items(), strict=True):
+        assert name == other_name
+        assert torch.equal(weight, other)
+    for (name, buffer), (_, other) in zip(model.named_buffers(), back.named_buffers(), strict=True):
+        assert torch.equal(buffer, other), name
+    data, (noise, _) = batch(3), draws(3)
+    assert torch.equal(model.sample_actions(data, noise[:, 0]), back.sample_actions(data, noise[:, 0]))
+
+
+def test_normalisation_survives_where_decimal_text_could_round(tmp_path: Path) -> None:
+    model = policy()
+    values = torch.tensor([0.1, 1 / 3, 1e-30])
+    model.units.action.offset.copy_(values)
+    model.units.action.spread.copy_(values)
+    model.save(tmp_path / "policy")
+    back = FlowPolicy.load(tmp_path / "policy")
+    assert torch.equal(back.units.action.offset, values[None])
+    assert torch.equal(back.units.action.spread, values[None])
+
+
+def test_the_folder_holds_three_readable_files(tmp_path: Path) -> None:
+    model = policy()
+    model.save(tmp_path / "policy")
+    assert sorted(p.name for p in tmp_path.rglob("*.*")) == ["config.json", "model.safetensors", "normalisation.json"]
+    assert json.loads((tmp_path / "policy/config.json").read_text())["chunk"] == 4
+    maps = json.loads((tmp_path / "policy/normalisation.json").read_text())
+    assert set(maps) == {"heads", "action", "observation.state", "delta", "dims"}
+    assert all(weight.dtype == torch.float32 for weight in load_file(tmp_path / "policy/model.safetensors").values())
+
+
+def test_saving_again_replaces_the_folder_whole(tmp_path: Path) -> None:
+    policy(seed=0).save(tmp_path / "policy")
+    policy(seed=1).save(tmp_path / "policy")
+    assert [p.name for p in tmp_path.iterdir()] == ["policy"]
+    assert torch.equal(FlowPolicy.load(tmp_path / "policy").fuse.weight, policy(seed=1).fuse.weight)
+
+
+def test_a_save_that_breaks_off_leaves_the_old_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy(seed=0).save(tmp_path / "policy")
+
+    def full(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="disk full"):
+        policy(seed=1).save(tmp_path / "policy")
+    assert torch.equal(FlowPolicy.load(tmp_path / "policy").fuse.weight, policy(seed=0).fuse.weight)
+    assert [p.name for p in tmp_path.iterdir()] == ["policy"]  # nor does it keep a full disk full
+
+
+KILLED = """
+import os, signal, sys
+from support.policies import policy
+plain, calls = os.rename, [0]
+def rename(*paths):
+    calls[0] += 1
+    if calls[0] == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    plain(*paths)
+os.rename = rename
+policy(seed=1).save(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(("at", "seed"), [(1, 0), (2, 1)])
+def test_a_kill_between_the_renames_costs_neither_policy(tmp_path: Path, at: int, seed: int) -> None:
+    target = tmp_path / "policy"
+    policy(seed=0).save(target)
+    foreign = [tmp_path / name for name in (".policy-2.understudy", ".policy-mine-a.understudy", "policy.old")]
+    for folder_ in foreign:
+        folder_.mkdir()
+        (folder_ / "thesis.txt").write_text("years of work")
+    before = set(tmp_path.iterdir())
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
+    process = subprocess.run([sys.executable, "-c", KILLED, str(target), str(at)], env=environment, check=False)
+    assert process.returncode == -signal.SIGKILL
+    assert set(tmp_path.iterdir()) != before
+    assert torch.equal(FlowPolicy.load(target).fuse.weight, policy(seed=seed).fuse.weight)
+    policy(seed=2).save(target)
+    assert torch.equal(FlowPolicy.load(target).fuse.weight, policy(seed=2).fuse.weight)
+    assert set(tmp_path.iterdir()) == before
+    assert all((folder_ / "thesis.txt").is_file() for folder_ in foreign)
+
+
+def _a_file(path: Path) -> None:
+    path.write_text("a file of the user's")
+
+
+def _a_folder(path: Path) -> None:
+    (path / "precious").mkdir(parents=True)
+    (path / "precious/thesis.txt").write_text("years of work")
+
+
+def _a_policy_with_notes(path: Path) -> None:
+    policy().save(path)
+    (path / "README.md").write_text("trained on Tuesday")
+
+
+def _a_policy_with_a_folder_of_our_name(path: Path) -> None:
+    (path / "config.json").mkdir(parents=True)
+
+
+def _another_policy(path: Path) -> None:
+    policy().save(path)
+    (path / "config.json").write_text('{"type": "act"}')
+
+
+@pytest.mark.parametrize(
+    "made", [_a_file, _a_folder, _a_policy_with_notes, _a_policy_with_a_folder_of_our_name, _another_policy]
+)
+def test_what_is_no_policy_is_not_replaced(tmp_path: Path, made: Callable[[Path], None]) -> None:
+    made(tmp_path / "there")
+    before = {path: path.read_bytes() if path.is_file() else b"" for path in tmp_path.rglob("*")}
+    with pytest.raises(FileExistsError, match="there"):
+        policy().save(tmp_path / "there")
+    assert {path: path.read_bytes() if path.is_file() else b"" for path in tmp_path.rglob("*")} == before
+
+
+def test_a_link_stays_a_link_and_the_current_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy(seed=0).save(tmp_path / "first")
+    (tmp_path / "latest").symlink_to("first")
+    policy(seed=1).save(tmp_path / "latest")
+    assert (tmp_path / "latest").is_symlink()
+    assert torch.equal(FlowPolicy.load(tmp_path / "first").fuse.weight, policy(seed=1).fuse.weight)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(FileExistsError):
+        policy().save(".")
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o007, 0o077])
+def test_the_files_are_readable_as_the_umask_says(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        policy().save(tmp_path / "policy")
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "policy").iterdir()} == {0o666 & ~umask}
+    assert (tmp_path / "policy").stat().st_mode & 0o777 == 0o777 & ~umask
+
+
+def test_the_weights_say_which_library_they_are_for(tmp_path: Path) -> None:
+    policy().save(tmp_path / "policy")
+    with safe_open(tmp_path / "policy/model.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = recorded_calls(monkeypatch)
+    policy().save(tmp_path / "policy")
+    named = next(number for number, (call, path) in enumerate(calls) if call == "rename")
+    flushed = {path.name for call, path in calls[:named] if call == "fsync"}
+    assert flushed >= {"model.safetensors", "config.json", "normalisation.json", "new"}
+    assert ("fsync", tmp_path) in calls[named:]
+
+
+@pytest.mark.parametrize("name", ["config.json", "normalisation.json", "model.safetensors"])
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+    policy().save(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(FileNotFoundError, match=name):
+        FlowPolicy.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "expected an object"),
+        ('{"type": "Other"}', "does not describe"),
+        ("SURPLUS", "surplus"),
+    ],
+)
+def test_a_wrong_config_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    policy().save(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"surplus": 1}) if text == "SURPLUS" else text)
+    with pytest.raises(ValueError, match=message):
+        FlowPolicy.load(tmp_path)
+
+
+def test_damaged_weights_are_named(tmp_path: Path) -> None:
+    policy().save(tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read"):
+        FlowPolicy.load(tmp_path)
+
+
+def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
+    policy(width=64).save(tmp_path / "wide")
+    policy().save(tmp_path / "policy")
+    (tmp_path / "wide/model.safetensors").rename(tmp_path / "policy/model.safetensors")
+    with pytest.raises(ValueError, match="weights"):
+        FlowPolicy.load(tmp_path / "policy")

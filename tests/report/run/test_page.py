@@ -1,0 +1,170 @@
+"""report.html: whole and self-contained at any moment of a run, and what it says is what the files say."""
+
+import json
+import shutil
+from html import escape
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from support.runs import series, tiny_config, tiny_dataset
+from understudy.errors import ConfigError
+from understudy.report import charts
+from understudy.report.run.page import write_report
+from understudy.train import run
+from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.track import metrics_file
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("report")
+    data = tiny_dataset(root / "dataset")
+    run.train(tiny_config(data, root / "run"))
+    return root / "run"
+
+
+def html_of(root: Path) -> str:
+    path = write_report(root)
+    assert path == root / "report.html"
+    return path.read_text(encoding="utf-8")
+
+
+def test_a_finished_run(done: Path) -> None:
+    html = html_of(done)
+    assert "step 12 of 12, complete" in html
+    last = series(done, "val")[-1]
+    assert f"{last['loss']:.3f}" in html
+    for task in last["tasks"]:
+        assert task in html
+    assert html.count("<svg") >= 5 + 1 + 4  # charts, tasks, action chunks
+    assert html.count("<img") == 4  # the whole batch
+    assert "checkpoint_every: 4" in html
+    assert "torch" in html
+    for outside in ('src="http', 'href="http', "url(http", "@import"):
+        assert outside not in html
+
+
+def test_identifiers_of_charts_do_not_collide(done: Path) -> None:
+    """Two charts with one clip path between them would cut each other."""
+    import re
+
+    ids = re.findall(r'<clipPath id="([^"]+)"', html_of(done))
+    assert len(ids) > 5
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize("lines", [0, 1, 7])
+def test_a_run_under_way(done: Path, tmp_path: Path, lines: int) -> None:
+    shutil.copytree(done, tmp_path / "r")
+    records = (tmp_path / "r/metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "r/metrics.jsonl").write_bytes(b"".join(records[:lines]) + b'{"kind": "tra')
+    shutil.rmtree(tmp_path / "r/checkpoints")
+    html = html_of(tmp_path / "r")
+    assert "under way, or stopped" in html
+    assert ("No step has been logged yet" in html) == (lines == 0)
+
+
+def test_losses_that_are_not_finite(done: Path, tmp_path: Path) -> None:
+    shutil.copytree(done, tmp_path / "r")
+    log = metrics_file.MetricsFile(tmp_path / "r/metrics.jsonl")
+    nan = float("nan")
+    log.write([{"kind": "train", "step": 13, "loss": nan, "lr": 0.1, "grad_norm": nan, "skipped": 1}])
+    log.write([{"kind": "val", "step": 13, "loss": nan, "macro": nan, "tasks": {"<b>x": {"loss": nan, "samples": 1}}}])
+    log.close()
+    html = html_of(tmp_path / "r")
+    assert "not finite" in html
+    assert "steps skipped" in html
+    assert "<b>x" not in html
+
+
+def test_a_damaged_checkpoint_hinders_no_report(done: Path, tmp_path: Path) -> None:
+    shutil.copytree(done, tmp_path / "r")
+    (tmp_path / "r/checkpoints/step-00000012/state.json").write_text("{")
+    assert "step 12 of 12" in html_of(tmp_path / "r")
+
+
+def test_a_dataset_that_is_gone_is_said(done: Path, tmp_path: Path) -> None:
+    shutil.copytree(done, tmp_path / "r")
+    config = (tmp_path / "r/config.yaml").read_text()
+    root = RunDir(done).settings().data.root
+    (tmp_path / "r/config.yaml").write_text(config.replace(root, str(tmp_path / "gone")))
+    assert "cannot be opened any more" in html_of(tmp_path / "r")
+
+
+def test_rollouts_with_intervals_and_strips(done: Path, tmp_path: Path) -> None:
+    shutil.copytree(done, tmp_path / "r")
+    folder = tmp_path / "r/rollouts"
+    folder.mkdir()
+    rate = {"successes": 3, "episodes": 4, "low": 0.301, "high": 0.954}
+    result = {
+        "world": "tabletop",
+        "seed": 0,
+        "swap_text": False,
+        "success": rate,
+        "took_scene": rate,
+        "tasks": {"pick up <i>": rate},
+        "episodes": [{"episode": 0, "told": "pick up <i>", "steps": 9, "success": True}],
+        "pictures": {"0": "strip.png", "1": "not-there.png"},
+    }
+    Image.fromarray(np.zeros((8, 64, 3), np.uint8)).save(folder / "strip.png")
+    (folder / "a.json").write_text(json.dumps(result | {"swap_text": True}))
+    (folder / "b.json").write_text(json.dumps(result))
+    (folder / "broken.json").write_text("{")
+    (folder / "other.json").write_text("[]")
+    html = html_of(tmp_path / "r")
+    assert "3/4" in html
+    assert "30 to 95 %" in html
+    assert "<i>" not in html.split("Rollouts")[1].split("The first batch")[0].replace('<i style="left', "")
+    assert html.index("tabletop, seed 0</h3>") < html.index("another object named")
+    assert html.count("<img") == 4 + 2 * 8  # the strip is cut into its eight images, twice
+
+
+def test_no_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run here"):
+        write_report(tmp_path)
+
+
+def test_smoothing_is_the_mean_of_what_is_there() -> None:
+    values = np.arange(500, dtype=float)
+    smooth = charts.smoothed(values)
+    assert smooth[250] == 250
+    assert smooth[0] == values[:6].mean()
+    assert smooth[-1] == values[-6:].mean()
+    assert charts.smoothed(np.array([3.0])) == [3.0]
+
+
+def test_success_over_the_steps_stands_beside_the_losses(done: Path, tmp_path: Path) -> None:
+    from understudy.train.background_rollouts import record
+
+    shutil.copytree(done, tmp_path / "r")
+
+    def line(step: int, successes: int) -> dict[str, object]:
+        rate = {"successes": successes, "episodes": 20}
+        told = record({"world": "tabletop", "success": rate, "tasks": {"<i>lift": rate, "push": rate}})
+        return {"kind": "rollout", "step": step, "at": 12, **told}
+
+    log = metrics_file.MetricsFile(tmp_path / "r/metrics.jsonl")
+    log.write([line(12, 19), line(6, 20)])  # a later step's may be there first
+    log.close()
+    html = html_of(tmp_path / "r")
+    assert html.count("<svg") == html_of(done).count("<svg") + 2  # for wide screens and narrow ones
+    assert "Success of rollouts on the way" in html
+    assert "success of the weights of step 12" in html
+    assert "tabletop, the weights of step 12" in html
+    for told in ("19/20", "20/20", "76 to 99 %", "&lt;i&gt;lift"):
+        assert told in html
+    assert "<i>lift" not in html
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("task", ["costs $5 and _{ $6", "_hidden", "<b> & 瓶", "on two\nlines", "long " * 99, ""])
+def test_a_task_may_be_called_anything(task: str) -> None:
+    """matplotlib takes dollars for mathematics, whose errors would be the end of the whole report."""
+    svg = charts.per_task([{"step": step, "tasks": {task: {"loss": 1.0 / step}}} for step in (1, 2)])
+    task = task or "(no text)"
+    words = ["long " * 15 + "long…"] if task.startswith("long") else escape(" ".join(task.split()), quote=False).split()
+    for word in words:
+        assert word in svg

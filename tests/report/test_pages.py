@@ -1,0 +1,141 @@
+"""The pages in a real browser, on a wide screen and a narrow one, light and dark: everything on them can be read."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support import browser
+from support.runs import tiny_config, tiny_dataset
+from understudy.data.format.catalog import Catalog
+from understudy.report import html
+from understudy.report.dataset.facts import examine
+from understudy.report.dataset.page import page as inspect_page
+from understudy.report.run.page import write_report
+from understudy.rollout.files import write_result
+from understudy.rollout.result import Episode, RolloutResult
+from understudy.train import run
+from understudy.train.checkpoint.run_dir import RunDir
+
+SCREENS = [(1200, "light"), (1200, "dark"), (390, "light"), (390, "dark")]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser.browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory, chromium: Any) -> Path:
+    """A run with everything that a report can show: losses that fall from high above, groups, rollouts."""
+    root = tmp_path_factory.mktemp("pages")
+    run.train(tiny_config(tiny_dataset(root / "dataset"), root / "run"))
+    told = ["pick up the red block and put it onto the green one", "open the drawer"]
+    film = np.random.default_rng(0).integers(0, 255, (21, 64, 64, 3), np.uint8)
+    episodes = tuple(Episode(i, i, told[i % 2], told[i % 2], told[i % 2] if i < 3 else None, 20) for i in range(4))
+    write_result(RolloutResult("tabletop", 0, 4, 10, False, episodes, {0: film, 3: film}), root / "run/rollouts")
+    metrics = RunDir(root / "run").metrics
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for number, record in enumerate(r for r in records if r["kind"] == "train"):
+        record["loss"] = 40.0 if number == 0 else record["loss"]
+        record["grad_norm"] = 10.0 ** (1 - number / 4)
+        record["skipped"] = number == 5
+    metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return write_report(root / "run")
+
+
+@pytest.mark.parametrize(("width", "scheme"), SCREENS)
+def test_a_report_can_be_read(report: Path, chromium: Any, width: int, scheme: str) -> None:
+    assert browser.faults(chromium, report, width, scheme) == []
+
+
+@pytest.fixture(scope="module")
+def inspected(tmp_path_factory: pytest.TempPathFactory, chromium: Any) -> Path:
+    root = tmp_path_factory.mktemp("pages")
+    catalog = Catalog.open(tiny_dataset(root / "dataset"))
+    path = root / "inspect.html"
+    facts = examine(catalog, 10)
+    facts["wrong"].append(f"{'a/very_long_' * 12}path.mp4 is not there")
+    path.write_text(inspect_page(catalog, facts, 2), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("width", "scheme"), SCREENS)
+def test_a_dataset_s_page_can_be_read(inspected: Path, chromium: Any, width: int, scheme: str) -> None:
+    assert browser.faults(chromium, inspected, width, scheme) == []
+
+
+def test_a_long_path_among_what_is_wrong_is_wrapped(inspected: Path, chromium: Any) -> None:
+    tab = chromium.new_page(viewport={"width": 390, "height": 900})
+    tab.goto(inspected.as_uri())
+    wide = "Array.from(document.querySelectorAll('li')).map(li => li.scrollWidth - li.clientWidth)"
+    over = tab.evaluate(wide)
+    tab.close()
+    assert over
+    assert max(over) <= 0
+
+
+@pytest.mark.parametrize(("width", "scheme"), SCREENS)
+def test_the_page_of_a_real_robot_can_be_read(
+    real_data: Path, chromium: Any, tmp_path: Path, width: int, scheme: str
+) -> None:
+    """26 joints with long names, texts that no test made up."""
+    catalog = Catalog.open(real_data / "g1_v30")
+    path = tmp_path / "g1.html"
+    path.write_text(inspect_page(catalog, examine(catalog, 2), 1), encoding="utf-8")
+    assert browser.faults(chromium, path, width, scheme) == []
+
+
+def test_the_views_of_a_chart_change_without_a_script(report: Path, chromium: Any) -> None:
+    context = chromium.new_context(java_script_enabled=True, viewport={"width": 1200, "height": 900})
+    tab = context.new_page()
+    tab.goto(report.as_uri())
+    shown = ".views .view svg[aria-label='{}']"
+    linear, log = (shown.format(name) for name in ("loss over the steps", "loss over the steps, logarithmic"))
+    assert tab.locator(linear).first.is_visible()
+    assert not tab.locator(log).first.is_visible()
+    tab.get_by_label("logarithmic", exact=True).click()
+    assert tab.locator(log).first.is_visible()
+    assert not tab.locator(linear).first.is_visible()
+    assert tab.locator("script").count() == 0
+    tab.get_by_text("play episode 0").click()
+    film = tab.get_by_alt_text("episode 0, all of it")
+    assert film.is_visible()
+    assert film.evaluate("image => image.complete && image.naturalWidth") == 64
+    context.close()
+
+
+PLANTED = {
+    "contrast": '<p style="color:#999;background:#fff">pale</p>',
+    "small": '<p style="font-size:7px">small</p>',
+    "overflow": '<p style="width:3000px;max-width:none">wide</p>',
+    "scope": "<table><tr><th>head</th></tr></table>",
+    "alt": '<img src="data:image/png;base64,">',
+    "squeezed": '<table style="width:40px"><tr><td style="width:40px">one two three four five six</td></tr></table>',
+    "cut off": '<svg aria-label="x" viewBox="0 0 50 50"><text x="10" y="49" style="fill:#777">low</text>'
+    '<text x="45" y="20" font-size="12">outside</text></svg>',
+    "link": '<a href="#nowhere">lost</a>',
+    "console": "<script>console.log('told')</script>",
+    "request": '<img alt="remote" src="http://127.0.0.1:9/a.png">',
+    "focus": '<style>:focus { outline: none !important }</style><a href="#x" id="x">link</a>',
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_found(fault: str, chromium: Any, tmp_path: Path) -> None:
+    """Otherwise the tests above would show nothing."""
+    path = tmp_path / "page.html"
+    path.write_text(html.page("planted", "<h1>planted</h1>", PLANTED[fault]), encoding="utf-8")
+    found = browser.faults(chromium, path, 1200, "light")
+    assert any(line.startswith(fault) for line in found), found
+
+
+def test_a_page_without_faults_has_none(chromium: Any, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    body = html.card(html.table(["a", "b"], [["one", 1]]) + "<details><summary>more</summary>text</details>")
+    path.write_text(html.page("sound", "<h1>sound</h1>", body), encoding="utf-8")
+    assert browser.faults(chromium, path, 390, "dark") == []

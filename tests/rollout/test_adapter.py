@@ -1,0 +1,169 @@
+"""A policy is connected to a world by what its run says of its sources: keys, cameras, widths and the norm head."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from understudy.config.data import DataConfig, SourceConfig
+from understudy.config.rollout import Play
+from understudy.envs.env import Outcome, picture_feature, vector_feature
+from understudy.errors import ConfigError
+from understudy.rollout.adapter import Wiring, check, wiring
+from understudy.rollout.play import rollout
+
+FRONT, WRIST = "observation.images.front", "observation.images.wrist"
+ARM = SourceConfig(root="arm", state="observation.joints", cameras={FRONT: "observation.images.cam0", WRIST: WRIST})
+HAND = SourceConfig(root="hand", cameras={WRIST: "observation.images.palm"})
+POLICY = {"cameras": [FRONT, WRIST], "state_dim": 5, "action_dim": 4, "picture": [8, 8]}
+NORM = {"heads": ["arm::joint", "hand::joint"], "dims": {"action": [4, 2], "observation.state": [5, 3]}}
+SOURCES = [{"name": "arm", "head": "arm::joint"}, {"name": "hand", "head": "hand::joint"}]
+FROZEN = {"policy": POLICY, "normalisation": NORM, "sources": SOURCES}
+
+
+class Room:
+    """A world in which one number goes up; what was done to it is remembered."""
+
+    name, fps, max_steps, one_scene, noise, tasks = "room", 10, 4, False, 0.1, ("wave",)
+
+    def __init__(self, state: str = "observation.state", width: int = 3, action: int = 2) -> None:
+        self.features: dict[str, Any] = {
+            "observation.images.palm": picture_feature(8),
+            state: vector_feature([f"j{i}" for i in range(width)]),
+            "action": vector_feature([f"a{i}" for i in range(action)]),
+        }
+        self.done: list[np.ndarray] = []
+
+    def reset(self, seed: int, task: str) -> dict[str, np.ndarray]:
+        self.done = []
+        return self._seen()
+
+    def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], Outcome]:
+        self.done.append(action)
+        return self._seen(), Outcome(None, len(self.done) >= self.max_steps)
+
+    def expert(self) -> np.ndarray:
+        return np.zeros(2, np.float32)
+
+    def _seen(self) -> dict[str, np.ndarray]:
+        return {
+            key: np.full(f["shape"], 7 + len(self.done), np.uint8 if f["dtype"] == "video" else np.float32)
+            for key, f in self.features.items()
+            if key != "action"
+        }
+
+
+@dataclass(frozen=True)
+class Shape:
+    chunk: int = 2
+    action_dim: int = 4
+    noise_dim: int = 4
+
+
+class Watcher:
+    """Remembers its batches and acts as the noise says."""
+
+    config = Shape()
+
+    def __init__(self) -> None:
+        self.batches: list[dict[str, Any]] = []
+
+    def sample_actions(self, batch: dict[str, Any], noise: torch.Tensor, steps: int = 10) -> torch.Tensor:
+        self.batches.append(batch)
+        return noise
+
+
+def mixed(*sources: SourceConfig) -> DataConfig:
+    return DataConfig(sources=sources)
+
+
+def test_a_policy_of_two_robots_plays_as_the_one_that_is_named() -> None:
+    wired, world, policy = wiring(mixed(ARM, HAND), FROZEN, Play(source="hand")), Room(), Watcher()
+    check(wired, world, FROZEN)
+    assert wired.cameras == ["palm"]
+    result = rollout(policy, [world], 1, execute=2, wired=wired)
+    assert [episode.steps for episode in result.episodes] == [4]
+    first, second = policy.batches
+    assert set(first) == {FRONT, WRIST, f"{FRONT}_is_missing", "observation.state", "task", "head"}
+    assert (first["head"].tolist(), first["head"].dtype) == ([1], torch.int64)
+    assert first["task"] == ["wave"]
+    assert second["observation.state"].tolist() == [[9, 9, 9, 0, 0]]  # padded to the widest
+    assert torch.equal(second[WRIST], torch.full((1, 3, 8, 8), 9, dtype=torch.uint8))
+    assert torch.equal(first[FRONT], torch.zeros((1, 3, 8, 8), dtype=torch.uint8))
+    assert first[f"{FRONT}_is_missing"].tolist() == [True]
+    assert [len(action) for action in world.done] == [2] * 4  # of four numbers, the robot's own
+
+
+def test_the_other_robot_lacks_nothing_and_is_told_so_too() -> None:
+    wired = wiring(mixed(ARM, HAND), FROZEN, Play(source="arm"))
+    assert wired.names == {"observation.state": "observation.joints", **ARM.cameras}
+    assert (wired.missing, wired.missable, wired.head, wired.action_dim) == ((), (FRONT,), 0, 4)
+    seen = {own: np.zeros((8, 8, 3) if "images" in own else 5, np.float32) for own in wired.names.values()}
+    assert wired.batch([seen], ["x"])[f"{FRONT}_is_missing"].tolist() == [False]
+
+
+def test_sources_that_differ_need_a_name_and_equal_ones_do_not() -> None:
+    with pytest.raises(ConfigError, match=r"differ.*name the one whose robot plays: arm, hand"):
+        wiring(mixed(ARM, HAND), FROZEN, Play())
+    with pytest.raises(ConfigError, match=r"source: 'foot': the run has arm, hand"):
+        wiring(mixed(ARM, HAND), FROZEN, Play(source="foot"))
+    one_head = {**FROZEN, "normalisation": {"heads": ["arm::joint"]}, "sources": [SOURCES[0], SOURCES[0]]}
+    wired = wiring(mixed(ARM, replace(ARM, root="again")), one_head, Play())
+    assert (wired.head, wired.missable, wired.action_dim) == (None, (), 4)
+    # The same keys, but not the same robot: which numbers would come out?
+    two = {**FROZEN, "sources": SOURCES}
+    with pytest.raises(ConfigError, match="norm head"):
+        wiring(mixed(ARM, replace(ARM, root="again")), two, Play())
+
+
+def test_no_head_is_guessed() -> None:
+    """A folder with a policy of several robots and nothing else."""
+    with pytest.raises(ConfigError, match=r"norm heads arm::joint, hand::joint; play it from its run"):
+        wiring(DataConfig(), {"policy": POLICY, "normalisation": NORM}, Play())
+
+
+def test_flat_settings_are_one_source_and_a_key_may_be_named() -> None:
+    frozen = {"policy": {**POLICY, "cameras": []}, "normalisation": {"action": {}}}
+    data = DataConfig(root="d", state="observation.environment_state")
+    assert wiring(data, frozen, Play()) == Wiring(
+        {"observation.state": "observation.environment_state"}, picture=(8, 8), state_dim=5, action_dim=4
+    )
+    assert wiring(data, frozen, Play(state="observation.joints")).names == {"observation.state": "observation.joints"}
+    blind = {"policy": {**POLICY, "cameras": [], "state_dim": 0}, "normalisation": {}}
+    assert wiring(data, blind, Play()).names == {}
+
+
+@pytest.mark.parametrize(
+    ("world", "told"),
+    [
+        (Room("joints"), r"room has no 'observation.state'; it has joints"),
+        (Room(width=4), r"the policy's has 3 numbers, 'observation.state' of room 4$"),
+        (Room(action=3), r"the policy's actions have 2 numbers, those of room 3"),
+    ],
+)
+def test_what_a_world_does_not_have_is_told(world: Room, told: str) -> None:
+    wired = wiring(mixed(ARM, HAND), FROZEN, Play(source="hand"))
+    with pytest.raises(ConfigError, match=told):
+        check(wired, world, FROZEN)
+
+
+def test_a_key_that_would_fit_is_told() -> None:
+    world = Room(width=4)
+    world.features["observation.environment_state"] = vector_feature(["a", "b", "c"])
+    wired = wiring(mixed(ARM, HAND), FROZEN, Play(source="hand"))
+    with pytest.raises(ConfigError, match=r"; --state observation.environment_state would fit"):
+        check(wired, world, FROZEN)
+
+
+def test_a_source_without_named_cameras_has_those_of_its_dataset() -> None:
+    wired = wiring(DataConfig(root="d"), {"policy": POLICY, "normalisation": {}}, Play())
+    assert wired.cameras == ["front", "wrist"]
+
+
+def test_a_camera_that_a_dataset_lacks_is_missing_also_where_none_is_named() -> None:
+    """The run wrote down which ones each source has."""
+    frozen = {**FROZEN, "sources": [{**SOURCES[0], "cameras": [FRONT, WRIST]}, {**SOURCES[1], "cameras": [WRIST]}]}
+    wired = wiring(mixed(SourceConfig(root="arm"), SourceConfig(root="hand")), frozen, Play(source="hand"))
+    assert (wired.cameras, wired.missing, wired.missable) == (["wrist"], (FRONT,), (FRONT,))

@@ -1,0 +1,268 @@
+"""Closed-loop evaluation: what is played, who is credited, and that nothing but the seed decides."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from understudy.cli.rollout import rollout as rollout_run
+from understudy.config.rollout import RolloutConfig
+from understudy.config.train import TrainConfig
+from understudy.errors import ConfigError
+from understudy.rollout.files import write_result
+from understudy.rollout.play import rollout
+from understudy.rollout.result import Episode, RolloutResult, wilson
+from understudy.train.checkpoint.run_dir import RunDir
+
+pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
+
+from understudy.envs.env import layout_seed
+from understudy.envs.tabletop.env import TabletopWorld  # (after the skip)
+
+
+@dataclass(frozen=True)
+class Shape:
+    chunk: int
+    action_dim: int = 4
+    noise_dim: int = 4
+
+
+class Zero:
+    """Does nothing, with an open hand."""
+
+    config = Shape(chunk=8)
+
+    def sample_actions(self, batch: dict[str, Any], noise: torch.Tensor, steps: int = 10) -> torch.Tensor:
+        return torch.zeros_like(noise)
+
+
+class Listener:
+    """The scripted expert as a policy: finds the world that a row of the batch shows, and does what the row is told."""
+
+    config = Shape(chunk=1)
+
+    def __init__(self, worlds: list[TabletopWorld], deaf: bool = False) -> None:
+        self.worlds, self.deaf, self.batches = worlds, deaf, []
+
+    def sample_actions(self, batch: dict[str, Any], noise: torch.Tensor, steps: int = 10) -> torch.Tensor:
+        rows = len(batch["task"])
+        assert noise.shape == (rows, 1, 4)
+        assert batch["observation.images.front"].dtype == torch.uint8
+        assert batch["observation.images.front"].shape == (rows, 3, 8, 8)
+        assert batch["observation.state"].dtype == torch.float32
+        self.batches.append(rows)
+        actions = []
+        for row in range(rows):
+            picture = batch["observation.images.front"][row].permute(1, 2, 0).numpy()
+            (world,) = [w for w in self.worlds if np.array_equal(w._env.hand.astype(np.float32), state(batch, row))]
+            np.testing.assert_array_equal(picture, world._env.render())
+            if not self.deaf:
+                world._env.colour = batch["task"][row].split()[-2]
+            actions.append(world.expert())
+        return torch.from_numpy(np.stack(actions))[:, None]
+
+
+class Drift:
+    """Acts as the noise says: shows which noise came."""
+
+    config = Shape(chunk=4)
+
+    def sample_actions(self, batch: dict[str, Any], noise: torch.Tensor, steps: int = 10) -> torch.Tensor:
+        return noise
+
+
+def state(batch: dict[str, Any], row: int) -> np.ndarray:
+    return batch["observation.state"][row, :3].numpy()
+
+
+def worlds(count: int, **more: Any) -> list[TabletopWorld]:
+    return [TabletopWorld(8, **more) for _ in range(count)]
+
+
+# -- playing ------------------------------------------------------------------------------------------------------
+
+
+def test_an_expert_succeeds_and_idleness_does_not() -> None:
+    lanes = worlds(4)
+    expert = Listener(lanes)
+    result = rollout(expert, lanes, 12, execute=1)
+    assert result.successes == 12
+    assert result.per_task() == dict.fromkeys(lanes[0].tasks, (4, 4))
+    assert max(expert.batches) == 4  # one forward for all the worlds
+    assert rollout(Zero(), lanes, 6).successes == 0
+
+
+def test_swapped_text_credits_what_was_told() -> None:
+    lanes = worlds(3)
+    listens = rollout(Listener(lanes), lanes, 12, execute=1, swap_text=True)
+    assert (listens.successes, listens.took_scene) == (12, 0)
+    pairs = [(episode.scene, episode.told) for episode in listens.episodes]
+    assert all(scene != told for scene, told in pairs)
+    assert all(pairs.count(pair) == 2 for pair in set(pairs))
+    assert len(set(pairs)) == 6
+    deaf = rollout(Listener(lanes, deaf=True), lanes, 6, execute=1, swap_text=True)
+    assert (deaf.successes, deaf.took_scene) == (0, 6)
+    assert deaf.headline() == "swapped-text success 0/6"
+
+
+def test_layouts_are_evaluation_layouts_and_episodes_are_in_order() -> None:
+    result = rollout(Zero(), worlds(2), 3, seed=5)
+    assert [e.episode for e in result.episodes] == [0, 1, 2]
+    assert [e.seed for e in result.episodes] == [layout_seed(5, e, evaluation=True) for e in range(3)]
+    assert [e.steps for e in result.episodes] == [70] * 3
+    assert [e.taken for e in result.episodes] == [None] * 3
+
+
+def test_the_seed_decides_and_the_number_of_worlds_does_not() -> None:
+    one = rollout(Drift(), worlds(1), 5, seed=1, execute=3, films=5)
+    many = rollout(Drift(), worlds(4), 5, seed=1, execute=3, films=5)
+    other = rollout(Drift(), worlds(4), 5, seed=2, execute=3, films=5)
+    assert one.to_json() == many.to_json()
+    for episode in range(5):
+        np.testing.assert_array_equal(one.films[episode], many.films[episode])
+    assert any(not np.array_equal(one.films[e], other.films[e]) for e in range(5))
+    # Each prediction of an episode has its own noise: the chunks of one that predicts more often are others.
+    often = rollout(Drift(), worlds(1), 1, seed=1, execute=1, films=1)
+    np.testing.assert_array_equal(often.films[0][:2], one.films[0][:2])
+    assert not np.array_equal(often.films[0][:9], one.films[0][:9])
+
+
+def test_only_so_many_actions_of_a_chunk_are_executed() -> None:
+    calls = []
+
+    class Counting(Zero):
+        def sample_actions(self, batch: dict[str, Any], noise: torch.Tensor, steps: int = 10) -> torch.Tensor:
+            calls.append(steps)
+            return super().sample_actions(batch, noise, steps)
+
+    rollout(Counting(), worlds(1), 1, execute=5, steps=3)
+    assert calls == [3] * 14  # 70 steps
+
+
+def test_what_cannot_be_played_is_told() -> None:
+    lanes = worlds(1)
+    with pytest.raises(ValueError, match="execute=9: the policy predicts 8"):
+        rollout(Zero(), lanes, 1, execute=9)
+    with pytest.raises(ValueError, match="share one scene"):
+        rollout(Zero(), worlds(1, tasks=("red",)), 1, swap_text=True)
+
+    class Arm(Zero):
+        config = Shape(chunk=8, action_dim=7)
+
+    with pytest.raises(ValueError, match="have 7 numbers, those of tabletop 4"):
+        rollout(Arm(), lanes, 1)
+
+
+# -- what it says -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("successes", "count", "low", "high"),
+    [
+        # Newcombe, "Two-sided confidence intervals for the single proportion", Stat. Med. 17 (1998), table I
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+        (30, 30, 0.8865, 1.0),
+    ],
+)
+def test_the_interval_is_wilsons(successes: int, count: int, low: float, high: float) -> None:
+    assert wilson(successes, count) == pytest.approx((low, high), abs=5e-5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_an_interval_holds_its_rate_and_mirrors(tried: tuple[int, int]) -> None:
+    successes, count = tried
+    low, high = wilson(successes, count)
+    assert 0 <= low <= successes / count <= high <= 1
+    assert wilson(count - successes, count) == pytest.approx((1 - high, 1 - low), abs=1e-12)
+
+
+def test_nothing_tried_says_nothing() -> None:
+    assert wilson(0, 0) == (0, 1)
+    with pytest.raises(ValueError, match="5 successes of 3"):
+        wilson(5, 3)
+
+
+def result(swap: bool = False) -> RolloutResult:
+    episodes = (
+        Episode(0, 1, "a", "b" if swap else "a", "a", 7),
+        Episode(1, 2, "b", "a" if swap else "b", "a", 9),
+        Episode(2, 3, "a", "b" if swap else "a", None, 70),
+    )
+    film = np.random.Generator(np.random.PCG64(0)).integers(0, 255, (5, 8, 8, 3)).astype(np.uint8)
+    return RolloutResult("tabletop", 4, 2, 10, swap, episodes, {0: film})
+
+
+def test_results_are_written_whole(tmp_path: Path) -> None:
+    path = write_result(result(), tmp_path / "rollouts")
+    content = json.loads(path.read_text())
+    assert path.name == "tabletop-seed4.json"
+    assert {k: content["success"][k] for k in ("successes", "episodes")} == {"successes": 1, "episodes": 3}
+    assert (content["success"]["low"], content["success"]["high"]) == wilson(1, 3)
+    assert content["tasks"]["a"]["successes"] == 1
+    assert [e["success"] for e in content["episodes"]] == [True, False, False]
+    strip = np.asarray(Image.open(path.parent / content["pictures"]["0"]))
+    assert strip.shape == (8, 8 * 8, 3)
+    np.testing.assert_array_equal(strip[:, :8], result().films[0][0])
+    np.testing.assert_array_equal(strip[:, -8:], result().films[0][-1])
+    assert write_result(result(swap=True), tmp_path).name == "tabletop-seed4-swapped.json"
+
+
+def test_the_table_ends_with_the_line_for_machines() -> None:
+    lines = result().table().splitlines()
+    assert lines[-1] == "success 1/3"
+    assert lines[1].split()[:3] == ["a", "1/2", "50%"]
+    swapped = result(swap=True).table().splitlines()
+    assert swapped[-2:] == ["did the scene's own task instead: 1/3", "swapped-text success 1/3"]
+
+
+# -- the verb -----------------------------------------------------------------------------------------------------
+
+
+def test_the_verb_plays_the_policy_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
+
+    config = FlowPolicyConfig(4, 4, ("observation.images.front",), 4, (16, 16), 64, 8, 1, 4, 16, 1)
+    unit = {"offset": np.zeros(4, np.float32), "spread": np.ones(4, np.float32)}
+    FlowPolicy(config, {"action": unit, "observation.state": unit}).save(tmp_path / "policy")
+    asked = RolloutConfig(run=str(tmp_path), episodes=3, size=16, parallel=3, films=1)
+    assert rollout_run(asked) == 0
+    first = capsys.readouterr().out
+    assert first.splitlines()[-1].startswith("success ")
+    assert first.splitlines()[-1].endswith("/3")
+    content = (tmp_path / "rollouts" / "tabletop-seed0.json").read_text()
+    assert (tmp_path / "rollouts" / "tabletop-seed0-episode0.png").is_file()
+    assert rollout_run(asked) == 0
+    assert (tmp_path / "rollouts" / "tabletop-seed0.json").read_text() == content
+    for wrong, told in (
+        ({"execute": 5}, "execute=5"),
+        ({"tasks": ("pink",)}, "'pink'"),
+        ({"device": "fpga"}, "device: 'fpga' cannot be used"),
+        ({"device": "nonsense"}, "device: 'nonsense' cannot be used"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            rollout_run(RolloutConfig(**{**vars(asked), **wrong}))
+
+
+def test_a_run_without_a_policy_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"policy: no policy here"):
+        rollout_run(RolloutConfig(run=str(tmp_path)))
+    assert RolloutConfig().problems() == ["run: required, the directory of a run"]
+
+
+def test_a_policy_that_never_learnt_to_act_is_not_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "config.yaml").touch()
+    monkeypatch.setattr(RunDir, "settings", lambda self: TrainConfig(mode="forward_dynamics"))
+    with pytest.raises(ConfigError, match="nobody learnt to act: its mode is forward_dynamics"):
+        rollout_run(RolloutConfig(run=str(tmp_path)))

@@ -1,0 +1,360 @@
+"""The cache of a host: each byte fetched once whatever processes ask, its budget kept, nothing trusted that a killed
+process or a bad disk left."""
+
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.servers import RangeServer, change_patience
+from understudy.errors import DatasetError
+from understudy.storage.files import Files
+from understudy.storage.options import Remote, default_folder
+from understudy.storage.remote import RemoteSource
+from understudy.storage.retry import Patience
+from understudy.storage.spans import Span, Spans
+
+DATA = np.random.default_rng(1).integers(0, 256, 400_000, np.uint8).tobytes()
+HEAD = 65_536  # bytes that come along when a file is opened
+PATH = "/set/a.mp4"
+QUICK = Patience(deadline=20.0, stall=10.0, first=0.001, longest=0.004)
+
+
+@pytest.fixture
+def server() -> Iterator[RangeServer]:
+    with RangeServer({PATH: DATA, "/set/b.mp4": DATA[::-1]}) as server:
+        yield server
+
+
+def reader(server: RangeServer, cache: Path, budget: int = 1 << 30, patience: Patience = QUICK) -> RemoteSource:
+    """A source as another process of the host would open it: nothing is shared but the folder."""
+    found = Files(server.url + "/set", Remote(cache=str(cache), cache_bytes=budget, patience=patience)).source("a.mp4")
+    assert isinstance(found, RemoteSource)
+    return found
+
+
+def spans_in(cache: Path) -> list[Path]:
+    return [path for path in cache.glob("v1/objects/*/*/*") if path.suffix != ".claim"]
+
+
+def kept(cache: Path) -> int:
+    return sum(path.stat().st_size for path in spans_in(cache))
+
+
+def until(met: Callable[[], bool]) -> None:
+    """Wait for something that must come; the test's own time limit ends what does not."""
+    while not met():
+        time.sleep(0.002)
+
+
+def child(act: Callable[[], bool]) -> int:
+    """Run `act` in a forked process; its id. It ends with 0 if `act` was true, 3 on Ctrl-C."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = 0 if act() else 1
+        except KeyboardInterrupt:
+            code = 3
+        finally:
+            os._exit(code)
+    return pid
+
+
+def ended(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def union(spans: list[tuple[int, int]]) -> int:
+    held = np.zeros(len(DATA), bool)
+    for offset, size in spans:
+        held[offset : offset + size] = True
+    return int(held.sum())
+
+
+SPANS = st.tuples(st.integers(0, len(DATA) - 1), st.integers(0, 60_000)).map(
+    lambda s: (s[0], min(s[1], len(DATA) - s[0]))
+)
+
+
+@settings(max_examples=25)
+@given(reads=st.lists(st.tuples(st.integers(0, 1), SPANS), min_size=1, max_size=12))
+def test_each_byte_once(reads: list[tuple[int, tuple[int, int]]], tmp_path_factory: pytest.TempPathFactory) -> None:
+    cache = tmp_path_factory.mktemp("once")
+    with RangeServer({PATH: DATA}) as server:
+        both = [reader(server, cache), reader(server, cache)]
+        for who, (offset, size) in reads:
+            assert both[who].read(offset, size) == DATA[offset : offset + size]
+        asked = union([(0, HEAD), *(span for _, span in reads)])
+        assert server.sent == asked
+        assert kept(cache) == asked
+
+
+@settings(max_examples=25)
+@given(
+    reads=st.lists(st.tuples(st.integers(0, 1), SPANS, st.booleans()), min_size=1, max_size=12),
+    budget=st.integers(0, 150_000),
+)
+def test_the_budget_is_kept_and_changes_no_byte(
+    reads: list[tuple[int, tuple[int, int], bool]], budget: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    cache = tmp_path_factory.mktemp("budget")
+    with RangeServer({PATH: DATA}) as server:
+        both = [reader(server, cache, budget), reader(server, cache, budget)]
+        for who, (offset, size), ahead in reads:
+            if ahead:
+                both[who].prefetch(np.array([[offset, size]]))
+            assert both[who].read(offset, size) == DATA[offset : offset + size]
+            assert kept(cache) <= budget
+        for one in both:
+            one._root.elsewhere.close()
+        assert kept(cache) <= budget
+
+
+@given(
+    ends=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), max_size=20),
+    gone=st.sets(st.integers(0, 19)),
+    asked=st.tuples(st.integers(0, 90), st.integers(0, 40)),
+)
+def test_spans_that_overlap_a_place(ends: list[tuple[int, int]], gone: set[int], asked: tuple[int, int]) -> None:
+    spans = [Span(start, start + size, str(i), 0) for i, (start, size) in enumerate(ends)]
+    some, start, end = Spans(), asked[0], asked[0] + asked[1]
+    for left in ([], gone):
+        for span in spans:
+            some.add(span)
+        some.remove([str(i) for i in left])
+        near = some.near(start, end)
+        assert [span.start for span in near] == sorted(span.start for span in near)
+        wanted = {span.name for i, span in enumerate(spans) if i not in left and span.start < end and start < span.end}
+        assert {span.name for span in near} == wanted
+        assert len(near) == len(wanted)
+
+
+def test_the_folder_is_looked_at_when_others_have_claimed(
+    server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, other = reader(server, tmp_path), reader(server, tmp_path)
+    looks = 0
+    plain = os.listdir
+
+    def counted(path: str) -> list[str]:
+        nonlocal looks
+        looks += 1
+        return plain(path)
+
+    monkeypatch.setattr(os, "listdir", counted)
+    for who, offset, most in ((source, 100_000, 1), (source, 110_000, 1), (other, 120_000, 2), (other, 130_000, 2)):
+        who.read(offset, 5_000)
+        assert looks <= most
+    sent = server.sent
+    source.read(120_000, 15_000)
+    assert server.sent == sent + 5_000
+    entry = other._root.elsewhere.cache.entry(other._key)
+    claims, _ = entry.claim(140_000, 5_000, 1 << 20)
+    mine = source._root.elsewhere.cache.entry(source._key)
+    for _ in range(2):  # it is under way, and may be there at any time
+        assert mine.claim(140_000, 5_000, 1 << 20) == ([], True)
+    assert source._root.elsewhere.cache.room.reserve(5_000)
+    entry.store(claims[0], DATA[140_000:145_000])
+    assert mine.claim(140_000, 5_000, 1 << 20) == ([], False)
+
+
+def test_processes_share_one_download(server: RangeServer, tmp_path: Path) -> None:
+    places = [(i * 20_000, 25_000) for i in range(15)]
+
+    def read_all() -> bool:
+        source = reader(server, tmp_path)
+        source.prefetch(np.array(places))
+        return all(source.read(o, n) == DATA[o : o + n] for o, n in places)
+
+    server.latency = 0.005
+    children = [child(read_all) for _ in range(3)]
+    assert [ended(pid) for pid in children] == [0, 0, 0]
+    assert server.sent == union([(0, HEAD), *places])
+    assert sum(asked.status == 304 for asked in server.log) == 2, "the others ask whether the file is still the same"
+
+
+def test_kill_at_any_instant(server: RangeServer, tmp_path: Path) -> None:
+    """Whatever is left of a killed process is not trusted, blocks nobody and is cleaned up."""
+    rng = np.random.default_rng(2)
+    server.rate = 4e6
+
+    def read_all() -> bool:
+        source = reader(server, tmp_path, 300_000)
+        source.prefetch(np.array([[o, 9_000] for o in range(0, 390_000, 9_000)]))
+        return all(source.read(o, 30_000) == DATA[o : o + 30_000] for o in range(0, 390_000, 30_000) for _ in range(9))
+
+    for _ in range(12):
+        pids = [child(read_all) for _ in range(2)]
+        time.sleep(float(rng.uniform(0.01, 0.15)))
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            ended(pid)
+    server.rate = 0
+    source = reader(server, tmp_path, 300_000)
+    assert all(source.read(o, 30_000) == DATA[o : o + 30_000] for o in range(0, 390_000, 30_000))
+    assert kept(tmp_path) <= 300_000
+    tight = reader(server, tmp_path, 100_000)
+    assert tight.read(0, len(DATA)) == DATA
+    tight.read(70_000, 90_000)  # makes room, and cleans up
+    assert not list(tmp_path.glob("v1/objects/*/*/*.claim"))
+    assert kept(tmp_path) <= 100_000
+
+
+@pytest.mark.parametrize("damage", ["a bit", "shorter", "empty", "gone", "zeros"])
+def test_a_damaged_span_is_fetched_again(damage: str, server: RangeServer, tmp_path: Path) -> None:
+    reader(server, tmp_path).read(100_000, 50_000)
+    (path,) = (path for path in spans_in(tmp_path) if path.name.startswith(f"{100_000:x}-"))
+    data = bytearray(path.read_bytes())
+    if damage == "a bit":
+        data[777] ^= 4
+    path.unlink()
+    if damage != "gone":
+        path.write_bytes({"shorter": data[:-1], "empty": b"", "zeros": bytes(len(data))}.get(damage, bytes(data)))
+    sent = server.sent
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert reader(server, tmp_path).read(110_000, 20_000) == DATA[110_000:130_000]
+    assert server.sent - sent == 20_000
+    assert len(said) == (damage != "gone")
+
+
+def test_strangers_in_the_folder_are_passed_over(server: RangeServer, tmp_path: Path) -> None:
+    reader(server, tmp_path).read(100_000, 10)
+    folder = spans_in(tmp_path)[0].parent
+    for name in ("note.txt", "1-2", "x-y-z", "q.claim", ".DS_Store"):
+        (folder / name).write_bytes(b"?")
+    (tmp_path / "v1" / "used").write_bytes(b"what")
+    assert reader(server, tmp_path).read(99_000, 2_000) == DATA[99_000:101_000]
+    assert reader(server, tmp_path, 70_000).read(200_000, 60_000) == DATA[200_000:260_000]
+    assert kept(tmp_path) <= 70_000
+
+
+def test_a_claim_of_the_dead_is_free_and_one_of_the_idle_is_waited_for_but_not_for_ever(
+    server: RangeServer, tmp_path: Path
+) -> None:
+    source, other = reader(server, tmp_path), reader(server, tmp_path)
+    change_patience(source._root, Patience(deadline=1.0, stall=5.0, first=0.001))
+    entry = other._root.elsewhere.cache.entry(other._key)
+    claims, busy = entry.claim(100_000, 1_000, 1 << 20)
+    assert (len(claims), busy) == (1, False)
+    assert entry.claim(100_500, 1_000, 1 << 20)[1], "a part of it is being fetched"
+    assert source.read(100_400, 10) == DATA[100_400:100_410]  # its owner does nothing
+    assert all(asked.first != 100_000 for asked in server.log)
+    Path(claims[0].path).rename(tmp_path / "kept")
+    Path(claims[0].path).write_bytes(b"")  # as a process that was killed leaves it
+    assert source.read(100_700, 10) == DATA[100_700:100_710]
+
+
+def test_what_is_pinned_is_never_evicted(server: RangeServer, tmp_path: Path) -> None:
+    budget = HEAD + 100_000
+    source = reader(server, tmp_path, budget)
+    source.prefetch(np.array([[100_000, 30_000], [150_000, 30_000]]))
+    until(lambda: kept(tmp_path) == HEAD + 60_000 and len(source._root.elsewhere.cache.entry(source._key).pins) == 2)
+    other = reader(server, tmp_path, budget)
+    for offset in range(200_000, 400_000, 20_000):
+        other.read(offset, 20_000)  # far more than there is room for
+    asked = len(server.log)
+    assert source.read(150_000, 30_000) == DATA[150_000:180_000]
+    assert source.read(100_000, 15_000) == DATA[100_000:115_000]
+    assert len(server.log) == asked
+    for offset in range(200_000, 400_000, 20_000):
+        other.read(offset, 20_000)
+    names = {path.name.split("-")[0] for path in spans_in(tmp_path)}
+    assert f"{100_000:x}" in names, "half of it is still to be read"
+    assert f"{150_000:x}" not in names, "read to its end, it may go"
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "understudy-fetch"]
+
+
+def test_fetching_ahead_hides_the_latency_and_leaves_no_thread(server: RangeServer, tmp_path: Path) -> None:
+    until(lambda: not threads())  # of tests before
+    server.latency = 0.05
+    source = reader(server, tmp_path)
+    files = source._root
+    assert isinstance(files, Files)
+    assert files.latency == 0.0
+    spans = np.array([[100_000 + i * 10_000, 10_000] for i in range(16)])
+    counted = threading.Event()  # a thread that is done before the next is wanted would take on its work
+    server.fault = lambda n, asked: "" if counted.wait(60) else "500"
+    source.prefetch(spans)
+    assert len(threads()) == 8
+    counted.set()
+    for offset, size in spans.tolist():
+        assert source.read(offset, size) == DATA[offset : offset + size]
+    assert server.sent == HEAD + 160_000
+    assert files.latency >= 0.05
+    files.close()
+    assert not threads()
+    source.prefetch(np.array([[300_000, 10]]))  # closing is not the end
+    until(lambda: kept(tmp_path) == HEAD + 160_010)
+    until(lambda: not threads())  # by themselves
+
+
+def test_closing_ends_a_transfer_that_stalls(server: RangeServer, tmp_path: Path) -> None:
+    until(lambda: not threads())
+    server.stall = 30.0
+    source = reader(server, tmp_path, patience=Patience(deadline=60.0, stall=30.0))
+    server.fault = lambda n, asked: "stall"
+    source.prefetch(np.array([[100_000, 10_000], [200_000, 10_000]]))
+    until(lambda: sum(asked.sent == 6_666 for asked in server.log) == 2)
+    source._root.elsewhere.close()
+    assert not threads()
+    assert not list(tmp_path.glob("v1/objects/*/*/*.claim"))
+    server.fault = lambda n, asked: ""
+    assert source.read(100_000, 10_000) == DATA[100_000:110_000]
+
+
+def test_ctrl_c_while_waiting(server: RangeServer, tmp_path: Path) -> None:
+    server.stall = 200.0
+    reader(server, tmp_path)
+    server.fault = lambda n, asked: "silence" if asked.first else ""
+
+    def read() -> bool:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        source = reader(server, tmp_path, patience=Patience(deadline=200.0, stall=200.0))
+        source.prefetch(np.array([[200_000, 10_000]]))
+        source.read(200_000, 10_000)  # waits for the thread
+        return True
+
+    pid = child(read)
+    until(lambda: any(asked.first == 200_000 for asked in server.log))
+    os.kill(pid, signal.SIGINT)
+    assert ended(pid) == 3
+
+
+def test_a_full_disk_costs_no_byte(server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = reader(server, tmp_path)
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.warns(UserWarning, match="No space left"):
+        assert source.read(100_000, 10_000) == DATA[100_000:110_000]
+    monkeypatch.undo()
+    assert kept(tmp_path) == HEAD
+    assert not list(tmp_path.glob("v1/objects/*/*/*.claim"))
+    assert int((tmp_path / "v1" / "used").read_bytes()) == HEAD
+
+
+def test_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert Remote().folder == default_folder() == str(tmp_path / "understudy")
+    assert Remote(cache="~/x").folder == os.path.expanduser("~/x")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(DatasetError, match="cache folder cannot be made"):
+        Files("http://127.0.0.1:9/x", Remote(cache=str(tmp_path / "file"))).read("y")
+    for bad in ({"cache_bytes": -1}, {"cache_bytes": True}, {"threads": 0}):
+        with pytest.raises(ValueError, match="whole number"):
+            Remote(**bad)  # type: ignore[arg-type]

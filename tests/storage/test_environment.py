@@ -1,0 +1,134 @@
+"""Reading over HTTP as the environment says: proxies, `.netrc`, certificates; and what is sent on by redirects."""
+
+import base64
+import os
+import shutil
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from support.servers import RangeServer
+from understudy.errors import DatasetError
+from understudy.storage.files import Files
+from understudy.storage.options import Remote
+from understudy.storage.retry import Patience
+
+DATA = np.random.default_rng(4).integers(0, 256, 200_000, np.uint8).tobytes()
+QUICK = Patience(deadline=20.0, stall=10.0, first=0.001, longest=0.004)
+PATH = "/set/a b.mp4"
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing of the environment that the tests run in."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "curl_ca_bundle", "requests_ca_bundle"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+
+@pytest.fixture
+def server() -> Iterator[RangeServer]:
+    with RangeServer({PATH: DATA}) as server:
+        yield server
+
+
+def files_of(url: str, cache: Path, patience: Patience = QUICK, **options: object) -> Files:
+    return Files(url + "/set", Remote(options, str(cache / "cache"), patience=patience))
+
+
+def basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def test_a_proxy_is_asked_for_whole_addresses(
+    server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", f"http://who:what@127.0.0.1:{server.port}")
+    source = files_of("http://far.invalid", tmp_path).source("a b.mp4")
+    assert source.read(100_000, 50_000) == DATA[100_000:150_000]
+    assert all(asked.headers["host"] == "far.invalid" for asked in server.log)
+    assert all(asked.headers["proxy-authorization"] == basic("who", "what") for asked in server.log)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    assert files_of(server.url, tmp_path).source("a b.mp4").read(190_000, 10) == DATA[190_000:190_010]
+
+
+def test_closing_ends_a_transfer_through_a_proxy(
+    server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", server.url)
+    files = files_of("http://far.invalid", tmp_path, Patience(deadline=60.0, stall=30.0))
+    source = files.source("a b.mp4")
+    server.fault, server.stall = lambda n, asked: "stall", 30.0
+    source.prefetch(np.array([[100_000, 10_000]]))
+    while not any(asked.sent == 6_666 for asked in server.log):
+        time.sleep(0.002)
+    files.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "understudy-fetch"]
+
+
+def test_netrc_speaks_where_the_settings_do_not(server: RangeServer, tmp_path: Path) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login who password what\n")
+    (tmp_path / "netrc").chmod(0o600)
+    files_of(server.url, tmp_path).source("a b.mp4").read(100_000, 10)
+    assert {asked.headers["authorization"] for asked in server.log} == {basic("who", "what")}
+    server.log.clear()
+    for name in ("Authorization", "authorization"):
+        files_of(server.url, tmp_path, headers={name: "Bearer own"}).source("a b.mp4").read(110_000, 10)
+    assert {asked.headers["authorization"] for asked in server.log} == {"Bearer own"}
+
+
+def test_a_name_and_password_in_the_address(server: RangeServer, tmp_path: Path) -> None:
+    source = files_of(f"http://who:what@127.0.0.1:{server.port}", tmp_path).source("a b.mp4")
+    assert source.read(100_000, 10) == DATA[100_000:100_010]
+    assert {asked.headers["authorization"] for asked in server.log} == {basic("who", "what")}
+
+
+def test_no_header_follows_a_redirect_to_another_host(server: RangeServer, tmp_path: Path) -> None:
+    """But all of them follow it on the same one, wherever it leads there."""
+    with RangeServer({}) as near:
+        near.answer = lambda asked: (
+            302,
+            {"Location": f"{server.url}/set/a%20b.mp4" if "on" in asked.path else "/on#there"},
+            b"",
+        )
+        source = files_of(near.url, tmp_path, headers={"X-Key": "secret"}).source("a b.mp4")
+        for offset in (100_000, 150_000):
+            assert source.read(offset, 10) == DATA[offset : offset + 10]
+        assert [(asked.path, asked.headers["x-key"]) for asked in near.log] == [(PATH, "secret"), ("/on", "secret")]
+        assert len(server.log) == 3
+        assert all("x-key" not in asked.headers for asked in server.log)
+
+
+def test_a_redirect_to_no_web_address(server: RangeServer, tmp_path: Path) -> None:
+    server.answer = lambda asked: (302, {"Location": "file:///etc/hosts"}, b"")
+    with pytest.raises(DatasetError, match="no address of the web"):
+        files_of(server.url, tmp_path).source("a b.mp4")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_certificates(server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, certificate = str(tmp_path / "key"), str(tmp_path / "certificate")
+    name = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+    new = ["-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate]
+    subprocess.run(["openssl", "req", *new, *name], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server._http.socket = context.wrap_socket(server._http.socket, server_side=True)
+    url = f"https://{urlsplit(server.url).netloc}"
+    with pytest.raises(DatasetError, match="certificate is not trusted"):
+        files_of(url, tmp_path).source("a b.mp4")
+    assert files_of(url, tmp_path, verify=certificate).source("a b.mp4").read(9, 9) == DATA[9:18]
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", certificate)
+    assert files_of(url, tmp_path).source("a b.mp4").read(100_000, 9) == DATA[100_000:100_009]
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", os.devnull + "/none")
+    with pytest.raises(DatasetError, match="REQUESTS_CA_BUNDLE"):
+        files_of(url, tmp_path).source("a b.mp4")

@@ -1,0 +1,226 @@
+"""Tables of large datasets: one file per host that all processes map, never a wrong one, none where it cannot be."""
+
+import errno
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from support import mapped_child
+from support.datasets import Spec, edit_json, write_dataset
+from understudy.data.dataset import EpisodeDataset
+from understudy.data.format import lerobot_v2, lerobot_v3
+from understudy.data.format.catalog import Catalog
+from understudy.data.format.episode_table import EpisodeTable
+from understudy.storage import mapped
+
+LENGTHS = (6, 9, 4, 7)
+CAMERAS = ("observation.images.top", "observation.images.wrist")
+
+
+@pytest.fixture(autouse=True)
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the files; a table of two rows is large."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setattr(mapped, "LEAST", 2)
+    return tmp_path / "xdg" / "understudy" / "tables"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_dataset(tmp_path / "set", Spec(lengths=LENGTHS, cameras=CAMERAS))
+    return tmp_path / "set"
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.suffix == "") if folder.is_dir() else []
+
+
+def unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: object) -> EpisodeTable:
+        raise AssertionError("it was read again")
+
+    for reader in (lerobot_v2, lerobot_v3):
+        monkeypatch.setattr(reader, "read_episodes", read)
+
+
+def arrays_of(value: Any) -> dict[str, np.ndarray]:
+    """All arrays of an episode table, by path."""
+    if isinstance(value, np.ndarray):
+        return {"": value}
+    inner = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+    return {f"{key}.{name}": array for key, one in inner.items() for name, array in arrays_of(one).items()}
+
+
+def same_table(one: EpisodeTable, two: EpisodeTable) -> None:
+    first, second = arrays_of(one), arrays_of(two)
+    assert first.keys() == second.keys()
+    for name, array in first.items():
+        assert array.dtype == second[name].dtype, name
+        assert np.array_equal(array, second[name]), name
+    assert one.own_files == two.own_files
+    assert one.data.template == two.data.template
+    assert {k: (v.files.key, v.files.template) for k, v in one.videos.items()} == {
+        k: (v.files.key, v.files.template) for k, v in two.videos.items()
+    }
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_the_second_maps_what_the_first_wrote(
+    version: str, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / version
+    write_dataset(root, Spec(version=version, lengths=LENGTHS, cameras=CAMERAS, drift_s=0.2))
+    if version == "v2.1":
+        edit_json(root / "meta/info.json", lambda info: info.update(chunks_size="many"))
+    with monkeypatch.context() as plain:
+        plain.setattr(mapped, "LEAST", 1000)
+        private = Catalog.open(root)
+        assert files(tables) == []
+    first = Catalog.open(root)
+    assert len(files(tables)) == 1
+    unreadable(monkeypatch)
+    second = Catalog.open(root)
+    for catalog in (first, second):
+        same_table(private.episodes, catalog.episodes)
+        assert catalog.oddities == private.oddities
+        assert not catalog.episodes.lengths.flags.writeable
+    assert private.oddities, "these are kept, too"
+    assert set(files(tables)) <= mapped_child.maps(tables)
+
+
+def test_another_process_maps_it(root: Path, tables: Path) -> None:
+    Catalog.open(root)
+    there = files(tables)
+    script = [sys.executable, mapped_child.__file__, str(root), str(tables)]
+    said = subprocess.run(script, capture_output=True, text=True, timeout=120, check=True).stdout.split()
+    assert said == [*map(str, LENGTHS), *there]
+
+
+def test_samples_are_the_same(root: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = {"action": [-0.1, 0, 0.1]}
+    shared = EpisodeDataset(root, windows, exclude_episodes=[1])
+    assert len(files(tables)) == 2
+    monkeypatch.setattr(mapped, "LEAST", 1000)
+    plain = EpisodeDataset(root, windows, exclude_episodes=[1])
+    assert len(shared) == len(plain)
+    for index in range(len(plain)):
+        one, two = shared[index], plain[index]
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[k], two[k]) if torch.is_tensor(one[k]) else one[k] == two[k] for k in one)
+
+
+def test_a_changed_dataset_is_read_anew(root: Path, tables: Path, tmp_path: Path) -> None:
+    before = Catalog.open(root).episodes
+    write_dataset(tmp_path / "other", Spec(lengths=(6, 9, 7, 4), cameras=CAMERAS))
+    for path in (tmp_path / "other/meta").rglob("*.parquet"):
+        place = root / "meta" / path.relative_to(tmp_path / "other/meta")
+        times = place.stat().st_atime_ns, place.stat().st_mtime_ns
+        place.write_bytes(path.read_bytes())
+        os.utime(place, ns=times)  # by whoever sets times back
+    assert Catalog.open(root).episodes.lengths.tolist() == [6, 9, 7, 4]
+    assert before.lengths.tolist() == list(LENGTHS), "who has it mapped keeps it"
+    edit_json(root / "meta/info.json", lambda info: info.update(data_path=info["data_path"][:-8] + "x.parquet"))
+    assert Catalog.open(root).episodes.data.template.endswith("x.parquet")
+
+
+def test_a_kill_while_it_is_written_leaves_no_wrong_one(
+    root: Path, tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for function in ("fsync", "replace"):
+        child = os.fork()
+        if child == 0:
+            setattr(os, function, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+            Catalog.open(root)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        assert files(tables) == []
+    drafts = list(tables.glob("*.part"))
+    assert len(drafts) == 2
+    for draft in drafts:
+        os.utime(draft, (time.time() - 1e5,) * 2)
+    assert Catalog.open(root).episodes.lengths.tolist() == list(LENGTHS)
+    assert len(files(tables)) == 1
+    assert list(tables.glob("*.part")) == []
+
+
+@pytest.mark.parametrize("place", [0, 30, 60, None])
+def test_a_damaged_one_is_made_again(place: int | None, root: Path, tables: Path) -> None:
+    Catalog.open(root)
+    (path,) = (tables / name for name in files(tables))
+    whole = bytearray(path.read_bytes())
+    for damaged in (bytes(whole[: len(whole) // 2]), b"", bytes(whole) + b"x"):
+        path.write_bytes(damaged)
+        assert Catalog.open(root).episodes.lengths.tolist() == list(LENGTHS)
+        assert path.read_bytes() == whole
+    lengths = whole.index(np.array(LENGTHS, np.int64).tobytes())
+    whole[lengths if place is None else place] ^= 1
+    path.unlink()
+    path.write_bytes(whole)
+    assert Catalog.open(root).episodes.lengths.tolist() == list(LENGTHS)
+
+
+def test_where_no_file_can_be_written_each_has_its_own(
+    root: Path, tables: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(number: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        with pytest.warns(UserWarning, match="No space left"):
+            assert Catalog.open(root).episodes.lengths.tolist() == list(LENGTHS)
+        assert [path for path in tables.iterdir() if path.suffix != ".lock"] == []
+    with monkeypatch.context() as user, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        user.setattr(os, "geteuid", lambda: 12345)  # whose folders these are not
+        assert Catalog.open(root).episodes.lengths.tolist() == list(LENGTHS)
+    assert files(tables) == []
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
+    assert Catalog.open(root).episodes.lengths.tolist() == list(LENGTHS)
+
+
+def test_what_was_not_used_for_long_goes(tmp_path: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "BUDGET", 20_000)
+    kept = []
+    for number in range(4):
+        kept.append(mapped.shared({"a": np.full(1000, number)})["a"])
+        (newest,) = (path for path in map(tables.joinpath, files(tables)) if path.stat().st_mtime > time.time() - 60)
+        os.utime(newest, (time.time() - 1000 + number,) * 2)
+    assert 1 <= len(files(tables)) <= 2
+    assert [int(one[0]) for one in kept] == [0, 1, 2, 3], "who has one mapped keeps it"
+
+
+def test_a_started_process_maps_and_any_other_pickle_is_whole(root: Path, tables: Path) -> None:
+    data = EpisodeDataset(root, keys=["action"])
+    mine = set(files(tables))
+    assert len(mine) == 2
+    whole = pickle.dumps(data)
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=mapped_child.answer, args=(theirs, data, tables))
+    process.start()
+    assert ours.poll(120)
+    found, lengths, segments, _ = ours.recv()
+    process.join()
+    assert found == mine
+    assert lengths.tolist() == list(LENGTHS)
+    assert np.array_equal(segments, data.segments)
+    for path in tables.iterdir():
+        path.unlink()
+    again = pickle.loads(whole)
+    assert np.array_equal(again.segments, data.segments)
+    same_table(again.catalog.episodes, data.catalog.episodes)
+    assert torch.equal(again[5]["action"], data[5]["action"])

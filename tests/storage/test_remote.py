@@ -1,0 +1,280 @@
+"""Reading over HTTP from a server that lies, stalls, fails, dies and comes back: right bytes, or one clear error."""
+
+import os
+import pickle
+import random
+import socket
+import threading
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.servers import FAULTS, Asked, RangeServer, change_patience
+from understudy.errors import DatasetError, SourceFailed
+from understudy.storage.files import Files
+from understudy.storage.options import Remote
+from understudy.storage.retry import Patience, Transient, attempt
+
+DATA = np.random.default_rng(0).integers(0, 256, 300_000, np.uint8).tobytes()
+QUICK = Patience(deadline=20.0, stall=10.0, first=0.001, longest=0.004)
+SILENT = replace(QUICK, deadline=240.0, stall=0.15)  # on a busy machine honest answers are as late, too
+PATH = "/set/videos/a.mp4"
+
+
+def files_of(
+    server: RangeServer, cache: Path, patience: Patience = QUICK, under: str = "/set", **more: object
+) -> Files:
+    return Files(server.url + under, Remote(cache=str(cache), patience=patience, **more))  # type: ignore[arg-type]
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[list[str], list[tuple[int, int]]]:
+    """Faults of the first requests, never more than three in a row, and reads."""
+    faults: list[str] = []
+    for group in draw(st.lists(st.lists(st.sampled_from(FAULTS), min_size=1, max_size=3), max_size=4)):
+        faults += [*group, ""]
+    offsets = st.one_of(st.integers(0, 5), st.integers(0, len(DATA)), st.integers(65_500, 65_600))
+    reads = draw(st.lists(st.tuples(offsets, st.integers(0, 90_000)), min_size=1, max_size=4))
+    return faults, [(offset, min(size, len(DATA) - offset)) for offset, size in reads]
+
+
+@settings(max_examples=25)
+@given(plan=plans())
+def test_right_bytes_from_a_server_that_lies(
+    plan: tuple[list[str], list[tuple[int, int]]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    faults, reads = plan
+    with RangeServer({PATH: DATA}, lambda n, asked: faults[n] if n < len(faults) else "", stall=0.3) as server:
+        source = files_of(server, tmp_path_factory.mktemp("lies"), SILENT).source("videos/a.mp4")
+        assert source.size == len(DATA)
+        for offset, size in reads:
+            assert source.read(offset, size) == DATA[offset : offset + size]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_met(fault: str, tmp_path: Path) -> None:
+    """Each fault, once: the right bytes all the same, and not from the answer that was wrong."""
+    met: list[Asked] = []
+
+    def once(n: int, asked: Asked) -> str:
+        if asked.first != 200_000:
+            return ""
+        met.append(asked)
+        return fault if len(met) == 1 else ""
+
+    with RangeServer({PATH: DATA}, once, stall=1.5) as server:
+        quick = replace(QUICK, stall=0.5)
+        source = files_of(server, tmp_path, quick).source("videos/a.mp4")
+        assert source.read(200_000, 70_000) == DATA[200_000:270_000]
+        assert met
+        if fault != "whole":  # of a whole file the right part is taken
+            assert len([asked for asked in server.log if asked.first and asked.first >= 200_000]) >= 2
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_for_ever_is_one_error(fault: str, tmp_path: Path) -> None:
+    silent, slow = fault in ("stall", "silence"), fault in ("short", "truncate", "stall", "whole")
+    believed = fault in ("416", "elsewhere", "unsaid")  # after so many times, not after so long
+    deadline = 20.0 if slow or believed else 0.6
+    quick = Patience(deadline=deadline, stall=0.2 if silent else 10.0, first=0.001, longest=0.01)
+    with RangeServer({PATH: DATA}, lambda n, asked: fault if asked.first else "", stall=0.5) as server:
+        files = files_of(server, tmp_path)
+        source = files.source("videos/a.mp4")
+        change_patience(files, quick)
+        opened = len(server.log)
+        if slow:  # always some of it: slow, but all of it in the end
+            assert source.read(200_000, 700) == DATA[200_000:200_700]
+            return
+        with pytest.raises(DatasetError) as caught:
+            source.read(200_000, 700)
+    assert str(caught.value).startswith(f"{server.url}/set/videos/a.mp4: ")
+    assert caught.value.fix
+    assert isinstance(caught.value, SourceFailed), "no bad picture: nothing may stand in for it"
+    if believed:
+        assert len(server.log) == opened + 4, "a server that always does so is not asked for long"
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [(404, "not there"), (403, "permission"), (401, "permission"), (400, "400")]
+)
+def test_what_will_not_pass_is_told_at_once(status: int, words: str, tmp_path: Path) -> None:
+    with RangeServer({PATH: DATA}) as server:
+        server.answer = lambda asked: (status, {}, b"no")
+        with pytest.raises(DatasetError, match=f"videos/a.mp4: .*{words}") as caught:
+            files_of(server, tmp_path).source("videos/a.mp4")
+        assert caught.value.fix
+        assert len(server.log) == 1
+
+
+def test_nothing_answers(tmp_path: Path) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # nobody else is given the port, and nobody listens there
+        port = silent.getsockname()[1]
+        files = Files(
+            f"http://127.0.0.1:{port}/set", Remote(cache=str(tmp_path), patience=Patience(deadline=0.2, first=0.01))
+        )
+        with pytest.raises(
+            DatasetError, match=r"/set/x: no connection \(Failed to establish .*refused\) \((\d+ times|once)"
+        ):
+            files.read("x")
+
+
+def test_a_server_that_ignores_ranges_serves_small_files(tmp_path: Path) -> None:
+    with RangeServer({"/set/info.json": b"{}", PATH: DATA * 8}, lambda n, asked: "whole") as server:
+        files = files_of(server, tmp_path)
+        assert files.read("info.json") == b"{}"
+        source = files.source("videos/a.mp4")
+        assert source.read(600_000, 100) == (DATA * 8)[600_000:600_100]  # near its beginning
+        with pytest.raises(DatasetError, match="whole file instead of a part"):
+            source.read(len(DATA) * 7, 100)
+
+
+def test_it_dies_and_comes_back(tmp_path: Path) -> None:
+    server = RangeServer({PATH: DATA})
+    source = files_of(server, tmp_path).source("videos/a.mp4")
+    server.stop()
+    back = threading.Timer(0.3, server.start)
+    back.start()
+    try:
+        assert source.read(100_000, 100_000) == DATA[100_000:200_000]
+    finally:
+        back.join()
+        server.stop()
+
+
+def test_retry_after_is_obeyed(tmp_path: Path) -> None:
+    times: list[float] = []
+
+    def answer(asked: Asked) -> tuple[int, dict[str, str], bytes] | None:
+        times.append(time.monotonic())
+        return (429, {"Retry-After": "1"}, b"") if len(times) == 2 else None
+
+    with RangeServer({PATH: DATA}) as server:
+        server.answer = answer
+        quick = Patience(deadline=0.5, stall=1.0, first=0.001, longest=0.002)  # shorter than the wish, which is obeyed
+        source = files_of(server, tmp_path, quick).source("videos/a.mp4")
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            assert source.read(100_000, 10) == DATA[100_000:100_010]
+        assert times[2] - times[1] >= 1.0
+        assert any("429" in str(one.message) for one in said)
+        server.answer = lambda asked: (503, {"Retry-After": "86400"}, b"")
+        with pytest.raises(DatasetError, match="86400 s"):
+            source.read(150_000, 10)
+
+
+class _Fails:
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    def __call__(self) -> str:
+        self.left -= 1
+        if self.left >= 0:
+            raise Transient("no")
+        return "yes"
+
+
+def test_pauses_grow_and_use_no_global_generator() -> None:
+    patience = Patience(first=0.1, longest=3.0)
+    before = random.getstate()
+    for failures in range(1, 40):
+        base = min(3.0, 0.1 * 2 ** (failures - 1))
+        pauses = [patience.pause(failures) for _ in range(20)]
+        assert all(base / 2 <= pause <= base for pause in pauses)
+        assert len(set(pauses)) > 10
+    assert random.getstate() == before
+    assert attempt(_Fails(3), "x", Patience(first=0.001), threading.Event()) == "yes"
+
+
+# One version
+
+
+def test_a_change_in_mid_run_is_an_error(tmp_path: Path) -> None:
+    other = bytes(255 - byte for byte in DATA)
+    with RangeServer({PATH: DATA, "/set/b": b"b"}) as server:
+        files = files_of(server, tmp_path)
+        source = files.source("videos/a.mp4")
+        there = source.read(100_000, 10)
+        server.files[PATH] = other  # type: ignore[index]
+        assert source.read(100_000, 10) == there, "what was fetched is of the old version"
+        with pytest.raises(SourceFailed, match=r"a\.mp4: it changed while it was read"):
+            source.read(200_000, 10)
+        with pytest.raises(DatasetError, match="changed"):
+            pickle.loads(pickle.dumps(source)).read(100_000, 10)  # a copy is pinned to the same version
+        server.files[PATH] = other[:-1]  # type: ignore[index]
+        with pytest.raises(DatasetError, match="changed"):
+            source.read(200_000, 10)
+        assert files_of(server, tmp_path).source("videos/a.mp4").read(100_000, 10) == other[100_000:100_010]
+
+
+def test_a_file_written_after_the_run_began_is_an_error_even_when_first_met(tmp_path: Path) -> None:
+    with RangeServer({PATH: DATA, "/set/info.json": b"{}"}) as server:
+        files = files_of(server, tmp_path)
+        files.read("info.json")
+        copy = pickle.loads(pickle.dumps(files))
+        for reader in (files, copy):
+            reader.elsewhere.store._opened -= 10  # type: ignore[attr-defined]
+        server.written[PATH] = time.time() - 5
+        for reader in (files, copy):
+            with pytest.raises(DatasetError, match="written after this run began"):
+                reader.source("videos/a.mp4")
+        assert files_of(server, tmp_path).source("videos/a.mp4").size == len(DATA)
+
+
+def test_without_any_sign_of_a_version_nothing_is_read(tmp_path: Path) -> None:
+    with RangeServer({PATH: DATA}) as server:
+        server.headers = {"ETag": "", "Last-Modified": ""}
+        with pytest.raises(DatasetError, match="neither an etag nor a time of change"):
+            files_of(server, tmp_path).source("videos/a.mp4")
+        server.headers = {"ETag": ""}
+        source = files_of(server, tmp_path).source("videos/a.mp4")  # a time of change will do
+        assert source.read(70_000, 9) == DATA[70_000:70_009]
+        server.written[PATH] = 1_600_000_001.0
+        with pytest.raises(DatasetError, match="changed"):
+            source.read(170_000, 9)
+
+
+def test_redirects_are_followed_once_and_given_no_secrets(tmp_path: Path) -> None:
+    with RangeServer({PATH: DATA}) as far, RangeServer({}) as near:
+        near.answer = lambda asked: (302, {"Location": far.url + asked.path}, b"")
+        files = files_of(near, tmp_path, storage_options={"headers": {"Authorization": "Bearer secret"}})
+        source = files.source("videos/a.mp4")
+        for offset in (100_000, 200_000):
+            assert source.read(offset, 10) == DATA[offset : offset + 10]
+        assert len(near.log) == 1
+        assert all(asked.headers["authorization"] == "Bearer secret" for asked in near.log)
+        assert all("authorization" not in asked.headers for asked in far.log)
+        far.answer = lambda asked: (403, {}, b"") if len(far.log) == 4 else None  # the address is no longer good
+        assert source.read(250_000, 10) == DATA[250_000:250_010]
+        assert len(near.log) == 2
+
+
+def test_ends_of_files(tmp_path: Path) -> None:
+    with RangeServer({"/set/empty": b"", "/set/one": b"1"}) as server:
+        files = files_of(server, tmp_path)
+        assert files.read("empty") == b""
+        assert files.read("one") == b"1"
+        assert files.source("one").read(1, 0) == b""
+        for offset, size in ((0, 2), (2, 0), (-1, 1)):
+            with pytest.raises(DatasetError, match="one: ends at byte 1"):
+                files.source("one").read(offset, size)
+        assert files.exists("one")
+        assert not files.exists("two")
+
+
+def test_a_forked_child_reads_on(tmp_path: Path) -> None:
+    with RangeServer({PATH: DATA}) as server:
+        source = files_of(server, tmp_path).source("videos/a.mp4")
+        source.prefetch(np.array([[i * 1000, 900] for i in range(100, 160)]))  # threads and locks are under way
+        child = os.fork()
+        if child == 0:
+            good = source.read(100_000, 150_000) == DATA[100_000:250_000]
+            os._exit(0 if good else 1)
+        assert source.read(100_000, 150_000) == DATA[100_000:250_000]
+        assert os.waitpid(child, 0)[1] == 0

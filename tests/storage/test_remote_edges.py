@@ -1,0 +1,283 @@
+"""The edges of reading from afar: what is no bad picture, servers that wish, loop and lie, caches that cannot be
+written, clocks that are wrong, many files at once."""
+
+import email.utils
+import os
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support.servers import Asked, RangeServer
+from understudy.errors import DatasetError, SourceFailed
+from understudy.storage import cache as cache_module
+from understudy.storage import http, retry
+from understudy.storage.cache import DiskCache
+from understudy.storage.files import Files
+from understudy.storage.options import Remote
+from understudy.storage.remote import RemoteSource
+from understudy.storage.retry import Patience, Transient, attempt
+
+DATA = np.random.default_rng(3).integers(0, 256, 300_000, np.uint8).tobytes()
+QUICK = Patience(deadline=20.0, stall=10.0, first=0.001, longest=0.004)
+PATH = "/set/a.mp4"
+
+
+@pytest.fixture
+def server() -> Iterator[RangeServer]:
+    with RangeServer({PATH: DATA, "/set/b": b"b"}) as server:
+        yield server
+
+
+def files_of(server: RangeServer, cache: Path, patience: Patience = QUICK, **more: object) -> Files:
+    return Files(server.url + "/set", Remote(cache=str(cache), patience=patience, **more))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 410, 400])
+def test_what_is_refused_in_mid_run_is_no_bad_picture(status: int, server: RangeServer, tmp_path: Path) -> None:
+    """Credentials that ended, a file that was taken away: nothing may stand in for what they hide."""
+    source = files_of(server, tmp_path).source("a.mp4")
+    server.answer = lambda asked: (status, {}, b"no")
+    with pytest.raises(SourceFailed, match=r"/set/a\.mp4: "):
+        source.read(200_000, 10)
+    if status in (401, 403):  # of a file that is opened late, too
+        with pytest.raises(SourceFailed, match="permission"):
+            files_of(server, tmp_path).source("b")
+
+
+def test_a_cache_that_is_locked_for_ever_is_no_bad_picture(
+    server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = files_of(server, tmp_path).source("a.mp4")
+
+    def locked(*_: object, **__: object) -> None:
+        raise DatasetError("another process holds a lock", where="x", fix="end that process")
+
+    monkeypatch.setattr(cache_module.Entry, "claim", locked)
+    with pytest.raises(SourceFailed, match="holds a lock"):
+        source.read(200_000, 10)
+
+
+def test_a_redirect_loop_is_told_at_once(server: RangeServer, tmp_path: Path) -> None:
+    server.answer = lambda asked: (302, {"Location": asked.path}, b"")
+    with pytest.raises(DatasetError, match="redirect"):
+        files_of(server, tmp_path).source("a.mp4")
+    assert len(server.log) <= 40
+
+
+def test_wishes_to_wait_do_not_add_up_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "_LONGEST_WISH", 0.3)
+    asked = 0
+
+    def always() -> None:
+        nonlocal asked
+        asked += 1
+        raise Transient("the server answers 429", after=0.1)
+
+    with pytest.raises(SourceFailed, match="429"), pytest.warns(UserWarning, match="asks to wait"):
+        attempt(always, "x", Patience(deadline=60.0, first=0.001, longest=0.002), threading.Event())
+    assert 3 <= asked <= 4
+
+
+def test_only_the_same_oddity_again_and_again_is_believed() -> None:
+    failures = [Transient("odd", tries=2), Transient("slow"), Transient("odd", tries=2), Transient("slow")]
+
+    def act() -> str:
+        if failures:
+            raise failures.pop()
+        return "yes"
+
+    assert attempt(act, "x", Patience(first=0.001, longest=0.002), threading.Event()) == "yes"
+
+
+def test_what_others_evicted_is_claimed_anew(server: RangeServer, tmp_path: Path) -> None:
+    source = files_of(server, tmp_path).source("a.mp4")
+    assert isinstance(source, RemoteSource)
+    source.read(100_000, 1_000)
+    (path,) = tmp_path.glob(f"v1/objects/*/*/{100_000:x}-*")
+    path.unlink()
+    entry = source._root.elsewhere.cache.entry(source._key)
+    assert entry.take(100_000, 1_000) is None
+    claims, busy = entry.claim(100_000, 1_000, 1 << 20)
+    assert ([(claim.start, claim.end) for claim in claims], busy) == ([(100_000, 101_000)], False)
+    entry.abandon(claims[0])
+
+
+def test_a_wish_may_be_a_date_by_the_clock_of_the_server() -> None:
+    then = 1_000_000_000.0
+    dates = {
+        "Date": email.utils.formatdate(then, usegmt=True),
+        "Retry-After": email.utils.formatdate(then + 7, usegmt=True),
+    }
+    assert http._after(dates) == 7.0
+    assert http._after(dates | {"Retry-After": email.utils.formatdate(then - 7, usegmt=True)}) == 0.0
+    assert http._after({"Retry-After": "3"}) == 3.0
+    assert http._after({"Retry-After": "soon"}) is None
+    assert http._after({}) is None
+    near = http._after({"Retry-After": email.utils.formatdate(time.time() + 60, usegmt=True)})
+    assert near is not None
+    assert 0 < near <= 61
+
+
+def test_compressed_answers_are_not_believed(server: RangeServer, tmp_path: Path) -> None:
+    source = files_of(server, tmp_path).source("a.mp4")
+    server.headers = {"Content-Encoding": "gzip"}
+    asked = len(server.log)
+    with pytest.raises(SourceFailed, match="compressed"):
+        source.read(200_000, 10)
+    assert len(server.log) == asked + 4
+    assert all(one.headers["accept-encoding"] == "identity" for one in server.log)
+
+
+def test_a_time_of_change_in_the_future_is_no_change(server: RangeServer, tmp_path: Path) -> None:
+    """A robot whose clock was ahead recorded it; the server's own clock tells that from a change in mid-run."""
+    server.written[PATH] = time.time() + 1e6
+    files = files_of(server, tmp_path)
+    files.read("b")
+    assert files.source("a.mp4").read(200_000, 9) == DATA[200_000:200_009]
+
+
+def test_an_address_that_ends_for_two_threads_at_once(tmp_path: Path) -> None:
+    """Both find the kept address refused before either has forgotten it."""
+    both = threading.Barrier(2, timeout=240)
+    with RangeServer({PATH: DATA}) as far, RangeServer({}) as near:
+        near.answer = lambda asked: (302, {"Location": far.url + asked.path}, b"")
+        source = files_of(near, tmp_path).source("a.mp4")
+        refused = 0
+
+        def answer(asked: Asked) -> tuple[int, dict[str, str], bytes] | None:
+            nonlocal refused
+            refused += 1
+            if refused > 2:
+                return None
+            both.wait()
+            return 403, {}, b""
+
+        far.answer = answer
+        found: list[bytes] = []
+        ask = [threading.Thread(target=lambda o=o: found.append(source.read(o, 9))) for o in (100_000, 200_000)]
+        for thread in ask:
+            thread.start()
+        for thread in ask:
+            thread.join()
+        assert sorted(found) == sorted([DATA[100_000:100_009], DATA[200_000:200_009]])
+
+
+def test_connections_are_used_again_by_any_thread(server: RangeServer, tmp_path: Path) -> None:
+    connected: list[object] = []
+    process = server._http.process_request
+    server._http.process_request = lambda *a: (connected.append(a), process(*a))[1]  # type: ignore[func-returns-value,method-assign]
+    source = files_of(server, tmp_path).source("a.mp4")
+    for i in range(6):
+        thread = threading.Thread(target=source.read, args=(100_000 + 1_000 * i, 10))
+        thread.start()
+        thread.join()
+    assert len(connected) == 1
+
+
+@pytest.mark.parametrize("what", ["claims", "count", "notes"])
+def test_a_folder_that_can_no_longer_be_written_costs_no_byte(
+    what: str, server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fills up or turns read-only under the run. (Tests may run as root, whom no mode keeps out.)"""
+    source = files_of(server, tmp_path).source("a.mp4")
+    open_, pwrite = os.open, os.pwrite
+
+    def refused(path: str, flags: int, *mode: int, **more: int) -> int:
+        if flags & os.O_CREAT and str(tmp_path) in str(path) and (what == "claims" or "/known/" in str(path)):
+            raise OSError(30, "Read-only file system")
+        return open_(path, flags, *mode, **more)
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "open", refused)
+    if what == "count":
+        monkeypatch.setattr(os, "pwrite", full)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert source.read(100_000, 10_000) == DATA[100_000:110_000]
+        assert files_of(server, tmp_path).read("b") == b"b"
+        source.prefetch(np.array([[200_000, 100]]))
+        assert source.read(200_000, 100) == DATA[200_000:200_100]
+    assert any("cannot be written" in str(one.message) for one in said) == (what != "notes")
+    monkeypatch.setattr(os, "open", open_)
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    assert source.read(150_000, 10) == DATA[150_000:150_010]
+
+
+def test_a_folder_that_may_not_be_written_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    DiskCache(str(tmp_path), 1)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(DatasetError, match="may not be written"):
+        DiskCache(str(tmp_path), 1)
+
+
+def test_what_is_damaged_and_cannot_be_removed_is_passed_by(
+    server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files_of(server, tmp_path).source("a.mp4").read(100_000, 1_000)
+    (path,) = tmp_path.glob(f"v1/objects/*/*/{100_000:x}-*")
+    path.write_bytes(bytes(1_000))
+    unlink = os.unlink
+
+    def kept(name: str) -> None:
+        if str(name) == str(path):
+            raise PermissionError(1, "not yours")
+        unlink(name)
+
+    monkeypatch.setattr(os, "unlink", kept)
+    source = files_of(server, tmp_path).source("a.mp4")
+    begun = time.monotonic()
+    with pytest.warns(UserWarning, match="damaged"):
+        assert source.read(100_000, 1_000) == DATA[100_000:101_000]
+    assert time.monotonic() - begun < QUICK.deadline  # it does not ask itself again and again
+
+
+def test_few_files_are_open_whatever_is_fetched_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans are pinned by open files: of all videos together there are but so many."""
+    monkeypatch.setattr(cache_module, "_PINS", 20)
+    many = {f"/set/{i}": DATA[:90_000] for i in range(12)}
+    with RangeServer(many) as server:
+        files = files_of(server, tmp_path)
+        sources = [files.source(str(i)) for i in range(12)]
+        before = len(os.listdir("/proc/self/fd"))
+        for source in sources:
+            assert isinstance(source, RemoteSource)
+            source.prefetch(np.array([[70_000 + 100 * i, 90] for i in range(10)]))
+        until = time.monotonic() + 240
+        while files.elsewhere.fetcher._jobs or files.elsewhere.fetcher._idle < len(files.elsewhere.fetcher._threads):
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        pinned = [
+            name for name in map(_target, os.listdir("/proc/self/fd")) if str(tmp_path) in name and "/objects/" in name
+        ]
+        assert len(pinned) == 20
+        entries = files.elsewhere.cache._entries.values()
+        assert sum(len(entry.pins) for entry in entries) == 20, "what was let go may be pinned again"
+        assert len(os.listdir("/proc/self/fd")) - before < 20 + 40
+        newest = sources[-1]
+        assert any(newest._key in name for name in pinned), "the oldest are let go, not the newest refused"  # type: ignore[attr-defined]
+        files.close()
+        assert not [
+            name for name in map(_target, os.listdir("/proc/self/fd")) if str(tmp_path) in name and "/objects/" in name
+        ]
+
+
+def _target(number: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{number}")
+    except OSError:
+        return ""
+
+
+def test_thousands_of_spans_leave_no_file_open(server: RangeServer, tmp_path: Path) -> None:
+    source = files_of(server, tmp_path).source("a.mp4")
+    before = len(os.listdir("/proc/self/fd"))
+    for i in range(600):
+        assert source.read(70_000 + 300 * i, 7) == DATA[70_000 + 300 * i : 70_007 + 300 * i]
+    assert len(os.listdir("/proc/self/fd")) - before <= 4

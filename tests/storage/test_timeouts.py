@@ -1,0 +1,205 @@
+"""Servers that keep a reader waiting or lie about sizes: an end in bounded time and memory."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from support.servers import Asked, RangeServer
+from understudy.errors import SourceFailed
+from understudy.storage.files import Files
+from understudy.storage.options import Remote
+from understudy.storage.prefetch import Fetcher
+from understudy.storage.retry import Patience
+from understudy.storage.timeouts import Late, within
+
+DATA = np.random.default_rng(5).integers(0, 256, 200_000, np.uint8).tobytes()
+HURRIED = Patience(deadline=0.5, stall=0.2, first=0.001, longest=0.004, slowest=1e7)
+HEAD = b'HTTP/1.1 206 OK\r\nETag: "a"\r\nContent-Range: bytes 0-1/2\r\nContent-Length: 2\r\nX-Filler: '
+
+
+@contextlib.contextmanager
+def dribbling(said: bytes, pause: float = 0.05) -> Iterator[int]:
+    """The port of a server that answers anything with `said`, a byte at a time; bounded by what it says."""
+    over = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.recv(1 << 16)
+            for byte in said:
+                connection.sendall(bytes([byte]))
+                if over.wait(pause):
+                    return
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            over.set()
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+
+
+def files_of(port: int, cache: Path, patience: Patience = HURRIED, scheme: str = "http") -> Files:
+    return Files(f"{scheme}://127.0.0.1:{port}/set", Remote(cache=str(cache), patience=patience))
+
+
+def test_time_spent_in_a_head_counts(tmp_path: Path) -> None:
+    """The whole head comes in the end, right and each byte soon after the one before: it is not waited for."""
+    with dribbling(HEAD + b"x" * 60 + b"\r\n\r\nok") as port, pytest.raises(SourceFailed, match="/set/a: no answer"):
+        files_of(port, tmp_path).read("a")
+
+
+def test_a_head_that_comes_in_pieces_is_an_answer(tmp_path: Path) -> None:
+    patience = Patience(deadline=30.0, stall=30.0)
+    with dribbling(HEAD + b"x\r\n\r\nok", 0.0) as port:
+        assert files_of(port, tmp_path, patience).read("a") == b"ok"
+
+
+def test_time_spent_in_a_handshake_counts(tmp_path: Path) -> None:
+    record = b"\x16\x03\x03\x40\x00" + bytes(200)  # the beginning of a record of 16 KiB
+    with dribbling(record) as port, pytest.raises(SourceFailed):
+        files_of(port, tmp_path, scheme="https").read("a")
+
+
+def test_time_spent_in_redirects_counts(tmp_path: Path) -> None:
+    """Each redirect comes soon enough; a chain of them has no more time than one answer."""
+    hops = 29
+    with RangeServer({f"/set/{'x' * hops}": b"ok"}, latency=0.1) as server:
+
+        def answer(asked: Asked) -> tuple[int, dict[str, str], bytes] | None:
+            name = asked.path.rpartition("/")[2]
+            return None if len(name) > hops - 1 else (302, {"Location": f"/set/{name}x"}, b"")
+
+        server.answer = answer
+        with pytest.raises(SourceFailed):
+            files_of(server.port, tmp_path).read("x")
+        assert len(server.log) < 2 * hops
+
+
+def test_a_name_that_is_looked_up_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered, real = threading.Event(), socket.getaddrinfo
+    found: list[object] = []
+
+    def lookup(host: str, *args: object, **more: object) -> object:
+        if host != "slow.invalid":
+            return real(host, *args, **more)  # type: ignore[arg-type]
+        answered.wait(10.0)
+        found.append(real("127.0.0.1", *args, **more))  # type: ignore[arg-type]
+        return found[-1]
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    with RangeServer({"/set/a": b"ok"}) as server:
+        files = Files(f"http://slow.invalid:{server.port}/set", Remote(cache=str(tmp_path), patience=HURRIED))
+        with pytest.raises(SourceFailed):
+            files.read("a")
+        assert not found
+        answered.set()
+
+
+def test_within_gives_results_and_errors_as_they_are() -> None:
+    assert within(60.0, lambda: 3) == 3
+    with pytest.raises(ZeroDivisionError):
+        within(60.0, lambda: 1 // 0)
+    never = threading.Event()
+    with pytest.raises(Late):
+        within(0.01, lambda: never.wait(20.0))
+    never.set()
+
+
+# Sizes
+
+
+def lying(server: RangeServer, total: int) -> None:
+    """Have all answers claim that files have `total` bytes; what is sent is honest."""
+
+    def answer(asked: Asked) -> tuple[int, dict[str, str], bytes] | None:
+        found = server.content(asked.path)
+        if found is None or asked.first is None or asked.last is None:
+            return None
+        data = found[0][asked.first : asked.last + 1]
+        if not data:
+            return 416, {"ETag": '"a"', "Content-Range": f"bytes */{total}"}, b""
+        place = f"bytes {asked.first}-{asked.first + len(data) - 1}/{total}"
+        return 206, {"ETag": '"a"', "Content-Range": place}, data
+
+    server.answer = answer
+
+
+@pytest.mark.parametrize("path", ["meta/info.json", "meta/tasks.parquet", "meta/tasks.jsonl", "videos/a.mp4"])
+def test_an_absurd_size_is_refused_by_name(path: str, tmp_path: Path) -> None:
+    with RangeServer({f"/set/{path}": DATA}) as server:
+        lying(server, 10**15)
+        patience = Patience(deadline=5.0, stall=5.0, first=0.001, longest=0.004)
+        with pytest.raises(SourceFailed) as caught:
+            files_of(server.port, tmp_path, patience).source(path)
+        assert str(caught.value.where).endswith(f"/set/{path}")
+        assert str(10**15) in caught.value.what
+        assert len(server.log) == 1
+
+
+def test_a_size_that_is_possible_and_wrong_ends_with_the_file(tmp_path: Path) -> None:
+    """200 GB that are not there: an error, and soon no more requests for them, though nobody closes the files."""
+    table = tmp_path / "tasks.parquet"
+    pq.write_table(pa.table({"a": np.arange(50_000)}), table)
+    with RangeServer({"/set/meta/tasks.parquet": table.read_bytes()}) as server:
+        lying(server, 200 * 10**9)
+        patience = Patience(deadline=5.0, stall=5.0, first=0.001, longest=0.004)
+        with pytest.raises(SourceFailed):
+            files_of(server.port, tmp_path / "cache", patience).table("meta/tasks.parquet")
+        while any(thread.name == "understudy-fetch" for thread in threading.enumerate()):
+            assert len(server.log) < 200
+            time.sleep(0.01)
+
+
+def test_jobs_are_made_when_a_thread_is_free() -> None:
+    made, done = [], threading.Semaphore(0)
+    gate = threading.Event()
+
+    def job(stop: threading.Event) -> None:
+        gate.wait(20.0)
+        done.release()
+
+    def jobs() -> Iterator[object]:
+        for number in range(1000):
+            made.append(number)
+            yield job
+
+    fetcher = Fetcher(3)
+    fetcher.submit(jobs())  # type: ignore[arg-type]
+    assert len(made) <= 4
+    gate.set()
+    for _ in range(1000):
+        assert done.acquire(timeout=20.0)
+    fetcher.close(lambda: None)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Content-Range": "bytes 0-65535/1000"},  # more than the file has
+        {"Content-Range": f"bytes 0-65535/{'9' * 6000}"},
+        {"Content-Range": "bytes 0-65535/²"},
+    ],
+)
+def test_sizes_that_cannot_be_are_not_believed(headers: dict[str, str], tmp_path: Path) -> None:
+    with RangeServer({}) as server:
+        server.answer = lambda asked: (206, {"ETag": '"a"', **headers}, DATA[:65536])
+        patience = Patience(deadline=5.0, stall=5.0, first=0.001, longest=0.004)
+        with pytest.raises(SourceFailed):
+            files_of(server.port, tmp_path, patience).source("a.mp4")
+        assert len(server.log) == 4, "a server that always does so is not asked for long"

@@ -1,0 +1,212 @@
+"""The same samples from https://, s3://, the hub and any other driver as from this machine."""
+
+import logging
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+
+from support.datasets import Spec, write_dataset
+from support.hub import REPO, HubServer
+from support.runs import same_run, tiny_config, tiny_dataset
+from support.servers import RangeServer, folder
+from support.videos import container_decode, write_video
+from understudy.cli import main
+from understudy.config.schema import dump_yaml
+from understudy.data.dataset import EpisodeDataset
+from understudy.data.format.catalog import Catalog
+from understudy.errors import DatasetError, MissingFile, SourceFailed
+from understudy.storage.files import Files
+from understudy.storage.options import Remote
+from understudy.storage.retry import Patience, Transient
+from understudy.storage.stores import tried
+from understudy.video.open import open_video
+
+TOP, SIDE_CAM = "observation.images.top", "observation.images.side"
+QUICK = Patience(deadline=5.0, stall=5.0, first=0.001, longest=0.01)
+
+
+@pytest.fixture(scope="module", params=["v2.1", "v3.0"])
+def root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset with what can lie in one: two cameras, pictures in the rows, text."""
+    path = tmp_path_factory.mktemp("sites") / request.param
+    write_dataset(path, Spec(version=request.param, lengths=(4, 3, 5, 2), cameras=(TOP, SIDE_CAM), rich=True, gop=3))
+    return path
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, Any]]:
+    """The storage options of an S3 server with an empty bucket `set`."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    options = {"key": "who", "secret": "what", "endpoint_url": f"http://{host}:{port}"}
+    fsspec.filesystem("s3", **options).mkdir("set")
+    yield options
+    server.stop()
+
+
+def same(there: Catalog, here: Path) -> None:
+    """Every sample, in batches; what the catalogs say; and from a pickle."""
+    local = Catalog.open(here)
+    assert there.report() == local.report()
+    assert there.camera_keys == local.camera_keys
+    ours, theirs = EpisodeDataset(there), EpisodeDataset(local)
+    assert len(ours) == len(theirs)
+    for data in (ours, pickle.loads(pickle.dumps(ours))):
+        got, wanted = (one.batch(*one.locate(np.arange(len(one)))) for one in (data, theirs))
+        assert got.keys() == wanted.keys()
+        for key, value in wanted.items():
+            assert torch.equal(got[key], value) if isinstance(value, torch.Tensor) else got[key] == value, key
+    there.files.close()
+
+
+def test_https(root: Path, tmp_path: Path) -> None:
+    with RangeServer(folder(root, "/a b/set")) as server:
+        same(Catalog.open(f"{server.url}/a%20b/set/", Remote(cache=str(tmp_path), patience=QUICK)), root)
+        assert server.sent <= sum(map(len, folder(root).values())), "no byte twice"
+    with pytest.raises(DatasetError, match="storage option 'colour' means nothing here"):
+        Catalog.open("https://127.0.0.1:1/x", Remote(storage_options={"colour": 1}, cache=str(tmp_path)))
+
+
+def test_s3(root: Path, tmp_path: Path, s3: dict[str, Any]) -> None:
+    fs = fsspec.filesystem("s3", **s3)
+    fs.put(f"{root}/", f"set/{root.name}/", recursive=True)
+    remote = Remote(storage_options=s3, cache=str(tmp_path), patience=QUICK)
+    same(Catalog.open(f"s3://set/{root.name}", remote), root)
+    with pytest.raises(DatasetError, match=r"s3://set/nowhere/meta/info\.json: this file is not there"):
+        Catalog.open("s3://set/nowhere", remote)
+    fs.pipe(f"set/{root.name}/large", os.urandom(200_000))
+    catalog = Catalog.open(f"s3://set/{root.name}", remote)
+    path = catalog.video_path(TOP, 0)
+    source = catalog.files.source(path)
+    fs.pipe(f"set/{root.name}/{path}", os.urandom(source.size))
+    large = catalog.files.source("large")
+    fs.pipe(f"set/{root.name}/large", os.urandom(200_000))
+    with pytest.raises(DatasetError, match="large: it changed while it was read"):
+        large.read(100_000, 10)
+    with pytest.raises(DatasetError, match=f"{TOP}.*(changed|was written after)"):  # the latter in another second
+        pickle.loads(pickle.dumps(source))
+
+
+def test_the_hub(root: Path, tmp_path: Path) -> None:
+    files = {path.lstrip("/"): data for path, data in folder(root, "/inside").items()}
+    with HubServer(files, token="secret") as hub:
+
+        def opened(address: str, token: str = "secret") -> Catalog:
+            options = {"endpoint": hub.url, "token": token}
+            return Catalog.open(address, Remote(storage_options=options, cache=str(tmp_path), patience=QUICK))
+
+        first, address = hub.main, f"hf://datasets/{REPO}/inside"
+        catalog = opened(address)
+        same(catalog, root)
+        hub.push({path: data[::-1] for path, data in files.items()})  # `main` moves on in mid-run: we do not
+        copy = pickle.loads(pickle.dumps(catalog))
+        same(copy, root)
+        fresh = Files(address, Remote(storage_options={"endpoint": hub.url, "token": "secret"}, cache=str(tmp_path)))
+        name = "meta/info.json"
+        assert fresh.read(name) == (root / name).read_bytes()[::-1]
+        assert fresh.source(name).tag != catalog.files.source(name).tag
+        same(opened(f"hf://datasets/{REPO}@{first}/inside"), root)
+        with pytest.raises(DatasetError, match="cannot be found on the hub"):
+            opened("hf://datasets/me/other")
+        with pytest.raises(DatasetError, match="cannot be found on the hub"):
+            opened(address, token="wrong")
+        served = [asked.path for asked in hub.log if asked.status == 302]
+        assert len(served) <= 3 * len(files), "where a file lies is asked once, not at every span"
+
+
+def test_another_driver(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`memory://` stands for all that fsspec has; its answers carry no version, which is asked for after each."""
+    fs = fsspec.filesystem("memory")
+    fs.put(f"{root}/", f"/{root.name}/", recursive=True)
+    remote = Remote(cache=str(tmp_path), patience=QUICK)
+    same(Catalog.open(f"memory://{root.name}", remote), root)
+    fs.pipe("/changing/a", b"1" * 100)
+    source = Files("memory://changing", remote).source("a")
+    assert source.read(0, 10) == b"1" * 10
+    fs.pipe("/changing/a", b"2" * 100)
+    with pytest.raises(DatasetError, match="memory://changing/a: it changed"):
+        source.read(20, 10)
+    plain = type(fs).cat_file
+    lengths = iter([0, 3, 200, 5])  # nothing, too short, too long, then as it should be
+
+    def odd(self: Any, path: str, start: int, end: int) -> bytes:
+        count = next(lengths, end - start)
+        return bytes(200) if count == 200 else plain(self, path, start, start + count)
+
+    monkeypatch.setattr(type(fs), "cat_file", odd)
+    source = Files("memory://changing", remote).source("a")
+    assert source.read(50, 20) == b"2" * 20
+    with pytest.raises(DatasetError, match="nowhere: this file is not there"):
+        Files("memory://changing", remote).source("nowhere")
+    monkeypatch.setattr(type(fs), "info", lambda self, path: {"name": path, "size": 100, "type": "file"})
+    with pytest.raises(DatasetError, match="neither a checksum nor a time of change"):
+        Files("memory://changing", remote).source("a")
+
+
+def _answered(status: int) -> OSError:
+    """As requests raises: the answer hangs on the error."""
+    error = OSError(f"{status} Error")
+    error.response = SimpleNamespace(status_code=status)  # type: ignore[attr-defined]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (FileNotFoundError("a"), (MissingFile, "this file is not there")),
+        (_answered(404), (MissingFile, "this file is not there")),
+        (IsADirectoryError("a"), (DatasetError, "a folder lies where a file should be")),
+        (PermissionError("Forbidden"), (SourceFailed, "no permission to read it: PermissionError: Forbidden")),
+        (_answered(403), (SourceFailed, r"no permission to read it \(403\)")),
+        (ValueError("no such region"), (DatasetError, "cannot be read: ValueError: no such region")),
+        (_answered(503), (Transient, "cannot be read .*503")),
+        (TimeoutError(), (Transient, r"cannot be read \(TimeoutError\)")),
+    ],
+    ids=lambda value: repr(value) if isinstance(value, Exception) else "",
+)
+def test_what_a_driver_raises_may_pass_or_will_not(error: Exception, told: tuple[type[Exception], str]) -> None:
+    def act() -> None:
+        raise error
+
+    with pytest.raises(told[0], match=told[1]) as raised:
+        tried(act)
+    assert type(raised.value) is told[0]
+
+
+def test_containers_without_tables_are_read_too(tmp_path: Path) -> None:
+    """A fragmented mp4 comes whole, through the same cache, and is decoded as it is from disk."""
+    options = {"movflags": "frag_keyframe+empty_moov"}
+    path = write_video(tmp_path / "fragmented.mp4", "h264-bframes", container=options)
+    with RangeServer({"/set/a.mp4": path.read_bytes()}) as server:
+        files = Files(f"{server.url}/set", Remote(cache=str(tmp_path / "cache"), patience=QUICK))
+        video = open_video(files.source("a.mp4"))
+        assert np.array_equal(video.read(np.arange(video.count)), container_decode(path))
+        assert server.sent == path.stat().st_size
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tiny_dataset(tmp_path / "data")
+    file = tmp_path / "config.yaml"
+    file.write_text(dump_yaml(tiny_config(data, tmp_path / "run", steps=2)))
+    with RangeServer(folder(data, f"/{data.name}")) as server:  # its losses are told by the folder's name
+        there = f"{server.url}/{data.name}"
+        assert main.main(["inspect", there, "--json"]) == 0
+        assert '"episodes": 10' in capsys.readouterr().out
+        for root, out in ((str(data), tmp_path / "here"), (there, tmp_path / "there")):
+            more = ["--data.root", root, "--data.cache", str(tmp_path / "cache"), "--out", str(out)]
+            assert main.main(["train", str(file), *more]) == 0
+        assert server.sent
+    assert (tmp_path / "cache" / "v1").is_dir()
+    same_run(tmp_path / "here", tmp_path / "there")

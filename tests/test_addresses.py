@@ -1,0 +1,108 @@
+"""What of an address is shown, and how the rest of it is found again."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from understudy import addresses
+from understudy.data.format.catalog import Catalog
+from understudy.errors import DatasetError
+from understudy.storage.files import Files
+from understudy.storage.options import Remote
+
+
+@pytest.fixture(autouse=True)
+def _nothing_put_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "_whole", {})
+    monkeypatch.delenv(addresses.VARIABLE, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("address", "seen"),
+    [
+        ("http://user:PASS@h:80/team/table?sig=SECRET", "http://h:80/team/table"),
+        ("https://TOKEN@h/table", "https://h/table"),
+        ("https://h/table/?sv=1&sig=a%2Fb/=#part", "https://h/table/"),
+        ("http://user:PA/SS@h/table", "http://h/table"),
+        ("http://user:PA?SS@h/table", "http://h/table"),
+        ("http://u:PASS@[::1]:8000/t", "http://[::1]:8000/t"),
+        ("https://h/@scope/table@2", "https://h/@scope/table@2"),
+        ("s3://KEY:SECRET@bucket/table", "s3://bucket/table"),
+        ("sftp://me:PASS@h/table", "sftp://h/table"),
+        ("abfs://container@account.dfs.core.windows.net/t?sig=S", "abfs://container@account.dfs.core.windows.net/t"),
+        ("hf://datasets/lerobot/pusht@main", "hf://datasets/lerobot/pusht@main"),
+        ("github://org:repo@sha/data", "github://org:repo@sha/data"),
+        ("simplecache::https://u:PASS@h/t?sig=S", "simplecache::https://h/t"),
+        ("http://h/table#2", "http://h/table#2"),
+        ("https://h/My Data/t?sig=SECRET", "https://h/My Data/t"),
+        ("https://h/Bob's/t?sig=SECRET", "https://h/Bob's/t"),
+        ("memory://a/b", "memory://a/b"),
+        ("file:///data/what?", "file:///data/what?"),
+        ("/data/a?b@c:d", "/data/a?b@c:d"),
+        ("--data.root=http://u:PASS@h/t?s=1", "--data.root=http://h/t"),
+    ],
+)
+def test_what_is_shown(address: str, seen: str) -> None:
+    assert addresses.shown(address) == seen
+    assert addresses.shown(seen) == seen
+
+
+def test_what_was_put_aside_is_found() -> None:
+    given: dict[str, str] = {}
+    first, second = "http://h/t?part=1", "http://u:PASS@h/t/?part=2"
+    assert addresses.put_aside(first, given) == "http://h/t"
+    assert addresses.put_aside(first, given) == "http://h/t"
+    name = addresses.put_aside(second, given)
+    assert name != "http://h/t", "another dataset, as far as anyone can tell"
+    assert addresses.put_aside(name, {}) == name
+    assert addresses.whole("http://h/t") == addresses.whole("http://h/t/") == first
+    assert addresses.whole(name) == second
+    assert addresses.whole("http://h/other") == "http://h/other"
+    assert not addresses.is_put_aside("http://h/other")
+    addresses.put_aside("http://h/t?part=9", {}, fresh=False)
+    assert addresses.whole("http://h/t") == first
+    addresses.put_aside("http://h/t?part=9", {})
+    assert addresses.whole("http://h/t") == "http://h/t?part=9"
+    assert addresses.put_aside("/data/t", given) == "/data/t"
+
+
+def test_one_with_and_one_without_a_query_stay_two() -> None:
+    for pair in (("http://h/t", "http://h/t?part=2"), ("http://h/t?part=2", "http://h/t")):
+        given: dict[str, str] = {}
+        one, two = (addresses.put_aside(address, given) for address in pair)
+        assert one != two
+        assert [addresses.whole(one).partition("#")[0], addresses.whole(two).partition("#")[0]] == list(pair)
+
+
+def test_the_environment_names_whole_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = "http://u:PASS@h/t?part=1", "http://u:PASS@h/t?part=2"
+    monkeypatch.setenv(addresses.VARIABLE, f"{one}\n {two}  https://TOKEN@h/x/")
+    assert addresses.whole("http://h/t") == one
+    assert addresses.whole("http://h/t#2") == two
+    assert addresses.whole("https://h/x") == "https://TOKEN@h/x/"
+
+
+def test_messages_are_scrubbed() -> None:
+    addresses.put_aside("http://user:p%40ssw0rd@h/t?sig=SIGNATURE&v=1", {})
+    seen = addresses.scrubbed("GET /t?sig=SIGNATURE&v=1 for user:p%40ssw0rd, p@ssw0rd, SIGNATURE, dXNlcjpwQHNzdzByZA==")
+    for secret in ("SIGNATURE", "ssw0rd", "dXNlcjpwQHNzdzByZA"):
+        assert secret not in seen
+    error = DatasetError("at http://x:PASS@g/y?k=K it fails", where="http://a:PASS@g/z", fix="see http://h/t?a=PASS")
+    again = pickle.loads(pickle.dumps(error))
+    for one in (error, again):
+        assert "PASS" not in str(one) + str(one.where) + one.what + one.fix
+    assert str(DatasetError("a", where=Path("/x?y"))) == "/x?y: a"
+
+
+def test_files_show_no_credentials_and_open_with_them() -> None:
+    full = "memory://u:PASS@set/table?sig=SECRET"
+    for files in (Files(full), pickle.loads(pickle.dumps(Files(full)))):
+        for seen in (files.root, files.where("meta/info.json"), repr(files)):
+            assert "PASS" not in seen
+            assert "SECRET" not in seen
+    assert "SECRET" not in repr(Remote(storage_options={"secret": "SECRET"}))
+    with pytest.raises(DatasetError) as caught:
+        Catalog.open(full)
+    assert "PASS" not in str(caught.value)
+    assert "SECRET" not in str(caught.value)

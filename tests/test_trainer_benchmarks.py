@@ -1,0 +1,122 @@
+"""The two benchmarks of precision and order say what they promise, in a size where their figures mean little."""
+
+import functools
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+def benchmark(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_precision_tells_bytes_times_losses_and_what_moved(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = benchmark("precision")
+    monkeypatch.setitem(module.SIZES, "cpu", module.Size(64, 2, 4))
+    monkeypatch.setattr(module, "word_mismatches", lambda device: 0)  # 2^26 words: seconds
+    monkeypatch.setattr(module, "master_mismatches", functools.partial(module.master_mismatches, steps=30))
+    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        module.main(["--device", "cuda"])
+    assert "no CUDA device" in capsys.readouterr().err
+    module.main(["--json", "--seeds", "1", "--steps", "30", "--rounds", "3", "--no-compile"])
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["variants"]) == {"fp32", "autocast", "split", "masters", "bf16"}
+    for variant in found["variants"].values():
+        assert {"bytes_per_param", "step_ms", "val_loss", "weights_moved"} <= set(variant)
+    kept = {name: round(variant["bytes_per_param"], 1) for name, variant in found["variants"].items()}
+    assert kept == {"fp32": 16.0, "autocast": 16.0, "split": 14.0, "masters": 16.0, "bf16": 8.0}
+    assert found["variants"]["bf16"]["weights_moved"] < 0.5 < 0.99 < found["variants"]["split"]["weights_moved"]
+    assert found["master_mismatches"] == 0
+
+
+def test_collapse_trains_all_four_and_keeps_what_is_done(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mujoco")
+    module = benchmark("collapse")
+    sizes = {"episodes": 12, "steps": 8, "base-steps": 8, "tune-steps": 6, "rollouts": 1, "seeds": 0}
+    arguments = [part for name, size in sizes.items() for part in (f"--{name}", str(size))]
+    arguments += ["--json", "--out", str(tmp_path / "runs"), "--pictures", str(tmp_path / "pictures")]
+    module.main(arguments)
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["order"]) == {"sequential", "shuffled"}
+    for row in found["order"].values():
+        assert {"distinct_episodes_per_batch", "grad_norm_median_last", "val_loss", "success"} <= set(row)
+    sequential, shuffled = (found["order"][name]["distinct_episodes_per_batch"] for name in found["order"])
+    assert sequential < shuffled
+    assert set(found["precision"]) == {"bf16", "fp32_truth"}
+    for row in found["precision"].values():
+        assert {"weights_moved", "val_loss", "success"} <= set(row)
+    assert found["precision"]["bf16"]["weights_moved"] < 0.5 < 0.99 < found["precision"]["fp32_truth"]["weights_moved"]
+    assert {path.name for path in (tmp_path / "pictures").iterdir()} == {
+        "collapse-order.png",
+        "collapse-precision.png",
+    }
+    monkeypatch.setattr(module, "train", lambda config: pytest.fail("a finished run is not run again"))
+    module.main(arguments)
+    assert json.loads(capsys.readouterr().out) == found
+
+
+def test_pure_bfloat16_is_what_it_says() -> None:
+    """Weights and moments in bfloat16, a step that can be skipped: the trainer's own, but for the truth."""
+    module = benchmark("collapse")
+    p = nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    optimizer = module.PureAdamW([p], lr=1e-2, fused=True)
+    p.grad = torch.ones_like(p)
+    optimizer.step(scale=torch.tensor(0.5), skip=torch.ones(()))
+    assert torch.equal(p.detach(), torch.ones(8, dtype=torch.bfloat16))
+    optimizer.step(scale=torch.tensor(0.5), skip=torch.zeros(()))
+    assert not torch.equal(p.detach(), torch.ones(8, dtype=torch.bfloat16))
+    assert {optimizer.state[p][kind].dtype for kind in ("exp_avg", "exp_avg_sq")} == {torch.bfloat16}
+
+
+def test_mt10_tells_loss_and_success_of_each_task_and_keeps_what_is_done(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("metaworld", reason="the extra `sim` is not installed")
+    module = benchmark("mt10")
+    tasks = ("reach-v3", "drawer-close-v3")
+    small = {"batch": 4, "data": {"chunk": 4}, "policy": {"width": 16, "layers": 1}}
+    monkeypatch.setitem(module.WHAT, "state", {**module.WHAT["state"], "tasks": tasks, "train": small})
+    sizes = {"episodes": 3, "steps": 2, "rollouts": 1, "seeds": 5, "what": "state", "out": tmp_path}
+    arguments = [part for name, size in sizes.items() for part in (f"--{name}", str(size))]
+    module.main([*arguments, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["state"]["tasks"]) == list(tasks)
+    for task, row in found["state"]["tasks"].items():
+        assert row["weight"] == module.WEIGHTS[task]
+        assert (row["episodes"], len(row["successes_per_seed"])) == (1, 1)
+        assert row["loss"] > 0
+        assert row["se"] is None  # of one held-out episode
+        assert row["low"] <= row["success"] <= row["high"]
+    assert found["conditions"]["seeds"] == [5]
+    order = json.loads((tmp_path / "state/seed5/run/order.json").read_text())
+    assert [source["head"] for source in order["sources"]] == ["metaworld::ee_delta"] * 2
+    assert order["policy"]["state_dim"] == 39  # the key that each source maps, found by the rollout, too
+    monkeypatch.setattr(module, "understudy", lambda command: 1)
+    module.main(arguments)
+    assert "| reach | 1 | " in capsys.readouterr().out
+
+
+def test_validation_of_many_sources_is_told_beside_a_loader_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    benchmark("validation").main(["--json", "--sources", "3", "--rounds", "1", "--no-workers"])
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["seconds"]) == {"one", "many", "loader_each"}
+    assert found["seconds"]["many"]["loss"] == pytest.approx(found["seconds"]["loader_each"]["loss"], rel=1e-5)
+    assert {"wall_met", "cpu_met", "limit"} == set(found["bar"])
+    assert found["conditions"]["held_out_frames"] > 3

@@ -1,0 +1,175 @@
+"""A policy out of a run and back: the same bits, without dataset or processes; and the best checkpoint kept for it."""
+
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.runs import final_tensors, series, tiny_config, tiny_dataset
+from understudy.cli.main import main
+from understudy.errors import ConfigError
+from understudy.policies.flow.model import FlowPolicy
+from understudy.train import run
+from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.checkpoint.saver import Saver
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_dataset(tmp_path_factory.mktemp("export") / "dataset")
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path) -> Path:
+    """A run that keeps the best checkpoint, at a rate at which the last one is not the best."""
+    config = tiny_config(data, data.parent / "trained", keep_best="loss", keep=1, val_every=2, checkpoint_every=12)
+    assert run.train(replace(config, optim=replace(config.optim, lr=0.3))) == run.DONE
+    return data.parent / "trained"
+
+
+def test_the_best_checkpoint_is_made_and_kept(trained: Path) -> None:
+    judged = {r["step"]: r["loss"] for r in series(trained, "val")}
+    best = min(judged, key=lambda step: judged[step])
+    assert best not in (2, 12), "the test wants a best one in the middle"
+    assert checkpoint.steps(trained / "checkpoints") == [best, 12]
+    path = checkpoint.best(trained / "checkpoints", "loss")
+    assert path is not None
+    assert checkpoint.read_state(path)["judged"]["loss"] == judged[best]
+    assert checkpoint.best(trained / "checkpoints", "nothing") is None
+
+
+def test_pruning_keeps_the_best_of_all(tmp_path: Path) -> None:
+    for step, loss in ((0, math.nan), (1, 0.5), (2, 0.2), (3, 0.2), (4, None), (5, 0.9)):
+        judged = {} if loss is None else {"loss": loss}
+        checkpoint.save(tmp_path, step, {"weights/a": torch.ones(1)}, {"judged": judged})
+    (tmp_path / "step-00000001/state.json").write_text("damaged, and none of a resumed run's business")
+    checkpoint.prune(tmp_path, keep=2, best_by="loss")
+    assert checkpoint.steps(tmp_path) == [2, 4, 5]
+    checkpoint.prune(tmp_path, keep=1)
+    assert checkpoint.steps(tmp_path) == [5]
+
+
+def test_old_checkpoints_that_cannot_be_removed_do_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(checkpoint, "prune", refused)
+    saver = Saver(tmp_path, keep=1, background=True)
+    for step in (1, 2):
+        saver.save(step, {"weights/a": torch.ones(1)}, {})
+    saver.wait()
+    assert checkpoint.steps(tmp_path) == [1, 2]
+    assert "old checkpoints cannot be removed" in capsys.readouterr().err
+
+
+def test_an_export_is_the_runs_policy_without_its_dataset(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(trained, tmp_path / "r")
+    settings = (tmp_path / "r/config.yaml").read_text()
+    (tmp_path / "r/config.yaml").write_text(settings.replace("dataset", "gone"))
+    assert main(["export", str(tmp_path / "r"), "--out", str(tmp_path / "whole")]) == 0
+    assert "in fp32 of step-00000012" in capsys.readouterr().out
+    for file in ("model.safetensors", "config.json", "normalisation.json"):
+        assert (tmp_path / "whole" / file).read_bytes() == (trained / "policy" / file).read_bytes()
+    assert main(["export", str(tmp_path / "r"), "--dtype", "bf16", "--checkpoint", "12"]) == 0
+    half = FlowPolicy.load(tmp_path / "r/export").state_dict()
+    whole = FlowPolicy.load(tmp_path / "whole").state_dict()
+    for name, tensor in final_tensors(trained).items():
+        if name.startswith("average/"):
+            assert torch.equal(whole[name.removeprefix("average/")], tensor)
+            assert torch.equal(half[name.removeprefix("average/")], tensor.bfloat16().float())
+    size = [(folder / "model.safetensors").stat().st_size for folder in (tmp_path / "r/export", tmp_path / "whole")]
+    assert size[0] < 0.6 * size[1]
+    assert main(["export", str(tmp_path / "r"), "--checkpoint", "best", "--out", str(tmp_path / "best")]) == 0
+    assert (tmp_path / "best/model.safetensors").read_bytes() != (tmp_path / "whole/model.safetensors").read_bytes()
+
+
+def test_an_export_replaces_an_export_and_nothing_else(
+    trained: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis/chapter.txt").write_text("years of work")
+    shutil.copytree(data, tmp_path / "dataset")
+    shutil.copytree(trained, tmp_path / "run")
+    shutil.copytree(trained / "policy", tmp_path / "policy")
+    shutil.copytree(tmp_path / "thesis", tmp_path / "policy.old")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for name in ("file", "thesis", "dataset", "run", "run/checkpoints", "."):
+        assert main(["export", str(trained), "--out", str(tmp_path / name)]) == 2, name
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1, told
+        assert "Traceback" not in told
+    assert main(["export", str(trained), "--dtype", "bf16", "--out", str(tmp_path / "policy")]) == 0
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)} == {
+        tmp_path / "policy/model.safetensors"
+    }
+
+
+def test_what_cannot_be_exported_is_one_line(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(trained), "--checkpoint", "7"]) == 2
+    assert "there is no 7 one" in capsys.readouterr().err
+    assert main(["export", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert main(["export"]) == 2
+
+
+def test_a_run_begins_with_an_exported_policy(trained: Path, data: Path, tmp_path: Path) -> None:
+    exported = trained / "policy"
+    config = tiny_config(data, tmp_path / "r", init_from=str(exported), steps=4, checkpoint_every=2, val_every=4)
+    # So little that the weights stay what they were; on other data, whose own normalisation would be another.
+    still = replace(config, optim=replace(config.optim, lr=1e-30, weight_decay=0.0))
+    still = replace(still, data=replace(still.data, val_fraction=0.5))
+    assert run.train(still) == run.DONE
+    one, two = FlowPolicy.load(exported), FlowPolicy.load(tmp_path / "r/policy")
+    assert all(torch.equal(tensor, two.state_dict()[name]) for name, tensor in one.state_dict().items())
+    assert (exported / "normalisation.json").read_text() == (tmp_path / "r/policy/normalisation.json").read_text()
+    fresh = tiny_config(data, tmp_path / "fresh", steps=1, val_every=0)
+    run.train(fresh)
+    run.train(replace(fresh, out=str(tmp_path / "begun"), init_from=str(exported)))
+    assert series(tmp_path / "fresh")[0]["loss"] != series(tmp_path / "begun")[0]["loss"]
+
+
+def test_a_run_killed_before_its_first_checkpoint_still_begins_there(
+    trained: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(trained / "policy", tmp_path / "first")
+    config = tiny_config(data, tmp_path / "a", init_from=str(tmp_path / "first"), steps=4, val_every=0)
+    run.train(config)
+    plain: Any = run.run_steps
+    monkeypatch.setattr(run, "run_steps", lambda *_: (_ for _ in ()).throw(OSError("killed here")))
+    with pytest.raises(OSError, match="killed here"):
+        run.train(replace(config, out=str(tmp_path / "b")))
+    monkeypatch.setattr(run, "run_steps", plain)
+    settings = RunDir(tmp_path / "b").settings()
+    (tmp_path / "first").rename(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="init_from"):
+        run.resume(settings)
+    shutil.copytree(tmp_path / "a/policy", tmp_path / "first")  # another policy of the same shape
+    with pytest.raises(ConfigError, match="not the policy any more"):
+        run.resume(settings)
+    shutil.rmtree(tmp_path / "first")
+    (tmp_path / "elsewhere").rename(tmp_path / "first")
+    assert run.resume(settings) == run.DONE
+    assert series(tmp_path / "a") == series(tmp_path / "b")
+    shutil.rmtree(tmp_path / "first")  # not needed once there is a checkpoint
+    assert run.resume(replace(settings, steps=5)) == run.DONE
+
+
+def test_another_network_is_refused_by_setting(trained: Path, data: Path, tmp_path: Path) -> None:
+    base = tiny_config(data, tmp_path / "r", init_from=str(trained / "policy"))
+    other = replace(base, policy=replace(base.policy, width=24), data=replace(base.data, chunk=2))
+    with pytest.raises(ConfigError, match=r"chunk: 3 there, 2 here\n  width: 16 there, 24 here"):
+        run.train(other)
+    with pytest.raises(ConfigError, match="holds no policy"):
+        run.train(replace(base, init_from=str(tmp_path)))
+    assert not (tmp_path / "r/config.yaml").exists()

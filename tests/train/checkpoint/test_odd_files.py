@@ -1,0 +1,144 @@
+"""Files of a run or of settings that are not as they should be: one line, an exit code, never a traceback."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.runs import series, tiny_config, tiny_dataset
+from understudy.cli.main import main
+from understudy.config.schema import load, validate
+from understudy.config.train import TrainConfig
+from understudy.errors import ConfigError
+from understudy.train import run
+from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.track import metrics_file
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("odd")
+    config = tiny_config(tiny_dataset(root / "d"), root / "run", steps=4, checkpoint_every=2, val_every=0, report=False)
+    assert run.train(config) == run.DONE
+    return root / "run"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.yaml", "seed: " + "9" * 5000),
+        ("b.yaml", "[" * 3_000),
+        ("c.yaml", 'data: {root: "a\\0b"}'),
+        ("d.toml", "seed = " + "9" * 5000),
+        ("e.toml", "a = " + "[" * 100_000),
+        ("f.toml", 'data.root = "a\\u0000b"'),
+        ("g.json", "[" * 100_000),
+        ("h.json", '{"seed": ' + "9" * 5000 + "}"),
+    ],
+)
+def test_settings_that_cannot_be_parsed(
+    tmp_path: Path, name: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert main(["train", str(tmp_path / name), "--out", str(tmp_path / "r")]) == 2
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    assert told.count("\n") == 1
+    with pytest.raises(ConfigError):
+        load(TrainConfig, tmp_path / name)
+
+
+def test_the_character_nul_is_named_wherever_it_stands() -> None:
+    with pytest.raises(ConfigError, match=r"data\.sources\.1\.root"):
+        validate(TrainConfig, {"data": {"sources": [{"root": "a"}, {"root": "b\0c"}]}})
+
+
+def values(content: Any, depth: int = 3) -> Iterator[tuple[Any, ...]]:
+    """Paths of values in a JSON document; of a list only its first item."""
+    items = content.items() if isinstance(content, dict) else list(enumerate(content))[:1]
+    for key, value in items:
+        yield (key,)
+        if depth > 1 and isinstance(value, dict | list) and value:
+            yield from ((key, *rest) for rest in values(value, depth - 1))
+
+
+def test_no_value_of_order_json_ends_in_a_traceback(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = json.loads((trained / "order.json").read_text())
+    shutil.copytree(trained, tmp_path / "run")
+    paths = [path for path in values(whole) if path[0] in ("normalisation", "order", "sources") or len(path) == 1]
+    assert len(paths) > 30
+    for number, path in enumerate(paths):
+        content = json.loads(json.dumps(whole))
+        at = content
+        for key in path[:-1]:
+            at = at[key]
+        at[path[-1]] = (None, "x", -1)[number % 3]
+        if path[0] == "normalisation":
+            del content["seal"]  # as older versions wrote it
+        (tmp_path / "run/order.json").write_text(json.dumps(content))
+        assert main(["resume", str(tmp_path / "run")]) in ((0, 2) if path[0] == "normalisation" else (2,)), path
+        assert "Traceback" not in capsys.readouterr().err, path
+
+
+def test_a_step_that_is_none_is_one_line(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    whole = (tmp_path / "run/metrics.jsonl").read_text()
+    for line in (
+        '{"kind": "train", "step": "x"}',
+        '{"kind": "train", "step": null}',
+        '{"kind": "train", "step": true}',
+        '{"kind": 7, "step": 1}',
+        '{"kind": "val", "step": 1, "at": "x"}',
+        "[1]",
+        "[" * 100_000,
+    ):
+        (tmp_path / "run/metrics.jsonl").write_text(whole + line + "\n")
+        with pytest.raises(ConfigError, match=r"metrics\.jsonl: line"):
+            metrics_file.read(tmp_path / "run/metrics.jsonl")
+    assert main(["resume", str(tmp_path / "run")]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("left", [0, 2])
+def test_metrics_that_are_gone_are_missed(
+    trained: Path, tmp_path: Path, left: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    path = tmp_path / "run/metrics.jsonl"
+    records = metrics_file.read(path)
+    if left:
+        path.write_text("".join(json.dumps(r) + "\n" for r in records if r["step"] <= left))
+    else:
+        path.unlink()
+    assert run.resume(replace(RunDir(tmp_path / "run").settings(), steps=5)) == run.DONE
+    assert "metrics.jsonl" in capsys.readouterr().err
+    assert [r["step"] for r in series(tmp_path / "run")] == [*range(1, left + 1), 5]
+    assert run.resume(replace(RunDir(trained).settings(), steps=4)) == run.DONE
+    assert "metrics.jsonl" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("warmup", [3, 4, 10])
+def test_a_warmup_that_outlasts_the_run_is_told(
+    trained: Path, tmp_path: Path, warmup: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = RunDir(trained).settings()
+    schedule = replace(settings.schedule, warmup=warmup)
+    assert run.train(replace(settings, out=str(tmp_path / "r"), schedule=schedule)) == run.DONE
+    assert ("schedule.warmup" in capsys.readouterr().err) == (warmup >= 4)
+
+
+@pytest.mark.parametrize("verb", ["bench", "order"])
+def test_a_picture_is_not_drawn_over_something_else(
+    trained: Path, tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.png").write_bytes(b"a photograph")
+    call = ["bench", str(trained.parent / "d")] if verb == "bench" else ["order", "explain"]
+    assert main([*call, "--picture", str(tmp_path / "mine.png")]) == 2
+    assert "mine.png" in capsys.readouterr().err
+    assert (tmp_path / "mine.png").read_bytes() == b"a photograph"

@@ -1,0 +1,263 @@
+"""metrics.jsonl, checkpoints and the run directory: nothing torn is ever read, nothing is overwritten."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.calls import recorded_calls
+from understudy.atomic import write_whole
+from understudy.config.train import DataConfig, TrainConfig
+from understudy.errors import ConfigError
+from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint.run_dir import FROZEN, RunDir, resumed_settings
+from understudy.train.track import metrics_file
+
+RECORDS = [{"kind": "train", "step": step, "loss": math.pi / (step + 1)} for step in range(1, 6)]
+
+
+def write(path: Path, records: list[dict]) -> None:
+    file = metrics_file.MetricsFile(path)
+    file.write(records)
+    file.close()
+
+
+@given(st.integers(0, 400))
+def test_metrics_torn_anywhere_read_as_a_prefix(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    path = tmp_path_factory.getbasetemp() / "torn.jsonl"
+    path.unlink(missing_ok=True)
+    write(path, RECORDS)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:cut])
+    assert metrics_file.read(path) == RECORDS[: whole[:cut].count(b"\n")]
+    metrics_file.truncate(path, 3)
+    write(path, [{"kind": "train", "step": 9}])  # a torn tail must not swallow the next line
+    assert metrics_file.read(path) == [*RECORDS[: min(3, whole[:cut].count(b"\n"))], {"kind": "train", "step": 9}]
+
+
+def test_truncating_drops_what_came_later_of_every_kind(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    write(path, [*RECORDS, {"kind": "val", "step": 3, "loss": 1.0}, {"kind": "val", "step": 4, "loss": 1.0}])
+    metrics_file.truncate(path, 3)
+    assert [(r["kind"], r["step"]) for r in metrics_file.read(path)] == [
+        ("train", 1),
+        ("train", 2),
+        ("train", 3),
+        ("val", 3),
+    ]
+    assert metrics_file.read(path, "val") == [{"kind": "val", "step": 3, "loss": 1.0}]
+
+
+def test_metrics_are_strict_json_and_a_broken_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    write(path, [{"kind": "train", "step": 1, "loss": float("nan"), "grad_norm": float("inf"), "note": "é"}])
+    assert json.loads(path.read_text())["loss"] is None
+    path.write_text("{nonsense\n" + path.read_text())
+    with pytest.raises(ConfigError, match=r"line 1 is not a record.*remove"):
+        metrics_file.read(path)
+    assert metrics_file.read(tmp_path / "none.jsonl") == []
+
+
+def tensors(value: float) -> dict[str, torch.Tensor]:
+    return {"weights/a": torch.full((3, 2), value), "step/a": torch.tensor(value), "weights/b": torch.zeros(0)}
+
+
+def test_a_checkpoint_reads_back_bit_equal_and_is_never_overwritten(tmp_path: Path) -> None:
+    path = checkpoint.save(tmp_path, 7, tensors(0.1), {"position": 70})
+    assert checkpoint.save(tmp_path, 7, tensors(0.2), {"position": 0}) == path
+    live = tensors(0.0)
+    state = checkpoint.load(path, live)
+    assert (state["step"], state["position"]) == (7, 70)
+    assert all(torch.equal(live[name], tensor) for name, tensor in tensors(0.1).items())
+
+
+def test_latest_is_the_highest_complete_one(tmp_path: Path) -> None:
+    assert checkpoint.latest(tmp_path / "nowhere") is None
+    for step in (9, 10, 100):
+        checkpoint.save(tmp_path, step, tensors(step), {})
+    (tmp_path / "step-00000200.tmp").mkdir()
+    (tmp_path / "step-later").mkdir()
+    assert checkpoint.latest(tmp_path) == tmp_path / "step-00000100"
+    checkpoint.prune(tmp_path, keep=2)
+    assert checkpoint.steps(tmp_path) == [10, 100]
+    assert not list(tmp_path.glob("*.tmp"))
+    checkpoint.prune(tmp_path, keep=5)
+    assert checkpoint.steps(tmp_path) == [10, 100]
+
+
+def test_a_checkpoint_of_another_kind_is_refused_and_named(tmp_path: Path) -> None:
+    path = checkpoint.save(tmp_path, 1, tensors(1.0), {})
+    for wrong in ({"weights/c": torch.zeros(2)}, {"weights/a": torch.zeros(5, 5)}):
+        with pytest.raises(checkpoint.CheckpointError, match="step-00000001"):
+            checkpoint.load(path, wrong)
+    (path / "state.json").write_text('{"format": 99}')
+    with pytest.raises(checkpoint.CheckpointError, match="format 99"):
+        checkpoint.load(path, tensors(0.0))
+    (path / "state.json").write_text("[")
+    with pytest.raises(checkpoint.CheckpointError, match=r"state\.json"):
+        checkpoint.read_state(path)
+
+
+def test_damaged_tensor_files_are_one_clear_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = checkpoint.save(tmp_path, 1, tensors(1.0), {})
+    for file in path.glob("*.distcp"):
+        file.write_bytes(file.read_bytes()[:10])
+    with pytest.raises(checkpoint.CheckpointError, match="cannot be loaded"):
+        checkpoint.load(path, tensors(0.0))
+    (path / ".metadata").write_bytes(b"no pickle")
+    caplog.clear()
+    with pytest.raises(checkpoint.CheckpointError, match="cannot be loaded"):
+        checkpoint.load(path, tensors(0.0))
+    assert not [r for r in caplog.records if r.name == "root"]  # one error, not a library's traceback beside it
+
+
+@pytest.mark.parametrize("broken", ["fsync", "rename"])
+def test_a_failing_disk_leaves_the_previous_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    checkpoint.save(tmp_path, 1, tensors(1.0), {})
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((os, "fsync") if broken == "fsync" else (Path, "rename")), full)
+        with pytest.raises(checkpoint.CheckpointError, match="No space left"):
+            checkpoint.save(tmp_path, 2, tensors(2.0), {})
+    assert checkpoint.steps(tmp_path) == [1]
+    live = tensors(0.0)
+    checkpoint.load(tmp_path / "step-00000001", live)
+    assert torch.equal(live["weights/a"], tensors(1.0)["weights/a"])
+
+
+def test_a_run_begins_once(tmp_path: Path) -> None:
+    run, config = RunDir(tmp_path / "r"), TrainConfig(data=DataConfig(root="d"))
+    with pytest.raises(ConfigError, match="no run here"):
+        run.settings()
+    decided = {name: {} for name in FROZEN - {"format"}}
+    run.begin(config, decided)
+    with pytest.raises(ConfigError, match="understudy resume"):
+        run.begin(config, decided)
+    moved = run.root.rename(tmp_path / "moved")
+    assert resumed_settings(str(moved)).out == str(moved)
+
+
+@pytest.mark.parametrize("version", [None, 1, 3, "2"])
+def test_a_run_of_another_version_is_refused_in_one_line_before_its_settings_are_read(
+    tmp_path: Path, version: object
+) -> None:
+    run = RunDir(tmp_path)
+    run.begin(TrainConfig(data=DataConfig(root="d")), {name: {} for name in FROZEN - {"format"}})
+    content = json.loads(run.order.read_text()) | {"format": version}
+    if version is None:  # the first version did not say which it is
+        del content["format"]
+    run.order.write_text(json.dumps(content))
+    run.config.write_text("something: that this version has never heard of\n")
+    with pytest.raises(ConfigError, match=rf"a run of format {version or 1}, this version .* start a new run$"):
+        run.settings()
+
+
+@pytest.mark.parametrize(
+    "name", ["order.json", "metrics.jsonl", "report.html", "policy/x", "checkpoints/x", "rollouts/x"]
+)
+def test_a_run_does_not_begin_where_it_would_write_over_something(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    (tmp_path / "notes.txt").write_text("is in nobody's way")
+    with pytest.raises(ConfigError, match=Path(name).parts[0]):
+        RunDir(tmp_path).begin(TrainConfig(data=DataConfig(root="d")), {key: {} for key in FROZEN - {"format"}})
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_beginning_that_was_withdrawn_or_cut_short_is_no_obstacle(tmp_path: Path) -> None:
+    run, config = RunDir(tmp_path), TrainConfig(data=DataConfig(root="d"))
+    decided = {key: {} for key in FROZEN - {"format"}}
+    run.begin(config, decided)
+    metrics_file.MetricsFile(run.metrics).write(RECORDS)
+    run.withdraw()
+    run.begin(config, decided)
+    run.config.unlink()  # as a kill leaves it
+    run.begin(config, decided)
+
+
+def test_a_run_in_a_file_is_one_error_and_a_lock_takes_no_content(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match="is a file"):
+        RunDir(tmp_path / "file").lock()
+    (tmp_path / ".lock").write_text("mine")
+    RunDir(tmp_path).lock().close()
+    assert (tmp_path / ".lock").read_text() == "mine"
+
+
+def test_folders_that_are_no_checkpoints_stay(tmp_path: Path) -> None:
+    for name in ("step-1", "step-mine.tmp", "step-00000001.bak", "step-٣٣٣٣٣٣٣٣"):
+        (tmp_path / name).mkdir()
+    before = set(tmp_path.iterdir())
+    for step in (2, 3):
+        checkpoint.save(tmp_path, step, tensors(step), {})
+    checkpoint.prune(tmp_path, keep=1)
+    assert set(tmp_path.iterdir()) == before | {tmp_path / "step-00000003"}
+
+
+def test_one_process_holds_a_run(tmp_path: Path) -> None:
+    held = RunDir(tmp_path).lock()
+    with pytest.raises(ConfigError, match="another process"):
+        RunDir(tmp_path).lock()
+    held.close()
+    RunDir(tmp_path).lock().close()
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "f"
+    write_whole(path, "old")
+    monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError("killed here")))
+    with pytest.raises(OSError, match="killed"):
+        write_whole(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "order.json.new").write_text("mine")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"order\.json'$"):
+        write_whole(tmp_path / "order.json", "x")
+    assert (tmp_path / "order.json.new").read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 1
+    file = metrics_file.MetricsFile(tmp_path / "metrics.jsonl")
+    with pytest.raises(OSError, match=r"metrics\.jsonl'$"):
+        file.sync()
+    file.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="wants a disk that is full")
+def test_metrics_on_a_full_disk_name_the_file() -> None:
+    file = metrics_file.MetricsFile(Path("/dev/full"))
+    with pytest.raises(OSError, match="/dev/full"):
+        file.write(RECORDS)
+    file.close()
+
+
+def test_what_a_checkpoint_stands_for_is_on_the_disk_before_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = recorded_calls(monkeypatch)
+    path = checkpoint.save(tmp_path, 1, tensors(1.0), {})
+    named = calls.index(("rename", path))
+    flushed = [entry.name for call, entry in calls[:named] if call == "fsync"]
+    assert {file.name for file in path.iterdir()} <= {name.removesuffix(".tmp") for name in flushed}
+    assert flushed[-2:] == ["state.json", "step-00000001.tmp"]  # the folder knows all its entries when it is flushed
+    assert ("fsync", tmp_path) in calls[named:]
+    calls.clear()
+    write_whole(tmp_path / "f", "x")
+    assert [call for call, _ in calls] == ["fsync", "rename", "fsync"]
+    assert calls[-1][1] == tmp_path

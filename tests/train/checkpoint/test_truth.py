@@ -1,0 +1,241 @@
+"""A checkpoint is what was written, or is refused by name: flipped bits, other steps' files, renamed folders, code."""
+
+import io
+import json
+import os
+import pickle
+import random
+import shutil
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint import metadata
+
+from support import checkpoint_ranks
+from support.ranks import in_ranks
+from support.runs import same_run, tiny_config, tiny_dataset
+from understudy.cli.main import main
+from understudy.errors import CheckpointError
+from understudy.train import run
+from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint.index import read_index
+from understudy.train.checkpoint.seal import FILES, SEAL
+
+
+def tensors(value: float) -> dict[str, torch.Tensor]:
+    return {"weights/a": torch.full((30, 20), value), "moments/a": torch.full((30, 20), value + 1)}
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """The folder of checkpoints 5 and 6."""
+    for step in (5, 6):
+        checkpoint.save(tmp_path, step, tensors(float(step)), {"position": 10 * step})
+    return tmp_path
+
+
+def flip(path: Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+def refused(path: Path, *words: str) -> None:
+    for read in (lambda: checkpoint.load(path, tensors(0.0)), lambda: checkpoint.read_tensors(path, "weights/")):
+        with pytest.raises(CheckpointError) as caught:
+            read()
+        for word in (str(path), *words):
+            assert word in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_any_flipped_bit_of_any_file_is_refused_by_name_and_the_one_before_is_offered(saved: Path) -> None:
+    path, draw = saved / "step-00000006", random.Random(0)
+    for file in sorted(path.iterdir()):
+        whole = file.read_bytes()
+        for _ in range(25):
+            flip(file, draw.randrange(8 * len(whole)))
+            with pytest.raises(CheckpointError) as caught:
+                checkpoint.load(path, tensors(0.0))
+            assert "format" in str(caught.value) or (file.name in str(caught.value) and "step 5" in str(caught.value))
+            file.write_bytes(whole)
+    checkpoint.load(path, tensors(0.0))
+
+
+def test_another_steps_file_is_refused(saved: Path) -> None:
+    shutil.copy(saved / "step-00000005/__0_0.distcp", saved / "step-00000006/__0_0.distcp")
+    refused(saved / "step-00000006", "__0_0.distcp", "step 5")
+
+
+def test_a_file_that_is_gone_or_cut_is_refused(saved: Path) -> None:
+    file = saved / "step-00000006/__0_0.distcp"
+    file.write_bytes(file.read_bytes()[:-1])
+    refused(file.parent, file.name)
+    file.unlink()
+    refused(file.parent, file.name)
+
+
+def test_a_renamed_folder_is_refused(saved: Path) -> None:
+    (saved / "step-00000006").rename(saved / "step-00000900")
+    refused(saved / "step-00000900", "step 6", "step 5")
+    (saved / "step-00000005").rename(saved / "elsewhere")
+    checkpoint.load(saved / "elsewhere", tensors(0.0))  # a copy under a name that promises nothing
+    refused(saved / "step-00000900", "no earlier")
+
+
+def test_an_edited_state_is_refused(saved: Path) -> None:
+    path = saved / "step-00000006"
+    state = json.loads((path / "state.json").read_text())
+    (path / "state.json").write_text(json.dumps(state | {"position": 61}))
+    refused(path, "state.json")
+
+
+@pytest.mark.parametrize(
+    "change", [{"step": "sixty"}, {"position": None}, {"settings": []}, {"step": True}, {"world": 1.5}]
+)
+def test_a_state_of_other_types_is_refused(saved: Path, change: dict[str, object]) -> None:
+    path = saved / "step-00000006"
+    strip(path, change)
+    refused(path, next(iter(change)))
+
+
+def strip(path: Path, change: dict[str, object] | None = None) -> None:
+    """Make a checkpoint what older versions wrote, which had no checksums; then change its state."""
+    state = json.loads((path / "state.json").read_text())
+    del state[SEAL], state[FILES]
+    (path / "state.json").write_text(json.dumps(state | (change or {})))
+
+
+def test_an_older_checkpoint_without_checksums_is_read_and_that_is_told(saved: Path) -> None:
+    strip(saved / "step-00000006")
+    live = tensors(0.0)
+    with pytest.warns(UserWarning, match="step-00000006 .*without checksums"):
+        checkpoint.load(saved / "step-00000006", live)
+    assert torch.equal(live["weights/a"], tensors(6.0)["weights/a"])
+
+
+def test_every_rank_refuses_what_one_rank_finds(tmp_path: Path) -> None:
+    told = in_ranks(2, checkpoint_ranks.flipped, tmp_path)
+    assert len(set(told)) == 1
+    for file, error in zip(("__0_0.distcp", "__1_0.distcp", ".metadata"), told[0].split("\n"), strict=True):
+        assert file in error
+
+
+# -- code -------------------------------------------------------------------------------------------------------------
+
+
+class Evil:
+    def __init__(self, function: Callable[..., object], *arguments: object) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return self.call
+
+
+def dotted(trace: Path) -> bytes:
+    """What an allowed module has imported: `torch.distributed.checkpoint.metadata` has `os`."""
+
+    def text(value: str) -> bytes:
+        return b"\x8c" + bytes([len(value)]) + value.encode()
+
+    names = text("torch.distributed.checkpoint.metadata") + text("os.system")
+    return b"\x80\x04" + names + b"\x93" + text(f"touch {trace}") + b"\x85R."
+
+
+def payloads(trace: Path) -> dict[str, bytes]:
+    return {
+        "a command": pickle.dumps(Evil(os.system, f"touch {trace}")),
+        "an expression": pickle.dumps(Evil(eval, f"open({str(trace)!r}, 'w')")),
+        "inside an index": pickle.dumps(metadata.Metadata({}, planner_data=Evil(os.system, f"touch {trace}"))),
+        "through a module": dotted(trace),
+        "an attribute": pickle.dumps(Evil(getattr, Evil(getattr, metadata.Metadata, "__init__"), "__globals__")),
+        "of torch": pickle.dumps(Evil(torch.load, str(trace.with_suffix(".pt")), None)),
+    }
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("truth")
+    config = tiny_config(tiny_dataset(root / "d"), root / "run", steps=4, checkpoint_every=2, val_every=4)
+    assert run.train(config) == run.DONE
+    return root / "run"
+
+
+@pytest.mark.filterwarnings("ignore:.*without checksums")
+@pytest.mark.parametrize(
+    "name", ["a command", "an expression", "inside an index", "through a module", "an attribute", "of torch"]
+)
+def test_no_verb_runs_what_stands_in_an_index(
+    trained: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    path = tmp_path / "run/checkpoints/step-00000004"
+    trace = tmp_path / "trace"
+    payload = payloads(trace)[name]
+    (path / ".metadata").write_bytes(payload)
+    strip(path)
+    for verb in (["resume", "--steps", "6"], ["validate"], ["export", "--out", str(tmp_path / "out")]):
+        assert main([verb[0], str(tmp_path / "run"), *verb[1:]]) == 1, verb
+        told = capsys.readouterr().err
+        assert ".metadata" in told
+        assert "Traceback" not in told
+        assert not trace.exists(), verb
+    if name not in ("of torch", "an attribute"):
+        pickle.loads(payload)  # the negative control: where it is let, it runs
+        assert trace.exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*without checksums")
+def test_an_index_leads_to_tensors_of_this_checkpoint_alone(saved: Path) -> None:
+    path = saved / "step-00000006"
+    strip(path)
+    whole = read_index(path)
+    other = pickle.loads(pickle.dumps(whole))
+    next(iter(other.storage_data.values())).relative_path = "../step-00000005/__0_0.distcp"
+    (path / ".metadata").write_bytes(pickle.dumps(other))
+    refused(path, ".metadata")
+    bytes_of = {name: metadata.BytesStorageMetadata() for name in whole.state_dict_metadata}  # DCP would unpickle them
+    (path / ".metadata").write_bytes(pickle.dumps(metadata.Metadata(bytes_of, storage_data=whole.storage_data)))
+    refused(path, ".metadata")
+
+
+def test_resume_names_the_damage_and_goes_on_without_that_checkpoint(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    newest = tmp_path / "run/checkpoints/step-00000004"
+    flip(newest / "__0_0.distcp", 12_345)
+    for verb in ("resume", "validate", "export"):
+        assert main([verb, str(tmp_path / "run")]) == 1
+        told = capsys.readouterr().err.splitlines()
+        assert any("__0_0.distcp" in line and "step 2" in line for line in told)
+    newest.rename(tmp_path / "set-aside")
+    assert main(["resume", str(tmp_path / "run")]) == 0
+    same_run(trained, tmp_path / "run")
+
+
+class ByName(pickle.Pickler):
+    """Writes members of enums as Python 3.11.0 to 3.11.3 do."""
+
+    def reducer_override(self, value: object) -> object:
+        return (getattr, (type(value), value.name)) if isinstance(value, Enum) else NotImplemented
+
+
+def test_the_index_of_an_older_python_is_read(saved: Path) -> None:
+    path = saved / "step-00000006"
+    whole, written = read_index(path), io.BytesIO()
+    ByName(written).dump(pickle.loads((path / ".metadata").read_bytes()))
+    assert b"getattr" in written.getvalue()
+    (path / ".metadata").write_bytes(written.getvalue())
+    assert read_index(path) == whole
+
+
+@pytest.mark.parametrize("name", ["__init__", "__subclasses__", "read_index"])
+def test_an_index_gets_members_of_enums_alone(saved: Path, name: str) -> None:
+    path = saved / "step-00000006"
+    (path / ".metadata").write_bytes(pickle.dumps(Evil(getattr, metadata._MEM_FORMAT_ENCODING, name)))
+    with pytest.raises(ValueError, match=r"\.metadata"):
+        read_index(path)

@@ -1,0 +1,156 @@
+"""A run that goes on notices changed data and video files, and takes every honest copy for what it is."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from support.datasets import Spec, write_dataset
+from support.runs import tiny_config, tiny_dataset
+from support.servers import RangeServer
+from understudy.cli.main import main
+from understudy.errors import ConfigError
+from understudy.train import run
+from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.data import fingerprint
+from understudy.train.data.data import file_digests, open_data
+
+
+def digests(root: Path | str, cache: Path | None = None, spans: str = "") -> dict[str, list[str] | None]:
+    config = tiny_config(Path("unused"), Path("unused"))
+    data = replace(config.data, root=str(root), cache=spans, val_fraction=0.1)
+    return file_digests(open_data(replace(config, data=data)), cache)
+
+
+def other_actions(root: Path) -> list[Path]:
+    """Every action becomes another one; rows, lengths and metadata stay."""
+    found = sorted(root.glob("data/chunk-*/*.parquet"))
+    for path in found:
+        table = pq.read_table(path)
+        at = table.schema.get_field_index("action")
+        values = [[float(v) * 1000 + 7 for v in row] for row in table["action"].to_pylist()]
+        pq.write_table(
+            table.set_column(at, table.schema.field(at), pa.array(values, table.schema.field(at).type)), path
+        )
+    return found
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("files")
+    config = tiny_config(tiny_dataset(root / "d"), root / "run", steps=2, checkpoint_every=1, val_every=0, report=False)
+    assert run.train(config) == run.DONE
+    return root
+
+
+def test_other_actions_are_refused_before_the_first_step(
+    begun: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(begun / "run", tmp_path / "run")
+    shutil.copytree(begun / "d", tmp_path / "d")
+    settings = RunDir(tmp_path / "run").settings()
+    moved = replace(settings, steps=3, data=replace(settings.data, root=str(tmp_path / "d")))
+    [path, *_] = other_actions(tmp_path / "d")
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    call = ["resume", str(tmp_path / "run"), "--steps", "3", "--data.root", str(tmp_path / "d")]
+    assert main(call) == 2
+    assert str(path.relative_to(tmp_path / "d")) in capsys.readouterr().err
+    assert main(["validate", str(tmp_path / "run")]) == 0  # on the dataset that it has
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+    accepted = replace(moved, data=replace(moved.data, changed_files="accept"))
+    assert run.resume(accepted) == run.DONE
+    assert path.name in capsys.readouterr().err
+
+
+def test_another_video_is_refused_and_a_copy_is_not(begun: Path, tmp_path: Path) -> None:
+    shutil.copytree(begun / "run", tmp_path / "run")
+    shutil.copytree(begun / "d", tmp_path / "d")
+    for path in (tmp_path / "d").rglob("*"):
+        os.utime(path, (1, 1))
+    settings = RunDir(tmp_path / "run").settings()
+    moved = replace(settings, steps=3, data=replace(settings.data, root=str(tmp_path / "d")))
+    assert run.resume(moved) == run.DONE
+    videos = sorted((tmp_path / "d").glob("videos/*/chunk-*/*.mp4"))
+    shutil.copy(videos[0], videos[1])
+    with pytest.raises(ConfigError, match=videos[1].name):
+        run.resume(replace(moved, steps=4))
+
+
+def test_a_run_of_an_older_version_goes_on_and_says_what_is_not_known(
+    begun: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(begun / "run", tmp_path / "run")
+    order = json.loads((tmp_path / "run/order.json").read_text())
+    del order["files"], order["seal"]
+    (tmp_path / "run/order.json").write_text(json.dumps(order))
+    assert run.resume(replace(RunDir(tmp_path / "run").settings(), steps=3)) == run.DONE
+    assert "not known" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_one_file_of_many_is_named(tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprint, "FEW", 2)
+    write_dataset(tmp_path / "d", Spec(version=version, lengths=(4,) * 12, per_data_file=1, per_video_file=1))
+    before = digests(tmp_path / "d")
+    for kind in ("data/*/*.parquet", "videos/*/*/*.mp4"):
+        path = sorted((tmp_path / "d").glob(kind))[5]
+        whole = path.read_bytes()
+        path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+        if kind[0] == "v":
+            path.write_bytes(whole + b"\0")
+        now = digests(tmp_path / "d")
+        [name] = fingerprint.changed(before, now)
+        assert str(path.relative_to(tmp_path / "d")) in fingerprint.place(before[name] or [], now[name] or [])
+        path.write_bytes(whole)
+    assert digests(tmp_path / "d") == before
+
+
+def test_large_datasets_are_known_by_footers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprint, "WHOLE", 0)
+    tiny_dataset(tmp_path / "d")
+    before = digests(tmp_path / "d")
+    other_actions(tmp_path / "d")
+    assert set(fingerprint.changed(before, digests(tmp_path / "d"))) == {"data files", "a sample of the data files"}
+
+
+def test_what_was_computed_is_kept_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_dataset(tmp_path / "d")
+    read: list[str] = []
+    plain = fingerprint._whole
+
+    def counted(files: object, path: str) -> str:
+        read.append(path)
+        return plain(files, path)  # type: ignore[arg-type]
+
+    counted.__name__ = "_whole"
+    monkeypatch.setattr(fingerprint, "_whole", counted)
+    first = digests(tmp_path / "d", tmp_path / "cache")
+    assert read
+    read.clear()
+    assert digests(tmp_path / "d", tmp_path / "cache") == first
+    assert read == []
+    other_actions(tmp_path / "d")
+    assert digests(tmp_path / "d", tmp_path / "cache") != first
+    assert len(read) == len(list((tmp_path / "d").glob("data/chunk-*/*.parquet")))
+    for torn in ("{", "[]", '{"x": 1}'):
+        for file in (tmp_path / "cache").rglob("*.json"):
+            file.write_text(torn)
+        assert digests(tmp_path / "d", tmp_path / "cache") == digests(tmp_path / "d")
+
+
+def test_a_served_copy_is_the_same_dataset(tmp_path: Path) -> None:
+    tiny_dataset(tmp_path / "d")
+    with RangeServer(tmp_path) as server:
+        there, here = digests(f"{server.url}/d", spans=str(tmp_path / "spans")), digests(tmp_path / "d")
+        assert fingerprint.changed(here, there) == fingerprint.changed(there, here) == []
+        assert [name for name, found in there.items() if found is not None]
+        other_actions(tmp_path / "d")
+    with RangeServer(tmp_path) as server:
+        assert fingerprint.changed(here, digests(f"{server.url}/d", spans=str(tmp_path / "spans"))) == [
+            "a sample of the data files"
+        ]

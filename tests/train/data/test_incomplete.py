@@ -1,0 +1,264 @@
+"""Datasets of which something is missing: an error before the first step, or left out by name and for good."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.datasets import Spec, edit_json, write_dataset
+from support.ranks import in_ranks
+from support.runs import final_tensors, series, tiny_config
+from understudy.config.data import DataConfig, SourceConfig
+from understudy.config.train import TrainConfig
+from understudy.data.format.catalog import Catalog
+from understudy.errors import ConfigError, DatasetError
+from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.data.data import RunData, open_data
+from understudy.train.run import judge, resume, train
+
+TOP, WRIST = "observation.images.top", "observation.images.wrist"
+LENGTHS = (9, 7, 11, 8, 6, 10, 9, 7, 8, 12)
+Make = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("incomplete")
+    for version in ("v2.1", "v3.0"):
+        spec = Spec(version=version, lengths=LENGTHS, cameras=(TOP, WRIST), gop=4, foreign=False)
+        write_dataset(root / version, spec)
+    return root
+
+
+@pytest.fixture
+def copy(written: Path, tmp_path: Path) -> Make:
+    def make(version: str = "v2.1") -> Path:
+        shutil.copytree(written / version, tmp_path / version)
+        return tmp_path / version
+
+    return make
+
+
+def lose(root: Path, camera: str, *episodes: int) -> None:
+    """Videos of episodes of a v2.1 dataset, put aside."""
+    for episode in episodes:
+        [video] = (root / "videos").glob(f"*/{camera}/episode_{episode:06d}.mp4")
+        video.rename(root / f"{camera}-{episode}.mp4")
+
+
+def opened(root: Path, **settings: Any) -> RunData:
+    config = tiny_config(root, root)
+    return open_data(replace(config, data=replace(config.data, **settings)))
+
+
+def pasted(message: str) -> dict[str, tuple[int, ...]]:
+    """The settings that a message says to paste."""
+    flags = re.findall(r"--data\.([a-z-]+)((?: \d+)+)", message)
+    return {name.replace("-", "_"): tuple(map(int, ids.split())) for name, ids in flags}
+
+
+def used(data: RunData) -> set[int]:
+    parts = (*data.training, *(part for part in data.held_out if part is not None))
+    return {int(episode) for part in parts for episode in part.segments[:, 0]}
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_a_declared_camera_without_files_ends_train(copy: Make, tmp_path: Path, version: str) -> None:
+    root = copy(version)
+    (root / "videos").rename(root / "video")
+    with pytest.raises(DatasetError, match=f"{TOP}.*{WRIST}.*there is video/.*--data.cameras none"):
+        train(tiny_config(root, tmp_path / "run"))
+    assert not (tmp_path / "run/config.yaml").exists()
+    assert opened(root, cameras=("none",)).cameras == ()
+    path = json.loads((root / "meta/info.json").read_text())["video_path"].replace("videos/", "video/")
+    assert opened(root, video_path=path).cameras == (TOP, WRIST)
+
+
+def test_a_camera_without_files_may_be_left_out_by_name(copy: Make) -> None:
+    root = copy()
+    lose(root, WRIST, *range(10))
+    with pytest.raises(DatasetError, match=f"{WRIST} .*--data.cameras {TOP}"):
+        opened(root)
+    assert opened(root, cameras=(TOP,)).cameras == (TOP,)
+    with pytest.raises(DatasetError, match=WRIST):
+        opened(root, cameras=(WRIST,))
+    several = DataConfig(chunk=3, sources=(SourceConfig(root=str(root), cameras={TOP: TOP}),))
+    assert open_data(replace(tiny_config(root, root), data=several)).cameras == (TOP,)
+    several = replace(several, sources=(SourceConfig(root=str(root)),))
+    with pytest.raises(DatasetError, match=WRIST):
+        open_data(replace(tiny_config(root, root), data=several))
+
+
+@pytest.mark.parametrize("kind", ["videos", "data"])
+def test_incomplete_episodes_are_listed_whole_and_ready_to_paste(copy: Make, kind: str) -> None:
+    root = copy()
+    if kind == "videos":
+        lose(root, TOP, 2, 5)
+        lose(root, WRIST, 5, 7)
+    else:
+        for episode in (2, 5, 7):
+            [file] = (root / "data").glob(f"*/episode_{episode:06d}.parquet")
+            file.unlink()
+    with pytest.raises(DatasetError, match="3 episodes are incomplete of 10") as caught:
+        opened(root)
+    flags = pasted(str(caught.value))
+    assert flags == {"exclude_episodes": (2, 5, 7)}
+    assert used(opened(root, **flags)) == {0, 1, 3, 4, 6, 8, 9}
+    with pytest.raises(DatasetError) as caught:
+        opened(root, exclude_episodes=(0,))
+    assert used(opened(root, **pasted(str(caught.value)))) == {1, 3, 4, 6, 8, 9}
+
+
+def test_what_is_to_be_pasted_goes_with_lists_that_are_there(copy: Make) -> None:
+    root = copy()
+    lose(root, TOP, 2, 5)
+    with pytest.raises(DatasetError) as caught:
+        opened(root, episodes=(0, 1, 2, 3, 5), val_episodes=(1, 2))
+    flags = pasted(str(caught.value))
+    assert flags == {"episodes": (0, 1, 3), "val_episodes": (1,)}
+    data = opened(root, **flags)
+    assert used(data) == {0, 1, 3}
+    data = opened(root, episodes=(0, 1, 2, 3, 5), val_episodes=(1, 2), on_incomplete_episode="skip")
+    assert (used(data), data.skipped) == ({0, 1, 3}, ((2, 5),))
+
+
+def test_only_what_the_policy_sees_counts(copy: Make) -> None:
+    root = copy()
+    lose(root, WRIST, 2)
+    assert opened(root, cameras=(TOP,)).skipped == ((),)
+    with pytest.raises(DatasetError):
+        opened(root, cameras=(WRIST,))
+
+
+def test_a_packed_file_takes_its_episodes_along(copy: Make) -> None:
+    """Files of the same name lie in other chunks: they hold other episodes."""
+    root = copy("v3.0")
+    sorted((root / "videos" / TOP).rglob("*.mp4"))[1].unlink()
+    with pytest.raises(DatasetError) as caught:
+        opened(root)
+    assert pasted(str(caught.value)) == {"exclude_episodes": (2, 3)}
+
+
+def test_each_source_says_for_itself_what_is_skipped(copy: Make) -> None:
+    root = copy()
+    lose(root, TOP, 2)
+    config = tiny_config(root, root)
+    skips = SourceConfig(root=str(root), name="a", on_incomplete_episode="skip", episodes=(0, 1, 2, 3))
+    errs = SourceConfig(root=str(root), name="b", episodes=(2, 4, 5), val_fraction=0)
+
+    def of(*sources: SourceConfig, **more: Any) -> TrainConfig:
+        return replace(config, data=DataConfig(chunk=3, sources=sources, **more))
+
+    with pytest.raises(DatasetError, match=r"source b.*episodes: \[4, 5\]"):
+        open_data(of(skips, errs))
+    assert open_data(of(skips, replace(errs, episodes=(4, 5)))).skipped == ((2,), ())
+    everywhere = of(replace(skips, on_incomplete_episode=None), errs, on_incomplete_episode="skip")
+    assert open_data(everywhere).skipped == ((2,), (2,))
+
+
+def test_nothing_but_incomplete_episodes_cannot_be_skipped(copy: Make) -> None:
+    root = copy()
+    lose(root, TOP, 2, 5)
+    with pytest.raises(DatasetError, match="2 episodes are incomplete of 2"):
+        opened(root, episodes=(2, 5), on_incomplete_episode="skip")
+
+
+def test_a_split_that_cannot_be_made_names_dataset_and_flag(copy: Make) -> None:
+    root = copy()
+    with pytest.raises(DatasetError, match=r"v2\.1.*--data\.val-fraction 0"):
+        opened(root, episodes=(3,))
+
+
+def test_what_was_skipped_is_frozen_with_the_run(
+    copy: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run that skips trains as the one that excludes, goes on without what has come back, and not without more."""
+    root = copy()
+    lose(root, TOP, 2, 5)
+    config = tiny_config(root, tmp_path / "run", steps=4, val_every=0)
+    config = replace(config, data=replace(config.data, on_incomplete_episode="skip"))
+    plain = replace(config, out=str(tmp_path / "plain"), data=replace(config.data, exclude_episodes=(2, 5)))
+    assert train(config) == 0
+    said = capsys.readouterr().err
+    assert "2 episodes are incomplete of 10" in said
+    assert "left out are 2 5" in said
+    assert train(plain) == 0
+    assert series(tmp_path / "run") == series(tmp_path / "plain")
+    [source] = RunDir(tmp_path / "run").frozen()["sources"]
+    assert source["skipped"] == [2, 5]
+    for episode in (2, 5):
+        (root / f"{TOP}-{episode}.mp4").rename(
+            root / f"videos/chunk-{episode // 2:03d}/{TOP}/episode_{episode:06d}.mp4"
+        )
+    assert judge(tmp_path / "run")["samples"] == judge(tmp_path / "plain")["samples"]
+    assert resume(replace(config, steps=8)) == 0
+    assert "2 5" in capsys.readouterr().err
+    lose(root, TOP, 2)  # is left out anyway
+    assert resume(replace(plain, steps=8)) == 0
+    assert series(tmp_path / "run") == series(tmp_path / "plain")
+    assert final_tensors(tmp_path / "run").keys() == final_tensors(tmp_path / "plain").keys()
+    lose(root, WRIST, 3)
+    with pytest.raises((DatasetError, ConfigError), match=r"1 episode is incomplete and was there"):
+        resume(replace(config, steps=10))
+
+
+def one_looks(root: Path, out: Path) -> list[int]:
+    """Train, of two ranks; only rank 0 may look for files. Which episodes the run left out."""
+    if os.environ["RANK"] != "0":
+        Catalog.gaps = None  # type: ignore[method-assign,assignment]
+    config = tiny_config(root, out, steps=2, val_every=0)
+    assert train(replace(config, data=replace(config.data, on_incomplete_episode="skip"))) == 0
+    [source] = RunDir(out).frozen()["sources"]
+    return list(source["skipped"])
+
+
+def test_one_process_looks_for_all(copy: Make, tmp_path: Path) -> None:
+    """A hundred thousand files are not listed by each of a thousand ranks, and all leave out the same episodes."""
+    root = copy()
+    lose(root, TOP, 2, 5)
+    assert in_ranks(2, one_looks, root, tmp_path / "run", timeout=120) == [[2, 5], [2, 5]]
+
+
+def test_git_lfs_pointers_end_train(copy: Make) -> None:
+    root = copy()
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 12345\n"
+    videos = sorted((root / "videos").rglob(f"{TOP}/*.mp4"))
+    videos[0].write_bytes(pointer)
+    with pytest.raises(DatasetError, match=r"1 episode is incomplete of 10.*git lfs pull") as caught:
+        opened(root)
+    assert pasted(str(caught.value)) == {"exclude_episodes": (0,)}
+    for video in videos[1:]:
+        video.write_bytes(pointer)
+    with pytest.raises(DatasetError, match=r"10 episodes are incomplete of 10.*10 of 10 files.*git lfs pull"):
+        opened(root, on_incomplete_episode="skip")
+
+
+def test_what_is_odd_is_said_before_the_first_step(
+    copy: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = copy()
+    edit_json(root / "meta/info.json", lambda info: info.update(total_frames=7, total_episodes=70))
+    assert train(tiny_config(root, tmp_path / "run", steps=1, val_every=0)) == 0
+    said = capsys.readouterr().err
+    assert "total_frames is 7" in said
+    assert "total_episodes is 70" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "meant"),
+    [
+        ({"action": "actions"}, "did you mean 'action'"),
+        ({"state": "observation.states"}, "did you mean 'observation.state'"),
+        ({"cameras": ("top",)}, f"did you mean '{TOP}'"),
+        ({"cameras": ("observation.image.wrist",)}, f"did you mean '{WRIST}'"),
+    ],
+)
+def test_what_is_meant_is_suggested(written: Path, settings: dict[str, Any], meant: str) -> None:
+    with pytest.raises(DatasetError, match=meant):
+        opened(written / "v3.0", **settings)

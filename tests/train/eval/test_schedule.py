@@ -1,0 +1,310 @@
+"""Validations that are not made to their end: a stop in their midst, and held-out frames that cannot be read."""
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from support.datasets import Spec, write_dataset
+from support.ranks import in_ranks, outcomes_in_ranks
+from support.runs import same_run, series, tiny_config
+from understudy.config.train import TrainConfig
+from understudy.distributed import mesh as parallel
+from understudy.errors import DatasetError
+from understudy.load.eval.validation_data import HeldOut
+from understudy.policies.flow.model import FlowPolicy
+from understudy.report.run import tables
+from understudy.report.run import validation as report_held_out
+from understudy.train import run, state
+from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.data.data import open_data
+from understudy.train.eval import validate
+from understudy.train.eval.validate import Unjudged, validation
+from understudy.train.step import Draws
+from understudy.train.track import trackers
+from understudy.video.packets import open_packets
+
+CHUNK = 4
+"""Frames of a chunk in these tests, so that there are several."""
+LENGTHS = (9, 7, 11, 8, 6, 10, 9, 7, 8, 12)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Each picture and each episode's file stands for itself."""
+    root = tmp_path_factory.mktemp("judging") / "dataset"
+    write_dataset(root, Spec(lengths=LENGTHS, gop=1, per_video_file=1))
+    return root
+
+
+def config_of(data: Path, out: Path, **changes: Any) -> TrainConfig:
+    return tiny_config(data, out, device="cpu", micro_batch=2, keep_best="loss", report=False, **changes)
+
+
+@contextmanager
+def small_chunks() -> Iterator[None]:
+    before, validate.BATCH = validate.BATCH, CHUNK
+    try:
+        yield
+    finally:
+        validate.BATCH = before
+
+
+# -- a stop -----------------------------------------------------------------------------------------------------------
+
+
+class Asked:
+    """Has this process asked to stop while the chunk `at` of the `which`-th validation is read, on one rank."""
+
+    def __init__(self, which: int, at: int = 1, rank: int = 0) -> None:
+        self.which, self.at, self.mine = which, at, int(os.environ.get("RANK", "0")) == rank
+        self.begun, self.after = 0, 0
+        self._judge, self._read, self._asked, self._number = validation, HeldOut.read, False, 0
+
+    def __enter__(self) -> "Asked":
+        def judged(*arguments: Any, **options: Any) -> Any:
+            self.begun, self._number = self.begun + 1, 0
+            return self._judge(*arguments, **options)
+
+        def read(held: HeldOut, part: slice) -> Any:
+            self.after += self._asked
+            self._number += 1
+            if self.mine and self.begun == self.which and self._number == self.at + 1:
+                self._asked = True
+                os.kill(os.getpid(), signal.SIGTERM)
+            return self._read(held, part)
+
+        state.validation, HeldOut.read = judged, read  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        state.validation, HeldOut.read = self._judge, self._read  # type: ignore[method-assign]
+
+
+def stopped_and_carried_on(config: TrainConfig, which: int, rank: int) -> dict[str, Any]:
+    """A run that is stopped in one of its validations, and again in the same one, and then carried on."""
+    out = RunDir(Path(config.out))
+    told: dict[str, Any] = {}
+    with Asked(which, rank=rank) as asked:
+        told["codes"] = [run.train(config)]
+    told["after"] = asked.after
+    told["step"] = checkpoint.steps(out.checkpoints)[-1]
+    told["judged"] = [record["step"] for record in series(out.root, "val")]
+    with Asked(1, rank=rank) as asked:
+        told["codes"].append(run.resume(out.settings()))
+    told["after"] += asked.after
+    told["codes"].append(run.resume(out.settings()))
+    return told
+
+
+def alone(config: TrainConfig, which: int) -> dict[str, Any]:
+    with small_chunks():
+        return stopped_and_carried_on(config, which, 0)
+
+
+def whole_and_stopped(config: TrainConfig, out: Path) -> list[dict[str, Any]]:
+    """On several ranks: a run that is never stopped, and one that is in each of its validations, asked on rank 1."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")  # around all of them: the ranks cannot meet at one port twice
+    with small_chunks():
+        assert run.train(replace(config, out=str(out / "whole"))) == run.DONE
+        return [stopped_and_carried_on(replace(config, out=str(out / f"{n}")), n, 1) for n in (1, 3)]
+
+
+@pytest.fixture(scope="module")
+def whole(data: Path) -> Path:
+    out = data.with_name("whole")
+    with small_chunks():
+        assert run.train(config_of(data, out)) == run.DONE
+    assert [record["step"] for record in series(out, "val")] == [5, 10, 12]
+    return out
+
+
+def check(told: dict[str, Any], step: int, before: list[int]) -> None:
+    assert told["codes"] == [run.STOPPED, run.STOPPED, run.DONE]
+    assert told["step"] == step
+    assert told["judged"] == before
+    assert told["after"] <= 2  # of some seven chunks in each: what was being read already
+
+
+@pytest.mark.parametrize(("which", "step", "before"), [(1, 5, []), (3, 12, [5, 10])])
+def test_a_stop_in_a_validation_saves_its_step_and_resume_makes_it_anew(
+    data: Path, whole: Path, tmp_path: Path, which: int, step: int, before: list[int]
+) -> None:
+    (told,) = in_ranks(1, alone, config_of(data, tmp_path / "r"), which)
+    check(told, step, before)
+    same_run(whole, tmp_path / "r")
+    best = [checkpoint.best(RunDir(root).checkpoints, "loss") for root in (whole, tmp_path / "r")]
+    assert best[0] is not None
+    assert best[1] is not None
+    assert best[0].name == best[1].name
+    assert checkpoint.judged(best[0]) == checkpoint.judged(best[1])
+
+
+class Kept:
+    """A tracker on a server, which keeps the first figures of a step."""
+
+    steps: ClassVar[dict[int, dict[str, float]]] = {}
+
+    def __init__(self) -> None:
+        self.has = max(self.steps, default=0)
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        self.steps.setdefault(step, values)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_tracker_gets_the_validation_that_was_made_later(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trackers, "_opened", lambda *_: Kept())
+    out = tmp_path / "r"
+    with small_chunks():
+        with Asked(1):
+            assert run.train(config_of(data, out, trackers=("trackio",))) == run.STOPPED
+        assert max(Kept.steps) == 4
+        assert run.resume(RunDir(out).settings()) == run.DONE
+    assert {step for step, values in Kept.steps.items() if "val/loss" in values} == {5, 10, 12}
+    assert sorted(Kept.steps) == list(range(1, 13))
+
+
+def test_ranks_stop_together_in_a_validation(data: Path, whole: Path, tmp_path: Path) -> None:
+    for first, last in in_ranks(2, whole_and_stopped, config_of(data, tmp_path), tmp_path, timeout=240):
+        check(first, 5, [])
+        check(last, 12, [5, 10])
+    for name in ("whole", "1", "3"):
+        same_run(whole, tmp_path / name)
+
+
+# -- what cannot be read ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def damaged(data: Path) -> tuple[Path, int]:
+    """The same dataset with one picture of a held-out episode overwritten, and which sample of the line that is."""
+    held = held_out_of(data)
+    sample = 6
+    episode, frame = int(held.episode[sample]), int(held.frame[sample])
+    root = data.with_name("damaged")
+    shutil.copytree(data, root)
+    video = sorted((root / "videos").rglob("*.mp4"))[episode]
+    packets = open_packets(str(video))
+    at, size = int(packets.index.offset[frame]), int(packets.index.size[frame])
+    packets.close()
+    content = bytearray(video.read_bytes())
+    content[at + 5 : at + size] = b"\xff" * (size - 5)
+    video.write_bytes(bytes(content))
+    return root, sample
+
+
+def held_out_of(data: Path, skips: bool = False) -> HeldOut:
+    held = HeldOut.of(open_data(config_of(data, Path("out"))), mixed=False, skips=skips)
+    assert held is not None
+    return held
+
+
+def substituting(config: TrainConfig) -> TrainConfig:
+    return replace(config, data=replace(config.data, on_bad_frame="substitute"))
+
+
+def test_a_held_out_frame_that_cannot_be_read_is_left_out(
+    data: Path, whole: Path, damaged: tuple[Path, int], tmp_path: Path
+) -> None:
+    root, sample = damaged
+    out = tmp_path / "r"
+    with small_chunks():
+        assert run.train(substituting(config_of(root, out))) == run.DONE
+    assert series(out) == series(whole)  # the training reads none of it
+    for record, sound in zip(series(out, "val"), series(whole, "val"), strict=True):
+        assert (record["unreadable"], "unreadable" in sound) == (1, False)
+        assert record["held_out"] == sound["held_out"] == sound["samples"] == record["samples"] + 1
+        # Its other samples are judged as ever.
+        assert sum(each["samples"] for each in record["tasks"].values()) == record["samples"]
+        assert 0 < abs(record["loss"] - sound["loss"]) < 0.2 * sound["loss"]
+    held = held_out_of(data)
+    chosen = np.arange(len(held)) != sample
+    config = config_of(data, out)
+    with parallel.joined(config) as mesh, small_chunks():
+        policy = FlowPolicy.load(out / "policy")
+        draws = Draws(config.seed, validate.DRAWS, config.data.chunk, policy.config.action_dim)
+        options: dict[str, Any] = {"open_loop": 1, "per_dim": True}
+        without = validation(policy, held.only(chosen), draws, mesh, {"flow": 1.0}, **options)
+        left_out = validation(policy, held_out_of(root, True), draws, mesh, {"flow": 1.0}, **options)
+    assert left_out["loss"] == pytest.approx(without["loss"], rel=1e-5)
+    assert left_out["se"] == pytest.approx(without["se"], rel=1e-4)
+    (one,), (two,) = left_out["sources"].values(), without["sources"].values()
+    assert one["dims"] == pytest.approx(two["dims"], rel=1e-4)
+    (one,), (two,) = left_out["open_loop"]["sources"].values(), without["open_loop"]["sources"].values()
+    assert one["samples"] == two["samples"] == len(held) - 1
+    assert one["mse"] == pytest.approx(two["mse"], rel=1e-3)
+
+
+def test_a_held_out_frame_that_ends_a_run_costs_no_step(damaged: tuple[Path, int], tmp_path: Path) -> None:
+    root, _ = damaged
+    out = RunDir(tmp_path / "r")
+    config = config_of(root, out.root)
+    with small_chunks(), pytest.raises(Unjudged, match="on_bad_frame"):
+        run.train(config)
+    assert checkpoint.steps(out.checkpoints)[-1] == 5  # saved every 4 steps, validated every 5
+    assert [record["step"] for record in series(out.root)] == [1, 2, 3, 4, 5]
+    with small_chunks():
+        with pytest.raises(Unjudged):
+            run.resume(out.settings())  # nothing has changed
+        assert run.resume(substituting(out.settings())) == run.DONE
+        assert run.train(substituting(config_of(root, tmp_path / "at once"))) == run.DONE
+    same_run(tmp_path / "at once", out.root)
+
+
+def test_a_frame_that_one_rank_cannot_read_ends_all_of_them(damaged: tuple[Path, int], tmp_path: Path) -> None:
+    for kind, said in outcomes_in_ranks(2, run.train, config_of(damaged[0], tmp_path / "r"), timeout=100):
+        assert kind == "raised"
+        assert "Unjudged" in said
+    assert checkpoint.steps(RunDir(tmp_path / "r").checkpoints)[-1] == 5
+
+
+def test_more_than_a_few_that_cannot_be_read_are_an_error(
+    damaged: tuple[Path, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validate, "FEW", 0)
+    with pytest.raises(DatasetError, match="1 of "):
+        run.train(substituting(config_of(damaged[0], tmp_path / "r")))
+    assert checkpoint.steps(RunDir(tmp_path / "r").checkpoints)[-1] == 5
+
+
+# -- a sample of the frames -------------------------------------------------------------------------------------------
+
+
+def with_small_chunks(config: TrainConfig) -> int:
+    with small_chunks():
+        return run.train(config)
+
+
+def test_a_sample_of_the_held_out_frames_is_judged_and_said_to_be_one(data: Path, whole: Path, tmp_path: Path) -> None:
+    """The same sample in each validation, whoever judges it; the training does not notice."""
+    config = config_of(data, tmp_path / "one", val_frames=10)
+    assert with_small_chunks(config) == run.DONE
+    assert in_ranks(2, with_small_chunks, replace(config, out=str(tmp_path / "two"))) == [run.DONE, run.DONE]
+    same_run(tmp_path / "one", tmp_path / "two")
+    assert series(tmp_path / "one") == series(whole)
+    val = series(tmp_path / "one", "val")
+    frames = series(whole, "val")[0]["samples"]
+    for record, of_all in zip(val, series(whole, "val"), strict=True):
+        assert (record["samples"], record["held_out"]) == (10, frames)
+        assert record["tasks"].keys() == of_all["tasks"].keys()
+        assert record["loss"] != of_all["loss"]
+    judged = run.judge(tmp_path / "one")
+    assert judged == {key: value for key, value in val[-1].items() if key != "kind"}
+    for text in (tables.told(judged), report_held_out.held_out(val)):
+        assert f"10 of {frames} held-out frames" in text

@@ -1,0 +1,185 @@
+"""The profile of a step: the trained step itself is measured, the slowest rank decides, memory and FLOPs counted."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from support.policies import batch, draws, policy
+from support.ranks import in_ranks
+from support.runs import tiny_config, tiny_dataset
+from understudy.cli import main
+from understudy.cli.profile import why
+from understudy.config.train import ParallelConfig
+from understudy.distributed.activation_checkpoint import Kept, rematerialise
+from understudy.policies.losses import scalar
+from understudy.train import state
+from understudy.train.profiling import flops
+from understudy.train.profiling import profile as profiling
+from understudy.train.profiling.profile import OTHER, Profile, _Rank, _together, profile
+from understudy.train.profiling.timer import NULL, PHASES, PhaseTimer
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_dataset(tmp_path_factory.mktemp("profile") / "dataset")
+
+
+def test_the_trained_step_is_measured_and_nothing_else(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers: list[Any] = []
+    plain = state.Training.advance
+
+    def advance(self: state.Training, batch: Any, timer: Any = NULL) -> Any:
+        timers.append(timer)
+        return plain(self, batch, timer)
+
+    monkeypatch.setattr(state.Training, "advance", advance)
+    found = profile(tiny_config(data, tmp_path / "run"), warmup=2, steps=4)
+    assert found is not None
+    # warm-up and plain steps without a timer, then as many with one, then one traced and one counted
+    assert [timer is NULL for timer in timers] == [True] * 6 + [False] * 5 + [True]
+    assert all(isinstance(timer, PhaseTimer) for timer in timers[6:10])
+    assert not (tmp_path / "run").exists()
+    assert found.samples_per_s * found.step_s == pytest.approx(4)
+    assert list(found.phases) == [*PHASES, OTHER]
+    assert sum(phase.worst for phase in found.phases.values()) == pytest.approx(found.timed_step_s)
+    assert all(found.phases[name].worst > 0 for name in PHASES)  # each of them happens
+    assert found.phases[OTHER].worst >= 0
+    memory = found.memory
+    count = found.conditions["parameters"]
+    assert memory["gradients"] == 4 * count <= memory["parameters"] == memory["average"]
+    assert 8 * count <= memory["optimizer state"] <= 8 * count + 4 * 100  # two moments, and a step count per tensor
+    assert 0 < memory["activations"] < memory["peak"]
+    assert memory["peak"] > sum(memory[name] for name in ("parameters", "optimizer state", "average", "activations"))
+    assert found.flops > 2 * 3 * 4 * count / 10
+    assert found.flops_per_s == pytest.approx(found.flops / found.step_s)
+    assert found.mfu is None
+    assert (found.conditions["steps"], found.conditions["warmup"]) == (4, 2)
+
+
+def remembered_bytes(data: Path, out: Path, kept: Kept) -> int:
+    config = tiny_config(data, out, batch=8, activation_checkpoint=kept)
+    config = replace(config, policy=replace(config.policy, blocks=3, layers=3))
+    found = profile(config, warmup=1, steps=1)
+    assert found is not None
+    return found.memory["activations"]
+
+
+def test_activation_checkpointing_is_seen_in_the_memory(data: Path, tmp_path: Path) -> None:
+    none, selective, full = (remembered_bytes(data, tmp_path, kept) for kept in ("none", "selective", "full"))
+    assert full < selective < none
+
+
+def two_ranks(data: Path, out: Path) -> Profile | None:
+    config = tiny_config(data, out, parallel=ParallelConfig(dp_shard=2, timeout=300))
+    return profile(config, warmup=1, steps=3)
+
+
+def test_ranks_measure_together(data: Path, tmp_path: Path) -> None:
+    found, other = in_ranks(2, two_ranks, data, tmp_path)
+    assert other is None
+    assert (found.conditions["ranks"], found.conditions["replicas"], found.conditions["shards"]) == (2, 1, 2)
+    assert found.collectives > 5  # counts, norm and votes; and the weights and gradients of every block
+    assert found.collectives_s > 0
+    assert {phase.rank for phase in found.phases.values()} <= {0, 1}
+    assert found.memory["gradients"] < 0.6 * 4 * found.conditions["parameters"]
+    assert found.memory["optimizer state"] < 0.6 * 8 * found.conditions["parameters"]
+
+
+def rank(plain: float, **phases: float) -> _Rank:
+    memory = dict.fromkeys(("parameters", "peak"), int(100 * plain))
+    return _Rank(plain, plain / 10, 2 * plain, phases, 3, plain / 5, memory, flops=int(1e6))
+
+
+def test_the_slowest_rank_decides() -> None:
+    ranks = [rank(1.0, forward=0.5, backward=0.1), rank(2.0, forward=0.25, backward=0.3)]
+    found = _together(ranks, batch=64, fastest=1e6, conditions={})
+    assert (found.step_s, found.samples_per_s, found.waiting_s, found.timed_step_s) == (2.0, 32.0, 0.2, 4.0)
+    assert (found.phases["forward"].worst, found.phases["forward"].rank, found.phases["forward"].mean) == (
+        0.5,
+        0,
+        0.375,
+    )
+    assert (found.phases["backward"].worst, found.phases["backward"].rank) == (0.3, 1)
+    assert found.phases["logging"].worst == 0
+    assert found.memory == {"parameters": 200, "peak": 200}
+    assert (found.flops, found.flops_per_s, found.mfu) == (2e6, 5e5, 0.5)  # of each of the two devices
+
+
+def test_it_is_told_why_a_step_takes_longer_than_its_phases() -> None:
+    found = _together([rank(2.5, **{"data wait": 0.1})], batch=64, fastest=None, conditions={})
+    slower = why(replace(found, timed_step_s=0.9, waiting_s=1.5))
+    assert "1,500.00 ms" in slower  # of 2,500 as it is trained
+    assert "100.00 ms" in slower
+    assert "200.00 ms" in slower  # 2.5 - 0.9 - 1.4
+    assert "ms" not in why(found).split("awaited")[1]
+    assert why(found) != slower
+
+
+def test_the_verb_writes_a_page_and_prints(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from understudy.config.schema import dump_yaml
+
+    file, out = tmp_path / "c.yaml", tmp_path / "out"
+    file.write_text(dump_yaml(tiny_config(data, out)))
+    asked = ["profile", str(file), "--profile.steps", "2", "--profile.warmup", "1"]
+    assert main.main(asked) == 0
+    printed = capsys.readouterr().out
+    for text in (*PHASES, "samples per second", "peak, all of it at once", "step, as it is trained"):
+        assert text in printed
+    page = (out / "profile.html").read_text()
+    assert page.count("<svg") == 3  # of time for wide screens and narrow ones, of memory
+    assert 'src="http' not in page  # it opens offline
+    assert 'href="http' not in page
+    assert main.main([*asked, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts == json.loads((out / "profile.json").read_text())
+    assert sorted(path.name for path in out.iterdir()) == ["profile.html", "profile.json"]
+    assert main.main(["profile", str(file), "--profile.steps", "0"]) == main.WRONG_INPUT
+    assert "profile.steps" in capsys.readouterr().err
+
+
+def test_operations_are_those_that_a_step_needs() -> None:
+    layer = nn.Linear(8, 16)
+
+    def step() -> None:
+        layer(torch.ones(4, 8, requires_grad=True)).sum().backward()
+
+    assert flops.counted(step, layer) == 3 * 2 * 4 * 8 * 16  # forward, and two products backward
+    counts: Counter[str] = Counter()
+    for kept in ("none", "selective", "full"):
+        model = policy()
+        rematerialise(model.blocks(), kept)
+        counts[kept] = flops.counted(lambda m=model: scalar(m.losses(batch(3), *draws(3))).backward(), model)
+    assert counts["none"] == counts["selective"] == counts["full"] > 0  # what is repeated is not counted
+
+
+@pytest.mark.parametrize(
+    ("device", "arithmetic", "teraflops"),
+    [
+        ("NVIDIA H200", "bfloat16", 989.5),
+        ("NVIDIA H100 80GB HBM3", "tf32", 494.7),
+        ("NVIDIA H100 PCIe", "bfloat16", 756.5),
+        ("NVIDIA A100-SXM4-80GB", "float32", 19.5),
+        ("NVIDIA L4", "bfloat16", 121.0),
+        ("NVIDIA L40S", "bfloat16", 362.0),
+        ("NVIDIA B200", "float32", None),
+        ("NVIDIA A10G", "bfloat16", None),  # not an A10
+        ("x86_64", "float32", None),
+    ],
+)
+def test_peaks_by_name(device: str, arithmetic: str, teraflops: float | None) -> None:
+    assert flops.peak(device, arithmetic) == (None if teraflops is None else teraflops * 1e12)
+
+
+def test_a_known_peak_gives_a_utilisation(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "peak", lambda device, arithmetic: 1e12)
+    found = profile(tiny_config(data, tmp_path), warmup=1, steps=1)
+    assert found is not None
+    assert found.mfu == pytest.approx(found.flops_per_s / 1e12)

@@ -1,0 +1,463 @@
+"""Rollouts on the way: each that is due is played once, whatever is killed, and the training does not notice."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import player
+from support.ranks import in_ranks, outcomes_in_ranks
+from support.resumed import watched
+from support.runs import same_run, series, tiny_config
+from understudy.config.rollout import RolloutEvery
+from understudy.config.schema import plain, validate
+from understudy.config.train import ParallelConfig, TrainConfig
+from understudy.errors import ConfigError
+from understudy.policies.flow.model import FlowPolicy
+from understudy.rollout.play import played
+from understudy.rollout.result import wilson
+from understudy.train import background_rollouts, run
+from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.checkpoint.saver import Saver
+from understudy.train.track import metrics_file
+from understudy.train.track.trackers import Log
+
+pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
+
+STEPS = (5, 10, 12)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six episodes of the tabletop."""
+    from understudy.cli.record import RecordConfig, record
+
+    root = tmp_path_factory.mktemp("rollouts") / "dataset"
+    record(RecordConfig(out=str(root), episodes=6, size=16, codec="libx264"))
+    return root
+
+
+def settings(data: Path, out: Path, every: int = 5, **changes: Any) -> TrainConfig:
+    """Twelve steps, checkpoints at 4, 8 and 12."""
+    rollout = RolloutEvery(every=every, tasks=("red", "blue"), episodes=2, parallel=2, size=16, steps=2, execute=3)
+    return tiny_config(data, out, **{"rollout": rollout, "log_every": 1, "micro_batch": 2, "device": "cpu", **changes})
+
+
+@pytest.fixture(scope="module")
+def without(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that plays nothing and was never stopped."""
+    out = tmp_path_factory.mktemp("without") / "r"
+    run.train(settings(data, out, every=0))
+    return out
+
+
+def acting(config: TrainConfig, how: str) -> None:
+    """From here on `support.player` plays, as `how` says."""
+    play = {name: value for name, value in plain(config.rollout).items() if name != "every"}
+    background_rollouts.PLAYER = (sys.executable, "-S", "-E", player.__file__, json.dumps(play), how)  # type: ignore[assignment]
+
+
+@pytest.fixture
+def act(monkeypatch: pytest.MonkeyPatch) -> Callable[[TrainConfig, str], None]:
+    monkeypatch.setattr(background_rollouts, "PLAYER", background_rollouts.PLAYER)  # to be put back
+    return acting
+
+
+def times(out: Path) -> list[int]:
+    """Which steps were played, in sequence."""
+    return [int(line) for line in (out / "played").read_text().split()]
+
+
+def whole(out: Path, without: Path, steps: tuple[int, ...] = STEPS) -> None:
+    """Assert that the training noticed nothing, and that each step has its file, and its line once."""
+    same_run(without, out)
+    lines = series(out, "rollout")
+    assert sorted(line["step"] for line in lines) == list(steps)
+    for line in lines:
+        result = json.loads((out / f"rollouts/step-{line['step']:08d}.json").read_text())
+        assert {key: line[key] for key in ("world", "success", "tasks")} == background_rollouts.record(result)
+        assert line["step"] <= line["at"] <= 12
+    assert list((out / "rollouts/due").iterdir()) == []
+
+
+# -- what is played --------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_played_beside_the_training(data: Path, without: Path, tmp_path: Path) -> None:
+    """Real players. What comes of the last weights is what playing the run's policy gives."""
+    config = settings(data, tmp_path / "r", every=11)
+    assert run.train(config) == run.DONE
+    whole(tmp_path / "r", without, (11, 12))
+    last = json.loads((tmp_path / "r/rollouts/step-00000012.json").read_text())
+    assert last["weights"] == hashlib.sha256((tmp_path / "r/policy/model.safetensors").read_bytes()).hexdigest()
+    again = played(tmp_path / "r/policy", config.data, None, config.rollout).to_json()
+    assert {key: last[key] for key in again} == again
+    assert list(last["tasks"]) == ["pick up the red block", "pick up the blue block"]
+    rate = series(tmp_path / "r", "rollout")[-1]["success"]
+    assert (rate["low"], rate["high"]) == wilson(rate["successes"], 2)
+    # Who plays leaves when nobody listens any more.
+    shutil.copytree(tmp_path / "r/policy", tmp_path / "r/rollouts/due/step-00000099")
+    alone = subprocess.Popen(
+        [*background_rollouts.PLAYER, tmp_path / "r", "99"], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert alone.stdin is not None
+    alone.stdin.close()
+    assert alone.wait() == 1
+    assert not (tmp_path / "r/rollouts/step-00000099.json").exists()
+
+
+def test_what_falls_due_meanwhile_waits_its_turn(
+    data: Path, without: Path, tmp_path: Path, act: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = settings(data, tmp_path / "r")
+    act(config, "hangs:5")
+    ended, plain_look = [], background_rollouts.Rollouts.look
+
+    def look(self: background_rollouts.Rollouts, log: Log, step: int, last: bool = False) -> bool:
+        if last and not ended:
+            assert self._player is not None
+            assert self._player.stdin is not None
+            ended.append(step)
+            act(config, "plays")
+            self._player.stdin.close()
+            self._player.wait()
+            assert times(tmp_path / "r") == [5]  # the training is over, and only the first has been begun
+        return plain_look(self, log, step, last)
+
+    background_rollouts.Rollouts.look = look  # type: ignore[method-assign]
+    try:
+        assert run.train(config) == run.DONE
+    finally:
+        background_rollouts.Rollouts.look = plain_look  # type: ignore[method-assign]
+    told = capsys.readouterr().err
+    assert "the weights of 3 steps wait" in told
+    assert "step 5 could not be played" in told
+    assert times(tmp_path / "r") == [5, 10, 12]
+    assert run.resume(config) == run.DONE
+    whole(tmp_path / "r", without)
+
+
+def test_ranks_that_share_the_weights_hand_them_out_whole(data: Path, without: Path, tmp_path: Path) -> None:
+    config = settings(data, tmp_path / "r", parallel=ParallelConfig(dp_shard=2))
+    assert in_ranks(2, with_player, config, "plays") == [run.DONE, run.DONE]
+    whole(tmp_path / "r", without)
+    result = json.loads((tmp_path / "r/rollouts/step-00000012.json").read_text())
+    assert result["weights"] == hashlib.sha256((without / "policy/model.safetensors").read_bytes()).hexdigest()
+
+
+def with_player(config: TrainConfig, how: str) -> int:
+    acting(config, how)
+    return run.train(config)
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+def when_playing(out: Path, number: int) -> Callable[[], object]:
+    """Send ourselves a signal as soon as the player of step 5 has begun."""
+
+    def wait_and_send() -> None:
+        until = time.monotonic() + 240
+        while not (out / "player-5").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    return wait_and_send
+
+
+def killed(config: TrainConfig, how: str, step: int) -> None:
+    acting(config, how)
+    with watched(Path(config.out), {step: when_playing(Path(config.out), signal.SIGKILL)}):
+        run.train(config)
+
+
+def gone(process: int, patience: float = 240.0) -> bool:
+    until = time.monotonic() + patience
+    while time.monotonic() < until:
+        try:
+            if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+            os.kill(process, 0)
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("step", [7, 12])  # behind the checkpoints of steps 4 and 8
+def test_a_run_that_was_killed_plays_what_is_due(
+    data: Path, without: Path, tmp_path: Path, act: Any, step: int
+) -> None:
+    """At step 7 it goes back to 4, so that step 5 is due again; at 12 to 8, and step 5 still waits."""
+    config = settings(data, tmp_path / "r")
+    assert outcomes_in_ranks(1, killed, config, "hangs", step)[0] == ("died", -signal.SIGKILL)
+    assert times(tmp_path / "r") == [5]
+    assert gone(int((tmp_path / "r/player-5").read_text())), "a player outlived its training"
+    assert series(tmp_path / "r", "rollout") == []
+    act(config, "plays")
+    assert run.resume(config) == run.DONE
+    assert times(tmp_path / "r") == [5, 5, 10, 12]
+    whole(tmp_path / "r", without)
+
+
+def killed_behind_a_checkpoint(config: TrainConfig) -> None:
+    acting(config, "hangs")
+    plain_save = Saver.save
+
+    def save(self: Saver, *arguments: Any) -> None:
+        plain_save(self, *arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Saver.save = save  # type: ignore[method-assign]
+    run.train(config)
+
+
+def test_no_checkpoint_is_there_before_its_weights_are_set_aside(
+    data: Path, without: Path, tmp_path: Path, act: Any
+) -> None:
+    """Or a run that goes on behind it would never play them."""
+    config = settings(data, tmp_path / "r", every=4)
+    assert outcomes_in_ranks(1, killed_behind_a_checkpoint, config)[0] == ("died", -signal.SIGKILL)
+    assert checkpoint.steps(tmp_path / "r/checkpoints") == [4]
+    act(config, "plays")
+    assert run.resume(config) == run.DONE
+    whole(tmp_path / "r", without, (4, 8, 12))
+
+
+def back_to_nothing(out: Path) -> None:
+    for step in checkpoint.steps(out / "checkpoints"):
+        shutil.rmtree(out / f"checkpoints/step-{step:08d}")
+
+
+def test_results_of_a_run_that_goes_back_hold_where_the_weights_are_the_same(
+    data: Path, without: Path, tmp_path: Path, act: Any
+) -> None:
+    config = settings(data, tmp_path / "r")
+    act(config, "plays")
+    run.train(config)
+    back_to_nothing(tmp_path / "r")
+    act(config, "fails")  # nobody is asked
+    assert run.resume(config) == run.DONE
+    whole(tmp_path / "r", without)
+    assert times(tmp_path / "r") == [5, 10, 12]
+    # Results of other weights, or played otherwise, do not.
+    back_to_nothing(tmp_path / "r")
+    odd = tmp_path / "r/rollouts/step-00000005.json"
+    odd.write_text(json.dumps(json.loads(odd.read_text()) | {"weights": "others"}))
+    act(config, "plays")
+    assert run.resume(config) == run.DONE
+    assert times(tmp_path / "r") == [5, 10, 12, 5]
+    whole(tmp_path / "r", without)
+    back_to_nothing(tmp_path / "r")
+    other = replace(config, rollout=replace(config.rollout, seed=1))
+    act(other, "plays")
+    assert run.resume(other) == run.DONE
+    assert times(tmp_path / "r")[4:] == [5, 10, 12]
+    assert not list((tmp_path / "r/rollouts/earlier").iterdir())
+
+
+def test_lines_that_a_kill_left_out_are_written_and_none_twice(
+    data: Path, without: Path, tmp_path: Path, act: Any
+) -> None:
+    """The file of a result is there and its line is not, or its weights have not been let go of."""
+    config = settings(data, tmp_path / "r")
+    act(config, "plays")
+    run.train(config)
+    lines = (tmp_path / "r/metrics.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if not ('"rollout"' in line and '"step": 10' in line)]
+    assert len(kept) == len(lines) - 1
+    (tmp_path / "r/metrics.jsonl").write_text("".join(kept))
+    shutil.copytree(tmp_path / "r/policy", tmp_path / "r/rollouts/due/step-00000012")
+    act(config, "fails")
+    assert run.resume(config) == run.DONE
+    assert times(tmp_path / "r") == [5, 10, 12]
+    whole(tmp_path / "r", without)
+
+
+def test_a_player_that_fails_is_told_and_tried_again(
+    data: Path, without: Path, tmp_path: Path, act: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = settings(data, tmp_path / "r")
+    act(config, "fails")
+    assert run.train(config) == run.DONE
+    told = capsys.readouterr().err
+    assert told.count("(exit code 3):\n  | the door is stuck") == 3
+    assert "not played: step 5, 10, 12; understudy resume" in told
+    same_run(without, tmp_path / "r")
+    assert series(tmp_path / "r", "rollout") == []
+    act(config, "plays")
+    assert run.resume(config) == run.DONE
+    assert times(tmp_path / "r") == [5, 10, 12] * 2
+    whole(tmp_path / "r", without)
+
+
+def test_a_result_that_is_none_is_played_again(
+    data: Path, without: Path, tmp_path: Path, act: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = settings(data, tmp_path / "r")
+    act(config, "nonsense")
+    assert run.train(config) == run.DONE
+    assert "step 10 could not be played (step-00000010.json is no result)" in capsys.readouterr().err
+    act(config, "plays")
+    assert run.resume(config) == run.DONE
+    whole(tmp_path / "r", without)
+
+
+def test_what_cannot_even_be_started_or_written_does_not_end_the_training(
+    data: Path, without: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, plain_save = settings(data, tmp_path / "r"), FlowPolicy.save
+
+    def save(self: FlowPolicy, directory: Path, *rest: Any) -> None:
+        if Path(directory).name == "step-00000010":
+            raise OSError("the disk is full")
+        plain_save(self, directory, *rest)
+
+    monkeypatch.setattr(FlowPolicy, "save", save)
+    monkeypatch.setattr(background_rollouts, "PLAYER", (str(tmp_path / "nobody"),))
+    assert run.train(config) == run.DONE
+    told = capsys.readouterr().err
+    assert "the weights of step 10 cannot be set aside, they will not be played: the disk is full" in told
+    assert "step 5 could not be played (cannot be started)" in told
+    assert "not played: step 5, 12" in told
+    same_run(without, tmp_path / "r")
+
+
+def test_a_signal_ends_the_player_and_the_wait_for_it(data: Path, without: Path, tmp_path: Path, act: Any) -> None:
+    config = settings(data, tmp_path / "r")
+    act(config, "hangs")
+    with watched(tmp_path / "r", {7: when_playing(tmp_path / "r", signal.SIGTERM)}):
+        assert run.train(config) == run.STOPPED
+    assert gone(int((tmp_path / "r/player-5").read_text()))
+    assert (tmp_path / "r/rollouts/due/step-00000005").is_dir()
+    plain_look, looks = background_rollouts.Rollouts.look, []
+
+    def look(self: background_rollouts.Rollouts, log: Log, step: int, last: bool = False) -> bool:
+        looks.extend([step] if last else [])
+        if len(looks) == 2:
+            (tmp_path / "r/STOP").touch()
+        return plain_look(self, log, step, last)
+
+    background_rollouts.Rollouts.look = look  # type: ignore[method-assign]
+    try:
+        assert run.resume(config) == run.STOPPED  # all steps are done, the policy is there, the wait was cut
+    finally:
+        background_rollouts.Rollouts.look = plain_look  # type: ignore[method-assign]
+    same_run(without, tmp_path / "r")
+    assert not (tmp_path / "r/STOP").exists()
+    act(config, "plays")
+    assert run.resume(config) == run.DONE
+    whole(tmp_path / "r", without)
+
+
+def test_what_cannot_be_played_is_told_before_the_first_step(data: Path, tmp_path: Path) -> None:
+    config = settings(data, tmp_path / "r")
+    for wrong, told in (
+        ({"tasks": ("pink",)}, "'pink'"),
+        ({"world": "metaworld", "state": "joints"}, "front|metaworld"),
+        ({"state": "observation.joints"}, "tabletop has no 'observation.joints'"),
+        ({"device": "fpga"}, "device: 'fpga'"),
+        ({"source": "left"}, "source: 'left': the run has dataset"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            run.train(replace(config, rollout=replace(config.rollout, **wrong)))
+        assert not (tmp_path / "r/config.yaml").exists()
+    assert replace(config, rollout=replace(config.rollout, execute=4)).problems() == [
+        "rollout.execute: 4: the policy predicts 3 actions at once (data.chunk)"
+    ]
+    assert replace(config, rollout=RolloutEvery(execute=4)).problems() == []  # nothing is played
+    for mode, count in (("inverse_dynamics", 1), ("forward_dynamics", 1), ("joint", 0), ("policy", 0)):
+        found = replace(config, mode=mode).problems()
+        assert [line.startswith("rollout.every: 5: nobody learns to act") for line in found] == [True] * count
+
+
+def test_rollouts_may_be_turned_off_and_on(data: Path, without: Path, tmp_path: Path, act: Any) -> None:
+    config = settings(data, tmp_path / "r")
+    act(config, "hangs")
+    with watched(tmp_path / "r", {11: when_playing(tmp_path / "r", signal.SIGTERM)}):
+        assert run.train(config) == run.STOPPED
+    off = replace(config, rollout=replace(config.rollout, every=0))
+    assert run.resume(off) == run.DONE
+    assert times(tmp_path / "r") == [5]
+    act(config, "plays")
+    assert run.resume(config) == run.DONE
+    whole(tmp_path / "r", without, (5, 10))
+
+
+# -- lines and trackers ----------------------------------------------------------------------------------------------
+
+
+def line(step: int, at: int) -> dict[str, Any]:
+    rate = {"successes": 1, "episodes": 2}
+    return {
+        "kind": "rollout",
+        "step": step,
+        "at": at,
+        **background_rollouts.record({"world": "w", "success": rate, "tasks": {}}),
+    }
+
+
+def test_a_line_that_came_later_than_where_the_run_goes_on_stays(tmp_path: Path) -> None:
+    """Of weights before that step it stays true, of those behind it does not."""
+    train = [{"kind": "train", "step": step, "loss": 1.0} for step in range(1, 9)]
+    (tmp_path / "m").write_text("".join(json.dumps(r) + "\n" for r in [*train[:7], line(3, 7), train[7], line(6, 8)]))
+    metrics_file.truncate(tmp_path / "m", 5)
+    assert metrics_file.read(tmp_path / "m") == [*train[:5], line(3, 5)]
+
+
+class Told:
+    """A log whose trackers have steps up to `has` from before the run went back."""
+
+    has = 9
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, int]] = []
+
+    def log(self, step: int, record: dict[str, Any]) -> None:
+        self.lines.append((step, record["step"]))
+
+
+def test_results_wait_for_a_step_that_the_trackers_do_not_have_and_come_one_at_a_step(tmp_path: Path) -> None:
+    (tmp_path / "rollouts").mkdir()
+    rate = {"successes": 1, "episodes": 2}
+    for step in (2, 4, 6, 7):
+        result = {"world": "w", "success": rate, "tasks": {}}
+        (tmp_path / f"rollouts/step-{step:08d}.json").write_text(json.dumps(result))
+    config = validate(TrainConfig, {"data": {"root": "d"}})
+    found, log = background_rollouts.Rollouts(RunDir(tmp_path), config, {}, 6, first=True), Told()
+    for step, last in ((7, False), (9, False), (10, False), (10, False), (11, False), (11, True)):
+        found.look(log, step, last)  # type: ignore[arg-type]
+    assert log.lines == [(10, 2), (11, 4), (11, 6)]  # what is behind step 6 has not been reached again
+    assert not background_rollouts.Rollouts(RunDir(tmp_path), config, {}, 6, first=False).look(log, 12)  # type: ignore[arg-type]
+
+
+def test_trackers_get_success_with_the_step_at_which_it_was_known(tmp_path: Path) -> None:
+    from support.tracked import in_tensorboard
+
+    pytest.importorskip("tensorboard", reason="pip install 'understudy[tensorboard]'")
+    config, there = validate(TrainConfig, {"data": {"root": "d"}, "trackers": ["tensorboard"]}), RunDir(tmp_path)
+    log = Log(there, config, 0)
+    for step in range(1, 9):
+        log.log(step, {"kind": "train", "loss": 1.0})
+        if step == 7:
+            log.log(step, line(3, 7))
+    log.close()
+    wanted = {"rollout/step": 3.0, "rollout/success/rate": 0.5, "rollout/success/successes": 1.0}
+    assert wanted.items() <= in_tensorboard(tmp_path)[7].items()
+    log = Log(there, config, 5)
+    log.log(6, {"kind": "train", "loss": 1.0})
+    log.close()
+    rows = in_tensorboard(tmp_path)
+    assert sorted(rows) == [1, 2, 3, 4, 5, 6]
+    assert wanted.items() <= rows[5].items()

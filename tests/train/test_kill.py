@@ -1,0 +1,102 @@
+"""kill -9: whatever the instant, a resumed run ends as the run that was never stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.runs import same_run, series, tiny_config, tiny_dataset
+from understudy.config.schema import dump_yaml
+from understudy.config.train import ScheduleConfig
+from understudy.distributed.torch_release import sums_gradients
+from understudy.train import run
+from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint.run_dir import RunDir
+
+SOAK = Path(__file__).parents[2] / "benchmarks" / "soak_trainer.py"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_dataset(tmp_path_factory.mktemp("kill") / "dataset")
+
+
+def soak(*options: object) -> tuple[int, dict[str, Any]]:
+    """benchmarks/soak_trainer.py in short: its exit code and what it tells."""
+    done = subprocess.run([sys.executable, SOAK, "--json", *map(str, options)], stdout=subprocess.PIPE, text=True)
+    return done.returncode, json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_ten_kills_leave_no_trace() -> None:
+    """One process, and two that share the weights, of which one is killed; both save beside the training. An older
+    torch trains in one process only: there, one that saves in the training and one that saves beside it."""
+    kinds = (2, 3) if sums_gradients() else (1, 2)
+    code, told = soak("--kills", 10, "--per-run", 5, "--kinds", *kinds)
+    assert (code, told["wrong"], told["kills"]) == (0, [], 10)
+    assert told["finished"] >= 2
+    assert told["in_saves"] >= 2
+    assert told["looked_at"] >= 5
+
+
+@pytest.mark.slow
+def test_checkpoints_written_under_their_final_name_are_found_torn() -> None:
+    """The negative control of the test above: the same kills, without the protocol."""
+    code, told = soak("--kills", 10, "--per-run", 4, "--kinds", 1, "--torn")
+    assert code == 1
+    assert "torn" in told["wrong"][0]
+
+
+@pytest.mark.slow
+def test_the_command_stopped_by_sigterm_then_by_sigkill(
+    data: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """As a scheduler and as a power cut do it, at an instant that the run does not choose. The run has far more steps
+    than it takes until it is stopped, however late that is; in the end it is given as many as it needs."""
+    schedule = ScheduleConfig("constant", warmup=3)  # the learning rate does not depend on the number of steps
+    often = {"log_every": 1, "checkpoint_every": 10, "val_every": 0, "schedule": schedule}
+    config = tiny_config(data, tmp_path / "r", steps=20_000, **often)
+    (tmp_path / "config.yaml").write_text(dump_yaml(config))
+    command = [sys.executable, "-m", "understudy"]
+
+    def started(*arguments: object, after: int) -> "subprocess.Popen[bytes]":
+        """The command, once the run has logged `after` steps."""
+        process = subprocess.Popen([*command, *map(str, arguments)], stdout=subprocess.DEVNULL)
+        request.addfinalizer(process.kill)  # where the test fails; one that has ended does not mind
+        while process.poll() is None and len(series(tmp_path / "r")) < after:
+            time.sleep(0.01)
+        assert process.poll() is None, f"{arguments} ended before step {after}"
+        return process
+
+    process = started("train", tmp_path / "config.yaml", after=15)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == run.STOPPED
+    reached = checkpoint.steps(tmp_path / "r/checkpoints")[-1]
+    assert reached >= 15
+    process = started("resume", tmp_path / "r", after=reached + 12)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    steps = checkpoint.steps(tmp_path / "r/checkpoints")[-1] + 10
+    assert run.resume(replace(RunDir(tmp_path / "r").settings(), steps=steps)) == run.DONE
+    run.train(tiny_config(data, tmp_path / "whole", steps=steps, **often | {"checkpoint_every": steps}))
+    same_run(tmp_path / "whole", tmp_path / "r")
+
+
+def test_two_processes_do_not_train_one_run(data: Path, tmp_path: Path) -> None:
+    from understudy.errors import ConfigError
+
+    run.train(tiny_config(data, tmp_path / "r", steps=1, val_every=0))
+    held = RunDir(tmp_path / "r").lock()
+    try:
+        with pytest.raises(ConfigError, match="another process"):
+            run.resume(RunDir(tmp_path / "r").settings())
+    finally:
+        held.close()
+    assert os.path.exists(tmp_path / "r/.lock")

@@ -1,0 +1,247 @@
+"""The run: the same settings give the same bits, whatever stops it, whatever else it does on the way."""
+
+import shutil
+import signal
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support import resumed
+from support.datasets import edit_json
+from support.runs import final_tensors, same_run, series, tiny_config, tiny_dataset
+from understudy.distributed import mesh as parallel
+from understudy.errors import ConfigError
+from understudy.load.eval.validation_data import HeldOut
+from understudy.load.loader import Loader
+from understudy.policies.flow.model import FlowPolicy
+from understudy.train import inner_loop, run
+from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.data.data import open_data
+from understudy.train.eval.validate import DRAWS, validation
+from understudy.train.step import Draws
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_dataset(tmp_path_factory.mktemp("run") / "dataset")
+
+
+@pytest.fixture(scope="module")
+def whole(data: Path) -> Path:
+    """A run that was never stopped."""
+    out = data.parent / "whole"
+    assert run.train(tiny_config(data, out)) == run.DONE
+    return out
+
+
+def test_a_run_that_cannot_begin_leaves_room_for_the_next_try(data: Path, tmp_path: Path) -> None:
+    config = tiny_config(data, tmp_path / "r", steps=2)
+    with pytest.raises(ConfigError, match="nothing"):
+        run.train(replace(config, optim=replace(config.optim, freeze=("nothing.*",))))
+    assert run.train(config) == run.DONE
+    with pytest.raises(ConfigError, match="a run already"):  # one that did begin stays one, whatever is asked
+        run.train(config)
+    with pytest.raises(ConfigError, match="a run already"):
+        run.train(replace(config, trackers=("wandb",)))
+
+
+def test_a_finished_run_has_everything(whole: Path) -> None:
+    assert [r["step"] for r in series(whole)] == list(range(1, 13))
+    assert [r["step"] for r in series(whole, "val")] == [5, 10, 12]
+    assert checkpoint.steps(whole / "checkpoints") == [8, 12]
+    assert sorted(p.name for p in whole.iterdir() if not p.name.startswith(".")) == [
+        "checkpoints",
+        "config.yaml",
+        "metrics.jsonl",
+        "order.json",
+        "policy",
+    ]
+    assert RunDir(whole).settings().schedule.steps == 12  # resolved
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loader_threads": 3},
+        {"memory": "1100KB"},
+        {"log_every": 1, "checkpoint_every": 5, "keep": 1},
+        {"val_every": 1},
+        {"val_every": 0},
+        {"val_every": 10},
+    ],
+)
+def test_the_series_depends_on_nothing_else(whole: Path, data: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    run.train(tiny_config(data, tmp_path / "r", **changes))
+    assert series(tmp_path / "r") == series(whole)
+    one, two = final_tensors(whole), final_tensors(tmp_path / "r")
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    vals = {r["step"]: r for r in series(tmp_path / "r", "val")}
+    assert all(vals[r["step"]] == r for r in series(whole, "val") if r["step"] in vals)
+
+
+def test_each_step_uses_its_rate_and_the_average_is_judged_and_handed_out(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    config = tiny_config(data, out, steps=5, checkpoint_every=1, keep=5)
+    run.train(config)
+    assert [r["lr"] for r in series(out)] == pytest.approx([3e-3 * f for f in (1 / 3, 2 / 3, 1, 1, 0.5)])
+    tensors = [checkpoint.read_tensors(out / f"checkpoints/step-{step:08d}") for step in range(1, 6)]
+    averaged = [name.removeprefix("average/") for name in tensors[0] if name.startswith("average/")]
+    assert averaged
+    for step, (before, now) in enumerate(pairwise(tensors), start=2):
+        decay = min(0.9, (1 + step) / (10 + step))
+        for name in averaged:
+            expected = decay * before[f"average/{name}"] + (1 - decay) * now[f"weights/{name}"]
+            torch.testing.assert_close(now[f"average/{name}"], expected)
+    policy = FlowPolicy.load(out / "policy")
+    assert all(torch.equal(tensor, tensors[-1][f"average/{name}"]) for name, tensor in policy.state_dict().items())
+    held = HeldOut.of(open_data(config), mixed=False)
+    assert held is not None
+    draws = Draws(config.seed, DRAWS, config.data.chunk, policy.config.action_dim)
+    with parallel.joined(config) as mesh:
+        again = validation(policy, held, draws, mesh, {"flow": 1.0}, open_loop=config.val_open_loop)
+    assert series(out, "val")[-1] == {"kind": "val", "step": 5, **again}
+
+
+def test_it_does_depend_on_the_seed(whole: Path, data: Path, tmp_path: Path) -> None:
+    run.train(tiny_config(data, tmp_path / "r", seed=8))
+    assert all(a["loss"] != b["loss"] for a, b in zip(series(whole), series(tmp_path / "r")))
+
+
+def test_the_global_generator_is_neither_read_nor_moved(whole: Path, data: Path, tmp_path: Path) -> None:
+    torch.manual_seed(12345)
+    before = torch.get_rng_state()
+    run.train(tiny_config(data, tmp_path / "r"))
+    assert torch.equal(torch.get_rng_state(), before)
+    same_run(whole, tmp_path / "r")
+
+
+@pytest.mark.parametrize(
+    ("step", "number"), [(1, signal.SIGTERM), (4, signal.SIGINT), (7, signal.SIGUSR1), (8, signal.SIGTERM)]
+)
+def test_a_signal_saves_and_resume_goes_on(
+    whole: Path, data: Path, tmp_path: Path, step: int, number: signal.Signals
+) -> None:
+    config, handler = tiny_config(data, tmp_path / "r"), signal.getsignal(number)
+    with resumed.watched(tmp_path / "r", {step: resumed.send(number)}):
+        assert run.train(config) == run.STOPPED
+    assert signal.getsignal(number) is handler  # as it was before
+    assert checkpoint.steps(tmp_path / "r/checkpoints")[-1] == step
+    assert not (tmp_path / "r/policy").exists()
+    assert run.resume(RunDir(tmp_path / "r").settings()) == run.DONE
+    same_run(whole, tmp_path / "r")
+
+
+def test_resuming_a_finished_run_changes_nothing(whole: Path, data: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy/policy")  # killed before it was written
+    assert run.resume(RunDir(tmp_path / "copy").settings()) == run.DONE
+    same_run(whole, tmp_path / "copy")
+
+
+def test_more_steps_keep_the_schedule(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run.train(tiny_config(data, tmp_path / "a", steps=6))
+    run.resume(replace(RunDir(tmp_path / "a").settings(), steps=12, val_every=5))
+    assert "steps: 6 -> 12" in capsys.readouterr().err
+    base = tiny_config(data, tmp_path / "b")
+    run.train(replace(base, schedule=replace(base.schedule, steps=6)))
+    assert series(tmp_path / "a") == series(tmp_path / "b")
+    assert RunDir(tmp_path / "a").settings().steps == 12
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", "{}", '{"order": 1, "dataset": 2}'])
+def test_a_damaged_order_is_one_clear_error(whole: Path, tmp_path: Path, content: str | None) -> None:
+    shutil.copytree(whole, tmp_path / "r")
+    path = tmp_path / "r/order.json"
+    path.unlink() if content is None else path.write_text(content)
+    for use in (lambda: run.resume(RunDir(tmp_path / "r").settings()), lambda: run.judge(tmp_path / "r")):
+        with pytest.raises(ConfigError, match=r"order\.json"):
+            use()
+
+
+def test_a_frozen_order_of_other_data_is_one_clear_error(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "r")
+    path = tmp_path / "r/order.json"
+    edit_json(path, lambda frozen: frozen["order"]["sources"][0].update(data="another"))
+    with pytest.raises(ConfigError, match=r"order\.json"):
+        run.resume(RunDir(tmp_path / "r").settings())
+
+
+def test_a_dataset_that_moved_is_the_same_and_one_that_changed_is_not(data: Path, whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "r")
+    shutil.copytree(data, tmp_path / "moved")
+    config = RunDir(tmp_path / "r").settings()
+    config = replace(config, data=replace(config.data, root=str(tmp_path / "moved")))
+    assert run.resume(config) == run.DONE
+    edit_json(tmp_path / "moved/meta/stats.json", lambda stats: stats["action"].update(mean=[9.0, 9.0]))
+    with pytest.raises(ConfigError, match="recorded statistics"):
+        run.resume(config)
+
+
+def test_a_run_is_not_overwritten_and_nothing_is_no_run(whole: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="understudy resume"):
+        run.train(tiny_config(data, whole))
+    with pytest.raises(ConfigError, match="no run here"):
+        run.resume(tiny_config(data, tmp_path / "none"))
+    assert not (tmp_path / "none").exists()
+
+
+def test_judging_later_gives_the_same_numbers(whole: Path, data: Path, tmp_path: Path) -> None:
+    recorded = series(whole, "val")[-1]
+    assert run.judge(whole) == {key: value for key, value in recorded.items() if key != "kind"}
+    with pytest.raises(ConfigError, match="no run here"):
+        run.judge(tmp_path)
+
+
+def test_another_order_or_augmentation_is_another_run(whole: Path, data: Path, tmp_path: Path) -> None:
+    """The negative control of bit-equality: each of these reaches the training."""
+    base = tiny_config(data, tmp_path / "x", steps=6, val_every=0)
+    base = replace(base, schedule=replace(base.schedule, steps=12))
+    variants = {
+        "order": replace(base, data=replace(base.data, order="sequential")),
+        "shift": replace(base, augment=replace(base.augment, shift=0)),
+        "text": replace(base, augment=replace(base.augment, text_dropout=0.9)),
+        "draws": replace(base, policy=replace(base.policy, draws=1)),
+        "normalise": replace(base, data=replace(base.data, normalise="min_max")),
+    }
+    for name, config in variants.items():
+        run.train(replace(config, out=str(tmp_path / name)))
+        assert series(tmp_path / name) != series(whole)[:6], name
+    run.train(replace(base, out=str(tmp_path / "same")))
+    assert series(tmp_path / "same") == series(whole)[:6]
+
+
+def test_no_validation_without_held_out_episodes(data: Path, tmp_path: Path) -> None:
+    base = tiny_config(data, tmp_path / "r", steps=2)
+    run.train(replace(base, data=replace(base.data, val_fraction=0.0)))
+    assert series(tmp_path / "r", "val") == []
+    with pytest.raises(ConfigError, match="nothing is held out"):
+        run.judge(tmp_path / "r")
+
+
+def test_bad_frames_are_treated_as_the_settings_say(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[dict[str, Any]] = []
+
+    def noted(*arguments: Any, **options: Any) -> Loader:
+        made.append(options)
+        return Loader(*arguments, **options)
+
+    monkeypatch.setattr(inner_loop, "Loader", noted)
+    monkeypatch.setattr(Loader, "substitutions", ("one", "another"))
+    base = tiny_config(data, tmp_path / "r", steps=1, val_every=0)
+    run.train(replace(base, data=replace(base.data, on_bad_frame="substitute")))
+    assert made[0]["on_bad_frame"] == "substitute"
+    assert made[0]["journal"] == tmp_path / "r/substitutions-0.jsonl"
+    assert f"2 samples could not be read, neighbours stood in: {made[0]['journal']}" in capsys.readouterr().err
+
+
+def test_too_little_memory_is_one_clear_error(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="memory 20000: one batch of 4 samples"):
+        run.train(tiny_config(data, tmp_path / "r", memory="20KB"))
+    assert not (tmp_path / "r/config.yaml").exists()

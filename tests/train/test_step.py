@@ -1,0 +1,510 @@
+"""One step and what it is made of: schedule, optimizer, draws, the loss of a batch, held-out losses."""
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from support.datasets import Spec, edit_json, write_dataset
+from support.runs import tiny_config, tiny_dataset
+from understudy.config.train import AugmentConfig, EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
+from understudy.distributed import mesh as parallel
+from understudy.distributed.mesh import Mesh
+from understudy.errors import ConfigError, DatasetError
+from understudy.load.loader import Loader
+from understudy.optim.adamw import Float32AdamW
+from understudy.optim.lr_schedule import rate
+from understudy.optim.param_groups import average_of, decay_at, freeze, loss_weights, parameter_groups, update_average
+from understudy.policies.flow.model import FlowPolicy
+from understudy.policies.losses import Loss, scalar
+from understudy.train.data.data import RunData, fingerprint, first_batch, normalisation, open_data
+from understudy.train.precision import make_optimizer, named_tensors, store
+from understudy.train.state import begun
+from understudy.train.step import Draws, StepResult, augmented, optimizer_step, parts_of
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_dataset(tmp_path_factory.mktemp("step") / "dataset")
+
+
+@pytest.fixture(scope="module")
+def data(root: Path) -> RunData:
+    return open_data(tiny_config(root, root))
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    with parallel.joined(TrainConfig(device="cpu")) as alone:
+        yield alone
+
+
+@pytest.fixture
+def policy(root: Path, data: RunData) -> FlowPolicy:
+    config = tiny_config(root, root)
+    torch.manual_seed(0)
+    made = FlowPolicy(data.policy_config(config), normalisation(data, "mean_std"))
+    for parameter in made.parameters():  # the last layers start at zero, which would hide much
+        torch.nn.init.normal_(parameter, std=0.2)
+    return made
+
+
+@pytest.fixture(scope="module")
+def batch(root: Path) -> dict[str, Any]:
+    return first_batch(tiny_config(root, root, batch=8))[0]
+
+
+def drawn(batch: dict[str, Any], draws: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    return Draws(7, draws, 3, 2).noise_and_time(batch["position"])
+
+
+def snapshot(policy: FlowPolicy, optimizer: Float32AdamW) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in named_tensors(policy, optimizer, None).items()}
+
+
+def adamw(policy: FlowPolicy, config: OptimConfig) -> Float32AdamW:
+    return make_optimizer(policy, TrainConfig(optim=config), {})
+
+
+def stepped(
+    mesh: Mesh,
+    policy: FlowPolicy,
+    optimizer: Float32AdamW,
+    batch: dict[str, Any],
+    noise: torch.Tensor,
+    time: torch.Tensor,
+    *,
+    lr: float,
+    clip: float = 1.0,
+    accumulate: int = 1,
+) -> StepResult:
+    parts = parts_of(batch, noise, time, accumulate)
+    return optimizer_step(policy, optimizer, parts, mesh, lr=lr, clip=clip, weights={"flow": 1.0})
+
+
+# -- schedule
+
+
+def test_the_schedule_at_its_corners() -> None:
+    cosine = ScheduleConfig(kind="cosine", warmup=4, final=0.1)
+    assert [rate(k, cosine, 20) for k in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert rate(4, cosine, 20) == 1.0
+    assert rate(12, cosine, 20) == pytest.approx(0.55)
+    assert rate(20, cosine, 20) == rate(99, cosine, 20) == pytest.approx(0.1)
+    assert rate(12, ScheduleConfig(kind="linear", warmup=4, final=0.0), 20) == pytest.approx(0.5)
+    assert rate(12, ScheduleConfig(kind="constant", warmup=4), 20) == 1.0
+    assert rate(5, ScheduleConfig(warmup=0, steps=5), 100) == 0.0
+    assert rate(0, ScheduleConfig(warmup=10), 5) == 0.1  # a run shorter than its warm-up
+
+
+@given(
+    st.integers(0, 300), st.integers(0, 50), st.floats(0, 1), st.integers(1, 200), st.sampled_from(["cosine", "linear"])
+)
+def test_the_schedule_never_leaves_its_bounds_and_never_rises_again(
+    step: int, warmup: int, final: float, steps: int, kind: Any
+) -> None:
+    schedule = ScheduleConfig(kind=kind, warmup=warmup, final=final)
+    here, there = rate(step, schedule, steps), rate(step + 1, schedule, steps)
+    assert 0 <= here <= 1 + 1e-12
+    assert there >= here if step + 1 < warmup else there <= here + 1e-12 or step + 1 == warmup
+
+
+# -- draws
+
+
+def test_draws_belong_to_the_position_alone(batch: dict[str, Any]) -> None:
+    noise, time = drawn(batch)
+    shuffled = torch.tensor([5, 0, 3])
+    again, times = drawn({"position": batch["position"][shuffled]})
+    assert torch.equal(noise[shuffled], again)
+    assert torch.equal(time[shuffled], times)
+    assert noise.shape == (8, 2, 3, 2)
+    assert len(noise.reshape(16, -1).unique(dim=0)) == 16  # none has what another has
+    assert len(time.unique()) == 16
+    assert ((time >= 0) & (time <= 1)).all()
+    assert not torch.equal(noise, Draws(8, 2, 3, 2).noise_and_time(batch["position"])[0])
+
+
+@pytest.mark.parametrize("future", [0, 2])
+def test_a_draw_is_the_same_to_the_bit_whatever_is_drawn_with_it(future: int) -> None:
+    """Any share of a batch: sizes that fill no vector of the machine were rounded otherwise."""
+    drawing = Draws(7, 3, 2, 2, future)
+    whole = drawing.noise_and_time(torch.arange(600))
+    for size in (1, 2, 3, 5, 7, 11, 64):
+        parts = [drawing.noise_and_time(torch.arange(low, min(low + size, 600))) for low in range(0, 600, size)]
+        for drawn, all_of_it in zip(zip(*parts), whole):
+            assert torch.equal(torch.cat(drawn), all_of_it), size
+
+
+def test_augmentation_is_one_samples_affair(root: Path) -> None:
+    plain, cameras = first_batch(tiny_config(root, root, batch=8, augment=AugmentConfig(shift=0, text_dropout=0)))
+    some = AugmentConfig(shift=3, text_dropout=0.5)
+    changed = augmented(plain, cameras, some, seed=1)
+    assert plain["task"].count("") == 0 < changed["task"].count("")
+    assert not torch.equal(changed[cameras[0]], plain[cameras[0]])
+    same = {k: v[[0] * 8] if isinstance(v, torch.Tensor) else [v[0]] * 8 for k, v in plain.items()}
+    moved = augmented(same | {"position": plain["position"]}, cameras, some, seed=1)[cameras[0]]
+    assert len(moved.flatten(1).unique(dim=0)) > 4  # one picture, moved differently at each position
+    rows = [6, 1]
+    part = {k: v[rows] if isinstance(v, torch.Tensor) else [v[i] for i in rows] for k, v in plain.items()}
+    alone = augmented(part, cameras, some, seed=1)
+    assert torch.equal(alone[cameras[0]], changed[cameras[0]][rows])
+    assert alone["task"] == [changed["task"][i] for i in rows]
+
+
+# -- the step
+
+
+def test_the_gradient_is_that_of_sum_over_count(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
+    """By hand, sample by sample: one sum, one count. A mean of per-sample means is another number (the control)."""
+    batch = dict(batch, action_is_pad=torch.rand(8, 3, generator=torch.Generator().manual_seed(1)) < 0.5)
+    noise, time = drawn(batch)
+    other = copy.deepcopy(policy)
+    total, count, means = torch.zeros(()), 0, []
+    for i in range(8):
+        one = {k: v[i : i + 1] for k, v in batch.items()}
+        loss = other.losses(one, noise[i : i + 1], time[i : i + 1])["flow"]
+        total, count = total + loss.sum.sum(), count + int(loss.count.sum())
+        if int(loss.count.sum()):
+            means.append(loss.sum.sum().item() / int(loss.count.sum()))
+    (total / count).backward()
+    result = stepped(mesh, policy, adamw(policy, OptimConfig()), batch, noise, time, lr=0.0, clip=1e9)
+    assert float(result.loss) == pytest.approx(total.item() / count, rel=1e-5)
+    assert abs(float(result.loss) - float(np.mean(means))) > 1e-3
+    for (name, mine), theirs in zip(policy.named_parameters(), other.parameters()):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_clipping_bounds_the_global_norm(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
+    noise, time = drawn(batch)
+    result = stepped(mesh, policy, adamw(policy, OptimConfig()), batch, noise, time, lr=0.0, clip=0.01)
+    norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in policy.parameters() if p.grad is not None))
+    assert float(result.grad_norm) > 0.1
+    assert norm == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_changes_no_bit(
+    mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any], poison: float
+) -> None:
+    optimizer = adamw(policy, OptimConfig(weight_decay=0.1))
+    noise, time = drawn(batch)
+    good = stepped(mesh, policy, optimizer, batch, noise, time, lr=1e-2, clip=1.0)
+    before = snapshot(policy, optimizer)
+    spoilt = noise.clone()
+    spoilt[0, 0, 0, 0] = poison
+    bad = stepped(mesh, policy, optimizer, batch, spoilt, time, lr=1e-2, clip=1.0)
+    assert (float(good.skipped), float(bad.skipped)) == (0.0, 1.0)
+    after = snapshot(policy, optimizer)
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    stepped(mesh, policy, optimizer, batch, noise, time, lr=1e-2, clip=1.0)  # and the next one counts again
+    moved = snapshot(policy, optimizer)
+    assert all(float(moved[name]) == 2 for name in moved if name.startswith("step/"))
+    assert any(not torch.equal(moved[name], after[name]) for name in moved if name.startswith("weights/"))
+
+
+class Asks(TorchDispatchMode):
+    """Counts how often a value is asked of the device: `item`, `if tensor:`, and copies to the host that wait."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        self.count += operation in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
+        return operation(*arguments, **(keywords or {}))
+
+
+def test_a_step_never_waits_for_the_device(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
+    optimizer, average = adamw(policy, OptimConfig()), average_of(policy)
+    with Asks() as asks:
+        result = stepped(mesh, policy, optimizer, batch, *drawn(batch), lr=1e-2, accumulate=2)
+        update_average(average, policy, optimizer, 0.9)
+        assert asks.count == 0
+        assert bool(result.loss > 0)  # the control
+        assert asks.count == 1
+
+
+def test_a_process_on_its_own_does_not_talk_to_itself(
+    mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collective of one costs as much CPU as a layer of a small network."""
+
+    def talks(*_: object, **__: object) -> None:
+        raise AssertionError("a collective")
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", talks)
+    stepped(mesh, policy, adamw(policy, OptimConfig()), batch, *drawn(batch), lr=1e-2, accumulate=2)
+    assert mesh.votes(True, False) == [True, False]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-split"])
+def test_a_step_never_waits_for_a_gpu(root: Path, precision: Any) -> None:
+    """As the driver counts it: from the batch at the host to the average of the weights."""
+    config = tiny_config(root, root, device="cuda", batch=8, micro_batch=4, precision=precision)
+    data = open_data(config)
+    with parallel.joined(config) as mesh, Loader(data.training, order=data.order(config), threads=1) as loader:
+        training = begun(config, data, normalisation(data, "mean_std"), mesh)
+        training.advance(next(loader))  # what is made once may wait
+        later = next(loader)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(2):
+                result = training.advance(later)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert math.isfinite(result.loss.item())
+
+
+# -- the optimizer
+
+
+def test_the_whole_state_is_there_from_the_start(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
+    fresh = adamw(policy, OptimConfig())
+    names = {name: tuple(tensor.shape) for name, tensor in snapshot(policy, fresh).items()}
+    assert all(float(t) == 0 for n, t in snapshot(policy, fresh).items() if n.startswith("step/"))
+    stepped(mesh, policy, fresh, batch, *drawn(batch), lr=1e-3, clip=1.0)
+    used = snapshot(policy, fresh)
+    assert names == {name: tuple(tensor.shape) for name, tensor in used.items()}
+    assert {tensor.dtype for tensor in used.values()} == {torch.float32}
+    assert all(float(t) == 1 for n, t in used.items() if n.startswith("step/"))
+
+
+def test_equal_to_the_stock_optimizer(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
+    """The whole step against plain torch: its own scalar loss, its norm, its clipping, a stock fused AdamW."""
+    other, config = copy.deepcopy(policy), OptimConfig(weight_decay=0.05)
+    optimizer = adamw(policy, config)
+    split = [[p for p in other.parameters() if p.ndim >= 2], [p for p in other.parameters() if p.ndim < 2]]
+    stock = torch.optim.AdamW(
+        [{"params": split[0], "weight_decay": 0.05}, {"params": split[1], "weight_decay": 0.0}],
+        lr=1e-2,
+        betas=(config.beta1, config.beta2),
+        fused=True,
+    )
+    for _ in range(3):
+        result = stepped(mesh, policy, optimizer, batch, *drawn(batch), lr=1e-2)
+        stock.zero_grad()
+        loss = scalar(other.losses(batch, *drawn(batch)))
+        loss.backward()
+        assert float(result.loss) == pytest.approx(loss.item(), rel=1e-6)
+        norm = torch.nn.utils.clip_grad_norm_(other.parameters(), 1.0)
+        assert float(result.grad_norm) == pytest.approx(norm.item(), rel=1e-5)
+        stock.step()
+    for (name, mine), theirs in zip(policy.named_parameters(), other.parameters()):
+        if name.endswith("conv.bias"):  # the norm behind it takes it out: its gradient is rounding, which Adam enlarges
+            continue
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_groups_follow_patterns_and_dimensions(policy: FlowPolicy) -> None:
+    config = OptimConfig(
+        weight_decay=0.1,
+        lr_scale={"layers.0.grow.*": 0.5, "layers.*": 0.25},
+        weight_decay_of={"text.embed.weight": 0.0, "layers.0.grow.bias": 0.3},
+    )
+    groups = parameter_groups(policy.named_parameters(), config)
+    found = {name: (g["weight_decay"], g["lr_scale"]) for g in groups for name, _ in g["params"]}
+    assert len(found) == len(list(policy.parameters()))
+    assert found["layers.0.grow.weight"] == (0.1, 0.5)  # the first pattern that fits
+    assert found["layers.0.grow.bias"] == (0.3, 0.5)
+    assert found["layers.0.shrink.weight"] == (0.1, 0.25)
+    assert found["layers.0.shrink.bias"] == (0.0, 0.25)
+    assert found["text.embed.weight"] == found["fuse.bias"] == (0.0, 1.0)
+    assert len(groups) == len({(g["weight_decay"], g["lr_scale"]) for g in groups})
+
+
+def test_each_group_is_stepped_at_its_own_rate(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
+    before = copy.deepcopy(policy)
+    config = OptimConfig(weight_decay=0.0, lr_scale={"fuse.weight": 0.0, "enter.weight": 0.5})
+    stepped(mesh, policy, adamw(policy, config), batch, *drawn(batch), lr=1e-2)
+    moved = {n: (p - q).abs().max().item() for (n, p), q in zip(policy.named_parameters(), before.parameters())}
+    assert moved["fuse.weight"] == 0.0
+    assert moved["enter.weight"] == pytest.approx(0.5e-2, rel=1e-2)  # Adam's first step is one learning rate long
+    assert moved["leave.weight"] == pytest.approx(1e-2, rel=1e-2)
+
+
+def test_what_is_frozen_keeps_every_bit_and_has_no_moments(
+    mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]
+) -> None:
+    before = copy.deepcopy(policy)
+    freeze(policy, OptimConfig(freeze=("text.*", "*.bias")))
+    optimizer = adamw(policy, OptimConfig(weight_decay=0.1))
+    for _ in range(2):
+        stepped(mesh, policy, optimizer, batch, *drawn(batch), lr=1e-2)
+    for (name, p), q in zip(policy.named_parameters(), before.named_parameters()):
+        still = name.startswith("text.") or name.endswith(".bias")
+        assert torch.equal(p, q[1]) == still, name
+        assert (p in optimizer.state) != still, name
+
+
+class TwoTerms(FlowPolicy):
+    """Also wants its first weights to be small: per sample their squares' sum, over three elements."""
+
+    asked: list[list[str]]
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        return ("flow", "size")
+
+    def counts(self, batch: Any, draws: int) -> dict[str, torch.Tensor]:
+        return {**super().counts(batch, draws), "size": torch.tensor(3 * len(batch["action"]))}
+
+    def losses(self, batch: Any, noise: torch.Tensor, time: torch.Tensor, terms: Any = None) -> dict[str, Loss]:
+        self.asked.append(list(terms))
+        found, ones = super().losses(batch, noise, time, terms), torch.ones(len(noise), dtype=torch.float64)
+        size = next(self.parameters()).square().sum() * ones.float()
+        return {**found, "size": Loss(size, 3 * ones)} if "size" in terms else found
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_terms_are_weighed_each_over_its_own_count_and_those_that_weigh_nothing_are_not_computed(
+    mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any], parts: int
+) -> None:
+    policy.__class__, policy.asked = TwoTerms, []  # type: ignore[assignment]
+    first, found = next(policy.parameters()), {}
+    value = first.detach().clone()
+    for factor in (0.0, 0.5):
+        weights = loss_weights(policy.terms, OptimConfig(loss_weights={"size": factor}))
+        micro = parts_of(batch, *drawn(batch), parts)
+        optimizer = adamw(policy, OptimConfig(weight_decay=0.0))
+        result = optimizer_step(policy, optimizer, micro, mesh, lr=0.0, clip=math.inf, weights=weights)
+        assert first.grad is not None
+        found[factor] = result.loss, first.grad.clone()
+    assert policy.asked == [["flow"]] * parts + [["flow", "size"]] * parts
+    assert torch.allclose(found[0.5][0] - found[0.0][0], 0.5 * value.square().sum() / 3, rtol=1e-4)
+    assert torch.allclose(found[0.5][1] - found[0.0][1], 0.5 * 2 * value / 3, rtol=1e-4, atol=1e-5)
+
+
+def test_patterns_and_terms_that_fit_nothing_are_told(policy: FlowPolicy) -> None:
+    with pytest.raises(ConfigError, match=r"optim.freeze: 'layer\.\*' fits no parameter; there are .*layers"):
+        freeze(policy, OptimConfig(freeze=("text.*", "layer.*")))
+    with pytest.raises(ConfigError, match=r"optim.lr_scale: 'x'"):
+        freeze(policy, OptimConfig(lr_scale={"x": 1.0}))
+    with pytest.raises(ConfigError, match="nothing is left to train"):
+        freeze(policy, OptimConfig(freeze=("*",)))
+    with pytest.raises(ConfigError, match="no term 'flwo', it has flow"):
+        loss_weights(policy.terms, OptimConfig(loss_weights={"flwo": 1.0}))
+    with pytest.raises(ConfigError, match="every term weighs 0"):
+        loss_weights(policy.terms, OptimConfig(loss_weights={"flow": 0.0}))
+    assert loss_weights(["a", "b", "c"], OptimConfig(loss_weights={"a": 0.0, "c": 0.5})) == {"b": 1.0, "c": 0.5}
+
+
+def test_the_decay_of_the_average_at_its_corners() -> None:
+    constant, power = EmaConfig(0.99), EmaConfig(0.99, kind="power", power=0.75)
+    assert [decay_at(1, constant), decay_at(10_000, constant)] == [pytest.approx(2 / 11), 0.99]
+    assert [decay_at(1, power), decay_at(10_000, power)] == [pytest.approx(1 - 2**-0.75), 0.99]
+    assert decay_at(99, power) == pytest.approx(1 - 100**-0.75)
+
+
+@pytest.mark.parametrize("kind", ["constant", "power"])
+def test_the_average_follows_its_formula(policy: FlowPolicy, kind: Any) -> None:
+    average, optimizer = average_of(policy), adamw(policy, OptimConfig())
+    start = policy.fuse.weight.detach().clone()
+    expected = start.double()
+    for step in (1, 2, 50, 10_000):
+        with torch.no_grad():
+            policy.fuse.weight.add_(1.0)
+        decay = decay_at(step, EmaConfig(0.99, kind=kind))
+        update_average(average, policy, optimizer, decay)
+        expected = decay * expected + (1 - decay) * policy.fuse.weight.detach().double()
+    torch.testing.assert_close(average.fuse.weight.double(), expected, rtol=1e-5, atol=1e-5)
+    assert not any(p.requires_grad for p in average.parameters())
+
+
+def test_the_average_of_split_weights_is_that_of_their_float32_truth(policy: FlowPolicy) -> None:
+    """Steps of a thousandth of a bfloat16 unit: a bfloat16 average, the control, does not move at all."""
+    average, config = average_of(policy), TrainConfig(precision="bf16-split")
+    optimizer = make_optimizer(policy, config, store(policy, config))
+    shadow, stays, began = *(policy.fuse.weight.detach().clone() for _ in range(2)), average.fuse.weight.clone()
+    for _ in range(100):
+        optimizer.set_master(policy.fuse.weight, optimizer.master(policy.fuse.weight) * (1 + 1e-6))
+        update_average(average, policy, optimizer, 0.99)
+        shadow.lerp_(policy.fuse.weight.detach(), 0.01)
+    assert average.fuse.weight.dtype == torch.float32
+    assert (average.fuse.weight != began).float().mean() > 0.99
+    assert torch.equal(shadow, stays)
+
+
+# -- data
+
+
+def test_normalisation_ignores_held_out_episodes(root: Path, data: RunData) -> None:
+    assert data.held_out[0] is not None
+    maps = normalisation(data, "mean_std")
+    trained, held = (set(part.segments[:, 0].tolist()) for part in (data.training[0], data.held_out[0]))
+    assert trained
+    assert held
+    assert not trained & held
+    rows = [data.training[0].sample(e, f)["action"][0] for e, a, b in data.training[0].segments for f in range(a, b)]
+    actions = torch.stack(rows).double()
+    np.testing.assert_allclose(maps["action"]["offset"][0], actions.mean(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(maps["action"]["spread"][0], actions.std(0, correction=0), rtol=1e-5)
+    assert maps["observation.state"]["spread"][0][2] == 0  # a constant dimension
+
+
+@pytest.mark.filterwarnings("ignore:.*not finite")
+def test_a_value_that_is_not_finite_is_told_wherever_it_is_and_can_be_left_out(tmp_path: Path) -> None:
+    """Held-out episodes included: their NaN would be the only held-out loss that the run ever showed."""
+    write_dataset(tmp_path / "d", Spec(lengths=(6, 9, 4, 5), per_data_file=1))
+    config = tiny_config(tmp_path / "d", tmp_path)
+    held = open_data(config).held_out[0]
+    assert held is not None
+    bad = int(held.segments[0, 0])
+    path = sorted((tmp_path / "d/data").glob("chunk-*/file-*.parquet"))[bad]
+    rows = pq.read_table(path)
+    state = np.stack(rows["observation.state"].to_numpy())
+    state[1, 0] = np.nan
+    column = pa.FixedSizeListArray.from_arrays(pa.array(state.ravel(), pa.float32()), state.shape[1])
+    at = rows.schema.get_field_index("observation.state")
+    pq.write_table(rows.set_column(at, "observation.state", column), path)
+    with pytest.raises(DatasetError, match=rf"episode {bad}: observation.state\[0\] is nan.*exclude_episodes"):
+        normalisation(open_data(config), "mean_std")
+    config = replace(config, data=replace(config.data, exclude_episodes=(bad,)))
+    data = open_data(config)
+    normalisation(data, "mean_std")
+    assert data.held_out[0] is not None
+    assert bad not in [*data.training[0].segments[:, 0], *data.held_out[0].segments[:, 0]]
+    with pytest.raises(DatasetError, match="no episode 99 to exclude"):
+        open_data(replace(config, data=replace(config.data, exclude_episodes=(99,))))
+
+
+def test_the_fingerprint_names_what_changed(root: Path, data: RunData) -> None:
+    again = open_data(tiny_config(root, root))
+    assert fingerprint(again) == fingerprint(data)
+    config = tiny_config(root, root)
+    other = open_data(replace(config, data=replace(config.data, val_fraction=0.6)))
+    changed = {k for k, v in fingerprint(other).items() if v != fingerprint(data)[k]}
+    assert changed == {"held-out episodes"}
+
+
+def test_what_a_policy_cannot_use_is_told_early(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "d", Spec(images=("observation.images.still",)))
+    config = tiny_config(tmp_path / "d", tmp_path)
+
+    def opened(**changes: Any) -> RunData:
+        return open_data(replace(config, data=replace(config.data, **changes)))
+
+    assert opened().cameras == ("observation.images.top", "observation.images.still")
+    assert opened(cameras=("observation.images.still",)).cameras == ("observation.images.still",)
+    with pytest.raises(DatasetError, match=r"no camera .*hand.*its cameras: observation.images.top"):
+        opened(cameras=("observation.images.hand",))
+    write_dataset(tmp_path / "one", Spec(lengths=(5,)))
+    with pytest.raises(DatasetError, match="cannot be split"):
+        opened(root=str(tmp_path / "one"))
+    grey = {"dtype": "image", "shape": [1, 64, 64], "names": ["channels", "height", "width"]}
+    edit_json(tmp_path / "d/meta/info.json", lambda info: info["features"].update({"observation.images.still": grey}))
+    with pytest.raises(DatasetError, match=r"1 channels.*data\.cameras"):
+        opened()
+    edit_json(tmp_path / "d/meta/info.json", lambda info: info["features"].pop("action"))
+    with pytest.raises(DatasetError, match="needs 'action' as a vector: there is no such feature"):
+        opened()

@@ -1,0 +1,120 @@
+"""Task modes: drawn by position, in the shares that were asked for, and told in the words of the losses."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support import resumed
+from support.ranks import in_ranks
+from support.runs import same_run, series, tiny_config, tiny_dataset
+from understudy.config.train import TrainConfig
+from understudy.errors import DatasetError
+from understudy.policies.common.modes import DYNAMICS, FLOW, MODES, TRAINS
+from understudy.policies.flow.model import FlowPolicy
+from understudy.train import run
+from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.step import Draws
+from understudy.train.task_modes import mode_of, told
+
+
+@given(st.integers(0, 2**63 - 1), st.lists(st.floats(0, 5), min_size=3, max_size=3).filter(any))
+def test_a_mode_belongs_to_its_position_and_none_without_a_weight_is_drawn(seed: int, weights: list[float]) -> None:
+    shares = TrainConfig(mode=dict(zip(MODES, weights))).mode_weights()  # type: ignore[arg-type]
+    positions = torch.arange(5000)
+    drawn = mode_of(seed, positions, shares)
+    assert drawn.dtype == torch.int64
+    for number, (mode, share) in enumerate(shares.items()):
+        part = (drawn == number).double().mean()
+        few = 10 / 5000 if 0 < share < 1 else 0  # the normal law is no bound for shares of a few samples
+        assert abs(part - share) <= 5 * (share * (1 - share) / 5000) ** 0.5 + few + 1e-12, mode
+    some = torch.tensor([4999, 0, 17])
+    assert torch.equal(mode_of(seed, some, shares), drawn[some])
+    if max(shares.values()) < 0.9:
+        assert not torch.equal(mode_of(seed ^ 1, positions, shares), drawn)
+
+
+def test_what_a_mode_leaves_out_is_said() -> None:
+    def lines(mode: Any) -> list[str]:
+        return told(mode, TrainConfig(mode=mode).mode_weights())
+
+    assert lines("policy") == []
+    assert lines("joint") == [
+        "joint trains the action loss on 2/3 of the samples",
+        "joint trains the dynamics loss on 2/3 of the samples",
+    ]
+    assert lines("forward_dynamics") == ["forward_dynamics trains the action loss on no sample"]
+    assert lines({"policy": 3.0, "inverse_dynamics": 1.0}) == [
+        "3 policy + 1 inverse_dynamics trains the dynamics loss on 3/4 of the samples"
+    ]
+
+
+def test_states_that_follow_have_noise_and_times_of_their_own() -> None:
+    """Those of the actions stay as they are without; each stream has one time per stratum; nothing is shared."""
+    at = torch.arange(4000)
+    plain_noise, plain_time = Draws(7, 4, 3, 2).noise_and_time(at)
+    noise, time = Draws(7, 4, 3, 2, future_dim=2).noise_and_time(at)
+    assert (noise.shape, time.shape) == ((4000, 4, 3, 4), (4000, 4, 2))
+    assert torch.equal(noise[..., :2], plain_noise)
+    assert torch.equal(time[..., 0], plain_time)
+    strata = (time.pow(1.5) * 4).long()
+    assert torch.equal(strata[..., 1].sort(dim=1).values, torch.arange(4).expand(4000, 4))
+    for one, other in ((noise[..., :2], noise[..., 2:]), (time[..., 0], time[..., 1])):
+        assert abs(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1]) < 0.03
+    assert abs(noise[..., 2:].mean()) < 0.02
+    some = torch.tensor([3999, 5])
+    assert all(torch.equal(a, b[some]) for a, b in zip(Draws(7, 4, 3, 2, 2).noise_and_time(some), (noise, time)))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_dataset(tmp_path_factory.mktemp("modes") / "dataset")
+
+
+def test_a_joint_run_trains_what_it_says_and_is_the_same_on_two_processes(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Counted loss by loss; stopped on one process and carried on by two."""
+    joint = tiny_config(data, tmp_path / "r", mode="joint", batch=8, micro_batch=2, device="cpu", steps=8)
+    seen: dict[str, int] = dict.fromkeys((FLOW, DYNAMICS, "should flow", "should dynamics"), 0)
+    plain = FlowPolicy.losses
+
+    def losses(self: FlowPolicy, batch: Any, *rest: Any, **more: Any) -> Any:
+        found = plain(self, batch, *rest, **more)
+        if self.training:
+            modes = [MODES[number] for number in batch["mode"].tolist()]
+            follows = ~batch["observation.state_is_pad"][:, 1:].all(dim=1)  # nothing follows an episode's last frame
+            assert torch.equal(batch["mode"], mode_of(7, batch["position"], joint.mode_weights()))
+            for term in (FLOW, DYNAMICS):
+                seen[term] += int((found[term].count > 0).sum())
+                lessons = torch.tensor([term in TRAINS[mode] for mode in modes])
+                seen[f"should {term}"] += int((lessons & follows if term == DYNAMICS else lessons).sum())
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FlowPolicy, "losses", losses)
+        assert run.train(joint) == run.DONE
+    said = capsys.readouterr().err
+    assert "joint trains the action loss on 2/3 of the samples" in said
+    assert FlowPolicy.load(tmp_path / "r/policy").modes == MODES
+    assert 0 < seen[FLOW] == seen["should flow"] < 64
+    assert 0 < seen[DYNAMICS] == seen["should dynamics"] < 64
+    with resumed.watched(tmp_path / "two", {5: resumed.send(15)}):
+        assert run.train(replace(joint, out=str(tmp_path / "two"))) == run.STOPPED
+    assert in_ranks(2, goes_on, tmp_path / "two") == [run.DONE, run.DONE]
+    same_run(tmp_path / "r", tmp_path / "two")
+    assert len(series(tmp_path / "r", "val")) == 2
+
+
+def goes_on(out: Path) -> int:
+    return run.resume(RunDir(out).settings())
+
+
+def test_a_mode_that_no_data_can_teach_is_refused(data: Path, tmp_path: Path) -> None:
+    config = tiny_config(data, tmp_path / "r", mode="forward_dynamics")
+    with pytest.raises(DatasetError, match=r"mode.*'observation\.state'.*there is none"):
+        run.train(replace(config, data=replace(config.data, state="")))

@@ -1,0 +1,353 @@
+"""However many processes train, and however the weights are spread over them: the same run, bit for bit."""
+
+import math
+from collections.abc import Mapping
+from contextlib import redirect_stderr
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from support import policies
+from support.ranks import in_ranks, outcomes_in_ranks
+from support.runs import same_run, series, tiny_config, tiny_dataset
+from understudy.config.train import OptimConfig, ParallelConfig, TrainConfig
+from understudy.distributed import mesh as parallel
+from understudy.distributed.activation_checkpoint import rematerialise
+from understudy.distributed.compile import compile_blocks, missing
+from understudy.distributed.mesh import Mesh
+from understudy.optim.adamw import Float32AdamW
+from understudy.optim.param_groups import freeze
+from understudy.policies.flow.model import FlowPolicy
+from understudy.train import run
+from understudy.train.eval import validate
+from understudy.train.precision import make_optimizer, named_tensors
+from understudy.train.step import Part, StepResult, optimizer_step, parts_of
+
+STEPS, SHORT = 200, 20
+
+# -- whole runs -------------------------------------------------------------------------------------------------------
+
+
+def trained(data: Path, out: Path, steps: int, shards: int = 1, micro_batch: int | None = 2) -> None:
+    """A run of `steps` of 200 steps on 1 to 4 processes; what it computes at a time is the same on all."""
+    base = tiny_config(data, out, device="cpu", batch=8, steps=steps, micro_batch=micro_batch, log_every=50)
+    config = replace(
+        base,
+        checkpoint_every=steps,
+        val_every=steps // 2,  # twice: weights gathered for one must not be used for the other
+        schedule=replace(base.schedule, steps=STEPS),
+        parallel=ParallelConfig(timeout=300, dp_shard=shards),
+    )
+    before, validate.BATCH = validate.BATCH, 8  # several batches, and not the same number for each rank
+    try:
+        assert run.train(config) == run.DONE
+    finally:
+        validate.BATCH = before
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """one: 1 process; two: 2; four: 4; and other meshes, for a short while."""
+    root = tmp_path_factory.mktemp("worlds")
+    data = tiny_dataset(root / "dataset")
+    trained(data, root / "one", STEPS)
+    trained(data, root / "short", SHORT)
+    trained(data, root / "at-once", SHORT, micro_batch=None)
+    for name, world, steps, shards in [
+        ("two", 2, STEPS, 1),
+        ("four", 4, STEPS, 1),
+        ("fsdp2", 2, SHORT, 2),
+        ("fsdp4", 4, SHORT, 4),
+        ("hsdp4", 4, SHORT, 2),
+    ]:
+        in_ranks(world, trained, data, root / name, steps, shards)
+    return root
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("other", ["two", "four"])
+def test_the_number_of_processes_changes_no_bit_in_200_steps(runs: Path, other: str) -> None:
+    """One process (and 4 micro-batches), 2 (and 2), 4 (and 1): losses, held-out losses, every tensor, the policy."""
+    assert len(series(runs / "one")) == STEPS
+    same_run(runs / "one", runs / other)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("other", ["fsdp2", "fsdp4", "hsdp4"])
+def test_replicas_and_shards_are_the_same_to_the_bit(runs: Path, other: str) -> None:
+    same_run(runs / "short", runs / other)
+    assert series(runs / other) == series(runs / "one")[:SHORT]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_is_computed_at_a_time_does_change_bits(runs: Path) -> None:
+    """The control: the same batch at once is rounded differently, close at first; training lets it grow from there."""
+    one, other = (series(runs / name) for name in ("short", "at-once"))
+    assert one != other
+    assert [r["loss"] for r in one[:5]] == pytest.approx([r["loss"] for r in other[:5]], rel=1e-5)
+
+
+def otherwise(data: Path, out: Path) -> None:
+    mine = parallel._told("RANK", 0)
+    run.train(tiny_config(data, out, device="cpu", seed=7 + mine))
+
+
+def test_settings_that_differ_between_ranks_end_all_of_them(tmp_path: Path) -> None:
+    data = tiny_dataset(tmp_path / "dataset")
+    for kind, said in outcomes_in_ranks(2, otherwise, data, tmp_path / "r"):
+        assert kind == "raised"
+        assert "ConfigError: seed: rank 0 was started with 7, rank 1 with 8" in said
+    assert not (tmp_path / "r/config.yaml").exists()
+
+
+# -- single steps -----------------------------------------------------------------------------------------------------
+
+
+def spread(mesh: Mesh, config: TrainConfig, policy: FlowPolicy) -> Float32AdamW:
+    parallel.shard(
+        policy, mesh, config, policy.blocks(), policy.float32_modules(), ("losses", "sample_actions", "sample_future")
+    )
+    return make_optimizer(policy, config, {})
+
+
+def uneven(count: int = 8) -> dict[str, Any]:
+    """A batch whose second half is mostly padding."""
+    batch = policies.batch(count)
+    batch["action_is_pad"] = torch.arange(4) >= torch.tensor([4] * (count // 2) + [1] * (count // 2))[:, None]
+    return batch
+
+
+def share(mesh: Mesh, batch: Mapping[str, Any], count: int) -> list[Part]:
+    """This rank's micro-batches of a global batch that is cut into `count` in all."""
+    each = count // mesh.world
+    return parts_of(batch, *policies.draws(len(batch["task"])), count)[mesh.rank * each : (mesh.rank + 1) * each]
+
+
+def take(mesh: Mesh, policy: FlowPolicy, optimizer: Float32AdamW, parts: list[Part], **other: Any) -> StepResult:
+    return optimizer_step(policy, optimizer, parts, mesh, lr=1e-2, clip=1.0, weights={"flow": 1.0}, **other)
+
+
+def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {n: (t.full_tensor() if hasattr(t, "full_tensor") else t).clone() for n, t in tensors.items()}
+
+
+def gradients(policy: nn.Module) -> dict[str, Tensor]:
+    return whole({name: p.grad for name, p in policy.named_parameters() if p.grad is not None})
+
+
+def stepped(shards: int) -> dict[str, Any]:
+    """What one rank sees of single steps of `policies.policy()` on its mesh."""
+    config = TrainConfig(device="cpu", micro_batch=4, parallel=ParallelConfig(timeout=300, dp_shard=shards))
+    with parallel.joined(config) as mesh:
+        told: dict[str, Any] = {}
+        policy = policies.policy()
+        optimizer = spread(mesh, config, policy)
+        result = take(mesh, policy, optimizer, share(mesh, uneven(), 2), check=True)
+        told["uneven"] = [float(value) for value in result], gradients(policy)
+
+        batch = uneven()
+        batch["action"][batch["action_is_pad"]] = math.nan
+        clean = policies.policy()
+        take(mesh, clean, spread(mesh, config, clean), share(mesh, batch, 2))
+        told["padded"] = gradients(clean)
+
+        before = whole(named_tensors(policy, optimizer, None))
+        spoilt = uneven()
+        spoilt["observation.state"][-1, 0] = math.inf  # of the last rank's last sample
+        told["skipped"] = float(take(mesh, policy, optimizer, share(mesh, spoilt, 2)).skipped)
+        after = whole(named_tensors(policy, optimizer, None))
+        told["moved by it"] = [name for name in before if not torch.equal(before[name], after[name])]
+
+        half = policies.policy()
+        freeze(half, OptimConfig(freeze=("text.*", "*.bias")))
+        began = {name: p.detach().clone() for name, p in half.named_parameters()}
+        take(mesh, half, spread(mesh, config, half), share(mesh, uneven(), 2), check=True)
+        ended = whole({name: p.detach() for name, p in half.named_parameters()})
+        told["still"] = [name for name in began if torch.equal(began[name], ended[name])]
+        return told
+
+
+@pytest.fixture(scope="module")
+def single() -> dict[str, Any]:
+    return stepped(1)
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["ddp", "fsdp2"])
+def double(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return in_ranks(2, stepped, request.param)
+
+
+def same(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_uneven_masks_weigh_every_element_alike(single: dict[str, Any], double: list[dict[str, Any]]) -> None:
+    """Two ranks and one micro-batch, one rank and two: the gradient of the global mean, whoever has the padding."""
+    for told in double:
+        assert told["uneven"][0] == single["uneven"][0]
+        assert same(told["uneven"][1], single["uneven"][1])
+    policy = policies.policy()
+    optimizer = make_optimizer(policy, TrainConfig(), {})
+    halves = parts_of(uneven(), *policies.draws(8), 2)
+    means = [policy.losses(*half)["flow"] for half in halves]
+    torch.stack([loss.sum.sum() / loss.count.sum() for loss in means]).mean().backward()  # the control
+    name, scale = "leave.weight", min(1.0, 1.0 / single["uneven"][0][1])
+    control = policy.get_parameter(name).grad
+    assert control is not None
+    assert not torch.allclose(single["uneven"][1][name], control * scale, rtol=0.05)
+    optimizer.zero_grad()
+    losses = [policy.losses(*half)["flow"] for half in halves]
+    (sum(loss.sum.sum() for loss in losses) / sum(loss.count.sum() for loss in losses)).backward()
+    expected = policy.get_parameter(name).grad
+    assert expected is not None
+    torch.testing.assert_close(single["uneven"][1][name], expected * scale, rtol=1e-4, atol=1e-6)
+
+
+def test_what_stands_in_padding_reaches_no_gradient(single: dict[str, Any], double: list[dict[str, Any]]) -> None:
+    for told in (single, *double):
+        assert same(told["padded"], single["uneven"][1])
+
+
+def test_all_ranks_skip_what_one_cannot_use(single: dict[str, Any], double: list[dict[str, Any]]) -> None:
+    for told in (single, *double):
+        assert told["skipped"] == 1.0
+        assert told["moved by it"] == []
+
+
+def test_frozen_weights_keep_every_bit_on_every_mesh(single: dict[str, Any], double: list[dict[str, Any]]) -> None:
+    frozen = [n for n, _ in policies.policy().named_parameters() if n.startswith("text.") or n.endswith(".bias")]
+    for told in (single, *double):
+        assert told["still"] == frozen
+
+
+# -- parameters that a loss does not reach ----------------------------------------------------------------------------
+
+
+class Unheard(nn.Module):
+    """A layer whose weights a loss does not reach, although it is computed."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        return x + (self.layer(x, condition) - x).detach()
+
+
+class Forgetful(FlowPolicy):
+    """Does not learn its last layer, which is a block, and the first layer of its text, which is none, if told so."""
+
+    forgets = False
+
+    def losses(self, batch: Mapping[str, Any], *others: Any, **options: Any) -> Any:
+        if not self.forgets:
+            return super().losses(batch, *others, **options)
+        layers, embed = self.layers, self.text.embed.forward
+        self.layers = nn.ModuleList([*layers[:-1], Unheard(layers[-1])])
+        self.text.embed.forward = lambda tokens: embed(tokens).detach()
+        try:
+            return super().losses(batch, *others, **options)
+        finally:
+            self.layers = layers
+            del self.text.embed.forward
+
+
+UNUSED = {
+    "text.embed.weight",
+    *(f"layers.1.{name}.{kind}" for name in ("modulate", "grow", "shrink") for kind in ("weight", "bias")),
+}
+
+
+def left_out(by: tuple[int, ...], mesh: Mesh, config: TrainConfig) -> tuple[float, set[str], str]:
+    """The loss of one step, the parameters that it left as they were, and what it printed."""
+    policy = Forgetful(policies.config(), policies.NORMALISATION)
+    policy.load_state_dict(policies.policy().state_dict())
+    policy.forgets = mesh.rank in by
+    began = {name: p.detach().clone() for name, p in policy.named_parameters()}
+    rematerialise(policy.blocks(), config.activation_checkpoint)
+    if config.compile:
+        compile_blocks(policy.blocks(), mesh.device)
+    optimizer = spread(mesh, config, policy)
+    parts = share(mesh, uneven(), 4 if config.micro_batch else mesh.world)
+    with redirect_stderr(StringIO()) as said:
+        loss = float(take(mesh, policy, optimizer, parts, check=True).loss)
+    ended = whole({name: p.detach() for name, p in policy.named_parameters()})
+    return loss, {name for name in began if torch.equal(began[name], ended[name])}, said.getvalue()
+
+
+def left_out_by(several: list[tuple[int, ...]], shards: int, **options: Any) -> list[tuple[float, set[str], str]]:
+    config = TrainConfig(device="cpu", parallel=ParallelConfig(timeout=300, dp_shard=shards), **options)
+    with parallel.joined(config) as mesh:
+        return [left_out(by, mesh, config) for by in several]
+
+
+def left_out_by_none_and_all(world: int, shards: int, options: dict[str, Any]) -> list[tuple[float, set[str], str]]:
+    return left_out_by([(), tuple(range(world))], shards, **options)
+
+
+PARTS = {"micro_batch": 2, "activation_checkpoint": "full"}
+COMPILED = pytest.mark.skipif(missing(torch.device("cpu")) is not None, reason="no compiler here")
+
+
+@pytest.mark.parametrize(
+    ("world", "shards", "options"),
+    [
+        pytest.param(1, 1, {}, id="one"),
+        pytest.param(2, 1, {}, id="ddp"),
+        pytest.param(2, 2, {}, id="fsdp2"),
+        pytest.param(4, 2, {}, id="hsdp"),
+        pytest.param(2, 2, PARTS, id="fsdp2 in parts"),
+        pytest.param(2, 2, {"compile": True}, id="fsdp2 compiled", marks=[COMPILED, pytest.mark.slow]),
+    ],
+)
+def test_parameters_that_no_loss_reaches_are_named(world: int, shards: int, options: dict[str, Any]) -> None:
+    """Those that a step leaves as they are and no others, on any mesh, by one rank."""
+    everywhere = in_ranks(world, left_out_by_none_and_all, world, shards, options)
+    for rank, (none, every) in enumerate(everywhere):
+        assert none[1:] == (set(), "")
+        _, still, said = every
+        assert still == UNUSED
+        assert {name for name in UNUSED if name in said} == (UNUSED if rank == 0 else set())
+        assert said.count(".weight") + said.count(".bias") == (len(UNUSED) if rank == 0 else 0)
+    assert len({every[0] for _, every in everywhere}) == 1
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_ranks_that_leave_out_different_parameters_are_told_instead_of_waiting(shards: int) -> None:
+    for kind, said in outcomes_in_ranks(2, left_out_by, [(1,)], shards):
+        assert kind == "raised"
+        assert "ConfigError: the loss of rank 1 does not reach " in said
+        assert all(name in said for name in UNUSED)
+
+
+def sampled(shards: int) -> dict[str, Tensor]:
+    """What a fresh policy with a future samples on one rank's mesh, by method, before any other pass."""
+    config = TrainConfig(device="cpu", parallel=ParallelConfig(timeout=300, dp_shard=shards))
+    noise = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0))
+    found = {}
+    with parallel.joined(config) as mesh:
+        for method in ("sample_actions", "sample_future"):
+            policy = policies.policy(future=True)
+            parallel.shard(
+                policy,
+                mesh,
+                config,
+                policy.blocks(),
+                policy.float32_modules(),
+                ("losses", "sample_actions", "sample_future"),
+            )
+            found[method] = getattr(policy, method)(policies.batch(2), noise)
+    return found
+
+
+def test_a_sharded_policy_samples_as_a_whole_one() -> None:
+    alone = sampled(1)
+    assert all(same(alone, found) for found in in_ranks(2, sampled, 2))

@@ -1,0 +1,142 @@
+"""Trackers: however often a run is killed and resumed, each step is in each of them once."""
+
+import importlib.util
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import tracked
+from understudy.config.train import DataConfig, TrainConfig
+from understudy.errors import ConfigError
+from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.track import metrics_file, trackers
+from understudy.train.track.trackers import Log, flat
+
+PROGRAM = Path(tracked.__file__)
+READERS: dict[str, Callable[[Path], tracked.Rows]] = {
+    "tensorboard": tracked.in_tensorboard,
+    "wandb": tracked.in_wandb,
+    "trackio": tracked.in_trackio,
+}
+
+
+def config(*names: Any) -> TrainConfig:
+    return TrainConfig(data=DataConfig(root="d"), trackers=names)
+
+
+def process(root: Path, names: str, begin: int, end: int, how: str) -> None:
+    done = subprocess.run([sys.executable, PROGRAM, root, names, str(begin), str(end), how], capture_output=True)
+    assert done.returncode == (-signal.SIGKILL if how == "kill" else 0), done.stderr.decode()
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_no_step_is_missing_or_twice_after_kills(tmp_path: Path, name: str) -> None:
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed: pip install 'understudy[{name}]'")
+    process(tmp_path, name, 0, 23, "kill")
+    process(tmp_path, name, 20, 27, "kill")  # from the checkpoint at step 20
+    process(tmp_path, name, 25, 31, "end")
+    rows = READERS[name](tmp_path)
+    wanted = tracked.expected(31)
+    assert sorted(rows) == sorted(wanted)
+    for step, values in wanted.items():
+        assert rows[step] == pytest.approx(values, rel=1e-6), step
+    assert [r["step"] for r in metrics_file.read(tmp_path / "metrics.jsonl", "train")] == list(range(1, 32))
+
+
+def test_a_run_that_is_stopped_and_resumed_is_whole_in_a_tracker(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="pip install 'understudy[tensorboard]'")
+    from support.resumed import send, watched
+    from support.runs import tiny_config, tiny_dataset
+    from understudy.train import run
+
+    out = tmp_path / "r"
+    config = tiny_config(tiny_dataset(tmp_path / "d"), out, trackers=("tensorboard",), checkpoint_every=5)
+    with watched(out, {7: send(signal.SIGTERM)}):
+        assert run.train(config) == run.STOPPED
+    assert run.resume(RunDir(out).settings()) == run.DONE
+    rows = tracked.in_tensorboard(out)
+    assert sorted(rows) == list(range(1, 13))
+    for record in metrics_file.read(out / "metrics.jsonl"):
+        for name, value in flat(record).items():
+            assert rows[record["step"]][name] == pytest.approx(value, rel=1e-6)
+
+
+class Recorder:
+    """A mirror that remembers what it is told, and may fail."""
+
+    def __init__(self, has: int = 0, fails_at: int = 1 << 30) -> None:
+        self.has, self.fails_at, self.steps, self.closed = has, fails_at, [], 0
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        if step >= self.fails_at:
+            raise OSError("the network is gone")
+        self.steps.append(step)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def opened(monkeypatch: pytest.MonkeyPatch, root: Path, step: int, mirror: Recorder) -> Log:
+    monkeypatch.setattr(trackers, "_opened", lambda *_: mirror)
+    return Log(RunDir(root), config("wandb"), step)
+
+
+def test_a_mirror_gets_what_it_lacks_and_nothing_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Recorder()
+    log = opened(monkeypatch, tmp_path, 0, first)
+    log.log_all(record for step in range(1, 13) for record in tracked.records(step))
+    log.close()
+    assert (first.steps, first.closed) == (list(range(1, 13)), 1)
+    for has in (0, 7, 11):  # it lags behind the checkpoint, or is ahead of it
+        mirror = Recorder(has)
+        log = opened(monkeypatch, tmp_path, 10, mirror)
+        assert mirror.steps == list(range(has + 1, 10))  # step 10 may still grow
+        log.log_all(tracked.records(11))
+        log.close()
+        assert mirror.steps == list(range(has + 1, 12))
+    assert [r["step"] for r in metrics_file.read(tmp_path / "metrics.jsonl", "val")] == [5, 10]
+
+
+def test_a_failing_mirror_is_told_once_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mirror = Recorder(fails_at=3)
+    log = opened(monkeypatch, tmp_path, 0, mirror)
+    log.log_all(record for step in range(1, 9) for record in tracked.records(step))
+    log.sync()
+    log.close()
+    assert mirror.steps == [1, 2]
+    assert capsys.readouterr().err.count("the network is gone") == 1
+    assert len(metrics_file.read(tmp_path / "metrics.jsonl", "train")) == 8
+    again = Recorder(has=2)
+    opened(monkeypatch, tmp_path, 8, again).close()
+    assert again.steps == list(range(3, 9))
+
+
+def test_what_is_not_installed_is_told_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match=r"wandb is not installed.*understudy\[wandb\]"):
+        Log(RunDir(tmp_path), config("wandb"), 0)
+
+
+def test_only_one_rank_writes(tmp_path: Path) -> None:
+    log = Log(RunDir(tmp_path), config("tensorboard"), 0, writes=False)
+    log.log_all(tracked.records(5))
+    log.sync()
+    log.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_record_is_flattened_to_its_finite_numbers() -> None:
+    record = {"kind": "val", "step": 3, "loss": 1, "note": "x", "none": None, "tasks": {"a b": {"loss": 0.5}}}
+    assert flat(record | {"bad": float("inf")}) == {"val/loss": 1.0, "val/tasks/a b/loss": 0.5}
