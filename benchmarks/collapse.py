@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from understudy.cli.main import main as understudy
 from understudy.config.train import DataConfig, OptimConfig, ScheduleConfig, TrainConfig
 from understudy.distributed.mesh import joined
-from understudy.envs.registry import open_world
+from understudy.envs.registry import open_env
 from understudy.load.eval.validation_data import HeldOut
 from understudy.optim.param_groups import parameter_groups
 from understudy.order import Order
@@ -163,7 +163,7 @@ def outcome(config: TrainConfig, args: argparse.Namespace, tasks: tuple[str, ...
 
 def success(run: Path, args: argparse.Namespace, seed: int, tasks: tuple[str, ...]) -> dict[str, int]:
     """Successes of a run's policy in scenes of its own seed."""
-    worlds = [open_world("tabletop", tasks=tasks) for _ in range(min(20, args.rollouts))]
+    worlds = [open_env("tabletop", tasks=tasks) for _ in range(min(20, args.rollouts))]
     result = rollout(FlowPolicy.load(run / "policy"), worlds, args.rollouts, seed)
     return {"successes": sum(episode.success for episode in result.episodes), "episodes": args.rollouts}
 

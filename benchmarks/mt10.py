@@ -4,7 +4,7 @@
 
 Everything is done by the command line's verbs: `record` writes one dataset per task from the scripted experts (with
 noise on what is executed), `train` mixes them by the weights below, validates per task on held-out episodes, and
-`rollout` plays scenes that nothing was recorded in, whatever the seeds (`worlds.world.layout_seed`). Two policies:
+`rollout` plays scenes that nothing was recorded in, whatever the seeds (`envs.env.layout_seed`). Two policies:
 
   state     all ten tasks from the 39 numbers of `observation.environment_state`, which each source maps to the policy's
             state; the goal is among them

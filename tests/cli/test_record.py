@@ -22,8 +22,8 @@ from understudy.errors import ConfigError, DatasetError
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 
 from understudy.envs.env import Outcome, layout_seed
-from understudy.envs.registry import open_world
-from understudy.envs.tabletop.env import TabletopWorld  # (after the skip)
+from understudy.envs.registry import open_env
+from understudy.envs.tabletop.env import TabletopEnv  # (after the skip)
 
 FRONT = "observation.images.front"
 
@@ -53,7 +53,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_recording_reads_back_as_what_was_played(recorded: Path) -> None:
-    world = open_world("tabletop", 32)
+    world = open_env("tabletop", 32)
     catalog = Catalog.open(recorded)
     assert catalog.fps == world.fps
     assert set(world.features) <= set(catalog.features)
@@ -75,7 +75,7 @@ def test_a_recording_reads_back_as_what_was_played(recorded: Path) -> None:
 
 
 def test_the_clean_action_is_recorded_and_a_noisy_one_executed() -> None:
-    world = open_world("tabletop", 16)
+    world = open_env("tabletop", 16)
     noisy, *_ = demonstrate(world, settings(Path("x"), noise=0.3), 0)
     clean, *_ = demonstrate(world, settings(Path("x"), noise=0.0), 0)
     moved = np.diff([frame["observation.state"][:3] for frame in noisy], axis=0) / 0.015
@@ -86,9 +86,9 @@ def test_the_clean_action_is_recorded_and_a_noisy_one_executed() -> None:
 
 
 def test_the_seed_decides(tmp_path: Path, recorded: Path) -> None:
-    world = open_world("tabletop", 32)
+    world = open_env("tabletop", 32)
     one, *_ = demonstrate(world, settings(tmp_path), 4)
-    two, *_ = demonstrate(open_world("tabletop", 32), settings(tmp_path), 4)
+    two, *_ = demonstrate(open_env("tabletop", 32), settings(tmp_path), 4)
     other, *_ = demonstrate(world, settings(tmp_path, seed=1), 4)
     for a, b in zip(one, two):
         np.testing.assert_array_equal(a[FRONT], b[FRONT])
@@ -98,8 +98,8 @@ def test_the_seed_decides(tmp_path: Path, recorded: Path) -> None:
 
 def test_every_layout_is_a_training_layout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seeds = []
-    reset = TabletopWorld.reset
-    monkeypatch.setattr(TabletopWorld, "reset", lambda self, seed, task: seeds.append(seed) or reset(self, seed, task))
+    reset = TabletopEnv.reset
+    monkeypatch.setattr(TabletopEnv, "reset", lambda self, seed, task: seeds.append(seed) or reset(self, seed, task))
     record(settings(tmp_path / "data", episodes=4, seed=3))
     assert seeds == [layout_seed(3, episode) for episode in range(4)]
     assert max(seeds) < 2**62
@@ -191,7 +191,7 @@ def test_a_folder_of_someone_else_is_refused(tmp_path: Path) -> None:
 # -- an expert that fails -----------------------------------------------------------------------------------------
 
 
-class Clumsy(TabletopWorld):
+class Clumsy(TabletopEnv):
     """Fails at every layout whose attempt number is below `failures`."""
 
     failures = 0
@@ -202,19 +202,19 @@ class Clumsy(TabletopWorld):
 
     def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], Outcome]:
         observation, outcome = super().step(action)
-        return observation, replace(outcome, taken=None) if self.fails else outcome
+        return observation, replace(outcome, completed_task=None) if self.fails else outcome
 
 
 def test_only_successes_are_kept_and_failures_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("understudy.envs.registry.open_world", lambda *_: Clumsy(32))
+    monkeypatch.setattr("understudy.envs.registry.open_env", lambda *_: Clumsy(32))
     monkeypatch.setattr(Clumsy, "failures", 2)
     root = tmp_path / "data"
     record(settings(root, episodes=3))
     assert "succeeded in 3 of 9 attempts" in capsys.readouterr().out
     first = contents(root)[0]
-    world = TabletopWorld(32)
+    world = TabletopEnv(32)
     observation = world.reset(layout_seed(0, 0, attempt=2), world.tasks[0])
     np.testing.assert_array_equal(first["observation.state"].numpy(), observation["observation.state"])
     monkeypatch.setattr(Clumsy, "failures", 64)
@@ -225,7 +225,7 @@ def test_only_successes_are_kept_and_failures_are_told(
 def test_settings_that_never_succeeded_bind_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says that less noise may help: so it must."""
     with monkeypatch.context() as patch:
-        patch.setattr("understudy.envs.registry.open_world", lambda *_: Clumsy(32))
+        patch.setattr("understudy.envs.registry.open_env", lambda *_: Clumsy(32))
         patch.setattr(Clumsy, "failures", 64)
         with pytest.raises(ConfigError, match="less noise"):
             record(settings(tmp_path / "data", episodes=1, noise=0.2))

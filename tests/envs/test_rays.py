@@ -1,4 +1,4 @@
-"""Ray-cast pictures against geometry worked out by hand."""
+"""Ray-cast images against geometry worked out by hand."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ mujoco = pytest.importorskip("mujoco", reason="the extra `demo` is not installed
 from understudy.envs.rays import AMBIENT, SKY, RayCamera, pinhole_rays  # noqa: E402
 
 HEIGHT, WIDTH, FOVY = 48, 64, 50.0
-CAMERA = np.array([0.1, -0.2, 2.0])  # looks straight down: picture right is +x, picture up is +y
+CAMERA = np.array([0.1, -0.2, 2.0])  # looks straight down: image right is +x, image up is +y
 
 
 def scene(geoms: str, extra: str = "") -> tuple["mujoco.MjModel", "mujoco.MjData"]:
@@ -22,7 +22,7 @@ def scene(geoms: str, extra: str = "") -> tuple["mujoco.MjModel", "mujoco.MjData
 
 
 def directions() -> np.ndarray:
-    """Where the pixel centres look, by the textbook and pixel by pixel: (H, W, 3), unit length."""
+    """Unit rays through the pixel centres (H, W, 3), by the textbook and pixel by pixel."""
     focal = HEIGHT / 2 / np.tan(np.radians(FOVY / 2))
     rays = np.empty((HEIGHT, WIDTH, 3))
     for i in range(HEIGHT):
@@ -47,11 +47,11 @@ def box_distance(centre: np.ndarray, half: np.ndarray) -> np.ndarray:
     return np.where(enter <= leave, enter, np.inf)
 
 
-def test_rays_are_those_of_a_pinhole() -> None:
+def test_pinhole_rays_equal_the_textbook() -> None:
     np.testing.assert_allclose(pinhole_rays(FOVY, HEIGHT, WIDTH), directions(), atol=1e-12)
 
 
-def test_a_sphere_and_a_box_are_hit_where_geometry_says() -> None:
+def test_cast_hits_a_sphere_and_a_box_where_geometry_says() -> None:
     ball, box, half = np.array([0.45, 0.15, 0.6]), np.array([-0.3, -0.4, 0.2]), np.array([0.2, 0.1, 0.15])
     model, data = scene(
         f'<geom name="ball" type="sphere" size="0.22" pos="{ball[0]} {ball[1]} {ball[2]}"/>'
@@ -60,14 +60,14 @@ def test_a_sphere_and_a_box_are_hit_where_geometry_says() -> None:
     hit, distance = RayCamera(model, "top", HEIGHT, WIDTH).cast(data)
     expected = np.stack([sphere_distance(ball, 0.22), box_distance(box, half)])
     nearest = np.where(np.isfinite(expected.min(0)), expected.argmin(0), -1)
-    assert (nearest == 0).sum() > 50  # the case is worth something only while both are seen
+    assert (nearest == 0).sum() > 50  # both must be visible
     assert (nearest == 1).sum() > 50
     np.testing.assert_array_equal(hit, nearest)
     np.testing.assert_allclose(distance[hit >= 0], expected.min(0)[hit >= 0], atol=1e-9)
     assert (distance[hit < 0] == -1).all()
 
 
-def test_a_small_ball_stands_where_projection_puts_it() -> None:
+def test_cast_hits_a_small_ball_at_its_projection() -> None:
     for offset in ([0.5, 0.3, -1.2], [-0.4, 0.2, -1.0], [0.1, -0.45, -1.1]):
         point = CAMERA + offset
         model, data = scene(f'<geom type="sphere" size="0.05" pos="{point[0]} {point[1]} {point[2]}"/>')
@@ -80,33 +80,33 @@ def test_a_small_ball_stands_where_projection_puts_it() -> None:
         assert abs(rows.mean() + 0.5 - row) < 0.5
 
 
-def test_faces_are_shaded_by_their_true_normals() -> None:
+def test_render_shades_faces_by_their_true_normals() -> None:
     """Over the inside of a box's top the brightness is that of a horizontal plane; sky where nothing is hit."""
     model, data = scene('<geom type="box" size="0.3 0.3 0.1" rgba="0.2 0.6 0.8 1"/>')
     camera = RayCamera(model, "top", HEIGHT, WIDTH)
-    picture, (hit, _) = camera.render(data), camera.cast(data)
+    image, (hit, _) = camera.render(data), camera.cast(data)
     plane_model, plane_data = scene('<geom type="plane" size="9 9 1" rgba="0.2 0.6 0.8 1"/>')
     floor = RayCamera(plane_model, "top", HEIGHT, WIDTH).render(plane_data)
-    assert picture.dtype == np.uint8
-    assert picture.shape == (HEIGHT, WIDTH, 3)
+    assert image.dtype == np.uint8
+    assert image.shape == (HEIGHT, WIDTH, 3)
     assert (floor == floor[0, 0]).all()
     top = np.isclose(box_distance(np.zeros(3), np.array([0.3, 0.3, 0.1])) * directions()[..., 2], -1.9)
     assert top.sum() > 100
-    assert (np.abs(picture[top].astype(int) - floor[0, 0]) <= 1).all()
-    np.testing.assert_array_equal(picture[hit < 0], np.broadcast_to(SKY.astype(np.uint8), picture[hit < 0].shape))
+    assert (np.abs(image[top].astype(int) - floor[0, 0]) <= 1).all()
+    np.testing.assert_array_equal(image[hit < 0], np.broadcast_to(SKY.astype(np.uint8), image[hit < 0].shape))
 
 
-def test_a_ball_is_brighter_on_the_side_of_the_light() -> None:
+def test_render_makes_a_ball_brighter_on_the_side_of_the_light() -> None:
     model, data = scene('<geom type="sphere" size="0.5" rgba="1 1 1 1"/>')
-    picture = RayCamera(model, "top", HEIGHT, WIDTH).render(data).astype(int)[..., 0]
+    image = RayCamera(model, "top", HEIGHT, WIDTH).render(data).astype(int)[..., 0]
     rows, columns = np.nonzero(RayCamera(model, "top", HEIGHT, WIDTH).cast(data)[0] >= 0)
-    values = picture[rows, columns]
+    values = image[rows, columns]
     towards = columns - columns.mean() > 4  # the light comes from +x, -y and above
     assert values[towards].mean() > values[columns - columns.mean() < -4].mean() + 10
     assert values.min() >= int(255 * AMBIENT)
 
 
-def test_a_material_colours_a_geom_that_has_no_colour_of_its_own() -> None:
+def test_render_uses_the_material_of_a_geom_without_colour() -> None:
     model, data = scene(
         '<geom type="plane" size="9 9 1" material="paint"/>', '<asset><material name="paint" rgba="1 0 0 1"/></asset>'
     )
@@ -115,7 +115,7 @@ def test_a_material_colours_a_geom_that_has_no_colour_of_its_own() -> None:
     assert green == blue == 0
 
 
-def test_only_the_chosen_groups_are_seen() -> None:
+def test_cast_sees_the_selected_groups_only() -> None:
     model, data = scene(
         '<geom type="sphere" size="0.5" pos="0 0 1" group="3"/><geom name="floor" type="plane" size="9 9 1"/>'
     )
@@ -123,14 +123,14 @@ def test_only_the_chosen_groups_are_seen() -> None:
     assert set(np.unique(RayCamera(model, "top", HEIGHT, WIDTH, groups=(0, 1, 2)).cast(data)[0])) == {1}
 
 
-def test_a_camera_that_is_not_there_is_refused_by_name() -> None:
+def test_ray_camera_names_an_unknown_camera() -> None:
     model, _ = scene('<geom type="sphere" size="0.5"/>')
     with pytest.raises(ValueError, match=r"'side'.*'top'"):
         RayCamera(model, "side", 8, 8)
 
 
-def test_a_fixed_camera_sees_all_that_a_carried_one_sees() -> None:
-    """To a fixed camera only rays near a solid body are cast anew; one on a moving body casts them all."""
+def test_fixed_camera_casts_the_same_as_a_moving_one() -> None:
+    """A fixed camera casts rays near solid bodies only; a camera on a moving body casts them all."""
     place = " ".join(map(str, CAMERA))
     bodies = (
         '<geom type="plane" size="0.6 5 1"/><geom type="plane" pos="0 0 -1" size="9 9 1" rgba="1 0 0 1"/>'

@@ -1,4 +1,4 @@
-"""What every world promises to recording and rolling out, and that evaluation never meets a recorded layout."""
+"""The environment protocol, environments by name, and layouts that recording and evaluation never share."""
 
 import sys
 
@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.worlds import check_world
+from support.envs import check_env
 from understudy.envs.env import layout_seed
-from understudy.envs.registry import open_world
+from understudy.envs.registry import open_env
 
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 
@@ -17,7 +17,7 @@ KEY = st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**24 - 1), st.integer
 
 @settings(max_examples=200, deadline=None)
 @given(KEY, KEY)
-def test_a_layout_seed_belongs_to_one_episode_of_one_split(one: tuple, two: tuple) -> None:
+def test_layout_seed_belongs_to_one_episode_of_one_split(one: tuple, two: tuple) -> None:
     def of(key: tuple) -> int:
         return layout_seed(key[0], key[1], attempt=key[2], evaluation=key[3])
 
@@ -27,43 +27,43 @@ def test_a_layout_seed_belongs_to_one_episode_of_one_split(one: tuple, two: tupl
 
 
 @pytest.mark.parametrize(("seed", "episode", "attempt"), [(-1, 0, 0), (2**32, 0, 0), (0, 2**24, 0), (0, 0, 64)])
-def test_a_layout_seed_out_of_range_is_refused_rather_than_aliased(seed: int, episode: int, attempt: int) -> None:
+def test_layout_seed_refuses_values_out_of_range(seed: int, episode: int, attempt: int) -> None:
     with pytest.raises(ValueError, match="must be in"):
         layout_seed(seed, episode, attempt=attempt)
 
 
-def test_the_tabletop_is_a_world() -> None:
-    world = open_world("tabletop", size=16)
-    check_world(world, steps=5)
-    assert world.one_scene
-    assert [task.split()[-2] for task in world.tasks] == ["red", "green", "blue"]
+def test_tabletop_fulfils_the_protocol() -> None:
+    env = open_env("tabletop", size=16)
+    check_env(env, steps=5)
+    assert env.one_scene
+    assert [task.split()[-2] for task in env.tasks] == ["red", "green", "blue"]
 
 
-def test_an_outcome_tells_what_was_taken_even_if_it_was_not_asked_for() -> None:
-    world = open_world("tabletop", size=8)
-    red, green, _ = world.tasks
+def test_outcome_names_a_completed_task_that_was_not_requested() -> None:
+    env = open_env("tabletop", size=8)
+    red, green, _ = env.tasks
     actions = []
-    world.reset(1, red)
+    env.reset(1, red)
     while True:
-        actions.append(world.expert())
-        outcome = world.step(actions[-1])[1]
-        if outcome.over:
+        actions.append(env.expert())
+        outcome = env.step(actions[-1])[1]
+        if outcome.done:
             break
-    assert outcome.taken == red
-    world.reset(1, green)  # the same scene: the same actions lift the same block
-    assert [world.step(action)[1] for action in actions][-1] == outcome
+    assert outcome.completed_task == red
+    env.reset(1, green)  # the same scene: the same actions lift the same block
+    assert [env.step(action)[1] for action in actions][-1] == outcome
 
 
-def test_tasks_can_be_chosen_by_either_name() -> None:
-    assert open_world("tabletop", tasks=("blue",)).tasks == ("pick up the blue block",)
-    assert open_world("tabletop", tasks=("pick up the red block", "blue")).tasks == (
+def test_open_env_selects_tasks_by_short_name_or_sentence() -> None:
+    assert open_env("tabletop", tasks=("blue",)).tasks == ("pick up the blue block",)
+    assert open_env("tabletop", tasks=("pick up the red block", "blue")).tasks == (
         "pick up the red block",
         "pick up the blue block",
     )
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"name": "kitchen"}, "'kitchen'.*tabletop, metaworld"),
         ({"name": "tabletop", "tasks": ("pink",)}, "'pink'.*red, green, blue"),
@@ -71,15 +71,15 @@ def test_tasks_can_be_chosen_by_either_name() -> None:
         ({"name": "tabletop", "cameras": ()}, "'front'"),
     ],
 )
-def test_what_is_not_there_is_named(arguments: dict, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        open_world(**arguments)
+def test_open_env_names_an_unknown_argument(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_env(**arguments)
 
 
 @pytest.mark.parametrize(
     ("name", "package", "extra"), [("tabletop", "mujoco", "demo"), ("metaworld", "metaworld", "sim")]
 )
-def test_a_missing_package_comes_with_the_extra_that_brings_it(
+def test_open_env_names_the_extra_of_a_missing_package(
     monkeypatch: pytest.MonkeyPatch, name: str, package: str, extra: str
 ) -> None:
     for module in list(sys.modules):
@@ -87,4 +87,4 @@ def test_a_missing_package_comes_with_the_extra_that_brings_it(
             monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=rf"needs {package}.*understudy\[{extra}\]"):
-        open_world(name)
+        open_env(name)

@@ -9,7 +9,7 @@ import torch
 
 from understudy.config.data import DataConfig, SourceConfig
 from understudy.config.rollout import Play
-from understudy.envs.env import Outcome, picture_feature, vector_feature
+from understudy.envs.env import Outcome, image_feature, vector_feature
 from understudy.errors import ConfigError
 from understudy.rollout.adapter import Wiring, check, wiring
 from understudy.rollout.play import rollout
@@ -30,7 +30,7 @@ class Room:
 
     def __init__(self, state: str = "observation.state", width: int = 3, action: int = 2) -> None:
         self.features: dict[str, Any] = {
-            "observation.images.palm": picture_feature(8),
+            "observation.images.palm": image_feature(8),
             state: vector_feature([f"j{i}" for i in range(width)]),
             "action": vector_feature([f"a{i}" for i in range(action)]),
         }

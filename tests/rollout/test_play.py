@@ -24,7 +24,7 @@ from understudy.train.checkpoint.run_dir import RunDir
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 
 from understudy.envs.env import layout_seed
-from understudy.envs.tabletop.env import TabletopWorld  # (after the skip)
+from understudy.envs.tabletop.env import TabletopEnv  # (after the skip)
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Listener:
 
     config = Shape(chunk=1)
 
-    def __init__(self, worlds: list[TabletopWorld], deaf: bool = False) -> None:
+    def __init__(self, worlds: list[TabletopEnv], deaf: bool = False) -> None:
         self.worlds, self.deaf, self.batches = worlds, deaf, []
 
     def sample_actions(self, batch: dict[str, Any], noise: torch.Tensor, steps: int = 10) -> torch.Tensor:
@@ -82,8 +82,8 @@ def state(batch: dict[str, Any], row: int) -> np.ndarray:
     return batch["observation.state"][row, :3].numpy()
 
 
-def worlds(count: int, **more: Any) -> list[TabletopWorld]:
-    return [TabletopWorld(8, **more) for _ in range(count)]
+def worlds(count: int, **more: Any) -> list[TabletopEnv]:
+    return [TabletopEnv(8, **more) for _ in range(count)]
 
 
 # -- playing ------------------------------------------------------------------------------------------------------

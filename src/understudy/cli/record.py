@@ -14,7 +14,7 @@ from understudy.config.declare import Ge, Interval
 if TYPE_CHECKING:
     import numpy as np
 
-    from understudy.envs.env import World
+    from understudy.envs.env import Env
 
 ATTEMPTS = 64  # layouts tried for one episode before the expert is given up
 NOTE = "record.json"  # the settings, in the dataset's folder
@@ -58,13 +58,13 @@ def record(config: RecordConfig) -> int:
     Raises ConfigError for settings that cannot be recorded or that differ from those the folder was begun with.
     """
     from understudy.data.write.writer import EpisodeWriter
-    from understudy.envs.registry import open_world
+    from understudy.envs.registry import open_env
     from understudy.errors import ConfigError
     from understudy.progress import Progress
 
     _compare(config)
     try:
-        world = open_world(config.world, config.size, config.cameras, config.tasks)
+        world = open_env(config.world, config.size, config.cameras, config.tasks)
     except (ValueError, ImportError) as error:  # a task or camera that is not there, a package that is missing
         raise ConfigError(str(error)) from error
     with EpisodeWriter(
@@ -132,7 +132,7 @@ def _note(config: RecordConfig) -> None:
     write_whole(note, json.dumps({key: plain(config)[key] for key in FIXED}, indent=1) + "\n")
 
 
-def demonstrate(world: "World", config: RecordConfig, episode: int) -> "tuple[list[dict[str, np.ndarray]], str, int]":
+def demonstrate(world: "Env", config: RecordConfig, episode: int) -> "tuple[list[dict[str, np.ndarray]], str, int]":
     """The expert's first success at episode number `episode`.
 
     Returns its frames (observations before each action, and the clean action), its task, and how many layouts the
@@ -152,7 +152,7 @@ def demonstrate(world: "World", config: RecordConfig, episode: int) -> "tuple[li
     )
 
 
-def _play(world: "World", config: RecordConfig, layout: int, task: str) -> "list[dict[str, np.ndarray]] | None":
+def _play(world: "Env", config: RecordConfig, layout: int, task: str) -> "list[dict[str, np.ndarray]] | None":
     """The frames of one attempt, None when the task was not done."""
     import numpy as np
 
@@ -168,6 +168,6 @@ def _play(world: "World", config: RecordConfig, layout: int, task: str) -> "list
         action = world.expert()
         frames.append({**observation, "action": action})
         observation, outcome = world.step(np.clip(action + push, -1, 1))
-        if outcome.over:
-            return frames if outcome.taken == task else None
+        if outcome.done:
+            return frames if outcome.completed_task == task else None
     return None

@@ -1,7 +1,7 @@
 """Simulated environments.
 
 env          the environment protocol
-registry     `open_world`: an environment by name
+registry     `open_env`: an environment by name
 tabletop     a small table with three blocks
 metaworld    Meta-World MT10
 rays         camera images by ray casting, without OpenGL

@@ -1,6 +1,6 @@
-"""The environment protocol: what recording and rollouts need of a simulation, so that both are one code path.
+"""The environment protocol, shared by recording and rollouts.
 
-An environment speaks the language of datasets: observations under the keys they are recorded with, tasks as sentences.
+Observations have the keys of a recorded dataset, and tasks are sentences.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Outcome:
-    """Where an episode stands after a step."""
+    """State of an episode after a step."""
 
-    taken: str | None
-    """The task that has been done, whichever was asked for; None while none is. Ends the episode."""
-    over: bool
-    """Whether the episode is over: a task was done, or the steps are used up."""
+    completed_task: str | None
+    """The completed task, requested or not; None while there is none. Completing a task ends the episode."""
+    done: bool
+    """Whether the episode is over: a task is completed, or the step limit is reached."""
 
 
-class World(Protocol):
-    """One simulated scene, reset again and again. Everything is a function of layout seed, task and actions."""
+class Env(Protocol):
+    """One simulated scene, reset for each episode; a function of layout seed, task and actions."""
 
     name: str
     fps: int
@@ -32,15 +32,21 @@ class World(Protocol):
     tasks: tuple[str, ...]
     """The instructions, as sentences."""
     one_scene: bool
-    """Whether a layout seed gives the same scene for every task, so that exchanging the instruction makes sense."""
+    """Whether all tasks of a layout seed share one scene. Only then does a swapped instruction make sense."""
     noise: float
-    """Standard deviation of the noise that suits this world's expert (actions are in [-1, 1])."""
+    """Standard deviation of the noise that suits the scripted expert (actions are in [-1, 1])."""
     features: dict[str, dict[str, Any]]
     """Features of a recorded dataset, `action` included: dtype, shape, names as in LeRobot's `info.json`."""
 
     def reset(self, seed: int, task: str) -> dict[str, np.ndarray]:
-        """Start the episode of a layout seed (see `layout_seed`); returns the observations by feature key, pictures
-        uint8 (H, W, 3). Raises ValueError when `task` is not among `tasks`."""
+        """Start the episode of a layout seed (see `layout_seed`).
+
+        Returns:
+            Observations by feature key; images are uint8 (H, W, 3).
+
+        Raises:
+            ValueError: `task` is not in `tasks`.
+        """
         ...
 
     def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], Outcome]:
@@ -48,15 +54,18 @@ class World(Protocol):
         ...
 
     def expert(self) -> np.ndarray:
-        """What the scripted expert does now, float32, in [-1, 1]. Call once per step."""
+        """Compute the scripted expert's action for the current state: float32 in [-1, 1]. Call once per step."""
         ...
 
 
 def layout_seed(seed: int, episode: int, *, attempt: int = 0, evaluation: bool = False) -> int:
-    """The seed of one scene, in [0, 2**63): its own for every (seed, episode, attempt), and for training or evaluation.
+    """Pack (seed, episode, attempt, evaluation) into one scene seed in [0, 2**63).
 
-    The arguments stand side by side in its bits, evaluation in the highest, so nothing that is rolled out has ever been
-    recorded, whatever the two seeds: disjoint by construction, not by chance.
+    Each argument has its own bits, with `evaluation` in the highest. Training and evaluation layouts are therefore
+    disjoint for all seeds, by construction.
+
+    Raises:
+        ValueError: `seed`, `episode` or `attempt` exceeds its bits (32, 24, 6).
     """
     for name, value, bits in (("seed", seed, 32), ("episode", episode, 24), ("attempt", attempt, 6)):
         if not 0 <= value < 1 << bits:
@@ -64,25 +73,31 @@ def layout_seed(seed: int, episode: int, *, attempt: int = 0, evaluation: bool =
     return int(evaluation) << 62 | seed << 30 | episode << 6 | attempt
 
 
-def chosen(kind: str, wanted: Sequence[str], known: dict[str, str]) -> dict[str, str]:
-    """The entries of `known` (short name -> sentence) that `wanted` names by either, in the order of `wanted`."""
-    if not wanted:
+def select_by_name(kind: str, names: Sequence[str], known: dict[str, str]) -> dict[str, str]:
+    """Select entries of `known` (short name -> sentence) by short name or sentence, in the order of `names`.
+
+    Empty `names` select all entries.
+
+    Raises:
+        ValueError: A name is not in `known`; the message calls it a `kind`.
+    """
+    if not names:
         return dict(known)
     by_sentence = {sentence: short for short, sentence in known.items()}
-    picked = {}
-    for name in wanted:
+    selected = {}
+    for name in names:
         short = by_sentence.get(name, name)
         if short not in known:
-            raise ValueError(f"no {kind} {name!r}; there are {', '.join(known)}")
-        picked[short] = known[short]
-    return picked
+            raise ValueError(f"unknown {kind} {name!r}; known: {', '.join(known)}")
+        selected[short] = known[short]
+    return selected
 
 
-def picture_feature(size: int) -> dict[str, Any]:
-    """The feature of a square RGB camera."""
+def image_feature(size: int) -> dict[str, Any]:
+    """Feature of a square RGB camera."""
     return {"dtype": "video", "shape": (size, size, 3), "names": ["height", "width", "channels"]}
 
 
 def vector_feature(names: Sequence[str]) -> dict[str, Any]:
-    """The feature of a float32 vector."""
+    """Feature of a float32 vector."""
     return {"dtype": "float32", "shape": (len(names),), "names": list(names)}

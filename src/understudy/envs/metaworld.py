@@ -1,9 +1,11 @@
-"""Meta-World's MT10 (Yu et al. 2019, "Meta-World") as a `world.World`, drawn by rays: no GL library is needed.
+"""Meta-World's MT10 (Yu et al. 2019, "Meta-World") as an `Env`, rendered by ray casting without a GL library.
 
-Observations follow LeRobot's convention for this benchmark: `observation.state` is the first four numbers of the
-environment's 39 (hand x, y, z, grip opening), all 39 stand under `observation.environment_state`, camera `corner2` sits
-at LeRobot's place and is turned the right way up, and each task has its sentence. Deliberately not here: drawing the
-goal marks of reach, push and pick-place. They are sites, which rays do not see; the 39 numbers do hold the goal.
+Observations follow LeRobot's convention for this benchmark. `observation.environment_state` holds the simulator's 39
+numbers, and `observation.state` the first four of them (hand x, y, z, grip opening). Camera `corner2` has LeRobot's
+position and is turned upright. Each task has LeRobot's sentence.
+
+The goal marks of reach, push and pick-place are not rendered: they are sites, which MuJoCo's rays do not hit. The 39
+numbers contain the goal.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.envs.env import Outcome, chosen, picture_feature, vector_feature
+from understudy.envs.env import Outcome, image_feature, select_by_name, vector_feature
 from understudy.envs.rays import RayCamera
 from understudy.extras import required
 
@@ -23,7 +25,7 @@ with required():
     from metaworld.env_dict import ENV_CLS_MAP
     from metaworld.policies import ENV_POLICY_MAP
 
-TASKS = {  # the sentences that LeRobot ships for MT10
+TASKS = {  # LeRobot's sentences for MT10
     "reach-v3": "Reach a goal position",
     "push-v3": "Push the puck to a goal",
     "pick-place-v3": "Pick and place a puck to a goal",
@@ -36,13 +38,14 @@ TASKS = {  # the sentences that LeRobot ships for MT10
     "window-close-v3": "Push and close a window",
 }
 CAMERAS = ("corner2", "gripperPOV")
-_CORNER2 = (0.75, 0.075, 0.7)  # where LeRobot puts it, metres
-_VISIBLE = (0, 1, 2)  # geom groups of what is looked at; collision shapes stand in the others
+_CORNER2 = (0.75, 0.075, 0.7)  # LeRobot's camera position, metres
+_VISIBLE = (0, 1, 2)  # geom groups to render; the others hold collision shapes
 
 
-class MetaWorld:
-    """See `world.World`. Keys: `observation.images.<camera>`, `observation.state` float32 (4,),
-    `observation.environment_state` float32 (39,). An episode ends when the task's success flag is first up.
+class MetaWorldEnv:
+    """Meta-World as an `Env`; an episode ends with the task's first success flag.
+
+    Keys: `observation.images.<camera>`, `observation.state` (4,), `observation.environment_state` (39,), both float32.
     """
 
     name = "metaworld"
@@ -55,23 +58,24 @@ class MetaWorld:
         self._cameras = ("corner2",) if cameras is None else tuple(cameras)
         unknown = set(self._cameras) - set(CAMERAS)
         if unknown:
-            raise ValueError(f"no camera {sorted(unknown)}; Meta-World here has {', '.join(CAMERAS)}")
+            raise ValueError(f"unknown cameras {sorted(unknown)}; known: {', '.join(CAMERAS)}")
         self._size = size
-        self._env_of = {sentence: short for short, sentence in chosen("task", tasks, TASKS).items()}
+        self._env_of = {sentence: short for short, sentence in select_by_name("task", tasks, TASKS).items()}
         self.tasks = tuple(self._env_of)
         self.features: dict[str, dict[str, Any]] = {
-            **{f"observation.images.{camera}": picture_feature(size) for camera in self._cameras},
+            **{f"observation.images.{camera}": image_feature(size) for camera in self._cameras},
             "observation.state": vector_feature(["x", "y", "z", "grip"]),
             "observation.environment_state": vector_feature([f"state_{i}" for i in range(39)]),
             "action": vector_feature(["dx", "dy", "dz", "grip"]),
         }
-        self._envs: dict[str, tuple[Any, list[RayCamera]]] = {}  # by task, made when first played
+        self._envs: dict[str, tuple[Any, list[RayCamera]]] = {}  # by task, made at its first reset
         self._task = self.tasks[0]
         self._steps = 0
 
     def reset(self, seed: int, task: str) -> dict[str, np.ndarray]:
+        """Start an episode; see `Env.reset`."""
         if task not in self._env_of:
-            raise ValueError(f"no task {task!r}; there are {list(self.tasks)}")
+            raise ValueError(f"unknown task {task!r}; known: {list(self.tasks)}")
         self._task, self._steps = task, 0
         if task not in self._envs:
             self._envs[task] = self._make(self._env_of[task])
@@ -82,24 +86,26 @@ class MetaWorld:
         return self._observation()
 
     def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], Outcome]:
-        # Its own truncation is at the same 500 steps; stepping on would raise.
+        """Execute an action; see `Env.step`."""
+        # Meta-World truncates at the same 500 steps; a further step would raise.
         self._raw, _, _, _, info = self._env.step(np.clip(action, -1, 1).astype(np.float32))
         self._steps += 1
-        taken = self._task if info["success"] > 0 else None
-        return self._observation(), Outcome(taken, taken is not None or self._steps >= self.max_steps)
+        completed = self._task if info["success"] > 0 else None
+        return self._observation(), Outcome(completed, completed is not None or self._steps >= self.max_steps)
 
     def expert(self) -> np.ndarray:
+        """Compute the expert's action; see `Env.expert`."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns that what it asks for is going to be clipped
+            warnings.simplefilter("ignore")  # the expert warns about actions beyond the limits, which we clip
             action = self._policy.get_action(self._raw)
         return np.clip(action, -1, 1).astype(np.float32)
 
     def _make(self, name: str) -> tuple[Any, list[RayCamera]]:
-        """An environment that shows its goal and draws a fresh layout from its own seed at every reset.
+        """Make a simulator that observes its goal and draws a fresh layout from its own seed at every reset.
 
-        Meta-World's public constructors freeze 50 layouts, drawn from numpy's global generator. These are the switches
-        its own benchmark classes set; the space that observations are clipped to has to be made again, or the goal
-        would be clipped to zero.
+        Meta-World's public constructors freeze 50 layouts drawn from numpy's global generator. The attributes below are
+        those that its benchmark classes set. The cached observation space is dropped, since it would clip the goal to
+        zero.
         """
         env = ENV_CLS_MAP[name]()
         env._partially_observable = False
@@ -115,8 +121,8 @@ class MetaWorld:
         raw = self._raw.astype(np.float32)
         observation = {"observation.state": raw[:4], "observation.environment_state": raw}
         for name, view in zip(self._cameras, self._views):
-            picture = view.render(self._env.data)
+            image = view.render(self._env.data)
             if name == "corner2":
-                picture = picture[::-1, ::-1].copy()  # the camera hangs upside down
-            observation[f"observation.images.{name}"] = picture
+                image = image[::-1, ::-1].copy()  # the camera is mounted upside down
+            observation[f"observation.images.{name}"] = image
         return observation

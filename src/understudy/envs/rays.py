@@ -1,11 +1,11 @@
-"""Pictures of a MuJoCo scene by casting one ray per pixel on the CPU (`mj_multiRay`): no GL library, no display.
+"""Images of a MuJoCo scene by one ray per pixel on the CPU (`mj_multiRay`), without a GL library or a display.
 
-Here: a pinhole camera, flat colours, Lambert shading. Deliberately not here: textures, shadows, transparency and sites
-(goal marks that are no geoms), which MuJoCo's rays do not see. On one machine the same scene gives the same picture,
-bit for bit.
+Rendered are a pinhole camera, flat colours and Lambert shading. Left out are textures, shadows, transparency and sites
+(goal marks that are no geoms), which MuJoCo's rays do not hit. On one machine the same scene gives the same image, bit
+for bit.
 
-Before release 3.5 `mj_multiRay` leaves out parts of large boxes close to the camera (it culls by the angles of a box's
-corners, without a margin): build floors and table tops as planes, which are never culled.
+Before release 3.5 `mj_multiRay` misses parts of large boxes close to the camera, because it culls by the angles of a
+box's corners without a margin. Build floors and table tops as planes, which are never culled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from understudy.extras import required
 with required():
     import mujoco
 
-SKY = np.array([196, 208, 220], dtype=np.float32)  # colour of a ray that hits nothing
+SKY = np.array([196, 208, 220], dtype=np.float32)  # colour where a ray hits nothing
 SUN = np.array([0.30, -0.45, 0.84], dtype=np.float32)  # direction towards the light, world frame, unit length
 AMBIENT = 0.45
 _FAR = 1e6  # metres
@@ -28,7 +28,13 @@ _FAR = 1e6  # metres
 def pinhole_rays(fovy: float, height: int, width: int) -> np.ndarray:
     """Unit rays through the pixel centres, camera frame (x right, y up, looking along -z).
 
-    `fovy` is MuJoCo's vertical field of view in degrees. Returns float64 (height, width, 3), row 0 at the top.
+    Args:
+        fovy: MuJoCo's vertical field of view in degrees.
+        height: Rows of the image.
+        width: Columns of the image.
+
+    Returns:
+        float64 (height, width, 3), row 0 at the top.
     """
     focal = 0.5 * height / np.tan(np.deg2rad(fovy) / 2)  # in pixels
     across = (np.arange(width) + 0.5 - width / 2) / focal
@@ -45,10 +51,11 @@ def _shade(normals: np.ndarray) -> np.ndarray:
 
 
 def _neighbour_normals(rays: np.ndarray, depth: np.ndarray, pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Normals (n, 3), not normalised, facing the camera, at flat pixel numbers `pixels` (n,) of a picture.
+    """Estimate normals (n, 3), not normalised, facing the camera, at flat pixel numbers `pixels` (n,).
 
-    The cross product of the differences to a horizontal and a vertical neighbour: of the two on a side, the one where
-    depth jumps less, so that an edge of the object is not taken for its surface. `rays` (H*W, 3), `depth` (H*W,).
+    A normal is the cross product of the differences to a horizontal and a vertical neighbour. Of the two neighbours in
+    a direction the one with the smaller depth jump is used, so that no difference crosses the edge of an object.
+    `rays` is (H*W, 3), `depth` (H*W,).
     """
     row, column, here = pixels // width, pixels % width, depth[pixels]
 
@@ -74,8 +81,10 @@ def _neighbour_normals(rays: np.ndarray, depth: np.ndarray, pixels: np.ndarray, 
 
 
 def _colours(model: mujoco.MjModel) -> np.ndarray:
-    """Unshaded RGB of every geom, 0..255, float32 (ngeom + 1, 3), the sky last. A geom has its material's colour
-    unless it was given one of its own (other than the default grey), as in MuJoCo's renderer."""
+    """Unshaded RGB of every geom, 0..255, float32 (ngeom + 1, 3), the sky last.
+
+    As in MuJoCo's renderer, a geom has its own colour, or its material's where its own is the default grey.
+    """
     colours = model.geom_rgba[:, :3].copy()
     painted = (model.geom_matid >= 0) & (model.geom_rgba == [0.5, 0.5, 0.5, 1]).all(axis=1)
     colours[painted] = model.mat_rgba[model.geom_matid[painted], :3]
@@ -83,9 +92,9 @@ def _colours(model: mujoco.MjModel) -> np.ndarray:
 
 
 class RayCamera:
-    """A named camera of one model that draws the model's visible geoms.
+    """A named camera of one model, which renders the model's visible geoms.
 
-    `groups` are the geom groups that are seen (None: all; many scenes keep collision shapes in a group of their own).
+    `groups` are the rendered geom groups; None renders all. Many scenes have a separate group for collision shapes.
     """
 
     def __init__(
@@ -99,7 +108,7 @@ class RayCamera:
         self._camera = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera)
         if self._camera < 0:
             names = [model.camera(i).name for i in range(model.ncam)]
-            raise ValueError(f"no camera {camera!r} in this scene; it has {names}")
+            raise ValueError(f"unknown camera {camera!r}; the scene has {names}")
         self.height, self.width = height, width
         self._model = model
         self._rays = pinhole_rays(float(model.cam_fovy[self._camera]), height, width).reshape(-1, 3)  # (H*W, 3)
@@ -113,16 +122,19 @@ class RayCamera:
         self._planes: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     def cast(self, data: mujoco.MjData) -> tuple[np.ndarray, np.ndarray]:
-        """What every pixel sees: geom id int32 (H, W), -1 for nothing, and distance float64 (H, W) along the ray in
-        metres, -1 for nothing."""
+        """Cast the ray of every pixel.
+
+        Returns:
+            Geom ids int32 (H, W) and distances along the ray in metres, float64 (H, W); -1 where a ray hits nothing.
+        """
         hit, distance, _ = self._cast(data)
         return hit.reshape(self.height, self.width), distance.reshape(self.height, self.width)
 
     def _cast(self, data: mujoco.MjData) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Flat: geom ids (H*W,), distances (H*W,), unit rays in world axes (H*W, 3).
+        """Cast all rays: geom ids (H*W,), distances (H*W,), unit rays in world axes (H*W, 3).
 
-        Planes do not move (MuJoCo allows them on static bodies only), so to a fixed camera they look alike for good:
-        they are cast once, and then only the rays that come near a solid body.
+        MuJoCo allows planes on static bodies only, so their hits never change for a fixed camera. They are cast once;
+        after that only rays near a solid body are cast.
         """
         if not self._fixed:
             rays = self._world_rays(data)
@@ -141,16 +153,16 @@ class RayCamera:
         return self._rays @ data.cam_xmat[self._camera].reshape(3, 3).T
 
     def _near_solids(self, data: mujoco.MjData, rays: np.ndarray) -> np.ndarray:
-        """Which rays (n, 3) meet the bounding sphere of any solid geom: bool (n,)."""
+        """Mark the rays (n, 3) that meet the bounding sphere of a solid geom: bool (n,)."""
         towards = data.geom_xpos[self._solid[:-1]] - data.cam_xpos[self._camera]  # (geoms, 3)
         radius = 1.001 * self._model.geom_rbound[self._solid[:-1]]
-        # A unit ray passes a centre c within r where ray . c >= sqrt(|c|^2 - r^2); from inside the sphere all do.
+        # A unit ray passes a centre c within r where ray . c >= sqrt(|c|^2 - r^2); from inside every ray does.
         free = np.einsum("gi,gi->g", towards, towards) - radius**2
         least = np.where(free > 0, np.sqrt(np.maximum(free, 0)), -np.inf)
         return (towards @ rays.T >= least[:, None]).any(axis=0)
 
     def _cast_rays(self, data: mujoco.MjData, rays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Geom ids int32 (n,) and distances float64 (n,) of what the rays (n, 3) meet first; -1 for nothing."""
+        """First hits of the rays (n, 3): geom ids int32 (n,) and distances float64 (n,), -1 for none."""
         hit = np.empty(len(rays), dtype=np.int32)
         distance = np.empty(len(rays), dtype=np.float64)
         mujoco.mj_multiRay(
@@ -159,8 +171,8 @@ class RayCamera:
             data.cam_xpos[self._camera],
             rays.ravel(),
             self._groups,
-            1,  # the static geoms too
-            -1,  # no body is left out
+            1,  # include static geoms
+            -1,  # exclude no body
             hit,
             distance,
             len(rays),
@@ -169,19 +181,19 @@ class RayCamera:
         return hit, distance
 
     def render(self, data: mujoco.MjData) -> np.ndarray:
-        """The picture, uint8 (H, W, 3) RGB. `data` must be up to date (`mj_forward` or a step)."""
+        """Render an image, uint8 (H, W, 3) RGB. `data` must be up to date (`mj_forward` or a step)."""
         hit, distance, rays = self._cast(data)
-        palette = self._palette(data)  # sky last: picture[hit] of a ray that hits nothing (-1) finds it
-        picture = palette.astype(np.uint8)[hit]
+        palette = self._palette(data)  # the sky is last, so index -1 (no hit) finds it
+        image = palette.astype(np.uint8)[hit]
         solid = np.flatnonzero(self._solid[hit])
-        # 3.3.0's rays bring no normals: those of solid bodies come from the neighbouring pixels.
+        # MuJoCo 3.3.0 returns no normals of hits: those of solid bodies are estimated from neighbouring pixels.
         depth = np.where(hit < 0, _FAR, distance)
         normals = _neighbour_normals(rays, depth, solid, self.height, self.width)
-        picture[solid] = palette[hit[solid]] * _shade(normals)[:, None]
-        return picture.reshape(self.height, self.width, 3)
+        image[solid] = palette[hit[solid]] * _shade(normals)[:, None]
+        return image.reshape(self.height, self.width, 3)
 
     def _palette(self, data: mujoco.MjData) -> np.ndarray:
-        """Colour of every geom, 0..255, float32 (ngeom + 1, 3), the sky last; planes are shaded already."""
+        """Colour of every geom, 0..255, float32 (ngeom + 1, 3), the sky last; planes are already shaded."""
         palette = self._colours.copy()
         flat = np.flatnonzero(~self._solid[:-1])
         palette[flat] *= _shade(data.geom_xmat[flat].reshape(-1, 3, 3)[:, :, 2])[:, None]

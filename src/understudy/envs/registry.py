@@ -1,38 +1,39 @@
-"""Open an environment by name: `open_world("tabletop")`."""
+"""Environments by name: `open_env("tabletop")`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from understudy.envs.env import World
+from understudy.envs.env import Env
 from understudy.extras import MissingExtra
 
-WORLDS = ("tabletop", "metaworld")
+ENVS = ("tabletop", "metaworld")
 
 
-def open_world(name: str, size: int = 64, cameras: Sequence[str] | None = None, tasks: Sequence[str] = ()) -> World:
-    """A fresh world.
+def open_env(name: str, size: int = 64, cameras: Sequence[str] | None = None, tasks: Sequence[str] = ()) -> Env:
+    """Make a fresh environment.
 
     Args:
-        name: one of `WORLDS`.
-        size: height and width of the pictures.
-        cameras: which cameras are drawn; None is the world's own choice.
-        tasks: short names ("red"; "push-v3") or sentences; none is all of them.
+        name: One of `ENVS`.
+        size: Height and width of the images.
+        cameras: Cameras to render; None is the environment's default.
+        tasks: Short names ("red", "push-v3") or sentences; empty is all of them.
+
     Raises:
-        ValueError: a name, camera or task that is not there. MissingExtra: the package behind the world is missing; the
-            message names the extra that brings it.
+        ValueError: Unknown name, camera or task.
+        MissingExtra: The simulator is not installed; the message names the extra that installs it.
     """
-    if name not in WORLDS:
-        raise ValueError(f"no world {name!r}; there are {', '.join(WORLDS)}")
+    if name not in ENVS:
+        raise ValueError(f"unknown environment {name!r}; known: {', '.join(ENVS)}")
     try:
         if name == "tabletop":
-            from understudy.envs.tabletop.env import TabletopWorld
+            from understudy.envs.tabletop.env import TabletopEnv
 
-            return TabletopWorld(size, cameras, tasks)
-        from understudy.envs.metaworld import MetaWorld
+            return TabletopEnv(size, cameras, tasks)
+        from understudy.envs.metaworld import MetaWorldEnv
 
-        return MetaWorld(size, cameras, tasks)
+        return MetaWorldEnv(size, cameras, tasks)
     except ModuleNotFoundError as error:
         extra = "demo" if name == "tabletop" else "sim"
-        what = f"the {name} world needs {error.name}: pip install 'understudy[{extra}]'"
-        raise MissingExtra(what, name=error.name) from error
+        message = f"the environment {name!r} needs {error.name}: pip install 'understudy[{extra}]'"
+        raise MissingExtra(message, name=error.name) from error

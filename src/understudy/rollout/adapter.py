@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from understudy.config.rollout import Play
-    from understudy.envs.env import World
+    from understudy.envs.env import Env
 
 STATE, TASK, PICTURES = "observation.state", "task", "observation.images."
 
@@ -43,7 +43,7 @@ class Wiring:
 
     @property
     def cameras(self) -> list[str]:
-        """What the world has to draw, by the names that `open_world` takes."""
+        """What the world has to draw, by the names that `open_env` takes."""
         return [own.removeprefix(PICTURES) for key, own in self.names.items() if key != STATE]
 
     def batch(
@@ -113,7 +113,7 @@ def wiring(data: DataConfig, frozen: Mapping[str, Any], play: "Play") -> Wiring:
     )
 
 
-def check(wired: Wiring, world: "World", frozen: Mapping[str, Any]) -> None:
+def check(wired: Wiring, world: "Env", frozen: Mapping[str, Any]) -> None:
     """Raises ConfigError when the world does not have what is asked of it, or in another width."""
     vectors = {key: f["shape"][0] for key, f in world.features.items() if len(f["shape"]) == 1 and key != "action"}
     dims = frozen["normalisation"].get("dims", {})

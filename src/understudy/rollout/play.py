@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from understudy.envs.env import World
+    from understudy.envs.env import Env
 
 
 class Actor(Protocol):
@@ -39,7 +39,7 @@ class Actor(Protocol):
 class _Lane:
     """One world and the episode it is in."""
 
-    world: "World"
+    world: "Env"
     episode: int
     scene: str
     told: str
@@ -53,7 +53,7 @@ class _Lane:
 
 def rollout(
     policy: Actor,
-    worlds: "Sequence[World]",
+    worlds: "Sequence[Env]",
     episodes: int,
     seed: int = 0,
     *,
@@ -68,7 +68,7 @@ def rollout(
 
     Args:
         policy: see `Actor`; it computes on `device`.
-        worlds: equal worlds (`open_world`), played side by side; how many decides speed, and results only as far as
+        worlds: equal worlds (`open_env`), played side by side; how many decides speed, and results only as far as
             a batch's size changes the rounding of the policy's arithmetic.
         seed: in [0, 2**32): layouts are `layout_seed(seed, episode, evaluation=True)`.
         execute: actions of each chunk to execute before predicting anew, at most the policy's chunk.
@@ -127,7 +127,7 @@ def rollout(
     )
 
 
-def _begin(world: "World", waiting: Any, seed: int, swap_text: bool, films: int) -> _Lane | None:
+def _begin(world: "Env", waiting: Any, seed: int, swap_text: bool, films: int) -> _Lane | None:
     """The next waiting episode, set up in `world`; None when there is none."""
     from understudy.envs.env import layout_seed
 
@@ -146,7 +146,7 @@ def _begin(world: "World", waiting: Any, seed: int, swap_text: bool, films: int)
 
 def _act(lane: _Lane, action: "np.ndarray", films: int) -> None:
     lane.observation, outcome = lane.world.step(action)
-    lane.taken, lane.over = outcome.taken, outcome.over
+    lane.taken, lane.over = outcome.completed_task, outcome.done
     lane.step += 1
     _film(lane, films)
 
@@ -157,12 +157,12 @@ def _film(lane: _Lane, films: int) -> None:
         lane.film.append(lane.observation[camera])
 
 
-def _own(world: "World") -> Wiring:
+def _own(world: "Env") -> Wiring:
     """Everything that the world shows, under its own names."""
     return Wiring(names={key: key for key in world.features if key != "action"})
 
 
-def prepared(data: DataConfig, frozen: Mapping[str, Any], play: Play) -> "tuple[Wiring, World]":
+def prepared(data: DataConfig, frozen: Mapping[str, Any], play: Play) -> "tuple[Wiring, Env]":
     """What connects the policy to the world, and such a world: nothing is missing, all widths fit.
 
     Args:
@@ -172,7 +172,7 @@ def prepared(data: DataConfig, frozen: Mapping[str, Any], play: Play) -> "tuple[
     """
     import torch
 
-    from understudy.envs.registry import open_world
+    from understudy.envs.registry import open_env
     from understudy.errors import ConfigError
 
     try:
@@ -181,7 +181,7 @@ def prepared(data: DataConfig, frozen: Mapping[str, Any], play: Play) -> "tuple[
         raise ConfigError(f"device: {play.device!r} cannot be used here: {str(error).splitlines()[0]}") from error
     wired = wiring(data, frozen, play)
     try:
-        world = open_world(play.world, play.size, wired.cameras, play.tasks)
+        world = open_env(play.world, play.size, wired.cameras, play.tasks)
     except (ValueError, ImportError) as error:
         raise ConfigError(str(error)) from error
     check(wired, world, frozen)
@@ -198,7 +198,7 @@ def played(
     Raises:
         ConfigError: as `prepared` does, or the policy cannot be read or played so.
     """
-    from understudy.envs.registry import open_world
+    from understudy.envs.registry import open_env
     from understudy.errors import ConfigError
     from understudy.policies.flow.model import FlowPolicy
     from understudy.policies.pretrained import CONFIG, NORMALISATION
@@ -208,7 +208,7 @@ def played(
         told = [json.loads((folder / name).read_text()) for name in (CONFIG, NORMALISATION)]
         wired, world = prepared(data, {"policy": told[0], "normalisation": told[1], "sources": sources}, play)
         more = min(play.parallel, play.episodes) - 1
-        worlds = [world, *(open_world(play.world, play.size, wired.cameras, play.tasks) for _ in range(more))]
+        worlds = [world, *(open_env(play.world, play.size, wired.cameras, play.tasks) for _ in range(more))]
         return rollout(
             policy.to(play.device).eval(),
             worlds,

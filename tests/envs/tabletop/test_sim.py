@@ -1,4 +1,4 @@
-"""The tabletop: layouts, physics, the Gymnasium contract, and that nothing but seed and actions decides."""
+"""The tabletop: layouts, physics, the Gymnasium contract, and determinism in seed and actions."""
 
 import hashlib
 import subprocess
@@ -35,7 +35,7 @@ def move_to(env: Tabletop, place: np.ndarray, grip: float) -> None:
 
 
 def trajectory(seed: int, size: int = 24, steps: int = 25) -> str:
-    """A digest of all that is seen in an episode of pseudo-random actions that also grip."""
+    """Digest of all observations of an episode of pseudo-random actions that also grip."""
     env, digest = Tabletop(size=size), hashlib.sha256()
     observation, _ = env.reset(seed=seed)
     actions = np.random.Generator(np.random.PCG64(seed)).random((steps, 4)) * 2 - 1
@@ -74,7 +74,7 @@ def test_layouts_cover_the_table_alike_for_every_colour() -> None:
 
 
 def test_a_layout_is_frozen_for_good() -> None:
-    """Golden: whoever records tomorrow gets the layouts of today."""
+    """Golden values: later releases record the same layouts."""
     centres, yaw, hand, colour = sim.layout(12345)
     np.testing.assert_allclose(
         centres, [[-0.1136443213, 0.088635374], [0.0506274903, -0.1245866179], [0.1206828392, 0.0521630912]], atol=1e-9
@@ -115,11 +115,11 @@ def test_wrong_inputs_are_named(env: Tabletop) -> None:
         env.step(np.array([0, 0, np.nan, 0]))
     with pytest.raises(ValueError, match="four finite numbers"):
         env.step(np.zeros(3))
-    with pytest.raises(ValueError, match="4 px"):
+    with pytest.raises(ValueError, match="size=4"):
         Tabletop(size=4)
 
 
-# -- what decides -------------------------------------------------------------------------------------------------
+# -- determinism -------------------------------------------------------------------------------------------------
 
 
 def test_seed_and_actions_decide_everything_in_any_process() -> None:
@@ -147,12 +147,12 @@ def test_an_episode_does_not_know_the_one_before(env: Tabletop) -> None:
 
 
 def test_the_three_tasks_of_a_seed_share_one_scene(env: Tabletop) -> None:
-    pictures = [env.reset(seed=11, options={"colour": colour})[0]["image"] for colour in COLOURS]
+    images = [env.reset(seed=11, options={"colour": colour})[0]["image"] for colour in COLOURS]
     tasks = {env.reset(seed=11, options={"colour": colour})[1]["task"] for colour in COLOURS}
     assert len(tasks) == 3
-    np.testing.assert_array_equal(pictures[0], pictures[1])
-    np.testing.assert_array_equal(pictures[0], pictures[2])
-    assert (env.reset(seed=12)[0]["image"] != pictures[0]).any()
+    np.testing.assert_array_equal(images[0], images[1])
+    np.testing.assert_array_equal(images[0], images[2])
+    assert (env.reset(seed=12)[0]["image"] != images[0]).any()
 
 
 # -- physics ------------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_the_first_block_up_ends_the_episode(env: Tabletop, lifted: str, success
     assert (reward, truncated) == (float(success), False)
 
 
-# -- pictures -----------------------------------------------------------------------------------------------------
+# -- images -----------------------------------------------------------------------------------------------------
 
 
 def test_every_block_shows_in_its_colour_where_it_lies() -> None:
@@ -224,10 +224,10 @@ def test_every_block_shows_in_its_colour_where_it_lies() -> None:
     for seed in range(5):
         env.reset(seed=seed)
         env.data.mocap_pos[0] = [0.18, 0.18, 0.2]  # out of the way
-        picture = env.render().astype(int)
+        image = env.render().astype(int)
         for i, colour in enumerate(COLOURS):
             others = [c for c in range(3) if c != i]
-            mask = (picture[..., i] > 90) & (picture[..., others].max(-1) < 0.6 * picture[..., i])
+            mask = (image[..., i] > 90) & (image[..., others].max(-1) < 0.6 * image[..., i])
             assert mask.sum() > 25, colour
             rows, columns = np.nonzero(mask)
             seen = project(env, env.blocks[i])
@@ -257,7 +257,7 @@ def test_rays_in_bulk_hit_what_single_rays_hit() -> None:
 
 
 def project(env: Tabletop, point: np.ndarray) -> tuple[float, float]:
-    """Column and row (in pixel edges) at which a point in space stands in the picture."""
+    """Column and row (in pixel edges) of a point in space in the image."""
     x, y, z = env.data.cam_xmat[0].reshape(3, 3).T @ (point - env.data.cam_xpos[0])
     focal = 32 / np.tan(np.radians(env.model.cam_fovy[0] / 2))
     return 32 + focal * x / -z, 32 - focal * y / -z

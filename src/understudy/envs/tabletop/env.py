@@ -1,4 +1,4 @@
-"""The tabletop in the shape that datasets are recorded in: `world.World` around `Tabletop` and its expert."""
+"""The tabletop as an `Env`: `Tabletop` and its scripted expert under the keys of a dataset."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from understudy.envs.env import Outcome, chosen, picture_feature, vector_feature
+from understudy.envs.env import Outcome, image_feature, select_by_name, vector_feature
 from understudy.envs.tabletop.expert import NOISE, expert_action
 from understudy.envs.tabletop.sim import COLOURS, FPS, MAX_STEPS, Tabletop, task_text
 
 CAMERA = "front"
 
 
-class TabletopWorld:
-    """See `world.World`. Keys: `observation.images.front`, `observation.state` (hand x, y, z in metres, grip)."""
+class TabletopEnv:
+    """The tabletop as an `Env`.
+
+    Keys: `observation.images.front`, `observation.state` (hand x, y, z in metres, grip).
+    """
 
     name = "tabletop"
     fps = FPS
@@ -24,32 +27,33 @@ class TabletopWorld:
 
     def __init__(self, size: int = 64, cameras: Sequence[str] | None = None, tasks: Sequence[str] = ()) -> None:
         if cameras is not None and tuple(cameras) != (CAMERA,):
-            raise ValueError(
-                f"cameras={list(cameras)}: the tabletop has one camera, {CAMERA!r}; none can be added or left out"
-            )
-        colours = chosen("task", tasks, {colour: task_text(colour) for colour in COLOURS})
+            raise ValueError(f"cameras={list(cameras)}: the tabletop always has the one camera {CAMERA!r}")
+        colours = select_by_name("task", tasks, {colour: task_text(colour) for colour in COLOURS})
         self._colour_of = {text: colour for colour, text in colours.items()}
         self.tasks = tuple(self._colour_of)
         self.features = {
-            f"observation.images.{CAMERA}": picture_feature(size),
+            f"observation.images.{CAMERA}": image_feature(size),
             "observation.state": vector_feature(["x", "y", "z", "grip"]),
             "action": vector_feature(["dx", "dy", "dz", "grip"]),
         }
-        self._env = Tabletop(size)
+        self._sim = Tabletop(size)
 
     def reset(self, seed: int, task: str) -> dict[str, np.ndarray]:
+        """Start an episode; see `Env.reset`."""
         if task not in self._colour_of:
-            raise ValueError(f"no task {task!r}; there are {list(self.tasks)}")
-        observation, _ = self._env.reset(seed=seed, options={"colour": self._colour_of[task]})
+            raise ValueError(f"unknown task {task!r}; known: {list(self.tasks)}")
+        observation, _ = self._sim.reset(seed=seed, options={"colour": self._colour_of[task]})
         return self._named(observation)
 
     def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], Outcome]:
-        observation, _, terminated, truncated, info = self._env.step(np.clip(action, -1, 1))
+        """Execute an action; see `Env.step`."""
+        observation, _, terminated, truncated, info = self._sim.step(np.clip(action, -1, 1))
         lifted = info["lifted"]
         return self._named(observation), Outcome(task_text(lifted) if lifted else None, terminated or truncated)
 
     def expert(self) -> np.ndarray:
-        return expert_action(self._env)
+        """Compute the expert's action; see `Env.expert`."""
+        return expert_action(self._sim)
 
     @staticmethod
     def _named(observation: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -1,7 +1,7 @@
-"""The scripted expert of the tabletop: over the block, down, grip, up.
+"""The scripted expert of the tabletop: move over the block, descend, grip, lift.
 
-A function of where things are now, without memory: whatever noise or a push did to the hand, the next action is right
-for where it is. Recorded beside noisy execution this shows a policy how to recover.
+The action is a function of the current state, without memory, so it is right after any disturbance. Recorded beside
+noisy execution, it shows a policy how to recover.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import numpy as np
 
 from understudy.envs.tabletop.sim import COLOURS, REACH, STEP, Tabletop
 
-NOISE = 0.15  # standard deviation added to what is executed (actions are in [-1, 1]); the clean action is recorded
-_HOVER = 0.05  # metres above the block's centre at which the hand travels
-_ABOVE = 0.010  # metres off the block's axis within which the hand goes down
+NOISE = 0.15  # standard deviation added to the executed action (in [-1, 1]); the clean action is recorded
+_HOVER = 0.05  # metres above the block's centre while the hand travels
+_ABOVE = 0.010  # metres off the block's axis within which the hand descends
 
 
 def expert_action(env: Tabletop) -> np.ndarray:
-    """The clean action float32 (4,) towards picking up `env.colour` from the present state of `env`."""
+    """Compute the noise-free action float32 (4,) towards picking up `env.colour`."""
     if env.held == env.colour:
         return np.array([0, 0, 1, 1], dtype=np.float32)
     if env.held is not None:  # a wrong block: let go

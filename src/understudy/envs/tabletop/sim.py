@@ -1,8 +1,8 @@
-"""A small table to learn on: three coloured blocks, a hand, "pick up the {colour} block", on the bare `mujoco` wheel.
+"""A small simulated table: three coloured blocks, a hand, the task "pick up the {colour} block".
 
-Pictures come from `envs/rays.py`, so no GL library is needed. The hand is a mocap body without contacts that takes a
-block by switching on a weld: grasp mechanics are deliberately not simulated, so that what is learnt is seeing, reading
-and moving.
+It needs only the `mujoco` wheel: `envs/rays.py` renders the images without a GL library. The hand is a mocap body
+without contacts, which grasps a block by activating a weld. Grasp mechanics are left out on purpose: the task is to
+see, to read and to move.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ with required():
 COLOURS = ("red", "green", "blue")
 FPS = 10
 MAX_STEPS = 70
-STEP = 0.015  # metres the hand moves along an axis for an action of 1
+STEP = 0.015  # metres that the hand moves along an axis for an action of 1
 REACH = 0.018  # metres from hand to block centre within which a closed hand holds the block
 LIFTED = 0.10  # metres above the table (block centre) at which a block counts as picked up
 HALF = 0.022  # half the edge of a block
 SPREAD = 0.13  # block centres lie in [-SPREAD, SPREAD] x [-SPREAD, SPREAD]
-APART = 0.075  # metres between block centres at least: more than the diagonal of a block's face (0.062)
-LOW = np.array([-0.18, -0.18, HALF])  # where the hand may be
+APART = 0.075  # least distance of block centres, metres: more than the diagonal of a block's face (0.062)
+LOW = np.array([-0.18, -0.18, HALF])  # limits of the hand's position
 HIGH = np.array([0.18, 0.18, 0.20])
 _SUBSTEPS = 20
-_OPEN, _CLOSED = 0.034, HALF + 0.004  # finger offset from the hand's axis: what the picture shows of the grip
+_OPEN, _CLOSED = 0.034, HALF + 0.004  # finger offset from the hand's axis, which makes the grip visible
 
 _RGBA = {"red": "0.86 0.13 0.12 1", "green": "0.10 0.66 0.20 1", "blue": "0.12 0.26 0.90 1"}
 _BLOCK = """
@@ -60,25 +60,28 @@ _SCENE = """
 
 
 def task_text(colour: str) -> str:
-    """The instruction that names `colour`, one of `COLOURS`."""
+    """Instruction for `colour`, one of `COLOURS`."""
     if colour not in COLOURS:
-        raise ValueError(f"no block is {colour!r}; the colours are {', '.join(COLOURS)}")
+        raise ValueError(f"unknown colour {colour!r}; known: {', '.join(COLOURS)}")
     return f"pick up the {colour} block"
 
 
 def _uniforms(seed: int, count: int) -> np.ndarray:
-    """float64 (count,) in [0, 1), from the raw words of Philox: that stream never changes between numpy versions,
-    while the distributions of `Generator` may."""
+    """Draw float64 (count,) in [0, 1) from the raw words of Philox.
+
+    numpy keeps that stream fixed between versions, but not the distributions of `Generator`.
+    """
     key = np.array([seed & 0xFFFFFFFFFFFFFFFF, seed >> 64], dtype=np.uint64)
     return (np.random.Philox(key=key).random_raw(count) >> np.uint64(11)) * 2.0**-53
 
 
 def layout(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
-    """Where everything starts: a pure function of `seed` (0 <= seed < 2**128).
+    """Draw the initial scene, a pure function of `seed` (0 <= seed < 2**128).
 
-    Returns block centres (3, 2) in metres, block yaw (3,) in radians, hand position (3,), and the colour that is asked
-    for when nobody names one. Centres are independent and uniform on the square, given that no two are closer than
-    `APART`.
+    Centres are independent and uniform on the square, conditioned on pairwise distances of at least `APART`.
+
+    Returns:
+        Block centres (3, 2) in metres, block yaw (3,) in radians, hand position (3,), and the default colour.
     """
     draws = _uniforms(seed, 7 + 6 * 64)
     hand = np.array([-0.12, -0.12, 0.10]) + draws[:3] * np.array([0.24, 0.24, 0.07])
@@ -87,7 +90,7 @@ def layout(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
     tries = SPREAD * (2 * draws[7:].reshape(64, 3, 2) - 1)
     gaps = np.linalg.norm(tries - np.roll(tries, 1, axis=1), axis=2).min(axis=1)  # three blocks: three pairs
     free = np.flatnonzero(gaps >= APART)
-    # A try is free with probability 0.5: the seed whose 64 all fail does not turn up, and would get its widest try.
+    # A try is free with probability 0.5. A seed whose 64 tries all fail (never seen) would get its widest one.
     centres = tries[free[0] if len(free) else int(np.argmax(gaps))]
     return centres, yaw, hand, colour
 
@@ -95,20 +98,21 @@ def layout(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
 class Tabletop(gymnasium.Env):
     """Gymnasium environment: `reset(seed=..., options={"colour": "red"})`, `step(action)`.
 
-    Action float32 (4,), each in [-1, 1]: hand velocity along x, y, z (1 is 1.5 cm per step) and grip (above 0 closes).
-    A closed empty hand takes the nearest block that comes within 1.8 cm. Observation: `image` uint8 (size, size, 3) RGB
-    and `state` float32 (4,): hand x, y, z in metres and grip (1 closed, 0 open).
+    Action: float32 (4,), each in [-1, 1]: hand velocity along x, y, z (1 is 1.5 cm per step) and grip (above 0 closes).
+    A closed empty hand grasps the nearest block within 1.8 cm. Observation: `image` uint8 (size, size, 3) RGB and
+    `state` float32 (4,), hand x, y, z in metres and grip (1 closed, 0 open).
 
-    An episode ends when any block is above 10 cm; reward 1 and `info["success"]` if it is the named one. `info` also
-    has `task` (the instruction) and `lifted` (the colour that is up, or None). Truncated after 70 steps. Everything is
-    a function of the seed and the actions; the layout of the seed alone, so the three tasks of a seed share one scene.
+    An episode ends when any block is above 10 cm, with reward 1 and `info["success"]` if it is the named one. `info`
+    also has `task` (the instruction) and `lifted` (colour of the lifted block, or None). Episodes are truncated after
+    70 steps. Everything is a function of the seed and the actions. The layout depends on the seed alone, so the three
+    tasks of a seed share one scene.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": FPS}  # noqa: RUF012 (gymnasium's name and form)
 
     def __init__(self, size: int = 64, render_mode: str | None = None) -> None:
         if size < 8:
-            raise ValueError(f"a picture of {size} px shows nothing; size must be at least 8")
+            raise ValueError(f"size={size}: must be at least 8 pixels")
         self.render_mode = render_mode
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
         self.observation_space = gymnasium.spaces.Dict(
@@ -142,19 +146,20 @@ class Tabletop(gymnasium.Env):
 
     @property
     def held(self) -> str | None:
-        """The colour in the hand, or None."""
+        """Colour of the block in the hand, or None."""
         active = np.flatnonzero(self.data.eq_active)
         return COLOURS[active[0]] if len(active) else None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Start the episode of `seed`; see the class for `options`."""
         super().reset(seed=seed)
         if seed is None:
             seed = int(self.np_random.integers(1 << 62))
         centres, yaw, hand, colour = layout(seed)
         self.colour = (options or {}).get("colour", colour)
-        task_text(self.colour)  # refuses a colour that is not there
+        task_text(self.colour)  # raises for an unknown colour
         mujoco.mj_resetData(self.model, self.data)
         for i in range(len(COLOURS)):
             turn = [np.cos(yaw[i] / 2), 0, 0, np.sin(yaw[i] / 2)]
@@ -165,9 +170,10 @@ class Tabletop(gymnasium.Env):
         return self._observation(), self._info()
 
     def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
+        """Execute `action`; returns observation, reward, terminated, truncated and info."""
         action = np.asarray(action, dtype=np.float64)
         if action.shape != (4,) or not np.isfinite(action).all():
-            raise ValueError(f"an action is four finite numbers (dx, dy, dz, grip), got {action!r}")
+            raise ValueError(f"an action has four finite numbers (dx, dy, dz, grip), got {action!r}")
         self.data.mocap_pos[0] = np.clip(self.hand + STEP * np.clip(action[:3], -1, 1), LOW, HIGH)
         self._closed = bool(action[3] > 0)
         if not self._closed:
@@ -175,26 +181,26 @@ class Tabletop(gymnasium.Env):
         mujoco.mj_step(self.model, self.data, _SUBSTEPS)
         mujoco.mj_kinematics(self.model, self.data)  # mj_step leaves body poses one substep behind
         if self._closed and self.held is None:
-            self._take()
+            self._grasp()
         self._steps += 1
         info = self._info()
         done = info["lifted"] is not None
         return self._observation(), float(info["success"]), done, not done and self._steps >= MAX_STEPS, info
 
     def render(self) -> np.ndarray:
-        """The picture, uint8 (size, size, 3) RGB."""
+        """Render the camera image, uint8 (size, size, 3) RGB."""
         for geom, side in self._fingers:
             self.model.geom_pos[geom, 0] = side * (_CLOSED if self._closed else _OPEN)
         mujoco.mj_kinematics(self.model, self.data)
         return self._camera.render(self.data)
 
-    def _take(self) -> None:
+    def _grasp(self) -> None:
         gaps = np.linalg.norm(self.blocks - self.hand, axis=1)
         nearest = int(np.argmin(gaps))
         if gaps[nearest] > REACH:
             return
         body = self._bodies[nearest]
-        # Weld the block as it lies in the hand now, so that taking it moves nothing (the hand never turns).
+        # Weld the block in its present pose relative to the hand: grasping moves nothing, and the hand never turns.
         # eq_data of a weld: anchor in body2 (3), relative position (3) and orientation (4), torque scale.
         self.model.eq_data[nearest] = [0, 0, 0, *(self.data.xpos[body] - self.hand), *self.data.xquat[body], 1]
         self.data.eq_active[nearest] = 1
