@@ -43,7 +43,8 @@ class DemoConfig:
 
 def training(config: DemoConfig) -> "TrainConfig":
     """The settings of the demonstration's run: the defaults, and what depends on its length and place."""
-    from understudy.config.train import DataConfig, TrainConfig
+    from understudy.config.data import DataConfig
+    from understudy.config.train import TrainConfig
 
     out, every = Path(config.out), config.steps // 10
     return TrainConfig(

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -62,7 +62,7 @@ class Rows:
         self.__dict__.update(state)
         self._forget()
 
-    def take(self, rows: np.ndarray, frames: Mapping[str, np.ndarray]) -> dict[str, np.ndarray | list]:
+    def take(self, rows: np.ndarray, frames: Mapping[str, np.ndarray]) -> dict[str, np.ndarray | list[Any]]:
         """Values of columns at frames of episodes.
 
         Args:
@@ -80,7 +80,7 @@ class Rows:
         if self._pid != os.getpid():  # forked: a thread of the parent may have held the lock; its files are good
             self._lock, self._pid = threading.Lock(), os.getpid()
         file_of = self.catalog.episodes.data_file[rows]
-        parts: list[tuple[np.ndarray, dict[str, np.ndarray | list]]] = []
+        parts: list[tuple[np.ndarray, dict[str, np.ndarray | list[Any]]]] = []
         if (file_of == file_of[0]).all():
             loaded = self._load(int(file_of[0]))
             start = self._start(loaded, rows)
@@ -267,7 +267,7 @@ class Rows:
             warnings.warn(text, stacklevel=2)
 
 
-def _pick(column: Column, start: np.ndarray, frames: np.ndarray) -> np.ndarray | list:
+def _pick(column: Column, start: np.ndarray, frames: np.ndarray) -> np.ndarray | list[Any]:
     """Values at start (B,) + frames (B,) or (B, T)."""
     at = start.reshape(-1, *[1] * (frames.ndim - 1)) + frames
     if isinstance(column, np.ndarray):
@@ -276,7 +276,7 @@ def _pick(column: Column, start: np.ndarray, frames: np.ndarray) -> np.ndarray |
     return flat if at.ndim == 1 else [flat[i : i + at.shape[1]] for i in range(0, at.size, at.shape[1])]
 
 
-def _scatter(parts: list[tuple[np.ndarray, np.ndarray | list]], count: int) -> np.ndarray | list:
+def _scatter(parts: list[tuple[np.ndarray, np.ndarray | list[Any]]], count: int) -> np.ndarray | list[Any]:
     """Parts of several files, back in the order they were asked for."""
     first = parts[0][1]
     if isinstance(first, np.ndarray):
@@ -284,7 +284,7 @@ def _scatter(parts: list[tuple[np.ndarray, np.ndarray | list]], count: int) -> n
         for at, values in parts:
             out[at] = values
         return out
-    placed: list = [None] * count
+    placed: list[Any] = [None] * count
     for at, values in parts:
         for i, value in zip(at.tolist(), values):
             placed[i] = value

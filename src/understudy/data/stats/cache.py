@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
+from understudy.batch_keys import ACTION, STATE
 from understudy.data.dataset import EpisodeDataset
-from understudy.data.stats.source import ACTION, STATE
 from understudy.data.stats.summary import FIGURES, ROWS, Summary
 
 FORMAT = 1

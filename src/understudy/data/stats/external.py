@@ -12,11 +12,12 @@ from typing import Any, get_args
 import numpy as np
 
 from understudy import addresses
+from understudy.batch_keys import ACTION, STATE
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.json_files import read_json
 from understudy.data.format.recorded_stats import Stats, read_object, read_per_episode
 from understudy.data.stats.normalization import Mode, Statistics
-from understudy.data.stats.source import ACTION, STATE, widths
+from understudy.data.stats.source import widths
 from understudy.errors import DatasetError
 from understudy.storage.files import Files
 

@@ -14,11 +14,12 @@ from typing import Any, get_args
 
 import numpy as np
 
+from understudy.batch_keys import ACTION, STATE
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.stats.cache import kept
 from understudy.data.stats.normalization import Mode, Statistics, offset_and_spread
 from understudy.data.stats.outliers import refuse_far, tell_wide
-from understudy.data.stats.source import ACTION, DELTA, STATE, frames, pairs, summarise, widths
+from understudy.data.stats.source import DELTA, frames, pairs, summarise, widths
 from understudy.data.stats.summary import Summary, pooled, stride_of
 from understudy.errors import DatasetError
 from understudy.progress import Progress

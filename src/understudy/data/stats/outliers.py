@@ -11,10 +11,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from understudy.batch_keys import ACTION, STATE
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.read.rows import Rows
 from understudy.data.stats.normalization import Statistics
-from understudy.data.stats.source import ACTION, STATE, widths
+from understudy.data.stats.source import widths
 from understudy.errors import DatasetError
 
 FAR = 1e6

@@ -319,7 +319,7 @@ class EpisodeWriter:
             raise ValueError(f"{self.root}: the recording is finished")
 
 
-def _locked(owner: EpisodeWriter) -> weakref.finalize:
+def _locked(owner: EpisodeWriter) -> weakref.finalize[..., EpisodeWriter]:
     """One recorder at a time: a lock on the folder itself, which ends with its owner or with the process."""
     handle = os.open(owner.root, os.O_RDONLY)
     try:

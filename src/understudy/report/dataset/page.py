@@ -8,9 +8,10 @@ import numpy as np
 
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
+from understudy.data.format.complete import spread
 from understudy.data.selection.idle import IdleRule, idle_ranges
 from understudy.report import html
-from understudy.report.dataset.facts import finding, row_keys, spread
+from understudy.report.dataset.facts import finding, row_keys
 from understudy.report.dataset.text import duration, encoding
 from understudy.report.sparklines import curves, histogram
 

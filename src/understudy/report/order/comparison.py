@@ -1,7 +1,7 @@
 """Our order beside five others, holding about as many frames: counted over a stretch of bounded length."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -216,7 +216,7 @@ def compare(tables: Sequence[Table], config: ExplainConfig, order: "Order | None
     span = max(WIDEST * config.batch, min(enough, MOST))
     last = start + span
     each = {"batch": config.batch, "ranks": config.world, "workers": config.workers, "positions": last}
-    makers = {
+    makers: dict[str, Callable[[], other.Read]] = {
         "clips": lambda: clips,
         "uniform": lambda: uniform,
         "episode lanes": lambda: other.episode_lanes(lengths, episodes, config.seed),

@@ -1,10 +1,11 @@
 """What `order explain` prints: each dataset in a line, the table of the orders, and how to read it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from understudy.order.audit.audit import Audit
     from understudy.report.order.comparison import Comparison, ExplainConfig, Table
 
 
@@ -51,7 +52,7 @@ def _rows(comparison: "Comparison", decoded: int) -> list[str]:
     decoded: bytes of all pictures, decoded; 0 where that is not known.
     """
     shown = [(side.name, side.figures) for side in comparison.sides if side.figures]
-    rows = {
+    rows: dict[str, Callable[[Audit], str]] = {
         "episodes in a batch": lambda a: f"{a.distinct_episodes:.1f}",
         "deff over 1 batch": lambda a: f"{a.deff[0]:.2f}",
         "         8 batches": lambda a: f"{a.deff[1]:.2f}",

@@ -40,6 +40,7 @@ def write_report(root: Path) -> Path:
     """
     from understudy.atomic import write_whole
     from understudy.config.schema import dump_yaml
+    from understudy.errors import CheckpointError
     from understudy.report import html
     from understudy.report.run.rollouts import on_the_way, result_of, results
     from understudy.report.run.validation import held_out
@@ -54,7 +55,7 @@ def write_report(root: Path) -> Path:
     kinds = {kind: [r for r in records if r["kind"] == kind] for kind in ("train", "speed", "val", "rollout")}
     latest = checkpoint.latest(run.checkpoints)
     versions: dict[str, str] = {}
-    with suppress(checkpoint.CheckpointError):  # a report is for looking at what went wrong, too
+    with suppress(CheckpointError):  # a report is for looking at what went wrong, too
         versions = checkpoint.read_state(latest).get("versions", {}) if latest is not None else {}
     rollouts = results(run.rollouts)
     done = kinds["train"][-1]["step"] if kinds["train"] else 0

@@ -24,13 +24,13 @@ from torch import Tensor
 from understudy._version import __version__
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import joined, micro_batches
+from understudy.optim.state import local
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.data import normalisation, open_data
 from understudy.train.inner_loop import Pace, loader_of, new_order
 from understudy.train.profiling.flops import counted, peak
 from understudy.train.profiling.timer import NULL, PHASES, PhaseTimer, Timer
 from understudy.train.state import Training, begun
-from understudy.train.step import local
 from understudy.train.track.trackers import Log
 
 OTHER = "everything else"
