@@ -39,17 +39,17 @@ from torch import Tensor, nn
 
 from understudy.cli.main import main as understudy
 from understudy.config.train import DataConfig, OptimConfig, ScheduleConfig, TrainConfig
-from understudy.distributed.mesh import joined
+from understudy.distributed.mesh import join_mesh
 from understudy.envs.registry import open_env
 from understudy.load.eval.validation_data import HeldOut
 from understudy.optim.param_groups import parameter_groups
 from understudy.order import Order
 from understudy.policies.flow.model import FlowPolicy
 from understudy.rollout.play import rollout
-from understudy.rollout.result import wilson
+from understudy.rollout.result import wilson_interval
 from understudy.train import precision
 from understudy.train.data.data import open_data
-from understudy.train.eval.validate import DRAWS, validation
+from understudy.train.eval.validate import DRAWS, evaluate
 from understudy.train.run import train
 from understudy.train.step import Draws
 from understudy.train.track import metrics_file
@@ -172,9 +172,9 @@ def held_out_losses(config: TrainConfig) -> dict[str, float]:
     """Of the policy that is in the run's folder, on the held-out episodes of `config`."""
     policy, held = FlowPolicy.load(Path(config.out) / "policy"), HeldOut.of(open_data(config), mixed=False)
     assert held is not None
-    with joined(config) as mesh:
+    with join_mesh(config) as mesh:
         draws = Draws(config.seed, DRAWS, config.data.chunk, policy.config.action_dim)
-        judged = validation(policy, held, draws, mesh, dict.fromkeys(policy.terms, 1.0))
+        judged = evaluate(policy, held, draws, mesh, dict.fromkeys(policy.terms, 1.0))
     return {"val_loss": judged["loss"], "val_loss_new": judged["tasks"][NEW_TEXT]["loss"]}
 
 
@@ -228,7 +228,7 @@ def precisions(args: argparse.Namespace, seed: int) -> dict[str, dict[str, Any]]
 def pooled(runs: list[dict[str, Any]], keys: tuple[str, ...]) -> dict[str, Any]:
     """Means over the seeds, success of all of them together, and what each seed gave."""
     successes, episodes = sum(r["successes"] for r in runs), sum(r["episodes"] for r in runs)
-    low, high = wilson(successes, episodes)
+    low, high = wilson_interval(successes, episodes)
     return {
         **{key: statistics.fmean(r[key] for r in runs) for key in keys},
         "success": successes / episodes,

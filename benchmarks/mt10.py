@@ -37,7 +37,7 @@ import torch
 
 from understudy.cli.main import main as understudy
 from understudy.envs.metaworld import TASKS
-from understudy.rollout.result import wilson
+from understudy.rollout.result import wilson_interval
 from understudy.train.track import metrics_file
 
 WEIGHTS = {
@@ -152,7 +152,7 @@ def pooled(what: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Per task and in all: losses as means over the seeds, successes of all of them together."""
 
     def row(successes: int, episodes: int) -> dict[str, Any]:
-        low, high = wilson(successes, episodes)
+        low, high = wilson_interval(successes, episodes)
         rate = successes / max(1, episodes)
         return {"successes": successes, "episodes": episodes, "success": rate, "low": low, "high": high}
 

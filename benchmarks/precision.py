@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from understudy import MasterWeights
-from understudy.distributed.compile import missing
+from understudy.distributed.compile import missing_compiler
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.bf16_split import adamw_pointwise, join, split
 
@@ -317,7 +317,7 @@ def word_mismatches(device: torch.device) -> int:
 
 
 def report(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    compiles = args.compile and missing(device) is None
+    compiles = args.compile and missing_compiler(device) is None
     names = [name for name in VARIANTS if name != "split_compiled" or compiles]
     size = SIZES[device.type]
     rounds, warm_up = (100, 20) if device.type == "cuda" else (args.rounds, 2)
@@ -349,7 +349,7 @@ def report(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
-            "compiled": missing(device) or ("yes" if compiles else "not asked for"),
+            "compiled": missing_compiler(device) or ("yes" if compiles else "not asked for"),
             "seeds": args.seeds,
             "steps": args.steps,
             "lr": FINE_TUNE_LR,

@@ -34,7 +34,7 @@ from understudy.distributed.mesh import Mesh
 from understudy.load.eval.validation_data import HeldOut
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train.data.data import RunData, open_data
-from understudy.train.eval.validate import BATCH, DRAWS, validation
+from understudy.train.eval.validate import BATCH, DRAWS, evaluate
 from understudy.train.step import Draws
 
 CAMERA, DIMS, CHUNK, BAR = "observation.images.front", 7, 8, 1.2
@@ -138,7 +138,7 @@ def report(args: argparse.Namespace, root: Path, mesh: Mesh) -> dict[str, Any]:
         policy, draws = network(data, config), Draws(0, DRAWS, CHUNK, DIMS)
 
         def ours(held: HeldOut = held, policy: FlowPolicy = policy, draws: Draws = draws) -> float:
-            return float(validation(policy, held, draws, mesh, {"flow": 1.0}, threads=args.threads)["loss"])
+            return float(evaluate(policy, held, draws, mesh, {"flow": 1.0}, threads=args.threads)["loss"])
 
         works[label] = ours
     works["loader_each"] = lambda: loader_each(policy, held, draws, 0)
@@ -178,7 +178,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=1, help="that read ahead")
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder, parallel.joined(TrainConfig(device="cpu")) as mesh:
+    with tempfile.TemporaryDirectory() as folder, parallel.join_mesh(TrainConfig(device="cpu")) as mesh:
         result = report(args, Path(folder), mesh)
     if args.json:
         print(json.dumps(result))

@@ -30,9 +30,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """With a torch that a run of several processes refuses, a test of one is skipped for the words of that refusal."""
     report = yield
     if report.failed and _REFUSED in "\n".join([str(report.longrepr), *(text for _, text in report.sections)]):
-        from understudy.distributed.torch_release import sums_gradients
+        from understudy.distributed.torch_release import has_gradient_sum
 
-        if not sums_gradients():
+        if not has_gradient_sum():
             report.outcome = "skipped"
             report.longrepr = (str(item.path), 0, "Skipped: a run of several processes needs torch 2.8")
     return report

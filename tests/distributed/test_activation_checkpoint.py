@@ -14,8 +14,12 @@ from support.policies import batch, draws, policy
 from support.ranks import in_ranks
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed import mesh as parallel
-from understudy.distributed.activation_checkpoint import Kept, rematerialise, remembered
-from understudy.distributed.compile import compile_blocks, missing
+from understudy.distributed.activation_checkpoint import (
+    CheckpointMode,
+    apply_activation_checkpointing,
+    without_checkpointing,
+)
+from understudy.distributed.compile import compile_blocks, missing_compiler
 from understudy.errors import ConfigError
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import scalar
@@ -35,9 +39,9 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def built(kept: Kept, **changes: Any) -> FlowPolicy:
+def built(kept: CheckpointMode, **changes: Any) -> FlowPolicy:
     model = policy(**changes)
-    rematerialise(model.blocks(), kept)
+    apply_activation_checkpointing(model.blocks(), kept)
     return model
 
 
@@ -48,7 +52,7 @@ def loss_and_gradients(model: FlowPolicy) -> tuple[Tensor, dict[str, Tensor]]:
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def computed(kept: Kept) -> Counter[str]:
+def computed(kept: CheckpointMode) -> Counter[str]:
     model = built(kept)
     with Calls() as calls:
         loss_and_gradients(model)
@@ -57,7 +61,7 @@ def computed(kept: Kept) -> Counter[str]:
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kept", ["selective", "full"])
-def test_losses_and_gradients_are_the_same_bits(kept: Kept, compute: str) -> None:
+def test_losses_and_gradients_are_the_same_bits(kept: CheckpointMode, compute: str) -> None:
     loss, gradients = loss_and_gradients(built("none", compute=compute))
     other, others = loss_and_gradients(built(kept, compute=compute))
     assert torch.equal(loss, other)
@@ -77,7 +81,7 @@ def test_selective_computes_again_what_is_cheap_and_full_all() -> None:
 
 def test_remembered_computes_once_and_only_meanwhile() -> None:
     model = built("full")
-    with remembered(model), Calls() as calls:
+    with without_checkpointing(model), Calls() as calls:
         loss_and_gradients(model)
     assert calls.count["addmm"] == computed("none")["addmm"]
     with Calls() as calls:
@@ -107,19 +111,19 @@ def test_names_stay_and_a_copy_has_weights_of_its_own() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="no blocks"):
-        rematerialise([], "full")
+        apply_activation_checkpointing([], "full")
     with pytest.raises(ConfigError, match="no blocks"):
         compile_blocks([], CPU)
-    rematerialise([], "none")
+    apply_activation_checkpointing([], "none")
     model = built("full")
     with pytest.raises(ValueError, match="forgets its activations already"):
-        rematerialise(model.blocks(), "full")
+        apply_activation_checkpointing(model.blocks(), "full")
     with pytest.raises(ValueError, match="a block inside it does"):
-        rematerialise([model], "full")
+        apply_activation_checkpointing([model], "full")
     compiled = nn.Linear(2, 2)
     compiled.compile()
-    with pytest.raises(ValueError, match="rematerialise, compile, shard"):
-        rematerialise([compiled], "full")
+    with pytest.raises(ValueError, match="apply activation checkpointing"):
+        apply_activation_checkpointing([compiled], "full")
 
 
 def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,12 +134,12 @@ def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(block._compiled_call_impl is None for block in model.blocks())
     monkeypatch.setenv("CXX", "python")  # anything that is there
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
-    assert missing(CPU) is None
+    assert missing_compiler(CPU) is None
 
 
 @pytest.mark.slow
 def test_compiled_blocks_agree_to_rounding() -> None:
-    if reason := missing(CPU):
+    if reason := missing_compiler(CPU):
         pytest.skip(reason)
     from torch._dynamo.utils import counters
 
@@ -154,7 +158,7 @@ def test_compiled_blocks_agree_to_rounding() -> None:
 def sharded(shards: int) -> list[bool]:
     """On each rank: whether a sharded policy with forgetful blocks has the bits of one without."""
     config = TrainConfig(device="cpu", parallel=ParallelConfig(dp_shard=shards, timeout=300))
-    with parallel.joined(config) as mesh:
+    with parallel.join_mesh(config) as mesh:
         seen = []
         for kept in ("none", "selective", "full"):
             model = built(kept)
@@ -168,9 +172,9 @@ def sharded(shards: int) -> list[bool]:
             )
             seen.append(loss_and_gradients(model))
             with pytest.raises(ValueError, match="sharded already"):
-                rematerialise(model.blocks(), "full")
+                apply_activation_checkpointing(model.blocks(), "full")
             with pytest.raises(ValueError, match="sharded already"):
-                compile_blocks(model.blocks(), CPU) if missing(CPU) is None else raises()
+                compile_blocks(model.blocks(), CPU) if missing_compiler(CPU) is None else raises()
         (loss, gradients), *others = seen
 
         def local(tensor: Any) -> Tensor:

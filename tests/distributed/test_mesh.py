@@ -22,8 +22,8 @@ def config(**changes: Any) -> TrainConfig:
 
 
 def agreement() -> dict[str, Any]:
-    with parallel.joined(config()) as mesh:
-        told: dict[str, Any] = {"who": (mesh.rank, mesh.world, mesh.local_rank, mesh.local_world, mesh.shape)}
+    with parallel.join_mesh(config()) as mesh:
+        told: dict[str, Any] = {"who": (mesh.rank, mesh.world_size, mesh.local_rank, mesh.local_world_size, mesh.shape)}
         told["sum"] = mesh.sum(torch.tensor([mesh.rank + 0.25], dtype=torch.float64)).item()
         told["any"] = [mesh.any(mesh.rank == 1), mesh.any(False)]
         told["first"] = mesh.first(lambda: os.getpid())
@@ -64,7 +64,7 @@ def long_work(seconds: float) -> int:
 
 def alone_for_long() -> list[int]:
     patient = config(parallel=ParallelConfig(timeout=TIMEOUT))
-    with parallel.joined(patient) as mesh:
+    with parallel.join_mesh(patient) as mesh:
         return [mesh.first(lambda: long_work(TIMEOUT + 2)), mesh.first(os.getpid), mesh.gather(os.getpid())[0]]
 
 
@@ -90,7 +90,7 @@ def busy_helper() -> int:
 
 
 def helped() -> int:
-    with parallel.joined(config()) as mesh:
+    with parallel.join_mesh(config()) as mesh:
         return replace(mesh, timeout=3.0).first(busy_helper)
 
 
@@ -107,12 +107,12 @@ def hang() -> None:
 
 
 def alone_and_stuck() -> None:
-    with parallel.joined(config()) as mesh:
+    with parallel.join_mesh(config()) as mesh:
         replace(mesh, timeout=1.0).first(hang)
 
 
 def alone_and_gone() -> None:
-    with parallel.joined(config()) as mesh:
+    with parallel.join_mesh(config()) as mesh:
         mesh.gather(None)  # both have begun
         mesh.first(lambda: os._exit(7))
 
@@ -128,7 +128,7 @@ def test_ranks_do_not_wait_for_a_first_one_that_hangs_or_is_gone() -> None:
 
 
 def alone_and_wrong() -> None:
-    with parallel.joined(config()) as mesh:
+    with parallel.join_mesh(config()) as mesh:
 
         def wrong() -> None:
             raise ConfigError("the words of one")
@@ -143,13 +143,13 @@ def test_what_the_first_one_finds_wrong_all_say() -> None:
 
 
 def vanishing() -> None:
-    with parallel.joined(config()) as mesh:
+    with parallel.join_mesh(config()) as mesh:
         if mesh.rank == 1:
             os._exit(7)
         mesh.sum(torch.zeros(()))
 
 
-@pytest.mark.skipif(not torch_release.sums_gradients(), reason="a run of several processes needs torch 2.8")
+@pytest.mark.skipif(not torch_release.has_gradient_sum(), reason="a run of several processes needs torch 2.8")
 def test_a_rank_that_dies_ends_the_others_with_one_clear_error() -> None:
     (kind, said), other = outcomes_in_ranks(2, vanishing)
     assert other == ("died", 7)
@@ -159,7 +159,7 @@ def test_a_rank_that_dies_ends_the_others_with_one_clear_error() -> None:
 
 def test_arrangements_that_do_not_come_out_say_what_would() -> None:
     def arranged(world: int, **changes: Any) -> tuple[int, int]:
-        return parallel.arrangement(TrainConfig(parallel=ParallelConfig(**changes)), world)
+        return parallel.mesh_shape(TrainConfig(parallel=ParallelConfig(**changes)), world)
 
     assert [arranged(1), arranged(4), arranged(4, dp_shard=2), arranged(4, dp_shard=4, dp_replicate=1)] == [
         (1, 1),
@@ -174,23 +174,23 @@ def test_arrangements_that_do_not_come_out_say_what_would() -> None:
     with pytest.raises(ConfigError, match="64 samples are not enough for 65 processes"):
         arranged(65)
     with pytest.raises(ConfigError, match="16 x 3 processes does not divide the batch of 64"):
-        parallel.arrangement(replace(TrainConfig(), micro_batch=16), 3)
+        parallel.mesh_shape(replace(TrainConfig(), micro_batch=16), 3)
     assert arranged(3) == (3, 1)
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="torch sees no GPU here"):
-            parallel.chosen_device(replace(TrainConfig(), device="cuda"), 0)
+            parallel.choose_device(replace(TrainConfig(), device="cuda"), 0)
 
 
 def test_one_process_is_a_mesh_too_and_leaves_no_group_behind() -> None:
-    with parallel.joined(config()) as mesh:
-        assert (mesh.rank, mesh.world, mesh.shape) == (0, 1, (1, 1))
+    with parallel.join_mesh(config()) as mesh:
+        assert (mesh.rank, mesh.world_size, mesh.shape) == (0, 1, (1, 1))
         assert mesh.sum(torch.tensor(2.0)).item() == 2.0
         assert mesh.first(lambda: "made") == "made"
     assert not torch.distributed.is_initialized()
 
 
 def test_what_an_older_torch_lacks_is_asked_for_before_anything_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_release, "sums_gradients", lambda: False)
+    monkeypatch.setattr(torch_release, "has_gradient_sum", lambda: False)
     monkeypatch.setattr(torch_release, "has_grad_dtype", lambda: False)
     split = config(precision="bf16-split", batch=8)
     for asked, world, needed in (
@@ -198,17 +198,17 @@ def test_what_an_older_torch_lacks_is_asked_for_before_anything_begins(monkeypat
         (replace(split, micro_batch=4), 1, r"micro_batch: .* needs torch 2\.10"),
     ):
         with pytest.raises(ConfigError, match=needed) as caught:
-            parallel.arrangement(asked, world)
+            parallel.mesh_shape(asked, world)
         assert torch.__version__ in str(caught.value)
         assert "\n" not in str(caught.value)
     for fine in (config(), split, replace(split, micro_batch=8), replace(split, precision="bf16", micro_batch=4)):
-        assert parallel.arrangement(fine, 1) == (1, 1)
+        assert parallel.mesh_shape(fine, 1) == (1, 1)
 
 
 def test_this_torch_has_what_it_is_asked_for() -> None:
     """The names by which it is recognised are torch's own: one that is renamed would turn everybody away."""
     release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    assert torch_release.sums_gradients() == (release >= (2, 8))
+    assert torch_release.has_gradient_sum() == (release >= (2, 8))
     assert torch_release.has_grad_dtype() == (release >= (2, 10))
 
 
@@ -216,6 +216,6 @@ def test_a_process_begins_and_ends_run_after_run() -> None:
     """Before torch 2.8 freeing a process group could wait for ever for a thread that waited for the interpreter."""
     config = TrainConfig()
     for number in range(60):
-        with parallel.joined(config) as mesh:
+        with parallel.join_mesh(config) as mesh:
             assert mesh.gather({"run": number}) == [{"run": number}]
             assert mesh.first(lambda: number) == number  # noqa: B023 (called at once)

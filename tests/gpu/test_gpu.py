@@ -19,8 +19,8 @@ from support.runs import series, tiny_config, tiny_dataset
 from understudy import EpisodeDataset, Loader, MasterWeights, Order
 from understudy.config.train import TrainConfig
 from understudy.distributed import mesh as parallel
-from understudy.distributed.compile import missing
-from understudy.distributed.torch_release import has_grad_dtype, sums_gradients
+from understudy.distributed.compile import missing_compiler
+from understudy.distributed.torch_release import has_grad_dtype, has_gradient_sum
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.param_groups import update_average
 from understudy.policies.flow.model import FlowPolicy
@@ -28,7 +28,7 @@ from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.data.data import normalisation, open_data
 from understudy.train.precision import restore
-from understudy.train.state import Training, begun
+from understudy.train.state import TrainState, init_train_state
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PRECISIONS = ["fp32", "bf16", "bf16-split"]
@@ -45,12 +45,12 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def started(config: TrainConfig, mesh: parallel.Mesh) -> tuple[Training, Iterator[dict[str, Any]]]:
+def started(config: TrainConfig, mesh: parallel.Mesh) -> tuple[TrainState, Iterator[dict[str, Any]]]:
     """A training at step 0 and its batches, made once, as often as one likes."""
     data = open_data(config)
     with Loader(data.training, order=data.order(config), threads=1) as loader:
         batches = [next(loader) for _ in range(6)]
-    return begun(config, data, normalisation(data, "mean_std"), mesh), iter(batches)
+    return init_train_state(config, data, normalisation(data, "mean_std"), mesh), iter(batches)
 
 
 # -- batches
@@ -114,7 +114,7 @@ def test_float32_weights_step_to_the_bits_of_fused_adamw(device: str) -> None:
 
 def test_the_compiled_split_step_agrees_with_the_specification(device: str) -> None:
     """To rounding: the two round in other places. Skipped steps change no bit, and one graph serves all sizes."""
-    if problem := missing(torch.device(device)):
+    if problem := missing_compiler(torch.device(device)):
         pytest.skip(problem)
     start = torch.randn(320, 16, generator=torch.Generator().manual_seed(0)).to(device) * 0.02
     live = [nn.Parameter(start.bfloat16()) for _ in range(2)]
@@ -148,10 +148,10 @@ def test_masters_beside_somebody_elses_optimizer(device: str) -> None:
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_training_learns_and_its_average_follows(root: Path, device: str, precision: Any) -> None:
     config = tiny_config(root, root, device=device, batch=8, precision=precision, steps=60)
-    with parallel.joined(config) as mesh:
+    with parallel.join_mesh(config) as mesh:
         training, batches = started(config, mesh)
         batch = next(batches)
-        results = [training.advance(batch) for _ in range(40)]
+        results = [training.train_step(batch) for _ in range(40)]
         losses = torch.stack([result.loss for result in results])
         assert losses.device.type == device
         assert bool(losses.isfinite().all())
@@ -176,19 +176,19 @@ def test_micro_batches_give_the_gradient_of_the_whole(root: Path, device: str, p
     norms = []
     for micro in (None, 2):
         config = tiny_config(root, root, device=device, batch=8, precision=precision, micro_batch=micro)
-        with parallel.joined(config) as mesh:
+        with parallel.join_mesh(config) as mesh:
             training, batches = started(config, mesh)
-            norms.append(training.advance(next(batches)).grad_norm.item())
+            norms.append(training.train_step(next(batches)).grad_norm.item())
     assert norms[0] == pytest.approx(norms[1], rel=1e-4 if precision == "fp32" else 0.05)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_checkpoint_brings_every_bit_back(root: Path, tmp_path: Path, device: str, precision: Any) -> None:
     config = tiny_config(root, root, device=device, batch=8, precision=precision)
-    with parallel.joined(config) as mesh:
+    with parallel.join_mesh(config) as mesh:
         training, batches = started(config, mesh)
         for _ in range(3):
-            training.advance(next(batches))
+            training.train_step(next(batches))
         saved = {name: tensor.detach().cpu().clone() for name, tensor in training.tensors().items()}
         checkpoint.save(tmp_path, 3, training.tensors(), {"position": 24})
         other, _ = started(config, mesh)
@@ -199,35 +199,35 @@ def test_a_checkpoint_brings_every_bit_back(root: Path, tmp_path: Path, device: 
         assert found.keys() == saved.keys()
         assert [name for name in found if not torch.equal(found[name].detach().cpu(), saved[name])] == []
         batch = next(batches)
-        losses = [each.advance(batch).loss.item() for each in (training, replace(other, step=3))]
+        losses = [each.train_step(batch).loss.item() for each in (training, replace(other, step=3))]
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_mesh_of_one_device_steps_as_no_mesh_does(root: Path, device: str, precision: Any) -> None:
     """FSDP2, hybrid mesh (1, 1), through NCCL on a GPU: a `Mesh` that says 2 takes the way of several processes."""
-    if not sums_gradients():
+    if not has_gradient_sum():
         pytest.skip("torch < 2.8: FSDP2 cannot sum gradients")
     config, results = tiny_config(root, root, device=device, batch=8, precision=precision), []
-    with parallel.joined(config) as mesh:
+    with parallel.join_mesh(config) as mesh:
         for world in (1, 2):
             training, batches = started(config, replace(mesh, world=world))
             training.checked = True  # ranks that are not there cannot be asked what the loss reaches
             assert any(hasattr(p, "placements") for p in training.policy.parameters()) == (world == 2)
-            results.append([(r.loss.item(), r.grad_norm.item()) for r in map(training.advance, batches)])
+            results.append([(r.loss.item(), r.grad_norm.item()) for r in map(training.train_step, batches)])
     flat = [[number for pair in pairs for number in pair] for pairs in results]
     assert flat[0] == pytest.approx(flat[1], rel=1e-4 if precision == "fp32" else 0.05)
 
 
 def test_compiled_blocks_agree_with_plain_ones(root: Path, device: str) -> None:
-    if problem := missing(torch.device(device)):
+    if problem := missing_compiler(torch.device(device)):
         pytest.skip(problem)
     losses = []
     for compiles in (False, True):
         config = tiny_config(root, root, device=device, batch=8, compile=compiles)
-        with parallel.joined(config) as mesh:
+        with parallel.join_mesh(config) as mesh:
             training, batches = started(config, mesh)
-            losses.append([training.advance(batch).loss.item() for _, batch in zip(range(2), batches)])
+            losses.append([training.train_step(batch).loss.item() for _, batch in zip(range(2), batches)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 

@@ -11,7 +11,7 @@ from understudy.config.data import DataConfig, SourceConfig
 from understudy.config.rollout import Play
 from understudy.envs.env import Outcome, image_feature, vector_feature
 from understudy.errors import ConfigError
-from understudy.rollout.adapter import Wiring, check, wiring
+from understudy.rollout.adapter import EnvAdapter, check_env, make_adapter
 from understudy.rollout.play import rollout
 
 FRONT, WRIST = "observation.images.front", "observation.images.wrist"
@@ -80,8 +80,8 @@ def mixed(*sources: SourceConfig) -> DataConfig:
 
 
 def test_a_policy_of_two_robots_plays_as_the_one_that_is_named() -> None:
-    wired, world, policy = wiring(mixed(ARM, HAND), FROZEN, Play(source="hand")), Room(), Watcher()
-    check(wired, world, FROZEN)
+    wired, world, policy = make_adapter(mixed(ARM, HAND), FROZEN, Play(source="hand")), Room(), Watcher()
+    check_env(wired, world, FROZEN)
     assert wired.cameras == ["palm"]
     result = rollout(policy, [world], 1, execute=2, wired=wired)
     assert [episode.steps for episode in result.episodes] == [4]
@@ -97,7 +97,7 @@ def test_a_policy_of_two_robots_plays_as_the_one_that_is_named() -> None:
 
 
 def test_the_other_robot_lacks_nothing_and_is_told_so_too() -> None:
-    wired = wiring(mixed(ARM, HAND), FROZEN, Play(source="arm"))
+    wired = make_adapter(mixed(ARM, HAND), FROZEN, Play(source="arm"))
     assert wired.names == {"observation.state": "observation.joints", **ARM.cameras}
     assert (wired.missing, wired.missable, wired.head, wired.action_dim) == ((), (FRONT,), 0, 4)
     seen = {own: np.zeros((8, 8, 3) if "images" in own else 5, np.float32) for own in wired.names.values()}
@@ -106,33 +106,35 @@ def test_the_other_robot_lacks_nothing_and_is_told_so_too() -> None:
 
 def test_sources_that_differ_need_a_name_and_equal_ones_do_not() -> None:
     with pytest.raises(ConfigError, match=r"differ.*name the one whose robot plays: arm, hand"):
-        wiring(mixed(ARM, HAND), FROZEN, Play())
+        make_adapter(mixed(ARM, HAND), FROZEN, Play())
     with pytest.raises(ConfigError, match=r"source: 'foot': the run has arm, hand"):
-        wiring(mixed(ARM, HAND), FROZEN, Play(source="foot"))
+        make_adapter(mixed(ARM, HAND), FROZEN, Play(source="foot"))
     one_head = {**FROZEN, "normalisation": {"heads": ["arm::joint"]}, "sources": [SOURCES[0], SOURCES[0]]}
-    wired = wiring(mixed(ARM, replace(ARM, root="again")), one_head, Play())
+    wired = make_adapter(mixed(ARM, replace(ARM, root="again")), one_head, Play())
     assert (wired.head, wired.missable, wired.action_dim) == (None, (), 4)
     # The same keys, but not the same robot: which numbers would come out?
     two = {**FROZEN, "sources": SOURCES}
     with pytest.raises(ConfigError, match="norm head"):
-        wiring(mixed(ARM, replace(ARM, root="again")), two, Play())
+        make_adapter(mixed(ARM, replace(ARM, root="again")), two, Play())
 
 
 def test_no_head_is_guessed() -> None:
     """A folder with a policy of several robots and nothing else."""
     with pytest.raises(ConfigError, match=r"norm heads arm::joint, hand::joint; play it from its run"):
-        wiring(DataConfig(), {"policy": POLICY, "normalisation": NORM}, Play())
+        make_adapter(DataConfig(), {"policy": POLICY, "normalisation": NORM}, Play())
 
 
 def test_flat_settings_are_one_source_and_a_key_may_be_named() -> None:
     frozen = {"policy": {**POLICY, "cameras": []}, "normalisation": {"action": {}}}
     data = DataConfig(root="d", state="observation.environment_state")
-    assert wiring(data, frozen, Play()) == Wiring(
+    assert make_adapter(data, frozen, Play()) == EnvAdapter(
         {"observation.state": "observation.environment_state"}, picture=(8, 8), state_dim=5, action_dim=4
     )
-    assert wiring(data, frozen, Play(state="observation.joints")).names == {"observation.state": "observation.joints"}
+    assert make_adapter(data, frozen, Play(state="observation.joints")).names == {
+        "observation.state": "observation.joints"
+    }
     blind = {"policy": {**POLICY, "cameras": [], "state_dim": 0}, "normalisation": {}}
-    assert wiring(data, blind, Play()).names == {}
+    assert make_adapter(data, blind, Play()).names == {}
 
 
 @pytest.mark.parametrize(
@@ -144,26 +146,26 @@ def test_flat_settings_are_one_source_and_a_key_may_be_named() -> None:
     ],
 )
 def test_what_a_world_does_not_have_is_told(world: Room, told: str) -> None:
-    wired = wiring(mixed(ARM, HAND), FROZEN, Play(source="hand"))
+    wired = make_adapter(mixed(ARM, HAND), FROZEN, Play(source="hand"))
     with pytest.raises(ConfigError, match=told):
-        check(wired, world, FROZEN)
+        check_env(wired, world, FROZEN)
 
 
 def test_a_key_that_would_fit_is_told() -> None:
     world = Room(width=4)
     world.features["observation.environment_state"] = vector_feature(["a", "b", "c"])
-    wired = wiring(mixed(ARM, HAND), FROZEN, Play(source="hand"))
+    wired = make_adapter(mixed(ARM, HAND), FROZEN, Play(source="hand"))
     with pytest.raises(ConfigError, match=r"; --state observation.environment_state would fit"):
-        check(wired, world, FROZEN)
+        check_env(wired, world, FROZEN)
 
 
 def test_a_source_without_named_cameras_has_those_of_its_dataset() -> None:
-    wired = wiring(DataConfig(root="d"), {"policy": POLICY, "normalisation": {}}, Play())
+    wired = make_adapter(DataConfig(root="d"), {"policy": POLICY, "normalisation": {}}, Play())
     assert wired.cameras == ["front", "wrist"]
 
 
 def test_a_camera_that_a_dataset_lacks_is_missing_also_where_none_is_named() -> None:
     """The run wrote down which ones each source has."""
     frozen = {**FROZEN, "sources": [{**SOURCES[0], "cameras": [FRONT, WRIST]}, {**SOURCES[1], "cameras": [WRIST]}]}
-    wired = wiring(mixed(SourceConfig(root="arm"), SourceConfig(root="hand")), frozen, Play(source="hand"))
+    wired = make_adapter(mixed(SourceConfig(root="arm"), SourceConfig(root="hand")), frozen, Play(source="hand"))
     assert (wired.cameras, wired.missing, wired.missable) == (["wrist"], (FRONT,), (FRONT,))

@@ -18,7 +18,7 @@ from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
 from understudy.rollout.files import write_result
 from understudy.rollout.play import rollout
-from understudy.rollout.result import Episode, RolloutResult, wilson
+from understudy.rollout.result import Episode, RolloutResult, wilson_interval
 from understudy.train.checkpoint.run_dir import RunDir
 
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
@@ -175,22 +175,22 @@ def test_what_cannot_be_played_is_told() -> None:
     ],
 )
 def test_the_interval_is_wilsons(successes: int, count: int, low: float, high: float) -> None:
-    assert wilson(successes, count) == pytest.approx((low, high), abs=5e-5)
+    assert wilson_interval(successes, count) == pytest.approx((low, high), abs=5e-5)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_an_interval_holds_its_rate_and_mirrors(tried: tuple[int, int]) -> None:
     successes, count = tried
-    low, high = wilson(successes, count)
+    low, high = wilson_interval(successes, count)
     assert 0 <= low <= successes / count <= high <= 1
-    assert wilson(count - successes, count) == pytest.approx((1 - high, 1 - low), abs=1e-12)
+    assert wilson_interval(count - successes, count) == pytest.approx((1 - high, 1 - low), abs=1e-12)
 
 
 def test_nothing_tried_says_nothing() -> None:
-    assert wilson(0, 0) == (0, 1)
+    assert wilson_interval(0, 0) == (0, 1)
     with pytest.raises(ValueError, match="5 successes of 3"):
-        wilson(5, 3)
+        wilson_interval(5, 3)
 
 
 def result(swap: bool = False) -> RolloutResult:
@@ -208,7 +208,7 @@ def test_results_are_written_whole(tmp_path: Path) -> None:
     content = json.loads(path.read_text())
     assert path.name == "tabletop-seed4.json"
     assert {k: content["success"][k] for k in ("successes", "episodes")} == {"successes": 1, "episodes": 3}
-    assert (content["success"]["low"], content["success"]["high"]) == wilson(1, 3)
+    assert (content["success"]["low"], content["success"]["high"]) == wilson_interval(1, 3)
     assert content["tasks"]["a"]["successes"] == 1
     assert [e["success"] for e in content["episodes"]] == [True, False, False]
     strip = np.asarray(Image.open(path.parent / content["pictures"]["0"]))

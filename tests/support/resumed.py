@@ -13,7 +13,7 @@ from understudy.config.train import TrainConfig
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.state import Training
+from understudy.train.state import TrainState
 
 
 @contextmanager
@@ -22,11 +22,11 @@ def watched(out: Path, at: dict[int, Callable[[], object]] | None = None, sessio
 
     `session` numbers the attempts at one run, ascending.
     """
-    plain = Training.advance
+    plain = TrainState.train_step
     folder = out.with_name(out.name + ".positions")
     folder.mkdir(exist_ok=True)
 
-    def advance(self: Training, batch: Any, *rest: Any) -> Any:
+    def advance(self: TrainState, batch: Any, *rest: Any) -> Any:
         if at and self.step + 1 in at:
             at[self.step + 1]()
         result = plain(self, batch, *rest)
@@ -34,11 +34,11 @@ def watched(out: Path, at: dict[int, Callable[[], object]] | None = None, sessio
             file.write(json.dumps([session, self.step, batch["position"].tolist()]) + "\n")
         return result
 
-    Training.advance = advance  # type: ignore[method-assign]
+    TrainState.train_step = advance  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Training.advance = plain  # type: ignore[method-assign]
+        TrainState.train_step = plain  # type: ignore[method-assign]
 
 
 def consumed(out: Path) -> Counter[int]:

@@ -24,8 +24,8 @@ from understudy.config.schema import plain, validate
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.errors import ConfigError
 from understudy.policies.flow.model import FlowPolicy
-from understudy.rollout.play import played
-from understudy.rollout.result import wilson
+from understudy.rollout.play import rollout_saved_policy
+from understudy.rollout.result import wilson_interval
 from understudy.train import background_rollouts, run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
@@ -101,11 +101,11 @@ def test_weights_are_played_beside_the_training(data: Path, without: Path, tmp_p
     whole(tmp_path / "r", without, (11, 12))
     last = json.loads((tmp_path / "r/rollouts/step-00000012.json").read_text())
     assert last["weights"] == hashlib.sha256((tmp_path / "r/policy/model.safetensors").read_bytes()).hexdigest()
-    again = played(tmp_path / "r/policy", config.data, None, config.rollout).to_json()
+    again = rollout_saved_policy(tmp_path / "r/policy", config.data, None, config.rollout).to_json()
     assert {key: last[key] for key in again} == again
     assert list(last["tasks"]) == ["pick up the red block", "pick up the blue block"]
     rate = series(tmp_path / "r", "rollout")[-1]["success"]
-    assert (rate["low"], rate["high"]) == wilson(rate["successes"], 2)
+    assert (rate["low"], rate["high"]) == wilson_interval(rate["successes"], 2)
     # Who plays leaves when nobody listens any more.
     shutil.copytree(tmp_path / "r/policy", tmp_path / "r/rollouts/due/step-00000099")
     alone = subprocess.Popen(

@@ -15,7 +15,7 @@ import pytest
 from support.runs import same_run, series, tiny_config, tiny_dataset
 from understudy.config.schema import dump_yaml
 from understudy.config.train import ScheduleConfig
-from understudy.distributed.torch_release import sums_gradients
+from understudy.distributed.torch_release import has_gradient_sum
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
@@ -38,7 +38,7 @@ def soak(*options: object) -> tuple[int, dict[str, Any]]:
 def test_ten_kills_leave_no_trace() -> None:
     """One process, and two that share the weights, of which one is killed; both save beside the training. An older
     torch trains in one process only: there, one that saves in the training and one that saves beside it."""
-    kinds = (2, 3) if sums_gradients() else (1, 2)
+    kinds = (2, 3) if has_gradient_sum() else (1, 2)
     code, told = soak("--kills", 10, "--per-run", 5, "--kinds", *kinds)
     assert (code, told["wrong"], told["kills"]) == (0, [], 10)
     assert told["finished"] >= 2

@@ -63,13 +63,13 @@ def test_a_short_run_of_nothing_but_skipped_steps_is_an_error(
 ) -> None:
     from understudy.train import state
 
-    plain = state.Training.advance
+    plain = state.TrainState.train_step
 
-    def skipped(self: state.Training, *arguments: object) -> object:
+    def skipped(self: state.TrainState, *arguments: object) -> object:
         result = plain(self, *arguments)  # type: ignore[arg-type]
         return result._replace(skipped=result.skipped * 0 + 1)
 
-    monkeypatch.setattr(state.Training, "advance", skipped)
+    monkeypatch.setattr(state.TrainState, "train_step", skipped)
     with pytest.raises(NothingLearnt):
         run.train(tiny_config(data, tmp_path / "r", steps=3, val_every=0))
 
@@ -77,13 +77,13 @@ def test_a_short_run_of_nothing_but_skipped_steps_is_an_error(
 def test_a_skipped_step_now_and_then_is_none_of_it(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from understudy.train import state
 
-    plain = state.Training.advance
+    plain = state.TrainState.train_step
 
-    def sometimes(self: state.Training, *arguments: object) -> object:
+    def sometimes(self: state.TrainState, *arguments: object) -> object:
         result = plain(self, *arguments)  # type: ignore[arg-type]
         return result._replace(skipped=result.skipped * 0 + (self.step % 3 != 0))
 
-    monkeypatch.setattr(state.Training, "advance", sometimes)
+    monkeypatch.setattr(state.TrainState, "train_step", sometimes)
     assert run.train(tiny_config(data, tmp_path / "r", max_skipped=3, val_every=0)) == run.DONE
     assert checkpoint.steps(tmp_path / "r/checkpoints")[-1] == 12
 

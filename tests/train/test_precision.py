@@ -17,13 +17,13 @@ from support import policies
 from support.ranks import in_ranks
 from understudy.config.schema import complete
 from understudy.config.train import DataConfig, OptimConfig, ParallelConfig, TrainConfig
-from understudy.distributed.torch_release import has_grad_dtype, sums_gradients
+from understudy.distributed.torch_release import has_grad_dtype, has_gradient_sum
 from understudy.errors import ConfigError
 from understudy.optim.adamw import Float32AdamW
-from understudy.optim.param_groups import average_of, update_average
+from understudy.optim.param_groups import make_average, update_average
 from understudy.optim.state import check_moments, clip_factor, grad_norm
 from understudy.policies.losses import scalar
-from understudy.train.precision import arithmetic, make_optimizer, named_tensors, restore, store, table
+from understudy.train.precision import compute_dtype, make_optimizer, named_tensors, restore, store, table
 
 SETTINGS = ("fp32", "bf16", "bf16-split")
 KEPT = {"fp32": torch.float32, "bf16": torch.float32, "bf16-split": torch.bfloat16}
@@ -53,7 +53,7 @@ def setting(precision: Any, **parallel: int) -> TrainConfig:
 
 
 def built(precision: str, seed: int = 0) -> tuple[nn.Module, Float32AdamW]:
-    policy = policies.policy(seed, compute=arithmetic(precision))
+    policy = policies.policy(seed, compute=compute_dtype(precision))
     masters = store(policy, setting(precision))
     return policy, make_optimizer(policy, setting(precision), masters)
 
@@ -89,12 +89,12 @@ def test_what_is_kept_in_which_dtype(precision: str) -> None:
         assert {t.dtype for t in named_tensors(policy, optimizer).values()} == {torch.float32}
         trained(policy, optimizer, range(3))
         assert all(p.grad.dtype == p.dtype for p in policy.parameters() if p.grad is not None)
-    report = table(policy, optimizer, None, arithmetic(precision))
+    report = table(policy, optimizer, None, compute_dtype(precision))
     header, matrices, vectors = report.splitlines()
     words = ("parameters", "kept in", "computes in", "gradients", "optimizer state", "B/param", "MiB")
     assert all(word in header for word in words)
     for line, p in ((matrices, "14.0" if precision == "bf16-split" else "16.0"), (vectors, "")):
-        assert arithmetic(precision) in line
+        assert compute_dtype(precision) in line
         assert str(KEPT[precision]).removeprefix("torch.") in line
         assert p in line
     assert ("float32 + int16" in matrices) == (precision == "bf16-split")
@@ -203,7 +203,7 @@ def test_an_average_in_bfloat16_never_moves_and_ours_is_of_the_float32_truth() -
     assert torch.equal(low, torch.ones(8, dtype=torch.bfloat16)), "the trap: were this not so, bfloat16 would do"
 
     policy = policies.policy(0, compute="bfloat16")
-    average = average_of(policy)
+    average = make_average(policy)
     optimizer = make_optimizer(policy, setting("bf16-split"), store(policy, setting("bf16-split")))
     exact = {name: p.detach().double() for name, p in average.named_parameters()}
     for step in range(20):
@@ -371,7 +371,7 @@ def built_alone(precision: str) -> dict[str, Tensor]:
     return copied(named_tensors(model, make_optimizer(model, setting(precision), masters)))
 
 
-@pytest.mark.skipif(not sums_gradients(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo")
+@pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo")
 def test_dtypes_on_every_mesh() -> None:
     in_ranks(2, dtypes_on_two_ranks)
 

@@ -146,7 +146,12 @@ def test_changes_are_told_before_anything_is_trained_and_kept(
     out = tmp_path / "r"
     shutil.copytree(half, out)
     seen = []
-    monkeypatch.setattr(run, "begun", lambda *_: seen.append(capsys.readouterr().err) or (_ for _ in ()).throw(OSError))
+
+    def stop(*_: Any) -> None:
+        seen.append(capsys.readouterr().err)
+        raise OSError
+
+    monkeypatch.setattr(run, "init_train_state", stop)
     with pytest.raises(OSError):
         run.resume(replace(RunDir(out).settings(), steps=14, log_every=1))
     assert "resume: steps: 12 -> 14" in seen[0]

@@ -24,14 +24,21 @@ from understudy.distributed.mesh import Mesh
 from understudy.errors import ConfigError, DatasetError
 from understudy.load.loader import Loader
 from understudy.optim.adamw import Float32AdamW
-from understudy.optim.lr_schedule import rate
-from understudy.optim.param_groups import average_of, decay_at, freeze, loss_weights, parameter_groups, update_average
+from understudy.optim.lr_schedule import lr_factor
+from understudy.optim.param_groups import (
+    ema_decay,
+    freeze,
+    loss_weights,
+    make_average,
+    parameter_groups,
+    update_average,
+)
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import Loss, scalar
 from understudy.train.data.data import RunData, fingerprint, first_batch, normalisation, open_data
 from understudy.train.precision import make_optimizer, named_tensors, store
-from understudy.train.state import begun
-from understudy.train.step import Draws, StepResult, augmented, optimizer_step, parts_of
+from understudy.train.state import init_train_state
+from understudy.train.step import Draws, StepResult, apply_augmentation, optimizer_step, split_micro_batches
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +53,7 @@ def data(root: Path) -> RunData:
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Mesh]:
-    with parallel.joined(TrainConfig(device="cpu")) as alone:
+    with parallel.join_mesh(TrainConfig(device="cpu")) as alone:
         yield alone
 
 
@@ -89,7 +96,7 @@ def stepped(
     clip: float = 1.0,
     accumulate: int = 1,
 ) -> StepResult:
-    parts = parts_of(batch, noise, time, accumulate)
+    parts = split_micro_batches(batch, noise, time, accumulate)
     return optimizer_step(policy, optimizer, parts, mesh, lr=lr, clip=clip, weights={"flow": 1.0})
 
 
@@ -98,14 +105,14 @@ def stepped(
 
 def test_the_schedule_at_its_corners() -> None:
     cosine = ScheduleConfig(kind="cosine", warmup=4, final=0.1)
-    assert [rate(k, cosine, 20) for k in range(4)] == [0.25, 0.5, 0.75, 1.0]
-    assert rate(4, cosine, 20) == 1.0
-    assert rate(12, cosine, 20) == pytest.approx(0.55)
-    assert rate(20, cosine, 20) == rate(99, cosine, 20) == pytest.approx(0.1)
-    assert rate(12, ScheduleConfig(kind="linear", warmup=4, final=0.0), 20) == pytest.approx(0.5)
-    assert rate(12, ScheduleConfig(kind="constant", warmup=4), 20) == 1.0
-    assert rate(5, ScheduleConfig(warmup=0, steps=5), 100) == 0.0
-    assert rate(0, ScheduleConfig(warmup=10), 5) == 0.1  # a run shorter than its warm-up
+    assert [lr_factor(k, cosine, 20) for k in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert lr_factor(4, cosine, 20) == 1.0
+    assert lr_factor(12, cosine, 20) == pytest.approx(0.55)
+    assert lr_factor(20, cosine, 20) == lr_factor(99, cosine, 20) == pytest.approx(0.1)
+    assert lr_factor(12, ScheduleConfig(kind="linear", warmup=4, final=0.0), 20) == pytest.approx(0.5)
+    assert lr_factor(12, ScheduleConfig(kind="constant", warmup=4), 20) == 1.0
+    assert lr_factor(5, ScheduleConfig(warmup=0, steps=5), 100) == 0.0
+    assert lr_factor(0, ScheduleConfig(warmup=10), 5) == 0.1  # a run shorter than its warm-up
 
 
 @given(
@@ -115,7 +122,7 @@ def test_the_schedule_never_leaves_its_bounds_and_never_rises_again(
     step: int, warmup: int, final: float, steps: int, kind: Any
 ) -> None:
     schedule = ScheduleConfig(kind=kind, warmup=warmup, final=final)
-    here, there = rate(step, schedule, steps), rate(step + 1, schedule, steps)
+    here, there = lr_factor(step, schedule, steps), lr_factor(step + 1, schedule, steps)
     assert 0 <= here <= 1 + 1e-12
     assert there >= here if step + 1 < warmup else there <= here + 1e-12 or step + 1 == warmup
 
@@ -150,15 +157,15 @@ def test_a_draw_is_the_same_to_the_bit_whatever_is_drawn_with_it(future: int) ->
 def test_augmentation_is_one_samples_affair(root: Path) -> None:
     plain, cameras = first_batch(tiny_config(root, root, batch=8, augment=AugmentConfig(shift=0, text_dropout=0)))
     some = AugmentConfig(shift=3, text_dropout=0.5)
-    changed = augmented(plain, cameras, some, seed=1)
+    changed = apply_augmentation(plain, cameras, some, seed=1)
     assert plain["task"].count("") == 0 < changed["task"].count("")
     assert not torch.equal(changed[cameras[0]], plain[cameras[0]])
     same = {k: v[[0] * 8] if isinstance(v, torch.Tensor) else [v[0]] * 8 for k, v in plain.items()}
-    moved = augmented(same | {"position": plain["position"]}, cameras, some, seed=1)[cameras[0]]
+    moved = apply_augmentation(same | {"position": plain["position"]}, cameras, some, seed=1)[cameras[0]]
     assert len(moved.flatten(1).unique(dim=0)) > 4  # one picture, moved differently at each position
     rows = [6, 1]
     part = {k: v[rows] if isinstance(v, torch.Tensor) else [v[i] for i in rows] for k, v in plain.items()}
-    alone = augmented(part, cameras, some, seed=1)
+    alone = apply_augmentation(part, cameras, some, seed=1)
     assert torch.equal(alone[cameras[0]], changed[cameras[0]][rows])
     assert alone["task"] == [changed["task"][i] for i in rows]
 
@@ -225,7 +232,7 @@ class Asks(TorchDispatchMode):
 
 
 def test_a_step_never_waits_for_the_device(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
-    optimizer, average = adamw(policy, OptimConfig()), average_of(policy)
+    optimizer, average = adamw(policy, OptimConfig()), make_average(policy)
     with Asks() as asks:
         result = stepped(mesh, policy, optimizer, batch, *drawn(batch), lr=1e-2, accumulate=2)
         update_average(average, policy, optimizer, 0.9)
@@ -253,14 +260,14 @@ def test_a_step_never_waits_for_a_gpu(root: Path, precision: Any) -> None:
     """As the driver counts it: from the batch at the host to the average of the weights."""
     config = tiny_config(root, root, device="cuda", batch=8, micro_batch=4, precision=precision)
     data = open_data(config)
-    with parallel.joined(config) as mesh, Loader(data.training, order=data.order(config), threads=1) as loader:
-        training = begun(config, data, normalisation(data, "mean_std"), mesh)
-        training.advance(next(loader))  # what is made once may wait
+    with parallel.join_mesh(config) as mesh, Loader(data.training, order=data.order(config), threads=1) as loader:
+        training = init_train_state(config, data, normalisation(data, "mean_std"), mesh)
+        training.train_step(next(loader))  # what is made once may wait
         later = next(loader)
         torch.cuda.set_sync_debug_mode("error")
         try:
             for _ in range(2):
-                result = training.advance(later)
+                result = training.train_step(later)
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert math.isfinite(result.loss.item())
@@ -375,7 +382,7 @@ def test_terms_are_weighed_each_over_its_own_count_and_those_that_weigh_nothing_
     value = first.detach().clone()
     for factor in (0.0, 0.5):
         weights = loss_weights(policy.terms, OptimConfig(loss_weights={"size": factor}))
-        micro = parts_of(batch, *drawn(batch), parts)
+        micro = split_micro_batches(batch, *drawn(batch), parts)
         optimizer = adamw(policy, OptimConfig(weight_decay=0.0))
         result = optimizer_step(policy, optimizer, micro, mesh, lr=0.0, clip=math.inf, weights=weights)
         assert first.grad is not None
@@ -401,20 +408,20 @@ def test_patterns_and_terms_that_fit_nothing_are_told(policy: FlowPolicy) -> Non
 
 def test_the_decay_of_the_average_at_its_corners() -> None:
     constant, power = EmaConfig(0.99), EmaConfig(0.99, kind="power", power=0.75)
-    assert [decay_at(1, constant), decay_at(10_000, constant)] == [pytest.approx(2 / 11), 0.99]
-    assert [decay_at(1, power), decay_at(10_000, power)] == [pytest.approx(1 - 2**-0.75), 0.99]
-    assert decay_at(99, power) == pytest.approx(1 - 100**-0.75)
+    assert [ema_decay(1, constant), ema_decay(10_000, constant)] == [pytest.approx(2 / 11), 0.99]
+    assert [ema_decay(1, power), ema_decay(10_000, power)] == [pytest.approx(1 - 2**-0.75), 0.99]
+    assert ema_decay(99, power) == pytest.approx(1 - 100**-0.75)
 
 
 @pytest.mark.parametrize("kind", ["constant", "power"])
 def test_the_average_follows_its_formula(policy: FlowPolicy, kind: Any) -> None:
-    average, optimizer = average_of(policy), adamw(policy, OptimConfig())
+    average, optimizer = make_average(policy), adamw(policy, OptimConfig())
     start = policy.fuse.weight.detach().clone()
     expected = start.double()
     for step in (1, 2, 50, 10_000):
         with torch.no_grad():
             policy.fuse.weight.add_(1.0)
-        decay = decay_at(step, EmaConfig(0.99, kind=kind))
+        decay = ema_decay(step, EmaConfig(0.99, kind=kind))
         update_average(average, policy, optimizer, decay)
         expected = decay * expected + (1 - decay) * policy.fuse.weight.detach().double()
     torch.testing.assert_close(average.fuse.weight.double(), expected, rtol=1e-5, atol=1e-5)
@@ -423,7 +430,7 @@ def test_the_average_follows_its_formula(policy: FlowPolicy, kind: Any) -> None:
 
 def test_the_average_of_split_weights_is_that_of_their_float32_truth(policy: FlowPolicy) -> None:
     """Steps of a thousandth of a bfloat16 unit: a bfloat16 average, the control, does not move at all."""
-    average, config = average_of(policy), TrainConfig(precision="bf16-split")
+    average, config = make_average(policy), TrainConfig(precision="bf16-split")
     optimizer = make_optimizer(policy, config, store(policy, config))
     shadow, stays, began = *(policy.fuse.weight.detach().clone() for _ in range(2)), average.fuse.weight.clone()
     for _ in range(100):

@@ -17,8 +17,8 @@ from support.ranks import in_ranks, outcomes_in_ranks
 from support.runs import same_run, series, tiny_config, tiny_dataset
 from understudy.config.train import OptimConfig, ParallelConfig, TrainConfig
 from understudy.distributed import mesh as parallel
-from understudy.distributed.activation_checkpoint import rematerialise
-from understudy.distributed.compile import compile_blocks, missing
+from understudy.distributed.activation_checkpoint import apply_activation_checkpointing
+from understudy.distributed.compile import compile_blocks, missing_compiler
 from understudy.distributed.mesh import Mesh
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.param_groups import freeze
@@ -26,7 +26,7 @@ from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
 from understudy.train.eval import validate
 from understudy.train.precision import make_optimizer, named_tensors
-from understudy.train.step import Part, StepResult, optimizer_step, parts_of
+from understudy.train.step import MicroBatch, StepResult, optimizer_step, split_micro_batches
 
 STEPS, SHORT = 200, 20
 
@@ -125,13 +125,15 @@ def uneven(count: int = 8) -> dict[str, Any]:
     return batch
 
 
-def share(mesh: Mesh, batch: Mapping[str, Any], count: int) -> list[Part]:
+def share(mesh: Mesh, batch: Mapping[str, Any], count: int) -> list[MicroBatch]:
     """This rank's micro-batches of a global batch that is cut into `count` in all."""
-    each = count // mesh.world
-    return parts_of(batch, *policies.draws(len(batch["task"])), count)[mesh.rank * each : (mesh.rank + 1) * each]
+    each = count // mesh.world_size
+    return split_micro_batches(batch, *policies.draws(len(batch["task"])), count)[
+        mesh.rank * each : (mesh.rank + 1) * each
+    ]
 
 
-def take(mesh: Mesh, policy: FlowPolicy, optimizer: Float32AdamW, parts: list[Part], **other: Any) -> StepResult:
+def take(mesh: Mesh, policy: FlowPolicy, optimizer: Float32AdamW, parts: list[MicroBatch], **other: Any) -> StepResult:
     return optimizer_step(policy, optimizer, parts, mesh, lr=1e-2, clip=1.0, weights={"flow": 1.0}, **other)
 
 
@@ -146,7 +148,7 @@ def gradients(policy: nn.Module) -> dict[str, Tensor]:
 def stepped(shards: int) -> dict[str, Any]:
     """What one rank sees of single steps of `policies.policy()` on its mesh."""
     config = TrainConfig(device="cpu", micro_batch=4, parallel=ParallelConfig(timeout=300, dp_shard=shards))
-    with parallel.joined(config) as mesh:
+    with parallel.join_mesh(config) as mesh:
         told: dict[str, Any] = {}
         policy = policies.policy()
         optimizer = spread(mesh, config, policy)
@@ -196,7 +198,7 @@ def test_uneven_masks_weigh_every_element_alike(single: dict[str, Any], double: 
         assert same(told["uneven"][1], single["uneven"][1])
     policy = policies.policy()
     optimizer = make_optimizer(policy, TrainConfig(), {})
-    halves = parts_of(uneven(), *policies.draws(8), 2)
+    halves = split_micro_batches(uneven(), *policies.draws(8), 2)
     means = [policy.losses(*half)["flow"] for half in halves]
     torch.stack([loss.sum.sum() / loss.count.sum() for loss in means]).mean().backward()  # the control
     name, scale = "leave.weight", min(1.0, 1.0 / single["uneven"][0][1])
@@ -272,11 +274,11 @@ def left_out(by: tuple[int, ...], mesh: Mesh, config: TrainConfig) -> tuple[floa
     policy.load_state_dict(policies.policy().state_dict())
     policy.forgets = mesh.rank in by
     began = {name: p.detach().clone() for name, p in policy.named_parameters()}
-    rematerialise(policy.blocks(), config.activation_checkpoint)
+    apply_activation_checkpointing(policy.blocks(), config.activation_checkpoint)
     if config.compile:
         compile_blocks(policy.blocks(), mesh.device)
     optimizer = spread(mesh, config, policy)
-    parts = share(mesh, uneven(), 4 if config.micro_batch else mesh.world)
+    parts = share(mesh, uneven(), 4 if config.micro_batch else mesh.world_size)
     with redirect_stderr(StringIO()) as said:
         loss = float(take(mesh, policy, optimizer, parts, check=True).loss)
     ended = whole({name: p.detach() for name, p in policy.named_parameters()})
@@ -285,7 +287,7 @@ def left_out(by: tuple[int, ...], mesh: Mesh, config: TrainConfig) -> tuple[floa
 
 def left_out_by(several: list[tuple[int, ...]], shards: int, **options: Any) -> list[tuple[float, set[str], str]]:
     config = TrainConfig(device="cpu", parallel=ParallelConfig(timeout=300, dp_shard=shards), **options)
-    with parallel.joined(config) as mesh:
+    with parallel.join_mesh(config) as mesh:
         return [left_out(by, mesh, config) for by in several]
 
 
@@ -294,7 +296,7 @@ def left_out_by_none_and_all(world: int, shards: int, options: dict[str, Any]) -
 
 
 PARTS = {"micro_batch": 2, "activation_checkpoint": "full"}
-COMPILED = pytest.mark.skipif(missing(torch.device("cpu")) is not None, reason="no compiler here")
+COMPILED = pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no compiler here")
 
 
 @pytest.mark.parametrize(
@@ -333,7 +335,7 @@ def sampled(shards: int) -> dict[str, Tensor]:
     config = TrainConfig(device="cpu", parallel=ParallelConfig(timeout=300, dp_shard=shards))
     noise = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0))
     found = {}
-    with parallel.joined(config) as mesh:
+    with parallel.join_mesh(config) as mesh:
         for method in ("sample_actions", "sample_future"):
             policy = policies.policy(future=True)
             parallel.shard(

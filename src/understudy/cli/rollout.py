@@ -12,7 +12,7 @@ def rollout(config: RolloutConfig) -> int:
 
     from understudy.errors import ConfigError
     from understudy.rollout.files import write_result
-    from understudy.rollout.play import played
+    from understudy.rollout.play import rollout_saved_policy
     from understudy.train.checkpoint.run_dir import RunDir
 
     torch.set_num_threads(1)  # small matrices: a second thread gains little, and loses much beside a busy neighbour
@@ -26,7 +26,7 @@ def rollout(config: RolloutConfig) -> int:
         if not settings.mode_weights()["policy"]:
             raise ConfigError(f"{run.root}: nobody learnt to act: its mode is {settings.mode}")
         data, sources = settings.data, run.frozen().get("sources")
-    result = played(run.policy, data, sources, config, config.swap_text, config.films)
+    result = rollout_saved_policy(run.policy, data, sources, config, config.swap_text, config.films)
     where = write_result(result, run.root / "rollouts")
     print(f"results and pictures: {where}")
     print(result.table())

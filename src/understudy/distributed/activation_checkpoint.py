@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from understudy.errors import ConfigError
 
-Kept = Literal["none", "selective", "full"]
+CheckpointMode = Literal["none", "selective", "full"]
 
 aten = torch.ops.aten
 SAVED = [
@@ -33,7 +33,7 @@ SAVED = [
 """What `selective` keeps: nearly all of a network's arithmetic and about half of its activations."""
 
 
-def rematerialise(blocks: Iterable[nn.Module], kept: Kept) -> None:
+def apply_activation_checkpointing(blocks: Iterable[nn.Module], kept: CheckpointMode) -> None:
     """Let each of `blocks` forget its activations, in place; parameters and modules keep their names.
 
     Args:
@@ -50,8 +50,10 @@ def rematerialise(blocks: Iterable[nn.Module], kept: Kept) -> None:
     for block in chosen:
         name = type(block).__name__
         if block._compiled_call_impl is not None or isinstance(block, _fully_sharded()):
-            raise ValueError(f"{name} is compiled or sharded already: rematerialise, compile, shard, in this sequence")
-        if any(isinstance(module, _Forgetful) for module in block.modules()):
+            raise ValueError(
+                f"{name} is compiled or sharded already: apply activation checkpointing, compile, shard in this order"
+            )
+        if any(isinstance(module, _Checkpointed) for module in block.modules()):
             raise ValueError(f"{name} forgets its activations already, or a block inside it does: name a module once")
     for block in chosen:
         # Of another class rather than inside a wrapper or with a `forward` of its own: names stay, and a copy of the
@@ -60,9 +62,9 @@ def rematerialise(blocks: Iterable[nn.Module], kept: Kept) -> None:
 
 
 @contextmanager
-def remembered(policy: nn.Module) -> Iterator[None]:
+def without_checkpointing(policy: nn.Module) -> Iterator[None]:
     """While this lasts the blocks of `policy` keep their activations: to count what a step must compute."""
-    blocks = [module for module in policy.modules() if isinstance(module, _Forgetful)]
+    blocks = [module for module in policy.modules() if isinstance(module, _Checkpointed)]
     for block in blocks:
         block.forgets = False
     try:
@@ -72,10 +74,10 @@ def remembered(policy: nn.Module) -> Iterator[None]:
             block.forgets = True
 
 
-class _Forgetful(nn.Module):
+class _Checkpointed(nn.Module):
     """Stands before a block's own class."""
 
-    kept: Kept = "full"
+    kept: CheckpointMode = "full"
     forgets: bool = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -85,13 +87,13 @@ class _Forgetful(nn.Module):
         return checkpoint(super().forward, *args, use_reentrant=False, **more, **kwargs)
 
 
-_CLASSES: dict[tuple[type, Kept], type[nn.Module]] = {}
+_CLASSES: dict[tuple[type, CheckpointMode], type[nn.Module]] = {}
 
 
-def _forgetful(plain: type[nn.Module], kept: Kept) -> type[nn.Module]:
+def _forgetful(plain: type[nn.Module], kept: CheckpointMode) -> type[nn.Module]:
     """One class for all blocks of a class, or each of them would be compiled by itself."""
     if (plain, kept) not in _CLASSES:
-        _CLASSES[plain, kept] = type(f"Forgetful{plain.__name__}", (_Forgetful, plain), {"kept": kept})
+        _CLASSES[plain, kept] = type(f"Forgetful{plain.__name__}", (_Checkpointed, plain), {"kept": kept})
     return _CLASSES[plain, kept]
 
 

@@ -26,7 +26,7 @@ def compile_blocks(blocks: Iterable[nn.Module], device: torch.device) -> None:
     """
     from torch.distributed.fsdp import FSDPModule
 
-    if problem := missing(device):
+    if problem := missing_compiler(device):
         raise ConfigError(f"compile: {problem}; or leave compile off")
     chosen = list(blocks)
     if not chosen:
@@ -38,7 +38,7 @@ def compile_blocks(blocks: Iterable[nn.Module], device: torch.device) -> None:
         block.compile()
 
 
-def missing(device: torch.device) -> str | None:
+def missing_compiler(device: torch.device) -> str | None:
     """What torch.compile would need for `device` and does not find here, and how to get it."""
     if device.type == "cuda":
         from torch.utils._triton import has_triton

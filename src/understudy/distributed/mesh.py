@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from understudy.distributed.keepalive import Stuck, beating, listen
-from understudy.distributed.torch_release import lacking, leave_groups_alive
+from understudy.distributed.torch_release import leave_groups_alive, missing_feature
 from understudy.errors import ConfigError, DatasetError, RankError
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ class Mesh:
     """The processes of a run as one of them sees it."""
 
     rank: int
-    world: int
+    world_size: int
     local_rank: int
-    local_world: int
+    local_world_size: int
     """Processes on this host: they share its memory and cores."""
     device: torch.device
     device_mesh: DeviceMesh
@@ -58,7 +58,7 @@ class Mesh:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """`tensor` summed over all ranks, in place, on host or device; bit-equal on all of them."""
-        if self.world > 1:  # alone, gloo's threads would cost a small network a tenth of its step
+        if self.world_size > 1:  # alone, gloo's threads would cost a small network a tenth of its step
             dist.all_reduce(tensor)
         return tensor
 
@@ -68,7 +68,7 @@ class Mesh:
 
     def votes(self, *flags: bool) -> list[bool]:
         """`any` of several questions at once."""
-        if self.world == 1:
+        if self.world_size == 1:
             return list(flags)
         votes = torch.tensor(flags, dtype=torch.int32)
         dist.all_reduce(votes, op=dist.ReduceOp.MAX)
@@ -76,7 +76,7 @@ class Mesh:
 
     def gather(self, value: T) -> list[T]:
         """The value of each rank, by rank; anything that pickles."""
-        values: list[Any] = [None] * self.world
+        values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value)
         return values
 
@@ -97,7 +97,7 @@ class Mesh:
                 raise RankError(f"rank {self.rank}: {error}") from error
         with self.together():
             if self.rank == 0:
-                with beating() if self.world > 1 else nullcontext():
+                with beating() if self.world_size > 1 else nullcontext():
                     box[0] = make()
         dist.broadcast_object_list(box, src=0)
         return box[0]
@@ -133,7 +133,7 @@ def begin(config: "TrainConfig") -> Mesh:
     ours = not dist.is_initialized()
     rank, world = (_told("RANK", 0), _told("WORLD_SIZE", 1)) if ours else (dist.get_rank(), dist.get_world_size())
     local_rank, local_world = _told("LOCAL_RANK", 0), _told("LOCAL_WORLD_SIZE", 1)
-    shape, device = arrangement(config, world), chosen_device(config, local_rank)
+    shape, device = mesh_shape(config, world), choose_device(config, local_rank)
     if ours:
         alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
         try:
@@ -156,15 +156,15 @@ def end(mesh: Mesh) -> None:
 
 
 @contextmanager
-def joined(config: "TrainConfig") -> Iterator[Mesh]:
+def join_mesh(config: "TrainConfig") -> Iterator[Mesh]:
     """`begin`, the block, `end`. A collective that fails because another rank is gone becomes a RankError."""
     mesh = begin(config)
     try:
         yield mesh
     except BaseException as error:
-        if mesh.device.type == "cpu" or mesh.world == 1:
+        if mesh.device.type == "cpu" or mesh.world_size == 1:
             end(mesh)  # NCCL would wait for what the others never send; there the process ends without goodbye
-        if isinstance(error, RuntimeError) and mesh.world > 1 and _lost(error):
+        if isinstance(error, RuntimeError) and mesh.world_size > 1 and _lost(error):
             how = "is gone"
             if "timed out" in str(error).lower():
                 how += f", or has not answered for {config.parallel.timeout:g} seconds (parallel.timeout)"
@@ -173,7 +173,7 @@ def joined(config: "TrainConfig") -> Iterator[Mesh]:
     end(mesh)
 
 
-def arrangement(config: "TrainConfig", world: int) -> tuple[int, int]:
+def mesh_shape(config: "TrainConfig", world: int) -> tuple[int, int]:
     """(replicas, shards) of `world` processes. Raises ConfigError, with what would do, where it does not come out."""
     shards, wanted = config.parallel.dp_shard, config.parallel.dp_replicate
     replicas = wanted or max(1, world // shards)
@@ -193,17 +193,17 @@ def arrangement(config: "TrainConfig", world: int) -> tuple[int, int]:
             f"micro_batch: {config.micro_batch} x {world} processes does not divide the batch of {config.batch}: use "
             "another number of processes, or leave out micro_batch"
         )
-    if missing := lacking(config, world):
+    if missing := missing_feature(config, world):
         raise ConfigError(missing)
     return replicas, shards
 
 
-def micro_batches(config: "TrainConfig", mesh: Mesh) -> int:
+def num_micro_batches(config: "TrainConfig", mesh: Mesh) -> int:
     """In how many parts each process computes its share of a batch."""
-    return config.batch // (mesh.world * config.micro_batch) if config.micro_batch else 1
+    return config.batch // (mesh.world_size * config.micro_batch) if config.micro_batch else 1
 
 
-def chosen_device(config: "TrainConfig", local_rank: int) -> torch.device:
+def choose_device(config: "TrainConfig", local_rank: int) -> torch.device:
     """The CPU, or this process's own GPU, which becomes torch's current one.
 
     Raises:
@@ -226,7 +226,7 @@ def chosen_device(config: "TrainConfig", local_rank: int) -> torch.device:
 def fair_threads(mesh: Mesh) -> int:
     """Loader threads for one of the processes on this host: its share of the cores, 1 to 8."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(8, cores // mesh.local_world))
+    return max(1, min(8, cores // mesh.local_world_size))
 
 
 def shard(
@@ -247,7 +247,7 @@ def shard(
         float32_modules: modules that compute in float32 whatever `config.precision` says.
         methods: names of methods of `policy` that gather its weights, besides `forward`.
     """
-    if mesh.world == 1:
+    if mesh.world_size == 1:
         # Nothing to spread, and the wrapping alone costs a small network on a CPU a quarter of its step. Its numbers
         # would be the same: the network casts its weights itself, as the sharded one's are cast for it.
         return
@@ -256,7 +256,7 @@ def shard(
     def spread(module: nn.Module, computed_in: torch.dtype | None) -> None:
         # Inputs are not cast: actions and states are normalised in float32 first.
         kept = MixedPrecisionPolicy(
-            param_dtype=computed_in, reduce_dtype=summed_in(mesh.device), cast_forward_inputs=False
+            param_dtype=computed_in, reduce_dtype=grad_sum_dtype(mesh.device), cast_forward_inputs=False
         )
         # Unsharded weights need not be gathered again for the backward pass.
         fully_shard(module, mesh=mesh.device_mesh, mp_policy=kept, reshard_after_forward=mesh.shape[1] > 1)
@@ -275,13 +275,13 @@ def shard(
         register_fsdp_forward_method(policy, method)
 
 
-def gather_later(policy: nn.Module, mesh: Mesh) -> None:
+def reshard_weights(policy: nn.Module, mesh: Mesh) -> None:
     """Forget gathered weights, so that the next forward pass gathers those of then; for passes without a backward.
 
     A backward pass does so by itself. Without one, the root (and everything in a mesh without shards) would go on
     computing with what was gathered first.
     """
-    if mesh.world == 1:
+    if mesh.world_size == 1:
         return
     from torch.distributed.fsdp import FSDPModule
 
@@ -290,7 +290,7 @@ def gather_later(policy: nn.Module, mesh: Mesh) -> None:
             module.reshard()
 
 
-def summed_in(device: torch.device) -> torch.dtype:
+def grad_sum_dtype(device: torch.device) -> torch.dtype:
     """In what gradients of ranks and micro-batches are added up.
 
     Sums of a few float32 numbers are exact in float64 (where they are not 2^29 apart), in whatever sequence they are
@@ -305,7 +305,7 @@ def sync_gradients(policy: nn.Module, mesh: Mesh, last: bool) -> None:
     Where weights are sharded on GPUs, each micro-batch is scattered, or every rank would hold gradients of the whole
     network; only the replicas wait for the last one.
     """
-    if mesh.world == 1:
+    if mesh.world_size == 1:
         return
     from torch.distributed.fsdp import FSDPModule
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from understudy.config.train import TrainConfig
 
 
-def sums_gradients() -> bool:
+def has_gradient_sum() -> bool:
     """Whether FSDP2 can sum gradients over the ranks (torch 2.8); before, it only takes their mean."""
     from torch.distributed.fsdp import FSDPModule
 
@@ -27,15 +27,15 @@ def leave_groups_alive() -> None:
     Before torch 2.8 a group is freed with the interpreter's lock held and waits for a lock of its threads; a thread
     that holds that one to let go of a tensor wants the interpreter's. A run's few idle threads stay instead.
     """
-    if not sums_gradients():
+    if not has_gradient_sum():
         for group in torch.distributed.distributed_c10d._world.pg_map:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
-def lacking(config: "TrainConfig", world: int) -> str | None:
+def missing_feature(config: "TrainConfig", world: int) -> str | None:
     """One line about what `config` on `world` processes needs and this torch does not have; None: nothing."""
     here = f"this is torch {torch.__version__}"
-    if world > 1 and not sums_gradients():
+    if world > 1 and not has_gradient_sum():
         return f"parallel: {world} processes need torch 2.8, whose FSDP2 can sum gradients, and {here}: run one process"
     split = config.precision == "bf16-split" and config.micro_batch is not None and config.micro_batch < config.batch
     if split and world == 1 and not has_grad_dtype():

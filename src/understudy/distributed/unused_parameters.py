@@ -21,7 +21,7 @@ SHOWN = 8
 
 
 @contextmanager
-def leaves_of(policy: nn.Module, mesh: Mesh, noted: bool = True) -> Iterator[Leaves]:
+def record_leaves(policy: nn.Module, mesh: Mesh, noted: bool = True) -> Iterator[Leaves]:
     """Names of the tensors that a forward pass inside this computes with. Nothing where they are not to be `noted`.
 
     A sharded module has its gathered weights only while it computes: the policy's own group, too, from the beginning of
@@ -51,14 +51,14 @@ def leaves_of(policy: nn.Module, mesh: Mesh, noted: bool = True) -> Iterator[Lea
 
 def _gathered_alone(policy: nn.Module, mesh: Mesh) -> list[nn.Module]:
     """The modules inside a policy whose weights are gathered when they are called."""
-    if mesh.world == 1:
+    if mesh.world_size == 1:
         return []
     from torch.distributed.fsdp import FSDPModule
 
     return [module for name, module in policy.named_modules() if name and issubclass(type(module), FSDPModule)]
 
 
-def check_reach(policy: nn.Module, leaves: Leaves, loss: Tensor, mesh: Mesh) -> None:
+def check_unused_parameters(policy: nn.Module, leaves: Leaves, loss: Tensor, mesh: Mesh) -> None:
     """Tell which trained parameters `loss` does not reach; all ranks call this together.
 
     Raises:

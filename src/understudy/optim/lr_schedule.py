@@ -17,7 +17,7 @@ class Schedule(Protocol):
     def steps(self) -> int | None: ...
 
 
-def rate(step: int, schedule: Schedule, steps: int) -> float:
+def lr_factor(step: int, schedule: Schedule, steps: int) -> float:
     """Factor in [0, 1] on the learning rate for optimizer step `step` (0, 1, 2, ...).
 
     Linear warm-up over `schedule.warmup` steps (step 0 already moves: factor 1 / warmup), then from 1 down to

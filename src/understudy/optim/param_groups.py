@@ -94,12 +94,12 @@ def loss_weights(terms: Iterable[str], config: OptimSettings) -> dict[str, float
     return {term: weight for term, weight in weights.items() if weight}
 
 
-def average_of(policy: Policy) -> Policy:
+def make_average(policy: Policy) -> Policy:
     """A second policy that holds the moving average of the weights, in float32; it starts as a copy."""
     return copy.deepcopy(policy).requires_grad_(False).eval()
 
 
-def decay_at(step: int, config: EmaSettings) -> float:
+def ema_decay(step: int, config: EmaSettings) -> float:
     """Share of the average that optimizer step `step` (1, 2, ...) leaves as it is; depends on the step alone.
 
     `constant` comes with a ramp (as in TensorFlow's ExponentialMovingAverage with `num_updates`), `power` is one all

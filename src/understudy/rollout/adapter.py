@@ -23,7 +23,7 @@ STATE, TASK, PICTURES = "observation.state", "task", "observation.images."
 
 
 @dataclass(frozen=True)
-class Wiring:
+class EnvAdapter:
     """Standard key -> key of the world, and what a policy for several robots needs besides."""
 
     names: Mapping[str, str]
@@ -76,7 +76,7 @@ class _Plug:
     head: str = ""
 
 
-def wiring(data: DataConfig, frozen: Mapping[str, Any], play: "Play") -> Wiring:
+def make_adapter(data: DataConfig, frozen: Mapping[str, Any], play: "Play") -> EnvAdapter:
     """What connects the policy of a run to the robot of one of its sources.
 
     Args:
@@ -102,7 +102,7 @@ def wiring(data: DataConfig, frozen: Mapping[str, Any], play: "Play") -> Wiring:
     head = heads.index(plug.head) if plug.head in heads else 0
     names = ({STATE: play.state or plug.state} if state_dim else {}) | dict(plug.cameras)
     dims = norm.get("dims", {})
-    return Wiring(
+    return EnvAdapter(
         names=names,
         missing=tuple(camera for camera in cameras if camera not in plug.cameras),
         missable=tuple(c for c in cameras if any(c not in other.cameras for other in plugs.values())),
@@ -113,7 +113,7 @@ def wiring(data: DataConfig, frozen: Mapping[str, Any], play: "Play") -> Wiring:
     )
 
 
-def check(wired: Wiring, world: "Env", frozen: Mapping[str, Any]) -> None:
+def check_env(wired: EnvAdapter, world: "Env", frozen: Mapping[str, Any]) -> None:
     """Raises ConfigError when the world does not have what is asked of it, or in another width."""
     vectors = {key: f["shape"][0] for key, f in world.features.items() if len(f["shape"]) == 1 and key != "action"}
     dims = frozen["normalisation"].get("dims", {})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from understudy.config.data import DataConfig
 from understudy.config.rollout import Play
-from understudy.rollout.adapter import PICTURES, Wiring, check, wiring
+from understudy.rollout.adapter import PICTURES, EnvAdapter, check_env, make_adapter
 from understudy.rollout.result import Episode, RolloutResult
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def rollout(
     swap_text: bool = False,
     films: int = 0,
     device: str = "cpu",
-    wired: Wiring | None = None,
+    wired: EnvAdapter | None = None,
 ) -> RolloutResult:
     """Play `episodes` episodes, going through the world's tasks in turn.
 
@@ -157,12 +157,12 @@ def _film(lane: _Lane, films: int) -> None:
         lane.film.append(lane.observation[camera])
 
 
-def _own(world: "Env") -> Wiring:
+def _own(world: "Env") -> EnvAdapter:
     """Everything that the world shows, under its own names."""
-    return Wiring(names={key: key for key in world.features if key != "action"})
+    return EnvAdapter(names={key: key for key in world.features if key != "action"})
 
 
-def prepared(data: DataConfig, frozen: Mapping[str, Any], play: Play) -> "tuple[Wiring, Env]":
+def prepare_env(data: DataConfig, frozen: Mapping[str, Any], play: Play) -> "tuple[EnvAdapter, Env]":
     """What connects the policy to the world, and such a world: nothing is missing, all widths fit.
 
     Args:
@@ -179,16 +179,16 @@ def prepared(data: DataConfig, frozen: Mapping[str, Any], play: Play) -> "tuple[
         torch.empty(0, device=play.device)
     except (RuntimeError, AssertionError) as error:  # unknown, not built in, not there: each has its own
         raise ConfigError(f"device: {play.device!r} cannot be used here: {str(error).splitlines()[0]}") from error
-    wired = wiring(data, frozen, play)
+    wired = make_adapter(data, frozen, play)
     try:
         world = open_env(play.world, play.size, wired.cameras, play.tasks)
     except (ValueError, ImportError) as error:
         raise ConfigError(str(error)) from error
-    check(wired, world, frozen)
+    check_env(wired, world, frozen)
     return wired, world
 
 
-def played(
+def rollout_saved_policy(
     folder: Path, data: DataConfig, sources: Any, play: Play, swap_text: bool = False, films: int = 0
 ) -> RolloutResult:
     """`rollout` of the policy in `folder`, as settings ask for it.
@@ -196,7 +196,7 @@ def played(
     Args:
         data: of the settings of the run that it comes from. sources: of that run's order.json; None: it has none.
     Raises:
-        ConfigError: as `prepared` does, or the policy cannot be read or played so.
+        ConfigError: as `prepare_env` does, or the policy cannot be read or played so.
     """
     from understudy.envs.registry import open_env
     from understudy.errors import ConfigError
@@ -206,7 +206,7 @@ def played(
     try:
         policy = FlowPolicy.load(folder)
         told = [json.loads((folder / name).read_text()) for name in (CONFIG, NORMALISATION)]
-        wired, world = prepared(data, {"policy": told[0], "normalisation": told[1], "sources": sources}, play)
+        wired, world = prepare_env(data, {"policy": told[0], "normalisation": told[1], "sources": sources}, play)
         more = min(play.parallel, play.episodes) - 1
         worlds = [world, *(open_env(play.world, play.size, wired.cameras, play.tasks) for _ in range(more))]
         return rollout(

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 Z95 = 1.959963984540054  # standard normal quantile at 0.975
 
 
-def wilson(successes: int, count: int, z: float = Z95) -> tuple[float, float]:
+def wilson_interval(successes: int, count: int, z: float = Z95) -> tuple[float, float]:
     """Confidence interval of a success rate, 95 % unless told; (0, 1) when nothing was tried.
 
     Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927): unlike the textbook
@@ -84,10 +84,10 @@ class RolloutResult:
         return table
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-serialisable dict: the settings, `success`, `tasks` and `episodes`; intervals are `wilson`'s."""
+        """A JSON-serialisable dict: settings, `success`, `tasks` and `episodes`, with Wilson intervals."""
 
         def rate(successes: int, count: int) -> dict[str, Any]:
-            low, high = wilson(successes, count)
+            low, high = wilson_interval(successes, count)
             return {"successes": successes, "episodes": count, "low": low, "high": high}
 
         return {
@@ -112,7 +112,7 @@ class RolloutResult:
         rows = [("task", "success", "", "95 % interval")]
         total = (self.successes, len(self.episodes))
         for task, (successes, count) in [*self.per_task().items(), ("all", total)]:
-            low, high = wilson(successes, count)
+            low, high = wilson_interval(successes, count)
             rate = f"{successes / count:.0%}" if count else "-"
             rows.append((task, f"{successes}/{count}", rate, f"{low:.0%} to {high:.0%}"))
         width = [max(len(row[i]) for row in rows) for i in range(4)]

@@ -37,7 +37,7 @@ from understudy.distributed.signals import Stop
 from understudy.errors import ConfigError
 from understudy.policies import pretrained
 from understudy.progress import Progress, tqdm
-from understudy.rollout.result import wilson
+from understudy.rollout.result import wilson_interval
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track.trackers import Log
 
@@ -70,9 +70,9 @@ class Rollouts:
         if not self._here:
             return
         if config.rollout.every:
-            from understudy.rollout.play import prepared
+            from understudy.rollout.play import prepare_env
 
-            prepared(config.data, frozen, config.rollout)  # or the first one would fail hours from now
+            prepare_env(config.data, frozen, config.rollout)  # or the first one would fail hours from now
         self._go_back(step)
 
     def due(self, step: int) -> bool:
@@ -235,7 +235,7 @@ def record(result: Mapping[str, Any]) -> dict[str, Any]:
 
     def rate(counts: Mapping[str, Any]) -> dict[str, Any]:
         successes, episodes = counts["successes"], counts["episodes"]
-        low, high = wilson(successes, episodes)
+        low, high = wilson_interval(successes, episodes)
         return {
             "successes": successes,
             "episodes": episodes,
@@ -301,7 +301,7 @@ def main() -> int:
     """`python -m understudy.train.background_rollouts RUN STEP`: play weights that are due, write what came of it."""
     import torch
 
-    from understudy.rollout.play import played
+    from understudy.rollout.play import rollout_saved_policy
 
     run, step = RunDir(Path(sys.argv[1])), int(sys.argv[2])
     threading.Thread(target=_leave_with_parent, daemon=True).start()
@@ -309,7 +309,7 @@ def main() -> int:
     torch.set_num_threads(1)  # small matrices, and the cores are the training's
     try:
         config, policy = run.settings(), _waiting(run, step)
-        result = played(policy, config.data, run.frozen().get("sources"), config.rollout)
+        result = rollout_saved_policy(policy, config.data, run.frozen().get("sources"), config.rollout)
         told = {"step": step, "play": _settings(config), "weights": _digest(policy), **result.to_json()}
         write_whole(_result(run, step), json.dumps(told, indent=1) + "\n")
     except (ConfigError, OSError) as error:

@@ -22,7 +22,7 @@ from understudy.order import Order
 from understudy.progress import Progress
 from understudy.train.data.data import RunData
 from understudy.train.profiling.timer import NULL, Timer
-from understudy.train.state import Training
+from understudy.train.state import TrainState
 from understudy.train.step import StepResult
 from understudy.train.track.trackers import Log
 
@@ -76,9 +76,9 @@ def new_order(config: TrainConfig, data: RunData, mesh: Mesh) -> tuple[Order, tu
 def _means(config: TrainConfig, mesh: Mesh) -> dict[str, Any]:
     """What a rank's loader works with."""
     return {
-        "world": mesh.world,
+        "world": mesh.world_size,
         "threads": config.loader_threads if config.loader_threads != "auto" else fair_threads(mesh),
-        "memory": parse_bytes(config.memory) // mesh.local_world,
+        "memory": parse_bytes(config.memory) // mesh.local_world_size,
     }
 
 
@@ -89,7 +89,7 @@ class NothingLearnt(UnderstudyError, OSError):
 class Pace:
     """Steps of a training, their results until they are written, and a progress line on rank 0."""
 
-    def __init__(self, training: Training, loader: Loader, log: Log) -> None:
+    def __init__(self, training: TrainState, loader: Loader, log: Log) -> None:
         self._training, self._loader, self._log = training, loader, log
         self._pending: list[tuple[int, float, StepResult]] = []
         self._clock = _Clock(loader, training.step)
@@ -103,7 +103,7 @@ class Pace:
         """Wait for the next batch and take one optimizer step."""
         with timer("data wait"):
             batch = next(self._loader)
-        lr, result = self._training.lr, self._training.advance(batch, timer)
+        lr, result = self._training.lr, self._training.train_step(batch, timer)
         self._pending.append((self._training.step, lr, result))
         self._bar.update()
 

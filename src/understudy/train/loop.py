@@ -23,12 +23,12 @@ from understudy.train.eval.metrics import figures
 from understudy.train.eval.schedule import judged_and_logged
 from understudy.train.inner_loop import Pace
 from understudy.train.run_record import schedule_of
-from understudy.train.state import Training
+from understudy.train.state import TrainState
 from understudy.train.track.trackers import Log
 
 
 def run_steps(
-    training: Training,
+    training: TrainState,
     order: Order,
     held: HeldOut | None,
     loader: Loader,
@@ -77,7 +77,7 @@ def run_steps(
                 judged, wrong = judged_and_logged(training, held, stop, log)
                 last = last or judged is None
             if play_now:  # before the checkpoint: whoever goes on from that finds what is due
-                rollouts.set_aside(training.step, training.best, whole_weights(training))
+                rollouts.set_aside(training.step, training.eval_policy, whole_weights(training))
             # Steps that change nothing push no good checkpoint out.
             if last or ((save or saver.improves(figures(judged or {}))) and not pace.idles):
                 log.sync()  # what a checkpoint stands for is on disk before the checkpoint is
@@ -91,7 +91,7 @@ def run_steps(
                 pace.pause_over()
 
 
-def whole_weights(training: Training) -> dict[str, torch.Tensor]:
+def whole_weights(training: TrainState) -> dict[str, torch.Tensor]:
     """The weights to hand out, whole and in float32, on rank 0; all ranks call this together."""
     prefix, whole = "average/" if training.average is not None else "weights/", dict[str, torch.Tensor]()
     for name, tensor in training.tensors().items():
@@ -116,7 +116,7 @@ def _state(
         "position": position,
         "schedule": schedule_of(order),
         "seed": config.seed,
-        "world": mesh.world,
+        "world": mesh.world_size,
         "batch": config.batch,
         "settings": plain(config),
         "judged": figures(judged or {}),

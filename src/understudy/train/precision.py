@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from understudy.distributed.compile import missing
+from understudy.distributed.compile import missing_compiler
 from understudy.distributed.torch_release import has_grad_dtype
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.param_groups import parameter_groups
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
-def arithmetic(precision: str) -> Literal["float32", "bfloat16"]:
+def compute_dtype(precision: str) -> Literal["float32", "bfloat16"]:
     """What the network computes in: `FlowPolicyConfig.compute`."""
     return "float32" if precision == "fp32" else "bfloat16"
 
@@ -70,7 +70,7 @@ def make_optimizer(policy: nn.Module, config: "TrainConfig", masters: Mapping[st
         lr=optim.lr,
         betas=(optim.beta1, optim.beta2),
         eps=optim.eps,
-        compiled=device.type == "cuda" and missing(device) is None,
+        compiled=device.type == "cuda" and missing_compiler(device) is None,
     )
     for name, parameter in policy.named_parameters():
         if name in masters:

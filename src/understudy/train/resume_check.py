@@ -12,7 +12,7 @@ from typing import Any
 from understudy.config.schema import differences
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
-from understudy.optim.lr_schedule import rate
+from understudy.optim.lr_schedule import lr_factor
 
 NONE = "the training does not notice"
 SUMS = "same samples, noise and times; sums round otherwise, so losses agree to rounding and not to the bit"
@@ -171,7 +171,7 @@ def _learning_rate(then: TrainConfig, now: TrainConfig, done: int) -> list[str]:
     """What becomes of the learning rate, in figures."""
 
     def at(config: TrainConfig, step: int) -> float:
-        return config.optim.lr * rate(step, config.schedule, config.steps)
+        return config.optim.lr * lr_factor(step, config.schedule, config.steps)
 
     lines = []
     if (old := at(then, done)) != (new := at(now, done)):

@@ -18,7 +18,7 @@ from understudy.addresses import AGAIN, is_put_aside
 from understudy.atomic import write_whole
 from understudy.config.schema import differences, dump_yaml, plain, validate, without_credentials
 from understudy.config.train import ParallelConfig, TrainConfig
-from understudy.distributed.mesh import Mesh, joined
+from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.distributed.signals import Stop, Stopped, stop_signals
 from understudy.errors import ConfigError, DatasetError
 from understudy.load.eval.validation_data import HeldOut
@@ -26,7 +26,7 @@ from understudy.storage.options import Remote
 from understudy.train import precision
 from understudy.train.background_rollouts import Rollouts
 from understudy.train.checkpoint import checkpoint
-from understudy.train.checkpoint.export import chosen
+from understudy.train.checkpoint.export import find_checkpoint
 from understudy.train.checkpoint.run_dir import RunDir, as_begun
 from understudy.train.checkpoint.saver import Saver
 from understudy.train.data.data import RunData, file_digests, fingerprint, open_data
@@ -37,7 +37,7 @@ from understudy.train.loop import run_steps, versions, whole_weights
 from understudy.train.resume_check import review
 from understudy.train.run_record import decided, first_weights, order_now, sources_of
 from understudy.train.startup_summary import started
-from understudy.train.state import Training, begun
+from understudy.train.state import TrainState, init_train_state
 from understudy.train.track.trackers import Log
 
 DONE, STOPPED = 0, 75
@@ -109,8 +109,8 @@ def resume(config: TrainConfig) -> int:
 def _together(run: RunDir, config: TrainConfig, work: Callable[[Mesh, Stop], int]) -> int:
     """`work` with the other processes, alone in the run's folder, and stoppable from the first moment on."""
     try:
-        with stop_signals(at_once=True) as stop, joined(config) as mesh, _alone_there(run, config, mesh):
-            stop.at_once = mesh.world == 1  # several have to agree
+        with stop_signals(at_once=True) as stop, join_mesh(config) as mesh, _alone_there(run, config, mesh):
+            stop.at_once = mesh.world_size == 1  # several have to agree
             if mesh.rank == 0:
                 run.stop.unlink(missing_ok=True)  # an old one, or the run would stop at once
                 stop.file = run.stop
@@ -139,7 +139,7 @@ def _checked(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainConfig,
     state = checkpoint.read_state(latest) if latest is not None else None
     # Not against config.yaml: a person may have edited that.
     then = validate(TrainConfig, as_begun((state or frozen)["settings"]), where=latest or run.order, fresh=False)
-    here = {"world": mesh.world, "versions": versions()}
+    here = {"world": mesh.world_size, "versions": versions()}
     lines = review(run.root, replace(then, out=config.out), config, state, here)
     data = _same_data(run, frozen, config, mesh, "start a new one with another --out")
     for line in lines if mesh.rank == 0 else ():
@@ -192,21 +192,21 @@ def judge(root: Path, which: int | str = "latest", *, per_dim: bool = False) -> 
     """
     run = RunDir(root)
     now = run.settings()
-    source = chosen(run.checkpoints, which, now.keep_best)
+    source = find_checkpoint(run.checkpoints, which, now.keep_best)
     then = validate(TrainConfig, as_begun(checkpoint.read_state(source)["settings"]), where=source, fresh=False)
     config = _as_then(then, now)
     torch.set_num_threads(config.threads)
-    with joined(config) as mesh:
+    with join_mesh(config) as mesh:
         with mesh.together():
             frozen = run.frozen()
             data = _same_data(run, frozen, config, mesh, "its checkpoints can be judged on that one alone")
             held = held_out(config, data)
         if held is None:
             raise ConfigError(f"{root}: nothing is held out (data.val_fraction is 0)")
-        training = begun(config, data, frozen["normalisation"], mesh)
+        training = init_train_state(config, data, frozen["normalisation"], mesh)
         with closing(Saver(run.checkpoints, keep=config.keep)) as saver:
             state = _loaded(training, saver, source)
-        return {"step": state["step"], **training.judged(held, per_dim=per_dim)}
+        return {"step": state["step"], **training.evaluate(held, per_dim=per_dim)}
 
 
 def _as_then(then: TrainConfig, now: TrainConfig) -> TrainConfig:
@@ -260,7 +260,7 @@ def _carry_on(
         state = checkpoint.read_state(latest) if latest is not None else None
         order = order_now(saved, state, then, config, data, where=run.order)
         weights = first_weights(config, data, saved) if latest is None else None
-    training = begun(config, data, saved["normalisation"], mesh, weights)
+    training = init_train_state(config, data, saved["normalisation"], mesh, weights)
     if mesh.rank == 0:
         print("\n".join([_table(training), *started(config, data, order)]), file=sys.stderr)
     best = config.keep_best if config.keep_best != "none" else None
@@ -290,7 +290,7 @@ def _carry_on(
                         print(f"{told} samples could not be read, neighbours stood in: {journal}", file=sys.stderr)
                 if whole_run:
                     whole = whole_weights(training)
-                    mesh.first(lambda: training.best.save(run.policy, whole))
+                    mesh.first(lambda: training.eval_policy.save(run.policy, whole))
                     if rollouts.finished(log, mesh, stop):
                         return DONE
     if mesh.rank == 0:
@@ -299,7 +299,7 @@ def _carry_on(
     return STOPPED
 
 
-def _loaded(training: Training, saver: Saver, path: Path) -> dict[str, Any]:
+def _loaded(training: TrainState, saver: Saver, path: Path) -> dict[str, Any]:
     """Put a checkpoint into `training`; returns its state."""
     tensors = training.tensors()
     state = saver.load(path, tensors)
@@ -307,11 +307,11 @@ def _loaded(training: Training, saver: Saver, path: Path) -> dict[str, Any]:
     return state
 
 
-def _table(training: Training) -> str:
+def _table(training: TrainState) -> str:
     """What is kept and computed in which precision; and how it is spread."""
     replicas, shards = training.mesh.shape
     compute = training.policy.config.compute
-    world, device = training.mesh.world, training.mesh.device.type
+    world, device = training.mesh.world_size, training.mesh.device.type
     where = f"{world} processes on {device}: {replicas} x {shards} (replicas x shards)"
     where = where if world > 1 else f"1 process on {device}"
     return "\n".join([where, precision.table(training.policy, training.optimizer, training.average, compute)])

@@ -20,7 +20,7 @@ from understudy.distributed.mesh import Mesh
 from understudy.errors import ConfigError
 from understudy.order import Order
 from understudy.storage.options import Remote
-from understudy.train.checkpoint.export import initial
+from understudy.train.checkpoint.export import read_initial_policy
 from understudy.train.data.data import RunData, file_digests, fingerprint, normalisation
 from understudy.train.inner_loop import new_order
 
@@ -33,7 +33,7 @@ def decided(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, Any]:
             normalised.
     """
     network = data.policy_config(config)
-    first = initial(config.init_from, network) if config.init_from else None
+    first = read_initial_policy(config.init_from, network) if config.init_from else None
     cache = Path(Remote(cache=config.data.cache).folder)
     computed = normalisation(data, config.data.normalise, cache)
     if first is not None:
@@ -132,7 +132,7 @@ def first_weights(config: TrainConfig, data: RunData, frozen: Mapping[str, Any])
     """Those of the exported policy that the run begins from, if it does. Raises ConfigError when it is another now."""
     if not config.init_from:
         return None
-    first = initial(config.init_from, data.policy_config(config))
+    first = read_initial_policy(config.init_from, data.policy_config(config))
     if first.digest != frozen["init"]:
         raise ConfigError(f"init_from: {config.init_from} is not the policy any more that the run began with")
     return first.weights

@@ -17,26 +17,34 @@ from torch.overrides import TorchFunctionMode
 from understudy.bytesize import parse_bytes
 from understudy.config.limits import memory
 from understudy.config.train import TrainConfig
-from understudy.distributed.activation_checkpoint import rematerialise
+from understudy.distributed.activation_checkpoint import apply_activation_checkpointing
 from understudy.distributed.compile import compile_blocks
-from understudy.distributed.mesh import Mesh, fair_threads, gather_later, micro_batches, shard
+from understudy.distributed.mesh import Mesh, fair_threads, num_micro_batches, reshard_weights, shard
 from understudy.errors import ConfigError
 from understudy.load.eval.validation_data import HeldOut
 from understudy.optim.adamw import Float32AdamW
-from understudy.optim.lr_schedule import rate
-from understudy.optim.param_groups import average_of, decay_at, freeze, loss_weights, update_average
+from understudy.optim.lr_schedule import lr_factor
+from understudy.optim.param_groups import ema_decay, freeze, loss_weights, make_average, update_average
 from understudy.order.random.keys import make_key
 from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
 from understudy.train import precision
 from understudy.train.data.data import RunData
-from understudy.train.eval.validate import DRAWS, validation
+from understudy.train.eval.validate import DRAWS, evaluate
 from understudy.train.profiling.timer import NULL, Timer
-from understudy.train.step import Draws, StepResult, augmented, moved, optimizer_step, parts_of, placed
+from understudy.train.step import (
+    Draws,
+    StepResult,
+    apply_augmentation,
+    batch_to_device,
+    optimizer_step,
+    split_micro_batches,
+    to_device,
+)
 from understudy.train.task_modes import mode_of
 
 
 @dataclass
-class Training:
+class TrainState:
     """The state of a run between two steps."""
 
     config: TrainConfig
@@ -55,24 +63,24 @@ class Training:
     """Whether a step of this process has been looked at for parameters that the loss does not reach."""
 
     @property
-    def best(self) -> FlowPolicy:
+    def eval_policy(self) -> FlowPolicy:
         """The weights to judge and to hand out."""
         return self.average or self.policy
 
     @property
     def lr(self) -> float:
         """Learning rate of the next step, before the factors of groups."""
-        return self.config.optim.lr * rate(self.step, self.config.schedule, self.config.steps)
+        return self.config.optim.lr * lr_factor(self.step, self.config.schedule, self.config.steps)
 
-    def advance(self, batch: Mapping[str, Any], timer: Timer = NULL) -> StepResult:
+    def train_step(self, batch: Mapping[str, Any], timer: Timer = NULL) -> StepResult:
         """One optimizer step from this rank's share of a global batch, as the loader hands it out."""
         config, device = self.config, self.mesh.device
         with timer("host to device"):
-            noise, time = (placed(draw, device) for draw in self.draws.noise_and_time(batch["position"]))
-            batch = augmented(
-                moved(self._marked(batch), device), self.policy.config.cameras, config.augment, config.seed
+            noise, time = (to_device(draw, device) for draw in self.draws.noise_and_time(batch["position"]))
+            batch = apply_augmentation(
+                batch_to_device(self._marked(batch), device), self.policy.config.cameras, config.augment, config.seed
             )
-            parts = parts_of(batch, noise, time, micro_batches(config, self.mesh))
+            parts = split_micro_batches(batch, noise, time, num_micro_batches(config, self.mesh))
         result = optimizer_step(
             self.policy,
             self.optimizer,
@@ -87,7 +95,7 @@ class Training:
         self.step, self.checked = self.step + 1, True
         if self.average is not None:
             with timer("optimizer"):
-                update_average(self.average, self.policy, self.optimizer, decay_at(self.step, config.optim.ema))
+                update_average(self.average, self.policy, self.optimizer, ema_decay(self.step, config.optim.ema))
         return result
 
     def _marked(self, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,14 +107,14 @@ class Training:
             marks["mode"] = mode_of(self.config.seed, batch["position"], self.config.mode_weights())
         return {**batch, **marks}
 
-    def judged(
+    def evaluate(
         self, held: HeldOut, *, per_dim: bool = False, asked: Callable[[], bool] = lambda: False
     ) -> dict[str, Any]:
-        """`validation` of the weights that `val_weights` chooses."""
-        config, network = self.config, self.best if self.config.val_weights == "average" else self.policy
+        """`evaluate` of the weights that `val_weights` chooses."""
+        config, network = self.config, self.eval_policy if self.config.val_weights == "average" else self.policy
         threads = fair_threads(self.mesh) if config.loader_threads == "auto" else config.loader_threads
         try:
-            return validation(
+            return evaluate(
                 network,
                 held,
                 replace(self.draws, draws=DRAWS),
@@ -116,11 +124,11 @@ class Training:
                 open_loop=config.val_open_loop,
                 per_dim=per_dim,
                 threads=threads,
-                memory=parse_bytes(config.memory) // self.mesh.local_world // 8,  # the rest is the loader's
+                memory=parse_bytes(config.memory) // self.mesh.local_world_size // 8,  # the rest is the loader's
                 asked=asked,
             )
         finally:
-            gather_later(network, self.mesh)
+            reshard_weights(network, self.mesh)
 
     def tensors(self) -> dict[str, Tensor]:
         """All that a checkpoint must hold, by name (`precision.named_tensors`)."""
@@ -146,21 +154,21 @@ def _refuse_what_has_no_room(network: FlowPolicyConfig, normalisation: Mapping[s
             count = sum(weight.numel() for weight in FlowPolicy(network, normalisation).parameters())
     except (ValueError, RuntimeError):  # whoever makes it says why
         return
-    needed, here = 4 * count * mesh.local_world, memory()
+    needed, here = 4 * count * mesh.local_world_size, memory()
     if needed > here:
         raise ConfigError(
-            f"policy: {count:,} parameters take {needed / 1e9:,.0f} GB in {mesh.local_world} processes, and this "
+            f"policy: {count:,} parameters take {needed / 1e9:,.0f} GB in {mesh.local_world_size} processes, and this "
             f"machine has {here / 1e9:,.0f} GB: make policy.width, policy.layers or policy.channels smaller"
         )
 
 
-def begun(
+def init_train_state(
     config: TrainConfig,
     data: RunData,
     normalisation: Mapping[str, Any],
     mesh: Mesh,
     weights: Mapping[str, Tensor] | None = None,
-) -> Training:
+) -> TrainState:
     """The state at step 0: a function of settings and dataset; the global generator is left as it was.
 
     Args:
@@ -181,9 +189,9 @@ def begun(
         policy.load_state_dict(weights)
     terms = loss_weights(policy.terms, config.optim)
     freeze(policy, config.optim)
-    average = average_of(policy) if config.optim.ema.decay else None
+    average = make_average(policy) if config.optim.ema.decay else None
     masters = precision.store(policy, config)
-    rematerialise(policy.blocks(), config.activation_checkpoint)  # the average is never trained
+    apply_activation_checkpointing(policy.blocks(), config.activation_checkpoint)  # the average is never trained
     for network in (policy, average):
         if network is not None:
             network.to(mesh.device)
@@ -202,4 +210,4 @@ def begun(
     future = shape.state_dim if shape.future else 0
     draws = Draws(config.seed, config.policy.draws, config.data.chunk, shape.action_dim, future)
     heads = torch.from_numpy(data.head_of_source) if len(data.heads) > 1 else None
-    return Training(config, mesh, policy, optimizer, average, draws, terms, heads)
+    return TrainState(config, mesh, policy, optimizer, average, draws, terms, heads)

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from understudy.batch_keys import TASK
-from understudy.distributed.mesh import Mesh, summed_in, sync_gradients
-from understudy.distributed.unused_parameters import check_reach, leaves_of
+from understudy.distributed.mesh import Mesh, grad_sum_dtype, sync_gradients
+from understudy.distributed.unused_parameters import check_unused_parameters, record_leaves
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.state import clip_factor, local
 from understudy.order import sample_normal, sample_uniform
@@ -45,7 +45,7 @@ class StepResult(NamedTuple):
     """1 where the gradient was not finite and the weights stayed as they were, else 0."""
 
 
-class Part(NamedTuple):
+class MicroBatch(NamedTuple):
     """A micro-batch, on the policy's device. noise and time as `Draws` makes them."""
 
     batch: Mapping[str, Any]
@@ -83,7 +83,7 @@ class Draws:
         return torch.from_numpy(np.concatenate([noise, future], axis=3)), both
 
 
-def augmented(
+def apply_augmentation(
     batch: Mapping[str, Any], cameras: tuple[str, ...], augment: "AugmentConfig", seed: int
 ) -> dict[str, Any]:
     """The batch with shifted pictures and some instructions dropped; `batch["position"]` keys the draws."""
@@ -92,30 +92,30 @@ def augmented(
     if augment.shift:
         for camera in cameras:
             draws = torch.from_numpy(sample_uniform(seed, f"shift {camera}", at, (2,)))
-            changed[camera] = shift_pictures(batch[camera], placed(draws, batch[camera].device), augment.shift)
+            changed[camera] = shift_pictures(batch[camera], to_device(draws, batch[camera].device), augment.shift)
     if augment.text_dropout:
         draws = torch.from_numpy(sample_uniform(seed, "text dropout", at))
         changed[TASK] = drop_texts(batch[TASK], draws, augment.text_dropout)
     return changed
 
 
-def placed(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on `device`, copied without waiting for what the device still has to do."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)  # from pageable memory the copy would wait
     return tensor.to(device)
 
 
-def moved(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+def batch_to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """The batch on `device`; `position` and `source`, which the host reads, and texts stay where they are."""
     at_host = ("position", "source")
     return {
-        key: placed(value, device) if isinstance(value, Tensor) and key not in at_host else value
+        key: to_device(value, device) if isinstance(value, Tensor) and key not in at_host else value
         for key, value in batch.items()
     }
 
 
-def parts_of(batch: Mapping[str, Any], noise: Tensor, time: Tensor, count: int) -> list[Part]:
+def split_micro_batches(batch: Mapping[str, Any], noise: Tensor, time: Tensor, count: int) -> list[MicroBatch]:
     """A rank's share of a batch as `count` micro-batches of consecutive samples, equally large up to one sample."""
 
     def cut(value: Any, low: int, high: int) -> Any:
@@ -124,13 +124,13 @@ def parts_of(batch: Mapping[str, Any], noise: Tensor, time: Tensor, count: int) 
         return part.clone() if count > 1 and isinstance(part, Tensor) else part
 
     slices = [rank_slice(len(noise), number, count) for number in range(count)]
-    return [Part({k: cut(v, *at) for k, v in batch.items()}, cut(noise, *at), cut(time, *at)) for at in slices]
+    return [MicroBatch({k: cut(v, *at) for k, v in batch.items()}, cut(noise, *at), cut(time, *at)) for at in slices]
 
 
 def optimizer_step(
     policy: FlowPolicy,
     optimizer: Float32AdamW,
-    parts: Sequence[Part],
+    parts: Sequence[MicroBatch],
     mesh: Mesh,
     *,
     lr: float,
@@ -157,16 +157,16 @@ def optimizer_step(
         counted = [policy.counts(part.batch, part.noise.shape[1]) for part in parts]
         counts = torch.stack([torch.stack([each[term] for each in counted]).sum() for term in terms])
         mesh.sum(counts).clamp_(min=1)  # int64 [K]
-    wide = Wide(optimizer, mesh, len(parts))
+    wide = Float64GradAccumulator(optimizer, mesh, len(parts))
     sums = torch.zeros(len(terms), dtype=torch.float64, device=mesh.device)
     for number, part in enumerate(parts):
         sync_gradients(policy, mesh, last=number == len(parts) - 1)
-        with timer("forward"), leaves_of(policy, mesh, noted=check and number == 0) as leaves:
+        with timer("forward"), record_leaves(policy, mesh, noted=check and number == 0) as leaves:
             losses = policy.losses(*part, terms=terms)
             each = torch.stack([losses[term].sum.sum() for term in terms])  # [K]
             loss = torch.stack([factor * total for factor, total in zip(factors, each / counts)]).sum()
         if check and number == 0:
-            check_reach(policy, leaves, loss, mesh)
+            check_unused_parameters(policy, leaves, loss, mesh)
         with timer("backward"):
             loss.backward()
             wide.add()
@@ -188,17 +188,19 @@ def optimizer_step(
     return StepResult(mean.float(), norm, skipped)
 
 
-class Wide:
-    """Gradients of one process's micro-batches, added up as those of several ranks are (`parallel.summed_in`).
+class Float64GradAccumulator:
+    """Gradients of one process's micro-batches, added up as those of several ranks are (`parallel.grad_sum_dtype`).
 
     On a mesh of several processes fully_shard does this by itself, and autograd's own sums are in float32; so this has
     something to do for float32 weights in one process on a CPU, and for one micro-batch never.
     """
 
     def __init__(self, optimizer: Float32AdamW, mesh: Mesh, parts: int) -> None:
-        self._dtype = summed_in(mesh.device)
-        needed = parts > 1 and mesh.world == 1
-        self._parameters = [p for p in trained(optimizer) if needed and p.dtype == torch.float32 != self._dtype]
+        self._dtype = grad_sum_dtype(mesh.device)
+        needed = parts > 1 and mesh.world_size == 1
+        self._parameters = [
+            p for p in trainable_params(optimizer) if needed and p.dtype == torch.float32 != self._dtype
+        ]
         self._sums: dict[Tensor, Tensor] = {}
 
     def add(self) -> None:
@@ -224,12 +226,12 @@ def squared_norm(optimizer: Float32AdamW) -> Tensor:
     In float64, so that it is the same number in whatever parts the gradient lies: the norm decides about clipping, and
     clipping about every bit of the weights.
     """
-    grads = [local(p.grad) for p in trained(optimizer) if p.grad is not None]
+    grads = [local(p.grad) for p in trainable_params(optimizer) if p.grad is not None]
     norms = torch._foreach_norm(grads, 2.0, dtype=torch.float64)
     return torch.stack(norms).square().sum()
 
 
-def trained(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+def trainable_params(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     """The parameters that the optimizer steps."""
     for group in optimizer.param_groups:
         yield from group["params"]

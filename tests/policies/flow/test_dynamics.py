@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from support.policies import NORMALISATION, batch, config, draws
-from understudy.distributed.unused_parameters import check_reach, leaves_of
+from understudy.distributed.unused_parameters import check_unused_parameters, record_leaves
 from understudy.policies.common.modes import FORWARD, INVERSE, MODES, POLICY, TRAINS
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import scalar
@@ -143,10 +143,10 @@ def test_a_batch_that_by_chance_has_one_mode_gives_every_weight_a_gradient(numbe
         def gather(self, value: Any) -> list[Any]:
             return [value]
 
-    with leaves_of(model, One()) as leaves:  # type: ignore[arg-type]
+    with record_leaves(model, One()) as leaves:  # type: ignore[arg-type]
         found = model.losses(data, noise, time)
     loss = scalar(found)
-    check_reach(model, leaves, loss, One())  # type: ignore[arg-type]
+    check_unused_parameters(model, leaves, loss, One())  # type: ignore[arg-type]
     loss.backward()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
     assert torch.isfinite(loss)

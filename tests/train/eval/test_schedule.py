@@ -27,7 +27,7 @@ from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.data import open_data
 from understudy.train.eval import validate
-from understudy.train.eval.validate import Unjudged, validation
+from understudy.train.eval.validate import ValidationFailed, evaluate
 from understudy.train.step import Draws
 from understudy.train.track import trackers
 from understudy.video.packets import open_packets
@@ -67,7 +67,7 @@ class Asked:
     def __init__(self, which: int, at: int = 1, rank: int = 0) -> None:
         self.which, self.at, self.mine = which, at, int(os.environ.get("RANK", "0")) == rank
         self.begun, self.after = 0, 0
-        self._judge, self._read, self._asked, self._number = validation, HeldOut.read, False, 0
+        self._judge, self._read, self._asked, self._number = evaluate, HeldOut.read, False, 0
 
     def __enter__(self) -> "Asked":
         def judged(*arguments: Any, **options: Any) -> Any:
@@ -82,11 +82,11 @@ class Asked:
                 os.kill(os.getpid(), signal.SIGTERM)
             return self._read(held, part)
 
-        state.validation, HeldOut.read = judged, read  # type: ignore[method-assign]
+        state.evaluate, HeldOut.read = judged, read  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        state.validation, HeldOut.read = self._judge, self._read  # type: ignore[method-assign]
+        state.evaluate, HeldOut.read = self._judge, self._read  # type: ignore[method-assign]
 
 
 def stopped_and_carried_on(config: TrainConfig, which: int, rank: int) -> dict[str, Any]:
@@ -236,12 +236,12 @@ def test_a_held_out_frame_that_cannot_be_read_is_left_out(
     held = held_out_of(data)
     chosen = np.arange(len(held)) != sample
     config = config_of(data, out)
-    with parallel.joined(config) as mesh, small_chunks():
+    with parallel.join_mesh(config) as mesh, small_chunks():
         policy = FlowPolicy.load(out / "policy")
         draws = Draws(config.seed, validate.DRAWS, config.data.chunk, policy.config.action_dim)
         options: dict[str, Any] = {"open_loop": 1, "per_dim": True}
-        without = validation(policy, held.only(chosen), draws, mesh, {"flow": 1.0}, **options)
-        left_out = validation(policy, held_out_of(root, True), draws, mesh, {"flow": 1.0}, **options)
+        without = evaluate(policy, held.only(chosen), draws, mesh, {"flow": 1.0}, **options)
+        left_out = evaluate(policy, held_out_of(root, True), draws, mesh, {"flow": 1.0}, **options)
     assert left_out["loss"] == pytest.approx(without["loss"], rel=1e-5)
     assert left_out["se"] == pytest.approx(without["se"], rel=1e-4)
     (one,), (two,) = left_out["sources"].values(), without["sources"].values()
@@ -255,12 +255,12 @@ def test_a_held_out_frame_that_ends_a_run_costs_no_step(damaged: tuple[Path, int
     root, _ = damaged
     out = RunDir(tmp_path / "r")
     config = config_of(root, out.root)
-    with small_chunks(), pytest.raises(Unjudged, match="on_bad_frame"):
+    with small_chunks(), pytest.raises(ValidationFailed, match="on_bad_frame"):
         run.train(config)
     assert checkpoint.steps(out.checkpoints)[-1] == 5  # saved every 4 steps, validated every 5
     assert [record["step"] for record in series(out.root)] == [1, 2, 3, 4, 5]
     with small_chunks():
-        with pytest.raises(Unjudged):
+        with pytest.raises(ValidationFailed):
             run.resume(out.settings())  # nothing has changed
         assert run.resume(substituting(out.settings())) == run.DONE
         assert run.train(substituting(config_of(root, tmp_path / "at once"))) == run.DONE
@@ -270,7 +270,7 @@ def test_a_held_out_frame_that_ends_a_run_costs_no_step(damaged: tuple[Path, int
 def test_a_frame_that_one_rank_cannot_read_ends_all_of_them(damaged: tuple[Path, int], tmp_path: Path) -> None:
     for kind, said in outcomes_in_ranks(2, run.train, config_of(damaged[0], tmp_path / "r"), timeout=100):
         assert kind == "raised"
-        assert "Unjudged" in said
+        assert "ValidationFailed" in said
     assert checkpoint.steps(RunDir(tmp_path / "r").checkpoints)[-1] == 5
 
 

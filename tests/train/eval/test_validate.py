@@ -31,7 +31,7 @@ from understudy.train.data.data import RunData, open_data
 from understudy.train.eval import validate
 from understudy.train.eval.metrics import TermFound, figures, grouped
 from understudy.train.eval.open_loop import STEPS
-from understudy.train.eval.validate import DRAWS, validation
+from understudy.train.eval.validate import DRAWS, evaluate
 from understudy.train.step import Draws
 from understudy.train.track.metrics_file import finite
 
@@ -53,7 +53,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[SourceConfig, ...
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Mesh]:
-    with parallel.joined(TrainConfig(device="cpu")) as alone:
+    with parallel.join_mesh(TrainConfig(device="cpu")) as alone:
         yield alone
 
 
@@ -89,7 +89,7 @@ def untrained(sources: tuple[SourceConfig, ...], data: RunData) -> FlowPolicy:
 @pytest.fixture(scope="module")
 def whole(sources: tuple[SourceConfig, ...], mesh: Mesh) -> dict[str, Any]:
     data, held = opened(sources)
-    return validation(untrained(sources, data), held, DRAWN, mesh, FLOW, open_loop=2, per_dim=True)
+    return evaluate(untrained(sources, data), held, DRAWN, mesh, FLOW, open_loop=2, per_dim=True)
 
 
 # -- what the numbers are
@@ -315,7 +315,7 @@ def test_an_open_loop_error_of_joints_that_never_move_is_none_and_not_the_best(
     data, held = opened(sources[1:2])
     policy = untrained(sources[1:2], data)
     policy.units.action.spread.zero_()
-    result = validation(policy, held, Draws(7, DRAWS, 3, 2), mesh, FLOW, open_loop=1)
+    result = evaluate(policy, held, Draws(7, DRAWS, 3, 2), mesh, FLOW, open_loop=1)
     assert result["open_loop"]["normalised"] is result["open_loop"]["sources"]["two"]["normalised"] is None
     assert result["open_loop"]["sources"]["two"]["mse"]["0"] > 0
     assert "open_loop" not in figures(result)
@@ -328,7 +328,7 @@ def several(sources: tuple[SourceConfig, ...], shards: int, sizes: list[int]) ->
     """In one rank of some: the tables for each size of chunks, with weights in so many shards, and some threads."""
     config, out = mixed(sources, Path("out"), device="cpu", parallel=ParallelConfig(dp_shard=shards, timeout=300)), []
     data, held = opened(sources)
-    with parallel.joined(config) as mesh:
+    with parallel.join_mesh(config) as mesh:
         for size in sizes:
             policy = untrained(sources, data)
             parallel.shard(
@@ -341,9 +341,7 @@ def several(sources: tuple[SourceConfig, ...], shards: int, sizes: list[int]) ->
             )
             validate.BATCH = size
             every = 9 if size == 4 else 2  # 9: chunks of which no frame is acted on
-            out.append(
-                validation(policy, held, DRAWN, mesh, FLOW, open_loop=every, per_dim=True, threads=1 + mesh.rank)
-            )
+            out.append(evaluate(policy, held, DRAWN, mesh, FLOW, open_loop=every, per_dim=True, threads=1 + mesh.rank))
     return out
 
 
@@ -387,9 +385,7 @@ def test_the_sequence_of_the_sources_changes_nothing(
 ) -> None:
     data, held = opened(sources[::-1])
     assert data.names == ("small", "two", "wide")
-    again = validation(
-        untrained(sources, data), held, DRAWN, mesh, FLOW, open_loop=2, per_dim=True, threads=3, memory=0
-    )
+    again = evaluate(untrained(sources, data), held, DRAWN, mesh, FLOW, open_loop=2, per_dim=True, threads=3, memory=0)
     assert again == whole
 
 
@@ -417,16 +413,16 @@ def test_it_repeats_to_the_bit_and_leaves_no_trace(sources: tuple[SourceConfig, 
     policy.train()
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    first = validation(policy, held, drawn, mesh, FLOW, open_loop=1)
+    first = evaluate(policy, held, drawn, mesh, FLOW, open_loop=1)
     torch.manual_seed(6)
     resident = held.resident(1 << 30)
-    assert validation(policy, resident, drawn, mesh, FLOW, open_loop=1) == first
-    assert validation(policy, resident, drawn, mesh, FLOW, open_loop=1) == first  # from what stayed decoded
+    assert evaluate(policy, resident, drawn, mesh, FLOW, open_loop=1) == first
+    assert evaluate(policy, resident, drawn, mesh, FLOW, open_loop=1) == first  # from what stayed decoded
     torch.manual_seed(5)
     assert torch.equal(torch.get_rng_state(), state)
     assert policy.training
     assert all(p.grad is None for p in policy.parameters())
-    assert validation(policy, held, Draws(8, DRAWS, 3, 2), mesh, FLOW, open_loop=1) != first
+    assert evaluate(policy, held, Draws(8, DRAWS, 3, 2), mesh, FLOW, open_loop=1) != first
 
 
 def test_dropout_is_off_and_on_again(
@@ -439,7 +435,7 @@ def test_dropout_is_off_and_on_again(
     policy.layers[0].register_forward_hook(lambda module, arguments, result: drop(result))
 
     def found() -> dict[str, Any]:
-        return validation(policy, held, DRAWN, mesh, FLOW, open_loop=2, per_dim=True)
+        return evaluate(policy, held, DRAWN, mesh, FLOW, open_loop=2, per_dim=True)
 
     for training in (True, False):
         policy.train(training)
@@ -460,8 +456,8 @@ def test_pictures_that_are_resized_as_they_are_read_are_those_that_stay_decoded(
     assert {
         k for k, v in given.items() if not (torch.equal(v, kept[k]) if torch.is_tensor(v) else v == kept[k])
     } == set()
-    first = validation(policy, held, DRAWN, mesh, FLOW)
-    assert validation(policy, held.resident(1 << 30), DRAWN, mesh, FLOW, threads=2) == first
+    first = evaluate(policy, held, DRAWN, mesh, FLOW)
+    assert evaluate(policy, held.resident(1 << 30), DRAWN, mesh, FLOW, threads=2) == first
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,12 @@ from understudy.load.eval.validation_data import HeldOut
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
-from understudy.train.checkpoint.export import chosen
+from understudy.train.checkpoint.export import find_checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.checkpoint.saver import Saver
 from understudy.train.data.data import open_data
 from understudy.train.eval.metrics import figures
-from understudy.train.eval.validate import DRAWS, validation
+from understudy.train.eval.validate import DRAWS, evaluate
 from understudy.train.step import Draws
 from understudy.train.track import metrics_file
 
@@ -64,7 +64,7 @@ def test_the_best_checkpoint_is_that_by_the_named_figure(tmp_path: Path) -> None
     for step, loss, hard in ((1, 1.0, 3.0), (2, 2.0, 1.0), (3, 3.0, 2.0)):
         judged = {"loss": loss, "task:hard": hard}
         checkpoint.save(tmp_path, step, {"weights/a": torch.ones(1)}, {"judged": judged})
-    found = {metric: chosen(tmp_path, "best", metric).name for metric in ("none", "loss", "task:hard")}
+    found = {metric: find_checkpoint(tmp_path, "best", metric).name for metric in ("none", "loss", "task:hard")}
     assert found == {"none": "step-00000001", "loss": "step-00000001", "task:hard": "step-00000002"}
 
 
@@ -96,7 +96,7 @@ def test_a_checkpoint_is_judged_by_however_many_processes(done: Path) -> None:
     """What its training asks of their number does not matter then."""
     now = RunDir(done).settings()
     then = replace(now, micro_batch=now.batch, parallel=ParallelConfig(dp_shard=3, dp_replicate=2))
-    assert parallel.arrangement(run._as_then(then, now), 2) == (2, 1)
+    assert parallel.mesh_shape(run._as_then(then, now), 2) == (2, 1)
 
 
 def test_a_checkpoint_that_is_not_there_is_told(done: Path) -> None:
@@ -125,8 +125,8 @@ def test_the_training_of_a_mixture_does_not_notice(
     held = HeldOut.of(open_data(config), mixed=True)
     assert held is not None
     draws = Draws(config.seed, DRAWS, config.data.chunk, policy.config.action_dim)
-    with parallel.joined(config) as mesh:
-        live = validation(policy, held, draws, mesh, {"flow": 1.0}, open_loop=config.val_open_loop)
+    with parallel.join_mesh(config) as mesh:
+        live = evaluate(policy, held, draws, mesh, {"flow": 1.0}, open_loop=config.val_open_loop)
     assert now[8] == {"kind": "val", "step": 8, **live}
 
 

@@ -16,7 +16,7 @@ from support.runs import tiny_config, tiny_dataset
 from understudy.cli import main
 from understudy.cli.profile import why
 from understudy.config.train import ParallelConfig
-from understudy.distributed.activation_checkpoint import Kept, rematerialise
+from understudy.distributed.activation_checkpoint import CheckpointMode, apply_activation_checkpointing
 from understudy.policies.losses import scalar
 from understudy.train import state
 from understudy.train.profiling import flops
@@ -34,13 +34,13 @@ def test_the_trained_step_is_measured_and_nothing_else(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timers: list[Any] = []
-    plain = state.Training.advance
+    plain = state.TrainState.train_step
 
-    def advance(self: state.Training, batch: Any, timer: Any = NULL) -> Any:
+    def advance(self: state.TrainState, batch: Any, timer: Any = NULL) -> Any:
         timers.append(timer)
         return plain(self, batch, timer)
 
-    monkeypatch.setattr(state.Training, "advance", advance)
+    monkeypatch.setattr(state.TrainState, "train_step", advance)
     found = profile(tiny_config(data, tmp_path / "run"), warmup=2, steps=4)
     assert found is not None
     # warm-up and plain steps without a timer, then as many with one, then one traced and one counted
@@ -64,7 +64,7 @@ def test_the_trained_step_is_measured_and_nothing_else(
     assert (found.conditions["steps"], found.conditions["warmup"]) == (4, 2)
 
 
-def remembered_bytes(data: Path, out: Path, kept: Kept) -> int:
+def remembered_bytes(data: Path, out: Path, kept: CheckpointMode) -> int:
     config = tiny_config(data, out, batch=8, activation_checkpoint=kept)
     config = replace(config, policy=replace(config.policy, blocks=3, layers=3))
     found = profile(config, warmup=1, steps=1)
@@ -155,7 +155,7 @@ def test_operations_are_those_that_a_step_needs() -> None:
     counts: Counter[str] = Counter()
     for kept in ("none", "selective", "full"):
         model = policy()
-        rematerialise(model.blocks(), kept)
+        apply_activation_checkpointing(model.blocks(), kept)
         counts[kept] = flops.counted(lambda m=model: scalar(m.losses(batch(3), *draws(3))).backward(), model)
     assert counts["none"] == counts["selective"] == counts["full"] > 0  # what is repeated is not counted
 

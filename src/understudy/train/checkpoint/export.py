@@ -53,20 +53,23 @@ def export(config: ExportConfig) -> None:
 
     run = RunDir(Path(config.run))
     metric = run.settings().keep_best
-    source, target = chosen(run.checkpoints, config.checkpoint, metric), Path(config.out or run.root / "export")
+    source, target = (
+        find_checkpoint(run.checkpoints, config.checkpoint, metric),
+        Path(config.out or run.root / "export"),
+    )
     frozen = run.frozen()
     network = _policy(frozen["policy"])
     try:
         pretrained.replaceable(target, type(network).__name__)
     except FileExistsError as error:
         raise ConfigError(f"out: {error}") from error
-    weights = to_hand_out(source, config.dtype)
+    weights = policy_weights(source, config.dtype)
     pretrained.save(target, network, frozen["normalisation"], weights)
     size = sum(weight.numel() for weight in weights.values())
     print(f"{target}: {size:,} weights in {config.dtype} of {source.name}")
 
 
-def to_hand_out(checkpoint: Path, dtype: str = "fp32") -> "dict[str, Tensor]":
+def policy_weights(checkpoint: Path, dtype: str = "fp32") -> "dict[str, Tensor]":
     """The policy's state dict out of a checkpoint: the average where the run keeps one, else the weights."""
     import torch
 
@@ -81,7 +84,7 @@ def to_hand_out(checkpoint: Path, dtype: str = "fp32") -> "dict[str, Tensor]":
 
 
 @dataclass(frozen=True)
-class Initial:
+class InitialPolicy:
     """What a run begins with that begins from an exported policy."""
 
     normalisation: dict[str, Any]
@@ -91,7 +94,7 @@ class Initial:
     """Of the file of weights."""
 
 
-def initial(path: str | Path, wanted: "FlowPolicyConfig") -> Initial:
+def read_initial_policy(path: str | Path, wanted: "FlowPolicyConfig") -> InitialPolicy:
     """An exported policy to begin with.
 
     Raises:
@@ -113,10 +116,10 @@ def initial(path: str | Path, wanted: "FlowPolicyConfig") -> Initial:
             f"init_from: {path} holds another network; set policy.*, data.* and mode as there, or name another\n{lines}"
         )
     digest = hashlib.sha256((Path(path) / pretrained.WEIGHTS).read_bytes()).hexdigest()
-    return Initial(normalisation, {name: tensor.float() for name, tensor in weights.items()}, digest)
+    return InitialPolicy(normalisation, {name: tensor.float() for name, tensor in weights.items()}, digest)
 
 
-def chosen(checkpoints: Path, which: int | str, metric: str) -> Path:
+def find_checkpoint(checkpoints: Path, which: int | str, metric: str) -> Path:
     """A checkpoint by its step, "latest" or "best": by `metric` of its validation, by its loss where that is "none".
 
     Raises ConfigError when there is none."""

@@ -32,8 +32,8 @@ from understudy.policies.flow.model import FlowPolicyConfig
 from understudy.storage.options import Remote
 from understudy.train.data.fingerprint import digests
 from understudy.train.data.sources import Begun, Parts, Source, opened, parts, picture_size
-from understudy.train.precision import arithmetic
-from understudy.train.step import augmented
+from understudy.train.precision import compute_dtype
+from understudy.train.step import apply_augmentation
 
 _T = TypeVar("_T")
 
@@ -88,7 +88,7 @@ class RunData:
             state_dim=max(_width(part, STATE) for part in self.training),
             cameras=self.cameras,
             chunk=config.data.chunk,
-            compute=arithmetic(config.precision),
+            compute=compute_dtype(config.precision),
             **network,
         )
 
@@ -314,4 +314,4 @@ def first_batch(config: TrainConfig, begun: Begun | None = None) -> tuple[dict[s
     """The batch of step 0 as the policy gets it, and the names of its cameras; for the eye. begun: see `open_data`."""
     data = open_data(config, begun, look=False)
     with Loader(data.training, order=data.order(config), threads=1, size=data.size) as loader:
-        return augmented(next(loader), data.cameras, config.augment, config.seed), data.cameras
+        return apply_augmentation(next(loader), data.cameras, config.augment, config.seed), data.cameras

@@ -18,7 +18,7 @@ from understudy.load.eval.validation_data import HeldOut
 from understudy.order import sample_normal
 from understudy.policies.common.affine import of_head
 from understudy.policies.flow.model import FlowPolicy
-from understudy.train.step import placed
+from understudy.train.step import to_device
 
 STEPS = 10
 """Euler steps of the sampling."""
@@ -53,7 +53,7 @@ class OpenLoop:
         identity = self._held.identity(part)[some].numpy()
         noise = torch.from_numpy(sample_normal(self._seed, "open loop", identity, shape))
         recorded = here[ACTION]
-        proposed = policy.sample_actions(here, placed(noise, recorded.device), STEPS, self._mode)
+        proposed = policy.sample_actions(here, to_device(noise, recorded.device), STEPS, self._mode)
         if not len(chosen):
             return {}
         absent = here[f"{ACTION}_is_pad"][..., None].expand(recorded.shape)  # [n, T, A]

@@ -12,8 +12,8 @@ from understudy.distributed.signals import Stop
 from understudy.load.eval.validation_data import HeldOut
 from understudy.train.data.data import RunData
 from understudy.train.eval.metrics import check_figure
-from understudy.train.eval.validate import CutShort, Unjudged
-from understudy.train.state import Training
+from understudy.train.eval.validate import ValidationFailed, ValidationStopped
+from understudy.train.state import TrainState
 from understudy.train.track.trackers import Log
 
 
@@ -32,16 +32,16 @@ def validated_on(config: TrainConfig, data: RunData) -> HeldOut | None:
 
 
 def judged_and_logged(
-    training: Training, held: HeldOut, stop: Stop, log: Log
-) -> tuple[Mapping[str, Any] | None, Unjudged | None]:
+    training: TrainState, held: HeldOut, stop: Stop, log: Log
+) -> tuple[Mapping[str, Any] | None, ValidationFailed | None]:
     """A validation, written to the log; all ranks call this together. None where it was not made to its end: with why,
     or with None after a request to stop."""
     try:
-        judged = training.judged(held, asked=lambda: stop.asked)
-    except CutShort:
+        judged = training.evaluate(held, asked=lambda: stop.asked)
+    except ValidationStopped:
         log.hold_back()
         return None, None
-    except Unjudged as error:
+    except ValidationFailed as error:
         log.hold_back()
         return None, error
     log.log(training.step, {"kind": "val", **judged})

@@ -24,7 +24,7 @@ from understudy.policies.flow.model import FlowPolicy
 from understudy.progress import Progress, tqdm
 from understudy.train.eval.metrics import TermFound, by_dimension, grouped
 from understudy.train.eval.open_loop import OpenLoop
-from understudy.train.step import Draws, moved, placed
+from understudy.train.step import Draws, batch_to_device, to_device
 
 BATCH = 128
 """Samples of a chunk."""
@@ -38,16 +38,16 @@ FEW, CAP = 16, 0.01
 """Held-out frames that may be unreadable where such are left out: so many, or this share of them."""
 
 
-class CutShort(Exception):
+class ValidationStopped(Exception):
     """A validation was asked to stop before its end."""
 
 
-class Unjudged(DatasetError):
+class ValidationFailed(DatasetError):
     """Held-out frames cannot be read, so there is no validation."""
 
 
 @torch.no_grad()
-def validation(
+def evaluate(
     policy: FlowPolicy,
     held: HeldOut,
     draws: Draws,
@@ -77,7 +77,7 @@ def validation(
         `open_loop` also {"open_loop": `OpenLoop.result`}; with `per_dim` each source also has "dims": {joint: loss}.
         `unreadable` is the number of samples that were left out, where there are any.
     Raises:
-        CutShort: on all ranks: one was asked to stop. Unjudged: on all ranks: what one cannot read.
+        ValidationStopped: on all ranks: one was asked to stop. ValidationFailed: on all ranks: what one cannot read.
     """
     width, count = policy.config.action_dim, len(held)
     rows = {"sum": 1, "count": 1, "draws": draws.draws}
@@ -94,7 +94,7 @@ def validation(
 
     at = parts(found)
     chunks = [slice(low, min(low + BATCH, len(held))) for low in range(0, len(held), BATCH)]
-    own, turns = dealt(len(chunks), mesh.rank, mesh.world)
+    own, turns = dealt(len(chunks), mesh.rank, mesh.world_size)
     tasks: dict[int, list[str]] = {}  # of this rank's chunks
     known: dict[str, str] = {}  # each text once, for the way to the other ranks
     wrong: dict[int, str] = {}  # samples that cannot be read
@@ -116,14 +116,14 @@ def validation(
                 if failed:
                     raise _failure(mesh, error)
                 if stopping:
-                    raise CutShort
+                    raise ValidationStopped
                 part = chunks[number]
                 if turn < max(1, len(own)):
                     unreadable: dict[int, str] = batch.pop(UNREADABLE)
                     if mode != POLICY:
                         batch[MODE] = torch.full((part.stop - part.start,), MODES.index(mode))
-                    here = moved(batch, mesh.device)
-                    noise, time = (placed(draw, mesh.device) for draw in draws.noise_and_time(held.identity(part)))
+                    here = batch_to_device(batch, mesh.device)
+                    noise, time = (to_device(draw, mesh.device) for draw in draws.noise_and_time(held.identity(part)))
                 losses = policy.losses(here, noise, time, terms=list(weights), detail=True)
                 errors = sampler.errors(policy, here, part) if sampler else {}
                 if turn < len(own):
@@ -166,7 +166,7 @@ def _failure(mesh: Mesh, error: Exception | None) -> Exception:
     made: Exception
     if wrong_input:
         fix = "data.on_bad_frame substitute leaves out the few frames that cannot be read"
-        made = Unjudged(f"held-out frames cannot be judged: {words}", fix=fix)
+        made = ValidationFailed(f"held-out frames cannot be judged: {words}", fix=fix)
     else:
         made = RankError(f"held-out frames cannot be judged: {words}")
     made.__cause__ = error
@@ -174,12 +174,12 @@ def _failure(mesh: Mesh, error: Exception | None) -> Exception:
 
 
 def _check_few(left_out: Mapping[int, str], count: int, first: bool) -> None:
-    """Tell of samples, of `count`, that cannot be read. Raises Unjudged, as in training, where they are many."""
+    """Warn about unreadable samples, of `count`. Raises ValidationFailed where they are many, as in training."""
     words, allowed = left_out[min(left_out)], max(FEW, int(CAP * count))
     what = f"{len(left_out)} of {count} held-out frames cannot be read"
     if len(left_out) > allowed:
         fix = "repair the dataset, or leave these episodes out"
-        raise Unjudged(f"{what}, {allowed} are allowed; the first: {words}", fix=fix)
+        raise ValidationFailed(f"{what}, {allowed} are allowed; the first: {words}", fix=fix)
     if first:
         tqdm.write(f"{what} and are left out of the validation; the first: {words}", file=sys.stderr)
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from understudy.distributed.activation_checkpoint import remembered
+from understudy.distributed.activation_checkpoint import without_checkpointing
 
 # Dense (no sparsity) teraflops per second as NVIDIA's data sheets have them; the first name that fits counts.
 PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
@@ -31,7 +31,11 @@ PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
 
 def counted(step: Callable[[], object], policy: nn.Module) -> int:
     """Floating-point operations of `step()` on this rank, a multiply-add counted as two. Runs it, uncompiled."""
-    with remembered(policy), torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
+    with (
+        without_checkpointing(policy),
+        torch.compiler.set_stance("force_eager"),
+        FlopCounterMode(display=False) as counter,
+    ):
         step()
     return int(counter.get_total_flops())
 

@@ -23,14 +23,14 @@ from torch import Tensor
 
 from understudy._version import __version__
 from understudy.config.train import TrainConfig
-from understudy.distributed.mesh import joined, micro_batches
+from understudy.distributed.mesh import join_mesh, num_micro_batches
 from understudy.optim.state import local
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.data import normalisation, open_data
 from understudy.train.inner_loop import Pace, loader_of, new_order
 from understudy.train.profiling.flops import counted, peak
 from understudy.train.profiling.timer import NULL, PHASES, PhaseTimer, Timer
-from understudy.train.state import Training, begun
+from understudy.train.state import TrainState, init_train_state
 from understudy.train.track.trackers import Log
 
 OTHER = "everything else"
@@ -90,13 +90,13 @@ def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
         ConfigError, DatasetError, RankError: as `run.train` does, but an existing run is no obstacle.
     """
     config = replace(config, trackers=(), steps=warmup + 2 * steps + 2).resolved()
-    with joined(config) as mesh, tempfile.TemporaryDirectory() as folder:
+    with join_mesh(config) as mesh, tempfile.TemporaryDirectory() as folder:
         torch.set_num_threads(config.threads)
         with mesh.together():
             data = open_data(config)
             (order, _), scales = new_order(config, data, mesh), normalisation(data, config.data.normalise)
             log = Log(RunDir(Path(folder)), config, 0, writes=mesh.rank == 0)
-        training = begun(config, data, scales, mesh)
+        training = init_train_state(config, data, scales, mesh)
         with closing(log), loader_of(config, data, order, mesh, 0) as loader, Pace(training, loader, log) as pace:
             ranks = mesh.gather(_measured(training, pace, lambda: loader.waited, warmup, steps))
         conditions = _conditions(training) | {"warmup": warmup, "steps": steps}
@@ -117,7 +117,7 @@ class _Rank(NamedTuple):
     flops: int
 
 
-def _measured(training: Training, pace: Pace, waited: Callable[[], float], warmup: int, steps: int) -> _Rank:
+def _measured(training: TrainState, pace: Pace, waited: Callable[[], float], warmup: int, steps: int) -> _Rank:
     mesh, config = training.mesh, training.config
     cuda = mesh.device.type == "cuda"
     wait: Callable[[], object] = torch.cuda.synchronize if cuda else lambda: None
@@ -155,7 +155,7 @@ def _measured(training: Training, pace: Pace, waited: Callable[[], float], warmu
     return _Rank(plain, waiting, timed, phases, trace.collectives, trace.seconds, memory, flops)
 
 
-def _kept(training: Training) -> dict[str, int]:
+def _kept(training: TrainState) -> dict[str, int]:
     """Bytes on this rank, just after a step."""
 
     def size(tensors: Sequence[Tensor | None]) -> int:
@@ -242,7 +242,7 @@ def _together(ranks: Sequence[_Rank], batch: int, fastest: float | None, conditi
     )
 
 
-def _conditions(training: Training) -> dict[str, Any]:
+def _conditions(training: TrainState) -> dict[str, Any]:
     config = training.config
     cuda = training.mesh.device.type == "cuda"
     arithmetic: str = training.policy.config.compute
@@ -251,7 +251,7 @@ def _conditions(training: Training) -> dict[str, Any]:
     replicas, shards = training.mesh.shape
     return {
         "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
-        "ranks": training.mesh.world,
+        "ranks": training.mesh.world_size,
         "replicas": replicas,
         "shards": shards,
         "threads": config.threads,
@@ -259,7 +259,7 @@ def _conditions(training: Training) -> dict[str, Any]:
         "precision": config.precision,
         "parameters": sum(parameter.numel() for parameter in training.policy.parameters()),
         "batch": config.batch,
-        "micro_batches": micro_batches(config, training.mesh),
+        "micro_batches": num_micro_batches(config, training.mesh),
         "activation_checkpoint": config.activation_checkpoint,
         "compile": config.compile,
         "understudy": __version__,
