@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from loader_sets import FILE_BYTES, Encoding, Recording, joined
@@ -190,6 +191,7 @@ class Blank:
     height: int
     width: int
     is_corrupt: bool = False
+    format = SimpleNamespace(name="yuv420p")
 
 
 class Blanks:

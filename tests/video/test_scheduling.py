@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import av
 import pytest
 
 MAY_RAISE = """
@@ -100,7 +101,7 @@ def test_encoding_leaves_scheduling_alone(mode: str, codec: str, tmp_path: Path)
     assert start[deliberate][:2] == [os.SCHED_FIFO, 3]
     assert seen["thread"] == start[main]
     assert seen["child"] == start[main][0]
-    if codec == "libsvtav1":
+    if codec == "libsvtav1" and int(av.__version__.split(".")[0]) < 19:  # a newer SVT-AV1 works in the caller's thread
         assert max(len(threads) for _, threads in seen["steps"]) > len(start), "the encoder has no threads of its own"
 
 

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import av
@@ -63,7 +64,13 @@ def _bundled_ffmpeg(folder: Path) -> bool:
 def test_equal_pictures(tmp_path: Path) -> None:
     if importlib.util.find_spec("torchcodec") is None:
         pytest.skip("torchcodec is not installed")
-    paths = [write_video(tmp_path / f"{kind}.mp4", kind) for kind in KINDS if kind != "h264-refresh"]
+    left_out = {"h264-refresh"}
+    if tuple(map(int, version("torchcodec").split(".")[:2])) < (
+        0,
+        13,
+    ):  # 0.11.1 gives another picture now and then: 51 of 4,800 in a random sequence
+        left_out |= {"hevc-open"}
+    paths = [write_video(tmp_path / f"{kind}.mp4", kind) for kind in KINDS if kind not in left_out]
     paths.append(write_video(tmp_path / "wide.mp4", "h264-gop2", height=46, width=90))  # no multiple of 32
     paths += sorted(Path(os.environ.get("UNDERSTUDY_TEST_DATA", tmp_path)).glob("*/videos/**/episode_000001.mp4"))
     libraries = tmp_path / "libraries"
