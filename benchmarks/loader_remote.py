@@ -132,7 +132,7 @@ def stretch(root: str, cache: str, counter: str, batches: int, memory: int) -> d
     catalog = Catalog.open(root, Remote(cache=cache))
     data = EpisodeDataset(catalog, delta_timestamps={"action": [i / catalog.fps for i in range(CHUNK)]})
     (camera,) = catalog.camera_keys
-    order = fit_order([data], memory=memory, batch=BATCH, seed=0, frames_in_flight=len(data) // 2)[0]
+    order = fit_order([data], memory=memory, batch_size=BATCH, seed=0, frames_in_flight=len(data) // 2)[0]
     reader = data.pictures.reader(camera, 0)
     with ExitStack() as stack:
         if not batches:

@@ -67,7 +67,7 @@ def cost_per_index() -> dict[str, float]:
     """In bulk and per batch of 256: the permutation alone, and all the way to (source, episode, frame)."""
     source = table(FRAMES // 300, 300)
     shuffle = permutation(FRAMES, make_key(0, "clip", 0, 0))
-    orders = {mode: Order.of([source], batch=256, mode=mode) for mode in ("clips", "uniform")}
+    orders = {mode: Order.from_datasets([source], batch_size=256, mode=mode) for mode in ("clips", "uniform")}
     found = {}
     for label, n in (("bulk", BULK), ("256", 256)):
         positions = np.arange(FRAMES // 2, FRAMES // 2 + n, dtype=np.int64)
@@ -81,7 +81,7 @@ def cost_per_index() -> dict[str, float]:
 def first_256(source: Table, frames: int) -> tuple[np.ndarray, ...]:
     """Construct the order, seek into the middle, make a batch."""
     middle = frames // 2
-    return Order.of([source], batch=256).locate(np.arange(middle, middle + 256, dtype=np.int64))
+    return Order.from_datasets([source], batch_size=256).locate(np.arange(middle, middle + 256, dtype=np.int64))
 
 
 def construct_and_seek(frames: int, length: int, runs: int) -> dict[str, float]:

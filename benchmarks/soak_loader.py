@@ -72,7 +72,7 @@ def steady(setting: Setting, seconds: float, every: float) -> Memory:
     data = setting.data()
     order = setting.order(data)
     seen: list[int] = []
-    with Loader([data], order=order, threads=setting.threads or "auto", memory=setting.memory) as loader:
+    with Loader([data], order=order, num_threads=setting.threads or "auto", memory=setting.memory) as loader:
         start = last = time.monotonic()
         for _ in loader:
             now = time.monotonic()
@@ -110,9 +110,13 @@ def victim(setting: Setting, log: Path, start: int, stop: int | None = None) -> 
         saved.write_text(setting.order(data).to_json())
     order = Order.from_json(saved.read_text(), [data])
     handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    with Loader([data], order=order, threads=setting.threads or "auto", memory=setting.memory, start=start) as loader:
+    with Loader(
+        [data], order=order, num_threads=setting.threads or "auto", memory=setting.memory, position=start
+    ) as loader:
         for batch in loader:
-            os.write(handle, f"{loader.position - order.batch} {fingerprint(batch)}\n".encode())  # whole or not at all
+            os.write(
+                handle, f"{loader.position - order.batch_size} {fingerprint(batch)}\n".encode()
+            )  # whole or not at all
             if stop is not None and loader.position >= stop:
                 break
 

@@ -12,7 +12,7 @@ import understudy as us
 
 accelerator = Accelerator(cpu=not torch.cuda.is_available())
 data = us.EpisodeDataset(dataset())
-order = us.Order.of([data], batch=32, seed=0)  # the global batch, whatever the number of processes
+order = us.Order.from_datasets([data], batch_size=32, seed=0)  # the global batch, whatever the number of processes
 
 torch.manual_seed(0)  # the same first weights in every process
 sample = data[0]
@@ -20,8 +20,8 @@ model = torch.nn.Linear(len(sample["observation.state"]), len(sample["action"]))
 masters = us.MasterWeights(torch.optim.AdamW(model.named_parameters(), lr=1e-2))
 model, optimizer = accelerator.prepare(model, masters)
 
-place = {"rank": accelerator.process_index, "world": accelerator.num_processes}
-with us.Loader([data], order=order, memory="1GB", start=0, **place) as loader:
+place = {"rank": accelerator.process_index, "world_size": accelerator.num_processes}
+with us.Loader([data], order=order, memory="1GB", position=0, **place) as loader:
     for step, batch in zip(range(20), loader):
         state, action = (batch[key].to(accelerator.device) for key in ("observation.state", "action"))
         loss = (model(state.to(torch.bfloat16)).float() - action.float()).square().mean()

@@ -27,7 +27,7 @@ torch.manual_seed(0)  # of the first weights and of dropout
 policy = ACTPolicy(config)
 optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-4)
 
-order = us.Order.of([data], batch=8, seed=0)
+order = us.Order.from_datasets([data], batch_size=8, seed=0)
 with us.Loader([data], order=order, memory="1GB") as loader:
     for step, batch in zip(range(4), loader):
         floats = {key: value.float() for key, value in batch.items() if key in (*inputs, *outputs)}

@@ -11,7 +11,7 @@ import understudy as us
 catalog = us.Catalog.open(dataset())
 chunk = [i / catalog.fps for i in range(16)]  # the next 16 actions
 data = us.EpisodeDataset(catalog, delta_timestamps={"action": chunk})
-order = us.Order.of([data], batch=32, seed=0)
+order = us.Order.from_datasets([data], batch_size=32, seed=0)
 
 torch.manual_seed(0)  # of the first weights; the order has a seed of its own
 width = data[0]["observation.state"].shape[0], data[0]["action"].shape[1]
@@ -19,7 +19,7 @@ model = torch.nn.Linear(width[0], 16 * width[1])
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 position = 0  # or what the checkpoint says
-with us.Loader([data], order=order, memory="1GB", start=position) as loader:
+with us.Loader([data], order=order, memory="1GB", position=position) as loader:
     for step, batch in zip(range(20), loader):
         state = batch["observation.state"].float()  # some datasets hold float64
         predicted = model(state).unflatten(1, (16, -1))  # (B, 16, action)

@@ -16,14 +16,14 @@ if __name__ == "__main__":  # workers that are spawned import this file
     data = us.EpisodeDataset(dataset())
 
     # Batches: with lanes for all workers, each worker reads clips of its own and each picture is decoded once.
-    order = us.Order.of([data], batch=BATCH, seed=0, clip=16, lanes=BATCH * WORKERS)
-    stream = us.EpisodeStream([data], order=order, memory="1GB", start=0)
+    order = us.Order.from_datasets([data], batch_size=BATCH, seed=0, clip=16, lanes=BATCH * WORKERS)
+    stream = us.EpisodeStream([data], order=order, memory="1GB", position=0)
     for batch in islice(DataLoader(stream, batch_size=None, num_workers=WORKERS), 5):
         position = stream.position_after(batch)  # save this one integer; `start` takes it up again
         print(position, sorted(batch["episode_index"].tolist()), batch["action"].shape)
 
     # Samples: any frame anywhere, one epoch per pass.
-    sampler = us.EpisodeSampler(data, seed=0, batch=BATCH)
+    sampler = us.EpisodeSampler(data, seed=0, batch_size=BATCH)
     samples = DataLoader(data, batch_size=BATCH, sampler=sampler, num_workers=WORKERS)
     for step, batch in enumerate(samples, 1):
         saved = sampler.state_dict(consumed=step * BATCH)

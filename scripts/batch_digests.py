@@ -69,21 +69,21 @@ def of_one(root: Path, fps: float, cameras: list[str]) -> Iterator[tuple[str, It
     windows = {"action": [i * frame for i in range(5)], **{camera: [-frame, 0] for camera in cameras[:1]}}
     data, plain = us.EpisodeDataset(root, delta_timestamps=windows), us.EpisodeDataset(root)
     yield "samples", (digests(data[i]) for i in np.linspace(0, len(data) - 1, 7).astype(int).tolist())
-    order = us.Order.of([data], batch=BATCH, seed=3)
+    order = us.Order.from_datasets([data], batch_size=BATCH, seed=3)
     for setting, options in {
         "loader": {},
-        "loader, later, one thread": {"start": 40 * BATCH, "threads": 1},
-        "loader, little memory": {"memory": "64MB", "threads": 2},
-        "loader, 32 x 32": {"size": (32, 32)},
-        "loader, 40 x 56": {"size": (40, 56)},
-        "loader, second of two ranks": {"rank": 1, "world": 2},
+        "loader, later, one thread": {"position": 40 * BATCH, "num_threads": 1},
+        "loader, little memory": {"memory": "64MB", "num_threads": 2},
+        "loader, 32 x 32": {"image_size": (32, 32)},
+        "loader, 40 x 56": {"image_size": (40, 56)},
+        "loader, second of two ranks": {"rank": 1, "world_size": 2},
     }.items():
         with us.Loader([data], order=order, **{"memory": "1GB", **options}) as loader:
             yield setting, few(loader, 6)
-    clips = us.Order.of([data], batch=BATCH, seed=4, clip=8, lanes=2 * BATCH)
+    clips = us.Order.from_datasets([data], batch_size=BATCH, seed=4, clip=8, lanes=2 * BATCH)
     stream = us.EpisodeStream([data], order=clips, memory="1GB")
     yield "stream, two workers", few(DataLoader(stream, batch_size=None, num_workers=2), 6)
-    sampler = us.EpisodeSampler(plain, batch=BATCH, seed=5)
+    sampler = us.EpisodeSampler(plain, batch_size=BATCH, seed=5)
     yield "sampler", few(DataLoader(plain, batch_size=BATCH, sampler=sampler), 6)
 
 
@@ -94,7 +94,7 @@ def all_of(roots: dict[str, Path]) -> dict[str, list[dict[str, str]]]:
         for setting, batches in of_one(root, catalog.fps, list(catalog.camera_keys)):
             found[f"{name}: {setting}"] = list(batches)
     with_top = [us.EpisodeDataset(roots[name], keys=[TOP, "action"]) for name in ("h264", "av1")]
-    order = us.Order.of(with_top, batch=BATCH, seed=6, weights=[3, 1])
+    order = us.Order.from_datasets(with_top, batch_size=BATCH, seed=6, weights=[3, 1])
     with us.Loader(with_top, order=order, memory="1GB") as loader:
         found["mixture: h264 three times as often as av1"] = list(few(loader, 8))
     at = np.array([0, 1, 977, 2**33])

@@ -60,10 +60,10 @@ from torch.utils.data import DataLoader
 
 root, out = sys.argv[1:]
 found = us.EpisodeDataset(root, delta_timestamps={"action": [0, 0.1]})
-order = us.Order.of([found], batch=4, seed=0)
+order = us.Order.from_datasets([found], batch_size=4, seed=0)
 with us.Loader([found], order=order) as loader:
     batch = next(loader)
-sampler = us.EpisodeSampler(found, batch=4, seed=0)
+sampler = us.EpisodeSampler(found, batch_size=4, seed=0)
 pulled = next(iter(DataLoader(found, batch_size=4, sampler=sampler)))
 streamed = next(iter(DataLoader(us.EpisodeStream([found], order=order), batch_size=None)))
 camera = "observation.images.top"

@@ -14,7 +14,7 @@ SHIM = '#include <unistd.h>\nint mallopt(int p, int v) { return p + v < 0 ? 1 : 
 LOADER = """
 import sys, understudy
 data = understudy.EpisodeDataset(sys.argv[1])
-loader = understudy.Loader([data], order=understudy.Order.of([data], batch=2, seed=0), threads=2, memory="200MB")
+loader = understudy.Loader([data], batch_size=2, num_threads=2, memory="200MB")
 next(iter(loader))
 loader.close()
 """

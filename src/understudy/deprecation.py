@@ -13,6 +13,20 @@ def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
     warnings.warn(f"{old} is now {new}; the old name goes with version 0.3", DeprecationWarning, stacklevel=stacklevel)
 
 
+def renamed_attribute(old: str, new: str) -> Any:
+    """Old name of an attribute of a class: `threads = renamed_attribute("threads", "num_threads")`."""
+
+    def read(self: Any) -> Any:
+        warn_renamed(f"{type(self).__name__}.{old}", new)
+        return getattr(self, new)
+
+    def write(self: Any, value: Any) -> None:
+        warn_renamed(f"{type(self).__name__}.{old}", new)
+        setattr(self, new, value)
+
+    return property(read, write)
+
+
 def renamed_arguments(**renamed: str) -> Callable[[F], F]:
     """Accept the old names of keyword arguments: `@renamed_arguments(threads="num_threads")`.
 

@@ -48,7 +48,7 @@ def device(request: pytest.FixtureRequest) -> str:
 def started(config: TrainConfig, mesh: parallel.Mesh) -> tuple[TrainState, Iterator[dict[str, Any]]]:
     """A training at step 0 and its batches, made once, as often as one likes."""
     data = open_data(config)
-    with Loader(data.training, order=data.order(config), threads=1) as loader:
+    with Loader(data.training, order=data.order(config), num_threads=1) as loader:
         batches = [next(loader) for _ in range(6)]
     return init_train_state(config, data, normalisation(data, "mean_std"), mesh), iter(batches)
 
@@ -56,11 +56,11 @@ def started(config: TrainConfig, mesh: parallel.Mesh) -> tuple[TrainState, Itera
 # -- batches
 
 
-@pytest.mark.parametrize("options", [{}, {"pin": True}, {"size": (32, 32)}], ids=["plain", "pinned", "resized"])
+@pytest.mark.parametrize("options", [{}, {"pin": True}, {"image_size": (32, 32)}], ids=["plain", "pinned", "resized"])
 def test_batches_are_the_same_on_the_device(root: Path, device: str, options: dict[str, Any]) -> None:
     """Also where the device is busy with the batch before while the next one is copied over."""
     data = EpisodeDataset(root, delta_timestamps={"action": [0, 0.1, 0.2]})
-    order = Order.of([data], batch=8, seed=1)
+    order = Order.from_datasets([data], batch_size=8, seed=1)
     options = {key: value for key, value in options.items() if device == "cuda" or key != "pin"}
     with Loader([data], order=order) as loader:
         expected = [next(loader) for _ in range(40)]
@@ -73,8 +73,8 @@ def test_batches_are_the_same_on_the_device(root: Path, device: str, options: di
                 busy = torch.tanh(busy @ busy)
             found.append({k: v.clone() if isinstance(v, Tensor) else v for k, v in batch.items()})
     back = [{k: v.cpu() if isinstance(v, Tensor) else v for k, v in batch.items()} for batch in found]
-    if "size" in options:
-        with Loader([data], order=order, size=options["size"]) as loader:
+    if "image_size" in options:
+        with Loader([data], order=order, image_size=options["image_size"]) as loader:
             expected = [next(loader) for _ in range(40)]
     assert all_same(expected, back)
 

@@ -49,7 +49,7 @@ def opened(root: Path, **options: Any) -> EpisodeDataset:
 
 
 def order_of(data: EpisodeDataset, **options: Any) -> Order:
-    return Order.of([data], batch=BATCH, seed=2, **{"clip": 8, "lanes": 4, **options})
+    return Order.from_datasets([data], batch_size=BATCH, seed=2, **{"clip": 8, "lanes": 4, **options})
 
 
 def take(loader: Loader) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def test_neighbours_stand_in_and_nothing_else_changes(
     with pytest.raises(DatasetError, match="cannot be decoded"):
         take(Loader([opened(damaged)], order=order, memory=memory))
     given = {"order": order, "memory": memory, "on_bad_frame": "substitute"}
-    loader = Loader([opened(damaged)], journal=journal, threads=3, **given)
+    loader = Loader([opened(damaged)], journal=journal, num_threads=3, **given)
     found = take(loader)
     plain = take(Loader([opened(sound)], order=Order.from_json(order.to_json(), [opened(sound)])))
     _, episode, frame = order.locate(found["position"].numpy())
@@ -104,7 +104,9 @@ def test_neighbours_stand_in_and_nothing_else_changes(
         sample = opened(sound).sample(*instead)
         assert all(torch.equal(found[key][i], sample[key]) for key in sample if key in found)
     for world in (2, 4):
-        parts = [take(Loader([opened(damaged)], rank=r, world=world, threads=1, **given)) for r in range(world)]
+        parts = [
+            take(Loader([opened(damaged)], rank=r, world_size=world, num_threads=1, **given)) for r in range(world)
+        ]
         together = torch.cat([p[TOP].reshape(STEPS, -1, *p[TOP].shape[1:]) for p in parts], 1)
         assert torch.equal(together.reshape(found[TOP].shape), found[TOP])
 

@@ -45,7 +45,7 @@ def opened(root: Path, **options: Any) -> EpisodeDataset:
 
 
 def order_of(*sources: EpisodeDataset, batch: int = BATCH) -> Order:
-    return Order.of(sources, batch=batch, seed=5, frames_in_flight=24)
+    return Order.from_datasets(sources, batch_size=batch, seed=5, frames_in_flight=24)
 
 
 def take(loader: Loader, count: int) -> list[dict[str, Any]]:
@@ -68,9 +68,9 @@ def test_batches_are_the_orders_samples(root: Path) -> None:
 
 def test_one_dataset_and_a_batch_size_are_enough(root: Path) -> None:
     data = opened(root)
-    expected = take(Loader([data], order=Order.of([data], batch=BATCH, seed=3)), 3)
+    expected = take(Loader([data], order=Order.from_datasets([data], batch_size=BATCH, seed=3)), 3)
     made = Loader(data, batch_size=BATCH, seed=3)
-    assert made.order.spec == Order.of(data, batch=BATCH, seed=3).spec
+    assert made.order.spec == Order.from_datasets(data, batch_size=BATCH, seed=3).spec
     assert all(map(same, take(made, 3), expected))
     assert all(map(same, take(Loader(data, order=made.order), 3), expected))
     unsaid = Loader(data, batch_size=BATCH)
@@ -82,7 +82,7 @@ def test_one_dataset_and_a_batch_size_are_enough(root: Path) -> None:
     ("options", "words"),
     [
         ({}, "batch_size=32"),
-        ({"order": True, "batch_size": 8}, "global batch 6"),
+        ({"order": True, "batch_size": 8}, "batch_size 6"),
         ({"order": True, "seed": 0}, "seed 5"),
     ],
 )
@@ -94,13 +94,15 @@ def test_an_order_or_a_batch_size_is_given_and_not_both(root: Path, options: dic
         Loader(data, **options)
 
 
-@pytest.mark.parametrize("options", [{"threads": 1}, {"threads": 4}, {"memory": 1.0}, {"memory": 1.5, "threads": 3}])
+@pytest.mark.parametrize(
+    "options", [{"num_threads": 1}, {"num_threads": 4}, {"memory": 1.0}, {"memory": 1.5, "num_threads": 3}]
+)
 def test_threads_and_memory_change_nothing(root: Path, options: dict[str, Any]) -> None:
     data = opened(root)
     order = order_of(data)
     if "memory" in options:
         options = {**options, "memory": int(options["memory"] * least_memory(data, order=order))}
-    expected = take(Loader([data], order=order, threads=1), 8)
+    expected = take(Loader([data], order=order, num_threads=1), 8)
     assert all(map(same, take(Loader([opened(root)], order=order, **options), 8), expected))
 
 
@@ -116,19 +118,19 @@ def test_less_than_one_batch_is_refused_with_the_number_needed(root: Path) -> No
 def test_the_position_is_the_whole_state(root: Path) -> None:
     order = order_of(opened(root))
     expected = take(Loader([opened(root)], order=order), 8)
-    with Loader([opened(root)], order=order, threads=3) as first:
+    with Loader([opened(root)], order=order, num_threads=3) as first:
         for _ in range(3):
             next(first)
         position = first.position
     assert position == 3 * BATCH  # what was made ahead does not count
-    assert all(map(same, take(Loader([opened(root)], order=order, start=position), 5), expected[3:]))
+    assert all(map(same, take(Loader([opened(root)], order=order, position=position), 5), expected[3:]))
 
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_share_every_batch(root: Path, world: int) -> None:
     order = order_of(opened(root))
     whole = take(Loader([opened(root)], order=order), 3)
-    parts = [take(Loader([opened(root)], order=order, rank=r, world=world), 3) for r in range(world)]
+    parts = [take(Loader([opened(root)], order=order, rank=r, world_size=world), 3) for r in range(world)]
     for step, batch in enumerate(whole):
         assert torch.equal(torch.cat([parts[r][step][TOP] for r in range(world)]), batch[TOP])
         assert [text for r in range(world) for text in parts[r][step]["task"]] == batch["task"]
@@ -179,7 +181,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_small_data_is_decoded_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded = counting(monkeypatch)
     data = opened(root, picture_cache_bytes=0)
-    take(Loader([data], order=order_of(data), threads=3), 20)
+    take(Loader([data], order=order_of(data), num_threads=3), 20)
     assert len(decoded) == len(data)
     decoded.clear()
     take(Loader([data], order=order_of(data), memory=least_memory(data, order=order_of(data))), 20)
@@ -198,7 +200,7 @@ def test_what_is_kept_fits_the_budget(root: Path, twin: Path) -> None:
     seen = set()
     for memory in range(least_memory(*both, order=order), 40 * size, size // 4):
         with Loader(both, order=order, memory=memory) as loader:
-            assert loader.plan.bytes + loader.spare == memory
+            assert loader.plan.bytes + loader.spare_bytes == memory
             assert sum(size for stays in loader.plan.kept if stays) <= memory
             seen.add(loader.plan.kept)
     assert seen == {(False, False), (True, False), (True, True)}  # the first is kept first
@@ -217,7 +219,7 @@ def test_an_error_is_raised_where_the_batch_is_asked_for(root: Path, monkeypatch
         return plain(self, episodes, frames)
 
     monkeypatch.setattr(EpisodeDataset, "tables", failing)
-    with Loader([data], order=order, memory="2MB", threads=1) as loader:
+    with Loader([data], order=order, memory="2MB", num_threads=1) as loader:
         assert same(next(loader), expected[0])
         broken.set()
         with pytest.raises(DatasetError, match="disk is gone"):
@@ -230,7 +232,7 @@ def test_an_error_is_raised_where_the_batch_is_asked_for(root: Path, monkeypatch
 
 def test_closing_leaves_no_thread(root: Path) -> None:
     before = set(threading.enumerate())
-    loader = Loader([opened(root)], order=order_of(opened(root)), threads=4)
+    loader = Loader([opened(root)], order=order_of(opened(root)), num_threads=4)
     next(loader)
     assert len(set(threading.enumerate()) - before) >= 1
     loader.close()
@@ -249,7 +251,7 @@ def test_no_more_is_made_ahead_than_was_allowed(root: Path, monkeypatch: pytest.
     order = order_of(opened(root))
     for memory, ahead in ((10**9, 8), (least_memory(opened(root), order=order), 0)):
         made.clear()
-        with Loader([opened(root)], order=order, memory=memory, threads=2) as loader:
+        with Loader([opened(root)], order=order, memory=memory, num_threads=2) as loader:
             assert loader.plan.ahead == ahead
             for step in range(1, 9):
                 next(loader)
@@ -281,11 +283,11 @@ def test_impossible_requests_are_refused(root: Path) -> None:
     data = [opened(root)]
     order = order_of(data[0])
     for options in (
-        {"start": -1},
-        {"rank": 2, "world": 2},
-        {"threads": 0},
+        {"position": -1},
+        {"rank": 2, "world_size": 2},
+        {"num_threads": 0},
         {"memory": "lots"},
-        {"world": 7, "rank": 0},
+        {"world_size": 7, "rank": 0},
     ):
         with pytest.raises(ValueError):
             Loader(data, order=order, **options)  # type: ignore[arg-type]
@@ -294,11 +296,11 @@ def test_impossible_requests_are_refused(root: Path) -> None:
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_ranks_share_a_mixture_whose_weights_no_slots_meet(root: Path, twin: Path, world: int) -> None:
     sources = [opened(root), opened(twin)]
-    order = Order.of(sources, weights=[0.37, 0.63], batch=BATCH, seed=5, clip=4, lanes=2 * BATCH)
-    order = order.reweighted(5 * BATCH, {"dataset": 1.0, "twin": 2**0.5})
+    order = Order.from_datasets(sources, weights=[0.37, 0.63], batch_size=BATCH, seed=5, clip=4, lanes=2 * BATCH)
+    order = order.with_weights(5 * BATCH, {"dataset": 1.0, "twin": 2**0.5})
     assert order.spec.version == 2
     assert min(source.lanes for source in order.spec.sources) > 1
-    loaders = [Loader(sources, order=order, rank=rank, world=world, threads=2) for rank in range(world)]
+    loaders = [Loader(sources, order=order, rank=rank, world_size=world, num_threads=2) for rank in range(world)]
     parts = [take(loader, 9) for loader in loaders]
     for step, shares in enumerate(zip(*parts)):
         source, episode, frame = (of.tolist() for of in order.locate(np.arange(step * BATCH, (step + 1) * BATCH)))

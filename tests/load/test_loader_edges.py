@@ -52,7 +52,7 @@ def data(root: Path) -> EpisodeDataset:
 
 @pytest.fixture
 def order(data: EpisodeDataset) -> Order:
-    return Order.of([data], batch=BATCH, seed=5, clip=4, lanes=BATCH)
+    return Order.from_datasets([data], batch_size=BATCH, seed=5, clip=4, lanes=BATCH)
 
 
 @pytest.fixture(autouse=True)
@@ -84,19 +84,19 @@ def in_a_fork(act: Callable[[], bool]) -> bool:
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded")
 def test_a_forked_child_is_told_and_never_waits(data: EpisodeDataset, order: Order) -> None:
     expected = batches(data, order, 3)
-    with Loader([data], order=order, threads=2) as loader:
+    with Loader([data], order=order, num_threads=2) as loader:
         next(loader)
         engine = loader._engine
         assert engine is not None
 
         def child() -> bool:
-            with pytest.raises(RuntimeError, match=f"make another one here, with start={BATCH}"):
+            with pytest.raises(RuntimeError, match=f"make another one here, with position={BATCH}"):
                 next(loader)
             loader.close()
             with pytest.raises(RuntimeError, match="another one here"):
                 next(loader)
             engine.ask_to_stop()  # what the end of a program does
-            return all(map(same, batches(data, order, 3, threads=2), expected))
+            return all(map(same, batches(data, order, 3, num_threads=2), expected))
 
         with engine._change:  # as a thread may hold it at the moment of the fork
             assert in_a_fork(child)
@@ -133,7 +133,7 @@ def test_an_interrupt_loses_no_batch(
             raise KeyboardInterrupt
         return batch or plain(self)
 
-    with Loader([data], order=order, threads=2) as loader:
+    with Loader([data], order=order, num_threads=2) as loader:
         monkeypatch.setattr(Engine, "take", interrupted)
         found = []
         while len(found) < 4:
@@ -159,7 +159,7 @@ def test_threads_that_run_do_not_outlive_one_that_cannot_start(
         plain(self)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    loader = Loader([data], order=order, threads=4)
+    loader = Loader([data], order=order, num_threads=4)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         next(loader)
     assert threading.active_count() == before
@@ -184,7 +184,7 @@ def test_the_first_error_comes_where_it_belongs(data: EpisodeDataset, order: Ord
     expected = batches(data, order, 4)
     for threads in (1, 2, 5):
         given = least_memory(data, order=order) + 200_000 if memory == "least" else parse_bytes(memory)
-        with Loader([data], order=order, threads=threads, memory=given, augment=failing) as loader:
+        with Loader([data], order=order, num_threads=threads, memory=given, augment=failing) as loader:
             assert all(same(next(loader), expected[n]) for n in range(3))
             for _ in range(2):  # and again when it is asked for again
                 with pytest.raises(ArithmeticError, match="early"):
@@ -210,7 +210,7 @@ def test_an_error_behind_a_batch_does_not_hold_it_back(data: EpisodeDataset, ord
             threading.Event().wait(0.01)
 
     expected = batches(data, order, 1)[0]
-    with Loader([data], order=order, threads=2, augment=failing) as loader:
+    with Loader([data], order=order, num_threads=2, augment=failing) as loader:
         assert same(next(loader), expected)
         with pytest.raises(ArithmeticError, match="second"):
             next(loader)
@@ -235,14 +235,17 @@ def test_two_threads_that_miss_a_picture_decode_it_once(data: EpisodeDataset) ->
 
 def test_a_consumer_may_leave(data: EpisodeDataset, order: Order) -> None:
     """No close, no with: the threads end all the same (`no_thread_is_left`)."""
-    loader = Loader([data], order=order, threads=3)
+    loader = Loader([data], order=order, num_threads=3)
     next(loader)
     del loader
 
 
 def test_two_loaders_at_once(data: EpisodeDataset, order: Order) -> None:
     expected = batches(data, order, 6)
-    with Loader([data], order=order, threads=2) as one, Loader([data], order=order, threads=3, start=BATCH) as two:
+    with (
+        Loader([data], order=order, num_threads=2) as one,
+        Loader([data], order=order, num_threads=3, position=BATCH) as two,
+    ):
         for step in range(5):
             assert same(next(one), expected[step])
             assert same(next(two), expected[step + 1])
@@ -305,44 +308,44 @@ def test_devices(data: EpisodeDataset, order: Order) -> None:
 @pytest.mark.parametrize("start", [2**31, 2**40, 2**62 - 100])
 @pytest.mark.parametrize("mode", ["clips", "uniform", "sequential"])
 def test_far_positions_and_large_batches(data: EpisodeDataset, start: int, mode: str) -> None:
-    order = Order.of([data], batch=200, seed=1, mode=mode)  # more than all frames
-    with Loader([data], order=order, start=start) as loader:
+    order = Order.from_datasets([data], batch_size=200, seed=1, mode=mode)  # more than all frames
+    with Loader([data], order=order, position=start) as loader:
         for batch in itertools.islice(loader, 2):
             _, episode, frame = order.locate(batch["position"].numpy())
             plain = data.batch(episode, frame)
             assert same({k: batch[k] for k in plain}, plain)
     assert loader.position == start + 400
     with pytest.raises(ValueError, match="0 to 2"):
-        Loader([data], order=order, start=2**62)
+        Loader([data], order=order, position=2**62)
 
 
 @pytest.mark.parametrize("memory", ["4GB", "least"])
 def test_times_tell_where_time_went(data: EpisodeDataset, order: Order, memory: str) -> None:
     given = least_memory(data, order=order) if memory == "least" else memory
-    with Loader([data], order=order, memory=given, threads=1) as loader:
+    with Loader([data], order=order, memory=given, num_threads=1) as loader:
         assert loader.plan.kept == (memory == "4GB",)
         for _ in range(8):
             next(loader)
-        now = loader.times
+        now = loader.timings
         assert min(now.fetch, now.decode, now.convert, now.assemble) > 0
         assert now.pictures >= 40
         assert now.decode > now.fetch  # the file is in memory
         loader.close()
         next(loader)
-        assert loader.times.decode >= now.decode
+        assert loader.timings.decode >= now.decode
 
 
 @pytest.mark.skipif(PYAV < 17, reason="budgets for decoders of FFmpeg 8.1; those before take more memory")
 def test_an_order_that_fits(tmp_path: Path) -> None:
     write_dataset(tmp_path / "data", Spec(lengths=(60,) * 24))
     data = EpisodeDataset(tmp_path / "data", picture_cache_bytes=0)
-    options: dict[str, Any] = {"frames_in_flight": 400, "batch": 1, "seed": 1}
-    wished = Order.of([data], **options)
+    options: dict[str, Any] = {"frames_in_flight": 400, "batch_size": 1, "seed": 1}
+    wished = Order.from_datasets([data], **options)
     order, said = fit_order([data], memory=10**9, **options)
     assert (order.spec, said) == (wished.spec, ())
 
     def ahead(order: Order) -> int:
-        with Loader([data], order=order, memory=tight, threads=2) as loader:
+        with Loader([data], order=order, memory=tight, num_threads=2) as loader:
             next(loader)
             return loader.plan.holdings[0].ahead
 
@@ -351,14 +354,16 @@ def test_an_order_that_fits(tmp_path: Path) -> None:
     assert (ahead(wished), ahead(order)) == (0, 4)
     frames = int(said[0].split()[0])
     assert "frames in flight instead of 400: twice as many do not fit" in said[0]
-    assert order.spec == Order.of([data], **{**options, "frames_in_flight": frames}).spec
-    assert ahead(Order.of([data], **{**options, "frames_in_flight": 2 * frames})) <= 1  # the negative control
+    assert order.spec == Order.from_datasets([data], **{**options, "frames_in_flight": frames}).spec
+    assert (
+        ahead(Order.from_datasets([data], **{**options, "frames_in_flight": 2 * frames})) <= 1
+    )  # the negative control
     assert said[1].startswith("design effect of the batches")
     assert [part.split()[-1] for part in said[1].split(", ")[-3:]] == ["1", "8", "64"]
     tight -= 50_000
     for fixed in ({}, {"lanes": 64, "clip": 8}):  # what halving does not help is not called fitting, nor made worse
         order, said = fit_order([data], memory=tight, **options, **fixed)
-        assert order.spec == Order.of([data], **options, **fixed).spec
+        assert order.spec == Order.from_datasets([data], **options, **fixed).spec
         assert len(said) == 1
         assert "give more memory" in said[0]
 
@@ -388,7 +393,7 @@ def content(kept: Any) -> bytes:
 @pytest.mark.parametrize("keep", KEEPERS)
 def test_what_a_consumer_keeps_is_never_written_again(data: EpisodeDataset, order: Order, keep: str) -> None:
     held, whole, addresses = [], [], []
-    with Loader([data], order=order, threads=2) as loader:
+    with Loader([data], order=order, num_threads=2) as loader:
         for _ in range(14):
             batch = next(loader)
             addresses.append(batch[TOP].data_ptr())
@@ -411,7 +416,7 @@ def test_what_another_thread_works_on_is_never_written_again(data: EpisodeDatase
     thread = threading.Thread(target=later)
     thread.start()
     expected = []
-    with Loader([data], order=order, threads=2) as loader:
+    with Loader([data], order=order, num_threads=2) as loader:
         for _ in range(10):
             batch = next(loader)
             expected.append(int(batch[TOP].sum(dtype=torch.int64)))
@@ -424,7 +429,7 @@ def test_what_another_thread_works_on_is_never_written_again(data: EpisodeDatase
 
 def test_what_nobody_keeps_is_used_again(data: EpisodeDataset, order: Order) -> None:
     addresses = set()
-    with Loader([data], order=order, threads=2) as loader:
+    with Loader([data], order=order, num_threads=2) as loader:
         for _ in range(20):
             addresses.add(next(loader)[TOP].data_ptr())
         assert len(addresses) <= loader.plan.ahead + 2
@@ -463,7 +468,7 @@ def test_a_batch_that_is_about_to_be_let_go_of_is_waited_for_but_not_one_that_is
 
 def test_chains_let_go_of_what_no_sample_needs_any_more(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = EpisodeDataset(root, delta_timestamps={TOP: [-0.2, 0.0]}, picture_cache_bytes=0)
-    order = Order.of([data], batch=1, seed=1, clip=100, lanes=1)
+    order = Order.from_datasets([data], batch_size=1, seed=1, clip=100, lanes=1)
     held: list[int] = []
     plain = Chain.go_on
 

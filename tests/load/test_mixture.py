@@ -85,11 +85,13 @@ def test_each_sample_is_its_sources_own(  # type: ignore[no-untyped-def]
 ) -> None:
     datasets, world = opened(roots, names), min(world, batch)
     options: dict[str, Any] = {"mode": mode} if mode != "clips" else {"clip": 5, "lanes": batch}
-    order = Order.of(datasets, batch=batch, seed=3, weights=weights[: len(names)], **options)
+    order = Order.from_datasets(datasets, batch_size=batch, seed=3, weights=weights[: len(names)], **options)
     for rank in range(world):
-        place = {"rank": rank, "world": world}
+        place = {"rank": rank, "world_size": world}
         enough = least_memory(*datasets, order=order, **place)
-        with Loader(datasets, order=order, threads=threads, memory=enough + memory, start=start, **place) as loader:
+        with Loader(
+            datasets, order=order, num_threads=threads, memory=enough + memory, position=start, **place
+        ) as loader:
             for _ in range(4):
                 check(next(loader), datasets, order, names)
 
@@ -97,7 +99,7 @@ def test_each_sample_is_its_sources_own(  # type: ignore[no-untyped-def]
 def test_a_batch_of_the_narrow_source_alone_is_as_wide_as_any(roots: dict[str, Path]) -> None:
     names = ["arm", "hand"]
     datasets = opened(roots, names)
-    order = Order.of(datasets, batch=1, seed=3, clip=4, lanes=1)
+    order = Order.from_datasets(datasets, batch_size=1, seed=3, clip=4, lanes=1)
     with Loader(datasets, order=order) as loader:
         batches = [next(loader) for _ in range(12)]
     assert {int(b["source"]) for b in batches} == {0, 1}
@@ -110,10 +112,10 @@ def test_a_batch_of_the_narrow_source_alone_is_as_wide_as_any(roots: dict[str, P
 def test_streams_give_the_same(roots: dict[str, Path]) -> None:
     names = ["arm", "hand", "gripper"]
     datasets = opened(roots, names)
-    order = Order.of(datasets, batch=4, seed=3, clip=4, lanes=8)
-    stream = EpisodeStream(datasets, order=order, start=8)
+    order = Order.from_datasets(datasets, batch_size=4, seed=3, clip=4, lanes=8)
+    stream = EpisodeStream(datasets, order=order, position=8)
     found = iter(DataLoader(stream, batch_size=None, num_workers=2))
-    with Loader(datasets, order=order, start=8) as loader:
+    with Loader(datasets, order=order, position=8) as loader:
         for _ in range(4):
             assert same(next(found), next(loader))
 
@@ -142,7 +144,7 @@ def declared(root: Path, copy: Path, key: str, **changes: Any) -> Path:
 def test_numbers_of_one_kind_take_the_wider_dtype(roots: dict[str, Path], tmp_path: Path) -> None:
     twin = declared(roots["arm"], tmp_path / "twin", "timestamp", dtype="float64")
     datasets = [*opened(roots, ["arm"]), EpisodeDataset(twin, delta_timestamps=WINDOWS)]
-    order = Order.of(datasets, batch=1, seed=3, clip=2, lanes=1)
+    order = Order.from_datasets(datasets, batch_size=1, seed=3, clip=2, lanes=1)
     with Loader(datasets, order=order) as loader:
         for batch in (next(loader) for _ in range(8)):
             source, episode, frame = (int(a[0]) for a in order.locate(batch["position"].numpy()))
@@ -161,7 +163,7 @@ def test_numbers_of_one_kind_take_the_wider_dtype(roots: dict[str, Path], tmp_pa
 )
 def test_what_no_batch_can_hold_is_refused_at_once(roots: dict[str, Path], options: dict[str, Any], told: str) -> None:
     datasets = [*opened(roots, ["arm"]), *opened(roots, ["hand"], **options)]
-    order = Order.of(datasets, batch=3, seed=3)
+    order = Order.from_datasets(datasets, batch_size=3, seed=3)
     for kind in (Loader, EpisodeStream):
         with pytest.raises(ValueError, match=told):
             kind(datasets, order=order)

@@ -110,11 +110,11 @@ def test_each_sample_is_its_sources_own(  # type: ignore[no-untyped-def]
 ) -> None:
     datasets, world = opened(roots, names, windows), min(world, batch)
     options: dict[str, Any] = {"mode": mode} if mode != "clips" else {"clip": 5, "lanes": batch}
-    order = Order.of(datasets, batch=batch, seed=3, **options)
+    order = Order.from_datasets(datasets, batch_size=batch, seed=3, **options)
     for rank in range(world):
-        place = {"rank": rank, "world": world}
+        place = {"rank": rank, "world_size": world}
         memory = extra + least_memory(*datasets, order=order, **place)
-        with Loader(datasets, order=order, threads=threads, memory=memory, start=start, **place) as loader:
+        with Loader(datasets, order=order, num_threads=threads, memory=memory, position=start, **place) as loader:
             for _ in range(8):  # more than there are buffers: what is black was another picture before
                 check(next(loader), datasets, order)
 
@@ -122,9 +122,9 @@ def test_each_sample_is_its_sources_own(  # type: ignore[no-untyped-def]
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_streams_and_samplers_give_the_same(roots: dict[str, Path]) -> None:
     datasets = opened(roots, ["both", "one", "none"])
-    order = Order.of(datasets, batch=4, seed=3, clip=4, lanes=8)
-    stream = DataLoader(EpisodeStream(datasets, order=order, start=8), batch_size=None, num_workers=2)
-    with Loader(datasets, order=order, start=8) as loader:
+    order = Order.from_datasets(datasets, batch_size=4, seed=3, clip=4, lanes=8)
+    stream = DataLoader(EpisodeStream(datasets, order=order, position=8), batch_size=None, num_workers=2)
+    with Loader(datasets, order=order, position=8) as loader:
         assert all_same(list(islice(stream, 4)), list(islice(loader, 4)))
     alone = datasets[1]
     for batch in DataLoader(alone, batch_size=5, sampler=EpisodeSampler(alone, seed=0)):
@@ -136,7 +136,7 @@ def test_streams_and_samplers_give_the_same(roots: dict[str, Path]) -> None:
 def test_black_pictures_are_planned_for(roots: dict[str, Path]) -> None:
     for names in (["none"], ["both"], ["none", "both"]):
         datasets = opened(roots, names, windows=True)
-        with Loader(datasets, order=Order.of(datasets, batch=4, seed=3)) as loader:
+        with Loader(datasets, order=Order.from_datasets(datasets, batch_size=4, seed=3)) as loader:
             (item,) = (item for item in loader.plan.items if item.name == "batches")
         assert item.bytes == (loader.plan.ahead + 2) * 4 * (2 + 3) * 3 * written.SIDE**2
 
@@ -150,7 +150,7 @@ def test_black_pictures_are_not_augmented(roots: dict[str, Path]) -> None:
             picture.clamp_(min=9)
 
     datasets = opened(roots, ["both", "one"])
-    order = Order.of(datasets, batch=4, seed=3)
+    order = Order.from_datasets(datasets, batch_size=4, seed=3)
     with Loader(datasets, order=order, augment=lighter) as loader:
         batch = next(loader)
     missing = batch[f"{WRIST}_is_missing"]
@@ -168,12 +168,12 @@ def test_pictures_of_several_sizes_need_one(
     datasets = opened(roots, ["both", "one"])
     small = half_size(tmp_path / "small", monkeypatch)
     datasets = [*datasets, small]
-    order = Order.of(datasets, batch=6, seed=3, clip=4, lanes=6)
+    order = Order.from_datasets(datasets, batch_size=6, seed=3, clip=4, lanes=6)
     told = r"'observation.images.front' is \(3, 64, 64\) in source 0 \(both\) and \(3, 32, 32\) in source 2 \(small\): "
     with pytest.raises(ValueError, match=told + r"one batch needs one shape; give size=\(height, width\)"):
         Loader(datasets, order=order)
-    for memory in (least_memory(*datasets, order=order, size=(24, 40)), LARGE):
-        with Loader(datasets, order=order, size=(24, 40), memory=memory) as loader:
+    for memory in (least_memory(*datasets, order=order, image_size=(24, 40)), LARGE):
+        with Loader(datasets, order=order, image_size=(24, 40), memory=memory) as loader:
             for batch in (next(loader) for _ in range(8)):
                 assert batch[FRONT].shape == (6, 3, 24, 40)
                 assert batch[WRIST].shape == (6, 3, 24, 40)

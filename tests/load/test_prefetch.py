@@ -50,8 +50,8 @@ def opened(server: RangeServer, cache: Path, patience: Patience | None = None) -
 
 
 def loader(data: EpisodeDataset, start: int = 0) -> Loader:
-    order = Order.of([data], batch=8, seed=1, frames_in_flight=100)
-    return Loader([data], order=order, threads=2, memory="2MB", start=start)
+    order = Order.from_datasets([data], batch_size=8, seed=1, frames_in_flight=100)
+    return Loader([data], order=order, num_threads=2, memory="2MB", position=start)
 
 
 def first_of(there: Loader, monkeypatch: pytest.MonkeyPatch) -> Batch:
@@ -125,11 +125,11 @@ def test_of_the_first_batch_what_is_read_at_once_is_fetched_and_no_more(
 
     with RangeServer(folder(root, "/set"), latency=0.01) as server:
         data = opened(server, tmp_path)
-        order = Order.of([data], batch=8, seed=1, frames_in_flight=100)
+        order = Order.from_datasets([data], batch_size=8, seed=1, frames_in_flight=100)
         monkeypatch.setattr(RemoteSource, "prefetch", submitted)
         monkeypatch.setattr(RemoteSource, "fill", noted)
         monkeypatch.setattr(Ahead, "depth", lambda self: 0)  # or the second batch is asked for once the first is out
-        with Loader([data], order=order, threads=2, memory=memory, start=3) as there:
+        with Loader([data], order=order, num_threads=2, memory=memory, position=3) as there:
             next(there)
             asked = set(ahead)
         assert len(asked - read) < 0.2 * len(asked), (
@@ -181,8 +181,8 @@ def test_a_server_that_dies_is_an_error_and_no_bad_picture(
 ) -> None:
     with RangeServer(folder(root, "/set")) as server:
         data = opened(server, tmp_path)
-        order = Order.of([data], batch=8, seed=1, frames_in_flight=100)
-        with Loader([data], order=order, threads=2, memory="2MB", on_bad_frame="substitute") as there:
+        order = Order.from_datasets([data], batch_size=8, seed=1, frames_in_flight=100)
+        with Loader([data], order=order, num_threads=2, memory="2MB", on_bad_frame="substitute") as there:
             first_of(there, monkeypatch)
             server.fault = lambda n, asked: "500" if asked.path.endswith("mp4") else ""
             change_patience(data.catalog.files, Patience(deadline=0.3, first=0.01, longest=0.05))

@@ -31,7 +31,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> list[EpisodeDataset]:
 
 def asked(datasets: list[EpisodeDataset], count: int, size: int, start: int) -> list[np.ndarray]:
     """positions, source, episode, frame of `count` batches: int64 (count, size) each."""
-    order = Order.of(datasets, batch=size, seed=1, clip=4, lanes=8)
+    order = Order.from_datasets(datasets, batch_size=size, seed=1, clip=4, lanes=8)
     positions = np.arange(start * size, (start + count) * size)
     return [part.reshape(count, size) for part in (positions, *order.locate(positions))]
 

@@ -75,10 +75,10 @@ def test_few_frames_are_shuffled_one_by_one():
 def test_lanes_do_not_turn_over_together(gop):
     """Without care all lanes reach the end of their clip at the same step: the worst step opens many times the mean."""
     sources = [episodes(*[256] * 4000, gop=gop)]
-    order = Order.of(sources, batch=64, frames_in_flight=50_000)
+    order = Order.from_datasets(sources, batch_size=64, frames_in_flight=50_000)
     worst, mean = turnover(order)
     assert worst <= 2 * np.ceil(mean) + 1
-    careless = Order.of(sources, batch=64, clip=64, lanes=640)
+    careless = Order.from_datasets(sources, batch_size=64, clip=64, lanes=640)
     assert shared_factor(1_024_000, 64, 640) == 64
     worst, mean = turnover(careless)
     assert worst > 30 * mean
@@ -97,17 +97,20 @@ def turnover(order: Order) -> tuple[int, float]:
 @pytest.mark.parametrize("batch", [1, 32, 256, 512])
 def test_batches_of_few_ranks_have_the_defaults_they_always_had(batch):
     for table in (episodes(*[300] * 200), episodes(*[300] * 20_000), episodes(*[300] * 20_000, gop=30)):
-        assert Order.of(table, batch=batch).spec == Order.of(table, batch=batch, frames_in_flight=100_000).spec
+        assert (
+            Order.from_datasets(table, batch_size=batch).spec
+            == Order.from_datasets(table, batch_size=batch, frames_in_flight=100_000).spec
+        )
 
 
 @pytest.mark.parametrize("batch", [2048, 8192, 65_536])
 def test_a_larger_batch_has_more_frames_in_flight_not_shorter_clips(batch):
     many = Source(np.array([[0, 0, 10**9]]))
-    source = Order.of(many, batch=batch).spec.sources[0]
+    source = Order.from_datasets(many, batch_size=batch).spec.sources[0]
     assert source.clip >= 64
     assert source.lanes >= 2 * batch
     assert source.clip * source.lanes <= 1.1 * 192 * batch  # of each rank as many, when ranks grow with the batch
-    tight = Order.of(many, batch=batch, frames_in_flight=100_000).spec.sources[0]
+    tight = Order.from_datasets(many, batch_size=batch, frames_in_flight=100_000).spec.sources[0]
     assert tight.clip < 64
 
 
@@ -121,18 +124,18 @@ def test_the_words_name_the_clips_that_were_chosen():
 
 
 def test_the_choice_is_explained():
-    text = Order.of([episodes(*[300] * 2000, name="door", gop=250, reach=(240, 0))], batch=64).explain()
+    text = Order.from_datasets([episodes(*[300] * 2000, name="door", gop=250, reach=(240, 0))], batch_size=64).explain()
     assert "door: 600000 frames in 2000 segments" in text
     assert "240 pictures" in text
     assert "key frames" in text
     assert "lanes" in text
     pair = [episodes(*[300] * 20, name="a"), episodes(*[300] * 60, name="b")]
-    assert "from position 0: a 25.00%" in Order.of(pair, batch=64).explain()
-    assert "storage order" in Order.of(pair[:1], batch=4, mode="sequential").explain()
+    assert "from position 0: a 25.00%" in Order.from_datasets(pair, batch_size=64).explain()
+    assert "storage order" in Order.from_datasets(pair[:1], batch_size=4, mode="sequential").explain()
 
 
 def test_clips_and_lanes_can_be_given():
-    order = Order.of([episodes(*[300] * 100)], batch=8, clip=20, lanes=24)
+    order = Order.from_datasets([episodes(*[300] * 100)], batch_size=8, clip=20, lanes=24)
     assert (order.spec.sources[0].clip, order.spec.sources[0].lanes) == (20, 24)
-    order = Order.of([Source(np.array([[0, 0, 10]]))], batch=8, clip=3, lanes=24)
+    order = Order.from_datasets([Source(np.array([[0, 0, 10]]))], batch_size=8, clip=3, lanes=24)
     assert order.spec.sources[0].lanes == 10  # no more lanes than frames

@@ -54,11 +54,11 @@ def test_a_long_gop_is_not_read_three_times():
     rng = np.random.default_rng(0)
     source = episodes(*rng.integers(300, 3000, 400).tolist(), gop=250)
     frames = len(source.frames)
-    derived = Order.of([source], batch=64, frames_in_flight=20_000)
+    derived = Order.from_datasets([source], batch_size=64, frames_in_flight=20_000)
     settled = derived.spec.sources[0]
     assert (settled.cut, settled.clip % 250) == ("keyframe", 0)
     assert decoded(derived, 250, settled.lanes) < 1.15 * frames
-    plain = Order.of([source], batch=64, clip=64, lanes=256)
+    plain = Order.from_datasets([source], batch_size=64, clip=64, lanes=256)
     assert decoded(plain, 250, 256) > 2.5 * frames
 
 
@@ -112,4 +112,4 @@ def test_segments_are_not_copied():
 
 def test_narrow_integers_are_taken():
     source = Source(episodes(3, 4).segments.astype(np.int32))
-    assert Order.of([source], batch=2).spec.sources[0].frames == 7
+    assert Order.from_datasets([source], batch_size=2).spec.sources[0].frames == 7

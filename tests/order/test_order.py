@@ -24,9 +24,9 @@ def orders(draw: st.DrawFn) -> tuple[Order, Source]:
         if draw(st.booleans()):
             chosen["lanes"] = draw(st.integers(1, 40))
             chosen |= {"clip": draw(st.integers(1, 70))} if mode == "clips" else {}
-    order = Order.of(
+    order = Order.from_datasets(
         [source],
-        batch=draw(st.integers(1, 12)),
+        batch_size=draw(st.integers(1, 12)),
         seed=draw(st.integers(0, 2**64 - 1)),
         frames_in_flight=draw(st.integers(1, 500)),
         mode=mode,
@@ -58,7 +58,7 @@ def test_random_access_is_sequential_access_and_has_an_inverse(made, far):
 
 
 def test_at_which_positions_does_a_frame_appear():
-    order = Order.of([episodes(30, 40, 50)], batch=4, frames_in_flight=60)
+    order = Order.from_datasets([episodes(30, 40, 50)], batch_size=4, frames_in_flight=60)
     _, episode, frame = order.locate(np.arange(120 * 5))
     expected = np.flatnonzero((episode == 1) & (frame == 17))
     assert order.positions_of(0, 1, 17, range(5)).tolist() == expected.tolist()
@@ -74,13 +74,15 @@ def test_at_which_positions_does_a_frame_appear():
 def test_sequential_is_storage_order_and_the_others_are_not():
     source = episodes(30, 40, 50)
     for mode in ("sequential", "uniform", "clips", "episodes"):
-        _, episode, frame = Order.of([source], batch=4, mode=mode, frames_in_flight=60).locate(np.arange(120))
+        _, episode, frame = Order.from_datasets([source], batch_size=4, mode=mode, frames_in_flight=60).locate(
+            np.arange(120)
+        )
         assert (list(zip(episode.tolist(), frame.tolist())) == source.frames) == (mode == "sequential")
 
 
 def test_episodes_reads_runs_as_long_as_an_episode():
     source = episodes(*[50] * 40)
-    order = Order.of([source], batch=4, mode="episodes", lanes=8)
+    order = Order.from_datasets([source], batch_size=4, mode="episodes", lanes=8)
     _, episode, frame = order.locate(np.arange(2000))
     lane = list(zip(episode[3::8].tolist(), frame[3::8].tolist()))
     breaks = sum(b != (a[0], a[1] + 1) for a, b in pairwise(lane))
@@ -89,7 +91,7 @@ def test_episodes_reads_runs_as_long_as_an_episode():
 
 @pytest.mark.parametrize("lengths", [(1,), (3,), (1, 1), (10,)])
 def test_fewer_frames_than_a_batch(lengths):
-    order = Order.of([episodes(*lengths)], batch=256)
+    order = Order.from_datasets([episodes(*lengths)], batch_size=256)
     _, episode, frame = order.locate(np.arange(256))
     counts = np.bincount(episode * 10 + frame)
     counts = counts[counts > 0]
@@ -99,9 +101,11 @@ def test_fewer_frames_than_a_batch(lengths):
 
 def test_seeds_and_positions_matter_and_nothing_else():
     source = episodes(*[100] * 50)
-    rows = {Order.of([source], batch=8, seed=seed).locate(np.arange(500))[1].tobytes() for seed in range(20)}
+    rows = {
+        Order.from_datasets([source], batch_size=8, seed=seed).locate(np.arange(500))[1].tobytes() for seed in range(20)
+    }
     assert len(rows) == 20
-    order = Order.of([source], batch=8)
+    order = Order.from_datasets([source], batch_size=8)
     before = order.locate(np.arange(700, 900))
     order.locate(np.arange(10_000))
     np.random.default_rng(0).random(5)
@@ -112,7 +116,7 @@ def test_seeds_and_positions_matter_and_nothing_else():
 
 def test_a_trillion_frames():
     half = 5 * 10**11
-    order = Order.of([Source(np.array([[4, 0, half], [9, 100, half + 100]]))], batch=256)
+    order = Order.from_datasets([Source(np.array([[4, 0, half], [9, 100, half + 100]]))], batch_size=256)
     for start in (0, half, 2 * half - 128, 10**15, 2**63 - 256):
         positions = np.arange(start, start + 256, dtype=np.uint64)
         _, episode, frame = order.locate(positions)
@@ -126,11 +130,11 @@ def test_a_trillion_frames():
 @pytest.mark.parametrize("positions", [[-1], [0.5], [[1, 2]], ["a"]])
 def test_bad_positions_are_refused(positions):
     with pytest.raises(ValueError, match="position"):
-        Order.of([episodes(5)], batch=2).locate(positions)
+        Order.from_datasets([episodes(5)], batch_size=2).locate(positions)
 
 
 def test_positions_may_be_one_number_or_none():
-    order = Order.of([episodes(5)], batch=2)
+    order = Order.from_datasets([episodes(5)], batch_size=2)
     assert [x.shape for x in order.locate(3)] == [(1,)] * 3
     assert [x.shape for x in order.locate([])] == [(0,)] * 3
 
@@ -139,12 +143,12 @@ def test_positions_may_be_one_number_or_none():
     ("kwargs", "words"),
     [
         ({"mode": "random"}, "mode 'random'"),
-        ({"batch": 0}, "batch 0"),
+        ({"batch_size": 0}, "batch_size 0"),
         ({"frames_in_flight": 0}, "frames_in_flight 0"),
         ({"clip": 0}, "clip 0"),
         ({"lanes": -1}, "lanes -1"),
         ({"seed": -1}, "seed -1"),
-        ({"batch": 2.5}, "batch 2.5: need a whole number"),
+        ({"batch_size": 2.5}, "batch_size 2.5: need a whole number"),
         ({"lanes": "8"}, "lanes '8': need a whole"),
         ({"inside": "backwards"}, "inside 'backwards'"),
         ({"mode": "uniform", "clip": 2}, "clip 2: mode 'uniform' takes none"),
@@ -155,25 +159,27 @@ def test_positions_may_be_one_number_or_none():
 )
 def test_bad_settings_are_refused(kwargs, words):
     with pytest.raises(ValueError, match=words):
-        Order.of([episodes(5)], **{"batch": 2, **kwargs})
+        Order.from_datasets([episodes(5)], **{"batch_size": 2, **kwargs})
 
 
 def test_bad_sources_are_refused_by_name():
     with pytest.raises(ValueError, match="no sources"):
-        Order.of([], batch=2)
+        Order.from_datasets([], batch_size=2)
     with pytest.raises(ValueError, match="'empty' has no frames"):
-        Order.of([episodes(5), episodes(name="empty")], batch=2)
+        Order.from_datasets([episodes(5), episodes(name="empty")], batch_size=2)
     with pytest.raises(ValueError, match="'source': gop 0"):
-        Order.of([episodes(5, gop=0)], batch=2)
+        Order.from_datasets([episodes(5, gop=0)], batch_size=2)
     with pytest.raises(ValueError, match=r"reach \(-1, 0\)"):
-        Order.of([episodes(5, reach=(-1, 0))], batch=2)
+        Order.from_datasets([episodes(5, reach=(-1, 0))], batch_size=2)
 
 
 def test_one_source_needs_no_list():
     alone = episodes(5, 9)
-    order = Order.of(alone, batch=2, seed=3)
-    assert order.spec == Order.of([alone], batch=2, seed=3).spec == Order.from_json(order.spec, alone).spec
-    assert order.spec == Order.of((one for one in [alone]), batch=2, seed=3).spec
+    order = Order.from_datasets(alone, batch_size=2, seed=3)
+    assert (
+        order.spec == Order.from_datasets([alone], batch_size=2, seed=3).spec == Order.from_json(order.spec, alone).spec
+    )
+    assert order.spec == Order.from_datasets((one for one in [alone]), batch_size=2, seed=3).spec
 
 
 @pytest.mark.parametrize(
@@ -189,14 +195,14 @@ def test_one_source_needs_no_list():
 )
 def test_what_is_no_source_is_named(given, words):
     with pytest.raises(ValueError, match=words):
-        Order.of(given, batch=2)
+        Order.from_datasets(given, batch_size=2)
 
 
 def test_a_change_of_weights_leaves_the_past_alone_and_every_epoch_whole():
     pair = [episodes(*[20] * 10, name="a"), episodes(*[20] * 4, name="b")]
-    before = Order.of(pair, weights=[1, 1], batch=8, frames_in_flight=100)
+    before = Order.from_datasets(pair, weights=[1, 1], batch_size=8, frames_in_flight=100)
     third = episodes(7, 9, name="c")
-    after = before.reweighted(1003, {"a": 3, "b": 1, "c": 1}, add=[third]).reweighted(2500, {"a": 1, "c": 1})
+    after = before.with_weights(1003, {"a": 3, "b": 1, "c": 1}, add=[third]).with_weights(2500, {"a": 1, "c": 1})
     for old, new in zip(before.locate(np.arange(1003)), after.locate(np.arange(1003))):
         assert np.array_equal(old, new)
     source, episode, frame = after.locate(np.arange(4000))
@@ -212,27 +218,33 @@ def test_a_change_of_weights_leaves_the_past_alone_and_every_epoch_whole():
 
 
 def test_another_batch_is_the_same_order():
-    order = Order.of([episodes(*[100] * 50)], batch=8, frames_in_flight=900)
-    larger = order.rebatched(64)
-    assert (order.batch, larger.batch) == (8, 64)
+    order = Order.from_datasets([episodes(*[100] * 50)], batch_size=8, frames_in_flight=900)
+    larger = order.with_batch_size(64)
+    assert (order.batch_size, larger.batch_size) == (8, 64)
     assert larger.spec.fingerprint == order.spec.fingerprint
     for old, new in zip(order.locate(np.arange(9000)), larger.locate(np.arange(9000))):
         assert np.array_equal(old, new)
     with pytest.raises(ValueError, match="batch 0"):
-        order.rebatched(0)
+        order.with_batch_size(0)
 
 
 def test_numbers_of_numpy_are_numbers():
     eight = np.int64(8)
-    order = Order.of([episodes(*[100] * 50)], batch=eight, seed=np.uint64(3), clip=eight, lanes=eight)
-    order = order.reweighted(np.int64(77), {"source": np.float32(1)}).rebatched(np.int32(16))
-    plain = Order.of([episodes(*[100] * 50)], batch=8, seed=3, clip=8, lanes=8).reweighted(77, {"source": 1})
-    assert order.to_json() == plain.rebatched(16).to_json()
+    order = Order.from_datasets([episodes(*[100] * 50)], batch_size=eight, seed=np.uint64(3), clip=eight, lanes=eight)
+    order = order.with_weights(np.int64(77), {"source": np.float32(1)}).with_batch_size(np.int32(16))
+    plain = Order.from_datasets([episodes(*[100] * 50)], batch_size=8, seed=3, clip=8, lanes=8).with_weights(
+        77, {"source": 1}
+    )
+    assert order.to_json() == plain.with_batch_size(16).to_json()
 
 
 def test_the_inverse_follows_the_schedule():
     pair = [episodes(*[20] * 3, name="a"), episodes(*[20] * 2, name="b")]
-    order = Order.of(pair, batch=8, frames_in_flight=30).reweighted(333, {"a": 1, "b": 5}).reweighted(700, {"a": 1})
+    order = (
+        Order.from_datasets(pair, batch_size=8, frames_in_flight=30)
+        .with_weights(333, {"a": 1, "b": 5})
+        .with_weights(700, {"a": 1})
+    )
     source, episode, frame = order.locate(np.arange(1500))
     for d, e, f in ((0, 1, 7), (1, 0, 19)):
         expected = np.flatnonzero((source == d) & (episode == e) & (frame == f)).tolist()
@@ -240,16 +252,16 @@ def test_the_inverse_follows_the_schedule():
 
 
 def test_a_change_must_come_after_the_last_and_name_its_sources():
-    order = Order.of([episodes(5, name="a"), episodes(5, name="b")], batch=2).reweighted(10, {"a": 1})
+    order = Order.from_datasets([episodes(5, name="a"), episodes(5, name="b")], batch_size=2).with_weights(10, {"a": 1})
     with pytest.raises(ValueError, match="entry at 10"):
-        order.reweighted(10, {"b": 1})
+        order.with_weights(10, {"b": 1})
     with pytest.raises(ValueError, match="'x'"):
-        order.reweighted(20, {"x": 1})
+        order.with_weights(20, {"x": 1})
     with pytest.raises(ValueError, match="name at least one"):
-        order.reweighted(20, {})
+        order.with_weights(20, {})
     with pytest.raises(ValueError, match=r"position 20\.5"):
-        order.reweighted(20.5, {"a": 1})
+        order.with_weights(20.5, {"a": 1})
     with pytest.raises(ValueError, match="'c'"):
-        order.reweighted(20, {"a": 1}, add=[episodes(5, name="c")])
+        order.with_weights(20, {"a": 1}, add=[episodes(5, name="c")])
     with pytest.raises(ValueError, match="named 'a'"):
-        order.reweighted(20, {"a": 1}, add=[episodes(5, name="a")])
+        order.with_weights(20, {"a": 1}, add=[episodes(5, name="a")])

@@ -23,7 +23,9 @@ def test_the_global_batch_is_the_same_on_any_number_of_ranks(world, batch):
 @given(st.data())
 def test_any_stops_worlds_and_batches_give_the_same_samples(data):
     """A run that stops anywhere and goes on with other ranks and another batch: position is all it keeps."""
-    order = Order.of([episodes(*range(20, 60))], batch=16, frames_in_flight=300, seed=data.draw(st.integers(0, 99)))
+    order = Order.from_datasets(
+        [episodes(*range(20, 60))], batch_size=16, frames_in_flight=300, seed=data.draw(st.integers(0, 99))
+    )
     position, seen = 0, []
     for _ in range(data.draw(st.integers(1, 6))):
         world = data.draw(st.integers(1, 64))
@@ -39,7 +41,7 @@ def test_any_stops_worlds_and_batches_give_the_same_samples(data):
 
 @pytest.mark.parametrize("world", [1, 2, 8, 64])
 def test_a_lane_stays_with_one_rank(world):
-    order = Order.of([episodes(*[300] * 400)], batch=64, frames_in_flight=20_000)
+    order = Order.from_datasets([episodes(*[300] * 400)], batch_size=64, frames_in_flight=20_000)
     lanes = order.spec.sources[0].lanes
     assert lanes % 64 == 0
     owner = {}
@@ -53,7 +55,7 @@ def test_a_lane_stays_with_one_rank(world):
 def test_a_lane_of_a_mixture_stays_with_one_rank(weights):
     """Whether its weights are whole numbers of slots (3 to 1) or not."""
     pair = [episodes(*[300] * 400, name="a"), episodes(*[300] * 100, name="b")]
-    order = Order.of(pair, weights=weights, batch=64, frames_in_flight=20_000)
+    order = Order.from_datasets(pair, weights=weights, batch_size=64, frames_in_flight=20_000)
     positions = np.arange(20_000)  # within the first epoch of both
     source, lane = order.lanes(positions)
     assert [len(np.unique(lane[source == d])) for d in (0, 1)] == [s.lanes for s in order.spec.sources]
@@ -64,7 +66,7 @@ def test_a_lane_of_a_mixture_stays_with_one_rank(weights):
 
 @pytest.mark.parametrize(
     ("batch", "rank", "world", "words"),
-    [(0, 0, 1, "batch 0"), (8, 0, 9, "9 ranks"), (8, 0, 0, "0 ranks"), (8, 2, 2, "rank 2"), (8, -1, 2, "rank -1")],
+    [(0, 0, 1, "batch size 0"), (8, 0, 9, "9 ranks"), (8, 0, 0, "0 ranks"), (8, 2, 2, "rank 2"), (8, -1, 2, "rank -1")],
 )
 def test_impossible_placements_are_refused(batch, rank, world, words):
     with pytest.raises(ValueError, match=words):

@@ -49,7 +49,9 @@ def whereabouts(order: Order, positions: np.ndarray) -> tuple[np.ndarray, ...]:
 )
 def test_the_rest_of_a_clip_is_what_comes_of_it(one, two, mixed, clip, lanes, inside, position) -> None:  # type: ignore[no-untyped-def]
     data = [one, two] if mixed else [one]
-    order = Order.of(data, weights=mixed, batch=3, seed=1, clip=clip, lanes=max(lanes, 2), inside=inside)
+    order = Order.from_datasets(
+        data, weights=mixed, batch_size=3, seed=1, clip=clip, lanes=max(lanes, 2), inside=inside
+    )
     positions, episode, frame = order.rest_of_clip(position, 1000)
     assert positions.tolist() == brute_force(order, position, 2000)
     _, expected_episode, expected_frame = order.locate(positions)
@@ -67,22 +69,22 @@ def test_the_rest_of_a_clip_is_what_comes_of_it(one, two, mixed, clip, lanes, in
 )
 def test_the_lane_of_one_position_is_that_of_many(lengths, weights, changed, position) -> None:  # type: ignore[no-untyped-def]
     one, two, three = (episodes(n, name=str(d)) for d, n in enumerate(lengths))
-    order = Order.of([one, two], weights=weights[:2], batch=3, clip=4, lanes=5)
-    order = order.reweighted(changed, {"1": weights[1], "2": weights[2]}, add=[three])
+    order = Order.from_datasets([one, two], weights=weights[:2], batch_size=3, clip=4, lanes=5)
+    order = order.with_weights(changed, {"1": weights[1], "2": weights[2]}, add=[three])
     positions = [*range(changed + 40), position]
     assert [order.lane(p) for p in positions] == order.lanes(positions)[1].tolist()
 
 
 @pytest.mark.parametrize("mode", ["uniform", "sequential"])
 def test_without_clips(mode: str) -> None:
-    order = Order.of([episodes(5, 8)], batch=3, mode=mode)
+    order = Order.from_datasets([episodes(5, 8)], batch_size=3, mode=mode)
     expected = [20] if mode == "uniform" else [20, 21, 22, 23, 24, 25]  # the epoch ends there
     assert order.rest_of_clip(20, 100)[0].tolist() == expected
 
 
 def test_it_ends_where_the_source_leaves() -> None:
-    order = Order.of([episodes(40, name="one"), episodes(40, name="two")], batch=4, clip=8, lanes=4)
-    changed = order.reweighted(30, {"two": 1.0})
+    order = Order.from_datasets([episodes(40, name="one"), episodes(40, name="two")], batch_size=4, clip=8, lanes=4)
+    changed = order.with_weights(30, {"two": 1.0})
     for position in range(22, 30):
         wanted = [p for p in order.rest_of_clip(position, 100)[0].tolist() if p < 30]
         found = changed.rest_of_clip(position, 100)[0].tolist()

@@ -20,7 +20,7 @@ def pair(**changes: object) -> list[Source]:
 @given(st.lists(sources(), min_size=1, max_size=3), st.integers(0, 2**64 - 1), st.sampled_from(["clips", "uniform"]))
 def test_json_round_trip(given_sources, seed, mode):
     named = [Source(s.segments, f"s{d}", s.gop, s.reach) for d, s in enumerate(given_sources)]
-    order = Order.of(named, batch=4, seed=seed, mode=mode, frames_in_flight=100)
+    order = Order.from_datasets(named, batch_size=4, seed=seed, mode=mode, frames_in_flight=100)
     text = order.to_json()
     assert Spec.from_json(text) == order.spec
     again = Order.from_json(json.loads(text), named)
@@ -31,7 +31,7 @@ def test_json_round_trip(given_sources, seed, mode):
 
 
 def test_a_schedule_is_saved_too():
-    order = Order.of(pair(), batch=8).reweighted(100, {"a": 1, "b": 7})
+    order = Order.from_datasets(pair(), batch_size=8).with_weights(100, {"a": 1, "b": 7})
     again = Order.from_json(order.to_json(), pair())
     for old, new in zip(order.locate(np.arange(500)), again.locate(np.arange(500))):
         assert np.array_equal(old, new)
@@ -39,14 +39,14 @@ def test_a_schedule_is_saved_too():
 
 def test_a_saved_order_does_not_follow_later_defaults():
     """Key frames, reach and names may be told differently; the saved clips and lanes hold."""
-    order = Order.of(pair(), batch=8, frames_in_flight=200)
+    order = Order.from_datasets(pair(), batch_size=8, frames_in_flight=200)
     other = [Source(s.segments, s.name + "2", 250, (9, 9)) for s in pair()]
     for old, new in zip(order.locate(np.arange(500)), Order.from_json(order.to_json(), other).locate(np.arange(500))):
         assert np.array_equal(old, new)
 
 
 def test_changed_data_is_told_before_the_first_step():
-    order = Order.of(pair(), batch=8)
+    order = Order.from_datasets(pair(), batch_size=8)
     fewer = [pair()[0], episodes(*[70] * 8, name="b")]
     with pytest.raises(ValueError, match=r"source 1 \(b\) selected frames: 630 frames.*-> 560 frames.*repeat"):
         Order.from_json(order.to_json(), fewer)
@@ -58,7 +58,7 @@ def test_changed_data_is_told_before_the_first_step():
 
 
 def test_each_difference_is_told_with_its_effect():
-    spec = Order.of(pair(), weights=[1, 3], batch=8, frames_in_flight=500).spec
+    spec = Order.from_datasets(pair(), weights=[1, 3], batch_size=8, frames_in_flight=500).spec
     a, b = spec.sources
     first = spec.schedule[0]
 
@@ -88,10 +88,10 @@ def test_each_difference_is_told_with_its_effect():
 
 
 def test_the_fingerprint_changes_exactly_if_the_order_does():
-    spec = Order.of(pair(), weights=[1, 3], batch=8, frames_in_flight=500).spec
+    spec = Order.from_datasets(pair(), weights=[1, 3], batch_size=8, frames_in_flight=500).spec
     a, b = spec.sources
     same = [replace(spec, batch=16), replace(spec, sources=(replace(a, name="z"), b))]
-    few = [Order.of(pair(), batch=8, inside=inside).spec for inside in ("sequential", "permuted")]
+    few = [Order.from_datasets(pair(), batch_size=8, inside=inside).spec for inside in ("sequential", "permuted")]
     assert few[0].fingerprint == few[1].fingerprint  # shuffled one by one, there is no inside
     others = [
         replace(spec, seed=1),
@@ -104,7 +104,7 @@ def test_the_fingerprint_changes_exactly_if_the_order_does():
 
 
 def test_a_spec_that_is_damaged_or_of_another_version_is_refused():
-    saved = json.loads(Order.of(pair(), batch=8).to_json())
+    saved = json.loads(Order.from_datasets(pair(), batch_size=8).to_json())
     for change, words in (
         ({"version": 3}, "order version 3"),
         ({"extra": 1}, "extra"),
@@ -136,4 +136,4 @@ def test_a_spec_that_is_damaged_or_of_another_version_is_refused():
 
 def test_a_spec_is_small_whatever_the_data():
     many = Source(np.stack([np.arange(100_000), np.zeros(100_000), np.full(100_000, 300)], axis=1).astype(np.int64))
-    assert len(Order.of([many], batch=256).to_json()) < 600
+    assert len(Order.from_datasets([many], batch_size=256).to_json()) < 600

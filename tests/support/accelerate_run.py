@@ -57,7 +57,7 @@ def train(kind: str, steps: int, batch: int, position: int = 0, step: int = 0) -
 
     accelerator = Accelerator(cpu=True)
     if kind == "ours":
-        sampler: Any = EpisodeSampler(DATA, batch=batch * accelerator.num_processes)
+        sampler: Any = EpisodeSampler(DATA, batch_size=batch * accelerator.num_processes)
         if position:
             sampler.load_state_dict(sampler.state_dict(consumed=position))
     else:

@@ -20,11 +20,11 @@ def resident_bytes() -> int:
 def measure(root: str, memory: int, lanes: int, clip: int, batches: int) -> None:
     """Print the plan's bytes and by how many this process grew at most, as JSON."""
     data = EpisodeDataset(root, picture_cache_bytes=0)
-    order = Order.of([data], batch=16, seed=1, clip=clip, lanes=lanes)
-    with Loader([data], order=order, memory=memory, threads=2) as loader:
+    order = Order.from_datasets([data], batch_size=16, seed=1, clip=clip, lanes=lanes)
+    with Loader([data], order=order, memory=memory, num_threads=2) as loader:
         data.batch(*data.locate([0]))  # code and codecs are loaded
         before, peak, made = resident_bytes(), 0, 0
-        while made < batches * order.batch:
+        while made < batches * order.batch_size:
             batch = next(loader)  # which is held until the next one is there, as a training loop does
             made += len(batch["position"])
             peak = max(peak, resident_bytes())
@@ -34,7 +34,9 @@ def measure(root: str, memory: int, lanes: int, clip: int, batches: int) -> None
 def forever(root: str, memory: int) -> None:
     """Make batches until interrupted; say when one is there, and how many threads are left in the end."""
     data = EpisodeDataset(root, picture_cache_bytes=0)
-    loader = Loader([data], order=Order.of([data], batch=64, seed=1, clip=3, lanes=64), memory=memory, threads=2)
+    loader = Loader(
+        [data], order=Order.from_datasets([data], batch_size=64, seed=1, clip=3, lanes=64), memory=memory, num_threads=2
+    )
     try:
         print("begun", flush=True)
         for _ in loader:

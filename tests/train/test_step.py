@@ -260,7 +260,7 @@ def test_a_step_never_waits_for_a_gpu(root: Path, precision: Any) -> None:
     """As the driver counts it: from the batch at the host to the average of the weights."""
     config = tiny_config(root, root, device="cuda", batch=8, micro_batch=4, precision=precision)
     data = open_data(config)
-    with parallel.join_mesh(config) as mesh, Loader(data.training, order=data.order(config), threads=1) as loader:
+    with parallel.join_mesh(config) as mesh, Loader(data.training, order=data.order(config), num_threads=1) as loader:
         training = init_train_state(config, data, normalisation(data, "mean_std"), mesh)
         training.train_step(next(loader))  # what is made once may wait
         later = next(loader)

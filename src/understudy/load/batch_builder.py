@@ -251,7 +251,7 @@ class Maker:
         most = 1 if holding.ahead == 0 else max(spec.clip, 1 if spec.shuffle else SPAN)
         positions, episode, frame = order.rest_of_clip(position, most)
         if len(positions) > 1:
-            offset = (positions - self._stream.start) % order.batch
+            offset = (positions - self._stream.start) % order.batch_size
             own = (offset >= self._low) & (offset < self._high)
             if not spec.shuffle:
                 own &= positions // SPAN == position // SPAN
@@ -286,7 +286,7 @@ def first_runs(order: Order, source: int, holding: Holding, position: int, start
     """
     if holding.ahead <= 1:
         return []
-    first = position < start + order.batch
+    first = position < start + order.batch_size
     if holding.whole:
         return [0, 1] if first else [1]
     lane, round_ = order.lane(position), position // first_round(order, source)

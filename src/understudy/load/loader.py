@@ -16,6 +16,7 @@ import torch
 
 from understudy.bytesize import parse_bytes
 from understudy.data.dataset import EpisodeDataset
+from understudy.deprecation import renamed_arguments, renamed_attribute
 from understudy.load.bad_frames import Substitutes, Substitution
 from understudy.load.batch_builder import Augment, Batch, Stream
 from understudy.load.device_copy import Delivery
@@ -39,11 +40,11 @@ class Loader:
     Besides the datasets' own keys a batch has `position` int64 and `source` int64 (which dataset). Pictures are uint8.
 
     Args:
-        datasets: as given to `Order.of`, in the same sequence, or one alone; all must deliver the same keys. Where
+        datasets: as given to `Order.from_datasets`, in the same sequence, or one; all have the same keys. Where
             widths of vectors differ they are padded, and told: `real_action_dim`, `action_dim_is_pad`; where some lack
             a camera, `<camera>_is_missing` tells (`mixture.py`).
-        order: which samples come; without it, `Order.of(datasets, batch=batch_size, seed=seed)`. `batch_size` counts
-            the samples of a step over all ranks. The loader's own `order` is the one to save (`order.to_json()`).
+        order: the samples; without it, `Order.from_datasets(datasets, batch_size=batch_size, seed=seed)`.
+            the samples of a step over all ranks. Save the loader's own `order` (`order.to_json()`).
         rank, world: this process makes its share of every global batch (`order/placement.py`).
         threads: how many make batches; "auto" is one per available core, at most 8.
         memory: bytes, or text such as "4GB", for all that is held: see `plan`. A dataset whose pictures all fit (the
@@ -64,6 +65,7 @@ class Loader:
             memory for less than one batch, `pin` or a CUDA `device` where there is none.
     """
 
+    @renamed_arguments(world="world_size", threads="num_threads", start="position", size="image_size")
     def __init__(
         self,
         datasets: EpisodeDataset | Sequence[EpisodeDataset],
@@ -72,11 +74,11 @@ class Loader:
         batch_size: int | None = None,
         seed: int | None = None,
         rank: int = 0,
-        world: int = 1,
-        threads: int | Literal["auto"] = "auto",
+        world_size: int = 1,
+        num_threads: int | Literal["auto"] = "auto",
         memory: int | str = "4GB",
-        start: int = 0,
-        size: tuple[int, int] | None = None,
+        position: int = 0,
+        image_size: tuple[int, int] | None = None,
         augment: Augment | None = None,
         on_bad_frame: Literal["raise", "substitute"] = "raise",
         journal: str | Path | None = None,
@@ -88,40 +90,46 @@ class Loader:
         if order is None:
             if batch_size is None:
                 raise ValueError(
-                    "neither order nor batch_size: give order=Order.of(...), or batch_size=32 for defaults"
+                    "neither order nor batch_size: give order=Order.from_datasets(...), or batch_size=32 for defaults"
                 )
-            order = Order.of(datasets, batch=batch_size, seed=0 if seed is None else seed)
+            order = Order.from_datasets(datasets, batch_size=batch_size, seed=0 if seed is None else seed)
         elif batch_size is not None or seed is not None:
             raise ValueError(
-                f"order and batch_size or seed: the order has both (global batch {order.batch}, seed {order.seed}); "
+                f"order and batch_size or seed: the order has both (batch_size {order.batch_size}, seed {order.seed}); "
                 "leave them out"
             )
-        check_place(datasets, order, rank, world, start)
-        self._order, self._rank, self._world = order, rank, world
-        count = min(8, _cores()) if threads == "auto" else threads
+        check_place(datasets, order, rank, world_size, position)
+        self._order, self._rank, self._world_size = order, rank, world_size
+        count = min(8, _cores()) if num_threads == "auto" else num_threads
         if count < 1:
-            raise ValueError(f"threads {threads}: at least 1")
+            raise ValueError(f"num_threads {num_threads}: need at least 1")
         if on_bad_frame not in ("raise", "substitute"):
             raise ValueError(f"on_bad_frame {on_bad_frame!r}: it is 'raise' or 'substitute'")
-        self._size, self._augment = size, augment
+        self._image_size, self._augment = image_size, augment
         self._substitutes = Substitutes(order, journal, bad_frame_cap) if on_bad_frame == "substitute" else None
         if pin and not torch.cuda.is_available():
             raise ValueError("pin: page-locked memory is for a CUDA device, and torch finds none here; leave it out")
         self._delivery = Delivery(torch.device(device)) if device is not None else None
-        cameras = len(picture_shapes(datasets, size)[0])  # refuses pictures of several sizes
+        cameras = len(picture_shapes(datasets, image_size)[0])  # refuses pictures of several sizes
         self.plan = make_plan(
-            datasets, order, rank=rank, world=world, threads=count, memory=parse_bytes(memory), size=size
+            datasets,
+            order,
+            rank=rank,
+            world_size=world_size,
+            num_threads=count,
+            memory=parse_bytes(memory),
+            image_size=image_size,
         )
         """What is held in memory, and how it is used."""
-        self._sources = tuple(kept(d, size) if stays else d for d, stays in zip(datasets, self.plan.kept))
+        self._sources = tuple(kept(d, image_size) if stays else d for d, stays in zip(datasets, self.plan.kept))
         pin = pin or (self._delivery is not None and self._delivery.pins)
         self._buffers = Buffers((self.plan.ahead + 2) * cameras, pin)  # an array of each camera's, as planned
         self._engine: Engine | None = None
         self._home: int | None = None  # the process in which threads were started
         self._before = Spent()
-        self.position = start
+        self.position = position
         """The next position to be handed out, in whole global batches; what was made ahead is not counted."""
-        self.waited = 0.0
+        self.wait_seconds = 0.0
         """Seconds that the consumer has spent waiting for batches so far."""
 
     def __iter__(self) -> Iterator[Batch]:
@@ -137,7 +145,7 @@ class Loader:
         if self._home not in (None, os.getpid()):
             raise RuntimeError(
                 f"this loader is at work in the process that forked this one: make another one here, with "
-                f"start={self.position}, or give EpisodeStream to the DataLoader whose workers these are"
+                f"position={self.position}, or give EpisodeStream to the DataLoader whose workers these are"
             )
         try:
             if self._engine is None:
@@ -145,17 +153,17 @@ class Loader:
             batch = self._engine.take()
             if self._delivery is not None:
                 batch = self._delivery.copy(batch)
-            self.position += self._order.batch
+            self.position += self._order.batch_size
         except BaseException:  # a Ctrl-C as well: which batch comes next must not hang on where it struck
             self.close()
             raise
-        self.waited += time.perf_counter() - asked
+        self.wait_seconds += time.perf_counter() - asked
         return batch
 
     def _start(self) -> Engine:
         self._home = os.getpid()
-        place = self._order, self._sources, self._rank, self._world, self.position
-        engine = Engine(Stream(*place, self._size, self._augment, self._substitutes), self.plan, self._buffers)
+        place = self._order, self._sources, self._rank, self._world_size, self.position
+        engine = Engine(Stream(*place, self._image_size, self._augment, self._substitutes), self.plan, self._buffers)
         weakref.finalize(self, engine.ask_to_stop)  # where nobody closes it
         return engine
 
@@ -163,12 +171,12 @@ class Loader:
         """Stop the threads and wait for them. The next batch that is asked for starts new ones."""
         if self._engine is not None and self._home == os.getpid():
             self._engine.stop()
-            self._before, self._engine = self.times, None
+            self._before, self._engine = self.timings, None
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a Loader has threads and cannot be copied or sent to another process: make one there from the same "
-            "datasets and order, with start=loader.position"
+            "datasets and order, with position=loader.position"
         )
 
     @property
@@ -177,7 +185,7 @@ class Loader:
         return self._order
 
     @property
-    def times(self) -> Spent:
+    def timings(self) -> Spent:
         """Seconds of all threads together so far, by what they went into."""
         return sum_of([self._before, *(self._engine.spent if self._engine else ())])
 
@@ -187,9 +195,13 @@ class Loader:
         return tuple(self._substitutes.made) if self._substitutes is not None else ()
 
     @property
-    def spare(self) -> int:
+    def spare_bytes(self) -> int:
         """Bytes of `memory` that are not planned for."""
         return max(0, self.plan.memory - self.plan.bytes)
+
+    waited = renamed_attribute("waited", "wait_seconds")
+    times = renamed_attribute("times", "timings")
+    spare = renamed_attribute("spare", "spare_bytes")
 
     def __enter__(self) -> "Loader":
         return self
@@ -200,13 +212,13 @@ class Loader:
         self.close()
 
 
-def check_place(datasets: Sequence[EpisodeDataset], order: Order, rank: int, world: int, start: int) -> None:
+def check_place(datasets: Sequence[EpisodeDataset], order: Order, rank: int, world_size: int, position: int) -> None:
     """Refuse what is no place in an order of these datasets: see the ValueError of `Loader`."""
-    rank_slice(order.batch, rank, world)  # refuses a rank outside the world
+    rank_slice(order.batch_size, rank, world_size)  # refuses a rank outside the world
     Order.from_json(order.spec, datasets)  # refuses other datasets, or a selection other than the order's
     Mixture.of(datasets)  # refuses sources that no batch can hold together
-    if not 0 <= start < LARGEST:
-        raise ValueError(f"start {start}: positions are 0 to 2**62 - 1")
+    if not 0 <= position < LARGEST:
+        raise ValueError(f"position {position}: positions are 0 to 2**62 - 1")
 
 
 def _cores() -> int:

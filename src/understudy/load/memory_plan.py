@@ -144,28 +144,28 @@ def make_plan(
     order: Order,
     *,
     rank: int,
-    world: int,
-    threads: int,
+    world_size: int,
+    num_threads: int,
     memory: int,
-    size: tuple[int, int] | None = None,
+    image_size: tuple[int, int] | None = None,
 ) -> Plan:
     """The plan of one rank.
 
     Args:
-        threads: how many may make batches; fewer are taken where memory is too small for so many.
+        num_threads: how many may make batches; fewer are taken where memory is too small for so many.
         memory: bytes.
-        size: (height, width) that pictures are resized to.
+        image_size: (height, width) that pictures are resized to.
 
     Raises:
         ValueError: not even one batch fits; names the least that does.
         DatasetError: a video cannot be opened.
     """
-    low, high = rank_slice(order.batch, rank, world)
-    sources = [_look(dataset, order, d, low, high, size) for d, dataset in enumerate(datasets)]
+    low, high = rank_slice(order.batch_size, rank, world_size)
+    sources = [_look(dataset, order, d, low, high, image_size) for d, dataset in enumerate(datasets)]
     batch = (high - low) * max((source.sample for source in sources), default=0)
     rows = sum(_row_bytes(source.dataset) for source in sources)
     if not any(source.sample for source in sources):
-        threads = 1  # rows alone are made by Python, one thread at a time
+        num_threads = 1  # rows alone are made by Python, one thread at a time
 
     def fixed(ahead: int, count: int) -> list[Item]:
         """`ahead` made, one in the making, and one that the consumer works on."""
@@ -186,23 +186,23 @@ def make_plan(
             f"memory {memory}: one batch of {high - low} samples and what it takes to make it need {fewest} bytes; "
             "give as much, or make the batch or its pictures smaller"
         )
-    least = total(fixed(0, threads)) + sum(s.chains(way, threads) for s, way in zip(sources, slowest))
+    least = total(fixed(0, num_threads)) + sum(s.chains(way, num_threads) for s, way in zip(sources, slowest))
     said: list[str] = []
     if least > memory:
-        said.append(f"one thread instead of {threads}: memory allows no more")
-        threads, least = 1, fewest
+        said.append(f"one thread instead of {num_threads}: memory allows no more")
+        num_threads, least = 1, fewest
     own = min(_OWN, memory // 10, memory - least)  # a small budget may be off by a tenth as well
     spare = memory - own - least
     kept = []
     for source, way in zip(sources, slowest):
-        needed = source.pictures + IDLE * max(source.live, default=0) - source.chains(way, threads)
+        needed = source.pictures + IDLE * max(source.live, default=0) - source.chains(way, num_threads)
         kept.append(source.pictures > 0 and needed <= spare)
         spare -= needed if kept[-1] else 0
     read = [s for s, stays in zip(sources, kept) if not stays and s.sample]
     spare = memory - own - _kept_bytes(sources, kept)
     aheads = _AHEAD if batch * _SMALL <= memory else _AHEAD[1:]
-    ahead, level = _level(read, aheads, spare, threads, lambda a: total(fixed(a, threads)))
-    items = [*fixed(ahead, threads), Item("the rest", own, "lists of what is where, code, gaps in the heap")]
+    ahead, level = _level(read, aheads, spare, num_threads, lambda a: total(fixed(a, num_threads)))
+    items = [*fixed(ahead, num_threads), Item("the rest", own, "lists of what is where, code, gaps in the heap")]
     holdings = []
     for d, (source, stays) in enumerate(zip(sources, kept)):
         way = source.ways[min(level, len(source.ways) - 1)]
@@ -211,50 +211,59 @@ def make_plan(
             bytes_ = source.pictures + IDLE * max(source.live)
             items.append(Item(f"pictures of {source.dataset.name}", bytes_, "all of them, once they have been met"))
         elif source.sample:
-            items.append(Item(f"chains of {source.dataset.name}", source.chains(way, threads), _in_words(source, way)))
+            items.append(
+                Item(f"chains of {source.dataset.name}", source.chains(way, num_threads), _in_words(source, way))
+            )
             if way != source.ways[0]:
-                best = source.chains(source.ways[0], threads)
+                best = source.chains(source.ways[0], num_threads)
                 said.append(
                     f"{order.spec.sources[d].name}: {_in_words(source, source.ways[0])} would take {_mb(best)} and be "
                     "quicker; the samples and their order are the same (fewer frames in flight would fit: `fit_order`)"
                 )
     if ahead < _AHEAD[-1]:
         said.append(f"{ahead} batches ahead: memory allows no more")
-    return Plan(memory, tuple(items), threads, ahead, tuple(kept), tuple(holdings), tuple(said))
+    return Plan(memory, tuple(items), num_threads, ahead, tuple(kept), tuple(holdings), tuple(said))
 
 
 def fit_order(
     datasets: Sequence[EpisodeDataset],
     *,
     memory: int,
-    world: int = 1,
-    threads: int = 2,
-    size: tuple[int, int] | None = None,
+    world_size: int = 1,
+    num_threads: int = 2,
+    image_size: tuple[int, int] | None = None,
     frames_in_flight: int | None = None,
     **options: Any,
 ) -> tuple[Order, tuple[str, ...]]:
     """A new order with so many frames in flight that each rank can read them in runs of pictures in `memory` bytes.
 
-    Frames in flight are halved until they fit. `options` are those of `Order.of`. Returns the order, and what to know
-    in words: nothing where all that was wished for fits, otherwise what it takes instead and what that does to the
-    design effect (`order/audit/design_effect.py`), or that fewer frames would not help; then the order is the one that
-    was wished for.
+    Frames in flight are halved until they fit. `options` are those of `Order.from_datasets`. Returns the order
+    and notes: none where the requested order fits; otherwise the reduced number of frames and its design effect
+    (`order/audit/design_effect.py`), or that fewer frames would not help; the order is then the requested one.
 
-    Raises: ValueError: as `Order.of` and `make_plan` do.
+    Raises: ValueError: as `Order.from_datasets` and `make_plan` do.
     """
-    wished = Order.of(datasets, frames_in_flight=frames_in_flight, **options)
+    wished = Order.from_datasets(datasets, frames_in_flight=frames_in_flight, **options)
     asked = default_in_flight(wished.batch) if frames_in_flight is None else frames_in_flight
     order, frames = wished, asked
 
     def fits(one: Order) -> bool:  # on the last rank, whose share is never smaller than another's
-        plan = make_plan(datasets, one, rank=world - 1, world=world, threads=threads, memory=memory, size=size)
+        plan = make_plan(
+            datasets,
+            one,
+            rank=world_size - 1,
+            world_size=world_size,
+            num_threads=num_threads,
+            memory=memory,
+            image_size=image_size,
+        )
         return all(
             h.ahead > 1 or stays or s.clip == 1 for h, stays, s in zip(plan.holdings, plan.kept, one.spec.sources)
         )
 
-    while not fits(order) and frames > order.batch:
+    while not fits(order) and frames > order.batch_size:
         frames //= 2
-        order = Order.of(datasets, frames_in_flight=frames, **options)
+        order = Order.from_datasets(datasets, frames_in_flight=frames, **options)
     if order.spec == wished.spec and fits(order):
         return wished, ()
     if not fits(order):
@@ -271,7 +280,7 @@ def fit_order(
 
 def _deff(order: Order) -> tuple[float, ...]:
     read, lengths = reading(order)
-    return audit(read, lengths, order.batch, world=1, span=max(4 * WINDOWS[-1] * order.batch, 2**14)).deff
+    return audit(read, lengths, order.batch_size, world=1, span=max(4 * WINDOWS[-1] * order.batch_size, 2**14)).deff
 
 
 def _level(
@@ -355,15 +364,15 @@ def _lanes_of_rank(order: Order, d: int, low: int, high: int) -> int:
     if d >= len(slots) or not slots[d]:  # it has left the mixture
         return 0
     if (places := order.lane_slots(d)) is not None:
-        offset = places % order.batch
+        offset = places % order.batch_size
         own = np.count_nonzero((offset >= low) & (offset < high))
-        return spec.lanes if order.spec.round % order.batch else int(own)
+        return spec.lanes if order.spec.round % order.batch_size else int(own)
     round_ = -(-spec.lanes * sum(slots) // slots[d])
-    if round_ % order.batch:
+    if round_ % order.batch_size:
         return spec.lanes
     first = order.spec.schedule[-1].position
     positions = np.arange(first, first + round_)
-    offset = (positions - first) % order.batch
+    offset = (positions - first) % order.batch_size
     source, lane = order.lanes(positions[(offset >= low) & (offset < high)])
     return len(np.unique(lane[source == d]))
 

@@ -94,8 +94,8 @@ class Ahead:
                     return
                 if number < self._taken:  # overtaken: what was passed is read by now
                     number = self._taken
-                    self._covered = {p for p in self._covered if p >= self._start + number * self._order.batch}
-            first = self._start + (number + np.arange(count, dtype=np.int64)) * self._order.batch
+                    self._covered = {p for p in self._covered if p >= self._start + number * self._order.batch_size}
+            first = self._start + (number + np.arange(count, dtype=np.int64)) * self._order.batch_size
             positions = first[:, None] + np.arange(self._low, self._high, dtype=np.int64)
             self._fetch(positions.reshape(-1), lambda: self._stopping)
             number += count
@@ -119,11 +119,11 @@ class Ahead:
         order, spec = self._order, self._order.spec.sources[source]
         early = position < self._start + 2 * first_round(order, source)
         count = _FIRST_RUN if early else _RUN
-        first = position < self._start + order.batch
+        first = position < self._start + order.batch_size
         if first:  # a chain decodes no more for it than its first sample (`making.first_runs`)
             count = 1
         at, episode, frame = order.rest_of_clip(position, max(spec.clip, 1 if spec.shuffle else _RUN))
-        offset = (at - self._start) % order.batch
+        offset = (at - self._start) % order.batch_size
         own = np.flatnonzero((offset >= self._low) & (offset < self._high))[:count]
         at, episode, frame = at[own], episode[own], frame[own]
         rows, frames = dataset.video_frames(episode, frame)

@@ -33,7 +33,7 @@ class Engine:
 
     def __init__(self, stream: Stream, plan: Plan, buffers: Buffers) -> None:
         self._stream, self._plan, self._buffers = stream, plan, buffers
-        self._low, self._high = rank_slice(stream.order.batch, stream.rank, stream.world)
+        self._low, self._high = rank_slice(stream.order.batch_size, stream.rank, stream.world)
         self._mixture = Mixture.of(stream.datasets)
         self._shapes = picture_shapes(stream.datasets, stream.size)
         self._block = min(_BLOCK, _ROWS // max(1, *map(row_bytes, stream.datasets)))
@@ -164,7 +164,7 @@ class Engine:
             share = self._high - self._low
             count = min(max(1, self._block // share), max(1, number))  # the first one alone: it is being waited for
             order, stream = self._stream.order, self._stream
-            firsts = stream.start + (number + np.arange(count)) * order.batch
+            firsts = stream.start + (number + np.arange(count)) * order.batch_size
             positions = (firsts[:, None] + np.arange(self._low, self._high)).astype(np.int64)
             source, episode, frame = order.locate(positions.reshape(-1))
             thread = self._assign(positions, source, episode)

@@ -2,7 +2,7 @@
 
 order         `Order`: positions to samples and back
 spec          what is saved of an order, and the difference between two of them
-settle        from the arguments of `Order.of` to a spec
+settle        from the arguments of `Order.from_datasets` to a spec
 defaults      clip length and lanes, chosen and explained
 layout        the selected frames of a source as numbers 0..N-1
 lanes         clip lanes: the order of one source in closed form

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from understudy.deprecation import renamed_arguments, renamed_attribute, warn_renamed
 from understudy.order.defaults import choose_slots, default_in_flight
 from understudy.order.layout import Layout, check_segments, fingerprint
 from understudy.order.mixture.exact import Exact
@@ -28,7 +29,7 @@ from understudy.order.spec import EXACT_VERSION, UNIT, Entry, SourceSpec, Spec, 
 
 
 class Order:
-    """The order of a run. Make one with `Order.of` (new) or `Order.from_json` (saved); it never changes."""
+    """The order of a run. Make one with `Order.from_datasets` (new) or `Order.from_json` (saved); it never changes."""
 
     def __init__(
         self,
@@ -43,13 +44,14 @@ class Order:
         self._mix = Exact(spec) if spec.version == EXACT_VERSION else Slots(spec)
 
     @classmethod
-    def of(
+    @renamed_arguments(batch="batch_size")
+    def from_datasets(
         cls,
         sources: Frames | Sequence[Frames],
         *,
         weights: Sequence[float] | Mapping[str, float] | None = None,
         temperature: float | None = None,
-        batch: int,
+        batch_size: int,
         seed: int = 0,
         frames_in_flight: int | None = None,
         mode: str = "clips",
@@ -61,7 +63,7 @@ class Order:
 
         weights: share of each source in the samples, in order or by name; any positive scale. None with `temperature`
             None: "one epoch of each", shares in proportion to frames. `temperature` t: in proportion to frames**t.
-        batch: global batch, for the defaults and for `placement`; the order itself does not depend on it.
+        batch_size: of the global batch, for the defaults and for `placement`; the order itself does not depend on it.
         frames_in_flight: pictures (of one camera) that all ranks together may hold open; None: 100,000, or 192 per
             sample of a batch of more than 520.
         mode: "clips" (shuffled clips read in lanes), "uniform" (any frame anywhere), "episodes" (runs as long as the
@@ -72,14 +74,20 @@ class Order:
 
         Raises ValueError, naming the source, the value and the rule, for anything it cannot make an order of.
         """
-        sources, batch, seed = listed(sources), whole("global batch", batch), check_seed(seed)
+        sources, batch_size, seed = listed(sources), whole("batch_size", batch_size), check_seed(seed)
         clip, lanes = (None if n is None else whole(name, n) for name, n in (("clip", clip), ("lanes", lanes)))
-        in_flight = default_in_flight(batch) if frames_in_flight is None else frames_in_flight
-        wish = Wish(mode, batch, in_flight, clip, lanes, inside)
+        in_flight = default_in_flight(batch_size) if frames_in_flight is None else frames_in_flight
+        wish = Wish(mode, batch_size, in_flight, clip, lanes, inside)
         shares = shares_of(sources, weights, temperature)
         planned, slots, version = plan(sources, shares, wish)
-        spec = Spec(seed, batch, tuple(one.spec for one in planned), (Entry(0, slots),), version)
+        spec = Spec(seed, batch_size, tuple(one.spec for one in planned), (Entry(0, slots),), version)
         return cls(spec, [one.layout for one in planned], [one.why for one in planned], shares)
+
+    @classmethod
+    def of(cls, *args: Any, **options: Any) -> "Order":
+        """Old name of `from_datasets`."""
+        warn_renamed("Order.of", "Order.from_datasets")
+        return cls.from_datasets(*args, **options)
 
     @classmethod
     def from_json(cls, spec: "str | dict[str, Any] | Spec", sources: Frames | Sequence[Frames]) -> "Order":
@@ -107,7 +115,7 @@ class Order:
         return self.spec.to_json()
 
     @property
-    def batch(self) -> int:
+    def batch_size(self) -> int:
         """Global batch."""
         return self.spec.batch
 
@@ -115,6 +123,8 @@ class Order:
     def seed(self) -> int:
         """Seed of the order and of the draws inside samples."""
         return self.spec.seed
+
+    batch = renamed_attribute("batch", "batch_size")
 
     def locate(self, positions: Any) -> tuple[Ints, Ints, Ints]:
         """Positions (integers >= 0, shape (n,)) -> (source, episode, frame), int64 (n,) each.
@@ -223,7 +233,7 @@ class Order:
         found = [self._mix.position(source, lanes.index(line, epoch)) for epoch in epochs for line in lines]
         return np.array(sorted(p for p in found if p is not None), np.int64)
 
-    def reweighted(
+    def with_weights(
         self,
         position: int,
         weights: Mapping[str, float],
@@ -249,14 +259,14 @@ class Order:
         if not named:
             raise ValueError(f"weights name no source that goes on: name at least one of {known}")
         values = check_weights([weights[name] for name in named], named)
-        most = max(self.spec.round, 16 * self.batch)
-        slots = choose_slots(values, self.batch, most)
+        most = max(self.spec.round, 16 * self.batch_size)
+        slots = choose_slots(values, self.batch_size, most)
         if self.spec.version == EXACT_VERSION:
-            slots = share_slots(values, -(-most // self.batch) * self.batch * UNIT)
+            slots = share_slots(values, -(-most // self.batch_size) * self.batch_size * UNIT)
         by_name = dict(zip(named, slots))
         entry = Entry(position, tuple(by_name.get(name, 0) for name in known))
-        in_flight = default_in_flight(self.batch) if frames_in_flight is None else frames_in_flight
-        wish = Wish("clips", self.batch, in_flight)
+        in_flight = default_in_flight(self.batch_size) if frames_in_flight is None else frames_in_flight
+        wish = Wish("clips", self.batch_size, in_flight)
         lanes = dict(zip(named, lane_counts(slots))) if self.spec.version == EXACT_VERSION else {}
         added = [plan_source(source, by_name[source.name] / sum(slots), wish, lanes.get(source.name)) for source in add]
         sources = (*self.spec.sources, *(one.spec for one in added))
@@ -264,13 +274,23 @@ class Order:
         why = [*self._why, *((),) * (len(self.layouts) - len(self._why)), *(one.why for one in added)]
         return Order(spec, [*self.layouts, *(one.layout for one in added)], why, [weights.get(n, 0.0) for n in known])
 
+    def reweighted(self, *args: Any, **options: Any) -> "Order":
+        """Old name of `with_weights`."""
+        warn_renamed("Order.reweighted", "Order.with_weights")
+        return self.with_weights(*args, **options)
+
+    def with_batch_size(self, batch_size: int) -> "Order":
+        """The same order for a run that continues with another global batch size. Positions keep their samples."""
+        return Order(replace(self.spec, batch=whole("batch_size", batch_size)), self.layouts, self._why, self._wished)
+
     def rebatched(self, batch: int) -> "Order":
-        """The same order for a run that goes on with another global batch. Positions keep their samples."""
-        return Order(replace(self.spec, batch=whole("global batch", batch)), self.layouts, self._why, self._wished)
+        """Old name of `with_batch_size`."""
+        warn_renamed("Order.rebatched", "Order.with_batch_size")
+        return self.with_batch_size(batch)
 
     def explain(self) -> str:
         """The order in words: per source its settings and, for an order just made, why they were chosen."""
-        lines = [f"order {self.spec.fingerprint[:12]}, seed {self.seed}, global batch {self.batch}"]
+        lines = [f"order {self.spec.fingerprint[:12]}, seed {self.seed}, global batch {self.batch_size}"]
         for d, source in enumerate(self.spec.sources):
             lines.append(f"{source.name}: {source.frames} frames in {source.segments} segments; {_in_words(source)}")
             lines += [f"  - {reason}" for reason in (self._why[d] if d < len(self._why) else ())]

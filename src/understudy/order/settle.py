@@ -1,4 +1,4 @@
-"""Plan: from what was asked of `Order.of` to the frozen settings of every source and the slots of the mixture."""
+"""From the arguments of `Order.from_datasets` to the frozen settings of every source and the slots of the mixture."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ def listed(sources: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Wish:
-    """What was asked for, as in `Order.of`; ValueError for a value that no order has."""
+    """What was asked for, as in `Order.from_datasets`; ValueError for a value that no order has."""
 
     mode: str
     batch: int
@@ -83,7 +83,7 @@ class Wish:
         if self.mode not in MODES:
             raise ValueError(f"mode {self.mode!r}: choose one of {', '.join(MODES)}")
         for name, value in (
-            ("global batch", self.batch),
+            ("batch_size", self.batch),
             ("frames_in_flight", self.in_flight),
             ("clip", self.clip),
             ("lanes", self.lanes),

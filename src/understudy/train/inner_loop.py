@@ -42,9 +42,9 @@ def loader_of(
             return Loader(
                 data.training,
                 order=order,
-                size=data.size,
+                image_size=data.size,
                 rank=mesh.rank,
-                start=position,
+                position=position,
                 on_bad_frame=config.data.on_bad_frame,
                 journal=journal,
                 pin=mesh.device.type == "cuda",
@@ -63,9 +63,9 @@ def new_order(config: TrainConfig, data: RunData, mesh: Mesh) -> tuple[Order, tu
     try:
         return fit_order(
             data.training,
-            batch=config.batch,
+            batch_size=config.batch,
             seed=config.seed,
-            size=data.size,
+            image_size=data.size,
             **data.order_options(config),
             **_means(config, mesh),
         )
@@ -76,8 +76,8 @@ def new_order(config: TrainConfig, data: RunData, mesh: Mesh) -> tuple[Order, tu
 def _means(config: TrainConfig, mesh: Mesh) -> dict[str, Any]:
     """What a rank's loader works with."""
     return {
-        "world": mesh.world_size,
-        "threads": config.loader_threads if config.loader_threads != "auto" else fair_threads(mesh),
+        "world_size": mesh.world_size,
+        "num_threads": config.loader_threads if config.loader_threads != "auto" else fair_threads(mesh),
         "memory": parse_bytes(config.memory) // mesh.local_world_size,
     }
 

@@ -282,7 +282,7 @@ def _carry_on(
                 with loader_of(config, data, order, mesh, position, journal) as loader:
                     saver.prune()
                     stop.at_once = False  # from here on there is something to save
-                    held = held.resident(loader.spare) if held else None
+                    held = held.resident(loader.spare_bytes) if held else None
                     unjudged = latest if state is not None and state.get(checkpoint.UNJUDGED) else None
                     whole_run = run_steps(training, order, held, loader, saver, rollouts, log, stop, unjudged)
                     saver.wait()

@@ -110,9 +110,9 @@ def order_now(
     if state is not None and state.get("schedule"):
         spec = {**spec, "schedule": state["schedule"]}
     try:
-        order = Order.from_json(spec, data.training).rebatched(config.batch)
+        order = Order.from_json(spec, data.training).with_batch_size(config.batch)
         if state is not None and weights_of(then) != weights_of(config):
-            order = order.reweighted(state["position"], dict(zip(data.names, data.weights)))
+            order = order.with_weights(state["position"], dict(zip(data.names, data.weights)))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"{where}: {error}") from error
     return order

@@ -66,7 +66,7 @@ def test_an_array_column_is_a_camera(version: str, first: bool, nested: bool, tm
         assert np.array_equal(data[i][CAMERA].numpy(), pair)
         assert data[i][f"{CAMERA}_is_pad"].tolist() == [begins, False]
     plain = us.EpisodeDataset(catalog, names={"observation.images.front": CAMERA})
-    with us.Loader([plain], order=us.Order.of([plain], batch=3, seed=1)) as loader:
+    with us.Loader([plain], order=us.Order.from_datasets([plain], batch_size=3, seed=1)) as loader:
         seen: list[int] = []
         for _ in range(sum(LENGTHS) // 3):
             batch = next(loader)
@@ -126,7 +126,7 @@ def test_video_and_arrays_do_not_mix_under_one_key(tmp_path: Path) -> None:
         us.EpisodeDataset(tmp_path / "array", names=names),
     ]
     with pytest.raises(ValueError, match=re.escape("observation.images.front")):
-        us.Loader(sources, order=us.Order.of(sources, batch=2, seed=1))
+        us.Loader(sources, order=us.Order.from_datasets(sources, batch_size=2, seed=1))
     assert SIDE != HEIGHT
 
 

@@ -42,8 +42,8 @@ def test_exact_times_say_which_pictures_are_meant(tmp_path: Path, keep: tuple[in
     ]
     again = pickle.loads(pickle.dumps(data))
     assert identity(again[len(data) - 1][TOP].numpy()) == (0, keep[-1], LENGTHS[keep[-1]] - 1)
-    order = Order.of([data], batch=4, seed=1)
-    with Loader([EpisodeDataset(root)], order=order, memory=memory, threads=2) as loader:
+    order = Order.from_datasets([data], batch_size=4, seed=1)
+    with Loader([EpisodeDataset(root)], order=order, memory=memory, num_threads=2) as loader:
         for _ in range(3):
             batch = next(loader)
             who = [identity(picture.numpy()) for picture in batch[TOP]]

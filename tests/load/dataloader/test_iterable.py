@@ -33,7 +33,7 @@ def data(root: Path) -> EpisodeDataset:
 
 @pytest.fixture(scope="module")
 def order(data: EpisodeDataset) -> Order:
-    return Order.of([data], batch=BATCH, seed=5, clip=4, lanes=BATCH)
+    return Order.from_datasets([data], batch_size=BATCH, seed=5, clip=4, lanes=BATCH)
 
 
 def test_one_dataset_needs_no_list(data: EpisodeDataset, order: Order) -> None:
@@ -56,7 +56,7 @@ def test_batches_equal_the_loaders_and_go_on_after_any_restart(
     got = by_stream(stream, 7, workers)
     assert all_same(got, expected[:7])
     assert [stream.position_after(batch) for batch in got] == [BATCH * (k + 1) for k in range(7)]
-    stream.start = stream.position_after(got[3])  # what was made ahead of that batch is made again
+    stream.position = stream.position_after(got[3])  # what was made ahead of that batch is made again
     other = (workers + 2) % 4
     assert all_same(by_stream(stream, 8, other), expected[4:])
 
@@ -64,10 +64,10 @@ def test_batches_equal_the_loaders_and_go_on_after_any_restart(
 @pytest.mark.parametrize("world", [2, 4])  # four ranks do not share six samples evenly
 def test_ranks_get_their_shares(data: EpisodeDataset, order: Order, world: int) -> None:
     for rank in range(world):
-        place = {"rank": rank, "world": world}
-        stream = EpisodeStream([data], order=order, start=BATCH, **place)
+        place = {"rank": rank, "world_size": world}
+        stream = EpisodeStream([data], order=order, position=BATCH, **place)
         got = by_stream(stream, 4, workers=2 if rank == 1 else 0)
-        assert all_same(got, batches(data, order, 4, start=BATCH, **place))
+        assert all_same(got, batches(data, order, 4, position=BATCH, **place))
         assert [stream.position_after(batch) for batch in got] == [BATCH * (k + 2) for k in range(4)]
 
 
@@ -77,23 +77,23 @@ def darken(pictures: dict[str, torch.Tensor], draws: SampleRng) -> None:
 
 
 def test_samples_are_made_as_the_loader_makes_them(data: EpisodeDataset, order: Order, tmp_path: Path) -> None:
-    options = {"size": (32, 48), "augment": darken, "on_bad_frame": "substitute", "journal": tmp_path / "journal"}
+    options = {"image_size": (32, 48), "augment": darken, "on_bad_frame": "substitute", "journal": tmp_path / "journal"}
     got = by_stream(EpisodeStream([data], order=order, **options), 4, workers=2)
     assert got[0]["observation.images.top"].shape == (BATCH, 3, 32, 48)
     assert all_same(got, batches(data, order, 4, **options))
-    assert not all_same(got, batches(data, order, 4, size=(32, 48)))
+    assert not all_same(got, batches(data, order, 4, image_size=(32, 48)))
 
 
 def test_it_can_be_sent_to_a_spawned_worker(data: EpisodeDataset, order: Order) -> None:
-    stream = pickle.loads(pickle.dumps(EpisodeStream([data], order=order, start=3 * BATCH)))
-    assert all_same(by_stream(stream, 3), batches(data, order, 3, start=3 * BATCH))
+    stream = pickle.loads(pickle.dumps(EpisodeStream([data], order=order, position=3 * BATCH)))
+    assert all_same(by_stream(stream, 3), batches(data, order, 3, position=3 * BATCH))
 
 
 def test_lanes_can_be_given_to_one_worker_each(data: EpisodeDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     """With as many lanes as all workers' batches hold together, no clip is open in two workers."""
     lanes_of: dict[int, list[set[int]]] = {}
     for lanes in (BATCH, 2 * BATCH):  # the first is the negative control
-        order = Order.of([data], batch=BATCH, clip=2, lanes=lanes)
+        order = Order.from_datasets([data], batch_size=BATCH, clip=2, lanes=lanes)
         lanes_of[lanes] = []
         for worker in range(2):  # played one after the other, in this process
             info = SimpleNamespace(id=worker, num_workers=2)
@@ -110,7 +110,7 @@ def test_impossible_requests_are_refused_before_any_worker_starts(
     write_dataset(tmp_path / "other", Spec(lengths=(4, 3)))
     with pytest.raises(ValueError, match="order"):
         EpisodeStream([EpisodeDataset(tmp_path / "other")], order=order)
-    for options in ({"start": -1}, {"rank": 2, "world": 2}, {"memory": "lots"}, {"world": 7, "rank": 0}):
+    for options in ({"position": -1}, {"rank": 2, "world_size": 2}, {"memory": "lots"}, {"world_size": 7, "rank": 0}):
         with pytest.raises(ValueError):
             EpisodeStream([data], order=order, **options)  # type: ignore[arg-type]
 
@@ -118,7 +118,7 @@ def test_impossible_requests_are_refused_before_any_worker_starts(
 def test_an_error_in_a_worker_is_told_in_the_process_that_asked(tmp_path: Path) -> None:
     write_dataset(tmp_path / "data", Spec(lengths=(8, 8)))
     data = EpisodeDataset(tmp_path / "data")
-    order = Order.of([data], batch=4)
+    order = Order.from_datasets([data], batch_size=4)
     for video in (tmp_path / "data/videos").rglob("*.mp4"):
         video.unlink()
     with pytest.raises(DatasetError, match="not there"):

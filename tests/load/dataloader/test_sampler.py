@@ -99,7 +99,7 @@ def test_a_state_of_lerobots_sampler_becomes_one_of_ours():
     behind = EpisodeSampler(DATA, seed=4)
     behind.load_state_dict(sampler.state_dict())
     assert list(behind) == list(at_epoch(3))
-    batched = EpisodeSampler(DATA, seed=4, batch=10)
+    batched = EpisodeSampler(DATA, seed=4, batch_size=10)
     batched.load_state_dict({"epoch": 0, "start_index": N})
     assert (len(batched), list(batched), len(batched)) == (0, [], 70)  # 80 of 144 were the first pass
 
@@ -124,10 +124,10 @@ def test_a_state_that_is_none_of_lerobots_is_refused(state: dict):
         ({"drop_n_first_frames": 20, "drop_n_last_frames": 10}, "No valid frames remain.*30 frames"),
         ({"drop_n_first_frames": -1}, "drop_n_first_frames must be >= 0, got -1"),
         ({"seed": -1}, "seed -1"),
-        ({"batch": 0}, "batch 0"),
-        ({"world": 2}, "without batch"),
-        ({"batch": 7, "world": 2}, "batch 7 over 2 ranks"),
-        ({"batch": 8, "world": 2, "rank": 2}, "rank 2"),
+        ({"batch_size": 0}, "batch size 0"),
+        ({"world_size": 2}, "without batch_size"),
+        ({"batch_size": 7, "world_size": 2}, "batch_size 7 over 2 ranks"),
+        ({"batch_size": 8, "world_size": 2, "rank": 2}, "rank 2"),
     ],
 )
 def test_bad_arguments_are_refused(kwargs, words):
@@ -148,7 +148,7 @@ def test_data_without_segments_or_with_others_is_refused():
 @pytest.mark.parametrize("batch", [1, 5, 16, 72, 100])
 def test_passes_of_whole_batches_drop_and_repeat_nothing(batch):
     """The last batch is filled from the next epoch, which then starts behind what it lent."""
-    sampler = EpisodeSampler(DATA, batch=batch)
+    sampler = EpisodeSampler(DATA, batch_size=batch)
     passes = []
     for _ in range(7):
         length = len(sampler)
@@ -169,7 +169,7 @@ def test_stops_worlds_and_batches_change_and_the_stream_does_not(data):
     for _ in range(data.draw(st.integers(1, 5))):
         world = data.draw(st.integers(1, 4))
         batch = world * data.draw(st.integers(1, 9))
-        ranks = [EpisodeSampler(DATA, batch=batch, rank=rank, world=world) for rank in range(world)]
+        ranks = [EpisodeSampler(DATA, batch_size=batch, rank=rank, world_size=world) for rank in range(world)]
         for sampler in ranks:
             if state is not None:
                 sampler.load_state_dict(state)
@@ -188,7 +188,7 @@ def test_a_rank_walks_only_its_own_indices(monkeypatch):
     asked = []
     locate = Order.locate
     monkeypatch.setattr(Order, "locate", lambda order, positions: asked.append(positions) or locate(order, positions))
-    sampler = EpisodeSampler(DATA, batch=12, rank=1, world=4)
+    sampler = EpisodeSampler(DATA, batch_size=12, rank=1, world_size=4)
     assert len(list(sampler)) == 18
     offsets = np.concatenate(asked) % 12
     assert len(offsets) == 18
@@ -205,12 +205,12 @@ def test_a_plain_loader_with_workers_says_what_it_consumed(workers):
             seen += [batch.tolist() for batch in itertools.islice(loader, steps - len(seen))]
         return seen
 
-    whole = run(EpisodeSampler(DATA, batch=8), 20)
-    first = EpisodeSampler(DATA, batch=8)
+    whole = run(EpisodeSampler(DATA, batch_size=8), 20)
+    first = EpisodeSampler(DATA, batch_size=8)
     start = run(first, 5)
     if workers:
         assert first.state_dict()["position"] > 40
-    resumed = EpisodeSampler(DATA, batch=8)
+    resumed = EpisodeSampler(DATA, batch_size=8)
     resumed.load_state_dict(first.state_dict(consumed=5 * 8))
     assert start + run(resumed, 15) == whole
 
@@ -251,7 +251,7 @@ def test_set_epoch_is_as_with_other_samplers():
 
 def test_naming_the_next_epoch_goes_on_where_this_one_ends():
     """Also where another batch before a restart has left passes that end elsewhere than in a run of this batch."""
-    sampler = EpisodeSampler(DATA, batch=16)
+    sampler = EpisodeSampler(DATA, batch_size=16)
     sampler.load_state_dict(sampler.state_dict(consumed=75))
     seen = []
     for epoch in range(1, 6):
@@ -267,7 +267,7 @@ def test_naming_the_next_epoch_goes_on_where_this_one_ends():
 
 
 def test_epochs_that_are_less_than_a_batch_are_numbered_by_batches():
-    sampler = EpisodeSampler(DATA, batch=100)
+    sampler = EpisodeSampler(DATA, batch_size=100)
     expected = stream(900)
     for epoch in (0, 1, 2, 3, 4, 5, 8, 2):
         sampler.set_epoch(epoch)
@@ -297,7 +297,7 @@ def test_the_first_epoch_named_after_a_restore_is_the_restored_one():
 
 
 def test_a_state_is_plain_and_another_order_is_refused():
-    state = EpisodeSampler(DATA, batch=8).state_dict()
+    state = EpisodeSampler(DATA, batch_size=8).state_dict()
     assert {type(value) for value in state.values()} == {int, str}
     for other, words in (
         (EpisodeSampler(DATA, seed=3), "seed: 0 -> 3"),
@@ -307,7 +307,7 @@ def test_a_state_is_plain_and_another_order_is_refused():
     ):
         with pytest.raises(ValueError, match=words):
             other.load_state_dict(state)
-    EpisodeSampler(DATA, batch=16).load_state_dict(state)
+    EpisodeSampler(DATA, batch_size=16).load_state_dict(state)
     for wrong in ({}, {"epoch": 3, "start": 5}, {**state, "position": -8}):
         with pytest.raises(ValueError, match="no state of an EpisodeSampler"):
             EpisodeSampler(DATA).load_state_dict(wrong)
@@ -325,7 +325,7 @@ def test_a_state_is_plain_and_another_order_is_refused():
 )
 def test_stateful_dataloader(workers, batch, stop):
     def make():
-        sampler = EpisodeSampler(DATA, batch=batch)
+        sampler = EpisodeSampler(DATA, batch_size=batch)
         return StatefulDataLoader(DATA, batch_size=batch, sampler=sampler, num_workers=workers)
 
     def run(loader, steps):

@@ -98,11 +98,11 @@ def test_pictures_are_those_of_the_dataset(  # type: ignore[no-untyped-def]
     )
     if mode == "permuted":
         options["inside"] = "permuted"
-    order = Order.of([data], batch=batch, seed=3, **options)
+    order = Order.from_datasets([data], batch_size=batch, seed=3, **options)
     for rank in range(world):
         place = {"rank": rank, "world": world}
         memory = extra + least_memory(data, order=order, **place)
-        with Loader([data], order=order, threads=threads, memory=memory, start=start, **place) as loader:
+        with Loader([data], order=order, num_threads=threads, memory=memory, position=start, **place) as loader:
             for _ in range(6):
                 found = next(loader)
                 _, episode, frame = order.locate(found["position"].numpy())
@@ -125,7 +125,7 @@ def test_whatever_chains_hold_the_pictures_are_the_same(
     if SIDE in SPECS[name].cameras and window == "sparse":
         window = "history"
     data = opened(roots[name], window)
-    order = Order.of([data], batch=4, seed=1, clip=clip, lanes=lanes, inside=inside)
+    order = Order.from_datasets([data], batch_size=4, seed=1, clip=clip, lanes=lanes, inside=inside)
     for found in batches(data, order, holding, 8, start=start):
         _, episode, frame = order.locate(found["position"].numpy())
         assert equal(found, data.batch(episode, frame))
@@ -168,7 +168,7 @@ def test_each_picture_of_a_chain_is_decoded_once(
     roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str, holding: Holding, window: str
 ) -> None:
     data = opened(roots[name], window)
-    order = Order.of([data], batch=2, seed=1, clip=19, lanes=2)
+    order = Order.from_datasets([data], batch_size=2, seed=1, clip=19, lanes=2)
     steps = len(data) // 2  # one epoch
     first = data.catalog.videos(TOP).first  # one file holds all episodes, so a picture is known by its number there
 
@@ -208,7 +208,7 @@ def test_a_long_group_of_pictures_costs_per_sample_what_a_short_one_does(
     def cost(name: str, holding: Holding) -> float:
         """Packets per sample of one lane in a clip that begins at a key frame."""
         data = opened(roots[name])
-        orders = [Order.of([data], batch=1, seed=seed, clip=250, lanes=1) for seed in range(9)]
+        orders = [Order.from_datasets([data], batch_size=1, seed=seed, clip=250, lanes=1) for seed in range(9)]
         starts = [int(order.positions_of(0, 0, 0)[0]) for order in orders]
         count, start, order = max(
             ((len(o.rest_of_clip(s, 250)[0]) - 20, s, o) for o, s in zip(orders, starts)), key=lambda one: one[0]
@@ -222,7 +222,7 @@ def test_a_long_group_of_pictures_costs_per_sample_what_a_short_one_does(
     assert cost("gop 250 with B-frames", Holding(8, True)) < 1.4
     data = opened(roots["gop 250 with B-frames"])
     fed.clear()
-    for _ in batches(data, Order.of([data], batch=3, seed=1, clip=250, lanes=3), Holding(0, False), 20):
+    for _ in batches(data, Order.from_datasets([data], batch_size=3, seed=1, clip=250, lanes=3), Holding(0, False), 20):
         pass
     assert len(fed) > 15 * 60  # the negative control: half a group for each sample
 
@@ -240,7 +240,7 @@ def test_the_first_batch_decodes_what_it_needs_and_the_next_runs_take_turns(root
     assert due == [100, 101, 106, 122, 138]
     assert list(complete) == positions
 
-    order, holding = Order.of([data], batch=4, seed=1, clip=9, lanes=12), Holding(16, False)
+    order, holding = Order.from_datasets([data], batch_size=4, seed=1, clip=9, lanes=12), Holding(16, False)
     for position in range(5, 5 + 40):
         runs = first_runs(order, 0, holding, position, 5)
         assert (runs[0] == 0) == (position < 5 + 4)  # the first batch is waited for
@@ -275,9 +275,11 @@ def test_the_quickest_ways_first() -> None:
 def test_groups_of_middling_length_are_decoded_whole_where_memory_allows(roots: dict[str, Path]) -> None:
     data = opened(roots["gop 2"])
     data.__dict__["gop"] = 30
-    order = Order.of([data], batch=4, seed=1, clip=30, lanes=4)
+    order = Order.from_datasets([data], batch_size=4, seed=1, clip=30, lanes=4)
     least = least_memory(data, order=order)
-    plans = [make_plan([data], order, rank=0, world=1, threads=1, memory=least + 100_000 * i) for i in (0, 20, 80)]
+    plans = [
+        make_plan([data], order, rank=0, world_size=1, num_threads=1, memory=least + 100_000 * i) for i in (0, 20, 80)
+    ]
     assert [(plan.holdings[0], plan.kept[0]) for plan in plans] == [
         (Holding(0, False), False),
         (Holding(30, False, whole=True), False),
@@ -287,7 +289,7 @@ def test_groups_of_middling_length_are_decoded_whole_where_memory_allows(roots: 
 
 def test_a_sparse_history_decodes_only_what_it_sees(roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     data = opened(roots["gop 2"], "sparse", episodes=[2])  # 41 frames; each sample sees itself and 15 frames before
-    order = Order.of([data], batch=1, seed=1, clip=4, lanes=1)
+    order = Order.from_datasets([data], batch_size=1, seed=1, clip=4, lanes=1)
     given_, fed = counted(monkeypatch)
     chains = 0
     for position in range(len(data)):
@@ -302,8 +304,8 @@ def test_a_sparse_history_decodes_only_what_it_sees(roots: dict[str, Path], monk
 def test_small_data_is_filled_as_it_is_met(roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     given_, _ = counted(monkeypatch)
     data = opened(roots["gop 2"])
-    order = Order.of([data], batch=4, seed=1, mode="uniform")
-    with Loader([data], order=order, memory=LARGE, threads=3) as loader:
+    order = Order.from_datasets([data], batch_size=4, seed=1, mode="uniform")
+    with Loader([data], order=order, memory=LARGE, num_threads=3) as loader:
         assert loader.plan.kept == (True,)
         next(loader)
         loader.close()
@@ -315,8 +317,8 @@ def test_small_data_is_filled_as_it_is_met(roots: dict[str, Path], monkeypatch: 
 
 def test_cameras_and_sources_of_other_sizes(tmp_path: Path, roots: dict[str, Path]) -> None:
     data = opened(roots["gop 12 with B-frames"])
-    order = Order.of([data], batch=3, seed=1, clip=6, lanes=3)
-    with Loader([data], order=order, memory=LARGE, size=(32, 48)) as kept:
+    order = Order.from_datasets([data], batch_size=3, seed=1, clip=6, lanes=3)
+    with Loader([data], order=order, memory=LARGE, image_size=(32, 48)) as kept:
         small = [next(kept) for _ in range(5)]
     assert small[0][TOP].shape == (3, 3, 32, 48)
     for holding in (Holding(8, False, converted=True), Holding(8, True)):
@@ -334,11 +336,13 @@ def test_augmenting_depends_on_the_position_alone(roots: dict[str, Path]) -> Non
             picture.add_(int(rng.integers(1, 9)))
 
     data = opened(roots["gop 2"])
-    order = Order.of([data], batch=4, seed=1, clip=6, lanes=4)
+    order = Order.from_datasets([data], batch_size=4, seed=1, clip=6, lanes=4)
     plain = [b[TOP] for b in batches(data, order, Holding(4, False), 6)]
     runs = []
     for threads, start, memory in ((1, 0, LARGE), (3, 8, 10**7)):
-        with Loader([data], order=order, threads=threads, start=start, memory=memory, augment=brighter) as loader:
+        with Loader(
+            [data], order=order, num_threads=threads, position=start, memory=memory, augment=brighter
+        ) as loader:
             runs.append([next(loader)[TOP] for _ in range(4)])
     for late, early in zip(runs[1][:2], runs[0][2:], strict=True):
         assert torch.equal(late, early)

@@ -59,7 +59,7 @@ def test_a_lane_that_changes_ranks_is_opened_by_each() -> None:
 
 def test_one_frame_at_a_time_costs_half_a_gop() -> None:
     lengths = np.full(2048, 120)
-    order = Order.of([Source("a", lengths)], batch=64, mode="uniform")
+    order = Order.from_datasets([Source("a", lengths)], batch_size=64, mode="uniform")
     read, _ = reading(order)
     for gop, reach, expected in ((1, (0, 0), 1), (12, (0, 0), 6.5), (2, (0, 0), 1.5), (4, (8, 0), 2.5 + 8 * 0.933)):
         a = audit(read, lengths, 64, span=2**16, gop=gop, reach=reach)
@@ -106,7 +106,7 @@ def test_open_pieces_and_returns_are_counted_right(steps: int, batch: int, piece
 
 def test_reading_an_order_numbers_episodes_and_clips_through() -> None:
     sources = [Source("a", np.array([50, 7, 90]), first=5), Source("b", np.array([400, 33]), first=2, gop=30)]
-    order = Order.of(sources, batch=4, frames_in_flight=60, clip=16, lanes=8)
+    order = Order.from_datasets(sources, batch_size=4, frames_in_flight=60, clip=16, lanes=8)
     read, lengths = reading(order)
     assert lengths.tolist() == [50, 7, 90, 400, 33]
     positions = np.arange(580 * 3)
@@ -135,7 +135,7 @@ def test_reading_an_order_numbers_episodes_and_clips_through() -> None:
 )
 def test_design_effects_are_the_published_ones(settings_: dict, published: tuple[float, ...]) -> None:
     lengths = droid_like(20_000)
-    read, _ = reading(Order.of([Source("a", lengths)], batch=256, **settings_))
+    read, _ = reading(Order.from_datasets([Source("a", lengths)], batch_size=256, **settings_))
     a = audit(read, lengths, 256, start=2**20, span=2**19)
     assert a.deff == pytest.approx(published, rel=0.08)
     if settings_.get("mode") == "uniform":
@@ -146,7 +146,7 @@ def test_design_effects_are_the_published_ones(settings_: dict, published: tuple
 def test_clips_by_default_keep_what_the_order_promises() -> None:
     """A batch of different clips, at most V open, each by one rank, each picture decoded about once, no bursts."""
     lengths = droid_like()
-    order = Order.of([Source("a", lengths)], batch=256)
+    order = Order.from_datasets([Source("a", lengths)], batch_size=256)
     read, _ = reading(order)
     a = audit(read, lengths, 256, start=10**6 // 256 * 256, span=2**19, world=64)
     (source,) = order.spec.sources

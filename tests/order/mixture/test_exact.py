@@ -26,12 +26,12 @@ def mixtures(draw: st.DrawFn) -> tuple[Order, list[Source]]:
     some = [draw(sources(name=f"s{d}", most=20)) for d in range(number)]
     shares = [draw(weights) for _ in some]
     shares[0] = 3 * shares[1] / 7.1  # whatever the others are, no period of few slots has this
-    options: dict[str, object] = {"batch": draw(st.integers(1, 6)), "seed": draw(st.integers(0, 3))}
+    options: dict[str, object] = {"batch_size": draw(st.integers(1, 6)), "seed": draw(st.integers(0, 3))}
     mode = draw(st.sampled_from(["clips", "clips", "clips", "uniform", "sequential"]))
     if mode == "clips":
         options |= {"clip": draw(st.integers(2, 9)), "lanes": draw(st.integers(1, 20))}
         options["inside"] = draw(st.sampled_from(["sequential", "permuted"]))
-    order = Order.of(some, weights=shares, mode=mode, **options)
+    order = Order.from_datasets(some, weights=shares, mode=mode, **options)
     return order, some
 
 
@@ -43,7 +43,7 @@ def changed(order: Order, some: list[Source], at: list[int], data: st.DataObject
         some += joining
         staying = data.draw(st.lists(st.sampled_from(some), min_size=1, unique_by=lambda one: one.name))
         named = {one.name: data.draw(weights) for one in [*staying, *joining]}
-        order = order.reweighted(position, named, add=joining)
+        order = order.with_weights(position, named, add=joining)
     return order, some
 
 
@@ -133,7 +133,7 @@ def worst(order: Order, count: int) -> float:
 def test_every_prefix_is_within_a_few_samples_of_the_weights_themselves(number: int, batch: int) -> None:
     draw = np.random.default_rng(number)
     shares = (10 ** draw.uniform(-1, 1, number)).tolist()
-    order = Order.of([episodes(40, name=f"s{d}") for d in range(number)], weights=shares, batch=batch)
+    order = Order.from_datasets([episodes(40, name=f"s{d}") for d in range(number)], weights=shares, batch_size=batch)
     assert order.spec.version == EXACT_VERSION
     slots = np.array(order.spec.schedule[0].slots)
     assert np.allclose(slots / slots.sum(), np.array(shares) / sum(shares), rtol=1e-4, atol=1e-9)
@@ -175,15 +175,15 @@ def test_after_a_million_million_samples_each_source_has_its_share() -> None:
 def test_weights_that_slots_meet_keep_the_first_version() -> None:
     pair = [episodes(*[30] * 20, name="a"), episodes(*[30] * 10, name="b")]
     for shares in ([1, 1], [3, 1], [0.7, 0.3], None):
-        assert Order.of(pair, weights=shares, batch=30).spec.version == 1
-    assert Order.of(pair[0], batch=30).spec.version == 1
-    kept = Order.of(pair, weights=[3, 1], batch=30).reweighted(90, {"a": 1, "b": 2**0.5})
+        assert Order.from_datasets(pair, weights=shares, batch_size=30).spec.version == 1
+    assert Order.from_datasets(pair[0], batch_size=30).spec.version == 1
+    kept = Order.from_datasets(pair, weights=[3, 1], batch_size=30).with_weights(90, {"a": 1, "b": 2**0.5})
     assert kept.spec.version == 1  # a run goes on in the version that it began with
 
 
 def test_it_is_saved_told_apart_and_pickled() -> None:
     pair = [episodes(*[300] * 200, name="a"), episodes(*[300] * 100, name="b")]
-    order = Order.of(pair, weights=[0.37, 0.63], batch=16, frames_in_flight=4000)
+    order = Order.from_datasets(pair, weights=[0.37, 0.63], batch_size=16, frames_in_flight=4000)
     assert all(source.lanes > 1 for source in order.spec.sources)
     again = Order.from_json(order.to_json(), pair)
     at = np.arange(0, 10**9, 10**7 + 1)
@@ -211,8 +211,10 @@ GOLDEN_POSITIONS = [0, 1, 2, 63, 64, 1000, 4999, 5000, 12_345, 10**9 + 7, 2**62]
 
 def golden() -> str:
     """What the file holds; only ever written for a new version."""
-    order = Order.of([SOURCE_A, SOURCE_B, SOURCE_LONG], weights=[5, 2.1, 1], batch=32, seed=5, frames_in_flight=8000)
-    order = order.reweighted(5000, {"a": 1, "long": 3.3})
+    order = Order.from_datasets(
+        [SOURCE_A, SOURCE_B, SOURCE_LONG], weights=[5, 2.1, 1], batch_size=32, seed=5, frames_in_flight=8000
+    )
+    order = order.with_weights(5000, {"a": 1, "long": 3.3})
     samples = [of.tolist() for of in order.locate(GOLDEN_POSITIONS)]
     lanes = order.lanes(GOLDEN_POSITIONS)[1].tolist()
     return json.dumps({"spec": json.loads(order.to_json()), "samples": samples, "lanes": lanes}, indent=1)

@@ -79,8 +79,8 @@ def test_each_source_is_read_once_per_its_own_epoch(data):
     given_sources = [data.draw(sources(name=f"s{d}", most=12)) for d in range(number)]
     weights = data.draw(st.lists(st.integers(1, 5), min_size=number, max_size=number))
     batch = data.draw(st.integers(1, 6))
-    order = Order.of(
-        given_sources, weights=weights, batch=batch, seed=3, frames_in_flight=data.draw(st.integers(1, 400))
+    order = Order.from_datasets(
+        given_sources, weights=weights, batch_size=batch, seed=3, frames_in_flight=data.draw(st.integers(1, 400))
     )
     source, episode, frame = order.locate(np.arange(1500))
     for d, one in enumerate(given_sources):
@@ -92,27 +92,29 @@ def test_each_source_is_read_once_per_its_own_epoch(data):
 
 def test_weights_by_name_by_temperature_and_one_epoch_of_each():
     pair = [episodes(*[100] * 9, name="large"), episodes(100, name="small")]
-    even = Order.of(pair, weights={"small": 2, "large": 2}, batch=10)
+    even = Order.from_datasets(pair, weights={"small": 2, "large": 2}, batch_size=10)
     assert even.spec.schedule[0].slots[0] == even.spec.schedule[0].slots[1]
     for kwargs, share in (({}, 0.9), ({"temperature": 0.5}, 0.75), ({"temperature": 0.0}, 0.5)):
-        slots = Order.of(pair, batch=8, **kwargs).spec.schedule[0].slots
+        slots = Order.from_datasets(pair, batch_size=8, **kwargs).spec.schedule[0].slots
         assert abs(slots[0] / sum(slots) - share) < 0.01
 
 
 def test_a_mixture_keeps_to_the_frames_in_flight():
     """Each source takes its share of the memory, and of the batch: not each all of it."""
     trio = [episodes(*[300] * 3000, name=name) for name in "abc"]
-    order = Order.of(trio, weights=[6, 3, 1], batch=64, frames_in_flight=50_000)
+    order = Order.from_datasets(trio, weights=[6, 3, 1], batch_size=64, frames_in_flight=50_000)
     held = [s.clip * s.lanes for s in order.spec.sources]
     assert 0.7 * 50_000 < sum(held) <= 1.05 * 50_000
     assert [h / sum(held) for h in held] == pytest.approx([0.6, 0.3, 0.1], abs=0.02)
-    tight = Order.of(trio, weights=[6, 3, 1], batch=512, frames_in_flight=16_000)  # 512 clips of 64 are twice as many
+    tight = Order.from_datasets(
+        trio, weights=[6, 3, 1], batch_size=512, frames_in_flight=16_000
+    )  # 512 clips of 64 are twice as many
     assert sum(s.clip * s.lanes for s in tight.spec.sources) <= 1.2 * 16_000
 
 
 def test_one_epoch_of_each_ends_together():
     pair = [episodes(*[30] * 20, name="a"), episodes(*[30] * 10, name="b")]
-    order = Order.of(pair, batch=9)
+    order = Order.from_datasets(pair, batch_size=9)
     _, epoch = order.epochs(np.arange(900 * 5))
     assert epoch.tolist() == [p // 900 for p in range(4500)]
 
@@ -120,26 +122,26 @@ def test_one_epoch_of_each_ends_together():
 @pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), "0.5"])
 def test_a_weight_that_is_none_is_refused_by_name(weight):
     with pytest.raises(ValueError, match="'b'"):
-        Order.of([episodes(5, name="a"), episodes(5, name="b")], weights=[1, weight], batch=2)
+        Order.from_datasets([episodes(5, name="a"), episodes(5, name="b")], weights=[1, weight], batch_size=2)
 
 
 def test_weights_that_do_not_fit_the_sources_are_refused():
     pair = [episodes(5, name="a"), episodes(5, name="b")]
     with pytest.raises(ValueError, match="add up to infinity"):
-        Order.of(pair, weights=[1e308, 1e308], batch=2)
+        Order.from_datasets(pair, weights=[1e308, 1e308], batch_size=2)
     with pytest.raises(ValueError, match="3 weights for 2"):
-        Order.of(pair, weights=[1, 1, 1], batch=2)
+        Order.from_datasets(pair, weights=[1, 1, 1], batch_size=2)
     with pytest.raises(ValueError, match="sources are"):
-        Order.of(pair, weights={"a": 1, "c": 1}, batch=2)
+        Order.from_datasets(pair, weights={"a": 1, "c": 1}, batch_size=2)
     with pytest.raises(ValueError, match="give one"):
-        Order.of(pair, weights=[1, 1], temperature=0.5, batch=2)
+        Order.from_datasets(pair, weights=[1, 1], temperature=0.5, batch_size=2)
     with pytest.raises(ValueError, match="named 'a'"):
-        Order.of([pair[0], Source(pair[1].segments, "a")], batch=2)
+        Order.from_datasets([pair[0], Source(pair[1].segments, "a")], batch_size=2)
 
 
 def test_four_thousand_sources():
     many = [episodes(40 + d % 7, name=f"s{d}") for d in range(4000)]
-    order = Order.of(many, batch=256)
+    order = Order.from_datasets(many, batch_size=256)
     source, episode, frame = order.locate(np.arange(20_000))
     assert len(np.unique(source)) == 4000
     d = 1234

@@ -13,7 +13,7 @@ from understudy.order import Order
 def test_a_lane_comes_up_once_in_a_round(weights: list[float]) -> None:
     rows = np.array([[episode, 0, 300] for episode in range(2000)])
     sources = [SimpleNamespace(name=f"s{d}", segments=rows, gop=2, reach=(0, 16)) for d in range(3)]
-    order = Order.of(sources, weights=weights, batch=64)
+    order = Order.from_datasets(sources, weights=weights, batch_size=64)
     positions = np.arange(20_000)
     source, lane = order.lanes(positions)
     for d in range(3):

@@ -159,7 +159,9 @@ def test_each_source_is_opened_by_its_own_terms(sources: tuple[SourceConfig, ...
     for part in data.training:
         assert part._offsets["action"].tolist() == [0, 1, 2]  # seconds at its own rate
         assert {"action", "observation.state", TOP, WRIST} <= set(part.sample(*part.segments[0, :2].tolist()))
-    with Loader(data.training, order=data.order(mixed(sources, Path("r"))), threads=1, size=data.size) as loader:
+    with Loader(
+        data.training, order=data.order(mixed(sources, Path("r"))), num_threads=1, image_size=data.size
+    ) as loader:
         batch = next(loader)
     assert batch[TOP].shape == batch[WRIST].shape == (6, 3, 16, 16)
     config = data.policy_config(mixed(sources, Path("r")))

@@ -97,7 +97,9 @@ class Setting:
         in_flight = FRAMES_IN_FLIGHT if fits else max(1, min(FRAMES_IN_FLIGHT, len(data) - 1))
         memory = parse_bytes(self.memory)
         try:
-            return fit_order([data], memory=memory, batch=self.batch, seed=self.seed, frames_in_flight=in_flight)[0]
+            return fit_order([data], memory=memory, batch_size=self.batch, seed=self.seed, frames_in_flight=in_flight)[
+                0
+            ]
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
@@ -125,7 +127,7 @@ class Trial:
         self._before = start_peak()
         started = time.perf_counter()
         self.loader = Loader(
-            [self.data], order=self.order, threads=setting.threads or "auto", memory=setting.memory, start=0
+            [self.data], order=self.order, num_threads=setting.threads or "auto", memory=setting.memory, position=0
         )
         self.batch_bytes, self._spent = 0, 0.0
         self._take()
@@ -143,15 +145,15 @@ class Trial:
         start_peak()  # of what others did in this process since the last round nothing is ours
         for _ in range(max(WARM_BATCHES, 0 if self._spent else self._turn())):
             self._take()
-        parts, waited = self._parts(), self.loader.waited
+        parts, waited = self._parts(), self.loader.wait_seconds
         start, cpu, batches = time.perf_counter(), time.process_time(), 0
         while (spent := time.perf_counter() - start) < seconds or not batches:
             self._take()
             batches += 1
-        found = Round(batches * self.order.batch, spent, time.process_time() - cpu)
+        found = Round(batches * self.order.batch_size, spent, time.process_time() - cpu)
         self._peak = max(self._peak, peak_bytes())
         self._spent += spent
-        new = {"waited": self.loader.waited - waited} | {k: v - parts[k] for k, v in self._parts().items()}
+        new = {"waited": self.loader.wait_seconds - waited} | {k: v - parts[k] for k, v in self._parts().items()}
         self.parts = {key: self.parts.get(key, 0.0) + value for key, value in new.items()}
         return found
 
@@ -166,10 +168,10 @@ class Trial:
         """Batches until each lane has read its first run: until then more is decoded than is handed out."""
         plan, sources = self.loader.plan, self.order.spec.sources
         read = [s.lanes * h.ahead for s, h, kept in zip(sources, plan.holdings, plan.kept) if s.shuffle and not kept]
-        return -(-sum(read) // self.order.batch)
+        return -(-sum(read) // self.order.batch_size)
 
     def _parts(self) -> dict[str, float]:
-        times = self.loader.times
+        times = self.loader.timings
         return {name: float(getattr(times, name)) for name in ("fetch", "decode", "convert", "assemble", "wait")}
 
     @property
@@ -219,9 +221,9 @@ def quality(order: Order) -> dict[str, Any]:
     """deff over 1, 8 and 64 batches and, over one batch, of a uniform shuffle of the same episodes (a model, see
     `order/audit/design_effect.py`); distinct episodes per batch."""
     read, lengths = reading(order)
-    span = max(256 * order.batch, min(1 << 18, 4 * order.spec.sources[0].frames))
-    figures = audit(read, lengths, order.batch, world=1, span=span)
-    uniform = expected_uniform(lengths, order.batch)
+    span = max(256 * order.batch_size, min(1 << 18, 4 * order.spec.sources[0].frames))
+    figures = audit(read, lengths, order.batch_size, world=1, span=span)
+    uniform = expected_uniform(lengths, order.batch_size)
     return {"deff": list(figures.deff), "deff_uniform": uniform, "distinct_episodes": figures.distinct_episodes}
 
 

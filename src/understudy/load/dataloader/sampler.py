@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler
 
+from understudy.deprecation import renamed_arguments
 from understudy.order import Order, Spec, compare, rank_slice
 from understudy.order.settle import listed
 
@@ -51,6 +52,7 @@ class EpisodeSampler(Sampler[int]):
     evenly, and numbers out of range.
     """
 
+    @renamed_arguments(batch="batch_size", world="world_size")
     def __init__(
         self,
         data: Any,
@@ -60,27 +62,31 @@ class EpisodeSampler(Sampler[int]):
         episodes: Sequence[int] | None = None,
         drop_n_first_frames: int = 0,
         drop_n_last_frames: int = 0,
-        batch: int | None = None,
+        batch_size: int | None = None,
         rank: int = 0,
-        world: int = 1,
+        world_size: int = 1,
     ) -> None:
-        if batch is None and world != 1:
-            raise ValueError(f"world {world} without batch: give the global batch that the ranks share")
-        low, high = rank_slice(1 if batch is None else batch, rank, world)
-        if batch is not None and batch % world:
+        if batch_size is None and world_size != 1:
             raise ValueError(
-                f"global batch {batch} over {world} ranks: need a multiple, so that all yield equally many"
+                f"world_size {world_size} without batch_size: give the size of the global batch that the ranks share"
             )
-        self._batch, self._offset, self._share = batch or 1, low, high - low
+        low, high = rank_slice(1 if batch_size is None else batch_size, rank, world_size)
+        if batch_size is not None and batch_size % world_size:
+            raise ValueError(
+                f"batch_size {batch_size} over {world_size} ranks: need a multiple, so that all yield equally many"
+            )
+        self._batch, self._offset, self._share = batch_size or 1, low, high - low
         if len(given := listed(data)) > 1:
             raise ValueError(
-                f"{len(given)} datasets: a sampler takes one; `Loader` with `Order.of([...], batch=...)` mixes several"
+                f"{len(given)} datasets: a sampler takes one; give all of them to `Loader`, which mixes them"
             )
         data = given[0]
         rows = _select(data, episodes, drop_n_first_frames, drop_n_last_frames)
         # To the order this is a source whose "frames" are the dataset's indices.
         source = SimpleNamespace(name="sampler", segments=rows, gop=1, reach=(0, 0))
-        self._order = Order.of([source], batch=self._batch, seed=seed, mode="uniform" if shuffle else "sequential")
+        self._order = Order.from_datasets(
+            [source], batch_size=self._batch, seed=seed, mode="uniform" if shuffle else "sequential"
+        )
         self._frames = self._order.spec.sources[0].frames
         self._pass = max(self._frames, self._batch)  # positions in a pass, before it is rounded to whole batches
         self._rows = rows

@@ -106,7 +106,7 @@ class ExplainConfig:
 
 @dataclass(frozen=True)
 class Table:
-    """The lengths of one dataset, as `Order.of` takes a source."""
+    """The lengths of one dataset, as `Order.from_datasets` takes a source."""
 
     name: str
     lengths: "np.ndarray"
@@ -176,7 +176,7 @@ def order_of(tables: Sequence[Table], config: ExplainConfig) -> "Order":
     """The order that is explained."""
     from understudy.order import Order
 
-    return Order.of(
+    return Order.from_datasets(
         tables,
         **_asked(config),
         frames_in_flight=config.frames_in_flight,
@@ -187,7 +187,7 @@ def order_of(tables: Sequence[Table], config: ExplainConfig) -> "Order":
 
 
 def _asked(config: ExplainConfig) -> dict[str, Any]:
-    return {"weights": config.weights or None, "batch": config.batch, "seed": config.seed}
+    return {"weights": config.weights or None, "batch_size": config.batch, "seed": config.seed}
 
 
 def compare(tables: Sequence[Table], config: ExplainConfig, order: "Order | None" = None) -> Comparison:
@@ -204,7 +204,7 @@ def compare(tables: Sequence[Table], config: ExplainConfig, order: "Order | None
 
     order = order or order_of(tables, config)
     clips, lengths = reading(order)
-    uniform, _ = reading(Order.of(tables, **_asked(config), mode="uniform"))
+    uniform, _ = reading(Order.from_datasets(tables, **_asked(config), mode="uniform"))
     # A source whose order is the uniform shuffle is held whole; otherwise V lanes hold a clip of S each.
     held = sum(s.frames if s.clip == 1 else min(s.frames, s.clip * s.lanes) for s in order.spec.sources)
     episodes = _whole(held / float(lengths.mean()), config.batch, lengths.size)

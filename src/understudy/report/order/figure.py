@@ -38,7 +38,7 @@ def draw(comparison: "Comparison", path: str) -> None:
             fontweight="bold",
         )
         for axes, side in zip(lower.subplots(1, len(sides), sharey=True, squeeze=False)[0], sides, strict=True):
-            _draw_episodes(axes, side, comparison.start, comparison.order.batch)
+            _draw_episodes(axes, side, comparison.start, comparison.order.batch_size)
         low, high = axes.get_ylim()  # shared: the tallest panel's
         axes.set_ylim(min(low, 0), high * 1.04)
 

@@ -68,10 +68,10 @@ class RunData:
 
     def order(self, config: TrainConfig) -> Order:
         """The order of a new run, however much memory it takes (`pace.new_order` makes the one that fits)."""
-        return Order.of(self.training, batch=config.batch, seed=config.seed, **self.order_options(config))
+        return Order.from_datasets(self.training, batch_size=config.batch, seed=config.seed, **self.order_options(config))
 
     def order_options(self, config: TrainConfig) -> dict[str, Any]:
-        """How the order walks through the sources, as `Order.of` takes it."""
+        """How the order walks through the sources, as `Order.from_datasets` takes it."""
         return {
             "weights": self.weights,
             "frames_in_flight": config.data.frames_in_flight,
@@ -313,5 +313,5 @@ def _digest(*parts: bytes) -> str:
 def first_batch(config: TrainConfig, begun: Begun | None = None) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The batch of step 0 as the policy gets it, and the names of its cameras; for the eye. begun: see `open_data`."""
     data = open_data(config, begun, look=False)
-    with Loader(data.training, order=data.order(config), threads=1, size=data.size) as loader:
+    with Loader(data.training, order=data.order(config), num_threads=1, image_size=data.size) as loader:
         return apply_augmentation(next(loader), data.cameras, config.augment, config.seed), data.cameras

@@ -98,7 +98,7 @@ def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
             log = Log(RunDir(Path(folder)), config, 0, writes=mesh.rank == 0)
         training = init_train_state(config, data, scales, mesh)
         with closing(log), loader_of(config, data, order, mesh, 0) as loader, Pace(training, loader, log) as pace:
-            ranks = mesh.gather(_measured(training, pace, lambda: loader.waited, warmup, steps))
+            ranks = mesh.gather(_measured(training, pace, lambda: loader.wait_seconds, warmup, steps))
         conditions = _conditions(training) | {"warmup": warmup, "steps": steps}
         fastest = peak(conditions["device"], conditions["arithmetic"])
         return _together(ranks, config.batch, fastest, conditions) if mesh.rank == 0 else None
