@@ -60,7 +60,7 @@ def facts(trial: Any) -> dict[str, Any]:
         "peak_mb": trial.peak_mb,
         "planned_mb": plan.bytes / 1e6,
         "held": trial.held,
-        "resident": all(plan.kept),
+        "resident": all(plan.keeps_decoded),
         "waited": trial.waited_share,
         "work": trial.work,
         "plan": str(plan),

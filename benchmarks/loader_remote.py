@@ -122,8 +122,8 @@ def read(root: str, cache: Path, counter: Path, batches: int, memory: int) -> di
 def stretch(root: str, cache: str, counter: str, batches: int, memory: int) -> dict[str, Any]:
     """Read the first batches, of which the first third is not timed, or (0) a whole epoch with the codec left out."""
     from understudy import Catalog, EpisodeDataset, Loader, Remote
+    from understudy.load.fit_order import fit_order
     from understudy.load.images.cursors import index_of
-    from understudy.load.memory_plan import fit_order
 
     def count() -> int:
         return int(Path(counter).read_text() or 0) if Path(counter).exists() else 0

@@ -284,7 +284,7 @@ def test_a_trial_measures_what_it_was_asked_for(root: Path) -> None:
         Setting(str(root), cameras=("none",)).data()
     trial = Trial(Setting(str(root), batch=4, chunk=5, cameras=(WRIST,), memory="4MB"))
     try:
-        lanes, ahead = trial.order.spec.sources[0].lanes, trial.loader.plan.holdings[0].ahead
+        lanes, ahead = trial.order.spec.sources[0].lanes, trial.loader.plan.policies[0].run_length
         assert lanes * ahead > 4 * bench_measure.WARM_BATCHES
         for thrown_away in (-(-lanes * ahead // 4), bench_measure.WARM_BATCHES):  # before the first round a whole turn
             before = trial.loader.position

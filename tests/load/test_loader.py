@@ -14,9 +14,9 @@ from support.datasets import Spec, identity, write_dataset
 from understudy.bytesize import parse_bytes
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
-from understudy.load.images.decoded_cache import resident
+from understudy.load.images.decoded_cache import decoded_bytes
 from understudy.load.loader import Loader
-from understudy.load.row_batches import Tables
+from understudy.load.row_batches import RowBatches
 from understudy.order import Order
 from understudy.video.decoder import PictureDecoder
 from understudy.video.native.ffmpeg import PYAV
@@ -192,17 +192,16 @@ def test_small_data_is_decoded_once(root: Path, monkeypatch: pytest.MonkeyPatch)
 def test_what_is_kept_fits_the_budget(root: Path, twin: Path) -> None:
     data = opened(root)
     size = len(data) * 64 * 64 * 3
-    assert resident(data, size)[1] == size
-    assert resident(data, size - 1) == (data, 0)
-    assert resident(opened(root, keys=["action"]), size)[1] == 0
+    assert decoded_bytes(data) == size
+    assert decoded_bytes(opened(root, keys=["action"])) == 0
     both = [data, opened(twin)]
     order = order_of(*both)
     seen = set()
     for memory in range(least_memory(*both, order=order), 40 * size, size // 4):
         with Loader(both, order=order, memory=memory) as loader:
             assert loader.plan.bytes + loader.spare_bytes == memory
-            assert sum(size for stays in loader.plan.kept if stays) <= memory
-            seen.add(loader.plan.kept)
+            assert sum(size for stays in loader.plan.keeps_decoded if stays) <= memory
+            seen.add(loader.plan.keeps_decoded)
     assert seen == {(False, False), (True, False), (True, True)}  # the first is kept first
 
 
@@ -241,18 +240,18 @@ def test_closing_leaves_no_thread(root: Path) -> None:
 
 def test_no_more_is_made_ahead_than_was_allowed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    plain = Tables.take
+    plain = RowBatches.take
 
-    def counted(self: Tables, at: int) -> dict[str, Any]:
+    def counted(self: RowBatches, at: int) -> dict[str, Any]:
         made.append(at)
         return plain(self, at)
 
-    monkeypatch.setattr(Tables, "take", counted)
+    monkeypatch.setattr(RowBatches, "take", counted)
     order = order_of(opened(root))
     for memory, ahead in ((10**9, 8), (least_memory(opened(root), order=order), 0)):
         made.clear()
         with Loader([opened(root)], order=order, memory=memory, num_threads=2) as loader:
-            assert loader.plan.ahead == ahead
+            assert loader.plan.batches_ahead == ahead
             for step in range(1, 9):
                 next(loader)
                 assert step <= len(made) <= step + ahead + 1  # and one that is in the making

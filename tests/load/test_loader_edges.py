@@ -19,14 +19,14 @@ from support.datasets import Spec, episode_pictures, write_dataset, write_video
 from understudy.bytesize import parse_bytes
 from understudy.cancel import Stopped, give_up_when
 from understudy.data.dataset import EpisodeDataset
+from understudy.load.fit_order import fit_order
 from understudy.load.images import buffer_pool as buffers_
-from understudy.load.images.buffer_pool import Buffers
-from understudy.load.images.clip_reader import Chain, Spent
+from understudy.load.images.buffer_pool import BufferPool
+from understudy.load.images.clip_reader import ClipReader, Timings
 from understudy.load.images.cursors import Pictures
-from understudy.load.images.decoded_cache import KeptPictures, kept
+from understudy.load.images.decoded_cache import DecodedImages, keep_decoded
 from understudy.load.loader import Loader
-from understudy.load.memory_plan import fit_order
-from understudy.load.workers import Engine
+from understudy.load.workers import WorkerPool
 from understudy.order import Order
 from understudy.order.draws import SampleRng
 from understudy.video.decoder import PictureDecoder
@@ -86,8 +86,8 @@ def test_a_forked_child_is_told_and_never_waits(data: EpisodeDataset, order: Ord
     expected = batches(data, order, 3)
     with Loader([data], order=order, num_threads=2) as loader:
         next(loader)
-        engine = loader._engine
-        assert engine is not None
+        workers = loader._workers
+        assert workers is not None
 
         def child() -> bool:
             with pytest.raises(RuntimeError, match=f"make another one here, with position={BATCH}"):
@@ -95,10 +95,10 @@ def test_a_forked_child_is_told_and_never_waits(data: EpisodeDataset, order: Ord
             loader.close()
             with pytest.raises(RuntimeError, match="another one here"):
                 next(loader)
-            engine.ask_to_stop()  # what the end of a program does
+            workers.ask_to_stop()  # what the end of a program does
             return all(map(same, batches(data, order, 3, num_threads=2), expected))
 
-        with engine._change:  # as a thread may hold it at the moment of the fork
+        with workers._change:  # as a thread may hold it at the moment of the fork
             assert in_a_fork(child)
         assert same(next(loader), expected[1])  # the parent's goes on
 
@@ -124,9 +124,9 @@ def test_an_interrupt_loses_no_batch(
 ) -> None:
     """A notebook's user presses stop and later asks for the next batch."""
     expected = batches(data, order, 4)
-    plain, armed = Engine.take, [True]
+    plain, armed = WorkerPool.take, [True]
 
-    def interrupted(self: Engine) -> dict[str, Any]:
+    def interrupted(self: WorkerPool) -> dict[str, Any]:
         batch = plain(self) if when == "after" else {}
         if self._taken >= 2 and armed.pop():
             armed.append(False)
@@ -134,7 +134,7 @@ def test_an_interrupt_loses_no_batch(
         return batch or plain(self)
 
     with Loader([data], order=order, num_threads=2) as loader:
-        monkeypatch.setattr(Engine, "take", interrupted)
+        monkeypatch.setattr(WorkerPool, "take", interrupted)
         found = []
         while len(found) < 4:
             position = loader.position
@@ -143,7 +143,7 @@ def test_an_interrupt_loses_no_batch(
             except KeyboardInterrupt:
                 assert loader.position == position == BATCH * len(found)
                 armed[:] = [False]
-                monkeypatch.setattr(Engine, "take", plain)
+                monkeypatch.setattr(WorkerPool, "take", plain)
         assert all(map(same, found, expected))
     assert armed == [False]
 
@@ -205,7 +205,7 @@ def test_an_error_behind_a_batch_does_not_hold_it_back(data: EpisodeDataset, ord
         if key in second:
             raise ArithmeticError("second")
         for _ in range(3000 if key == first else 0):
-            if loader._engine is not None and loader._engine._error is not None:
+            if loader._workers is not None and loader._workers._error is not None:
                 break
             threading.Event().wait(0.01)
 
@@ -217,19 +217,21 @@ def test_an_error_behind_a_batch_does_not_hold_it_back(data: EpisodeDataset, ord
 
 
 def test_two_threads_that_miss_a_picture_decode_it_once(data: EpisodeDataset) -> None:
-    pictures = kept(data).pictures
-    assert isinstance(pictures, KeptPictures)
-    shape = pictures._episode(TOP, 3).pictures.shape[1:]
-    outs, spent = [np.empty((1, *shape), np.uint8) for _ in range(2)], [Spent(), Spent()]
+    pictures = keep_decoded(data).pictures
+    assert isinstance(pictures, DecodedImages)
+    shape = pictures._episode(TOP, 3).images.shape[1:]
+    outs, spent = [np.empty((1, *shape), np.uint8) for _ in range(2)], [Timings(), Timings()]
     episode = pictures._episode(TOP, 3)
-    threads = [threading.Thread(target=pictures.into, args=(TOP, 3, [5], out, one)) for out, one in zip(outs, spent)]
+    threads = [
+        threading.Thread(target=pictures.read_into, args=(TOP, 3, [5], out, one)) for out, one in zip(outs, spent)
+    ]
     with episode.filling:  # both have seen that it is not there
         for thread in threads:
             thread.start()
         threading.Event().wait(0.2)
     for thread in threads:
         thread.join()
-    assert sorted(one.pictures > 0 for one in spent) == [False, True]
+    assert sorted(one.frames > 0 for one in spent) == [False, True]
     assert (outs[0] == outs[1]).all()
 
 
@@ -323,12 +325,12 @@ def test_far_positions_and_large_batches(data: EpisodeDataset, start: int, mode:
 def test_times_tell_where_time_went(data: EpisodeDataset, order: Order, memory: str) -> None:
     given = least_memory(data, order=order) if memory == "least" else memory
     with Loader([data], order=order, memory=given, num_threads=1) as loader:
-        assert loader.plan.kept == (memory == "4GB",)
+        assert loader.plan.keeps_decoded == (memory == "4GB",)
         for _ in range(8):
             next(loader)
         now = loader.timings
         assert min(now.fetch, now.decode, now.convert, now.assemble) > 0
-        assert now.pictures >= 40
+        assert now.frames >= 40
         assert now.decode > now.fetch  # the file is in memory
         loader.close()
         next(loader)
@@ -347,7 +349,7 @@ def test_an_order_that_fits(tmp_path: Path) -> None:
     def ahead(order: Order) -> int:
         with Loader([data], order=order, memory=tight, num_threads=2) as loader:
             next(loader)
-            return loader.plan.holdings[0].ahead
+            return loader.plan.policies[0].run_length
 
     tight = least_memory(data, order=wished) + 190_000
     order, said = fit_order([data], memory=tight, **options)
@@ -432,8 +434,8 @@ def test_what_nobody_keeps_is_used_again(data: EpisodeDataset, order: Order) -> 
     with Loader([data], order=order, num_threads=2) as loader:
         for _ in range(20):
             addresses.add(next(loader)[TOP].data_ptr())
-        assert len(addresses) <= loader.plan.ahead + 2
-    buffers = Buffers(2, pin=False)
+        assert len(addresses) <= loader.plan.batches_ahead + 2
+    buffers = BufferPool(2, pin=False)
     one = buffers.take((4, 4))
     two = buffers.take((4, 4))
     assert buffers.take((4, 3)) is not one
@@ -445,7 +447,7 @@ def test_what_nobody_keeps_is_used_again(data: EpisodeDataset, order: Order) -> 
 def test_a_batch_that_is_about_to_be_let_go_of_is_waited_for_but_not_one_that_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    buffers, waits = Buffers(2, pin=False), 0
+    buffers, waits = BufferPool(2, pin=False), 0
     held = [buffers.take((4, 4)), buffers.take((4, 4))]
     address = held[1].ctypes.data
 
@@ -470,21 +472,21 @@ def test_chains_let_go_of_what_no_sample_needs_any_more(root: Path, monkeypatch:
     data = EpisodeDataset(root, delta_timestamps={TOP: [-0.2, 0.0]}, picture_cache_bytes=0)
     order = Order.from_datasets([data], batch_size=1, seed=1, clip=100, lanes=1)
     held: list[int] = []
-    plain = Chain.go_on
+    plain = ClipReader.decode_next
 
-    def go_on(self: Chain, ready: dict[int, Pictures], spent: Spent) -> None:
+    def decode_next(self: ClipReader, ready: dict[int, Pictures], spent: Timings) -> None:
         assert not ready  # one lane
         plain(self, ready, spent)
         waiting = {id(picture) for pictures in ready.values() for picture in pictures}  # type: ignore[union-attr]
         held.append(len(waiting | self._held.keys()))
         assert len(self._held) <= sum(data.reach)
 
-    monkeypatch.setattr(Chain, "go_on", go_on)
+    monkeypatch.setattr(ClipReader, "decode_next", decode_next)
     with Loader([data], order=order, memory=least_memory(data, order=order) + 600_000) as loader:
-        assert loader.plan.kept == (False,)
+        assert loader.plan.keeps_decoded == (False,)
         for _ in range(120):
             next(loader)
-        holding, halo = loader.plan.holdings[0], sum(data.reach)
-    assert holding.ahead >= 1
+        policy, halo = loader.plan.policies[0], sum(data.reach)
+    assert policy.run_length >= 1
     # A run may reach on to a key frame, at most as far again.
-    assert 1 <= max(held) <= 2 * holding.ahead + halo < 40
+    assert 1 <= max(held) <= 2 * policy.run_length + halo < 40

@@ -122,8 +122,8 @@ def test_streams_give_the_same(roots: dict[str, Path]) -> None:
 
 def test_equal_widths_add_nothing(roots: dict[str, Path]) -> None:
     datasets = [*opened(roots, ["arm"]), *opened(roots, ["gripper"])]
-    assert Mixture.of(datasets).widths == {ACTION: 2}  # the states are equally wide
-    assert Mixture.of(opened(roots, ["hand"])).widths == {}
+    assert Mixture.from_datasets(datasets).widths == {ACTION: 2}  # the states are equally wide
+    assert Mixture.from_datasets(opened(roots, ["hand"])).widths == {}
 
 
 def declared(root: Path, copy: Path, key: str, **changes: Any) -> Path:
@@ -177,4 +177,4 @@ def test_numbers_that_are_no_vectors_of_floats_are_refused(roots: dict[str, Path
     ):
         odd = EpisodeDataset(declared(roots["arm"], tmp_path / name, ACTION, **changes))
         with pytest.raises(ValueError, match=told):
-            Mixture.of([EpisodeDataset(roots["arm"]), odd])
+            Mixture.from_datasets([EpisodeDataset(roots["arm"]), odd])

@@ -16,7 +16,7 @@ from support import datasets as written
 from support.batches import all_same, least_memory
 from support.datasets import Spec, write_dataset
 from understudy import EpisodeDataset, EpisodeSampler, EpisodeStream, Loader, Order
-from understudy.load.mixture import Mixture, picture_shapes
+from understudy.load.mixture import Mixture, image_shapes
 from understudy.order.draws import SampleRng
 from understudy.video.resize import AreaResize
 
@@ -138,7 +138,7 @@ def test_black_pictures_are_planned_for(roots: dict[str, Path]) -> None:
         datasets = opened(roots, names, windows=True)
         with Loader(datasets, order=Order.from_datasets(datasets, batch_size=4, seed=3)) as loader:
             (item,) = (item for item in loader.plan.items if item.name == "batches")
-        assert item.bytes == (loader.plan.ahead + 2) * 4 * (2 + 3) * 3 * written.SIDE**2
+        assert item.bytes == (loader.plan.batches_ahead + 2) * 4 * (2 + 3) * 3 * written.SIDE**2
 
 
 def test_black_pictures_are_not_augmented(roots: dict[str, Path]) -> None:
@@ -170,7 +170,7 @@ def test_pictures_of_several_sizes_need_one(
     datasets = [*datasets, small]
     order = Order.from_datasets(datasets, batch_size=6, seed=3, clip=4, lanes=6)
     told = r"'observation.images.front' is \(3, 64, 64\) in source 0 \(both\) and \(3, 32, 32\) in source 2 \(small\): "
-    with pytest.raises(ValueError, match=told + r"one batch needs one shape; give size=\(height, width\)"):
+    with pytest.raises(ValueError, match=told + r"one batch needs one shape; give image_size=\(height, width\)"):
         Loader(datasets, order=order)
     for memory in (least_memory(*datasets, order=order, image_size=(24, 40)), LARGE):
         with Loader(datasets, order=order, image_size=(24, 40), memory=memory) as loader:
@@ -203,7 +203,7 @@ def full_picture(make: Any, *who: int) -> np.ndarray:
 
 def test_what_no_batch_can_hold_is_refused(roots: dict[str, Path]) -> None:
     with pytest.raises(ValueError, match=r"different keys: \['observation.images.wrist'\].*absent=\{camera: size\}"):
-        Mixture.of(
+        Mixture.from_datasets(
             [
                 *opened(roots, ["both"]),
                 EpisodeDataset(roots["one"], {ACTION: [0.0, 0.1]}, names=NAMES["one"], keys=[ACTION, STATE, FRONT]),
@@ -211,9 +211,9 @@ def test_what_no_batch_can_hold_is_refused(roots: dict[str, Path]) -> None:
         )
     for names in (["both", "stored"], ["stored", "none", "both"], ["none", "both", "stored"]):
         with pytest.raises(ValueError, match=f"'{FRONT}' is (video and image|image and video)"):
-            Mixture.of(opened(roots, names))
+            Mixture.from_datasets(opened(roots, names))
     other = EpisodeDataset(
         roots["none"], {ACTION: [0.0, 0.1]}, absent={FRONT: SIDES, WRIST: (8, 8)}, keys=[ACTION, STATE]
     )
-    with pytest.raises(ValueError, match=rf"'{WRIST}' is \(3, 64, 64\) .* and \(3, 8, 8\) .*give size="):
-        picture_shapes([*opened(roots, ["both"]), other], None)
+    with pytest.raises(ValueError, match=rf"'{WRIST}' is \(3, 64, 64\) .* and \(3, 8, 8\) .*give image_size="):
+        image_shapes([*opened(roots, ["both"]), other], None)

@@ -15,11 +15,11 @@ from support.servers import Asked, RangeServer, change_patience, folder
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.errors import DatasetError, SourceFailed
-from understudy.load.batch_builder import Making
-from understudy.load.images.clip_reader import Spent
+from understudy.load.batch_builder import BatchInProgress
+from understudy.load.images.clip_reader import Timings
 from understudy.load.loader import Batch, Loader
-from understudy.load.prefetch import Ahead
-from understudy.load.workers import Engine
+from understudy.load.prefetch import Prefetcher
+from understudy.load.workers import WorkerPool
 from understudy.order import Order
 from understudy.storage import web
 from understudy.storage.options import Remote
@@ -58,7 +58,7 @@ def first_of(there: Loader, monkeypatch: pytest.MonkeyPatch) -> Batch:
     """The first batch, with nothing fetched ahead of those that the loader's threads make meanwhile: whether that was
     little or everything would hang on how long this thread takes to go on."""
     with monkeypatch.context() as patch:
-        patch.setattr(Ahead, "taken", lambda self, number: None)
+        patch.setattr(Prefetcher, "advance", lambda self, number: None)
         return next(there)
 
 
@@ -84,13 +84,13 @@ def test_same_batches_each_byte_once(root: Path, tmp_path: Path) -> None:
 def test_the_first_batch_needs_little_and_more_is_fetched_ahead(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, may_go_on = Engine._next, threading.Event()
+    plain, may_go_on = WorkerPool._wait_for_room, threading.Event()
 
-    def next_(self: Engine, number: int, spent: Spent) -> Making | None:
+    def wait_for_room(self: WorkerPool, number: int, timings: Timings) -> BatchInProgress | None:
         assert number == 0 or may_go_on.wait(240)
-        return plain(self, number, spent)
+        return plain(self, number, timings)
 
-    monkeypatch.setattr(Engine, "_next", next_)
+    monkeypatch.setattr(WorkerPool, "_wait_for_room", wait_for_room)
     with RangeServer(folder(root, "/set")) as server, loader(opened(server, tmp_path)) as there:
         first_of(there, monkeypatch)
         video = [asked.sent for asked in server.log if asked.path.endswith("mp4")]
@@ -128,7 +128,9 @@ def test_of_the_first_batch_what_is_read_at_once_is_fetched_and_no_more(
         order = Order.from_datasets([data], batch_size=8, seed=1, frames_in_flight=100)
         monkeypatch.setattr(RemoteSource, "prefetch", submitted)
         monkeypatch.setattr(RemoteSource, "fill", noted)
-        monkeypatch.setattr(Ahead, "depth", lambda self: 0)  # or the second batch is asked for once the first is out
+        monkeypatch.setattr(
+            Prefetcher, "distance", lambda self: 0
+        )  # or the second batch is asked for once the first is out
         with Loader([data], order=order, num_threads=2, memory=memory, position=3) as there:
             next(there)
             asked = set(ahead)
@@ -164,9 +166,9 @@ def test_close_does_not_wait_for_a_silent_server(root: Path, tmp_path: Path, mon
         while not silent and time.monotonic() < until:
             time.sleep(0.002)
         assert silent
-        engine = there._engine
-        assert engine is not None
-        engine.stop()
+        workers = there._workers
+        assert workers is not None
+        workers.stop()
         assert not names()  # long before the server's silence ends
         waiter.join(240)
         assert not waiter.is_alive()

@@ -12,7 +12,7 @@ from support.datasets import Spec, write_dataset
 from understudy import EpisodeDataset, Order
 from understudy.errors import DatasetError
 from understudy.load.mixture import Mixture
-from understudy.load.row_batches import Tables, rows
+from understudy.load.row_batches import RowBatches, read_rows
 
 WINDOWS = {"action": [0.0, 0.1, 0.2]}
 SPECS = {
@@ -48,11 +48,11 @@ def test_batches_made_together_are_those_made_alone(
     datasets: list[EpisodeDataset], count: int, size: int, start: int, mixed: bool, data: st.DataObject
 ) -> None:
     sources = datasets if mixed else datasets[:1]
-    mixture, parts = Mixture.of(sources), asked(sources, count, size, start)
-    tables = Tables(sources, mixture, *parts)
+    mixture, parts = Mixture.from_datasets(sources), asked(sources, count, size, start)
+    tables = RowBatches(sources, mixture, *parts)
     for at in data.draw(st.permutations(range(count))):
         made = tables.take(at)
-        assert equal(made, rows(sources, mixture, *(part[at] for part in parts)))
+        assert equal(made, read_rows(sources, mixture, *(part[at] for part in parts)))
         for value in made.values():
             if isinstance(value, torch.Tensor):
                 assert value.untyped_storage().nbytes() == value.nbytes
@@ -70,10 +70,10 @@ def test_a_batch_with_a_bad_row_spoils_no_other(
             raise DatasetError("a torn row")
         return plain(self, episodes, frames)
 
-    mixture = Mixture.of(datasets[:1])
-    expected = [rows(datasets[:1], mixture, *(part[at] for part in parts)) for at in range(5)]
+    mixture = Mixture.from_datasets(datasets[:1])
+    expected = [read_rows(datasets[:1], mixture, *(part[at] for part in parts)) for at in range(5)]
     monkeypatch.setattr(EpisodeDataset, "tables", torn)
-    tables = Tables(datasets[:1], mixture, *parts)
+    tables = RowBatches(datasets[:1], mixture, *parts)
     for at in range(5):
         if at == 3:
             with pytest.raises(DatasetError, match="torn"):

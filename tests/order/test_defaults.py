@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from support.order_sources import Source, episodes
 from understudy.order import Order
-from understudy.order.defaults import choose, shared_factor
+from understudy.order.defaults import choose_clips, shared_factor
 from understudy.order.lanes import Lanes
 
 
@@ -19,7 +19,7 @@ from understudy.order.lanes import Lanes
     st.integers(1_000, 10**6),
 )
 def test_the_rules_hold_where_they_can(frames, gop, back, batch, in_flight):
-    choice = choose(frames, gop, (back, 0), batch=batch, in_flight=in_flight)
+    choice = choose_clips(frames, gop, (back, 0), batch_size=batch, in_flight=in_flight)
     if choice.clip == choice.lanes == 1:
         assert frames <= in_flight
         return
@@ -37,38 +37,38 @@ def test_the_rules_hold_where_they_can(frames, gop, back, batch, in_flight):
 
 
 def test_a_window_that_reaches_far_back_gets_long_clips():
-    far = choose(10**7, 2, (240, 0), batch=64, in_flight=100_000)
-    near = choose(10**7, 2, (1, 0), batch=64, in_flight=100_000)
+    far = choose_clips(10**7, 2, (240, 0), batch_size=64, in_flight=100_000)
+    near = choose_clips(10**7, 2, (1, 0), batch_size=64, in_flight=100_000)
     assert near.clip < 80
     assert far.clip >= 4 * 240
-    assert any("240 pictures" in reason for reason in far.why)
+    assert any("240 frames" in reason for reason in far.reasons)
 
 
 def test_memory_shortens_clips_but_not_below_the_reach():
-    tight = choose(10**7, 2, (240, 0), batch=256, in_flight=100_000)
+    tight = choose_clips(10**7, 2, (240, 0), batch_size=256, in_flight=100_000)
     assert 240 <= tight.clip < 420
     assert tight.lanes == 256
-    tighter = choose(10**7, 2, (240, 0), batch=1024, in_flight=100_000)
+    tighter = choose_clips(10**7, 2, (240, 0), batch_size=1024, in_flight=100_000)
     assert tighter.clip >= 240
-    assert any("more than allowed" in reason for reason in tighter.why)
+    assert any("more than allowed" in reason for reason in tighter.reasons)
 
 
 def test_long_gops_are_cut_at_key_frames_and_short_ones_need_not_be():
-    assert choose(10**7, 2, (1, 0), batch=64, in_flight=100_000).cut == "plain"
-    assert choose(10**7, 8, (1, 0), batch=64, in_flight=100_000).cut == "plain"
+    assert choose_clips(10**7, 2, (1, 0), batch_size=64, in_flight=100_000).cut == "plain"
+    assert choose_clips(10**7, 8, (1, 0), batch_size=64, in_flight=100_000).cut == "plain"
     for gop in (12, 30, 250, 600):
-        choice = choose(10**7, gop, (1, 0), batch=64, in_flight=200_000)
+        choice = choose_clips(10**7, gop, (1, 0), batch_size=64, in_flight=200_000)
         assert choice.cut == "keyframe"
         assert choice.clip % gop == 0
         assert choice.clip >= 64
 
 
 def test_few_frames_are_shuffled_one_by_one():
-    assert choose(50_000, 2, (1, 0), batch=64, in_flight=100_000).lanes == 1
+    assert choose_clips(50_000, 2, (1, 0), batch_size=64, in_flight=100_000).lanes == 1
     assert (
-        choose(50_000, 250, (1, 0), batch=8, in_flight=100_000).lanes > 1
+        choose_clips(50_000, 250, (1, 0), batch_size=8, in_flight=100_000).lanes > 1
     )  # reading these at random would cost 126 each
-    assert choose(5_000, 250, (1, 0), batch=64, in_flight=100_000).lanes == 1  # 64 clips would be all of it
+    assert choose_clips(5_000, 250, (1, 0), batch_size=64, in_flight=100_000).lanes == 1  # 64 clips would be all of it
 
 
 @pytest.mark.parametrize("gop", [2, 250])
@@ -115,9 +115,9 @@ def test_a_larger_batch_has_more_frames_in_flight_not_shorter_clips(batch):
 
 
 def test_the_words_name_the_clips_that_were_chosen():
-    choice = choose(10**7, 2, (1, 0), batch=8192, in_flight=100_000)
+    choice = choose_clips(10**7, 2, (1, 0), batch_size=8192, in_flight=100_000)
     assert choice.clip != 16
-    shortened = [reason for reason in choice.why if "shortened" in reason]
+    shortened = [reason for reason in choice.reasons if "shortened" in reason]
     assert len(shortened) == 1
     assert f"shortened to {choice.clip}" in shortened[0]
     assert "100000" in shortened[0]
@@ -126,7 +126,7 @@ def test_the_words_name_the_clips_that_were_chosen():
 def test_the_choice_is_explained():
     text = Order.from_datasets([episodes(*[300] * 2000, name="door", gop=250, reach=(240, 0))], batch_size=64).explain()
     assert "door: 600000 frames in 2000 segments" in text
-    assert "240 pictures" in text
+    assert "240 frames" in text
     assert "key frames" in text
     assert "lanes" in text
     pair = [episodes(*[300] * 20, name="a"), episodes(*[300] * 60, name="b")]

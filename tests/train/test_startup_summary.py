@@ -77,7 +77,7 @@ def test_the_share_that_a_source_has_stands_beside_the_one_asked_for(tmp_path: P
     odd = mixed(tuple(replace(s, weight=w) for s, w in zip(sources, (1.0, 100.0, 7.3))), tmp_path / "r")
     data = open_data(odd)
     order = data.order(odd)
-    assert not order.far_off(data.weights)
+    assert not order.share_errors(data.weights)
     assert not [line for line in startup_summary.started(odd, data, order) if " has " in line]
     # A run of an older release goes on in whole slots.
     saved = replace(order.spec, version=1, schedule=(Entry(0, (1, 20, 2)),))

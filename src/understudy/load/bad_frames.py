@@ -1,9 +1,9 @@
-"""Bad data: a sample that cannot be read is replaced by its neighbour, the same one in every run, and never silently.
+"""Substitution of unreadable samples: by a neighbour, the same one in every run, and never silently.
 
-The substitute is the first frame that can be read among `Order.neighbours`: later ones of the same clip, earlier ones,
-then the clips behind it, all of the same selection, so never one of the held-out episodes. Whether a frame can be read
-depends on the files alone, so the substitute depends on the position alone, not on ranks, threads or memory. Each is
-written to the journal, one JSON object per line, and counted; more bad frames than the cap are an error after all.
+The substitute is the first readable frame among `Order.neighbours`: later frames of the same clip, earlier ones, then
+the clips behind it. All are of the same selection, so validation episodes never enter. Whether a frame is readable
+depends on the files alone. So the substitute depends on the position alone, not on ranks, threads or memory. Each
+substitution is counted and written to the journal, one JSON object per line. More bad frames than the cap are an error.
 """
 
 import json
@@ -15,16 +15,18 @@ from pathlib import Path
 from understudy.errors import DatasetError
 from understudy.order import Order
 
-_FEW = 16  # bad frames that are always allowed
+_ALWAYS_ALLOWED = 16  # bad frames
 _TRIES = 4096
+_FIX = "repair the dataset, or leave these episodes out"
 
 
 @dataclass(frozen=True)
 class Substitution:
-    """One line of the journal: at `position`, `frame` of `episode` of the dataset `source` was replaced, and why."""
+    """One line of the journal: the sample at `position`, the reason, and its substitute."""
 
     position: int
     source: str
+    """Name of the dataset."""
     episode: int
     frame: int
     reason: str
@@ -33,20 +35,20 @@ class Substitution:
 
 
 class Substitutes:
-    """The bad frames that a loader has met, and what it delivered instead. For any thread.
+    """Bad frames that a loader has met, and their substitutes. Thread-safe.
 
     Args:
-        journal: a file to append to, or None.
-        cap: the share of a source's frames that may be bad, beyond the first few.
+        journal: file to append to, or None.
+        cap: share of a source's frames that may be bad, beyond the first 16.
     """
 
     def __init__(self, order: Order, journal: str | Path | None, cap: float) -> None:
         self._order, self._journal, self._cap = order, journal, cap
-        self._bad: dict[tuple[int, int, int], str] = {}  # (source, episode, frame) -> why
-        self._written: set[int] = set()  # positions
+        self._bad: dict[tuple[int, int, int], str] = {}  # (source, episode, frame) -> reason
+        self._journaled: set[int] = set()  # positions
         self._lock = threading.Lock()
         self.made: list[Substitution] = []
-        """Every substitution so far, in the order in which they were made."""
+        """All substitutions so far, in the sequence in which they were made."""
 
     def find(
         self,
@@ -55,44 +57,46 @@ class Substitutes:
         episode: int,
         frame: int,
         reason: str,
-        readable: Callable[[int, int], str | None],
+        error_of: Callable[[int, int], str | None],
     ) -> tuple[int, int]:
-        """(episode, frame) that stands in for a bad frame.
+        """Find the substitute (episode, frame) of a bad frame.
 
-        readable: reads a frame: None, or what is wrong with it.
+        Args:
+            error_of: reads a frame, and returns None or why it cannot be read.
 
         Raises:
-            DatasetError: more bad frames than the cap allows, or no neighbour that can be read.
+            DatasetError: more bad frames than the cap allows, or no readable neighbour.
         """
         name, frames = self._order.spec.sources[source].name, self._order.spec.sources[source].frames
         self._add(source, episode, frame, reason)
         for other, near in zip(*(a.tolist() for a in self._order.neighbours(position, _TRIES))):
             if (source, other, near) in self._bad:
                 continue
-            wrong = readable(other, near)
-            if wrong is None:
+            error = error_of(other, near)
+            if error is None:
                 self._write(Substitution(position, name, episode, frame, reason, other, near))
                 return other, near
-            self._add(source, other, near, wrong)
-        what = f"no frame near frame {frame} of episode {episode} can be read, of {min(frames, _TRIES)} tried: {reason}"
-        raise DatasetError(what, where=name, fix="repair the dataset, or leave these episodes out")
+            self._add(source, other, near, error)
+        tried = min(frames, _TRIES)
+        what = f"no frame near frame {frame} of episode {episode} can be read, of {tried} tried: {reason}"
+        raise DatasetError(what, where=name, fix=_FIX)
 
     def _add(self, source: int, episode: int, frame: int, reason: str) -> None:
         spec = self._order.spec.sources[source]
         with self._lock:
             self._bad[source, episode, frame] = reason
             count = sum(key[0] == source for key in self._bad)
-        allowed = max(_FEW, int(self._cap * spec.frames))
+        allowed = max(_ALWAYS_ALLOWED, int(self._cap * spec.frames))
         if count > allowed:
             what = f"{count} frames cannot be read, {allowed} are allowed; the last: {reason}"
-            raise DatasetError(what, where=spec.name, fix="repair the dataset, or leave these episodes out")
+            raise DatasetError(what, where=spec.name, fix=_FIX)
 
-    def _write(self, one: Substitution) -> None:
+    def _write(self, substitution: Substitution) -> None:
         with self._lock:
-            if one.position in self._written:  # made ahead, given up when the loader was closed, and made again
+            if substitution.position in self._journaled:  # made ahead, dropped when the loader closed, and made again
                 return
-            self._written.add(one.position)
-            self.made.append(one)
+            self._journaled.add(substitution.position)
+            self.made.append(substitution)
             if self._journal is not None:
                 with open(self._journal, "a") as file:
-                    file.write(json.dumps(asdict(one)) + "\n")
+                    file.write(json.dumps(asdict(substitution)) + "\n")

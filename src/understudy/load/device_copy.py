@@ -1,8 +1,4 @@
-"""Batches to a device, copied beside the work that is under way there.
-
-On a CUDA device the copies run on a stream of their own from page-locked memory; the current stream waits for them and
-keeps what it uses alive, so the batch may be used like any other. Elsewhere it is a plain `Tensor.to`.
-"""
+"""Copies of batches to a device, beside the computation there."""
 
 from typing import Any
 
@@ -10,18 +6,26 @@ import torch
 from torch import Tensor
 
 
-class Delivery:
-    """Copies batches to `device`. Raises ValueError for a CUDA device where there is none."""
+class DeviceCopy:
+    """Copies batches to a device.
+
+    On a CUDA device the copies run on a stream of their own from page-locked memory. The current stream waits for them
+    and keeps their memory alive, so a batch is used like any other. Elsewhere the copy is a plain `Tensor.to`.
+
+    Raises:
+        ValueError: a CUDA device where there is none.
+    """
 
     def __init__(self, device: torch.device) -> None:
         if device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError(f"device {str(device)!r}: torch finds no CUDA device here; leave it out, or 'cpu'")
+            raise ValueError(f"device {str(device)!r}: torch finds no CUDA device here; leave it out, or give 'cpu'")
         self._device = device
         self.pins = device.type == "cuda"
+        """Whether batches must lie in page-locked memory."""
         self._stream = torch.cuda.Stream(device) if self.pins else None
 
     def copy(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """The batch with its tensors on the device; what is no tensor stays as it is."""
+        """Batch with its tensors on the device; other values are passed through."""
         if self._stream is None:
             return {k: v.to(self._device) if isinstance(v, Tensor) else v for k, v in batch.items()}
         current = torch.cuda.current_stream(self._device)

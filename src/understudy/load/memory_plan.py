@@ -1,52 +1,48 @@
-"""Plan: what a loader will hold, in bytes, before it makes the first batch; and how it makes do with less.
+"""Memory plan: the bytes that a loader will hold, before it makes the first batch, and how it manages with less.
 
-Memory goes, in this order, to what cannot be done without (the batches under way, rows, one decoder a thread), to whole
-datasets that stay decoded, and to chains: what each lane holds between two of its samples. Chains have several ways,
-the quickest first; the first way that fits is taken. Whatever is taken, the samples are the same.
+Memory goes first to the indispensable (batches under way, rows, one decoder a thread), then to whole datasets that stay
+decoded, then to clip readers: the state of each lane between two of its samples. Clip readers have several policies.
+The first that fits, the fastest first, is taken. The samples are the same with any of them.
 
-    short groups of pictures: runs of 64, 32, 16, 8 or 4 pictures with shared decoders; a decoder kept by each lane
-    middling ones:            runs of whole groups with shared decoders; then as long ones
-    long ones:                a decoder kept by each lane with runs of 32, 16, 8, 4 or 1
-    any:                      the pictures that windows share; nothing
+    short GOPs:    runs of 64, 32, 16, 8 or 4 frames with shared decoders; a decoder for each lane
+    middling GOPs: runs of whole GOPs with shared decoders; then as long GOPs
+    long GOPs:     a decoder for each lane, with runs of 32, 16, 8, 4 or 1
+    all:           the frames that windows share; nothing
 
-Without a run or a decoder every sample starts over at a key frame: half a group of pictures decoded for each.
+Without a run or a decoder every sample starts over at a key frame, and half a GOP is decoded for each.
 
-The order is frozen and stays. A new run can ask `fit_order` for one with so few frames in flight that the quickest way
-fits.
+An existing order is never changed. For a new one, `fit_order` reduces the frames in flight until a fast policy fits.
 
-The plan is what resident memory grows by, to about 10 %, also by what belongs to none of these things. A consumer that
-keeps more batches than the one it works on keeps them beside the plan.
+The plan predicts the growth of resident memory to about 10 %, including what belongs to none of these items. Batches
+that the consumer keeps, other than the current one, come on top.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.features import INDEX_KEYS
-from understudy.load.images.clip_reader import Holding
+from understudy.load.images.clip_reader import DecodePolicy
 from understudy.load.images.cursors import index_of
-from understudy.load.images.decoded_cache import IDLE, picture_bytes
+from understudy.load.images.decoded_cache import IDLE_CURSORS, decoded_bytes
 from understudy.order import Order, rank_slice
-from understudy.order.audit.audit import WINDOWS, audit, reading
-from understudy.order.defaults import default_in_flight
 from understudy.video.codec_pool import live_bytes
-from understudy.video.codec_pool import picture_bytes as decoded_bytes
+from understudy.video.codec_pool import picture_bytes as frame_bytes
 
-_AHEAD = (8, 4, 2)  # batches made before they are asked for, where memory allows: threads end their runs in turns
-_SMALL = 100  # eight of them where they are nothing beside all else: one takes less than such a part of memory
-_RUNS = (64, 32, 16, 8, 4)  # pictures of a run that is no whole group
-_LONG = 32  # the longest that decoders kept by each lane gain from; from there on batches ahead are worth more
-_SHORT = 8  # pictures from key frame to key frame up to which a decoder that starts anew costs little
-_OWN = 12_000_000  # Python's objects for each lane, code that runs for the first time, gaps between what malloc gave
-_MIDDLING = 32  # up to which a group is decoded at once: one decoder that stays in the cache for many lanes' pictures
+_AHEAD = (8, 4, 2)  # batches made ahead, where memory allows: threads end their runs in turns
+_SMALL = 100  # eight of them only where a batch takes less than this part of memory
+_RUNS = (64, 32, 16, 8, 4)  # frames of a run that is no whole GOP
+_LONG = 32  # longest run from which a lane's own decoder gains; from there on batches ahead are worth more
+_SHORT = 8  # frames from key frame to key frame up to which a decoder that starts over costs little
+_OWN = 12_000_000  # Python's objects for each lane, code that runs for the first time, gaps in malloc's heaps
+_MIDDLING = 32  # GOP up to which whole GOPs are decoded at once: one decoder, in the cache, serves many lanes
 
 
 @dataclass(frozen=True)
 class Item:
-    """One thing that takes memory: how many bytes, and why."""
+    """One item of the plan."""
 
     name: str
     bytes: int
@@ -54,89 +50,105 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a loader holds at most, and how it works."""
+class MemoryPlan:
+    """Memory that a loader holds at most, and how it works with it."""
 
     memory: int
-    """Bytes that were allowed."""
+    """Bytes allowed."""
     items: tuple[Item, ...]
-    threads: int
-    ahead: int
-    """Batches made before they are asked for."""
-    kept: tuple[bool, ...]
-    """Of each source: whether all its pictures stay decoded."""
-    holdings: tuple[Holding, ...]
-    """Of each source: what its lanes hold between two samples."""
-    said: tuple[str, ...]
-    """What else the user should know, one sentence each."""
+    num_threads: int
+    batches_ahead: int
+    """Batches made before they are taken."""
+    keeps_decoded: tuple[bool, ...]
+    """Of each source: whether all its images stay decoded."""
+    policies: tuple[DecodePolicy, ...]
+    """Of each source: what its clip readers hold between two samples."""
+    notes: tuple[str, ...]
+    """Remarks for the user, one sentence each."""
 
     @property
     def bytes(self) -> int:
-        """All items together."""
+        """Sum of all items."""
         return sum(item.bytes for item in self.items)
 
     def __str__(self) -> str:
-        lines = [f"memory: {_mb(self.bytes)} planned of {_mb(self.memory)}"]
-        lines += [f"  {_mb(item.bytes):>10}  {item.name}: {item.why}" for item in self.items]
-        lines += [f"  {sentence}" for sentence in self.said]
+        lines = [f"memory: {megabytes(self.bytes)} planned of {megabytes(self.memory)}"]
+        lines += [f"  {megabytes(item.bytes):>10}  {item.name}: {item.why}" for item in self.items]
+        lines += [f"  {note}" for note in self.notes]
         return "\n".join(lines)
 
 
 @dataclass(frozen=True)
-class _Source:
-    """What the plan knows of one dataset."""
+class _SourceNeeds:
+    """The facts about one dataset that the plan rests on."""
 
     dataset: EpisodeDataset
     lanes: int
     """Lanes that this rank reads; 0 for one of each thread."""
-    pictures: int
-    """Bytes of all its pictures, resized."""
+    all_images: int
+    """Bytes of all its images, resized."""
     sample: int
-    """Bytes of one sample's pictures, resized."""
+    """Bytes of one sample's images, resized."""
     together: int
-    """Samples that come up in one batch of this rank."""
-    decoded: tuple[int, ...]
-    """Per camera, bytes of one picture as a chain holds it."""
-    live: tuple[int, ...]
+    """Samples of the source in one batch of this rank."""
+    frame: tuple[int, ...]
+    """Per camera, bytes of one frame as a clip reader holds it."""
+    decoder: tuple[int, ...]
     """Per camera, bytes of a live decoder."""
-    converted: bool
-    """Whether chains hold resized pictures, which are smaller than decoded ones."""
     clip: int
-    """Samples of a clip of the order; in storage order all are one."""
+    """Samples of a clip of the order; in storage order all are one clip."""
     halo: int
-    """Pictures that samples of a clip share beyond their own."""
-    ways: tuple[Holding, ...]
+    """Frames that samples of a clip share beyond their own."""
+    policies: tuple[DecodePolicy, ...]
+    """The fastest first."""
 
-    def chains(self, way: Holding, threads: int) -> int:
-        """Bytes that its chains hold.
+    @property
+    def cached(self) -> int:
+        """Bytes of the decoded cache of all its images."""
+        return self.all_images + IDLE_CURSORS * max(self.decoder, default=0)
 
-        A kept decoder keeps the memory of all pictures it ever gave out at once, two that it refers to among them; each
-        thread has two such of clips that are over, one with its place in a file and one to hand on. A tenth is lost
-        between them: they come and go with their clips, in heaps of the threads' own.
-        Shared ones, one a thread, that of the most that its chains ever held: half a run each, for they take turns
-        (`making.first_runs`) and on the way to a key frame, and what waits for its colours, a batch's pictures at most.
-        Whole groups take turns by chance: two standard deviations of so many. So do runs as long as clips, which end
-        with their clip, too; what is left of them is less in the mean.
+    def reader_bytes(self, policy: DecodePolicy, threads: int) -> int:
+        """Bytes that its clip readers hold.
+
+        A lane's own decoder keeps the memory of all frames that it ever returned at once, including two that it refers
+        to. Each thread has two more decoders of finished clips: one with its place in a file and one to hand on. A
+        tenth is lost between them: they come and go with their clips, in heaps of the threads.
+        Shared decoders, one a thread, keep the memory of the most frames that the readers ever held: half a run each,
+        for they take turns (`load/first_runs.py`) and on the way to a key frame, and the frames that wait for
+        conversion, a batch's at most. Whole GOPs take turns by chance: two standard deviations of so many. So do runs
+        as long as clips, which also end with their clip; their remainder is smaller in the mean.
         """
-        if way.ahead == 0:
+        if policy.run_length == 0:
             return 0
-        lanes = self.lanes or threads
-        decoders = 1.1 * (lanes + 2 * threads) if way.keep else 0.0
-        if way.keep:
-            run = decoders * (way.ahead - min(2, way.ahead - 1))
-        elif way.ahead > 1:
-            half, twice = way.ahead / 2, 2 * (lanes * threads) ** 0.5
-            if way.whole:
-                held = lanes * half + twice * way.ahead / 12**0.5
+        run, lanes = policy.run_length, self.lanes or threads
+        decoders = 1.1 * (lanes + 2 * threads) if policy.keep_decoder else 0.0
+        if policy.keep_decoder:
+            frames = decoders * (run - min(2, run - 1))
+        elif run > 1:
+            half, twice = run / 2, 2 * (lanes * threads) ** 0.5
+            if policy.whole_gops:
+                held = lanes * half + twice * run / 12**0.5
             else:  # of the lesser of two evenly spread numbers, below the run and below the clip
-                part = way.ahead / max(way.ahead, self.clip)
-                mean = half - way.ahead * part / 6
-                deviation = (way.ahead**2 * (1 / 3 - part / 6) - mean**2) ** 0.5
+                part = run / max(run, self.clip)
+                mean = half - run * part / 6
+                deviation = (run**2 * (1 / 3 - part / 6) - mean**2) ** 0.5
                 held = min(lanes * half, lanes * mean + twice * deviation)
-            run = min(held + min(lanes, self.together), lanes * way.ahead)
+            frames = min(held + min(lanes, self.together), lanes * run)
         else:
-            run = 0.0
-        return int(sum(self.decoded) * (run + lanes * self.halo) + decoders * sum(self.live))
+            frames = 0.0
+        return int(sum(self.frame) * (frames + lanes * self.halo) + decoders * sum(self.decoder))
+
+    def policy(self, level: int) -> DecodePolicy:
+        """The policy of a level, or the last one."""
+        return self.policies[min(level, len(self.policies) - 1)]
+
+    def describe(self, policy: DecodePolicy) -> str:
+        """A policy in words."""
+        parts = [f"runs of {policy.run_length} frames"] if policy.run_length > 1 else []
+        parts += ["a decoder each"] if policy.keep_decoder else []
+        parts += ["the frames that windows share"] if self.halo and policy.run_length else []
+        lanes = f"{self.lanes} lanes" if self.lanes else "one clip a thread"
+        return f"{lanes}, {' and '.join(parts) if parts else 'nothing held between two samples'}"
 
 
 def make_plan(
@@ -148,218 +160,166 @@ def make_plan(
     num_threads: int,
     memory: int,
     image_size: tuple[int, int] | None = None,
-) -> Plan:
-    """The plan of one rank.
+) -> MemoryPlan:
+    """Make the plan of one rank.
 
     Args:
-        num_threads: how many may make batches; fewer are taken where memory is too small for so many.
+        num_threads: threads that may make batches; fewer are used where memory is too small for them.
         memory: bytes.
-        image_size: (height, width) that pictures are resized to.
+        image_size: (height, width) that images are resized to.
 
     Raises:
-        ValueError: not even one batch fits; names the least that does.
+        ValueError: not even one batch fits; names the least memory that does.
         DatasetError: a video cannot be opened.
     """
     low, high = rank_slice(order.batch_size, rank, world_size)
-    sources = [_look(dataset, order, d, low, high, image_size) for d, dataset in enumerate(datasets)]
+    sources = [_examine(dataset, order, d, low, high, image_size) for d, dataset in enumerate(datasets)]
     batch = (high - low) * max((source.sample for source in sources), default=0)
     rows = sum(_row_bytes(source.dataset) for source in sources)
     if not any(source.sample for source in sources):
-        num_threads = 1  # rows alone are made by Python, one thread at a time
+        num_threads = 1  # rows alone are read by Python, one thread at a time
 
-    def fixed(ahead: int, count: int) -> list[Item]:
-        """`ahead` made, one in the making, and one that the consumer works on."""
-        decoder = max((sum(s.live) + sum(s.decoded) * (1 + s.halo) for s in sources), default=0)
+    def fixed(ahead: int, threads: int) -> list[Item]:
+        """`ahead` batches made, one under way, and one at the consumer."""
+        decoder = max((sum(s.decoder) + sum(s.frame) * (1 + s.halo) for s in sources), default=0)
         return [
             Item("batches", (ahead + 2) * batch, f"{ahead + 2} of {high - low} samples, {ahead} ahead"),
             Item("rows", rows, "columns of the data files in use"),
-            Item("decoders", count * decoder, f"one for each of {count} threads"),
+            Item("decoders", threads * decoder, f"one for each of {threads} threads"),
         ]
 
     def total(items: Sequence[Item]) -> int:
         return sum(item.bytes for item in items)
 
-    slowest = [source.ways[-1] for source in sources]
-    fewest = total(fixed(0, 1)) + sum(s.chains(way, 1) for s, way in zip(sources, slowest))
+    slowest = [source.policies[-1] for source in sources]
+    fewest = total(fixed(0, 1)) + sum(s.reader_bytes(policy, 1) for s, policy in zip(sources, slowest))
     if fewest > memory:
         raise ValueError(
-            f"memory {memory}: one batch of {high - low} samples and what it takes to make it need {fewest} bytes; "
-            "give as much, or make the batch or its pictures smaller"
+            f"memory {memory}: one batch of {high - low} samples and the work on it need {fewest} bytes; give as much, "
+            "or make the batch or its images smaller"
         )
-    least = total(fixed(0, num_threads)) + sum(s.chains(way, num_threads) for s, way in zip(sources, slowest))
-    said: list[str] = []
+    least = total(fixed(0, num_threads)) + sum(s.reader_bytes(p, num_threads) for s, p in zip(sources, slowest))
+    notes: list[str] = []
     if least > memory:
-        said.append(f"one thread instead of {num_threads}: memory allows no more")
+        notes.append(f"one thread instead of {num_threads}: memory allows no more")
         num_threads, least = 1, fewest
     own = min(_OWN, memory // 10, memory - least)  # a small budget may be off by a tenth as well
     spare = memory - own - least
-    kept = []
-    for source, way in zip(sources, slowest):
-        needed = source.pictures + IDLE * max(source.live, default=0) - source.chains(way, num_threads)
-        kept.append(source.pictures > 0 and needed <= spare)
-        spare -= needed if kept[-1] else 0
-    read = [s for s, stays in zip(sources, kept) if not stays and s.sample]
-    spare = memory - own - _kept_bytes(sources, kept)
+    keeps = []
+    for source, policy in zip(sources, slowest):
+        needed = source.cached - source.reader_bytes(policy, num_threads)
+        keeps.append(source.all_images > 0 and needed <= spare)
+        spare -= needed if keeps[-1] else 0
+    read = [s for s, keep in zip(sources, keeps) if not keep and s.sample]
+    spare = memory - own - sum(s.cached for s, keep in zip(sources, keeps) if keep)
     aheads = _AHEAD if batch * _SMALL <= memory else _AHEAD[1:]
-    ahead, level = _level(read, aheads, spare, num_threads, lambda a: total(fixed(a, num_threads)))
-    items = [*fixed(ahead, num_threads), Item("the rest", own, "lists of what is where, code, gaps in the heap")]
-    holdings = []
-    for d, (source, stays) in enumerate(zip(sources, kept)):
-        way = source.ways[min(level, len(source.ways) - 1)]
-        holdings.append(way)
-        if stays:
-            bytes_ = source.pictures + IDLE * max(source.live)
-            items.append(Item(f"pictures of {source.dataset.name}", bytes_, "all of them, once they have been met"))
+    ahead, level = _choose_level(read, aheads, spare, num_threads, lambda a: total(fixed(a, num_threads)))
+    items = [*fixed(ahead, num_threads), Item("other", own, "indices of files, code, gaps in the heap")]
+    for d, (source, keep) in enumerate(zip(sources, keeps)):
+        policy, name = source.policy(level), source.dataset.name
+        if keep:
+            items.append(Item(f"images of {name}", source.cached, "all of them, once they have been decoded"))
         elif source.sample:
-            items.append(
-                Item(f"chains of {source.dataset.name}", source.chains(way, num_threads), _in_words(source, way))
-            )
-            if way != source.ways[0]:
-                best = source.chains(source.ways[0], num_threads)
-                said.append(
-                    f"{order.spec.sources[d].name}: {_in_words(source, source.ways[0])} would take {_mb(best)} and be "
-                    "quicker; the samples and their order are the same (fewer frames in flight would fit: `fit_order`)"
+            readers = source.reader_bytes(policy, num_threads)
+            items.append(Item(f"clip readers of {name}", readers, source.describe(policy)))
+            if policy != source.policies[0]:
+                best = source.reader_bytes(source.policies[0], num_threads)
+                notes.append(
+                    f"{order.spec.sources[d].name}: {source.describe(source.policies[0])} would take "
+                    f"{megabytes(best)} and be faster; the samples and their order are the same (fewer frames in "
+                    "flight would fit: `fit_order`)"
                 )
     if ahead < _AHEAD[-1]:
-        said.append(f"{ahead} batches ahead: memory allows no more")
-    return Plan(memory, tuple(items), num_threads, ahead, tuple(kept), tuple(holdings), tuple(said))
+        notes.append(f"{ahead} batches ahead: memory allows no more")
+    policies = tuple(source.policy(level) for source in sources)
+    return MemoryPlan(memory, tuple(items), num_threads, ahead, tuple(keeps), policies, tuple(notes))
 
 
-def fit_order(
-    datasets: Sequence[EpisodeDataset],
-    *,
-    memory: int,
-    world_size: int = 1,
-    num_threads: int = 2,
-    image_size: tuple[int, int] | None = None,
-    frames_in_flight: int | None = None,
-    **options: Any,
-) -> tuple[Order, tuple[str, ...]]:
-    """A new order with so many frames in flight that each rank can read them in runs of pictures in `memory` bytes.
-
-    Frames in flight are halved until they fit. `options` are those of `Order.from_datasets`. Returns the order
-    and notes: none where the requested order fits; otherwise the reduced number of frames and its design effect
-    (`order/audit/design_effect.py`), or that fewer frames would not help; the order is then the requested one.
-
-    Raises: ValueError: as `Order.from_datasets` and `make_plan` do.
-    """
-    wished = Order.from_datasets(datasets, frames_in_flight=frames_in_flight, **options)
-    asked = default_in_flight(wished.batch) if frames_in_flight is None else frames_in_flight
-    order, frames = wished, asked
-
-    def fits(one: Order) -> bool:  # on the last rank, whose share is never smaller than another's
-        plan = make_plan(
-            datasets,
-            one,
-            rank=world_size - 1,
-            world_size=world_size,
-            num_threads=num_threads,
-            memory=memory,
-            image_size=image_size,
-        )
-        return all(
-            h.ahead > 1 or stays or s.clip == 1 for h, stays, s in zip(plan.holdings, plan.kept, one.spec.sources)
-        )
-
-    while not fits(order) and frames > order.batch_size:
-        frames //= 2
-        order = Order.from_datasets(datasets, frames_in_flight=frames, **options)
-    if order.spec == wished.spec and fits(order):
-        return wished, ()
-    if not fits(order):
-        lanes = sum(source.lanes for source in wished.spec.sources)
-        said = f"{lanes} lanes cannot be read in runs of pictures in {_mb(memory)}, nor would fewer frames in flight be"
-        return wished, (f"{said}: give more memory, fewer lanes, or fewer samples in a batch",)
-    before, after = _deff(wished), _deff(order)
-    spans = ", ".join(f"{b:.2f} -> {a:.2f} over {w}" for w, b, a in zip(WINDOWS, before, after))
-    return order, (
-        f"{frames} frames in flight instead of {asked}: twice as many do not fit {_mb(memory)}",
-        f"design effect of the batches, by batches looked at together: {spans}",
-    )
-
-
-def _deff(order: Order) -> tuple[float, ...]:
-    read, lengths = reading(order)
-    return audit(read, lengths, order.batch_size, world=1, span=max(4 * WINDOWS[-1] * order.batch_size, 2**14)).deff
-
-
-def _level(
-    read: Sequence[_Source], aheads: Sequence[int], memory: int, threads: int, fixed: Callable[[int], int]
+def _choose_level(
+    read: Sequence[_SourceNeeds], aheads: Sequence[int], memory: int, threads: int, fixed: Callable[[int], int]
 ) -> tuple[int, int]:
-    """(batches ahead, which of its ways each source takes): the quickest that fits."""
-    levels = max((len(source.ways) for source in read), default=1)
+    """The fastest that fits: (batches ahead, index of each source's policy)."""
+    levels = max((len(source.policies) for source in read), default=1)
 
     def needs(ahead: int, level: int) -> int:
-        return fixed(ahead) + sum(s.chains(s.ways[min(level, len(s.ways) - 1)], threads) for s in read)
+        return fixed(ahead) + sum(s.reader_bytes(s.policy(level), threads) for s in read)
 
     for level in range(levels):
-        ways = [s.ways[min(level, len(s.ways) - 1)] for s in read]
-        long = any(way.ahead >= _LONG and not way.whole for way in ways)
+        policies = [s.policy(level) for s in read]
+        long = any(policy.run_length >= _LONG and not policy.whole_gops for policy in policies)
         for ahead in aheads[:-1] if long else aheads:  # 3 % of time are not worth so few batches ahead
             if needs(ahead, level) <= memory:
                 return ahead, level
     return (1 if needs(1, levels - 1) <= memory else 0), levels - 1
 
 
-def _kept_bytes(sources: Sequence[_Source], kept: Sequence[bool]) -> int:
-    return sum(s.pictures + IDLE * max(s.live, default=0) for s, stays in zip(sources, kept) if stays)
-
-
-def _look(dataset: EpisodeDataset, order: Order, d: int, low: int, high: int, size: tuple[int, int] | None) -> _Source:
+def _examine(
+    dataset: EpisodeDataset, order: Order, d: int, low: int, high: int, image_size: tuple[int, int] | None
+) -> _SourceNeeds:
     spec = order.spec.sources[d]
-    alone = spec.clip == 1 and spec.shuffle
-    lanes = _lanes_of_rank(order, d, low, high) if spec.shuffle and not alone else 0
+    single = spec.clip == 1 and spec.shuffle
+    lanes = _lanes_of_rank(order, d, low, high) if spec.shuffle and not single else 0
     segment = dataset.segments[dataset.segments[:, 2] > dataset.segments[:, 1]][:1]
     rows, frames = dataset.video_frames(segment[:, 0], segment[:, 1])
-    decoded, live, sample, converted, windows = [], [], 0, False, 0
+    held, decoder, sample, resized, window = [], [], 0, False, 0
     for camera, wanted in frames.items():
         reader = dataset.pictures.reader(camera, int(rows[0]))
-        height, width = size or (reader.height, reader.width)
+        height, width = image_size or (reader.height, reader.width)
         sample += wanted.size * height * width * 3
-        windows = max(windows, wanted.size)
+        window = max(window, wanted.size)
         if (index := index_of(reader)) is not None:
-            decoded.append(decoded_bytes(index))
-            live.append(live_bytes(index))
-        else:  # torchcodec gives RGB
-            decoded.append(reader.height * reader.width * 3)
-            live.append(4 * decoded[-1])
-        converted = size is not None and (height * width * 3 < decoded[-1])
-        if converted:
-            decoded[-1] = height * width * 3
+            held.append(frame_bytes(index))
+            decoder.append(live_bytes(index))
+        else:  # torchcodec returns RGB
+            held.append(reader.height * reader.width * 3)
+            decoder.append(4 * held[-1])
+        resized = image_size is not None and (height * width * 3 < held[-1])
+        if resized:
+            held[-1] = height * width * 3
     for camera, own in dataset.absent.items():
-        height, width = size or own
+        height, width = image_size or own
         sample += dataset.windows.get(camera, 1) * height * width * 3
-    halo = min(dataset.reach[0] + dataset.reach[1], windows * spec.clip)
-    return _Source(
+    halo = min(dataset.reach[0] + dataset.reach[1], window * spec.clip)
+    return _SourceNeeds(
         dataset,
         lanes,
-        picture_bytes(dataset, size) if frames else 0,
+        decoded_bytes(dataset, image_size) if frames else 0,
         sample,
-        _together(order, d, high - low),
-        tuple(decoded),
-        tuple(live),
-        converted,
+        _samples_in_batch(order, d, high - low),
+        tuple(held),
+        tuple(decoder),
         spec.clip if spec.shuffle else spec.frames,
         halo,
-        _ways(alone, dataset.gop if frames else 1, spec.clip, halo, converted, spec.shuffle),
+        rank_policies(single, dataset.gop if frames else 1, spec.clip, halo, resized, spec.shuffle),
     )
 
 
-def _ways(alone: bool, gop: int, clip: int, halo: int, converted: bool, shuffle: bool) -> tuple[Holding, ...]:
-    """The ways of holding a lane, the quickest first; the last one holds nothing."""
-    ways: list[tuple[int, bool, bool]] = []
-    if not alone:
+def rank_policies(
+    single: bool, gop: int, clip: int, halo: int, resized: bool, shuffle: bool
+) -> tuple[DecodePolicy, ...]:
+    """Decode policies of a source, the fastest first; the last one holds nothing.
+
+    Args:
+        single: whether frames are shuffled one by one.
+        gop: frames from key frame to key frame.
+        clip: samples of a clip.
+        halo: frames that samples of a clip share beyond their own.
+        resized: whether clip readers hold resized frames.
+        shuffle: False for storage order.
+    """
+    policies: list[tuple[int, bool, bool]] = []
+    if not single:
         keep = gop > _SHORT or not shuffle
         runs = [run for run in _RUNS if not keep or run <= _LONG]
         runs = [run for run in runs if run <= clip or not shuffle] or runs[-1:]  # in storage order all is one clip
         whole = [(gop, False, True)] if keep and gop <= _MIDDLING and shuffle else []
-        ways = [*whole, *((run, keep, False) for run in runs), (1, True, False)]
-    ways += [(1, False, False)] if halo and not alone else []
-    return tuple(Holding(ahead, keep, whole, converted) for ahead, keep, whole in [*ways, (0, False, False)])
+        policies = [*whole, *((run, keep, False) for run in runs), (1, True, False)]
+    policies += [(1, False, False)] if halo and not single else []
+    return tuple(DecodePolicy(run, keep, whole, resized) for run, keep, whole in [*policies, (0, False, False)])
 
 
 def _lanes_of_rank(order: Order, d: int, low: int, high: int) -> int:
-    """How many lanes of a source come up on a rank: its share where each lane keeps to one offset in the batch."""
+    """Lanes of a source that come up on a rank: its share where each lane keeps to one offset in the batch."""
     spec, slots = order.spec.sources[d], order.spec.schedule[-1].slots
     if d >= len(slots) or not slots[d]:  # it has left the mixture
         return 0
@@ -377,14 +337,14 @@ def _lanes_of_rank(order: Order, d: int, low: int, high: int) -> int:
     return len(np.unique(lane[source == d]))
 
 
-def _together(order: Order, d: int, share: int) -> int:
-    """How many of the samples of a rank's batch come from a source, rounded up."""
+def _samples_in_batch(order: Order, d: int, share: int) -> int:
+    """Samples of a source in a rank's batch, rounded up."""
     slots = order.spec.schedule[-1].slots
     return -(-share * slots[d] // sum(slots)) if d < len(slots) else 0
 
 
 def _row_bytes(dataset: EpisodeDataset) -> int:
-    """Bytes of the columns of the data files that hold selected episodes, as far as they may stay loaded."""
+    """Bytes of the columns of the data files of selected episodes, as far as they may stay loaded."""
     episodes, features = dataset.catalog.episodes, dataset.catalog.features
     files = np.unique(episodes.data_file[episodes.rows_of(np.unique(dataset.segments[:, 0]))])
     count = int(episodes.lengths[np.isin(episodes.data_file, files)].sum())
@@ -396,13 +356,6 @@ def _row_bytes(dataset: EpisodeDataset) -> int:
     return min(count * row, dataset.row_cache_bytes)
 
 
-def _in_words(source: _Source, way: Holding) -> str:
-    what = [f"runs of {way.ahead} pictures"] if way.ahead > 1 else []
-    what += ["a decoder each"] if way.keep else []
-    what += ["the pictures that windows share"] if source.halo and way.ahead else []
-    lanes = f"{source.lanes} lanes" if source.lanes else "one clip a thread"
-    return f"{lanes}, {' and '.join(what) if what else 'nothing held between two samples'}"
-
-
-def _mb(count: int) -> str:
+def megabytes(count: int) -> str:
+    """Bytes in words: "1.5 MB"."""
     return f"{count / 1e6:.1f} MB"

@@ -1,17 +1,17 @@
-"""Mixtures: what several datasets deliver, made one, so that every batch has the same keys, dtypes and shapes.
+"""Mixtures: the batches of several datasets made one, so that every batch has the same keys, dtypes and shapes.
 
-Two robots rarely have equally many joints. Where the sources declare vectors of different widths under one key, every
-batch has the width of the widest, whichever sources it happens to hold samples of:
+Two robots rarely have equally many joints. Where datasets declare vectors of different widths under one key, every
+batch has the width of the widest, whichever datasets its samples come from:
 
     <key>               zeros behind a sample's own dimensions, [B, D] or [B, T, D]
-    real_<key>_dim      int64 [B], how many are its own: `real_action_dim`
-    <key>_dim_is_pad    bool [B, D], True where it is padding; `<key>_is_pad` [B, T] goes on telling the padded steps
+    real_<key>_dim      int64 [B], the sample's own dimensions: `real_action_dim`
+    <key>_dim_is_pad    bool [B, D], True where a dimension is padding; `<key>_is_pad` [B, T] still marks padded steps
 
-Where some sources lack a camera that others have (`EpisodeDataset(absent=...)`), every batch has it, black where it is
-missing, and `<camera>_is_missing` bool [B] tells where.
+Where some datasets lack a camera that others have (`EpisodeDataset(absent=...)`), every batch has it, black where it is
+missing; `<camera>_is_missing` bool [B] marks these samples.
 
 A declared scalar is a vector of width 1 there. Numbers of one kind (two floats, two integers) take the wider dtype,
-which changes no value. The frame rate needs nothing: each dataset turns seconds into its own frames.
+which changes no value. Frame rates need no common value: each dataset converts seconds into its own frames.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,29 +26,28 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.features import INDEX_KEYS
 
 _Declared: TypeAlias = tuple[np.dtype | str, int, tuple[int, ...]]
-"""Of a key: dtype (or "video", "image", "absent", "text", "no declared number"), length of the window (0: none), shape
-of a value."""
+"""Of a key: dtype (or "video", "image", "absent", "text", "no declared number"), window length (0: none), shape."""
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """How the parts of a batch, one of each source, become one batch."""
+    """Common keys, dtypes and shapes of several datasets (sources), and the joining of their parts of a batch."""
 
     dtypes: Mapping[str, torch.dtype]
-    """Of the numbers that info.json declares."""
+    """By key, of the numbers that info.json declares."""
     widths: Mapping[str, int]
-    """Of the keys whose width differs between the sources: that of the widest."""
+    """By key, where widths differ between the sources: the widest."""
     absent: Mapping[str, frozenset[int]]
-    """Of the cameras that some sources lack: which of them do."""
+    """By camera that some sources lack: these sources."""
     black: Mapping[str, EpisodeDataset]
-    """Of those that no source has as video, so that pictures come with the rows: a source that lacks the camera."""
+    """By such camera that is no video in any source, so that its images come with the rows: a source that lacks it."""
 
     @classmethod
-    def of(cls, datasets: Sequence[EpisodeDataset]) -> "Mixture":
-        """What comes of these sources; nothing is read.
+    def from_datasets(cls, datasets: Sequence[EpisodeDataset]) -> "Mixture":
+        """The mixture of some datasets. Reads no data.
 
         Raises:
-            ValueError: they differ in what cannot be made one; names both and what to do.
+            ValueError: two datasets differ in a way that no batch can combine; names both and a remedy.
         """
         absent = {c: frozenset(s for s, d in enumerate(datasets) if c in d.absent) for d in datasets for c in d.absent}
         with_rows = [c for c, lack in absent.items() if len(lack) < len(datasets) and not _is_video(c, datasets)]
@@ -65,8 +64,8 @@ class Mixture:
             names = f"sources 0 ({datasets[0].name}) and {number} ({datasets[number].name})"
             if odd := sorted(first.keys() ^ other.keys()):
                 raise ValueError(
-                    f"{names} deliver different keys: {odd} only in one; select the same with keys=[...], with windows "
-                    "(delta_timestamps) for the same ones, and say of cameras that one lacks absent={camera: size}"
+                    f"{names} deliver different keys: {odd} only in one; select the same with keys=[...], give windows "
+                    "(delta_timestamps) for the same ones, and absent={camera: size} for cameras that one lacks"
                 )
             for key, (dtype, window, shape) in other.items():
                 one, own_window, own = first[key]
@@ -91,12 +90,12 @@ class Mixture:
         return cls({key: _torch(dtype) for key, dtype in dtypes.items()}, widths, absent, black)
 
     def join(self, parts: Mapping[int, dict[str, Any]], source: np.ndarray) -> dict[str, Any]:
-        """One batch from one per source: row i is the next row of part `source[i]`.
+        """Join the parts of the sources into one batch: row i is the next row of part `source[i]`.
 
         Raises:
             ValueError: the parts differ in a key, a shape or a dtype that no dataset declares; names both.
         """
-        parts = {s: self._whole(s, part) for s, part in parts.items()} if self.absent else parts
+        parts = {s: self._add_missing(s, part) for s, part in parts.items()} if self.absent else parts
         batch: dict[str, Any] = {}
         places = {s: torch.from_numpy(np.flatnonzero(source == s)) for s in parts}
         first, *others = parts
@@ -109,7 +108,7 @@ class Mixture:
                 batch[key] = [next(rows[s]) for s in source.tolist()]
             elif key in self.widths:
                 window = f"{key}_is_pad" in parts[first]
-                batch |= self._padded(key, {s: part[key] for s, part in parts.items()}, places, window)
+                batch |= self._pad(key, {s: part[key] for s, part in parts.items()}, places, window)
             else:
                 dtype = self.dtypes.get(key, sample.dtype)
                 if not others and sample.dtype == dtype:
@@ -126,8 +125,8 @@ class Mixture:
                     batch[key][places[s]] = given.to(dtype)
         return batch
 
-    def _whole(self, source: int, part: dict[str, Any]) -> dict[str, Any]:
-        """A part with what tells of cameras that some source lacks."""
+    def _add_missing(self, source: int, part: dict[str, Any]) -> dict[str, Any]:
+        """Part of a batch with its entries for cameras that some source lacks."""
         count, more = len(part["episode_index"]), {}
         for camera, lack in self.absent.items():
             if source not in lack:
@@ -136,10 +135,10 @@ class Mixture:
                 more[camera] = self.black[camera].black(camera, count)
         return part | more
 
-    def _padded(
+    def _pad(
         self, key: str, parts: Mapping[int, Tensor], places: Mapping[int, Tensor], window: bool
     ) -> dict[str, Tensor]:
-        """The three entries of a key whose width differs."""
+        """The three entries of a key whose width differs between sources."""
         count, width = sum(len(at) for at in places.values()), self.widths[key]
         some = next(iter(parts.values()))
         joined = torch.zeros((count, *some.shape[1 : 1 + window], width), dtype=self.dtypes[key])
@@ -160,7 +159,7 @@ def _declared(dataset: EpisodeDataset) -> dict[str, _Declared]:
         feature = features.get(key)
         dtype: np.dtype | str = "no declared number"
         shape: tuple[int, ...] = ()
-        if key in ("frame_index", "episode_index"):  # counted, whatever is stored
+        if key in ("frame_index", "episode_index"):  # counted, independent of the stored dtype
             dtype = np.dtype(np.int64)
         elif feature is None and key in INDEX_KEYS:
             dtype = np.dtype(np.float32 if key == "timestamp" else np.int64)
@@ -175,7 +174,7 @@ def _declared(dataset: EpisodeDataset) -> dict[str, _Declared]:
 
 
 def row_bytes(dataset: EpisodeDataset) -> int:
-    """Bytes of the declared numbers of one sample, windows included."""
+    """Bytes of the declared numbers of one sample, including windows."""
     declared = _declared(dataset).values()
     return sum(
         d.itemsize * max(1, window) * int(np.prod(shape)) for d, window, shape in declared if not isinstance(d, str)
@@ -190,41 +189,45 @@ def _is_video(camera: str, datasets: Sequence[EpisodeDataset]) -> bool:
     return any(camera in dataset.cameras for dataset in datasets)
 
 
-def picture_shapes(
-    datasets: Sequence[EpisodeDataset], size: tuple[int, int] | None
+def image_shapes(
+    datasets: Sequence[EpisodeDataset], image_size: tuple[int, int] | None
 ) -> list[dict[str, tuple[int, ...]]]:
-    """Of each source, one sample's pictures of what is video in some source, or absent in all: camera -> (3, H, W) or
-    (T, 3, H, W).
+    """Shapes of one sample's images: for each source, camera -> (3, H, W) or (T, 3, H, W).
+
+    The cameras are those that are video in some source, or absent in all.
 
     Args:
-        size: (height, width) that pictures are resized to; None: as recorded.
+        datasets: the sources.
+        image_size: (height, width) that images are resized to; None for the recorded size.
 
     Raises:
-        ValueError: the sources' differ.
+        ValueError: the shapes of two sources differ.
         DatasetError: a video cannot be opened.
     """
     cameras = dict.fromkeys(c for d in datasets for c in d.cameras)
     cameras |= dict.fromkeys(c for c in datasets[0].absent if all(c in d.absent for d in datasets))
-    shapes = [_shapes(dataset, list(cameras), size) for dataset in datasets]
+    shapes = [_shapes(dataset, list(cameras), image_size) for dataset in datasets]
     for number, (dataset, own) in enumerate(zip(datasets, shapes)):
         for camera, shape in own.items():
             if shape != (one := shapes[0][camera]):
                 raise ValueError(
                     f"{camera!r} is {one} in source 0 ({datasets[0].name}) and {shape} in source {number} "
-                    f"({dataset.name}): one batch needs one shape; give size=(height, width)"
+                    f"({dataset.name}): one batch needs one shape; give image_size=(height, width)"
                 )
     return shapes
 
 
-def _shapes(dataset: EpisodeDataset, cameras: list[str], size: tuple[int, int] | None) -> dict[str, tuple[int, ...]]:
+def _shapes(
+    dataset: EpisodeDataset, cameras: list[str], image_size: tuple[int, int] | None
+) -> dict[str, tuple[int, ...]]:
     segment = dataset.segments[dataset.segments[:, 2] > dataset.segments[:, 1]][:1]
     rows, _ = dataset.video_frames(segment[:, 0], segment[:, 1])
     found = {}
     for camera in cameras:
         sides = dataset.absent.get(camera)
-        if sides is None and size is None:
+        if sides is None and image_size is None:
             reader = dataset.pictures.reader(camera, int(rows[0]))
             sides = reader.height, reader.width
         window = [dataset.windows[camera]] if camera in dataset.windows else []
-        found[camera] = (*window, 3, *(size or sides or ()))
+        found[camera] = (*window, 3, *(image_size or sides or ()))
     return found

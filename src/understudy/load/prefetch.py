@@ -1,9 +1,9 @@
-"""Fetching ahead: what coming batches need of videos that are not on this machine is asked for before they are made.
+"""Prefetching: requests the bytes of coming batches from remote storage before the loader threads read them.
 
-The order is known, so a thread walks it in front of the makers and names spans of files; how far in front follows the
-measured latency and the rate at which batches are taken. Nothing depends on it but time: what was not fetched ahead is
-fetched when it is read. Of the first batch only what its makers will read at once is fetched, several spans at a time,
-and nothing behind it before it is there, so that it comes after as few bytes as can be.
+The order is known, so a thread walks it ahead of the loader threads and requests spans of video files. The distance
+follows the measured latency and the rate at which batches are taken. Only time depends on it: bytes that were not
+prefetched are fetched when they are read. For the first batch only the bytes of its own samples are requested, several
+spans at a time, and nothing else before they are there. So the first batch waits for as few bytes as possible.
 """
 
 import threading
@@ -15,66 +15,62 @@ import numpy as np
 from understudy.cancel import give_up_when
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
-from understudy.load.batch_builder import Stream, first_round
+from understudy.load.first_runs import first_round
+from understudy.load.request import BatchRequest
 
-_RUN = 256  # samples of a clip that are fetched at once: a request should be worth its latency and its work
+_RUN = 256  # samples of a clip per request: a request should be worth its latency and its work
 _FIRST_RUN = 16  # while every batch opens new clips
 _LEAST, _MOST = 4, 96  # batches ahead
-_LOOKS = 4  # into the order while all of them are made
-_SAMPLES = 1024  # at least: what is slow for want of bytes must not be taken for what is wanted
+_LOOKS = 4  # looks at the order per distance
+_SAMPLES = 1024  # ahead at least: a rate that is slow for want of bytes must not be taken for the consumer's
 _MARGIN = 4.0  # latencies: requests queue behind each other
 
 
-class Ahead:
-    """A thread that fetches ahead for one stream.
+class Prefetcher:
+    """Thread that prefetches for one request. Local datasets are skipped."""
 
-    Args:
-        stream: what is made; datasets on this machine are passed over.
-        low, high: this rank's part of every global batch.
-    """
-
-    def __init__(self, stream: Stream, low: int, high: int) -> None:
-        self._order, self._datasets, self._start = stream.order, stream.datasets, stream.start
-        self._low, self._high = low, high
-        self._covered: set[int] = set()  # positions whose pictures were asked for
+    def __init__(self, request: BatchRequest) -> None:
+        self._order, self._datasets, self._start = request.order, request.datasets, request.position
+        self._low, self._high = request.share
+        self._covered: set[int] = set()  # positions whose bytes were requested with earlier ones
         self._change = threading.Condition()
-        self._taken, self._due, self._stopping = 0, 1, False  # batches handed out, and how many of them to wait for
-        self._begun = 0.0
-        self._thread = threading.Thread(target=self._run, name="understudy-ahead", daemon=True)
+        self._taken, self._wake_at, self._stopping = 0, 1, False  # batches taken, and how many to wait for
+        self._first_taken = 0.0
+        self._thread = threading.Thread(target=self._run, name="understudy-prefetch", daemon=True)
         self._thread.start()
 
-    def taken(self, number: int) -> None:
-        """Batch `number` was handed out."""
+    def advance(self, number: int) -> None:
+        """Note that batch `number` was taken."""
         with self._change:
-            self._begun = self._begun or time.perf_counter()
+            self._first_taken = self._first_taken or time.perf_counter()
             self._taken = number + 1
-            if self._taken >= self._due:
+            if self._taken >= self._wake_at:
                 self._change.notify()
 
     def ask_to_stop(self) -> None:
-        """Have the thread end, without waiting for it."""
+        """Ask the thread to end, without waiting for it."""
         with self._change:
             self._stopping = True
             self._change.notify()
 
     def stop(self, others: Sequence[threading.Thread] = ()) -> None:
-        """End the thread and what is being fetched, also for `others` that wait for it and were told to stop."""
+        """End the thread and its transfers, and those that `others`, already asked to stop, wait for."""
         self.ask_to_stop()
         waiting = [self._thread, *others]
         while any(thread.is_alive() for thread in waiting):
             self._end_transfers()
             for thread in waiting:
                 thread.join(0.02)
-        self._end_transfers()  # what the last of them still asked for
+        self._end_transfers()  # requested by the last of them
 
     def _end_transfers(self) -> None:
         for dataset in self._datasets:
             dataset.catalog.files.close()
 
-    def depth(self) -> int:
+    def distance(self) -> int:
         """Batches ahead that hide the latency at the rate at which batches are taken."""
         latency = max((dataset.catalog.files.latency for dataset in self._datasets), default=0.0)
-        rate = self._taken / max(1e-3, time.perf_counter() - self._begun)
+        rate = self._taken / max(1e-3, time.perf_counter() - self._first_taken)
         least = max(_LEAST, -(-_SAMPLES // (self._high - self._low)))
         return int(np.clip(_MARGIN * latency * rate, min(least, _MOST), _MOST))
 
@@ -84,15 +80,15 @@ class Ahead:
         while True:
             with self._change:
                 while not self._stopping and number:
-                    depth = self.depth()
-                    count = max(1, depth // _LOOKS)
-                    self._due = max(1, number + count - depth)
-                    if self._taken >= self._due:
+                    distance = self.distance()
+                    count = max(1, distance // _LOOKS)
+                    self._wake_at = max(1, number + count - distance)
+                    if self._taken >= self._wake_at:
                         break
                     self._change.wait(0.5)
                 if self._stopping:
                     return
-                if number < self._taken:  # overtaken: what was passed is read by now
+                if number < self._taken:  # overtaken: earlier batches are read by now
                     number = self._taken
                     self._covered = {p for p in self._covered if p >= self._start + number * self._order.batch_size}
             first = self._start + (number + np.arange(count, dtype=np.int64)) * self._order.batch_size
@@ -112,15 +108,15 @@ class Ahead:
             try:
                 self._fetch_run(position, source, dataset)
             except DatasetError:
-                continue  # the one who reads it will say so, at its position
+                continue  # the loader thread that reads it raises, at its position
 
     def _fetch_run(self, position: int, source: int, dataset: EpisodeDataset) -> None:
-        """What the samples of a clip from `position` on need, as far as one request should reach."""
+        """Request the bytes of the samples of a clip from `position` on, as far as one request should reach."""
         order, spec = self._order, self._order.spec.sources[source]
         early = position < self._start + 2 * first_round(order, source)
         count = _FIRST_RUN if early else _RUN
         first = position < self._start + order.batch_size
-        if first:  # a chain decodes no more for it than its first sample (`making.first_runs`)
+        if first:  # the first batch decodes its own samples only (`first_runs`)
             count = 1
         at, episode, frame = order.rest_of_clip(position, max(spec.clip, 1 if spec.shuffle else _RUN))
         offset = (at - self._start) % order.batch_size

@@ -1,4 +1,4 @@
-"""Rows of batches, made for several batches at once: numpy's calls cost the same for one batch as for sixteen."""
+"""Rows of batches, read for several batches at once: numpy's calls cost the same for one batch as for sixteen."""
 
 import threading
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from understudy.errors import DatasetError
 from understudy.load.mixture import Mixture
 
 
-class Tables:
-    """Everything of batches that follow each other, but their pictures from video. For any thread.
+class RowBatches:
+    """All entries of successive batches except images from video. Thread-safe.
 
     Args:
         positions, source, episode, frame: int64 (n, B), of n batches.
@@ -30,43 +30,50 @@ class Tables:
         frame: np.ndarray,
     ) -> None:
         self._datasets, self._mixture = datasets, mixture
-        self._asked = positions, source, episode, frame
+        self._samples = positions, source, episode, frame
         self._lock = threading.Lock()
-        self._made: list[dict[str, Any]] = []
+        self._read: list[dict[str, Any]] = []
         self._together = len(positions) > 1 and not mixture.black and not any(d.stored for d in datasets)
 
-    def take(self, at: int) -> dict[str, Any]:
-        """Those of batch number `at` of these, once; in memory of its own. Raises what `rows` raises."""
+    def take(self, number: int) -> dict[str, Any]:
+        """Entries of batch `number` of these, in memory of its own. Each batch can be taken once.
+
+        Raises:
+            DatasetError: a row of this batch cannot be read.
+            ValueError: the rows of the sources do not make one batch.
+        """
         with self._lock:
-            if self._together and not self._made:
+            if self._together and not self._read:
                 try:
-                    whole = rows(self._datasets, self._mixture, *(part.reshape(-1) for part in self._asked))
-                    self._made = _apart(whole, len(self._asked[0]))
+                    whole = read_rows(self._datasets, self._mixture, *(part.reshape(-1) for part in self._samples))
+                    self._read = _split(whole, len(self._samples[0]))
                 except DatasetError:
-                    self._together = False  # one of these batches cannot be made: each by itself shows which
-            if self._made:
-                made, self._made[at] = self._made[at], {}
-                return made
-        return rows(self._datasets, self._mixture, *(part[at].copy() for part in self._asked))
+                    self._together = False  # read batch by batch from here on: only the bad one raises
+            if self._read:
+                batch, self._read[number] = self._read[number], {}
+                return batch
+        return read_rows(self._datasets, self._mixture, *(part[number].copy() for part in self._samples))
 
 
-def _apart(whole: dict[str, Any], count: int) -> list[dict[str, Any]]:
-    """`count` batches of one that is as long as all. Copies: a part of a tensor would keep all of it alive, and be
-    saved whole by `torch.save`."""
-    made: list[dict[str, Any]] = [{} for _ in range(count)]
+def _split(whole: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    """`count` equal batches of a long one.
+
+    They are copies: a view would keep the whole tensor alive, and `torch.save` would save all of it.
+    """
+    batches: list[dict[str, Any]] = [{} for _ in range(count)]
     for key, value in whole.items():
         size = len(value) // count
-        if isinstance(value, Tensor):  # numpy's copies take half the time of torch's
+        if isinstance(value, Tensor):  # copying by numpy takes half the time of torch
             parts = value.numpy().reshape(count, size, *value.shape[1:])
-            for batch, part in zip(made, parts, strict=True):
+            for batch, part in zip(batches, parts, strict=True):
                 batch[key] = torch.from_numpy(part.copy())
         else:
-            for i, batch in enumerate(made):
+            for i, batch in enumerate(batches):
                 batch[key] = value[i * size : (i + 1) * size]
-    return made
+    return batches
 
 
-def rows(
+def read_rows(
     datasets: Sequence[EpisodeDataset],
     mixture: Mixture,
     positions: np.ndarray,
@@ -74,11 +81,11 @@ def rows(
     episode: np.ndarray,
     frame: np.ndarray,
 ) -> dict[str, Any]:
-    """Everything of a batch but its pictures from video; int64 (B,) each.
+    """All entries of one batch except images from video; the arguments are int64 (B,).
 
     Raises:
         DatasetError: a row cannot be read.
-        ValueError: the sources' rows do not make one batch.
+        ValueError: the rows of the sources do not make one batch.
     """
     parts = {}
     for s in np.unique(source).tolist():

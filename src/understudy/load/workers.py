@@ -1,8 +1,8 @@
-"""The threads of a loader: each makes its lanes' share of batch after batch, as far ahead of the consumer as allowed.
+"""Loader threads: each makes its lanes' share of every batch, as far ahead of the consumer as allowed.
 
-A lane always has the same thread, so a chain has one owner and nothing is locked while pictures are made. Threads do
-not wait for each other, only for room; a batch is ready when its last part is. Its rows come from whichever thread's
-turn it is. What is in a batch depends on its positions alone.
+A lane always has the same thread. So a clip reader has one owner, and images are made without locks. Threads wait for
+room only, not for each other. A batch is ready when its last part is. Its rows are read by the threads in turn. The
+content of a batch depends on its positions alone.
 """
 
 import os
@@ -14,93 +14,100 @@ import torch
 
 from understudy.cancel import Stopped, give_up_when
 from understudy.errors import DatasetError, SourceFailed
-from understudy.load.batch_builder import SPAN, Batch, Maker, Making, Stream
-from understudy.load.images.buffer_pool import Buffers
-from understudy.load.images.clip_reader import Spent
-from understudy.load.images.decoded_cache import KeptPictures
-from understudy.load.memory_plan import Plan
-from understudy.load.mixture import Mixture, picture_shapes, row_bytes
-from understudy.load.prefetch import Ahead
-from understudy.load.row_batches import Tables, rows
-from understudy.order.placement import rank_slice
+from understudy.load.bad_frames import Substitutes
+from understudy.load.batch_builder import SPAN, BatchBuilder, BatchInProgress
+from understudy.load.images.buffer_pool import BufferPool
+from understudy.load.images.clip_reader import Timings
+from understudy.load.images.decoded_cache import DecodedImages
+from understudy.load.memory_plan import MemoryPlan
+from understudy.load.mixture import Mixture, image_shapes, row_bytes
+from understudy.load.prefetch import Prefetcher
+from understudy.load.request import Batch, BatchRequest
+from understudy.load.row_batches import RowBatches, read_rows
 
-_BLOCK = 512  # positions that are looked up at once, and whose rows are
-_ROWS = 4 << 20  # bytes of rows that are made at once
+_BLOCK = 512  # positions whose samples are looked up, and whose rows are read, at once
+_ROWS = 4 << 20  # bytes of rows that are read at once
 
 
-class Engine:
-    """Makes the batches of a stream. `take` gives them in order; `stop` ends the threads."""
+class WorkerPool:
+    """Threads that make the batches of a request. `take` returns them in sequence; `stop` ends the threads.
 
-    def __init__(self, stream: Stream, plan: Plan, buffers: Buffers) -> None:
-        self._stream, self._plan, self._buffers = stream, plan, buffers
-        self._low, self._high = rank_slice(stream.order.batch_size, stream.rank, stream.world)
-        self._mixture = Mixture.of(stream.datasets)
-        self._shapes = picture_shapes(stream.datasets, stream.size)
-        self._block = min(_BLOCK, _ROWS // max(1, *map(row_bytes, stream.datasets)))
+    Args:
+        request: its datasets with `DecodedImages` are kept decoded, the others are read by clip readers.
+        substitutes: replace unreadable samples; None raises.
+    """
+
+    def __init__(
+        self, request: BatchRequest, plan: MemoryPlan, buffers: BufferPool, substitutes: Substitutes | None = None
+    ) -> None:
+        self._request, self._plan, self._buffers, self._substitutes = request, plan, buffers, substitutes
+        self._low, self._high = request.share
+        self._mixture = Mixture.from_datasets(request.datasets)
+        self._shapes = image_shapes(request.datasets, request.image_size)
+        self._block = min(_BLOCK, _ROWS // max(1, *map(row_bytes, request.datasets)))
         self._pid = os.getpid()
         self._change = threading.Condition()
-        self._made: dict[int, Making] = {}
-        self._planned: list[Making | None] = []
-        self._plan_from = 0
+        self._batches: dict[int, BatchInProgress] = {}  # under way or ready, by number
+        self._planned: list[BatchInProgress | None] = []
+        self._planned_from = 0
         self._taken = 0
-        self._until = plan.ahead + 1  # threads make batches before this one
+        self._until = plan.batches_ahead + 1  # threads make batches before this one
         self._stopping = False
-        self._error: tuple[int, BaseException] | None = None  # the first batch that cannot be made, and why
-        self.spent = [Spent() for _ in range(plan.threads)]
+        self._error: tuple[int, BaseException] | None = None  # of the first batch that cannot be made
+        self.timings = [Timings() for _ in range(plan.num_threads)]
+        """Of each thread."""
         self._threads = [
-            threading.Thread(target=self._run, args=(t,), name=f"understudy-loader-{t}") for t in range(plan.threads)
+            threading.Thread(target=self._run, args=(t,), name=f"understudy-loader-{t}")
+            for t in range(plan.num_threads)
         ]
-        self._ahead: Ahead | None = None
+        self._prefetcher: Prefetcher | None = None
         try:
-            if any(dataset.cameras and not dataset.catalog.files.is_local for dataset in stream.datasets):
-                self._ahead = Ahead(stream, self._low, self._high)
+            if any(dataset.cameras and not dataset.catalog.files.is_local for dataset in request.datasets):
+                self._prefetcher = Prefetcher(request)
             for thread in self._threads:
                 thread.start()
-        except BaseException:  # no more threads can be had, or a Ctrl-C: those that run are not left behind
+        except BaseException:  # no more threads available, or Ctrl-C: end those that run
             self.stop()
             raise
 
     def take(self) -> Batch:
-        """The next batch. Raises what went wrong in making it."""
+        """The next batch. Raises the error of making it."""
         number = self._taken
         with self._change:
-            while (making := self._made.get(number)) is None or not making.ready:
+            while (batch := self._batches.get(number)) is None or not batch.ready:
                 if self._error and self._error[0] <= number:
                     raise self._error[1]
-                if self._stopping:  # by another thread: nobody makes it any more
+                if self._stopping:  # by another thread
                     raise SourceFailed("the loader was closed while a batch was waited for", fix="close it afterwards")
                 self._change.wait()
-            del self._made[number]
+            del self._batches[number]
             self._taken += 1
             if not self._error:
                 self._until += 1
             self._change.notify_all()
-        if self._ahead is not None:
-            self._ahead.taken(number)
-        batch = making.rows
-        for camera, array in making.pictures.items():
-            batch[camera] = torch.from_numpy(array)
-        return batch
+        if self._prefetcher is not None:
+            self._prefetcher.advance(number)
+        return batch.rows | {camera: torch.from_numpy(array) for camera, array in batch.images.items()}
 
     def ask_to_stop(self) -> None:
-        """Have the threads end, without waiting for them."""
+        """Ask the threads to end, without waiting for them."""
         if os.getpid() != self._pid:
             return  # forked: the threads are the parent's, and one of them may have held the lock
         with self._change:
             self._stopping = True
             self._change.notify_all()
-        if self._ahead is not None:
-            self._ahead.ask_to_stop()
+        if self._prefetcher is not None:
+            self._prefetcher.ask_to_stop()
 
     def stop(self) -> None:
-        """End the threads: each gives up what it is doing within a run of pictures."""
+        """End the threads. Each gives up its work within a run of frames."""
         self.ask_to_stop()
         if os.getpid() != self._pid:
             return
-        begun = [thread for thread in self._threads if thread.ident is not None]
-        if self._ahead is not None:
-            self._ahead.stop(begun)
-        for thread in begun:
+        started = [thread for thread in self._threads if thread.ident is not None]
+        if self._prefetcher is not None:
+            self._prefetcher.stop(started)
+        for thread in started:
             thread.join()
 
     def _stopped(self) -> bool:
@@ -108,40 +115,40 @@ class Engine:
 
     def _run(self, thread: int) -> None:
         """One thread: its part of each batch."""
-        give_up_when(self._stopped)  # reading from afar, too
-        spent = self.spent[thread]
-        maker = Maker(self._stream, self._plan, self._shapes, self._low, self._high, self._stopped, spent)
+        give_up_when(self._stopped)  # reading from remote storage, too
+        timings = self.timings[thread]
+        builder = BatchBuilder(self._request, self._plan, self._shapes, self._stopped, timings)
         number = 0
         try:
-            while (making := self._next(number, spent)) is not None:
-                if number % self._plan.threads == thread:  # before pictures: reading a data file takes much
+            while (batch := self._wait_for_room(number, timings)) is not None:
+                if number % self._plan.num_threads == thread:  # rows first: reading a data file takes long
                     begin = perf_counter()
-                    self._fill_tables(making)
-                    spent.assemble += perf_counter() - begin
-                maker.make(making, making.mine[thread])
+                    self._read_rows(batch)
+                    timings.assemble += perf_counter() - begin
+                builder.build(batch, batch.samples[thread])
                 with self._change:
-                    making.left -= 1
-                    last = making.left == 0
+                    batch.threads_left -= 1
+                    last = batch.threads_left == 0
                 if last:
-                    if making.bad:
-                        self._mend(making, maker)
+                    if batch.bad:
+                        self._substitute(batch, builder)
                     with self._change:
-                        making.ready = True
+                        batch.ready = True
                         self._change.notify_all()
                 number += 1
-                del making  # while this thread waits for room, the batch and its memory are the consumer's
+                del batch  # while this thread waits for room, the batch and its memory are the consumer's
         except Stopped:
             pass
         except BaseException as error:
             with self._change:
                 if self._error is None or number < self._error[0]:
                     self._error = number, error
-                self._until = min(self._until, number)  # what comes behind it is given up
+                self._until = min(self._until, number)  # later batches are given up
                 self._change.notify_all()
-        maker.close()
+        builder.close()
 
-    def _next(self, number: int, spent: Spent) -> Making | None:
-        """Batch `number` once there is room for it; None when it is time to stop."""
+    def _wait_for_room(self, number: int, timings: Timings) -> BatchInProgress | None:
+        """Batch `number` once there is room for it; None when the pool stops."""
         begin = perf_counter()
         with self._change:
             while number >= self._until and not self._stopping:
@@ -149,103 +156,105 @@ class Engine:
                 if not threading.main_thread().is_alive():
                     self._stopping = True
                 self._change.wait(0.5)
-            spent.wait += perf_counter() - begin
+            timings.wait += perf_counter() - begin
             if self._stopping:
                 return None
-            making = self._made.get(number)
-            if making is None:
-                making = self._made[number] = self._look_up(number)
-            return making
+            batch = self._batches.get(number)
+            if batch is None:
+                batch = self._batches[number] = self._begin(number)
+            return batch
 
-    def _look_up(self, number: int) -> Making:
-        """Look up what is in a batch, for several at once."""
-        at = number - self._plan_from
+    def _begin(self, number: int) -> BatchInProgress:
+        """Begin a batch: its samples, and memory for its images."""
+        at = number - self._planned_from
         if at >= len(self._planned):
             share = self._high - self._low
-            count = min(max(1, self._block // share), max(1, number))  # the first one alone: it is being waited for
-            order, stream = self._stream.order, self._stream
-            firsts = stream.start + (number + np.arange(count)) * order.batch_size
-            positions = (firsts[:, None] + np.arange(self._low, self._high)).astype(np.int64)
-            source, episode, frame = order.locate(positions.reshape(-1))
-            thread = self._assign(positions, source, episode)
-            source, episode, frame, thread = (a.reshape(positions.shape) for a in (source, episode, frame, thread))
-            threads = self._plan.threads
-            tables = Tables(stream.datasets, self._mixture, positions, source, episode, frame)
-            self._plan_from, at = number, 0
-            self._planned = [
-                Making(
-                    threads,
-                    (tables, i),
-                    positions[i].copy(),  # a part would keep, and be saved with, all of them
-                    source[i].copy(),
-                    episode[i].copy(),  # substitutes are written there
-                    frame[i].copy(),
-                    [np.flatnonzero(thread[i] == t).tolist() for t in range(threads)],
-                )
-                for i in range(count)
-            ]
-        making, self._planned[at] = self._planned[at], None
-        assert making is not None  # asked for once
+            count = min(max(1, self._block // share), max(1, number))  # the consumer waits for the first: it alone
+            self._planned_from, at, self._planned = number, 0, self._look_up(number, count)
+        batch, self._planned[at] = self._planned[at], None
+        assert batch is not None  # each is begun once
         for camera, shape in self._shapes[0].items():
-            making.pictures[camera] = self._buffers.take((self._high - self._low, *shape))
-        return making
+            batch.images[camera] = self._buffers.take((self._high - self._low, *shape))
+        return batch
+
+    def _look_up(self, number: int, count: int) -> list[BatchInProgress | None]:
+        """Look up the samples of `count` batches at once."""
+        request, threads = self._request, self._plan.num_threads
+        firsts = request.position + (number + np.arange(count)) * request.order.batch_size
+        positions = (firsts[:, None] + np.arange(self._low, self._high)).astype(np.int64)
+        found = request.order.locate(positions.reshape(-1))
+        thread = self._assign(positions, found[0], found[1]).reshape(positions.shape)
+        source, episode, frame = (part.reshape(positions.shape) for part in found)
+        rows = RowBatches(request.datasets, self._mixture, positions, source, episode, frame)
+        return [
+            BatchInProgress(
+                positions[i].copy(),  # a view would keep all of them alive, and be saved with all of them
+                source[i].copy(),
+                episode[i].copy(),
+                frame[i].copy(),
+                samples=[np.flatnonzero(thread[i] == t).tolist() for t in range(threads)],
+                row_batches=(rows, i),
+                threads_left=threads,
+            )
+            for i in range(count)
+        ]
 
     def _assign(self, positions: np.ndarray, source: np.ndarray, episode: np.ndarray) -> np.ndarray:
         """The thread of each position, int64 like `source`."""
-        order, flat = self._stream.order, positions.reshape(-1)
+        order, flat = self._request.order, positions.reshape(-1)
         _, thread = order.lanes(flat)
         thread += source
         offset = np.broadcast_to(np.arange(positions.shape[1]), positions.shape).reshape(-1)
-        for d, (spec, dataset) in enumerate(zip(order.spec.sources, self._stream.datasets)):
+        for d, (spec, dataset) in enumerate(zip(order.spec.sources, self._request.datasets)):
             own = source == d
-            if isinstance(dataset.pictures, KeptPictures):
+            if isinstance(dataset.pictures, DecodedImages):
                 thread[own] = episode[own]
             elif not spec.shuffle:
                 thread[own] = flat[own] // SPAN
             elif spec.clip == 1:
                 thread[own] = offset[own]
-        return thread % self._plan.threads
+        return thread % self._plan.num_threads
 
-    def _fill_tables(self, making: Making) -> None:
-        """Everything of a batch but its pictures."""
-        source = making.source
+    def _read_rows(self, batch: BatchInProgress) -> None:
+        """Fill in all entries of a batch except its images, or note its unreadable samples."""
         try:
-            if making.mended:
-                own = making.positions, source, making.episode, making.frame
-                batch = rows(self._stream.datasets, self._mixture, *own)
+            if batch.substituted:
+                samples = batch.positions, batch.source, batch.episode, batch.frame
+                rows = read_rows(self._request.datasets, self._mixture, *samples)
             else:
-                tables, at = making.tables
-                batch = tables.take(at)
-            making.rows = self._buffers.rows(batch)
+                row_batches, number = batch.row_batches
+                rows = row_batches.take(number)
+            batch.rows = self._buffers.pin_rows(rows)
         except DatasetError:
-            if self._stream.substitutes is None:
+            if self._substitutes is None:
                 raise
-            for i in range(len(source)):
-                wrong = self._wrong_row(int(source[i]), int(making.episode[i]), int(making.frame[i]))
-                if wrong is not None:
-                    making.bad[i] = wrong
-            if not making.bad:
+            for i, sample in enumerate(zip(batch.source.tolist(), batch.episode.tolist(), batch.frame.tolist())):
+                reason = self._row_error(*sample)
+                if reason is not None:
+                    batch.bad[i] = reason
+            if not batch.bad:
                 raise
 
-    def _wrong_row(self, source: int, episode: int, frame: int) -> str | None:
+    def _row_error(self, source: int, episode: int, frame: int) -> str | None:
+        """Why a row cannot be read; None if it can."""
         try:
-            self._stream.datasets[source].tables(np.asarray([episode]), np.asarray([frame]))
+            self._request.datasets[source].tables(np.asarray([episode]), np.asarray([frame]))
         except SourceFailed:
-            raise  # that says nothing about the row
+            raise  # says nothing about the row
         except DatasetError as error:
             return str(error)
         return None
 
-    def _mend(self, making: Making, maker: Maker) -> None:
-        """Put substitutes in the place of samples that cannot be read."""
-        assert self._stream.substitutes is not None
-        for i, why in sorted(making.bad.items()):
-            source = int(making.source[i])
+    def _substitute(self, batch: BatchInProgress, builder: BatchBuilder) -> None:
+        """Replace the unreadable samples of a batch."""
+        assert self._substitutes is not None
+        for i, reason in sorted(batch.bad.items()):
+            source = int(batch.source[i])
 
-            def wrong(episode: int, frame: int, i: int = i, source: int = source) -> str | None:
-                return self._wrong_row(source, episode, frame) or maker.alone(making, i, source, episode, frame)
+            def error_of(episode: int, frame: int, i: int = i, source: int = source) -> str | None:
+                return self._row_error(source, episode, frame) or builder.build_one(batch, i, source, episode, frame)
 
-            at = int(making.positions[i]), source, int(making.episode[i]), int(making.frame[i])
-            making.episode[i], making.frame[i] = self._stream.substitutes.find(*at, why, wrong)
-        making.bad, making.mended = {}, True
-        self._fill_tables(making)
+            bad = int(batch.positions[i]), source, int(batch.episode[i]), int(batch.frame[i])
+            batch.episode[i], batch.frame[i] = self._substitutes.find(*bad, reason, error_of)
+        batch.bad, batch.substituted = {}, True
+        self._read_rows(batch)

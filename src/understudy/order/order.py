@@ -1,10 +1,10 @@
-"""Order: which sample is position p, as one pure function of (spec, position).
+"""`Order`: the sample at each position, as one pure function of (spec, position).
 
     position -> schedule entry -> slot of the mixture -> (source, index in its stream)        slots.py or exact.py
     index    -> (epoch, index in the epoch) -> line number                                    lanes.py
     line number -> (episode, frame)                                                           layout.py
 
-Nothing here depends on ranks, workers, batches or what was asked before, so any position can be asked at any time.
+Nothing here depends on ranks, workers, batches or earlier calls, so any position can be located at any time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,30 +17,39 @@ from understudy.deprecation import renamed_arguments, renamed_attribute, warn_re
 from understudy.order.defaults import choose_slots, default_in_flight
 from understudy.order.layout import Layout, check_segments, fingerprint
 from understudy.order.mixture.exact import Exact
-from understudy.order.mixture.mixture import check_weights, far_off, share_slots
-from understudy.order.mixture.rounds import lane_counts
-from understudy.order.mixture.slots import Slots, groups
+from understudy.order.mixture.mixture import check_weights, share_errors, share_slots
+from understudy.order.mixture.rounds import count_lanes
+from understudy.order.mixture.slots import Slots, group_by
 from understudy.order.random.keys import check_seed
 from understudy.order.random.permute import CHUNK
 from understudy.order.random.philox import Words
 from understudy.order.search import Ints
-from understudy.order.settle import Frames, Wish, layout_of, listed, plan, plan_source, shares_of, whole
+from understudy.order.settle import (
+    Frames,
+    OrderRequest,
+    as_int,
+    as_list,
+    resolve_weights,
+    settle_order,
+    settle_source,
+    source_layout,
+)
 from understudy.order.spec import EXACT_VERSION, UNIT, Entry, SourceSpec, Spec, compare
 
 
 class Order:
-    """The order of a run. Make one with `Order.from_datasets` (new) or `Order.from_json` (saved); it never changes."""
+    """The order of a run, from `Order.from_datasets` (new) or `Order.from_json` (saved). It never changes."""
 
     def __init__(
         self,
         spec: Spec,
         layouts: Sequence[Layout],
-        why: Sequence[tuple[str, ...]] = (),
-        wished: Sequence[float] = (),
+        reasons: Sequence[tuple[str, ...]] = (),
+        weights: Sequence[float] = (),
     ) -> None:
         self.spec = spec
         self.layouts = tuple(layouts)
-        self._why, self._wished = tuple(why), tuple(wished)  # of an order just made: reasons, and weights
+        self._reasons, self._weights = tuple(reasons), tuple(weights)  # known for a new order only
         self._mix = Exact(spec) if spec.version == EXACT_VERSION else Slots(spec)
 
     @classmethod
@@ -59,29 +68,36 @@ class Order:
         lanes: int | None = None,
         inside: str = "sequential",
     ) -> "Order":
-        """Freeze the order of a run over `sources`: datasets, or one alone.
+        """Make the order of a new run.
 
-        weights: share of each source in the samples, in order or by name; any positive scale. None with `temperature`
-            None: "one epoch of each", shares in proportion to frames. `temperature` t: in proportion to frames**t.
-        batch_size: of the global batch, for the defaults and for `placement`; the order itself does not depend on it.
-        frames_in_flight: pictures (of one camera) that all ranks together may hold open; None: 100,000, or 192 per
-            sample of a batch of more than 520.
-        mode: "clips" (shuffled clips read in lanes), "uniform" (any frame anywhere), "episodes" (runs as long as the
-            longest episode), "sequential" (storage order; no shuffling).
-        clip, lanes: S and V instead of the derived ones (lanes: over all sources; without `clip`, a source of so few
-            frames that it is shuffled one by one takes none).
-        inside: order inside a clip (or episode), "sequential" or "permuted".
+        Args:
+            sources: datasets, or a single one.
+            weights: share of each source in the samples, in sequence or by name, on any positive scale. Without
+                `weights` and `temperature` shares are in proportion to frames: one epoch of each.
+            temperature: t for shares in proportion to frames**t, instead of `weights`.
+            batch_size: samples of a global batch, for the defaults and for `placement`. The order itself does not
+                depend on it.
+            seed: of the order, and of the draws inside samples.
+            frames_in_flight: frames (of one camera) that all ranks together may hold open; by default 100,000, or 192
+                per sample of a batch of more than 520.
+            mode: "clips" (shuffled clips read in lanes), "uniform" (any frame anywhere), "episodes" (runs as long as
+                the longest episode) or "sequential" (storage order; no shuffling).
+            clip: S, the frames of a clip, instead of the derived value.
+            lanes: V, over all sources, instead of the derived value. Without `clip`, a source of so few frames that
+                it is shuffled one by one has no lanes.
+            inside: order inside a clip (or episode), "sequential" or "permuted".
 
-        Raises ValueError, naming the source, the value and the rule, for anything it cannot make an order of.
+        Raises:
+            ValueError: an argument of which no order can be made; names the source, the value and the rule.
         """
-        sources, batch_size, seed = listed(sources), whole("batch_size", batch_size), check_seed(seed)
-        clip, lanes = (None if n is None else whole(name, n) for name, n in (("clip", clip), ("lanes", lanes)))
+        sources, batch_size, seed = as_list(sources), as_int("batch_size", batch_size), check_seed(seed)
+        clip, lanes = (None if n is None else as_int(name, n) for name, n in (("clip", clip), ("lanes", lanes)))
         in_flight = default_in_flight(batch_size) if frames_in_flight is None else frames_in_flight
-        wish = Wish(mode, batch_size, in_flight, clip, lanes, inside)
-        shares = shares_of(sources, weights, temperature)
-        planned, slots, version = plan(sources, shares, wish)
-        spec = Spec(seed, batch_size, tuple(one.spec for one in planned), (Entry(0, slots),), version)
-        return cls(spec, [one.layout for one in planned], [one.why for one in planned], shares)
+        request = OrderRequest(mode, batch_size, in_flight, clip, lanes, inside)
+        resolved = resolve_weights(sources, weights, temperature)
+        settled, slots, version = settle_order(sources, resolved, request)
+        spec = Spec(seed, batch_size, tuple(one.spec for one in settled), (Entry(0, slots),), version)
+        return cls(spec, [one.layout for one in settled], [one.reasons for one in settled], resolved)
 
     @classmethod
     def of(cls, *args: Any, **options: Any) -> "Order":
@@ -91,12 +107,16 @@ class Order:
 
     @classmethod
     def from_json(cls, spec: "str | dict[str, Any] | Spec", sources: Frames | Sequence[Frames]) -> "Order":
-        """The saved order again, over the sources of this run (by position in the list; names may differ) or the only
-        one.
+        """Restore a saved order.
 
-        Raises ValueError that tells each difference if the sources do not hold the frames they held then.
+        Args:
+            spec: from `to_json`.
+            sources: datasets in the saved sequence; names may differ.
+
+        Raises:
+            ValueError: the sources do not have the frames of the saved order; names each difference.
         """
-        sources, saved = listed(sources), spec if isinstance(spec, Spec) else Spec.from_json(spec)
+        sources, saved = as_list(sources), spec if isinstance(spec, Spec) else Spec.from_json(spec)
         if len(sources) != len(saved.sources):
             names = ", ".join(source.name for source in saved.sources)
             raise ValueError(f"the saved order has {len(saved.sources)} sources ({names}), {len(sources)} were given")
@@ -106,34 +126,37 @@ class Order:
             for source, (rows, frames) in zip(saved.sources, checked)
         )
         if differences := compare(saved, replace(saved, sources=now)):
-            raise ValueError("the data is not what the order was made for:\n" + "\n".join(map(str, differences)))
-        layouts = [layout_of(source, rows) for source, (rows, _) in zip(saved.sources, checked)]
+            raise ValueError("the data is not that of the order:\n" + "\n".join(map(str, differences)))
+        layouts = [source_layout(source, rows) for source, (rows, _) in zip(saved.sources, checked)]
         return cls(saved, layouts)
 
     def to_json(self) -> str:
-        """The spec as JSON text: with the sources and a position, all that a resume needs."""
+        """The spec as JSON text: with the datasets and a position, all that a resume needs."""
         return self.spec.to_json()
 
     @property
     def batch_size(self) -> int:
-        """Global batch."""
+        """Samples of a global batch."""
         return self.spec.batch
+
+    batch = renamed_attribute("batch", "batch_size")
 
     @property
     def seed(self) -> int:
         """Seed of the order and of the draws inside samples."""
         return self.spec.seed
 
-    batch = renamed_attribute("batch", "batch_size")
-
     def locate(self, positions: Any) -> tuple[Ints, Ints, Ints]:
-        """Positions (integers >= 0, shape (n,)) -> (source, episode, frame), int64 (n,) each.
+        """Samples at positions (integers >= 0, shape (n,), in any sequence): (source, episode, frame), int64 (n,) each.
 
-        `frame` counts inside the episode. Any positions, in any order; raises ValueError for a negative one.
+        `frame` counts inside the episode.
+
+        Raises:
+            ValueError: a negative position.
         """
         wanted = as_positions(positions)
         source, episode, frame = (np.empty(wanted.shape, np.int64) for _ in range(3))
-        for start in range(0, len(wanted), CHUNK):  # one after the other, they stay in the cache
+        for start in range(0, len(wanted), CHUNK):  # chunks stay in the processor's cache
             part = slice(start, start + CHUNK)
             source[part], episode[part], frame[part] = self._locate(wanted[part])
         return source, episode, frame
@@ -143,7 +166,7 @@ class Order:
         if len(self.layouts) == 1:
             return source, *self.layouts[0].locate(line)
         episode, frame = np.empty_like(source), np.empty_like(source)
-        for own in groups(source):
+        for own in group_by(source):
             episode[own], frame[own] = self.layouts[int(source[own[0]])].locate(line[own])
         return source, episode, frame
 
@@ -152,55 +175,57 @@ class Order:
         if len(self.layouts) == 1:
             return source, self._mix.lines[0].line(index)
         line = np.empty_like(index)
-        for own in groups(source):
+        for own in group_by(source):
             line[own] = self._mix.lines[int(source[own[0]])].line(index[own])
         return source, line
 
     def streams(self, positions: Any) -> tuple[Ints, Words]:
-        """Positions (n,) -> (source int64, index uint64 in that source's own endless stream).
+        """Source (int64) of each position (n,), and its index (uint64) in the endless stream of that source.
 
         index // N is the sample's epoch. In an order of version 2 the samples of an epoch are numbered lane by lane.
         """
         return self._mix.streams(as_positions(positions))
 
     def lines(self, positions: Any) -> tuple[Ints, Ints, Ints]:
-        """Positions (n,) -> (source, that source's own epoch, number of the frame in its line), int64 (n,) each."""
+        """Source, epoch of that source, and line number of the frame, for positions (n,): int64 (n,) each."""
         wanted = as_positions(positions)
         source, line = self._lines(wanted)
         return source, self.epochs(wanted)[1], line.view(np.int64)
 
     def epochs(self, positions: Any) -> tuple[Ints, Ints]:
-        """Positions (n,) -> (source, that source's own epoch), int64 (n,) each."""
+        """Source and epoch of that source, for positions (n,): int64 (n,) each."""
         source, index = self.streams(positions)
         frames = np.array([s.frames for s in self.spec.sources], np.uint64)
         return source, (index // frames[source]).view(np.int64)
 
     def lanes(self, positions: Any) -> tuple[Ints, Ints]:
-        """Positions (n,) -> (source, lane of that source), int64 (n,) each; a source of one lane has lane 0."""
+        """Source and lane of that source, for positions (n,): int64 (n,) each; a single lane is 0."""
         return self._mix.lanes(as_positions(positions))
 
     def lane(self, position: int) -> int:
-        """The lane of one position, as `lanes` says; quicker."""
+        """Lane of one position; faster than `lanes`."""
         return self._mix.lane(position)
 
     def lane_slots(self, source: int) -> Ints | None:
-        """Where each lane of a source stands in the round, int64 (lanes,), if it keeps that place for good (in an order
-        of version 2); None: a lane is every so-manieth sample of the source, wherever that comes up."""
+        """Fixed slot of each lane of a source in the round, int64 (lanes,), in an order of version 2.
+
+        None where slots are not fixed: lane l of V has every V-th sample of the source, in changing slots.
+        """
         return self._mix.slots_of(source)
 
     def rest_of_clip(self, position: int, most: int) -> tuple[Ints, Ints, Ints]:
-        """The samples from `position` on that share its clip in its lane: (positions, episode, frame), int64 (k,) each.
+        """Samples from `position` on in its clip and lane: (positions, episode, frame), int64 (k,) each.
 
-        They are what one reader of that clip makes, in the order they come; k is 1 where frames are shuffled one by
-        one, and at most `most`. A source read in storage order is one clip.
+        They are the samples of one clip reader, in their sequence. k is at most `most`, and 1 where frames are shuffled
+        one by one. A source in storage order is one clip.
         """
         d, positions, line = self._mix.rest_of_clip(position, most)
         return positions, *self.layouts[d].locate(line)
 
     def neighbours(self, position: int, most: int) -> tuple[Ints, Ints]:
-        """Which selected frames of its source may stand in for the one at `position`: (episode, frame), int64 (k,).
+        """Selected frames of its source that may substitute the one at `position`: (episode, frame), int64 (k,).
 
-        The later frames of its clip first, then the earlier ones, then those of the clips that follow in storage; at
+        First the later frames of its clip, then the earlier ones, then those of the clips that follow in storage; at
         most `most`, and never the frame itself. They depend on the position alone.
         """
         source, _, number = self.lines([position])
@@ -214,10 +239,14 @@ class Order:
         return self.layouts[d].locate(np.concatenate([np.array(near, np.int64), far]).view(np.uint64))
 
     def positions_of(self, source: int, episode: int, frame: int, epochs: range = range(1)) -> Ints:
-        """The inverse of `locate`: at which positions this frame comes up in these epochs of its source.
+        """Positions at which a frame comes up in some epochs of its source: the inverse of `locate`.
 
-        int64, one per epoch that the schedule reaches (a source that has left no longer comes up) and per selected
-        copy of the frame. Raises ValueError if the source or the frame is not selected.
+        Returns:
+            int64, one per epoch that the schedule reaches (a source that has left no longer comes up) and per selected
+            copy of the frame.
+
+        Raises:
+            ValueError: the source or the frame is not selected.
         """
         if not 0 <= source < len(self.layouts):
             raise ValueError(f"source {source}: there are {len(self.layouts)} sources, counted from 0")
@@ -240,15 +269,21 @@ class Order:
         add: Sequence[Frames] = (),
         frames_in_flight: int | None = None,
     ) -> "Order":
-        """This order up to `position`, and from there on sources in other shares: a new schedule entry.
+        """This order up to `position`, and other shares from there on: a new schedule entry.
 
-        weights: by name, of the sources that go on (a source not named leaves); `add` are new sources, which must be
-        named too. A source that goes on is read on from where it was, so it is still read once per its own epoch, in
-        the same clips and lanes; as its slots are others now, its lanes no longer keep to one rank each. What is added
-        is read in clips, with its defaults.
-        Raises ValueError if `position` is not behind the last entry of the schedule.
+        A source that continues is read on from its place, so it is still read once per its own epoch, in the same clips
+        and lanes. As its slots change, its lanes no longer keep to one rank each.
+
+        Args:
+            position: of the change.
+            weights: by name, of the sources that continue, and of those in `add`. A source not named leaves.
+            add: new sources, read in clips with their defaults.
+            frames_in_flight: for the new sources.
+
+        Raises:
+            ValueError: `position` is not behind the last entry of the schedule, or a name is unknown.
         """
-        position, last = whole("position", position), self.spec.schedule[-1].position
+        position, last = as_int("position", position), self.spec.schedule[-1].position
         if position <= last:
             raise ValueError(f"position {position}: the schedule already has an entry at {last}; change after it")
         known = [s.name for s in self.spec.sources] + [source.name for source in add]
@@ -257,7 +292,7 @@ class Order:
                 raise ValueError(f"source {name!r}: weights must name each added source and only known ones: {known}")
         named = [name for name in known if name in weights]
         if not named:
-            raise ValueError(f"weights name no source that goes on: name at least one of {known}")
+            raise ValueError(f"weights name no source: name at least one of {known}")
         values = check_weights([weights[name] for name in named], named)
         most = max(self.spec.round, 16 * self.batch_size)
         slots = choose_slots(values, self.batch_size, most)
@@ -266,13 +301,14 @@ class Order:
         by_name = dict(zip(named, slots))
         entry = Entry(position, tuple(by_name.get(name, 0) for name in known))
         in_flight = default_in_flight(self.batch_size) if frames_in_flight is None else frames_in_flight
-        wish = Wish("clips", self.batch_size, in_flight)
-        lanes = dict(zip(named, lane_counts(slots))) if self.spec.version == EXACT_VERSION else {}
-        added = [plan_source(source, by_name[source.name] / sum(slots), wish, lanes.get(source.name)) for source in add]
+        request, total = OrderRequest("clips", self.batch_size, in_flight), sum(slots)
+        lanes = dict(zip(named, count_lanes(slots))) if self.spec.version == EXACT_VERSION else {}
+        added = [settle_source(new, by_name[new.name] / total, request, lanes.get(new.name)) for new in add]
         sources = (*self.spec.sources, *(one.spec for one in added))
         spec = replace(self.spec, sources=sources, schedule=(*self.spec.schedule, entry))
-        why = [*self._why, *((),) * (len(self.layouts) - len(self._why)), *(one.why for one in added)]
-        return Order(spec, [*self.layouts, *(one.layout for one in added)], why, [weights.get(n, 0.0) for n in known])
+        reasons = [*self._reasons, *((),) * (len(self.layouts) - len(self._reasons)), *(one.reasons for one in added)]
+        layouts = [*self.layouts, *(one.layout for one in added)]
+        return Order(spec, layouts, reasons, [weights.get(name, 0.0) for name in known])
 
     def reweighted(self, *args: Any, **options: Any) -> "Order":
         """Old name of `with_weights`."""
@@ -281,7 +317,8 @@ class Order:
 
     def with_batch_size(self, batch_size: int) -> "Order":
         """The same order for a run that continues with another global batch size. Positions keep their samples."""
-        return Order(replace(self.spec, batch=whole("batch_size", batch_size)), self.layouts, self._why, self._wished)
+        spec = replace(self.spec, batch=as_int("batch_size", batch_size))
+        return Order(spec, self.layouts, self._reasons, self._weights)
 
     def rebatched(self, batch: int) -> "Order":
         """Old name of `with_batch_size`."""
@@ -289,11 +326,11 @@ class Order:
         return self.with_batch_size(batch)
 
     def explain(self) -> str:
-        """The order in words: per source its settings and, for an order just made, why they were chosen."""
+        """The order in words: the settings of each source and, for a new order, the reasons."""
         lines = [f"order {self.spec.fingerprint[:12]}, seed {self.seed}, global batch {self.batch_size}"]
         for d, source in enumerate(self.spec.sources):
             lines.append(f"{source.name}: {source.frames} frames in {source.segments} segments; {_in_words(source)}")
-            lines += [f"  - {reason}" for reason in (self._why[d] if d < len(self._why) else ())]
+            lines += [f"  - {reason}" for reason in (self._reasons[d] if d < len(self._reasons) else ())]
         for entry in self.spec.schedule:
             total = sum(entry.slots)
             named = [(s.name, count) for s, count in zip(self.spec.sources, entry.slots) if count]
@@ -303,25 +340,35 @@ class Order:
                 shares = ", ".join(f"{name} {n / total:.2%}{of}" for (name, n), of in zip(named[:20], counts))
                 more = f" and {len(named) - 20} more" if len(named) > 20 else ""
                 lines.append(f"from position {entry.position}: {shares}{more}")
-        if off := self.far_off(self._wished):
-            d, share, wished = off[0]
+        if off := self.share_errors(self._weights):
+            d, share, wanted = off[0]
             others = f", and {len(off) - 1} more are off by over 1 %" if len(off) > 1 else ""
             met = f"shares are met to the nearest of {sum(self.spec.schedule[-1].slots)} slots"
-            lines.append(f"{met}: {self.spec.sources[d].name} has {share:.4%}, asked for were {wished:.4%}{others}")
+            lines.append(f"{met}: {self.spec.sources[d].name} has {share:.4%}, requested were {wanted:.4%}{others}")
         return "\n".join(lines)
 
-    def far_off(self, weights: Sequence[float]) -> list[tuple[int, float, float]]:
-        """Of the sources whose exact share, at the end of the schedule, is off by more than 1 % of what its weight asks
-        for: (source, its share, the share asked for), worst first. `weights` as the sources, on any scale."""
+    def share_errors(self, weights: Sequence[float]) -> list[tuple[int, float, float]]:
+        """Sources whose share at the end of the schedule is off by more than 1 % of that of its weight.
+
+        Args:
+            weights: of the sources in their sequence, on any scale.
+
+        Returns:
+            (source, its share, the share of its weight), the largest error first.
+        """
         going = [
             (d, slots, w) for d, (slots, w) in enumerate(zip(self.spec.schedule[-1].slots, weights)) if slots and w
         ]
-        off = far_off([slots for _, slots, _ in going], [weight for _, _, weight in going])
-        return [(going[number][0], share, asked) for number, share, asked in off]
+        off = share_errors([slots for _, slots, _ in going], [weight for _, _, weight in going])
+        return [(going[number][0], share, wanted) for number, share, wanted in off]
 
 
 def as_positions(positions: Any) -> Words:
-    """Integers >= 0 as a uint64 array (n,); ValueError for negative or non-integer ones, or another shape."""
+    """Integers >= 0 as a uint64 array (n,).
+
+    Raises:
+        ValueError: negative or non-integer positions, or another shape.
+    """
     array = np.atleast_1d(np.asarray(positions))
     if array.ndim != 1:
         raise ValueError(f"positions of shape {array.shape}: need (n,)")

@@ -16,8 +16,8 @@ from understudy.bytesize import parse_bytes
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh, fair_threads
 from understudy.errors import ConfigError, UnderstudyError
+from understudy.load.fit_order import fit_order
 from understudy.load.loader import Loader
-from understudy.load.memory_plan import fit_order
 from understudy.order import Order
 from understudy.progress import Progress
 from understudy.train.data.data import RunData

@@ -36,7 +36,7 @@ def started(config: TrainConfig, data: RunData, order: Order) -> list[str]:
     lines = _aligned(rows)
     if len(data.training) > MOST:
         lines.append(f"… and {len(data.training) - MOST} more sources")
-    off = order.far_off(weights)
+    off = order.share_errors(weights)
     for number, share, asked in off[:FEW]:
         has = f"{share:.4%} of the samples and not {asked:.4%}, {share / asked - 1:+.1%}"
         lines.append(f"{data.names[number]} has {has}: shares are met to the nearest of {sum(slots)} slots")

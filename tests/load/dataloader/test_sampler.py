@@ -13,6 +13,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from support.index_dataset import Indices
 from understudy import EpisodeSampler, Order
+from understudy.errors import ConfigError
 
 DATA = Indices(13, 8, 21, 30)  # 72 frames
 N = 72
@@ -305,11 +306,11 @@ def test_a_state_is_plain_and_another_order_is_refused():
         (EpisodeSampler(DATA, episodes=[0, 10]), "selected frames: 72 frames"),
         (EpisodeSampler(DATA, drop_n_last_frames=1), "selected frames"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ConfigError, match=words):
             other.load_state_dict(state)
     EpisodeSampler(DATA, batch_size=16).load_state_dict(state)
     for wrong in ({}, {"epoch": 3, "start": 5}, {**state, "position": -8}):
-        with pytest.raises(ValueError, match="no state of an EpisodeSampler"):
+        with pytest.raises(ConfigError, match="need a dict of position and order"):
             EpisodeSampler(DATA).load_state_dict(wrong)
     with pytest.raises(ValueError, match="consumed -1"):
         EpisodeSampler(DATA).state_dict(consumed=-1)

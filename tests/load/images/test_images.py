@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from support.batches import least_memory
 from support.datasets import Spec, write_dataset
 from understudy.data.dataset import EpisodeDataset
-from understudy.load.batch_builder import Stream, first_runs
-from understudy.load.images.buffer_pool import Buffers
-from understudy.load.images.clip_reader import Chain, Holding, Spent
+from understudy.load.first_runs import first_runs
+from understudy.load.images.buffer_pool import BufferPool
+from understudy.load.images.clip_reader import ClipReader, DecodePolicy, Timings
 from understudy.load.images.cursors import Cursors
 from understudy.load.loader import Batch, Loader
-from understudy.load.memory_plan import Plan, _ways, make_plan
-from understudy.load.workers import Engine
+from understudy.load.memory_plan import MemoryPlan, make_plan, rank_policies
+from understudy.load.request import BatchRequest
+from understudy.load.workers import WorkerPool
 from understudy.order import Order
 from understudy.video.color import Converter
 from understudy.video.decoder import PictureDecoder
@@ -63,15 +64,15 @@ def equal(batch: Batch, plain: Batch) -> bool:
     )
 
 
-def batches(data: EpisodeDataset, order: Order, holding: Holding, count: int, **changes: Any) -> Iterator[Batch]:
-    """Batches of chains that hold what is asked for here, whatever memory would allow."""
-    plan = Plan(LARGE, (), 2, 2, (False,), (holding,), ())
-    engine = Engine(Stream(order, (data,), **{"rank": 0, "world": 1, "start": 0, **changes}), plan, Buffers(5, False))
+def batches(data: EpisodeDataset, order: Order, policy: DecodePolicy, count: int, **changes: Any) -> Iterator[Batch]:
+    """Batches of clip readers with a given policy, independent of memory."""
+    plan = MemoryPlan(LARGE, (), 2, 2, (False,), (policy,), ())
+    workers = WorkerPool(BatchRequest(order, (data,), **changes), plan, BufferPool(5, False))
     try:
         for _ in range(count):
-            yield engine.take()
+            yield workers.take()
     finally:
-        engine.stop()
+        workers.stop()
 
 
 @settings(max_examples=40, deadline=None)
@@ -100,7 +101,7 @@ def test_pictures_are_those_of_the_dataset(  # type: ignore[no-untyped-def]
         options["inside"] = "permuted"
     order = Order.from_datasets([data], batch_size=batch, seed=3, **options)
     for rank in range(world):
-        place = {"rank": rank, "world": world}
+        place = {"rank": rank, "world_size": world}
         memory = extra + least_memory(data, order=order, **place)
         with Loader([data], order=order, num_threads=threads, memory=memory, position=start, **place) as loader:
             for _ in range(6):
@@ -113,20 +114,20 @@ def test_pictures_are_those_of_the_dataset(  # type: ignore[no-untyped-def]
 @given(
     name=st.sampled_from(list(SPECS)),
     window=st.sampled_from(list(WINDOWS)),
-    holding=st.builds(Holding, st.sampled_from([1, 3, 8, 16]), st.booleans()),
+    policy=st.builds(DecodePolicy, st.sampled_from([1, 3, 8, 16]), st.booleans()),
     inside=st.sampled_from(["sequential", "permuted"]),
     clip=st.integers(2, 40),
     lanes=st.integers(1, 7),
     start=st.integers(0, 200),
 )
 def test_whatever_chains_hold_the_pictures_are_the_same(
-    roots, name, window, holding, inside, clip, lanes, start
+    roots, name, window, policy, inside, clip, lanes, start
 ) -> None:  # type: ignore[no-untyped-def]
     if SIDE in SPECS[name].cameras and window == "sparse":
         window = "history"
     data = opened(roots[name], window)
     order = Order.from_datasets([data], batch_size=4, seed=1, clip=clip, lanes=lanes, inside=inside)
-    for found in batches(data, order, holding, 8, start=start):
+    for found in batches(data, order, policy, 8, position=start):
         _, episode, frame = order.locate(found["position"].numpy())
         assert equal(found, data.batch(episode, frame))
 
@@ -160,12 +161,16 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "holding"),
-    [("gop 2", Holding(16, False)), ("gop 2", Holding(1, True)), ("gop 250 with B-frames", Holding(8, True))],
+    ("name", "policy"),
+    [
+        ("gop 2", DecodePolicy(16, False)),
+        ("gop 2", DecodePolicy(1, True)),
+        ("gop 250 with B-frames", DecodePolicy(8, True)),
+    ],
 )
 @pytest.mark.parametrize("window", ["none", "history"])
 def test_each_picture_of_a_chain_is_decoded_once(
-    roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str, holding: Holding, window: str
+    roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str, policy: DecodePolicy, window: str
 ) -> None:
     data = opened(roots[name], window)
     order = Order.from_datasets([data], batch_size=2, seed=1, clip=19, lanes=2)
@@ -191,7 +196,7 @@ def test_each_picture_of_a_chain_is_decoded_once(
                 least.update(pictures(episode[positions < taken], frame[positions < taken]))
             position = int(positions[-1]) + 2
     given_, fed = counted(monkeypatch)
-    for _ in batches(data, order, holding, steps):
+    for _ in batches(data, order, policy, steps):
         pass
     assert least <= Counter(given_) <= most
     if name == "gop 2":
@@ -205,7 +210,7 @@ def test_a_long_group_of_pictures_costs_per_sample_what_a_short_one_does(
 ) -> None:
     _, fed = counted(monkeypatch)
 
-    def cost(name: str, holding: Holding) -> float:
+    def cost(name: str, policy: DecodePolicy) -> float:
         """Packets per sample of one lane in a clip that begins at a key frame."""
         data = opened(roots[name])
         orders = [Order.from_datasets([data], batch_size=1, seed=seed, clip=250, lanes=1) for seed in range(9)]
@@ -214,15 +219,17 @@ def test_a_long_group_of_pictures_costs_per_sample_what_a_short_one_does(
             ((len(o.rest_of_clip(s, 250)[0]) - 20, s, o) for o, s in zip(orders, starts)), key=lambda one: one[0]
         )  # the last 20 of the clip are what is made ahead
         fed.clear()
-        for _ in batches(data, order, holding, count, start=start):
+        for _ in batches(data, order, policy, count, position=start):
             pass
         return len(fed) / count
 
-    assert cost("gop 2", Holding(16, False)) < 1.4
-    assert cost("gop 250 with B-frames", Holding(8, True)) < 1.4
+    assert cost("gop 2", DecodePolicy(16, False)) < 1.4
+    assert cost("gop 250 with B-frames", DecodePolicy(8, True)) < 1.4
     data = opened(roots["gop 250 with B-frames"])
     fed.clear()
-    for _ in batches(data, Order.from_datasets([data], batch_size=3, seed=1, clip=250, lanes=3), Holding(0, False), 20):
+    for _ in batches(
+        data, Order.from_datasets([data], batch_size=3, seed=1, clip=250, lanes=3), DecodePolicy(0, False), 20
+    ):
         pass
     assert len(fed) > 15 * 60  # the negative control: half a group for each sample
 
@@ -231,34 +238,39 @@ def test_the_first_batch_decodes_what_it_needs_and_the_next_runs_take_turns(root
     data = opened(roots["gop 2"], episodes=[2])
     rows, frames = data.video_frames(np.full(41, 2), np.arange(41))
     positions = list(range(100, 141))
-    chain = Chain(data, TOP, positions, rows, frames[TOP], Holding(16, False), [0, 5], Cursors(1), Converter())
-    spent, complete, due = Spent(), {}, []  # type: ignore[var-annotated]
-    while chain.due is not None:
-        due.append(chain.due)
-        chain.go_on(complete, spent)
-        assert spent.pictures == len(complete)
+    reader = ClipReader(
+        data, TOP, positions, rows, frames[TOP], DecodePolicy(16, False), [0, 5], Cursors(1), Converter()
+    )
+    spent, complete, due = Timings(), {}, []  # type: ignore[var-annotated]
+    while reader.next_position is not None:
+        due.append(reader.next_position)
+        reader.decode_next(complete, spent)
+        assert spent.frames == len(complete)
     assert due == [100, 101, 106, 122, 138]
     assert list(complete) == positions
 
-    order, holding = Order.from_datasets([data], batch_size=4, seed=1, clip=9, lanes=12), Holding(16, False)
+    order, policy = Order.from_datasets([data], batch_size=4, seed=1, clip=9, lanes=12), DecodePolicy(16, False)
     for position in range(5, 5 + 40):
-        runs = first_runs(order, 0, holding, position, 5)
+        runs = first_runs(order, 0, policy, position, 5)
         assert (runs[0] == 0) == (position < 5 + 4)  # the first batch is waited for
         lane = int(order.lanes([position])[1][0])
         turn = position // 12 + max(1, sum(runs) + (runs[0] == 0))
         later = next(p for p in range(12 * turn, 12 * turn + 12) if int(order.lanes([p])[1][0]) == lane)
-        assert first_runs(order, 0, holding, later, 0) == [16]  # there a whole run begins, whenever the clip began
-    ends = {first_runs(order, 0, holding, position, 0)[0] for position in range(12, 24)}
+        assert first_runs(order, 0, policy, later, 0) == [16]  # there a whole run begins, whenever the clip began
+    ends = {first_runs(order, 0, policy, position, 0)[0] for position in range(12, 24)}
     assert len(ends) == 12  # each lane at another time
-    assert first_runs(order, 0, Holding(1, True), 5, 5) == []
-    assert first_runs(order, 0, Holding(30, False, whole=True), 50, 5) == [1]
+    assert first_runs(order, 0, DecodePolicy(1, True), 5, 5) == []
+    assert first_runs(order, 0, DecodePolicy(30, False, whole_gops=True), 50, 5) == [1]
 
 
 def test_the_quickest_ways_first() -> None:
     """Runs as long as their clip allows; in storage order all is one clip, however short the order calls it."""
 
     def ways(gop: int, clip: int, shuffle: bool) -> list[tuple[int, bool, bool]]:
-        return [(way.ahead, way.keep, way.whole) for way in _ways(False, gop, clip, 0, False, shuffle)]
+        return [
+            (way.run_length, way.keep_decoder, way.whole_gops)
+            for way in rank_policies(False, gop, clip, 0, False, shuffle)
+        ]
 
     shared = [(run, False, False) for run in (64, 32, 16, 8, 4)]
     kept = [(run, True, False) for run in (32, 16, 8, 4)]
@@ -280,10 +292,10 @@ def test_groups_of_middling_length_are_decoded_whole_where_memory_allows(roots: 
     plans = [
         make_plan([data], order, rank=0, world_size=1, num_threads=1, memory=least + 100_000 * i) for i in (0, 20, 80)
     ]
-    assert [(plan.holdings[0], plan.kept[0]) for plan in plans] == [
-        (Holding(0, False), False),
-        (Holding(30, False, whole=True), False),
-        (Holding(30, False, whole=True), True),
+    assert [(plan.policies[0], plan.keeps_decoded[0]) for plan in plans] == [
+        (DecodePolicy(0, False), False),
+        (DecodePolicy(30, False, whole_gops=True), False),
+        (DecodePolicy(30, False, whole_gops=True), True),
     ]
 
 
@@ -295,7 +307,7 @@ def test_a_sparse_history_decodes_only_what_it_sees(roots: dict[str, Path], monk
     for position in range(len(data)):
         before = len(set(order.lanes([position])[0]))
         chains += before * (position == 0 or len(order.rest_of_clip(position - 1, 9)[0]) == 1)
-    for _ in batches(data, order, Holding(16, False), len(data)):
+    for _ in batches(data, order, DecodePolicy(16, False), len(data)):
         pass
     assert len(given_) <= 2 * len(data) + 24  # 8 per clip of 4, and what is made ahead; never the 11 between
     assert len(fed) <= 2 * len(data) + 4 * chains + 32
@@ -306,7 +318,7 @@ def test_small_data_is_filled_as_it_is_met(roots: dict[str, Path], monkeypatch: 
     data = opened(roots["gop 2"])
     order = Order.from_datasets([data], batch_size=4, seed=1, mode="uniform")
     with Loader([data], order=order, memory=LARGE, num_threads=3) as loader:
-        assert loader.plan.kept == (True,)
+        assert loader.plan.keeps_decoded == (True,)
         next(loader)
         loader.close()
         assert len(given_) < len(data)  # not everything before the first batch
@@ -321,8 +333,8 @@ def test_cameras_and_sources_of_other_sizes(tmp_path: Path, roots: dict[str, Pat
     with Loader([data], order=order, memory=LARGE, image_size=(32, 48)) as kept:
         small = [next(kept) for _ in range(5)]
     assert small[0][TOP].shape == (3, 3, 32, 48)
-    for holding in (Holding(8, False, converted=True), Holding(8, True)):
-        for one, two in zip(batches(data, order, holding, 5, size=(32, 48)), small, strict=True):
+    for policy in (DecodePolicy(8, False, resized=True), DecodePolicy(8, True)):
+        for one, two in zip(batches(data, order, policy, 5, image_size=(32, 48)), small, strict=True):
             assert equal(one, two)
     with Loader([data], order=order) as loader:
         whole = next(loader)
@@ -337,7 +349,7 @@ def test_augmenting_depends_on_the_position_alone(roots: dict[str, Path]) -> Non
 
     data = opened(roots["gop 2"])
     order = Order.from_datasets([data], batch_size=4, seed=1, clip=6, lanes=4)
-    plain = [b[TOP] for b in batches(data, order, Holding(4, False), 6)]
+    plain = [b[TOP] for b in batches(data, order, DecodePolicy(4, False), 6)]
     runs = []
     for threads, start, memory in ((1, 0, LARGE), (3, 8, 10**7)):
         with Loader(

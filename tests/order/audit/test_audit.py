@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.order import Order
-from understudy.order.audit.audit import _decoded, _lives, _revisit, _running, audit, reading
+from understudy.order.audit.audit import _decoded, _lives, _revisit, _running, as_read, audit
 from understudy.order.audit.baselines import droid_like
 from understudy.order.audit.design_effect import expected_uniform
 
@@ -33,7 +33,7 @@ def round_robin(lanes: int, length: int):
 
 def test_round_robin_over_twenty_episodes() -> None:
     lengths = np.full(20_000, 64)
-    a = audit(round_robin(20, 64), lengths, 20, world=4, span=20 * 1024, gop=12, fps=10, frame_bytes=100)
+    a = audit(round_robin(20, 64), lengths, 20, world_size=4, span=20 * 1024, gop=12, fps=10, frame_bytes=100)
     assert a.distinct_episodes == 20
     assert (a.open_mean, a.open_max) == (20, 20)
     assert (a.frames_in_flight, a.bytes_in_flight) == (20 * 64, 20 * 64 * 100)
@@ -50,17 +50,17 @@ def test_round_robin_over_twenty_episodes() -> None:
 
 def test_a_lane_that_changes_ranks_is_opened_by_each() -> None:
     lengths = np.full(20_000, 64)
-    a = audit(round_robin(21, 64), lengths, 20, world=4, span=20 * 1024, gop=1)
+    a = audit(round_robin(21, 64), lengths, 20, world_size=4, span=20 * 1024, gop=1)
     assert a.opens_per_piece == 4
     assert a.amplification == 1  # every picture is a key frame: reading apart costs nothing more
-    a = audit(round_robin(21, 64), lengths, 20, world=4, span=20 * 1024, gop=64)
+    a = audit(round_robin(21, 64), lengths, 20, world_size=4, span=20 * 1024, gop=64)
     assert a.amplification > 3  # every rank decodes the episode from its start
 
 
 def test_one_frame_at_a_time_costs_half_a_gop() -> None:
     lengths = np.full(2048, 120)
     order = Order.from_datasets([Source("a", lengths)], batch_size=64, mode="uniform")
-    read, _ = reading(order)
+    read, _ = as_read(order)
     for gop, reach, expected in ((1, (0, 0), 1), (12, (0, 0), 6.5), (2, (0, 0), 1.5), (4, (8, 0), 2.5 + 8 * 0.933)):
         a = audit(read, lengths, 64, span=2**16, gop=gop, reach=reach)
         assert a.amplification == pytest.approx(expected, rel=0.03)
@@ -104,10 +104,10 @@ def test_open_pieces_and_returns_are_counted_right(steps: int, batch: int, piece
     assert _revisit(piece, 0, piece.size) == sorted(again)[piece.size // 2]
 
 
-def test_reading_an_order_numbers_episodes_and_clips_through() -> None:
+def test_as_read_numbers_episodes_and_clips_through() -> None:
     sources = [Source("a", np.array([50, 7, 90]), first=5), Source("b", np.array([400, 33]), first=2, gop=30)]
     order = Order.from_datasets(sources, batch_size=4, frames_in_flight=60, clip=16, lanes=8)
-    read, lengths = reading(order)
+    read, lengths = as_read(order)
     assert lengths.tolist() == [50, 7, 90, 400, 33]
     positions = np.arange(580 * 3)
     episode, frame, piece = read(positions)
@@ -135,7 +135,7 @@ def test_reading_an_order_numbers_episodes_and_clips_through() -> None:
 )
 def test_design_effects_are_the_published_ones(settings_: dict, published: tuple[float, ...]) -> None:
     lengths = droid_like(20_000)
-    read, _ = reading(Order.from_datasets([Source("a", lengths)], batch_size=256, **settings_))
+    read, _ = as_read(Order.from_datasets([Source("a", lengths)], batch_size=256, **settings_))
     a = audit(read, lengths, 256, start=2**20, span=2**19)
     assert a.deff == pytest.approx(published, rel=0.08)
     if settings_.get("mode") == "uniform":
@@ -147,8 +147,8 @@ def test_clips_by_default_keep_what_the_order_promises() -> None:
     """A batch of different clips, at most V open, each by one rank, each picture decoded about once, no bursts."""
     lengths = droid_like()
     order = Order.from_datasets([Source("a", lengths)], batch_size=256)
-    read, _ = reading(order)
-    a = audit(read, lengths, 256, start=10**6 // 256 * 256, span=2**19, world=64)
+    read, _ = as_read(order)
+    a = audit(read, lengths, 256, start=10**6 // 256 * 256, span=2**19, world_size=64)
     (source,) = order.spec.sources
     assert a.distinct_episodes > 254
     assert a.deff[0] < 1.02
@@ -163,8 +163,8 @@ def test_clips_by_default_keep_what_the_order_promises() -> None:
 
 def test_bad_stretches_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 64 are needed"):
-        audit(round_robin(4, 8), np.full(100, 8), 4, world=2, span=63 * 4)
+        audit(round_robin(4, 8), np.full(100, 8), 4, world_size=2, span=63 * 4)
     with pytest.raises(ValueError, match="opens nothing"):
-        audit(round_robin(4, 10**9), np.full(4, 10**9), 4, world=2, span=64 * 4)
+        audit(round_robin(4, 10**9), np.full(4, 10**9), 4, world_size=2, span=64 * 4)
     with pytest.raises(ValueError, match="5 ranks"):
-        audit(round_robin(4, 8), np.full(100, 8), 4, world=5, span=64 * 4)
+        audit(round_robin(4, 8), np.full(100, 8), 4, world_size=5, span=64 * 4)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.order_sources import Source, episodes, sources
 from understudy.order import Order
 from understudy.order.mixture.mixture import share_slots
-from understudy.order.mixture.rounds import lane_counts, make_round
+from understudy.order.mixture.rounds import count_lanes, make_round
 from understudy.order.spec import EXACT_VERSION, UNIT, Spec
 
 weights = st.floats(0.01, 10)
@@ -147,7 +147,7 @@ def test_a_round_counts_what_it_places_and_finds_it_again(given_parts: list[int]
     parts = (*given_parts, -sum(given_parts) % UNIT or UNIT)
     round_ = make_round(parts)
     assert round_.slots * UNIT == sum(parts)
-    assert tuple(map(len, round_.slots_of)) == lane_counts(parts)
+    assert tuple(map(len, round_.slots_of)) == count_lanes(parts)
     at = np.arange(x, x + 3 * round_.slots)
     source, lane, visit, index = round_.locate(at)
     for d, part in enumerate(parts):
@@ -193,7 +193,7 @@ def test_it_is_saved_told_apart_and_pickled() -> None:
     assert order.spec.round % 16 == 0
     with pytest.raises(ValueError, match="no whole slots"):
         Spec.from_json(order.to_json().replace(str(order.spec.schedule[0].slots[0]), "12345"))
-    assert not order.far_off([0.37, 0.63])
+    assert not order.share_errors([0.37, 0.63])
 
 
 def test_golden_numbers() -> None:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from understudy.load.batch_builder import first_round
+from understudy.load.first_runs import first_round
 from understudy.order import Order
 
 

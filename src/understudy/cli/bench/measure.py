@@ -23,10 +23,10 @@ from torch import Tensor
 from understudy.bytesize import parse_bytes
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import ConfigError, DatasetError
+from understudy.load.fit_order import fit_order
 from understudy.load.loader import Loader
-from understudy.load.memory_plan import fit_order
 from understudy.order import Order
-from understudy.order.audit.audit import audit, reading
+from understudy.order.audit.audit import as_read, audit
 from understudy.order.audit.design_effect import expected_uniform
 from understudy.video.native.loops import compiled, state
 
@@ -161,13 +161,14 @@ class Trial:
     def held(self) -> int:
         """Pictures that wait decoded in its chains, as planned: their bytes in those of a 4:2:0 picture; 0 where all
         stays in memory anyway."""
-        chains = sum(item.bytes for item in self.loader.plan.items if item.name.startswith("chains of "))
-        return int(chains / max(1, picture_bytes(self.data) / 2) * len(videos(self.data)))
+        readers = sum(item.bytes for item in self.loader.plan.items if item.name.startswith("clip readers of "))
+        return int(readers / max(1, picture_bytes(self.data) / 2) * len(videos(self.data)))
 
     def _turn(self) -> int:
         """Batches until each lane has read its first run: until then more is decoded than is handed out."""
         plan, sources = self.loader.plan, self.order.spec.sources
-        read = [s.lanes * h.ahead for s, h, kept in zip(sources, plan.holdings, plan.kept) if s.shuffle and not kept]
+        each = zip(sources, plan.policies, plan.keeps_decoded)
+        read = [source.lanes * policy.run_length for source, policy, keep in each if source.shuffle and not keep]
         return -(-sum(read) // self.order.batch_size)
 
     def _parts(self) -> dict[str, float]:
@@ -220,9 +221,9 @@ def wait_for_quiet(most: float = 30.0) -> None:
 def quality(order: Order) -> dict[str, Any]:
     """deff over 1, 8 and 64 batches and, over one batch, of a uniform shuffle of the same episodes (a model, see
     `order/audit/design_effect.py`); distinct episodes per batch."""
-    read, lengths = reading(order)
+    read, lengths = as_read(order)
     span = max(256 * order.batch_size, min(1 << 18, 4 * order.spec.sources[0].frames))
-    figures = audit(read, lengths, order.batch_size, world=1, span=span)
+    figures = audit(read, lengths, order.batch_size, world_size=1, span=span)
     uniform = expected_uniform(lengths, order.batch_size)
     return {"deff": list(figures.deff), "deff_uniform": uniform, "distinct_episodes": figures.distinct_episodes}
 

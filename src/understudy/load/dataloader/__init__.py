@@ -1,4 +1,4 @@
-"""The order for users of torch's DataLoader.
+"""The order for torch's DataLoader.
 
 sampler     `EpisodeSampler`, for a map-style dataset
 iterable    `EpisodeStream`, an iterable dataset

@@ -1,100 +1,105 @@
-"""EpisodeStream: the Loader's batches for people who keep torch's DataLoader and its workers.
+"""`EpisodeStream`: the batches of `Loader` through the workers of torch's DataLoader.
 
-    stream = EpisodeStream([data], order=order, start=position)
-    for batch in DataLoader(stream, batch_size=None, num_workers=2):     # whole batches: nothing left to collate
+    stream = EpisodeStream("path or hub id", batch_size=32, seed=0, position=position)
+    for batch in DataLoader(stream, batch_size=None, num_workers=2):     # whole batches: no collation
         ...
-        position = stream.position_after(batch)                          # the whole state, whatever was made ahead
+        position = stream.position_after(batch)                          # whole state; batches made ahead do not count
 
-Worker w of W makes the batches w, w + W, w + 2W, … and DataLoader asks the workers in turn, so the batches come as one
-Loader would give them, for any number of workers; none is left out or repeated where that number changes at a restart.
+Worker w of W makes the batches w, w + W, w + 2W, …, and DataLoader asks its workers in turn. So the batches come in the
+sequence of a Loader for any number of workers. A restart with another number of workers neither skips nor repeats one.
 
 Threads or workers. A Loader decodes each frame once. W workers share nothing, and where two of them read one lane, both
 decode the frames between their samples. `Order.from_datasets(..., lanes=W * batch_size)` (or a multiple) gives each
-lane to one worker, and each frame is again decoded once. Workers also copy each batch into shared memory. So
-prefer `Loader` unless you need the DataLoader around it.
+lane to one worker, and each frame is again decoded once. Workers also copy each batch into shared memory. So prefer
+`Loader` unless you need the DataLoader around it.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
 
 import torch.utils.data
 
-from understudy.bytesize import parse_bytes
-from understudy.data.dataset import EpisodeDataset
 from understudy.deprecation import renamed_arguments, renamed_attribute
-from understudy.load.batch_builder import Augment
-from understudy.load.loader import Batch, Loader, check_place
+from understudy.load.loader import Batch, Loader
+from understudy.load.order_state import order_state, position_in
+from understudy.load.request import Datasets, make_request
 from understudy.order import Order
-from understudy.order.placement import rank_slice
-from understudy.order.settle import listed
 
 
 class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
-    """Batches without end, equal to those of `Loader`. Give it to `DataLoader(stream, batch_size=None, ...)`.
+    """Endless stream of the batches of `Loader`, for `DataLoader(stream, batch_size=None, ...)`.
 
-    datasets, order, rank, world, size, augment, on_bad_frame, journal, bad_frame_cap: as for `Loader` (a cap, and the
-        list of what was replaced, are each worker's own; the journal is one file).
-    memory: bytes, or text such as "4GB", of all workers of this rank together; each takes an equal share.
-    start: the position to begin with; settable between passes.
+    A worker uses one thread; without workers the threads are those of `Loader`. Not for `accelerator.prepare`, which
+    has one process make the batches of all: give `rank` and `world_size` here instead.
 
-    A worker uses one thread; without workers the Loader chooses. Not for `accelerator.prepare`, which would have one
-    process make everybody's batches: give `rank` and `world` here instead.
+    Args:
+        datasets, order, batch_size, seed, weights: as for `Loader`.
+        **options: as for `Loader`. `memory` is for all workers of this rank together, in equal shares. The cap and the
+            list of substitutions belong to each worker; the journal is one file.
 
-    Raises ValueError as `Loader` does, when it is made; `DatasetError` for what cannot be read comes with the batch.
+    Raises:
+        ValueError: as `Loader`, in the constructor. A `DatasetError` of an unreadable sample comes with the batch.
     """
 
     @renamed_arguments(world="world_size", start="position", size="image_size")
     def __init__(
         self,
-        datasets: EpisodeDataset | Sequence[EpisodeDataset],
+        datasets: Datasets,
         *,
-        order: Order,
-        rank: int = 0,
-        world_size: int = 1,
-        memory: int | str = "4GB",
-        position: int = 0,
-        image_size: tuple[int, int] | None = None,
-        augment: Augment | None = None,
-        on_bad_frame: Literal["raise", "substitute"] = "raise",
-        journal: str | Path | None = None,
-        bad_frame_cap: float = 0.01,
+        order: Order | None = None,
+        batch_size: int | None = None,
+        seed: int | None = None,
+        weights: Sequence[float] | Mapping[str, float] | None = None,
+        **options: Any,
     ) -> None:
-        datasets = listed(datasets)
-        check_place(datasets, order, rank, world_size, position)  # here, not in a worker
-        self._datasets, self._order, self._rank, self._world_size = datasets, order, rank, world_size
-        self._memory, self._first = parse_bytes(memory), rank_slice(order.batch_size, rank, world_size)[0]
-        self._making: dict[str, Any] = {
-            "image_size": image_size,
-            "augment": augment,
-            "on_bad_frame": on_bad_frame,
-            "journal": journal,
-            "bad_frame_cap": bad_frame_cap,
-        }
-        self.position = position
+        self._request = make_request(  # here, not in a worker: mistakes are raised at once
+            datasets, order=order, batch_size=batch_size, seed=seed, weights=weights, num_threads=1, options=options
+        )
+        self._memory = self._request.memory_bytes
+        self.position = self._request.position
+        """First position of the next pass."""
+
+    @property
+    def order(self) -> Order:
+        """The sequence of samples."""
+        return self._request.order
 
     def __iter__(self) -> Iterator[Batch]:
-        """This worker's batches, from `start` on."""
+        """Batches of this worker from `position` on."""
         info = torch.utils.data.get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        # W batches one behind the other are one batch of W times the size, of which each worker makes its part as a
-        # rank would: offsets [w*B + r*B//R, w*B + (r+1)*B//R) for worker w on rank r of R.
-        spec = replace(self._order.spec, batch=self._order.batch_size * workers)
-        with Loader(
-            self._datasets,
-            order=Order.from_json(spec, self._datasets),
-            rank=worker * self._world_size + self._rank,
-            world_size=workers * self._world_size,
-            num_threads="auto" if info is None else 1,
+        # W successive batches are one batch of W times the size, of which each worker makes its part as a rank would:
+        # offsets [w*B + r*B//R, w*B + (r+1)*B//R) for worker w on rank r of R.
+        request = self._request
+        spec = replace(request.order.spec, batch=request.order.batch_size * workers)
+        share = replace(
+            request,
+            order=Order.from_json(spec, request.datasets),
+            rank=worker * request.world_size + request.rank,
+            world_size=workers * request.world_size,
             memory=max(1, self._memory // workers),
             position=self.position,
-            **self._making,
-        ) as loader:
+        )
+        options = {field.name: getattr(share, field.name) for field in fields(share)}
+        with Loader(num_threads="auto" if info is None else 1, **options) as loader:
             yield from loader
 
-    start = renamed_attribute("start", "position")
+    def position_after(self, batch: Mapping[str, Any]) -> int:
+        """Position behind the global batch of which `batch` is this rank's share: `position` of the next pass."""
+        low, _ = self._request.share
+        return int(batch["position"][0]) - low + self.order.batch_size
 
-    def position_after(self, batch: dict[str, Any]) -> int:
-        """Where to go on once `batch` (this rank's share of one global batch) is used: `start` of the next pass."""
-        return int(batch["position"][0]) - self._first + self._order.batch_size
+    def state_after(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """State behind `batch`, for `load_state_dict` of an `EpisodeStream` or a `Loader`."""
+        return order_state(self.order, self.position_after(batch))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Begin the next pass at the position of a state.
+
+        Raises:
+            ConfigError: the state of another order; names both orders and each difference.
+        """
+        self.position = position_in(state_dict, self.order)
+
+    start = renamed_attribute("start", "position")

@@ -21,7 +21,7 @@ from understudy.batch_keys import ACTION, HEAD
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError, SourceFailed
 from understudy.load.eval.validation_sample import all_of, chosen, identity
-from understudy.load.images.decoded_cache import kept, picture_bytes
+from understudy.load.images.decoded_cache import decoded_bytes, keep_decoded
 from understudy.load.mixture import Mixture
 from understudy.order.random.keys import make_key
 from understudy.video.resize import AreaResize
@@ -122,7 +122,7 @@ class HeldOut:
             place=np.arange(len(source)) - np.repeat(np.cumsum(of_source) - of_source, of_source),
             total=int(all_of(rows).sum()),
             # How wide a batch is, all sources decide together, in the sequence of the run.
-            mixture=Mixture.of(data.training),
+            mixture=Mixture.from_datasets(data.training),
             cameras=data.cameras,
             size=data.size,
             skips=skips,
@@ -135,9 +135,9 @@ class HeldOut:
         """The same samples; sources whose pictures fit `memory` (bytes, all together) stay decoded as they are met."""
         held = []
         for part in self.datasets:
-            needed = picture_bytes(part, self.size)
+            needed = decoded_bytes(part, self.size)
             fits = 0 < needed <= memory
-            held.append(kept(part, self.size) if fits else part)
+            held.append(keep_decoded(part, self.size) if fits else part)
             memory -= needed if fits else 0
         return replace(self, datasets=tuple(held))
 

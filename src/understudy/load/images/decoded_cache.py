@@ -1,8 +1,8 @@
-"""Residency: pictures that stay decoded. Each is decoded when first needed, together with its neighbours, and kept.
+"""Decoded cache: images that stay in memory, each decoded when it is first needed, together with its neighbours.
 
-Nothing is decoded up front, so the first batch comes as soon as its own pictures are out; from the second epoch on
-nothing is decoded at all. A run of pictures begins where a decoder must begin anyway (at a key frame) or goes on where
-one stands, and ends where the next can begin, so that each picture is decoded once.
+Nothing is decoded up front, so the first batch is ready as soon as its own images are decoded. From the second epoch on
+nothing is decoded at all. A run of frames begins at a key frame or where a decoder stopped, and ends where the next can
+begin, so that each frame is decoded once.
 """
 
 import copy
@@ -16,19 +16,20 @@ import numpy as np
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.read.video_frames import Pictures
 from understudy.errors import DatasetError
-from understudy.load.images.clip_reader import Spent
+from understudy.load.images.clip_reader import Timings
 from understudy.load.images.cursors import Cursors, write
 from understudy.video.color import Converter
 
-_RUN = 8  # pictures decoded in one go
-IDLE = 8
-"""Decoders that stand somewhere in a video, of each dataset."""
+_RUN = 8  # frames decoded in one go
+IDLE_CURSORS = 8
+"""Decoders that are kept for each dataset."""
 
 
-def picture_bytes(dataset: EpisodeDataset, size: tuple[int, int] | None = None) -> int:
-    """Bytes of all pictures, decoded, of the episodes that a dataset selects, of all its cameras.
+def decoded_bytes(dataset: EpisodeDataset, image_size: tuple[int, int] | None = None) -> int:
+    """Bytes of all decoded images of the episodes that a dataset selects, of all its cameras.
 
-    size: (height, width) to which they are resized.
+    Args:
+        image_size: (height, width) to which images are resized.
 
     Raises:
         DatasetError: a video cannot be opened.
@@ -38,131 +39,120 @@ def picture_bytes(dataset: EpisodeDataset, size: tuple[int, int] | None = None) 
     total = 0
     for camera in dataset.cameras:
         reader = dataset.pictures.reader(camera, int(rows[0]))
-        height, width = size or (reader.height, reader.width)
+        height, width = image_size or (reader.height, reader.width)
         total += int(episodes.lengths[rows].sum()) * height * width * 3
     return total
 
 
-def kept(dataset: EpisodeDataset, size: tuple[int, int] | None = None) -> EpisodeDataset:
-    """The same samples from pictures that are decoded once and kept, resized to `size` (height, width)."""
+def keep_decoded(dataset: EpisodeDataset, image_size: tuple[int, int] | None = None) -> EpisodeDataset:
+    """View of a dataset whose images are decoded once and kept, resized to `image_size` (height, width)."""
     view = copy.copy(dataset)
-    view.pictures = KeptPictures(dataset.pictures, view, size)
+    view.pictures = DecodedImages(dataset.pictures, view, image_size)
     return view
 
 
-def resident(dataset: EpisodeDataset, budget: int) -> tuple[EpisodeDataset, int]:
-    """`kept(dataset)` and the bytes that takes once all pictures have been met, where these fit `budget` (bytes).
-
-    Where they do not, or there is no video: the dataset as it is, and 0.
-
-    Raises:
-        DatasetError: a video cannot be opened.
-    """
-    needed = picture_bytes(dataset)
-    return (kept(dataset), needed) if 0 < needed <= budget else (dataset, 0)
-
-
 class _Episode:
-    """One camera's pictures of one episode, and which of them are there."""
+    """One camera's images of one episode, and which of them are decoded."""
 
-    def __init__(self, pictures: np.ndarray) -> None:
-        self.pictures = pictures  # uint8 (n, 3, H, W)
-        self.there = np.zeros(len(pictures), bool)
+    def __init__(self, images: np.ndarray) -> None:
+        self.images = images  # uint8 (n, 3, H, W)
+        self.decoded = np.zeros(len(images), bool)
         self.filling = threading.Lock()
 
 
-class KeptPictures(Pictures):
-    """`Pictures` that keeps all that it decodes."""
+class DecodedImages(Pictures):
+    """The images of a dataset, kept once they are decoded."""
 
-    def __init__(self, source: Pictures, dataset: EpisodeDataset, size: tuple[int, int] | None = None) -> None:
+    def __init__(self, source: Pictures, dataset: EpisodeDataset, image_size: tuple[int, int] | None = None) -> None:
         super().__init__(source.catalog, 0, source.backend)
-        self.dataset, self.size = dataset, size
+        self.dataset, self.image_size = dataset, image_size
 
     def _forget(self) -> None:
         super()._forget()
         self._episodes: dict[tuple[str, int], _Episode] = {}  # by camera and table row
-        self._cursors, self._converters = Cursors(IDLE), threading.local()
-        self._taking = threading.Lock()  # of the cursors
+        self._cursors, self._converters = Cursors(IDLE_CURSORS), threading.local()
+        self._cursors_lock = threading.Lock()
 
     def take(self, camera: str, rows: np.ndarray, frames: np.ndarray) -> np.ndarray:
+        """Images of one camera, uint8 (B, 3, H, W) or (B, T, 3, H, W); see `Pictures.take`."""
         flat = frames.reshape(len(rows), -1)
         out: np.ndarray | None = None
         for i, row in enumerate(rows.tolist()):
             episode = self._episode(camera, row)
             if out is None:
-                out = np.empty((*flat.shape, *episode.pictures.shape[1:]), np.uint8)
-            if episode.pictures.shape[1:] != out.shape[2:]:
-                sizes = " and ".join(f"{w}x{h}" for _, h, w in (out.shape[2:], episode.pictures.shape[1:]))
-                what = f"pictures of {sizes} in one batch"
+                out = np.empty((*flat.shape, *episode.images.shape[1:]), np.uint8)
+            if episode.images.shape[1:] != out.shape[2:]:
+                sizes = " and ".join(f"{w}x{h}" for _, h, w in (out.shape[2:], episode.images.shape[1:]))
+                what = f"images of {sizes} in one batch"
                 raise DatasetError(what, where=self.where(camera, row), fix="select episodes of one size")
-            self.into(camera, row, flat[i].tolist(), out[i], Spent())
+            self.read_into(camera, row, flat[i].tolist(), out[i], Timings())
         assert out is not None
         return out if frames.ndim == 2 else out[:, 0]
 
-    def into(self, camera: str, row: int, frames: Sequence[int], out: np.ndarray, spent: Spent) -> None:
-        """Write the pictures of `frames` (T numbers inside an episode, by table row) into `out`, uint8 (T, 3, H, W)."""
+    def read_into(self, camera: str, row: int, frames: Sequence[int], out: np.ndarray, timings: Timings) -> None:
+        """Write the images of T frames of an episode (by table row) into `out`, uint8 (T, 3, H, W)."""
         episode = self._episode(camera, row)
         for t, frame in enumerate(frames):
-            if not episode.there[frame]:
-                self._fill(camera, row, episode, frame, spent)
-            out[t] = episode.pictures[frame]
+            if not episode.decoded[frame]:
+                self._fill(camera, row, episode, frame, timings)
+            out[t] = episode.images[frame]
 
     def _episode(self, camera: str, row: int) -> _Episode:
         found = self._episodes.get((camera, row))
         if found is None:
             reader = self.reader(camera, row)  # outside the lock, which it takes
-            height, width = self.size or (reader.height, reader.width)
+            height, width = self.image_size or (reader.height, reader.width)
             empty = np.empty((int(self.catalog.episodes.lengths[row]), 3, height, width), np.uint8)
-            found = self._episodes.setdefault((camera, row), _Episode(empty))  # memory is taken where it is written
+            found = self._episodes.setdefault((camera, row), _Episode(empty))  # memory is used as it is written
         return found
 
-    def _fill(self, camera: str, row: int, episode: _Episode, frame: int, spent: Spent) -> None:
-        """Decode a run of pictures that are not there, one of which is `frame`."""
+    def _fill(self, camera: str, row: int, episode: _Episode, frame: int, timings: Timings) -> None:
+        """Decode a run of missing frames that contains `frame`."""
         with episode.filling:
-            if episode.there[frame]:
+            if episode.decoded[frame]:
                 return
             first = int(self.first(camera, np.asarray([row]))[0])
             keys = self.reader(camera, row).key_frames
             at = int(np.searchsorted(keys, first + frame, side="right"))
             begin = max(int(keys[at - 1]) - first, 0) if at else 0
-            # What lies before it in its group is decoded on the way; as much again behind it, up to a key frame.
-            end = min(frame + max(_RUN, frame - begin), len(episode.there))
+            # The frames before it in its GOP are decoded on the way; as many again behind it, up to a key frame.
+            end = min(frame + max(_RUN, frame - begin), len(episode.decoded))
             after = int(np.searchsorted(keys, first + end))
-            key = int(keys[after]) - first if after < len(keys) else len(episode.there)
+            key = int(keys[after]) - first if after < len(keys) else len(episode.decoded)
             if key - end < _RUN:
-                end = min(key, len(episode.there))
-            wanted = np.flatnonzero(~episode.there[begin:end]) + begin
+                end = min(key, len(episode.decoded))
+            wanted = np.flatnonzero(~episode.decoded[begin:end]) + begin
             try:
-                self._decode_into(camera, row, episode, first, wanted, spent)
+                self._decode_into(camera, row, episode, first, wanted, timings)
             except DatasetError:
-                if not episode.there[frame]:  # is it this one, or one that nobody asked for?
-                    self._decode_into(camera, row, episode, first, np.asarray([frame]), spent)
+                if not episode.decoded[frame]:  # the requested frame may be readable: another one failed
+                    self._decode_into(camera, row, episode, first, np.asarray([frame]), timings)
 
     def _decode_into(
-        self, camera: str, row: int, episode: _Episode, first: int, wanted: np.ndarray, spent: Spent
+        self, camera: str, row: int, episode: _Episode, first: int, wanted: np.ndarray, timings: Timings
     ) -> None:
         begin, converting = perf_counter(), 0.0
-        with self._taking:
+        with self._cursors_lock:
             cursor = self._cursors.take(self.dataset, camera, row, first + int(wanted[0]))
         waited = cursor.waited
         try:
             converter = self._converter()
             decoded = chain.from_iterable(cursor.runs(first + wanted))
-            for number, picture in zip(wanted.tolist(), decoded, strict=True):
+            for number, image in zip(wanted.tolist(), decoded, strict=True):
                 out = perf_counter()
-                write(picture, converter, episode.pictures[number])
-                episode.there[number] = True
+                write(image, converter, episode.images[number])
+                episode.decoded[number] = True
                 converting += perf_counter() - out
-                spent.pictures += 1
+                timings.frames += 1
         finally:
             fetched = cursor.waited - waited
-            spent.convert += converting
-            spent.fetch += fetched
-            spent.decode += perf_counter() - begin - converting - fetched
-            with self._taking:
+            timings.convert += converting
+            timings.fetch += fetched
+            timings.decode += perf_counter() - begin - converting - fetched
+            with self._cursors_lock:
                 self._cursors.give(cursor)
 
     def _converter(self) -> Converter:
         if not hasattr(self._converters, "own"):
-            self._converters.own = Converter(self.size)
+            self._converters.own = Converter(self.image_size)
         return self._converters.own

@@ -22,7 +22,7 @@ import numpy as np
 
 from understudy.order.lanes import Lanes
 from understudy.order.mixture.rounds import make_round
-from understudy.order.mixture.slots import groups
+from understudy.order.mixture.slots import group_by
 from understudy.order.random.philox import Words
 from understudy.order.search import Ints
 from understudy.order.spec import Spec
@@ -142,7 +142,7 @@ class Exact:
         x = positions.view(np.int64)
         number = np.searchsorted(np.array(self._begins), x, side="right") - 1
         source, index, lane = np.empty_like(x), np.empty_like(x), np.empty_like(x)
-        for own in groups(number):
+        for own in group_by(number):
             k = int(number[own[0]])
             source[own], index[own], lane[own] = self._in_entry(k, x[own] - self._begins[k])
         return source, index, lane

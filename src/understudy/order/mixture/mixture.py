@@ -53,11 +53,14 @@ def share_slots(weights: Sequence[float], slots: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def far_off(slots: Sequence[int], weights: Sequence[float], tolerance: float = 0.01) -> list[tuple[int, float, float]]:
-    """(source, its exact share, the share its weight asks for), worst first, where these differ by more than a part."""
+def share_errors(
+    slots: Sequence[int], weights: Sequence[float], tolerance: float = 0.01
+) -> list[tuple[int, float, float]]:
+    """Sources whose share is off by a relative error above `tolerance`: (source, share, share of its weight), worst
+    first."""
     shares = [(d, count / sum(slots), weight / sum(weights)) for d, (count, weight) in enumerate(zip(slots, weights))]
-    off = [(abs(share / wished - 1), d, share, wished) for d, share, wished in shares]
-    return [(d, share, wished) for error, d, share, wished in sorted(off, reverse=True) if error > tolerance]
+    off = [(abs(share / wanted - 1), d, share, wanted) for d, share, wanted in shares]
+    return [(d, share, wanted) for error, d, share, wanted in sorted(off, reverse=True) if error > tolerance]
 
 
 @dataclass(frozen=True)

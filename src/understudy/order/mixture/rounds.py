@@ -14,8 +14,8 @@ from understudy.order.search import Ints
 from understudy.order.spec import UNIT
 
 
-def lane_counts(parts: Sequence[int]) -> tuple[int, ...]:
-    """How many slots each source has a part of, whole or shared."""
+def count_lanes(parts: Sequence[int]) -> tuple[int, ...]:
+    """Count the slots, whole or shared, that each source has a part of."""
     counts, at = [], 0
     for part in parts:
         rest = part % UNIT

@@ -33,7 +33,7 @@ class Slots:
             return self._in_entry(0, positions)
         source, index = np.empty(positions.shape, np.int64), np.empty_like(positions)
         entry = np.searchsorted(self._starts, positions, side="right") - 1
-        for own in groups(entry):
+        for own in group_by(entry):
             source[own], index[own] = self._in_entry(int(entry[own[0]]), positions[own])
         return source, index
 
@@ -41,7 +41,7 @@ class Slots:
         """Positions (n,) -> (source, lane of that source), int64 (n,) each."""
         source, index = self.streams(positions)
         lane = np.empty_like(source)
-        for own in groups(source):
+        for own in group_by(source):
             lane[own] = self.lines[int(source[own[0]])].lane(index[own]).view(np.int64)
         return source, lane
 
@@ -123,7 +123,7 @@ class Slots:
         return source, index
 
 
-def groups(labels: Ints) -> list[Ints]:
-    """Where each label stands: index arrays, one per label that occurs."""
+def group_by(labels: Ints) -> list[Ints]:
+    """Index arrays of equal labels, one for each label that occurs."""
     by_label = np.argsort(labels, kind="stable")
     return np.split(by_label, np.flatnonzero(np.diff(labels[by_label])) + 1) if len(labels) else []

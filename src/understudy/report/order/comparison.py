@@ -199,12 +199,12 @@ def compare(tables: Sequence[Table], config: ExplainConfig, order: "Order | None
 
     from understudy.order import Order
     from understudy.order.audit import baselines as other
-    from understudy.order.audit.audit import audit, reading
+    from understudy.order.audit.audit import as_read, audit
     from understudy.progress import tqdm
 
     order = order or order_of(tables, config)
-    clips, lengths = reading(order)
-    uniform, _ = reading(Order.from_datasets(tables, **_asked(config), mode="uniform"))
+    clips, lengths = as_read(order)
+    uniform, _ = as_read(Order.from_datasets(tables, **_asked(config), mode="uniform"))
     # A source whose order is the uniform shuffle is held whole; otherwise V lanes hold a clip of S each.
     held = sum(s.frames if s.clip == 1 else min(s.frames, s.clip * s.lanes) for s in order.spec.sources)
     episodes = _whole(held / float(lengths.mean()), config.batch, lengths.size)
@@ -236,7 +236,7 @@ def compare(tables: Sequence[Table], config: ExplainConfig, order: "Order | None
                 lengths,
                 config.batch,
                 name=name,
-                world=config.world,
+                world_size=config.world,
                 start=start,
                 span=span,
                 gop=np.repeat([table.gop for table in tables], [table.lengths.size for table in tables]),

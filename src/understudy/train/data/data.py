@@ -150,7 +150,7 @@ def open_data(config: TrainConfig, begun: Begun | None = None, look: bool = True
     training, held_out = tuple(one.training for one in cut), tuple(one.held_out for one in cut)
     _check_apart(names, training, held_out)
     try:
-        Mixture.of(training)
+        Mixture.from_datasets(training)
     except ValueError as error:
         raise DatasetError(str(error)) from error
     own = [source.head(name) for name, source in zip(names, sources)]

@@ -1,0 +1,19 @@
+"""Public names and their modules: the only list of them. `__init__.py` imports each when it is first used."""
+
+from understudy._version import __version__ as __version__
+from understudy.config.train import TrainConfig as TrainConfig
+from understudy.data.dataset import EpisodeDataset as EpisodeDataset
+from understudy.data.format.catalog import Catalog as Catalog
+from understudy.data.write.writer import EpisodeWriter as EpisodeWriter
+from understudy.errors import ConfigError as ConfigError
+from understudy.errors import DatasetError as DatasetError
+from understudy.errors import UnderstudyError as UnderstudyError
+from understudy.load.dataloader.iterable import EpisodeStream as EpisodeStream
+from understudy.load.dataloader.sampler import EpisodeSampler as EpisodeSampler
+from understudy.load.fit_order import fit_order as fit_order
+from understudy.load.loader import Loader as Loader
+from understudy.malloc import keep_freed_memory as keep_freed_memory
+from understudy.optim.master_weights import MasterWeights as MasterWeights
+from understudy.order import Order as Order
+from understudy.order import sample_rng as sample_rng
+from understudy.storage.options import Remote as Remote

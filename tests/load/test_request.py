@@ -1,0 +1,117 @@
+"""The two-line API: what `Loader` and `EpisodeStream` make of paths, options and batch sizes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import understudy as us
+from support.batches import all_same, least_memory
+from support.datasets import Spec, write_dataset
+from understudy.data.format.catalog import Catalog
+
+BATCH = 4
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("request") / "first"
+    write_dataset(path, Spec(lengths=(11, 7, 9), gop=4))
+    write_dataset(path.with_name("second"), Spec(lengths=(6, 8), gop=4))
+    return path
+
+
+def take(loader: us.Loader, count: int = 3) -> list[dict[str, Any]]:
+    with loader:
+        return [next(loader) for _ in range(count)]
+
+
+def test_loader_opens_a_path_a_catalog_or_a_dataset(root: Path) -> None:
+    windows = {"action": [0.0, 0.1]}
+    data = us.EpisodeDataset(root, delta_timestamps=windows)
+    expected = take(us.Loader(data, batch_size=BATCH, seed=3))
+    assert expected[0]["action"].shape[:2] == (BATCH, 2)
+    for given in (str(root), root, Catalog.open(root), [root]):
+        assert all_same(take(us.Loader(given, batch_size=BATCH, seed=3, delta_timestamps=windows)), expected)
+    assert all_same(
+        take(us.Loader(root, order=us.Order.from_datasets(data, batch_size=BATCH, seed=3), delta_timestamps=windows)),
+        expected,
+    )
+
+
+def test_loader_mixes_datasets_by_weights(root: Path) -> None:
+    paths = [root, us.EpisodeDataset(root.with_name("second"))]
+    with us.Loader(paths, batch_size=BATCH, seed=0, weights=[1, 3]) as loader:
+        assert sum(next(loader)["source"].sum().item() for _ in range(8)) == 3 * BATCH * 8 // 4
+    with us.Loader(paths, batch_size=BATCH, weights={"first": 1, "second": 1}) as loader:
+        assert loader.order.seed == 0
+
+
+def test_loader_passes_its_own_options_on(root: Path) -> None:
+    with us.Loader(root, batch_size=BATCH, rank=1, world_size=2, image_size=(16, 24), position=8) as loader:
+        batch = next(loader)
+    assert batch["position"].tolist() == [10, 11]
+    assert batch["observation.images.top"].shape == (2, 3, 16, 24)
+
+
+@pytest.mark.parametrize("make", [us.Loader, us.EpisodeStream])
+def test_unknown_options_are_refused(root: Path, make: Any) -> None:
+    for given in (root, us.EpisodeDataset(root)):
+        with pytest.raises(TypeError, match="colour"):
+            make(given, batch_size=BATCH, colour="red")
+    with pytest.raises(TypeError, match="keys"):
+        make(us.EpisodeDataset(root), batch_size=BATCH, keys=["action"])
+
+
+@pytest.mark.parametrize("given", [7, None, b"bytes", {"a": 1}, [], [7]])
+def test_datasets_of_other_types_are_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match=r"give (a|at least one) dataset"):
+        us.Loader(given, batch_size=BATCH)
+
+
+def test_loader_fits_the_order_to_its_memory(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "data", Spec(lengths=(60,) * 24))
+    data = us.EpisodeDataset(tmp_path / "data", picture_cache_bytes=0)
+    wide = us.Order.from_datasets(data, batch_size=1, seed=1)
+    tight = least_memory(data, order=wide) + 190_000
+    fitted, _ = us.fit_order(data, memory=tight, num_threads=2, batch_size=1, seed=1)
+    with us.Loader(data, batch_size=1, seed=1, num_threads=2, memory=tight) as loader:
+        assert loader.order.spec == fitted.spec
+    with us.Loader(data, batch_size=1, seed=1, num_threads=2) as loader:
+        assert loader.order.spec == wide.spec
+
+
+def test_old_names_of_arguments_and_attributes_warn(root: Path) -> None:
+    with pytest.warns(DeprecationWarning, match="is now") as caught:
+        loader = us.Loader(root, batch_size=BATCH, world=2, threads=1, start=8, size=(16, 16))
+    new = {str(warning.message).split(" is now ")[1].split("=")[0] for warning in caught}
+    assert new == {"world_size", "num_threads", "position", "image_size"}
+    with loader:
+        assert loader.position == 8
+        assert next(loader)["observation.images.top"].shape == (2, 3, 16, 16)
+        for old, value in (("waited", loader.wait_seconds), ("times", loader.timings), ("spare", loader.spare_bytes)):
+            with pytest.warns(DeprecationWarning, match=old):
+                assert getattr(loader, old) == value
+    with pytest.warns(DeprecationWarning, match="batch_size"):
+        order = us.Order.of(us.EpisodeDataset(root), batch=BATCH)
+    with pytest.warns(DeprecationWarning, match="batch_size"):
+        assert order.batch == BATCH
+    with pytest.warns(DeprecationWarning, match="with_batch_size"):
+        assert order.rebatched(8).batch_size == 8
+    with pytest.warns(DeprecationWarning, match="with_weights"):
+        assert len(order.reweighted(8, {"first": 1.0}).spec.schedule) == 2
+    stream = us.EpisodeStream(root, order=order)
+    with pytest.warns(DeprecationWarning, match="position"):
+        stream.start = 12
+    assert stream.position == 12
+    with pytest.warns(DeprecationWarning, match="batch_size"):
+        assert len(us.EpisodeSampler(us.EpisodeDataset(root), batch=BATCH, world=2)) == 14
+
+
+def test_every_public_name_is_imported_on_first_use() -> None:
+    assert {"Loader", "Order", "TrainConfig", "ConfigError", "UnderstudyError", "fit_order"} <= set(us.__all__)
+    assert dir(us) == us.__all__ == sorted(us.__all__)
+    assert all(getattr(us, name) is not None for name in us.__all__)
+    with pytest.raises(AttributeError, match="Laoder"):
+        assert us.Laoder  # type: ignore[attr-defined]
+    assert issubclass(us.ConfigError, us.UnderstudyError)
