@@ -14,7 +14,7 @@ def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
 
 
 def renamed_attribute(old: str, new: str) -> Any:
-    """Old name of an attribute of a class: `threads = renamed_attribute("threads", "num_threads")`."""
+    """Property that reads and writes an attribute by its old name, in the body of its class."""
 
     def read(self: Any) -> Any:
         warn_renamed(f"{type(self).__name__}.{old}", new)

@@ -1,4 +1,4 @@
-"""The order: which sample is position p, as one pure function, and the draws that belong to a position. numpy only.
+"""The order: the sample at each position, as one pure function, and the random draws of a position. numpy only.
 
 order         `Order`: positions to samples and back
 spec          what is saved of an order, and the difference between two of them

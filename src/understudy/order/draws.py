@@ -1,13 +1,13 @@
-"""Draws inside a sample: random numbers that belong to (seed, purpose, position) and to nothing else.
+"""Draws inside a sample: random numbers that depend on (seed, purpose, position) alone.
 
     sample_uniform(seed, "flow time", positions)             float32 (n,)        in [0, 1)
     sample_normal(seed, "flow noise", positions, (50, 7))    float32 (n, 50, 7)  standard normal
     sample_words(seed, "augment", positions, 3)              uint64  (n, 3)      random bits
     sample_rng(seed, "augment", position)                    the same numbers for one position, call by call
 
-A position's numbers are the same alone or among others, on any platform and with any numpy: the bits are Philox
+The numbers of a position are the same alone or among others, on any platform and with any numpy: the bits are Philox
 counters (position, block), and only operations that IEEE 754 rounds exactly (+ - * / sqrt) follow, never a libm
-function. Nothing here reads or moves a global generator, so a checkpoint stores none.
+function. Nothing here reads or advances a global generator, so a checkpoint stores none.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def sample_words(seed: int, purpose: str, positions: Any, n: int) -> Words:
-    """uint64 (len(positions), n): n random words for each position (integers in [0, 2^64))."""
+    """Random words uint64 (len(positions), n): n integers in [0, 2^64) for each position."""
     at = _positions(positions)
     blocks = (n + 1) // 2
     out = np.empty((len(at), 2 * blocks), np.uint64)
@@ -33,23 +33,23 @@ def sample_words(seed: int, purpose: str, positions: Any, n: int) -> Words:
 
 
 def sample_uniform(seed: int, purpose: str, positions: Any, shape: tuple[int, ...] = ()) -> Floats:
-    """float32 (len(positions), *shape), uniform in [0, 1): multiples of 2^-24."""
+    """Uniform float32 (len(positions), *shape) in [0, 1): multiples of 2^-24."""
     return _draw(seed, purpose, positions, shape, _uniform)
 
 
 def sample_normal(seed: int, purpose: str, positions: Any, shape: tuple[int, ...] = ()) -> Floats:
-    """float32 (len(positions), *shape), standard normal: the inverse of the normal distribution at 32 random bits.
+    """Standard normal float32 (len(positions), *shape): the inverse of the normal distribution at 32 random bits.
 
-    Its largest magnitude is 6.3; the approximation of the inverse is good to about 1e-7.
+    The largest magnitude is 6.3; the approximation of the inverse is good to about 1e-7.
     """
     return _draw(seed, purpose, positions, shape, normal_from_bits)
 
 
 class SampleRng:
-    """The random numbers of one sample and purpose, handed out call by call.
+    """Random numbers of one sample and purpose, call by call.
 
-    The first call gives what the bulk function of that kind gives for the position; each later call goes on with the
-    blocks that no call before it used.
+    The first call returns the same numbers as the bulk function of that kind does for the position. Each later call
+    continues with blocks that no earlier call used.
     """
 
     def __init__(self, seed: int, purpose: str, position: int) -> None:
@@ -58,7 +58,7 @@ class SampleRng:
         self._block = 0
 
     def words(self, n: int) -> Words:
-        """uint64 (n,): random words."""
+        """Random words uint64 (n,)."""
         blocks = (n + 1) // 2
         out = np.empty((blocks, 2), np.uint64)
         for part, words in _blocks(self._key, self._position, self._block, blocks):
@@ -67,15 +67,18 @@ class SampleRng:
         return out.reshape(-1)[:n]
 
     def random(self, shape: tuple[int, ...] = ()) -> Floats:
-        """float32 of `shape`, uniform in [0, 1)."""
+        """Uniform float32 of `shape` in [0, 1)."""
         return _uniform(self._bits(prod(shape))).reshape(shape)
 
     def normal(self, shape: tuple[int, ...] = ()) -> Floats:
-        """float32 of `shape`, standard normal."""
+        """Standard normal float32 of `shape`."""
         return normal_from_bits(self._bits(prod(shape))).reshape(shape)
 
     def integers(self, low: int, high: int, shape: tuple[int, ...] = ()) -> "np.ndarray[Any, np.dtype[np.int64]]":
-        """int64 of `shape` in [low, high), 1 to 2^31 values; no value is likelier by more than (high - low) / 2^32."""
+        """Integers int64 of `shape` in [low, high), 1 to 2^31 values.
+
+        No value is likelier than another by more than (high - low) / 2^32.
+        """
         if not 1 <= high - low <= 1 << 31:
             raise ValueError(f"integers in [{low}, {high}): need 1 to 2**31 values")
         scaled = (self._bits(prod(shape)).astype(np.uint64) * np.uint64(high - low)) >> np.uint64(32)
@@ -86,13 +89,14 @@ class SampleRng:
 
 
 def sample_rng(seed: int, purpose: str, position: int) -> SampleRng:
-    """The random numbers of the sample at `position` for `purpose`; nothing else in the run shares them."""
+    """Random numbers of the sample at `position` for `purpose`, shared with nothing else in the run."""
     return SampleRng(seed, purpose, position)
 
 
 def normal_from_bits(bits: "np.ndarray[Any, np.dtype[np.uint32]]") -> Floats:
-    """Standard normal float32 (n,) from uint32 (n,): the inverse of the normal distribution at (bits + 1/2) / 2^32.
+    """Standard normal float32 (n,) from uint32 (n,).
 
+    The inverse of the normal distribution at (bits + 1/2) / 2^32, by
     Wichura, "Algorithm AS 241: the percentage points of the normal distribution", Applied Statistics 37 (1988),
     routine PPND7, evaluated in float64. Its third branch (beyond 7.9 standard deviations) cannot occur with 32 bits.
     """
@@ -111,7 +115,7 @@ def normal_from_bits(bits: "np.ndarray[Any, np.dtype[np.uint32]]") -> Floats:
 
 
 def natural_log(x: "np.ndarray[Any, np.dtype[np.float64]]") -> "np.ndarray[Any, np.dtype[np.float64]]":
-    """log(x) for finite x > 0, float64 (n,), to about 1e-15, by exactly rounded operations only.
+    """Natural logarithm of finite x > 0, float64 (n,), to about 1e-15, by exactly rounded operations only.
 
     x = m 2^e with m in [sqrt(1/2), sqrt 2); log m = 2 artanh(s) with s = (m - 1) / (m + 1), |s| < 0.1716, as a series.
     """
@@ -141,9 +145,9 @@ def _uniform(bits: "np.ndarray[Any, np.dtype[np.uint32]]") -> Floats:
 
 
 def _blocks(key: int, at: Words, first: int, blocks: int) -> Iterator[tuple[slice, Words]]:
-    """The words (m, 2) of blocks first, first + 1, ... of each position, position after position, chunk by chunk.
+    """Words (m, 2) of blocks first, first + 1, ... of each position, position after position, chunk by chunk.
 
-    The slice says which rows of the (len(at) * blocks, 2) result they are.
+    The slice gives their rows in the (len(at) * blocks, 2) result.
     """
     total = len(at) * blocks
     for start in range(0, total, CHUNK):
@@ -155,7 +159,7 @@ def _blocks(key: int, at: Words, first: int, blocks: int) -> Iterator[tuple[slic
 
 
 def _halves(words: Words) -> "np.ndarray[Any, np.dtype[np.uint32]]":
-    """uint64 (n,) -> uint32 (2n,): the low half of each word, then its high half, whatever the machine's byte order."""
+    """Halves uint32 (2n,) of words uint64 (n,): low, then high, on machines of any byte order."""
     return words.astype("<u8", copy=False).view("<u4").astype(np.uint32, copy=False)
 
 

@@ -5,9 +5,9 @@
     turned by a random shift, then cut |     lane 0     |     lane 1     | ... | lane V-1 |
     and read across the lanes          position p of the epoch = frame p div V of lane p mod V
 
-Each step is a bijection, so an epoch holds every frame exactly once; V positions in a row touch V lanes, so at most V
-clips are open, and V >= the batch puts the samples of a batch in different clips (but for the two sides of a lane
-cut). The shift makes every position equally likely to hold every frame. Sequential, uniform and episode order are
+Each step is a bijection, so an epoch holds every frame exactly once. V consecutive positions touch V lanes, so at most
+V clips are open. With V >= the batch size the samples of a batch lie in different clips (except for the two sides of a
+lane cut). The shift makes every position equally likely to hold every frame. Sequential, uniform and episode order are
 settings: no shuffling; S = V = 1; S as long as an episode.
 """
 
@@ -26,10 +26,10 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class Lanes:
-    """The order of one source: `frames` = N, `clip` = S, `lanes` = V, all at least 1.
+    """Order of one source: `frames` = N, `clip` = S, `lanes` = V, all at least 1.
 
-    `source` is its number in the run, part of its keys. `shuffle` False is the line as it is. `inside` is the order
-    inside a clip: "sequential" or "permuted".
+    `source` is its number in the run, part of its keys. `shuffle` False is storage order. `inside` is the order inside
+    a clip: "sequential" or "permuted".
     """
 
     seed: int
@@ -41,29 +41,28 @@ class Lanes:
     inside: str
 
     def line(self, index: Words) -> Words:
-        """Stream indices uint64 (n,), 0, 1, 2, ... over all epochs -> line numbers uint64 (n,) below N."""
+        """Line numbers uint64 (n,) below N of stream indices uint64 (n,): 0, 1, 2, ... over all epochs."""
         epoch, p = self.split(index)
         return self._by_epoch(epoch, p, self._forward) if self.shuffle else p
 
     def split(self, index: Words) -> tuple[Words, Words]:
-        """Stream indices uint64 (n,) -> (epoch, index inside the epoch)."""
+        """Epoch, and index inside the epoch, of stream indices uint64 (n,)."""
         epoch = index // np.uint64(self.frames)
         return epoch, index - epoch * np.uint64(self.frames)
 
     def index(self, line: int, epoch: int) -> int:
-        """The stream index at which line number `line` comes up in `epoch`."""
+        """Stream index of line number `line` in `epoch`."""
         p = self._backward(epoch, np.array([line], np.uint64))[0] if self.shuffle else line
         return epoch * self.frames + int(p)
 
     def lane(self, index: Words) -> Words:
-        """Stream indices uint64 (n,) -> the lane 0..V-1 each is in."""
+        """Lane 0..V-1 of stream indices uint64 (n,)."""
         return self.split(index)[1] % np.uint64(self.lanes)
 
     def rest_of_clip(self, index: int, most: int) -> tuple[Words, Words]:
-        """Stream indices from `index` on that are in its epoch, lane and clip, in the order they come, and their line
-        numbers: uint64 (k,) each.
+        """Stream indices from `index` on in its epoch, lane and clip, and their line numbers: uint64 (k,) each.
 
-        An unshuffled line is one clip; `most` bounds k.
+        They are in their sequence. An unshuffled line is one clip. k is at most `most`.
         """
         epoch, p = divmod(index, self.frames)
         first: int | None = p
@@ -88,7 +87,7 @@ class Lanes:
         return indices, self.line(indices) if first is None else np.uint64(first) + steps
 
     def _by_epoch(self, epoch: Words, p: Words, step: Callable[[int, Words], Words]) -> Words:
-        """Apply `step(epoch, p)` to the elements of each epoch; nearly every call has one epoch, or two."""
+        """Apply `step(epoch, p)` to the elements of each epoch; nearly every call has one or two epochs."""
         if not len(p) or (epoch[0] == epoch[-1] and epoch.min() == epoch.max()):
             return step(int(epoch[0]), p) if len(p) else p
         out = np.empty_like(p)
@@ -148,7 +147,7 @@ class Lanes:
         return np.where(clip == np.uint64(last), np.uint64(self.frames - last * self.clip), np.uint64(self.clip))
 
     def _clip_keys(self, epoch: int, clip: Words) -> Words:
-        """One 64-bit key per clip and epoch: the SplitMix64 stream of the epoch's key, at the clip's number."""
+        """64-bit key of each clip in an epoch: the SplitMix64 stream of the epoch's key, at the clip's number."""
         z = (clip + np.uint64(1)) * _GAMMA
         z += np.uint64(make_key(self.seed, "inside", self.source, epoch))
         z ^= z >> np.uint64(30)
@@ -161,9 +160,9 @@ class Lanes:
 
 @dataclass(frozen=True)
 class _Epoch:
-    """What an epoch adds: the shift, the permutation of the clips, and where the short clip leaves a hole.
+    """Shift and clip permutation of an epoch, and the hole behind its short clip.
 
-    If all clips were full, those read after the short one would start at `edge`, `missing` further on than they do.
+    If all clips were full, those read after the short one would start at `edge`, `missing` later than they do.
     """
 
     shift: int

@@ -1,14 +1,14 @@
-"""Layout: the selected frames of one source as one line of numbers 0..N-1, and back to (episode, frame).
+"""Layout: the selected frames of one source as a line of numbers 0..N-1, and back to (episode, frame).
 
-`plain`: frames in storage order; a clip is S consecutive numbers and may run over the end of an episode.
+`plain`: frames in storage order. A clip is S consecutive numbers and may run over the end of an episode.
 
-`keyframe`: the line is re-arranged so that clips begin where a decoder can begin. S is a multiple of the key-frame
-distance, and every stretch [j*S, (j+1)*S) of an episode that is selected as a whole is one clip; all these come first.
-What is left of each segment (before its first whole stretch, after its last) is strung together behind them in storage
-order and cut every S frames. Both parts are prefix sums over segments, so the map is closed-form, its memory is a
-few integers per segment, and being a re-arrangement of the frames it keeps exactly-once. A left-over starts on a
-key frame unless selection cut it, so the only pictures decoded for nothing are those before a cut: at most one
-key-frame distance per composite clip.
+`keyframe`: the line is re-arranged so that clips begin at key frames. S is a multiple of the key-frame distance. Every
+stretch [j*S, (j+1)*S) of an episode that is selected as a whole is one clip; all these come first. The rests of each
+segment (before its first whole stretch, after its last) follow in storage order, and are cut every S frames.
+
+Both parts are prefix sums over segments. So the map is closed-form, its memory is a few integers per segment, and as a
+re-arrangement of the frames it keeps exactly-once. A rest starts on a key frame unless selection cut it. So frames are
+decoded in vain only before a cut: at most one key-frame distance per composite clip.
 """
 
 import hashlib
@@ -20,15 +20,16 @@ from understudy.order.random.philox import Words
 from understudy.order.search import Finder, Ints, make_finder
 
 LARGEST = 1 << 62
-"""A source has fewer frames than this, so that sums of two indices stay below 2^63."""
+"""Bound on the frames of a source, so that sums of two indices stay below 2^63."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """`segments` int64 (K, 3) rows [episode, start, stop); `rows` finds the segment of a line number.
+    """Line of the frames of `segments`, int64 (K, 3) rows [episode, start, stop).
 
-    With clips cut at key frames (`stretch` = S > 0), `rows` finds the segment of a whole stretch instead, and `rests`
-    that of a left-over frame; otherwise `stretch` is 0 and `rests` is not used.
+    `rows` finds the segment of a line number. With clips cut at key frames (`stretch` = S > 0), `rows` finds the
+    segment of a whole stretch instead, and `rests` that of a frame in a rest. Otherwise `stretch` is 0 and `rests` is
+    not used.
     """
 
     segments: Ints
@@ -38,7 +39,7 @@ class Layout:
     rests: Finder
 
     def locate(self, v: Words) -> tuple[Ints, Ints]:
-        """Line numbers uint64 (n,) below N -> (episode, frame), int64 (n,) each."""
+        """Episode and frame, int64 (n,) each, of line numbers uint64 (n,) below N."""
         line = v.view(np.int64)
         if not self.stretch:
             row = self.rows.find(line)
@@ -51,7 +52,7 @@ class Layout:
         return episode, frame
 
     def line_number(self, row: int, frame: int) -> int:
-        """The line number of `frame` of the episode of segment `row` (a frame that the segment holds)."""
+        """Line number of `frame` in the episode of segment `row`, which holds it."""
         start, stop = int(self.segments[row, 1]), int(self.segments[row, 2])
         if not self.stretch:
             return int(self.rows.ends[row]) - (stop - frame)
@@ -72,12 +73,12 @@ class Layout:
         episode, start, stop = self.segments[row].T
         first, last = -(-start // self.stretch), stop // self.stretch
         frame = stop - (self.rests.ends[row] - line)
-        before = frame < last * self.stretch  # it lies before the whole stretches, not behind them
+        before = frame < last * self.stretch  # before the whole stretches, not behind them
         return episode, np.where(before, frame - (last - first) * self.stretch, frame)
 
 
 def make_layout(segments: Ints, stretch: int = 0) -> Layout:
-    """The layout of `segments` (checked by `check_segments`); `stretch` = S cuts clips at key frames, 0 is plain."""
+    """Layout of `segments` (checked by `check_segments`); `stretch` = S cuts clips at key frames, 0 is plain."""
     starts, stops = segments[:, 1], segments[:, 2]
     ends = stops - starts
     np.cumsum(ends, out=ends)
@@ -100,8 +101,9 @@ def make_layout(segments: Ints, stretch: int = 0) -> Layout:
 def check_segments(segments: object, name: str) -> tuple[Ints, int]:
     """`segments` as an int64 (K, 3) array (not copied if it is one already), and the number of frames.
 
-    Raises ValueError, naming the source and the row, for another shape, a negative start, a stop before its start, no
-    frames at all, or 2^62 frames and more.
+    Raises:
+        ValueError: another shape, a negative start, a stop before its start, no frames at all, or 2^62 frames and more;
+            names the source and the row.
     """
     array = np.asarray(segments)
     if array.ndim != 2 or array.shape[1:] != (3,):
@@ -121,9 +123,7 @@ def check_segments(segments: object, name: str) -> tuple[Ints, int]:
     lengths = array[:, 2] - array[:, 1]
     longest = int(lengths.max(initial=0))
     if not longest:
-        raise ValueError(
-            f"source {name!r} has no frames: its selection keeps nothing; widen it or leave the source out"
-        )
+        raise ValueError(f"source {name!r} has no frames: its selection is empty; widen it or leave the source out")
     frames = int(lengths.sum()) if longest * len(lengths) < LARGEST else sum(lengths.tolist())
     if frames >= LARGEST:
         raise ValueError(f"source {name!r} has {frames} frames: positions would overflow beyond 2**62")
@@ -131,6 +131,6 @@ def check_segments(segments: object, name: str) -> tuple[Ints, int]:
 
 
 def fingerprint(segments: Ints) -> str:
-    """32 hex digits that name the kept segments and their order: BLAKE2b of the rows as little-endian int64."""
+    """32 hex digits that identify the segments and their sequence: BLAKE2b of the rows as little-endian int64."""
     rows = np.ascontiguousarray(segments, dtype="<i8")
     return hashlib.blake2b(rows.data if rows.size else b"", digest_size=16).hexdigest()

@@ -1,8 +1,8 @@
-"""Spec: what must be written down for the order to be the same again, and what a difference would do to it.
+"""Spec: everything that must be saved to restore an order, and the effects of differences between two of them.
 
-A spec is frozen, versioned, JSON, and a few hundred bytes for any amount of data: per source a fingerprint of the kept
-segments and the settings that were chosen, and the schedule of the mixture. A checkpoint stores it with one integer,
-the position. On resume `compare` tells each difference before the first step.
+A spec is frozen, versioned JSON, a few hundred bytes for any amount of data: per source a fingerprint of the selected
+segments and the chosen settings, and the schedule of the mixture. A checkpoint stores it with one integer, the
+position. On resume `compare` lists each difference before the first step.
 """
 
 import hashlib
@@ -15,18 +15,18 @@ from typing import Any
 from understudy.order.random.keys import ORDER_VERSION, check_seed
 
 EXACT_VERSION = 2
-"""Of an order whose slots are divided, so that shares are exact (`mixture/exact.py`). All else is as in version 1."""
+"""Version of an order with divided slots, for exact shares (`mixture/exact.py`); otherwise as version 1."""
 
 UNIT = 1 << 20
-"""Parts of a slot, in such an order."""
+"""Parts of a slot in such an order."""
 
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """The order of one source: which frames it has, and how they are read.
+    """Order of one source: its frames, and the way they are read.
 
-    `data` is the fingerprint of its kept segments, `segments` and `frames` their counts. `clip` = S, `lanes` = V.
-    `shuffle` False reads the line as it is; `inside` is "sequential" or "permuted"; `cut` is "plain" or "keyframe".
+    `data` is the fingerprint of its segments, `segments` and `frames` their counts. `clip` = S, `lanes` = V. `shuffle`
+    False is storage order; `inside` is "sequential" or "permuted"; `cut` is "plain" or "keyframe".
     """
 
     name: str
@@ -51,8 +51,10 @@ class SourceSpec:
 
 @dataclass(frozen=True)
 class Entry:
-    """From `position` on, source d has `slots[d]` of every sum(slots) samples (0: it does not take part). In an order
-    of version 2 these are parts of slots, `UNIT` to each."""
+    """Shares from `position` on: source d has `slots[d]` of every sum(slots) samples (0: it does not take part).
+
+    In an order of version 2 they are parts of slots, `UNIT` to each.
+    """
 
     position: int
     slots: tuple[int, ...]
@@ -60,7 +62,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Spec:
-    """Everything the order depends on. `batch` is the run's global batch, which the order does not depend on."""
+    """Everything that the order depends on, and `batch`, the global batch size, which does not change it."""
 
     seed: int
     batch: int
@@ -74,7 +76,7 @@ class Spec:
             known = f"{ORDER_VERSION} and {EXACT_VERSION}"
             raise ValueError(f"order version {self.version}: this release makes orders of versions {known} only")
         if self.batch < 1:
-            raise ValueError(f"global batch {self.batch}: it must hold at least 1 sample")
+            raise ValueError(f"global batch size {self.batch}: need at least 1 sample")
         if not self.sources:
             raise ValueError("no sources: an order needs at least one")
         _check_names([source.name for source in self.sources])
@@ -89,14 +91,14 @@ class Spec:
 
     @property
     def round(self) -> int:
-        """Slots of a round of the mixture, at the end of the schedule."""
+        """Slots of a round of the mixture at the end of the schedule."""
         return sum(self.schedule[-1].slots) // (UNIT if self.version == EXACT_VERSION else 1)
 
     @property
     def fingerprint(self) -> str:
-        """32 hex digits that name the order: where they are equal, every position holds the same sample.
+        """32 hex digits of the order: where they are equal, every position holds the same sample.
 
-        The same frames cut into other segments, or the same order by other settings, has another name.
+        The same frames in other segments, or the same order by other settings, have other digits.
         """
         order = asdict(self)
         del order["batch"]
@@ -105,12 +107,16 @@ class Spec:
         return hashlib.blake2b(json.dumps(order, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def to_json(self) -> str:
-        """The spec as JSON text; `Spec.from_json` reads it back to an equal spec."""
+        """Spec as JSON text; `Spec.from_json` restores an equal spec."""
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
     def from_json(cls, text: "str | dict[str, Any]") -> "Spec":
-        """Read what `to_json` wrote (text, or the parsed object). ValueError names a missing or unknown key."""
+        """Restore a spec from `to_json` (text, or the parsed object).
+
+        Raises:
+            ValueError: a missing or unknown key, or a value of another type; names it.
+        """
         data = json.loads(text) if isinstance(text, str) else text
         _check_keys(cls, data, "order spec")
         sources = tuple(_make(SourceSpec, source, "order spec, source") for source in data["sources"])
@@ -125,7 +131,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference between two specs: what, its old and new value, and what it does to the order."""
+    """One difference between two specs: its name, old and new value, and its effect on the order."""
 
     what: str
     old: object
@@ -138,21 +144,21 @@ class Difference:
 
 
 def compare(old: Spec, new: Spec) -> list[Difference]:
-    """Each difference between the order a run was started with and the one it would go on with; [] if none."""
+    """Differences between the order that a run was started with and the one that it would continue with."""
     found: list[Difference] = []
 
-    def tell(what: str, before: object, after: object, effect: str, changes_order: bool = True) -> None:
+    def note(what: str, before: object, after: object, effect: str, changes_order: bool = True) -> None:
         if before != after:
             found.append(Difference(what, before, after, effect, changes_order))
 
-    tell("order version", old.version, new.version, "shares are met in another way; positions hold other samples")
-    tell("seed", old.seed, new.seed, "every position holds another sample, and every draw inside a sample differs")
-    tell(
+    note("order version", old.version, new.version, "shares are met in another way; positions hold other samples")
+    note("seed", old.seed, new.seed, "every position holds another sample, and every draw inside a sample differs")
+    note(
         "batch",
         old.batch,
         new.batch,
-        "the order stays; steps start at other positions (go on from the saved position, not from step x batch), and "
-        "lanes change ranks once",
+        "the order stays; steps start at other positions (continue from the saved position, not from step x batch "
+        "size), and lanes change ranks once",
         changes_order=False,
     )
     for number in range(max(len(old.sources), len(new.sources))):
@@ -163,24 +169,24 @@ def compare(old: Spec, new: Spec) -> list[Difference]:
             at = [entry.position for entry in new.schedule if len(entry.slots) > number and entry.slots[number]]
             effect = f"it joins at position {at[0]}" if joined and at and at[0] else "the shares of all sources change"
             name = a.name if a else b.name if b else ""
-            tell(f"source {number}", a and name, b and name, effect)
+            note(f"source {number}", a and name, b and name, effect)
             continue
-        _compare_source(number, a, b, tell)
-    _compare_schedule(old, new, tell)
+        _compare_source(number, a, b, note)
+    _compare_schedule(old, new, note)
     return found
 
 
-def _compare_source(number: int, a: SourceSpec, b: SourceSpec, tell: Any) -> None:
+def _compare_source(number: int, a: SourceSpec, b: SourceSpec, note: Any) -> None:
     label = f"source {number} ({a.name})"
-    tell(f"{label} name", a.name, b.name, "the order stays: names are no part of it", changes_order=False)
+    note(f"{label} name", a.name, b.name, "the order stays: names are not part of it", changes_order=False)
     if a.data != b.data:
         before, after = (f"{s.frames} frames in {s.segments} segments [{s.data[:8]}]" for s in (a, b))
         effect = (
-            "its frames are others or in another order: positions hold other samples, and the epoch that is under way "
-            "will repeat some frames and miss others; give the source a new name and a schedule entry, or start anew"
+            "its frames are others or in another order: positions hold other samples, and the current epoch will "
+            "repeat some frames and miss others; give the source a new name and a schedule entry, or start anew"
         )
-        tell(f"{label} selected frames", before, after, effect)
-    shuffled = "its frames come in another order; the epoch that is under way will repeat some and miss others"
+        note(f"{label} selected frames", before, after, effect)
+    shuffled = "its frames come in another order; the current epoch will repeat some and miss others"
     for field, words in (
         ("clip", "frames per clip"),
         ("lanes", "lanes"),
@@ -188,10 +194,10 @@ def _compare_source(number: int, a: SourceSpec, b: SourceSpec, tell: Any) -> Non
         ("inside", "order inside a clip"),
         ("cut", "where clips are cut"),
     ):
-        tell(f"{label} {words}", getattr(a, field), getattr(b, field), shuffled)
+        note(f"{label} {words}", getattr(a, field), getattr(b, field), shuffled)
 
 
-def _compare_schedule(old: Spec, new: Spec, tell: Any) -> None:
+def _compare_schedule(old: Spec, new: Spec, note: Any) -> None:
     for number in range(max(len(old.schedule), len(new.schedule))):
         a = old.schedule[number] if number < len(old.schedule) else None
         b = new.schedule[number] if number < len(new.schedule) else None
@@ -199,15 +205,15 @@ def _compare_schedule(old: Spec, new: Spec, tell: Any) -> None:
             entry = a or b
             assert entry is not None
             effect = f"other shares from position {entry.position} on; nothing before it changes"
-            tell("schedule", a and _shares(a, old), b and _shares(b, new), effect)
+            note("schedule", a and _shares(a, old), b and _shares(b, new), effect)
         elif (a.position, _without_tail(a)) != (b.position, _without_tail(b)):
             at = min(a.position, b.position)
             effect = f"sources have other shares from position {at} on; each is still read once per its own epoch"
-            tell("schedule", _shares(a, old), _shares(b, new), effect)
+            note("schedule", _shares(a, old), _shares(b, new), effect)
 
 
 def _without_tail(entry: Entry) -> tuple[int, ...]:
-    """The slots, without the zeros of sources that only join later."""
+    """Slots without the zeros of sources that join later."""
     used = [d for d, count in enumerate(entry.slots) if count]
     return entry.slots[: used[-1] + 1]
 
@@ -223,7 +229,7 @@ def _shares(entry: Entry, spec: Spec) -> str:
 
 def _check_keys(kind: type, data: Any, where: str) -> None:
     if not isinstance(data, dict):
-        raise ValueError(f"{where}: {str(data)[:80]!r} is no JSON object; give what `to_json` wrote")
+        raise ValueError(f"{where}: {str(data)[:80]!r} is no JSON object; give the text of `to_json`")
     names = {field.name for field in fields(kind)}
     missing, unknown = sorted(names - set(data)), sorted(set(data) - names)
     if missing or unknown:
@@ -238,14 +244,14 @@ def _make(kind: Any, data: dict[str, Any], where: str) -> Any:
 
 
 def _check_types(kind: Any, values: Sequence[Any], where: str) -> None:
-    """ValueError for a value of another type; a rounded or quoted number would be another order."""
+    """Refuse a value of another type: a rounded or quoted number would be another order."""
     for value in values:
         if type(value) is not kind:
             raise ValueError(f"{where}: {value!r} is {type(value).__name__}, need {kind.__name__}; it was edited")
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """ValueError that names the first name given twice."""
+    """Refuse a name given twice."""
     seen: set[str] = set()
     for name in names:
         if name in seen:

@@ -1,8 +1,8 @@
-"""The orders that other loaders give, restated in a few lines each so that an audit can stand them side by side.
+"""Orders of other loaders, restated in a few lines each, for a side-by-side audit.
 
-Each is what its system does with the *lengths* of the episodes; queues, files, decoding and timing are left out, and so
-is everything that only its own RNG decides. Frames come from the same ciphers as ours, so that an audit is one on every
-machine.
+Each restates the effect of its system on the *lengths* of the episodes. Queues, files, decoding and timing are left
+out, and so is everything that only its own RNG decides. Frames come from the same ciphers as in `Order`, so an audit
+has the same result on every machine.
 
     episode_lanes    V lines read in turn, each one whole episode after another, frames shuffled inside an episode
     block            shuffled episodes cut into blocks of equal size, frames shuffled inside a block
@@ -30,19 +30,19 @@ __all__ = ["Read", "block", "droid_like", "episode_lanes", "episode_stream", "wo
 Read = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
 """An order to audit: int64 positions (n,) -> (episode, frame, piece), int64 (n,) each.
 
-A piece is what the order opens, reads from for a while and closes: a clip, an episode, a single frame. Its number tells
-this opening from every other one, so an episode that returns in the next epoch is another piece.
+A piece is opened, read for a while and closed: a clip, an episode or a single frame. Each opening has its own number,
+so an episode that returns in the next epoch is another piece.
 """
 
 
 def droid_like(episodes: int = 76_000, mean: float = 300.0, spread: float = 0.6) -> np.ndarray:
     """Episode lengths like DROID's, int64 (episodes,): log-normal, `mean` frames, one in twenty above 2.2 times that.
 
-    Not drawn but laid out: the quantiles (i + 1/2) / episodes of the distribution, visited in steps of the golden ratio
-    so that long and short ones mix in storage order. The same table on every machine, without a generator.
+    The lengths are not drawn. They are the quantiles (i + 1/2) / episodes of the distribution, visited in steps of the
+    golden ratio, so that long and short ones mix in storage order. The table is the same on every machine.
     """
     if episodes < 1:
-        raise ValueError(f"droid_like: a table of {episodes} episodes; at least 1 is needed")
+        raise ValueError(f"droid_like: episodes {episodes}: need at least 1")
     normal = NormalDist()
     z = np.array([normal.inv_cdf((i + 0.5) / episodes) for i in range(episodes)])
     lengths = np.maximum(1, np.rint(mean * np.exp(spread * z - spread**2 / 2))).astype(np.int64)
@@ -53,10 +53,10 @@ def droid_like(episodes: int = 76_000, mean: float = 300.0, spread: float = 0.6)
 def episode_lanes(lengths: np.ndarray, lanes: int, seed: int = 0) -> Read:
     """Shuffled episodes end to end, cut into `lanes` equal lines that are read in turn; frames shuffled per episode.
 
-    With as many lanes as samples in a batch, each batch holds one frame of each of `lanes` episodes, for an episode's
-    length on end: the best that whole episodes can do.
+    With as many lanes as samples in a batch, each batch holds one frame of each of `lanes` episodes, for the length of
+    an episode. Whole episodes cannot be mixed better.
     """
-    lengths = _checked(lengths, "episode_lanes", lanes=lanes)
+    lengths = _check(lengths, "episode_lanes", lanes=lanes)
     total = int(lengths.sum())
 
     def read(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -74,8 +74,8 @@ def episode_lanes(lengths: np.ndarray, lanes: int, seed: int = 0) -> Read:
 
 
 def block(lengths: np.ndarray, frames: int, seed: int = 0) -> Read:
-    """Shuffled episodes laid end to end and cut into blocks of `frames`; each block is shuffled and used up in turn."""
-    lengths = _checked(lengths, "block", frames=frames)
+    """Shuffled episodes end to end, cut into blocks of `frames`; each block is shuffled and read in turn."""
+    lengths = _check(lengths, "block", frames=frames)
     total = int(lengths.sum())
 
     def read(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -100,20 +100,20 @@ def worker_pool(
 ) -> Read:
     """Each of ranks x workers keeps `pool` of its own episodes open and draws a random remaining frame of them.
 
-    An episode that is used up is replaced by the worker's next one. A rank takes whole batches of `batch / ranks` from
-    its workers in turn. The order is a simulation from the start, so only positions below `positions` can be read.
+    An exhausted episode is replaced by the worker's next one. A rank takes whole batches of `batch / ranks` from its
+    workers in turn. The order is a simulation from the start, so only positions below `positions` can be read.
 
-    Drawing uniformly from what remains is the same as giving every frame of an episode its own exponential clock at the
-    moment the episode is admitted and taking frames as their clocks ring: clocks have no memory, so the next to ring is
-    uniform among those left. The whole stream of a worker is then one sort.
+    Uniform draws from the remaining frames are equivalent to an exponential clock for each frame, started when its
+    episode is admitted, with frames taken as their clocks ring: clocks have no memory, so the next to ring is uniform
+    among the rest. The whole stream of a worker is then one sort.
     """
-    lengths = _checked(lengths, "worker_pool", batch=batch, ranks=ranks, workers=workers, pool=pool)
+    lengths = _check(lengths, "worker_pool", batch=batch, ranks=ranks, workers=workers, pool=pool)
     per_rank = _per_rank("worker_pool", batch, ranks, workers, lengths)
     consumers = ranks * workers
     need = per_rank * -(-positions // (batch * workers))  # frames of each worker
     table = np.empty((consumers, need, 3), np.int64)
     for c in range(consumers):
-        free_at = [0.0] * pool  # a heap: when each place of the pool is free for its next episode
+        free_at = [0.0] * pool  # a heap of times: each place of the pool is free for its next episode
         line: list[int] = []
         clocks: list[np.ndarray] = []
         drawn = 0
@@ -122,23 +122,23 @@ def worker_pool(
             clocks.append(free_at[0] + _exponential(int(lengths[e]), make_key(seed, "rival pool", c, len(line))))
             heapreplace(free_at, float(clocks[-1].max()))
             drawn += int(lengths[e])
-            # What rings before the next admission is settled: no later episode can come in between.
+            # Frames that ring before the next admission are final: no later episode can come in between.
             if drawn >= need and sum(np.count_nonzero(t < free_at[0]) for t in clocks) >= need:
                 break
         by = np.argsort(np.concatenate(clocks), kind="stable")[:need]
         table[c] = _rows(line, lengths, consumers, c)[by]
-    return _dealt(table, batch, ranks, workers, per_rank, "worker_pool")
+    return _deal(table, batch, ranks, workers, per_rank, "worker_pool")
 
 
 def episode_stream(
     lengths: np.ndarray, batch: int, ranks: int, workers: int, positions: int, run: int = 16, seed: int = 0
 ) -> Read:
-    """Each of ranks x workers plays its own episodes one after another, frame by frame.
+    """Each of ranks x workers reads its own episodes one after another, frame by frame.
 
-    A worker hands out runs of `run` consecutive frames (its own small batch); a rank collects its share of the global
+    A worker hands out runs of `run` consecutive frames (its own small batch). A rank collects its share of the global
     batch from its workers in turn. Only positions below `positions` can be read.
     """
-    lengths = _checked(lengths, "episode_stream", batch=batch, ranks=ranks, workers=workers, run=run)
+    lengths = _check(lengths, "episode_stream", batch=batch, ranks=ranks, workers=workers, run=run)
     per_rank = _per_rank("episode_stream", batch, ranks, workers, lengths)
     run = next(r for r in range(min(run, per_rank), 0, -1) if per_rank % r == 0)
     consumers = ranks * workers
@@ -153,15 +153,15 @@ def episode_stream(
             if drawn >= need:
                 break
         table[c] = _rows(line, lengths, consumers, c)[:need]
-    return _dealt(table, batch, ranks, workers, run, "episode_stream")
+    return _deal(table, batch, ranks, workers, run, "episode_stream")
 
 
-# ---- what they share
+# ---- shared by them
 
 
 @lru_cache(maxsize=2)
 def _line(episodes: int, seed: int, epoch: int) -> np.ndarray:
-    """The episodes in the shuffled order of an epoch, int64 (episodes,); the same for all workers that ask."""
+    """Episodes in the shuffled order of an epoch, int64 (episodes,); the same for all workers."""
     every = np.arange(episodes, dtype=np.uint64)
     return permutation(episodes, make_key(seed, "rival episodes", epoch)).forward(every).astype(np.int64)
 
@@ -172,7 +172,7 @@ def _exponential(n: int, key: int) -> np.ndarray:
     return -np.log(((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53)
 
 
-def _checked(lengths: np.ndarray, name: str, **counts: int) -> np.ndarray:
+def _check(lengths: np.ndarray, name: str, **counts: int) -> np.ndarray:
     lengths = np.asarray(lengths, np.int64)
     if lengths.ndim != 1 or lengths.size == 0 or int(lengths.min()) < 1:
         raise ValueError(f"{name}: lengths must be (episodes,) of at least one frame each, not {lengths.shape}")
@@ -186,7 +186,7 @@ def _per_rank(name: str, batch: int, ranks: int, workers: int, lengths: np.ndarr
     if batch % ranks:
         raise ValueError(f"{name}: a batch of {batch} does not divide among {ranks} ranks")
     if lengths.size < ranks * workers:
-        raise ValueError(f"{name}: {lengths.size} episodes leave some of {ranks} x {workers} workers without any")
+        raise ValueError(f"{name}: {lengths.size} episodes for {ranks} x {workers} workers: need one each")
     return batch // ranks
 
 
@@ -195,7 +195,7 @@ def _like(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _epochs(positions: np.ndarray, total: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """(epoch, where in `positions`, positions inside that epoch) for each epoch that `positions` touch."""
+    """(epoch, indices into `positions`, positions inside that epoch) for each epoch of `positions`."""
     epoch, p = np.divmod(np.asarray(positions, np.int64), total)
     for e in np.unique(epoch):
         at = np.flatnonzero(epoch == e)
@@ -203,40 +203,40 @@ def _epochs(positions: np.ndarray, total: int) -> Iterator[tuple[int, np.ndarray
 
 
 def _find(line: np.ndarray, lengths: np.ndarray, q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Frame number q of the episodes `line` laid end to end -> (episode, frame)."""
+    """Episode and frame of frame number q of the episodes `line`, end to end."""
     end = np.cumsum(lengths[line])
     place = np.searchsorted(end, q, side="right")
     return line[place], q - (end - lengths[line])[place]
 
 
 def _shuffled_inside(episode: np.ndarray, offset: np.ndarray, lengths: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """The frame that comes `offset`-th in each episode's own permutation of this epoch."""
+    """Frame number `offset` in each episode's own permutation of this epoch."""
     words, _ = philox(make_key(seed, "rival inside", epoch), episode.view(np.uint64), np.zeros(len(episode), np.uint64))
     return permute_each(offset.view(np.uint64), lengths[episode].view(np.uint64), words).view(np.int64)
 
 
 def _stripe(lengths: np.ndarray, consumer: int, consumers: int, seed: int) -> Iterator[int]:
-    """One worker's episodes without end: every consumers-th of a shuffled line, epoch after epoch."""
+    """One worker's endless episodes: every consumers-th of a shuffled line, epoch after epoch."""
     for epoch in count():
         yield from _line(lengths.size, seed, epoch)[consumer::consumers].tolist()
 
 
 def _rows(line: list[int], lengths: np.ndarray, consumers: int, consumer: int) -> np.ndarray:
-    """The frames of the episodes `line` one after another: int64 (n, 3) rows [episode, frame, piece]."""
+    """Frames of the episodes `line`, one after another: int64 (n, 3) rows [episode, frame, piece]."""
     size = lengths[line]
     turn = np.repeat(np.arange(len(line)), size)
     frame = np.arange(turn.size) - (np.cumsum(size) - size)[turn]
     return np.stack([np.array(line)[turn], frame, turn * consumers + consumer], axis=1)
 
 
-def _dealt(table: np.ndarray, batch: int, ranks: int, workers: int, run: int, name: str) -> Read:
-    """Positions -> rows of `table` (rank * workers + worker, frame, 3): a rank takes runs from its workers in turn."""
+def _deal(table: np.ndarray, batch: int, ranks: int, workers: int, run: int, name: str) -> Read:
+    """Reader of `table` (rank * workers + worker, frame, 3): a rank takes runs from its workers in turn."""
     per_rank = batch // ranks
 
     def read(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         step, offset = np.divmod(np.asarray(positions, np.int64), batch)
         rank, offset = np.divmod(offset, per_rank)
-        runs, inside = np.divmod(step * per_rank + offset, run)  # of this rank, counted from the start
+        runs, inside = np.divmod(step * per_rank + offset, run)  # of this rank, from the start
         turn, worker = np.divmod(runs, workers)
         index = turn * run + inside
         if index.size and int(index.max()) >= table.shape[1]:

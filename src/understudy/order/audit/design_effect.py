@@ -1,12 +1,12 @@
-"""How alike are the samples of a window? A stated correlation model and the exact design effect under it.
+"""Design effect of a window of samples, exact under a stated correlation model.
 
 Kish's design effect of a window of n samples is `sum over all pairs i, j of corr(i, j) / n`: the variance of the
 window's mean, divided by the variance it would have if its n samples were independent. 1 is as good as independent
 draws; 9 means that a batch of 256 averages no better than 28 independent samples would.
 
-The correlations are a model, not a measurement: what two samples share is stated in three numbers (`Correlation`), and
-every figure that is printed from them says so. Measure them on your own policy (gradients of single samples) if the
-absolute figures matter to you; the ranking of orders does not hang on them.
+The correlations are a model, not a measurement: three numbers (`Correlation`), and every printed figure that rests on
+them is marked as a model. If absolute figures matter to you, measure the correlations on your own policy (gradients of
+single samples). The ranking of orders does not depend on them.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ __all__ = ["Correlation", "design_effect", "expected_uniform"]
 
 @dataclass(frozen=True)
 class Correlation:
-    """What two samples of one episode have in common; samples of different episodes have nothing.
+    """Correlation of two samples of one episode; samples of different episodes are independent.
 
         corr(i, j) = episode + near * exp(-|frame_i - frame_j| / frames)        of one episode, different frames
         corr(i, j) = 1                                                          the same frame (a sample with itself)
@@ -28,9 +28,9 @@ class Correlation:
     """
 
     episode: float = 0.3
-    """What any two frames of an episode share."""
+    """Correlation of any two frames of an episode."""
     near: float = 0.3
-    """What two neighbouring frames share beyond that."""
+    """Further correlation of neighbouring frames."""
     frames: float = 30.0
     """Distance in frames at which `near` has fallen to 1/e: one second at 30 fps."""
 
@@ -43,18 +43,18 @@ class Correlation:
 
 
 def design_effect(episode: np.ndarray, frame: np.ndarray, model: Correlation | None = None) -> np.ndarray:
-    """The design effect of each window, exactly.
+    """Compute the design effect of each window, exactly.
 
     Args:
-        episode: int64 (W, n), the episodes of the n samples of W windows; any numbers that tell episodes apart.
+        episode: int64 (W, n), the episodes of the n samples of W windows; any numbers that distinguish episodes.
         frame: int64 (W, n), their frames.
-        model: what samples share; the default `Correlation()` where None.
+        model: correlation of samples; None for `Correlation()`.
 
     Returns:
         float64 (W,), each >= 0 and <= n. Order inside a window does not matter.
 
     Raises:
-        ValueError: if the shapes differ, are not (W, n), or n is 0.
+        ValueError: the shapes differ, are not (W, n), or n is 0.
     """
     model = model or Correlation()
     episode, frame = np.asarray(episode), np.asarray(frame)
@@ -67,7 +67,7 @@ def design_effect(episode: np.ndarray, frame: np.ndarray, model: Correlation | N
     by = np.lexsort((frame.ravel(), episode.ravel(), window))
     window, e, f = window[by], episode.ravel()[by], frame.ravel()[by].astype(np.float64)
 
-    # Where a group of one (window, episode) begins, and a group of one (window, episode, frame).
+    # Begins of the groups of one (window, episode), and of one (window, episode, frame).
     new_episode = np.ones(window.size, bool)
     new_episode[1:] = (window[1:] != window[:-1]) | (e[1:] != e[:-1])
     new_frame = new_episode.copy()
@@ -76,13 +76,13 @@ def design_effect(episode: np.ndarray, frame: np.ndarray, model: Correlation | N
     same_episode = _pairs(new_episode, window, windows)
     same_frame = _pairs(new_frame, window, windows)
     fading = np.bincount(window, weights=_exponential_sums(f, new_episode, model.frames), minlength=windows)
-    own = 1.0 - model.episode - model.near  # the part of a frame that no other frame has
+    own = 1.0 - model.episode - model.near  # independent part of a frame
     # Pairs are counted once, i < j; the diagonal adds n times 1.
     return 1.0 + 2.0 * (model.episode * same_episode + model.near * fading + own * same_frame) / n
 
 
 def expected_uniform(lengths: np.ndarray, samples: int, model: Correlation | None = None) -> float:
-    """The expected design effect of `samples` frames drawn without replacement: what a perfect random shuffle gives.
+    """Expected design effect of `samples` frames drawn without replacement: that of a perfect random shuffle.
 
     Args:
         lengths: int64 (episodes,), frames of each episode.
@@ -103,14 +103,14 @@ def expected_uniform(lengths: np.ndarray, samples: int, model: Correlation | Non
 
 
 def _pairs(new: np.ndarray, window: np.ndarray, windows: int) -> np.ndarray:
-    """Pairs i < j inside the groups that `new` begins, summed per window: float64 (windows,)."""
+    """Number of pairs i < j inside the groups that `new` begins, per window: float64 (windows,)."""
     start = np.flatnonzero(new)
     count = np.diff(np.append(start, new.size)).astype(np.float64)
     return np.bincount(window[start], weights=count * (count - 1) / 2, minlength=windows)
 
 
 def _exponential_sums(f: np.ndarray, new: np.ndarray, scale: float) -> np.ndarray:
-    """For each sample j the sum of exp(-(f_j - f_i) / scale) over the earlier i of its group; f rises in a group.
+    """Sum of exp(-(f_j - f_i) / scale) over the earlier i of its group, for each sample j; f rises in a group.
 
     The recurrence A_j = a_j (A_{j-1} + 1) with a_j = exp(-(f_j - f_{j-1}) / scale), and 0 at a group's start, is a
     chain of maps x -> a x + b. Composing neighbours, then pairs of neighbours, then fours ... gives all of them in

@@ -1,17 +1,17 @@
-"""Exact: a mixture whose shares are no whole numbers of slots, and whose lanes keep their slots all the same.
+"""Exact: a mixture whose shares are no whole numbers of slots, while lanes still keep their slots.
 
-A round of M slots repeats for ever. A source's share of it is a whole number of parts, `UNIT` to a slot: its whole
-slots are its own in every round (placed as in `mixture.py`), and what is left over goes into shared slots, filled one
-after the other, so that a source has a part of two of them at most (McNaughton's wrap-around rule, 1959). In a shared
-slot rounds are dealt by a binary tree over its members: of the x times that come to a node, the left child has
-floor((x a + b/2) / b), a of b being its share. So how often a source has had a slot, and when it has it for the n-th
-time, are nested floors, exact for any position, and counts stay within a few samples of the shares for ever.
+A round of M slots repeats forever. A source's share of it is a whole number of parts, `UNIT` to a slot. Its whole slots
+are its own in every round (placed as in `mixture.py`). The remaining parts go into shared slots, filled one after the
+other, so that a source has a part of two of them at most (McNaughton's wrap-around rule, 1959). A binary tree over the
+members of a shared slot divides its rounds: of the first x visits of a node, the left child has floor((x a + b/2) / b),
+where its share is a of b. So the visits of a source before a position, and the position of its n-th visit, are nested
+floors, exact for any position. Counts stay within a few samples of the shares forever.
 
-A source's lanes are its slots. Its stream is what it gets, in sequence, and epoch e its e-th N samples. In an epoch
-lane l comes up n_l times (sum n_l = N): the line of N frames is cut into stretches as long, and each is read by its
-lane. So a lane is one slot's, for the whole epoch, and every frame comes once.
+The lanes of a source are its slots. Its stream is the sequence of its samples, and epoch e the e-th N of them. In an
+epoch lane l has n_l visits (sum n_l = N). The line of N frames is cut into stretches of these lengths, and each lane
+reads its own. So a lane keeps its slot for the whole epoch, and every frame comes once.
 
-Where the shares change in an epoch, what its lanes have not read is strung together, and cut anew among the new lanes.
+Where shares change within an epoch, the unread rests of its lanes are joined, and cut anew among the new lanes.
 """
 
 from bisect import bisect_right
@@ -30,11 +30,12 @@ from understudy.order.spec import Spec
 
 @dataclass(frozen=True)
 class Stretches:
-    """One epoch of a source, cut among its lanes. `begin` int64 (V,): where each lane's stretch begins; `first` int64
-    (V,): how often the lane came up before; `count` int64 (V,): how long its stretch is.
+    """One epoch of a source, cut among its lanes.
 
-    Where lanes of other shares read a part of the epoch, this is of the rest, which has pieces of the epoch's line:
-    piece k begins at `start[k]` and ends behind `ends[k]` frames of the rest. Else both are empty.
+    `begin` int64 (V,) is the begin of each lane's stretch, `count` int64 (V,) its length, and `first` int64 (V,) the
+    earlier visits of the lane. Where lanes of other shares have read a part of the epoch, these are of the rest, which
+    consists of pieces of the epoch's line: piece k begins at `start[k]` and ends behind `ends[k]` frames of the rest.
+    Otherwise both are empty.
     """
 
     begin: Ints
@@ -44,14 +45,14 @@ class Stretches:
     ends: Ints
 
     def line(self, q: Ints) -> Ints:
-        """Numbers of what is read here -> numbers in the epoch's line."""
+        """Line numbers of numbers in the rest."""
         if not len(self.start):
             return q
         piece = np.searchsorted(self.ends, q, side="right")
         return self.start[piece] + q - (self.ends[piece] - self._sizes[piece])
 
     def back(self, line: int) -> int | None:
-        """The inverse of `line`; None for what was read before."""
+        """Number in the rest of a line number: the inverse of `line`. None for frames read before."""
         if not len(self.start):
             return line
         inside = np.flatnonzero((self.start <= line) & (line < self.start + self._sizes))
@@ -61,7 +62,7 @@ class Stretches:
         return int(self.ends[piece] - self._sizes[piece] + line - self.start[piece])
 
     def to_end(self, lane: int, q: int) -> int:
-        """How many numbers from q on are the lane's, and one after the other in the epoch's line."""
+        """Numbers from q on that are the lane's, and consecutive in the epoch's line."""
         left = int(self.begin[lane] + self.count[lane]) - q
         if len(self.start):
             left = min(left, int(self.ends[np.searchsorted(self.ends, q, side="right")]) - q)
@@ -80,7 +81,7 @@ class Exact:
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
-        # An epoch's line is cut among the lanes here; behind that it is read as if by one.
+        # The cut among lanes is made here; `Lanes` then reads the line as if by one.
         self.lines = tuple(
             Lanes(spec.seed, d, s.frames, s.clip, 1, s.shuffle, s.inside) for d, s in enumerate(spec.sources)
         )
@@ -99,26 +100,29 @@ class Exact:
         return Exact, (self._spec,)
 
     def streams(self, positions: Words) -> tuple[Ints, Words]:
-        """Positions uint64 (n,) -> (source int64, index uint64)."""
+        """Source (int64) and index (uint64) of positions uint64 (n,)."""
         source, index, _ = self._located(positions)
         return source, index.view(np.uint64)
 
     def lanes(self, positions: Words) -> tuple[Ints, Ints]:
-        """Positions (n,) -> (source, lane of that source), int64 (n,) each."""
+        """Source and lane of that source, int64 (n,) each, of positions (n,)."""
         source, _, lane = self._located(positions)
         return source, lane
 
     def lane(self, position: int) -> int:
-        """The lane of one position."""
+        """Lane of one position."""
         return int(self._located(np.array([position], np.uint64))[2][0])
 
     def slots_of(self, d: int) -> Ints | None:
-        """The slots of source d at the end of the schedule, each a lane; None: it is not read in lanes."""
+        """Fixed slots of the lanes of source d at the end of the schedule; None where it is not read in lanes."""
         return self.rounds[-1].slots_of[d] if self._in_lanes[d] else None
 
     def rest_of_clip(self, position: int, most: int) -> tuple[int, Ints, Words]:
-        """Of a position: (its source, the positions int64 (k,) from it on that share its clip in its lane, the numbers
-        of their frames in the source's line uint64 (k,)), at most `most`."""
+        """Samples from a position on in its clip and lane, at most `most`.
+
+        Returns:
+            (source, positions int64 (k,), line numbers of their frames uint64 (k,)).
+        """
         k = bisect_right(self._begins, position) - 1
         begin, round_ = self._begins[k], self.rounds[k]
         d, lane, visit, stream = (int(of[0]) for of in round_.locate(np.array([position - begin])))
@@ -163,7 +167,7 @@ class Exact:
         return source, index, lanes
 
     def position(self, d: int, index: int) -> int | None:
-        """The position at which a sample of source d comes up; None if it never does."""
+        """Position of a sample of source d; None if it never comes up."""
         epoch, line = divmod(index, self._frames[d])
         for k, (begin, round_, before) in enumerate(zip(self._begins, self.rounds, self._before)):
             last = k + 1 == len(self._begins)
@@ -184,7 +188,7 @@ class Exact:
         return None
 
     def _cut(self, k: int, d: int, epoch: int) -> Stretches:
-        """How an epoch of source d is cut among the lanes of entry k."""
+        """Cut of an epoch of source d among the lanes of entry k."""
         found = self._cuts.get((k, d, epoch))
         if found is None:
             if len(self._cuts) > 64 + 4 * len(self._frames):
@@ -205,14 +209,14 @@ class Exact:
         return Stretches(np.cumsum(count) - count, first, count, start, ends)
 
     def _rest(self, k: int, d: int, epoch: int) -> tuple[Ints, Ints]:
-        """What entries before k have left of an epoch that they began: where pieces start, and their running ends."""
+        """Starts and running ends of the pieces that entries before k have left of an epoch."""
         k -= 1
         while not len(self.rounds[k].slots_of[d]):
             k -= 1
         cut, passed = self._cut(k, d, epoch), self._begins[k + 1] - self._begins[k]
         read = np.clip(self.rounds[k].visits(d, passed) - cut.first, 0, cut.count)
         low, high = cut.begin + read, cut.begin + cut.count
-        # Where this was itself a rest, its pieces cut the lanes' stretches further.
+        # If that was itself a rest, its pieces cut the lanes' stretches further.
         edges = np.unique(np.concatenate([low, high, cut.ends]))
         lows, highs = edges[:-1], edges[1:]
         owner = np.searchsorted(high, lows, side="right")

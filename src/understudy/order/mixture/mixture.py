@@ -1,9 +1,9 @@
-"""Mixture: which source a position belongs to, exactly and not by chance.
+"""Mixture: the source of each position, placed exactly instead of drawn.
 
-A period of M slots repeats for ever. Source d owns m_d of them (largest remainder of its weight times M), placed by
-earliest deadline: its k-th sample (k = 1, 2, ...) may come from slot floor((k-1) M / m_d) on and must have come before
-slot ceil(k M / m_d). For unit jobs with whole-numbered releases and deadlines earliest-deadline-first always finds such
-a placement if there is one, and for shares that sum to one there is (Baruah, Cohen, Plaxton, Varvel: "Proportionate
+A period of M slots repeats forever. Source d owns m_d of them (largest remainder of its weight times M), placed by
+earliest deadline: its k-th sample (k = 1, 2, ...) may come from slot floor((k-1) M / m_d) on and must come before slot
+ceil(k M / m_d). For unit jobs with whole-numbered releases and deadlines, earliest-deadline-first finds such a
+placement whenever one exists, and for shares that sum to one it exists (Baruah, Cohen, Plaxton, Varvel: "Proportionate
 progress", Algorithmica 1996; Tijdeman's chairman assignment, 1980). Hence after any number x of positions every source
 has had its exact share x m_d / M to within less than one sample.
 
@@ -24,7 +24,11 @@ from understudy.order.search import Ints
 
 
 def check_weights(weights: Sequence[float], names: Sequence[str]) -> list[float]:
-    """The weights as floats; ValueError that names the source for one that is no finite number above 0."""
+    """Weights as floats.
+
+    Raises:
+        ValueError: a weight that is no finite number above 0; names its source.
+    """
     if len(weights) != len(names):
         raise ValueError(f"{len(weights)} weights for {len(names)} sources: give one each")
     for weight, name in zip(weights, names):
@@ -38,9 +42,9 @@ def check_weights(weights: Sequence[float], names: Sequence[str]) -> list[float]
 
 
 def share_slots(weights: Sequence[float], slots: int) -> tuple[int, ...]:
-    """How many of `slots` each source gets: the floor of its exact quota, the rest to the largest remainders.
+    """Divide `slots` among sources: the floor of each exact quota, the rest to the largest remainders.
 
-    Ties go to the earlier source. The sums are exact (fractions), so the answer is one on every platform.
+    Ties go to the earlier source. The sums are exact (fractions), so the result is the same on every platform.
     """
     exact = [Fraction(weight) for weight in weights]
     common = math.lcm(*(weight.denominator for weight in exact))  # floats: powers of two, so this stays small
@@ -56,8 +60,11 @@ def share_slots(weights: Sequence[float], slots: int) -> tuple[int, ...]:
 def share_errors(
     slots: Sequence[int], weights: Sequence[float], tolerance: float = 0.01
 ) -> list[tuple[int, float, float]]:
-    """Sources whose share is off by a relative error above `tolerance`: (source, share, share of its weight), worst
-    first."""
+    """Sources whose share has a relative error above `tolerance`.
+
+    Returns:
+        (source, its share, the share of its weight), the largest error first.
+    """
     shares = [(d, count / sum(slots), weight / sum(weights)) for d, (count, weight) in enumerate(zip(slots, weights))]
     off = [(abs(share / wanted - 1), d, share, wanted) for d, share, wanted in shares]
     return [(d, share, wanted) for error, d, share, wanted in sorted(off, reverse=True) if error > tolerance]
@@ -65,7 +72,7 @@ def share_errors(
 
 @dataclass(frozen=True)
 class Period:
-    """One period of M slots: `source` int64 (M,) of each slot, and `before` uint64 (M,): its source's slots so far.
+    """One period of M slots: `source` int64 (M,) of each slot, and `before` uint64 (M,), its source's earlier slots.
 
     `counts` uint64 (D,) are the m_d, `slots_of[d]` int64 (m_d,) the slots of source d in order.
     """

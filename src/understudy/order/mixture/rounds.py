@@ -1,6 +1,6 @@
-"""Rounds: one round of a mixture whose shares are no whole numbers of slots, and how often each slot came up so far.
+"""Rounds: one round of a mixture whose shares are no whole numbers of slots, and the visits of each slot.
 
-The scheme is told in `exact.py`.
+`exact.py` documents the scheme.
 """
 
 from collections.abc import Sequence
@@ -29,12 +29,14 @@ def count_lanes(parts: Sequence[int]) -> tuple[int, ...]:
 class Round:
     """One round: M slots, divided as `parts`. A leaf is one source's part of a shared slot.
 
-    `owner` int64 (M,) is the source of a whole slot, -1 for a shared one; `number` int64 (M,) the lane of a whole slot
-    in its source, or which shared slot it is. `whole` int64 (D,). `slots_of[d]` int64 (V_d,) are the slots of a
-    source's lanes, the whole ones first; `leaves_of` int64 (D, 2) its leaves, -1 where it has none. Of the leaves:
-    `source`, `lane`, `slot`, `ahead` (its source's whole slots before it), and the way there from its tree's root, `a`,
-    `b` and `left` (leaves, depth). Of the nodes: `root` of each shared slot, `share` rows (a, b, left child, right
-    child), where a child below 0 is leaf -1 - child.
+    - `owner` int64 (M,): source of a whole slot, -1 for a shared one. `number` int64 (M,): the lane of a whole slot in
+      its source, or the number of the shared slot.
+    - `whole` int64 (D,): whole slots of each source. `slots_of[d]` int64 (V_d,): slots of a source's lanes, the whole
+      ones first. `leaves_of` int64 (D, 2): its leaves, -1 for none.
+    - Of each leaf: `source`, `lane`, `slot`, `ahead` (its source's whole slots before it), and the path from the root
+      of its tree, `a`, `b` and `left` (leaves, depth).
+    - Of the nodes: `root` of each shared slot, and `share`, rows (a, b, left child, right child), where a child below 0
+      is leaf -1 - child.
     """
 
     slots: int
@@ -55,8 +57,11 @@ class Round:
     share: Ints
 
     def locate(self, x: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        """Positions int64 (n,) from the round's beginning on -> (source, lane, how often the lane came up before, how
-        many samples the source had before)."""
+        """Samples at positions int64 (n,), counted from the first round.
+
+        Returns:
+            (source, lane, earlier visits of the lane, earlier samples of the source).
+        """
         rounds, slot = np.divmod(x, self.slots)
         source, lane, visit = self.owner[slot], self.number[slot], rounds.copy()
         ahead = lane.copy()
@@ -71,7 +76,7 @@ class Round:
         return source, lane, visit, index
 
     def visits(self, d: int, x: int) -> Ints:
-        """How often each lane of source d came up before position x: int64 (V_d,)."""
+        """Visits of each lane of source d before position x: int64 (V_d,)."""
         rounds, slot = divmod(x, self.slots)
         found = rounds + (self.slots_of[d] < slot).astype(np.int64)
         whole = int(self.whole[d])
@@ -80,14 +85,14 @@ class Round:
         return found
 
     def find(self, d: int, index: int) -> int:
-        """The position at which source d has its sample number `index`."""
+        """Position of sample number `index` of source d."""
         near, step = index * UNIT // self.parts[d], 1 + 8 * UNIT // self.parts[d]
         low, high = max(0, near - step), near + step
         while self._in_rounds(d, high) <= index:
             high += step
         while self._in_rounds(d, low) > index:
             low = max(0, low - step)
-        while high - low > 1:  # `low` rounds hold no more than `index` samples, `high` rounds do
+        while high - low > 1:  # `low` rounds hold at most `index` samples, `high` rounds hold more
             middle = (low + high) // 2
             low, high = (middle, high) if self._in_rounds(d, middle) <= index else (low, middle)
         before, behind = self.visits(d, low * self.slots), self.visits(d, high * self.slots)
@@ -95,7 +100,7 @@ class Round:
         return low * self.slots + int(slots[index - int(before.sum())])
 
     def positions(self, d: int, lane: int, visit: Ints) -> Ints:
-        """The positions at which a lane of source d comes up for the (visit + 1)-th time."""
+        """Positions of the (visit + 1)-th visits of a lane of source d."""
         if lane >= self.whole[d]:
             leaf = int(self.leaves_of[d][lane - self.whole[d]])
             for a, b, left in zip(*(of[leaf][::-1].tolist() for of in (self.a, self.b, self.left))):
@@ -103,7 +108,7 @@ class Round:
         return visit * self.slots + self.slots_of[d][lane]
 
     def _in_rounds(self, d: int, rounds: int) -> int:
-        """How many samples source d has in so many rounds."""
+        """Samples of source d in the first `rounds` rounds."""
         leaves = self.leaves_of[d][self.leaves_of[d] >= 0]
         return rounds * int(self.whole[d]) + int(self._count(leaves, np.full(len(leaves), rounds, np.int64)).sum())
 
@@ -118,7 +123,7 @@ class Round:
         return -1 - node, x
 
     def _count(self, leaf: Ints, x: Ints) -> Ints:
-        """How often each leaf came up in the first x rounds."""
+        """Visits of each leaf in the first x rounds."""
         for step in range(self.a.shape[1]):
             before = _lefts(x, self.a[leaf, step], self.b[leaf, step])
             x = np.where(self.left[leaf, step], before, x - before)
@@ -126,26 +131,26 @@ class Round:
 
 
 def _lefts(x: Ints, a: Ints, b: Ints) -> Ints:
-    """floor((x a + b // 2) / b), without overflow."""
+    """Visits of a left child among the first x: floor((x a + b // 2) / b), without overflow."""
     q = x // b
     return q * a + ((x - q * b) * a + b // 2) // b
 
 
 def _nth_left(n: Ints, a: int, b: int) -> Ints:
-    """The least x with _lefts(x + 1) = n + 1: ceil(((n + 1) b - b // 2) / a) - 1."""
+    """Least x with _lefts(x + 1) = n + 1: ceil(((n + 1) b - b // 2) / a) - 1."""
     q = (n + 1) // a
     return q * b - ((b // 2 - (n + 1 - q * a) * b) // a) - 1
 
 
 def _nth_right(n: Ints, a: int, b: int) -> Ints:
-    """The least x with x + 1 - _lefts(x + 1) = n + 1: floor((n b + b // 2) / (b - a))."""
+    """Least x with x + 1 - _lefts(x + 1) = n + 1: floor((n b + b // 2) / (b - a))."""
     q = n // (b - a)
     return q * b + ((n - q * (b - a)) * b + b // 2) // (b - a)
 
 
 @lru_cache(maxsize=16)
 def make_round(parts: tuple[int, ...]) -> Round:
-    """The round in which source d has `parts[d]` of sum(parts) = M * UNIT parts."""
+    """Make the round in which source d has `parts[d]` of sum(parts) = M * UNIT parts."""
     sources, whole = len(parts), [part // UNIT for part in parts]
     members: list[list[tuple[int, int]]] = [[] for _ in range((sum(parts) - sum(whole) * UNIT) // UNIT)]
     at = 0
@@ -158,33 +163,33 @@ def make_round(parts: tuple[int, ...]) -> Round:
     period = make_period((*whole, len(members)))
     slots_of = [own.tolist() for own in period.slots_of[:sources]]
     leaves: list[tuple[int, int, int, int]] = []
-    ways: list[list[tuple[int, int, bool]]] = []
+    paths: list[list[tuple[int, int, bool]]] = []
     share: list[list[int]] = []
     leaves_of = np.full((sources, 2), -1, np.int64)
 
-    def grow(parted: list[tuple[int, int]], slot: int, way: list[tuple[int, int, bool]]) -> int:
+    def grow(parted: list[tuple[int, int]], slot: int, path: list[tuple[int, int, bool]]) -> int:
         if len(parted) == 1:
             d, _ = parted[0]
             leaf = len(leaves)
             leaves_of[d, len(slots_of[d]) - whole[d]] = leaf
             leaves.append((d, len(slots_of[d]), slot, int(np.searchsorted(period.slots_of[d], slot))))
             slots_of[d].append(slot)
-            ways.append(way)
+            paths.append(path)
             return -1 - leaf
         behind = np.cumsum([weight for _, weight in parted])
         b = int(behind[-1])
-        cut = 1 + int(np.argmin(abs(2 * behind[:-1] - b)))  # as near to halves as it goes
+        cut = 1 + int(np.argmin(abs(2 * behind[:-1] - b)))  # as near to halves as possible
         a, node = int(behind[cut - 1]), len(share)
         share.append([a, b, 0, 0])
-        share[node][2] = grow(parted[:cut], slot, [*way, (a, b, True)])
-        share[node][3] = grow(parted[cut:], slot, [*way, (a, b, False)])
+        share[node][2] = grow(parted[:cut], slot, [*path, (a, b, True)])
+        share[node][3] = grow(parted[cut:], slot, [*path, (a, b, False)])
         return node
 
     root = [grow(own, int(slot), []) for own, slot in zip(members, period.slots_of[sources])]
-    depth = max(map(len, ways), default=0)
-    padded = np.ones((len(ways), depth, 3), np.int64)  # behind its leaf a way goes left, with all there is
-    for leaf, way in enumerate(ways):
-        padded[leaf, : len(way)] = np.array(way, np.int64).reshape(-1, 3)
+    depth = max(map(len, paths), default=0)
+    padded = np.ones((len(paths), depth, 3), np.int64)  # behind its leaf a path goes left, with the whole share
+    for leaf, path in enumerate(paths):
+        padded[leaf, : len(path)] = np.array(path, np.int64).reshape(-1, 3)
     source, lane, slot, ahead = np.array(leaves, np.int64).reshape(-1, 4).T
     return Round(
         slots=len(period.source),

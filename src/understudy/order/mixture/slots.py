@@ -1,6 +1,6 @@
 """Slots: positions of a run to samples of its sources and back, for a schedule of whole slots.
 
-A sample is (source, index): its number in that source's own endless stream, which `order/lanes.py` makes a frame.
+A sample is (source, index): its number in the endless stream of that source, which `order/lanes.py` maps to frames.
 """
 
 from bisect import bisect_right
@@ -16,7 +16,7 @@ from understudy.order.spec import Spec
 
 
 class Slots:
-    """The mixture of a spec of version 1. `lines`: the order of each source's frames, by its stream."""
+    """Mixture of a spec of version 1. `lines` is the order of each source's frames, by its stream."""
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
@@ -28,7 +28,7 @@ class Slots:
         self._before = self._streams_before()
 
     def streams(self, positions: Words) -> tuple[Ints, Words]:
-        """Positions uint64 (n,) -> (source int64, index uint64 in that source's own endless stream)."""
+        """Source (int64) of positions uint64 (n,), and index (uint64) in the endless stream of that source."""
         if len(self._starts) == 1:
             return self._in_entry(0, positions)
         source, index = np.empty(positions.shape, np.int64), np.empty_like(positions)
@@ -38,7 +38,7 @@ class Slots:
         return source, index
 
     def lanes(self, positions: Words) -> tuple[Ints, Ints]:
-        """Positions (n,) -> (source, lane of that source), int64 (n,) each."""
+        """Source and lane of that source, int64 (n,) each, of positions (n,)."""
         source, index = self.streams(positions)
         lane = np.empty_like(source)
         for own in group_by(source):
@@ -46,25 +46,30 @@ class Slots:
         return source, lane
 
     def lane(self, position: int) -> int:
-        """The lane of one position; quicker."""
+        """Lane of one position; faster than `lanes`."""
         d, index = self._stream(position)
         return index % self._spec.sources[d].frames % self._spec.sources[d].lanes
 
     def rest_of_clip(self, position: int, most: int) -> tuple[int, Ints, Words]:
-        """Of a position: (its source, the positions int64 (k,) from it on that share its clip in its lane, the numbers
-        of their frames in the source's line uint64 (k,)), at most `most`."""
+        """Samples from a position on in its clip and lane, at most `most`.
+
+        Returns:
+            (source, positions int64 (k,), line numbers of their frames uint64 (k,)).
+        """
         d, first = self._stream(position)
         index, line = self.lines[d].rest_of_clip(first, most)
         positions = self._positions(d, position, index)
         return d, positions, line[: len(positions)]
 
     def slots_of(self, d: int) -> Ints | None:
-        """The slots of source d at the end of the schedule, if each is a lane for good: here lanes go by counts."""
+        """Fixed slots of the lanes of source d: none, lanes go by counts here."""
         return None
 
     def _positions(self, d: int, position: int, index: Words) -> Ints:
-        """Where the stream indices (rising) of source d come up, the first of them at `position`: int64, and as many
-        as come up before the source leaves."""
+        """Positions of rising stream indices of source d, the first of them at `position`: int64.
+
+        Indices behind the end of the source are left out.
+        """
         number = int(np.searchsorted(self._starts, np.uint64(position), side="right")) - 1
         entry, period = self._spec.schedule[number], self._periods[number]
         rounds, slot = np.divmod(index.view(np.int64) - self._before[number][d], entry.slots[d])
@@ -75,7 +80,7 @@ class Slots:
         return np.array([p for p in each if p is not None], np.int64)
 
     def position(self, d: int, index: int) -> int | None:
-        """The position at which stream index `index` of source d comes up; None if it never does."""
+        """Position of stream index `index` of source d; None if it never comes up."""
         for number in reversed(range(len(self._spec.schedule))):
             entry, before = self._spec.schedule[number], self._before[number][d]
             if d >= len(entry.slots) or not entry.slots[d] or index < before:
@@ -99,7 +104,7 @@ class Slots:
         return before
 
     def _stream(self, position: int) -> tuple[int, int]:
-        """`streams` of one position: numpy's calls cost ten times as much as the few numbers."""
+        """`streams` of one position, in plain integers: numpy's calls would cost ten times as much."""
         number = bisect_right(self._spec.schedule, position, key=lambda entry: entry.position) - 1
         entry, period = self._spec.schedule[number], self._periods[number]
         rounds, slot = divmod(position - entry.position, len(period.source))

@@ -1,22 +1,22 @@
-"""Keys: from (seed, purpose, numbers) to 64 bits that no other purpose shares.
+"""Keys: 64 bits from (seed, purpose, numbers), different for each purpose.
 
-Every random decision of the order and of the draws inside a sample starts from a key made here. A key absorbs its
-parts one after the other, so that seed 0, epoch 1 and seed 1, epoch 0 have nothing in common (adding them would make
-them equal). The finaliser is that of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
+Every random decision of the order and of the draws inside a sample starts from such a key. A key absorbs its parts one
+after the other, so that seed 0, epoch 1 and seed 1, epoch 0 have nothing in common (their sums would be equal). The
+finaliser is that of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
 generators", OOPSLA 2014; constants of Stafford's variant 13).
 """
 
 from operator import index
 
 ORDER_VERSION = 1
-"""Version of every rule that decides which sample a position is; part of every key and of every saved spec."""
+"""Version of every rule that determines the sample of a position; part of every key and of every saved spec."""
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 
 
 def mix64(value: int) -> int:
-    """The SplitMix64 finaliser: a bijection of 64-bit integers; every input bit reaches every output bit."""
+    """SplitMix64 finaliser: a bijection of 64-bit integers in which every input bit reaches every output bit."""
     value &= _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -24,11 +24,13 @@ def mix64(value: int) -> int:
 
 
 def make_key(seed: int, purpose: str, *numbers: int) -> int:
-    """A 64-bit key for `purpose`, e.g. `make_key(seed, "clip", source, epoch)`.
+    """Make a 64-bit key for `purpose`, e.g. `make_key(seed, "clip", source, epoch)`.
 
     `seed` and `numbers` are integers in [0, 2^64). The purpose is absorbed as UTF-8, eight bytes at a time, behind its
     length, so that no two different (purpose, numbers) are the same sequence of words.
-    Raises ValueError for a seed or number outside that range.
+
+    Raises:
+        ValueError: a seed or number outside that range.
     """
     text = purpose.encode()
     words = [ORDER_VERSION, check_seed(seed), len(text)]
@@ -42,7 +44,11 @@ def make_key(seed: int, purpose: str, *numbers: int) -> int:
 
 
 def check_seed(seed: int) -> int:
-    """`seed` as a plain int; ValueError unless it is an integer in [0, 2^64)."""
+    """Seed as a plain int.
+
+    Raises:
+        ValueError: no integer in [0, 2^64).
+    """
     try:
         value = index(seed)
     except TypeError:

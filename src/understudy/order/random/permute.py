@@ -1,10 +1,10 @@
-"""Keyed permutations of [0, n): the image of one index without the images of the others, and the way back.
+"""Keyed permutations of [0, n): the image of one index without the images of the others, and the inverse.
 
     permutation(n, key).forward(x)  ->  y,  permutation(n, key).inverse(y)  ->  x        n from 1 to 2^63
 
 Above 4096 elements it is a mixed-radix Feistel network: write x = L*b + R with a = ceil(sqrt n), b = ceil(n/a), and
-add a keyed hash of one half to the other, modulo a or b, eight times. Each round can be undone, so the network is a
-bijection of [0, a*b); results at or above n are sent through again until they fall below it ("cycle-walking": Black and
+add a keyed hash of one half to the other, modulo a or b, eight times. Each round is invertible, so the network is a
+bijection of [0, a*b). Results at or above n pass through it again until they fall below n ("cycle-walking": Black and
 Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002), which keeps it a bijection of [0, n) and is rare,
 as a*b exceeds n by less than sqrt(n) + 1. Four rounds fail our statistical tests, five pass them; we use eight.
 
@@ -27,7 +27,7 @@ ROUNDS = 8
 SORTED_UP_TO = 4096
 LARGEST = 1 << 63
 CHUNK = 32768
-"""Indices per pass: a pass works in the second-level cache, and numpy's cost per call is spread over enough of them."""
+"""Indices per pass: few enough for the second-level cache, and enough to spread numpy's cost per call."""
 
 _own = threading.local()
 _32 = np.uint64(32)
@@ -37,23 +37,23 @@ _GAMMA = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True)
 class Sorted:
-    """A permutation held as two tables of n <= 4096 entries."""
+    """Permutation as two tables of n <= 4096 entries."""
 
     table: Words
     back: Words
 
     def forward(self, x: Words) -> Words:
-        """uint64 indices -> uint64 images, any shape."""
+        """Images of uint64 indices, any shape."""
         return self.table[x]
 
     def inverse(self, y: Words) -> Words:
-        """uint64 images -> uint64 indices, any shape."""
+        """Indices of uint64 images, any shape."""
         return self.back[y]
 
 
 @dataclass(frozen=True)
 class Feistel:
-    """A permutation of [0, n) held as its round keys; `a` and `b` are the two radices."""
+    """Permutation of [0, n) as its round keys; `a` and `b` are the two radices."""
 
     n: int
     a: int
@@ -61,15 +61,15 @@ class Feistel:
     keys: tuple[int, ...]
 
     def forward(self, x: Words) -> Words:
-        """uint64 indices below n -> uint64 images, any shape; about 20 ns each in bulk."""
+        """Images of uint64 indices below n, any shape; about 20 ns each in bulk."""
         return self._walk(x, self._encrypt)
 
     def inverse(self, y: Words) -> Words:
-        """uint64 images -> uint64 indices, any shape."""
+        """Indices of uint64 images, any shape."""
         return self._walk(y, self._decrypt)
 
     def _walk(self, x: Words, network: Callable[..., None]) -> Words:
-        """Send x through the network, chunk by chunk, and again what came out at n or above."""
+        """Pass x through the network, chunk by chunk, and images at n or above again."""
         flat = x.reshape(-1)
         out = np.empty(flat.shape, np.uint64)
         spare = _working_space()
@@ -85,7 +85,7 @@ class Feistel:
         return out.reshape(x.shape)
 
     def _encrypt(self, x: Words, left: Words, right: Words, scratch: Words, spare: Words) -> None:
-        """left = the network's image of x; the other three are working space. All of one length."""
+        """Set `left` to the network's image of x. The other three are working space. All have one length."""
         a, b = np.uint64(self.a), np.uint64(self.b)
         self._halves(x, left, right, b)
         for number, key in enumerate(self.keys):
@@ -98,7 +98,7 @@ class Feistel:
         left += right
 
     def _decrypt(self, y: Words, left: Words, right: Words, scratch: Words, spare: Words) -> None:
-        """left = what the network sends to y; the other three are working space."""
+        """Set `left` to the network's inverse of y. The other three are working space."""
         a, b = np.uint64(self.a), np.uint64(self.b)
         self._halves(y, left, right, b)
         for number in range(len(self.keys) - 1, -1, -1):
@@ -112,14 +112,14 @@ class Feistel:
 
     @staticmethod
     def _halves(x: Words, left: Words, right: Words, b: np.uint64) -> None:
-        """left, right = divmod(x, b)"""
+        """Set `left` and `right` to divmod(x, b)."""
         np.floor_divide(x, b, out=left)
         np.multiply(left, b, out=right)
         np.subtract(x, right, out=right)
 
 
 def _working_space() -> Words:
-    """uint64 (3, CHUNK), this thread's own for good: fresh memory for each call would cost a tenth of the time."""
+    """Working space uint64 (3, CHUNK) of this thread: fresh memory for each call would cost a tenth of the time."""
     if not hasattr(_own, "space"):
         _own.space = np.empty((3, CHUNK), np.uint64)
     space: Words = _own.space
@@ -127,7 +127,7 @@ def _working_space() -> Words:
 
 
 def _hash(half: Words, key: np.uint64 | Words, radix: np.uint64 | Words, out: Words, spare: Words) -> None:
-    """out = a hash of (half + key) in [0, radix): 32 bits of it, reduced by multiply and shift (radix < 2^32)."""
+    """Set `out` to a hash of (half + key) in [0, radix): 32 bits, reduced by multiply and shift (radix < 2^32)."""
     np.add(half, key, out=out)
     out *= _HASH_1
     np.right_shift(out, _32, out=spare)
@@ -140,7 +140,11 @@ def _hash(half: Words, key: np.uint64 | Words, radix: np.uint64 | Words, out: Wo
 
 @lru_cache(maxsize=64)
 def permutation(n: int, key: int) -> Sorted | Feistel:
-    """The permutation of [0, n) that `key` (64 bits) names. ValueError unless 1 <= n <= 2^63."""
+    """Permutation of [0, n) of a key (64 bits).
+
+    Raises:
+        ValueError: unless 1 <= n <= 2^63.
+    """
     if not 1 <= n <= LARGEST:
         raise ValueError(f"cannot permute {n} elements: the domain must have 1 to 2**63")
     check_seed(key)
@@ -150,32 +154,32 @@ def permutation(n: int, key: int) -> Sorted | Feistel:
 
 
 def sorted_words(n: int, key: int) -> Sorted:
-    """The permutation that sorts n words drawn under `key` (stable, so that ties have one answer)."""
+    """Permutation that sorts n words drawn under `key`, stable in ties."""
     counters = np.arange((n + 1) // 2, dtype=np.uint64)
     words = np.stack(philox(key, counters, np.zeros_like(counters)), axis=1).reshape(-1)[:n]
     table = np.argsort(words, kind="stable").astype(np.uint64)
     back = np.empty_like(table)
     back[table] = np.arange(n, dtype=np.uint64)
-    table.flags.writeable = back.flags.writeable = False  # they are shared through the cache
+    table.flags.writeable = back.flags.writeable = False  # shared through the cache
     return Sorted(table, back)
 
 
 def feistel(n: int, key: int, rounds: int = ROUNDS) -> Feistel:
-    """The Feistel permutation of [0, n); `rounds` is for the tests, which show that fewer are not enough."""
+    """Feistel permutation of [0, n); `rounds` is for the tests, which show that fewer are not enough."""
     a = isqrt(n - 1) + 1
     return Feistel(n, a, -(-n // a), tuple(mix64(key + (number + 1) * _GAMMA) for number in range(rounds)))
 
 
 def permute_each(x: Words, sizes: Words, keys: Words) -> Words:
-    """Element-wise permutations: x[i] in [0, sizes[i]) under keys[i], all uint64 (m,); sizes below 2^32.
+    """Permute element-wise: x[i] in [0, sizes[i]) under keys[i], all uint64 (m,), sizes below 2^32.
 
-    For short ranges of which every element has its own (the frames inside a clip). Always the Feistel network.
+    For many short ranges (the frames inside each clip). Always the Feistel network.
     """
     return _each(x, sizes, keys, forward=True)
 
 
 def unpermute_each(y: Words, sizes: Words, keys: Words) -> Words:
-    """The inverse of `permute_each`."""
+    """Inverse of `permute_each`."""
     return _each(y, sizes, keys, forward=False)
 
 
@@ -184,7 +188,7 @@ def _each(x: Words, sizes: Words, keys: Words, forward: bool) -> Words:
     a += a * a < sizes
     b = (sizes + a - np.uint64(1)) // a
     y = x.copy()
-    outside = np.arange(len(x))  # those whose image does not lie in the domain yet
+    outside = np.arange(len(x))  # images not yet in the domain
     while len(outside):
         at, radix_a, radix_b, key = y[outside], a[outside], b[outside], keys[outside]
         left = at // radix_b

@@ -1,9 +1,9 @@
 """Philox4x32-10 in numpy: 128 random bits for each value of a counter, in any order, on any platform.
 
 Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). The generator is a function of
-(key, counter) and keeps no state, which is what lets sample p be drawn without drawing samples 0..p-1. It is written
-out here because the bits are part of the project's contract and no library promises to keep its own; the tests hold it
-against the authors' published vectors.
+(key, counter) without state, so sample p can be drawn without samples 0..p-1. It is implemented here because the bits
+are part of the project's contract, and no library promises to keep its own. The tests check it against the authors'
+published vectors.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 CHUNK = 16384
-"""Counters per pass: the temporaries of one pass then stay in the second-level cache."""
+"""Counters per pass: few enough for the temporaries of a pass to stay in the second-level cache."""
 
 _LOW = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
@@ -23,7 +23,7 @@ _ROUNDS = 10
 
 
 def philox(key: int, low: Words, high: Words) -> tuple[Words, Words]:
-    """128 bits per counter, as two uint64 arrays.
+    """Random bits, 128 per counter, as two uint64 arrays.
 
     `key` is a 64-bit int; the counter is (`low`, `high`), two uint64 arrays of one shape, its 32-bit words being low's
     two halves and then high's, least significant first. With output words o0..o3 the result is
