@@ -1,5 +1,6 @@
-"""Hugging Face Accelerate: each process loads its share of every global batch; Accelerate keeps the model. The weights
-are bfloat16, with float32 masters beside them.
+"""Hugging Face Accelerate: each process loads its share of every global batch; Accelerate keeps the model.
+
+The weights are bfloat16, with float32 masters beside them.
 
 accelerate launch examples/accelerate_loop.py [DATASET]
 """
@@ -12,7 +13,6 @@ import understudy as us
 
 accelerator = Accelerator(cpu=not torch.cuda.is_available())
 data = us.EpisodeDataset(dataset())
-order = us.Order.from_datasets([data], batch_size=32, seed=0)  # the global batch, whatever the number of processes
 
 torch.manual_seed(0)  # the same first weights in every process
 sample = data[0]
@@ -21,13 +21,13 @@ masters = us.MasterWeights(torch.optim.AdamW(model.named_parameters(), lr=1e-2))
 model, optimizer = accelerator.prepare(model, masters)
 
 place = {"rank": accelerator.process_index, "world_size": accelerator.num_processes}
-with us.Loader([data], order=order, memory="1GB", position=0, **place) as loader:
+with us.Loader(data, batch_size=32, seed=0, memory="1GB", **place) as loader:  # 32 over all processes
     for step, batch in zip(range(20), loader):
         state, action = (batch[key].to(accelerator.device) for key in ("observation.state", "action"))
         loss = (model(state.to(torch.bfloat16)).float() - action.float()).square().mean()
         optimizer.zero_grad()
         accelerator.backward(loss)
-        masters.clip_grad_norm_(1.0)  # in float32; what `prepare` returned has no such method
+        masters.clip_grad_norm_(1.0)  # in float32; the prepared optimizer has no such method
         optimizer.step()
         if step % 5 == 0:
             accelerator.print(f"step {step}: loss {loss.item():.4f}, position to save {loader.position}")

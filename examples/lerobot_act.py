@@ -1,4 +1,4 @@
-"""LeRobot's ACT, fed by understudy: the same keys and shapes that its own dataset gives.
+"""LeRobot's ACT on batches of understudy: the same keys and shapes as those of its own dataset.
 
 python examples/lerobot_act.py [DATASET]     (needs LeRobot: pip install lerobot)
 """
@@ -27,8 +27,7 @@ torch.manual_seed(0)  # of the first weights and of dropout
 policy = ACTPolicy(config)
 optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-4)
 
-order = us.Order.from_datasets([data], batch_size=8, seed=0)
-with us.Loader([data], order=order, memory="1GB") as loader:
+with us.Loader(data, batch_size=8, seed=0, memory="1GB") as loader:
     for step, batch in zip(range(4), loader):
         floats = {key: value.float() for key, value in batch.items() if key in (*inputs, *outputs)}
         floats[camera] /= 255  # in [0, 1], as ACT expects

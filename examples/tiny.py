@@ -29,8 +29,8 @@ def record(root: str, episodes: int = 8, frames: int = 40) -> str:
             state = np.full(4, episode / episodes, np.float32)
             for frame in range(frames):
                 action = np.sin(frame / 5 + np.arange(4, dtype=np.float32))
-                picture = np.full((64, 64, 3), (frame * 6, episode * 30, 90), np.uint8)
-                row = {"observation.images.front": picture, "observation.state": state, "action": action}
+                image = np.full((64, 64, 3), (frame * 6, episode * 30, 90), np.uint8)
+                row = {"observation.images.front": image, "observation.state": state, "action": action}
                 writer.add_frame(row, task="follow the light")
                 state = state + 0.1 * action
             writer.save_episode()
