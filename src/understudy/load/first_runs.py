@@ -20,7 +20,7 @@ def first_runs(order: Order, source: int, policy: DecodePolicy, position: int, s
     The runs behind them have `policy.run_length` frames. Runs end at their lane's turn: once every `run_length` rounds,
     at a phase of its own that never changes. Otherwise lanes whose clips begin together (as all do at the start and at
     the turn of an epoch) would decode in the same batch, and hold the most frames at the same time, from there on.
-    Runs of whole GOPs are staggered by where their clips begin: the first run goes on to the next key frame.
+    Runs of whole GOPs are staggered by where their clips begin: the first run extends to the next key frame.
     A reader of the first batch, which the consumer waits for, first decodes only the frames of its first sample.
     """
     if policy.run_length <= 1:

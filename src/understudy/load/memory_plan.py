@@ -62,7 +62,7 @@ class MemoryPlan:
     keeps_decoded: tuple[bool, ...]
     """Of each source: whether all its images stay decoded."""
     policies: tuple[DecodePolicy, ...]
-    """Of each source: what its clip readers hold between two samples."""
+    """Of each source: the policy of its clip readers."""
     notes: tuple[str, ...]
     """Remarks for the user, one sentence each."""
 
@@ -115,7 +115,7 @@ class _SourceNeeds:
         tenth is lost between them: they come and go with their clips, in heaps of the threads.
         Shared decoders, one a thread, keep the memory of the most frames that the readers ever held: half a run each,
         for they take turns (`load/first_runs.py`) and on the way to a key frame, and the frames that wait for
-        conversion, a batch's at most. Whole GOPs take turns by chance: two standard deviations of so many. So do runs
+        conversion, a batch's at most. Whole GOPs take turns by chance: two standard deviations of their number. So do runs
         as long as clips, which also end with their clip; their remainder is smaller in the mean.
         """
         if policy.run_length == 0:

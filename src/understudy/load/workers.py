@@ -25,7 +25,7 @@ from understudy.load.prefetch import Prefetcher
 from understudy.load.request import Batch, BatchRequest
 from understudy.load.row_batches import RowBatches, read_rows
 
-_BLOCK = 512  # positions whose samples are looked up, and whose rows are read, at once
+_BLOCK = 512  # positions at once: their samples are located, their rows read
 _ROWS = 4 << 20  # bytes of rows that are read at once
 
 

@@ -1,7 +1,7 @@
 """The order: the sample at each position, as one pure function, and the random draws of a position. numpy only.
 
 order         `Order`: positions to samples and back
-spec          what is saved of an order, and the difference between two of them
+spec          the saved form of an order, and differences between two of them
 settle        from the arguments of `Order.from_datasets` to a spec
 defaults      clip length and lanes, chosen and explained
 layout        the selected frames of a source as numbers 0..N-1

@@ -52,7 +52,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class DecodePolicy:
-    """What the clip readers of a source decode in advance, and hold between two samples."""
+    """Frames that the clip readers of a source decode in advance, and state that they hold between two samples."""
 
     run_length: int
     """Frames decoded in one go, at least. 1: none in advance. 0: and none kept for the next sample."""

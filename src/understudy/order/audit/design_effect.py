@@ -24,7 +24,7 @@ class Correlation:
         corr(i, j) = 1                                                          the same frame (a sample with itself)
 
     It is a covariance for any non-negative values with `episode + near <= 1`: three independent parts, one shared by
-    the episode (scene, task, operator), one that fades along it (what is happening just now), one of each frame alone.
+    the episode (scene, task, operator), one that fades along it (the current event), one of each frame alone.
     """
 
     episode: float = 0.3
