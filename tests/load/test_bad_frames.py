@@ -1,4 +1,4 @@
-"""What cannot be read is replaced by its neighbour, the same in every run, and nothing else changes."""
+"""Substitution of unreadable samples by a neighbour, the same in every run; nothing else changes."""
 
 import json
 import shutil
@@ -72,7 +72,7 @@ def bad_frames(data: EpisodeDataset) -> set[tuple[int, int]]:
 
 @pytest.mark.parametrize("memory", ["1.6MB", "1GB"])
 @pytest.mark.parametrize("mode", ["clips", "uniform"])
-def test_neighbours_stand_in_and_nothing_else_changes(
+def test_substitutes_replace_bad_frames_only(
     sound: Path, damaged: Path, tmp_path: Path, memory: str, mode: str
 ) -> None:
     data = opened(damaged)
@@ -111,7 +111,7 @@ def test_neighbours_stand_in_and_nothing_else_changes(
         assert torch.equal(together.reshape(found[TOP].shape), found[TOP])
 
 
-def test_neighbours_are_of_the_clip_first_and_never_of_other_episodes(damaged: Path) -> None:
+def test_order_neighbours_are_of_the_clip_first_and_of_the_selection(damaged: Path) -> None:
     data = opened(damaged, exclude_episodes=[1])
     order = order_of(data)
     for position in range(40):
@@ -124,7 +124,7 @@ def test_neighbours_are_of_the_clip_first_and_never_of_other_episodes(damaged: P
         assert {episode for episode, _ in near} <= {0, 2}
 
 
-def test_bad_rows(sound: Path, tmp_path: Path) -> None:
+def test_substitutes_replace_bad_rows(sound: Path, tmp_path: Path) -> None:
     root = tmp_path / "rows"
     shutil.copytree(sound, root)
     data = root / "data/chunk-000/file-001.parquet"  # episode 2 alone
@@ -141,7 +141,7 @@ def test_bad_rows(sound: Path, tmp_path: Path) -> None:
         assert episode[0] == 2 or found["frame_index"][i] == frame[0]
 
 
-def test_more_than_the_cap_is_an_error(sound: Path, tmp_path: Path) -> None:
+def test_substitutes_beyond_the_cap_are_an_error(sound: Path, tmp_path: Path) -> None:
     root = tmp_path / "rows"
     shutil.copytree(sound, root)
     data = root / "data/chunk-000/file-001.parquet"
@@ -151,14 +151,14 @@ def test_more_than_the_cap_is_an_error(sound: Path, tmp_path: Path) -> None:
         take(loader)
 
 
-def test_a_word_that_is_no_policy(sound: Path) -> None:
+def test_loader_refuses_an_unknown_on_bad_frame(sound: Path) -> None:
     data = opened(sound)
     with pytest.raises(ValueError, match="on_bad_frame 'skip'"):
         Loader([data], order=order_of(data), on_bad_frame="skip")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("memory", ["1.6MB", "1GB"])
-def test_substitutes_are_augmented_as_the_samples_they_stand_for(damaged: Path, memory: str) -> None:
+def test_substitutes_are_augmented_by_the_position(damaged: Path, memory: str) -> None:
     def paint(pictures: dict[str, torch.Tensor], rng: SampleRng) -> None:
         for picture in pictures.values():
             picture[:] = int(rng.integers(0, 256))
@@ -172,7 +172,7 @@ def test_substitutes_are_augmented_as_the_samples_they_stand_for(damaged: Path, 
         assert (picture == int(SampleRng(order.seed, "augment", position).integers(0, 256))).all()
 
 
-def test_what_was_made_ahead_and_is_made_again_is_told_once(sound: Path, tmp_path: Path) -> None:
+def test_substitutes_made_twice_are_journaled_once(sound: Path, tmp_path: Path) -> None:
     data, journal = opened(sound), tmp_path / "journal.jsonl"
     order = order_of(data)
     substitutes = Substitutes(order, journal, 0.5)

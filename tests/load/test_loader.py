@@ -1,4 +1,4 @@
-"""The loader: what comes is the order's alone; threads, memory, ranks and restarts only change when it is made."""
+"""The loader: its batches depend on the order alone, not on threads, memory, ranks or restarts."""
 
 import threading
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def take(loader: Loader, count: int) -> list[dict[str, Any]]:
         return [next(loader) for _ in range(count)]
 
 
-def test_batches_are_the_orders_samples(root: Path) -> None:
+def test_loader_batches_are_the_samples_of_the_order(root: Path) -> None:
     data = opened(root)
     order = order_of(data)
     for step, batch in enumerate(take(Loader([data], order=order), 9)):
@@ -66,7 +66,7 @@ def test_batches_are_the_orders_samples(root: Path) -> None:
         assert [identity(p)[1:] for p in batch[TOP].numpy()] == list(zip(episode.tolist(), frame.tolist()))
 
 
-def test_one_dataset_and_a_batch_size_are_enough(root: Path) -> None:
+def test_loader_makes_an_order_from_a_batch_size(root: Path) -> None:
     data = opened(root)
     expected = take(Loader([data], order=Order.from_datasets([data], batch_size=BATCH, seed=3)), 3)
     made = Loader(data, batch_size=BATCH, seed=3)
@@ -86,7 +86,7 @@ def test_one_dataset_and_a_batch_size_are_enough(root: Path) -> None:
         ({"order": True, "seed": 0}, "seed 5"),
     ],
 )
-def test_an_order_or_a_batch_size_is_given_and_not_both(root: Path, options: dict[str, Any], words: str) -> None:
+def test_loader_needs_an_order_or_a_batch_size(root: Path, options: dict[str, Any], words: str) -> None:
     data = opened(root)
     if options.get("order"):
         options = {**options, "order": order_of(data)}
@@ -97,7 +97,7 @@ def test_an_order_or_a_batch_size_is_given_and_not_both(root: Path, options: dic
 @pytest.mark.parametrize(
     "options", [{"num_threads": 1}, {"num_threads": 4}, {"memory": 1.0}, {"memory": 1.5, "num_threads": 3}]
 )
-def test_threads_and_memory_change_nothing(root: Path, options: dict[str, Any]) -> None:
+def test_loader_batches_do_not_depend_on_threads_or_memory(root: Path, options: dict[str, Any]) -> None:
     data = opened(root)
     order = order_of(data)
     if "memory" in options:
@@ -106,7 +106,7 @@ def test_threads_and_memory_change_nothing(root: Path, options: dict[str, Any]) 
     assert all(map(same, take(Loader([opened(root)], order=order, **options), 8), expected))
 
 
-def test_less_than_one_batch_is_refused_with_the_number_needed(root: Path) -> None:
+def test_loader_names_the_least_memory(root: Path) -> None:
     data = opened(root)
     order = order_of(data)
     enough = least_memory(data, order=order)
@@ -115,7 +115,7 @@ def test_less_than_one_batch_is_refused_with_the_number_needed(root: Path) -> No
         Loader([data], order=order, memory=enough - 1)
 
 
-def test_the_position_is_the_whole_state(root: Path) -> None:
+def test_loader_resumes_from_its_position(root: Path) -> None:
     order = order_of(opened(root))
     expected = take(Loader([opened(root)], order=order), 8)
     with Loader([opened(root)], order=order, num_threads=3) as first:
@@ -127,7 +127,7 @@ def test_the_position_is_the_whole_state(root: Path) -> None:
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_ranks_share_every_batch(root: Path, world: int) -> None:
+def test_loader_ranks_share_every_batch(root: Path, world: int) -> None:
     order = order_of(opened(root))
     whole = take(Loader([opened(root)], order=order), 3)
     parts = [take(Loader([opened(root)], order=order, rank=r, world_size=world), 3) for r in range(world)]
@@ -136,7 +136,7 @@ def test_ranks_share_every_batch(root: Path, world: int) -> None:
         assert [text for r in range(world) for text in parts[r][step]["task"]] == batch["task"]
 
 
-def test_a_mixture_keeps_rows_and_sources_together(tmp_path: Path, root: Path) -> None:
+def test_loader_mixture_keeps_rows_and_sources_together(tmp_path: Path, root: Path) -> None:
     write_dataset(tmp_path / "other", Spec(lengths=(8, 8), codec="libx264", version="v2.1"))
     both = [opened(root), opened(tmp_path / "other")]
     order = order_of(*both)
@@ -155,7 +155,9 @@ def test_a_mixture_keeps_rows_and_sources_together(tmp_path: Path, root: Path) -
     ("options", "told"),
     [({"keys": ["action"]}, "different keys"), ({"delta_timestamps": {"action": [0.0]}}, "needs one shape")],
 )
-def test_sources_that_do_not_fit_together_are_named(root: Path, twin: Path, options: dict[str, Any], told: str) -> None:
+def test_loader_names_sources_that_no_batch_combines(
+    root: Path, twin: Path, options: dict[str, Any], told: str
+) -> None:
     other = EpisodeDataset(twin, **{"delta_timestamps": {"action": [0.0, 0.1, 0.2]}, **options})
     both = [opened(root), other]
     with pytest.raises(ValueError, match=told):
@@ -163,7 +165,7 @@ def test_sources_that_do_not_fit_together_are_named(root: Path, twin: Path, opti
 
 
 def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The pictures that decoders give from now on, one entry each."""
+    """Frames that decoders return from now on, one entry each."""
     decoded: list[int] = []
     plain = PictureDecoder.runs
 
@@ -178,7 +180,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return decoded
 
 
-def test_small_data_is_decoded_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loader_decodes_small_data_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded = counting(monkeypatch)
     data = opened(root, picture_cache_bytes=0)
     take(Loader([data], order=order_of(data), num_threads=3), 20)
@@ -189,7 +191,7 @@ def test_small_data_is_decoded_once(root: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.skipif(PYAV < 17, reason="budgets for decoders of FFmpeg 8.1; those before take more memory")
-def test_what_is_kept_fits_the_budget(root: Path, twin: Path) -> None:
+def test_plan_keeps_decoded_images_within_memory(root: Path, twin: Path) -> None:
     data = opened(root)
     size = len(data) * 64 * 64 * 3
     assert decoded_bytes(data) == size
@@ -205,7 +207,7 @@ def test_what_is_kept_fits_the_budget(root: Path, twin: Path) -> None:
     assert seen == {(False, False), (True, False), (True, True)}  # the first is kept first
 
 
-def test_an_error_is_raised_where_the_batch_is_asked_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loader_raises_an_error_at_its_batch(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = opened(root)
     order = order_of(data)
     expected = take(Loader([opened(root)], order=order), 3)
@@ -229,7 +231,7 @@ def test_an_error_is_raised_where_the_batch_is_asked_for(root: Path, monkeypatch
         assert next(loader)["position"][0] == position  # the same batch again, none left out
 
 
-def test_closing_leaves_no_thread(root: Path) -> None:
+def test_loader_close_ends_its_threads(root: Path) -> None:
     before = set(threading.enumerate())
     loader = Loader([opened(root)], order=order_of(opened(root)), num_threads=4)
     next(loader)
@@ -238,7 +240,7 @@ def test_closing_leaves_no_thread(root: Path) -> None:
     assert set(threading.enumerate()) == before
 
 
-def test_no_more_is_made_ahead_than_was_allowed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loader_makes_no_more_batches_ahead_than_planned(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     plain = RowBatches.take
 
@@ -260,17 +262,17 @@ def test_no_more_is_made_ahead_than_was_allowed(root: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("size", "count"), [("4GB", 4 * 10**9), ("1.5 kib", 1536), (17, 17), ("64", 64), ("2TiB", 2**41)]
 )
-def test_sizes(size: int | str, count: int) -> None:
+def test_parse_bytes(size: int | str, count: int) -> None:
     assert parse_bytes(size) == count
 
 
 @pytest.mark.parametrize("size", ["", "GB", "four GB", "-1", 0, "1 XB", "1e9", None, True])
-def test_sizes_that_are_none(size: Any) -> None:
+def test_parse_bytes_refuses_other_text(size: Any) -> None:
     with pytest.raises(ValueError, match="give bytes"):
         parse_bytes(size)
 
 
-def test_datasets_that_are_not_the_orders_are_refused(root: Path, tmp_path: Path) -> None:
+def test_loader_refuses_datasets_of_another_order(root: Path, tmp_path: Path) -> None:
     write_dataset(tmp_path / "other", Spec(lengths=(4, 3)))
     one, two = opened(root), opened(tmp_path / "other")
     for order, given in ((order_of(one, two), [one]), (order_of(one), [one, two]), (order_of(one, two), [two, one])):
@@ -278,7 +280,7 @@ def test_datasets_that_are_not_the_orders_are_refused(root: Path, tmp_path: Path
             Loader(given, order=order)
 
 
-def test_impossible_requests_are_refused(root: Path) -> None:
+def test_loader_refuses_impossible_arguments(root: Path) -> None:
     data = [opened(root)]
     order = order_of(data[0])
     for options in (
@@ -293,7 +295,7 @@ def test_impossible_requests_are_refused(root: Path) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_ranks_share_a_mixture_whose_weights_no_slots_meet(root: Path, twin: Path, world: int) -> None:
+def test_loader_ranks_share_a_mixture_of_divided_slots(root: Path, twin: Path, world: int) -> None:
     sources = [opened(root), opened(twin)]
     order = Order.from_datasets(sources, weights=[0.37, 0.63], batch_size=BATCH, seed=5, clip=4, lanes=2 * BATCH)
     order = order.with_weights(5 * BATCH, {"dataset": 1.0, "twin": 2**0.5})

@@ -1,4 +1,4 @@
-"""The loader at its edges: forks, pickles, interrupts, errors in the middle, and who else looks at its memory."""
+"""Edge cases of the loader: forks, pickles, interrupts, errors in the middle, and other users of its memory."""
 
 import copy
 import itertools
@@ -68,7 +68,7 @@ def no_thread_is_left() -> Iterator[None]:
 
 
 def in_a_fork(act: Callable[[], bool]) -> bool:
-    """What `act` gives in a forked child, which is ended when it hangs."""
+    """Result of `act` in a forked child, which is ended when it hangs."""
     child = os.fork()
     if child == 0:
         code = 3
@@ -82,7 +82,7 @@ def in_a_fork(act: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded")
-def test_a_forked_child_is_told_and_never_waits(data: EpisodeDataset, order: Order) -> None:
+def test_loader_raises_in_a_forked_child(data: EpisodeDataset, order: Order) -> None:
     expected = batches(data, order, 3)
     with Loader([data], order=order, num_threads=2) as loader:
         next(loader)
@@ -102,10 +102,10 @@ def test_a_forked_child_is_told_and_never_waits(data: EpisodeDataset, order: Ord
             assert in_a_fork(child)
         assert same(next(loader), expected[1])  # the parent's goes on
 
-    assert not in_a_fork(lambda: False)  # the negative control: it does tell
+    assert not in_a_fork(lambda: False)  # the negative control
 
 
-def test_it_is_not_copied_or_sent(data: EpisodeDataset, order: Order) -> None:
+def test_loader_refuses_copies_and_pickles(data: EpisodeDataset, order: Order) -> None:
     with Loader([data], order=order) as loader:
         for begun in (False, True):
             for act in (pickle.dumps, copy.copy, copy.deepcopy):
@@ -119,7 +119,7 @@ def test_it_is_not_copied_or_sent(data: EpisodeDataset, order: Order) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_interrupt_loses_no_batch(
+def test_loader_loses_no_batch_to_an_interrupt(
     data: EpisodeDataset, order: Order, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """A notebook's user presses stop and later asks for the next batch."""
@@ -148,7 +148,7 @@ def test_an_interrupt_loses_no_batch(
     assert armed == [False]
 
 
-def test_threads_that_run_do_not_outlive_one_that_cannot_start(
+def test_loader_ends_its_threads_if_one_cannot_start(
     data: EpisodeDataset, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, plain = threading.active_count(), threading.Thread.start
@@ -169,7 +169,7 @@ def test_threads_that_run_do_not_outlive_one_that_cannot_start(
 
 
 @pytest.mark.parametrize("memory", ["4GB", "least"])
-def test_the_first_error_comes_where_it_belongs(data: EpisodeDataset, order: Order, memory: str) -> None:
+def test_loader_raises_the_first_error_at_its_batch(data: EpisodeDataset, order: Order, memory: str) -> None:
     """Several threads fail at different batches, some of them ahead of the first that the consumer must meet."""
     bad = {31: "late", 22: "early", 33: "later"}  # positions: batches 5, 3 and 5
 
@@ -195,7 +195,7 @@ def test_the_first_error_comes_where_it_belongs(data: EpisodeDataset, order: Ord
             bad[22] = saved
 
 
-def test_an_error_behind_a_batch_does_not_hold_it_back(data: EpisodeDataset, order: Order) -> None:
+def test_loader_returns_batches_before_an_error(data: EpisodeDataset, order: Order) -> None:
     """One thread fails at the second batch while another is still at work on the first."""
     second = {int(SampleRng(order.seed, "augment", p).integers(0, 1 << 31)) for p in range(BATCH, 2 * BATCH)}
     first = int(SampleRng(order.seed, "augment", 0).integers(0, 1 << 31))
@@ -216,7 +216,7 @@ def test_an_error_behind_a_batch_does_not_hold_it_back(data: EpisodeDataset, ord
             next(loader)
 
 
-def test_two_threads_that_miss_a_picture_decode_it_once(data: EpisodeDataset) -> None:
+def test_decoded_images_decodes_a_frame_once_for_two_threads(data: EpisodeDataset) -> None:
     pictures = keep_decoded(data).pictures
     assert isinstance(pictures, DecodedImages)
     shape = pictures._episode(TOP, 3).images.shape[1:]
@@ -235,14 +235,14 @@ def test_two_threads_that_miss_a_picture_decode_it_once(data: EpisodeDataset) ->
     assert (outs[0] == outs[1]).all()
 
 
-def test_a_consumer_may_leave(data: EpisodeDataset, order: Order) -> None:
-    """No close, no with: the threads end all the same (`no_thread_is_left`)."""
+def test_loader_ends_its_threads_when_it_is_dropped(data: EpisodeDataset, order: Order) -> None:
+    """No close, no with: the threads still end (`no_thread_is_left`)."""
     loader = Loader([data], order=order, num_threads=3)
     next(loader)
     del loader
 
 
-def test_two_loaders_at_once(data: EpisodeDataset, order: Order) -> None:
+def test_loader_runs_beside_another(data: EpisodeDataset, order: Order) -> None:
     expected = batches(data, order, 6)
     with (
         Loader([data], order=order, num_threads=2) as one,
@@ -254,8 +254,8 @@ def test_two_loaders_at_once(data: EpisodeDataset, order: Order) -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 4, 32])
-def test_the_way_to_a_picture_can_be_given_up(at_once: int, tmp_path: Path) -> None:
-    """A lone picture at the end of a long group: after some packets, not after all of them."""
+def test_picture_decoder_stops_within_a_group(at_once: int, tmp_path: Path) -> None:
+    """A single frame at the end of a long GOP: after some packets, not after all of them."""
     video = tmp_path / "long.mp4"
     spec = Spec(lengths=(60,), gop=250)
     write_video(video, episode_pictures(spec, 0, 0), spec)
@@ -286,7 +286,7 @@ def test_the_way_to_a_picture_can_be_given_up(at_once: int, tmp_path: Path) -> N
     assert ended == ["stopped"]
     assert 5 <= len(fed) < 5 + 8
     found, _ = next(iter(PictureDecoder(packets, "here").pictures(np.asarray([target]), at_once)))
-    assert found == target  # nobody gave up
+    assert found == target  # not stopped
     assert len(fed) > 20
     packets.close()
 
@@ -294,7 +294,7 @@ def test_the_way_to_a_picture_can_be_given_up(at_once: int, tmp_path: Path) -> N
 # -- settings --------------------
 
 
-def test_devices(data: EpisodeDataset, order: Order) -> None:
+def test_loader_devices(data: EpisodeDataset, order: Order) -> None:
     expected = batches(data, order, 3)
     assert all(map(same, batches(data, order, 3, device="cpu"), expected))
     meta = batches(data, order, 1, device="meta")[0]
@@ -309,7 +309,7 @@ def test_devices(data: EpisodeDataset, order: Order) -> None:
 
 @pytest.mark.parametrize("start", [2**31, 2**40, 2**62 - 100])
 @pytest.mark.parametrize("mode", ["clips", "uniform", "sequential"])
-def test_far_positions_and_large_batches(data: EpisodeDataset, start: int, mode: str) -> None:
+def test_loader_far_positions_and_large_batches(data: EpisodeDataset, start: int, mode: str) -> None:
     order = Order.from_datasets([data], batch_size=200, seed=1, mode=mode)  # more than all frames
     with Loader([data], order=order, position=start) as loader:
         for batch in itertools.islice(loader, 2):
@@ -322,7 +322,7 @@ def test_far_positions_and_large_batches(data: EpisodeDataset, start: int, mode:
 
 
 @pytest.mark.parametrize("memory", ["4GB", "least"])
-def test_times_tell_where_time_went(data: EpisodeDataset, order: Order, memory: str) -> None:
+def test_loader_timings(data: EpisodeDataset, order: Order, memory: str) -> None:
     given = least_memory(data, order=order) if memory == "least" else memory
     with Loader([data], order=order, memory=given, num_threads=1) as loader:
         assert loader.plan.keeps_decoded == (memory == "4GB",)
@@ -338,36 +338,36 @@ def test_times_tell_where_time_went(data: EpisodeDataset, order: Order, memory: 
 
 
 @pytest.mark.skipif(PYAV < 17, reason="budgets for decoders of FFmpeg 8.1; those before take more memory")
-def test_an_order_that_fits(tmp_path: Path) -> None:
+def test_fit_order_reduces_frames_in_flight(tmp_path: Path) -> None:
     write_dataset(tmp_path / "data", Spec(lengths=(60,) * 24))
     data = EpisodeDataset(tmp_path / "data", picture_cache_bytes=0)
     options: dict[str, Any] = {"frames_in_flight": 400, "batch_size": 1, "seed": 1}
-    wished = Order.from_datasets([data], **options)
-    order, said = fit_order([data], memory=10**9, **options)
-    assert (order.spec, said) == (wished.spec, ())
+    requested = Order.from_datasets([data], **options)
+    order, notes = fit_order([data], memory=10**9, **options)
+    assert (order.spec, notes) == (requested.spec, ())
 
     def ahead(order: Order) -> int:
         with Loader([data], order=order, memory=tight, num_threads=2) as loader:
             next(loader)
             return loader.plan.policies[0].run_length
 
-    tight = least_memory(data, order=wished) + 190_000
-    order, said = fit_order([data], memory=tight, **options)
-    assert (ahead(wished), ahead(order)) == (0, 4)
-    frames = int(said[0].split()[0])
-    assert "frames in flight instead of 400: twice as many do not fit" in said[0]
+    tight = least_memory(data, order=requested) + 190_000
+    order, notes = fit_order([data], memory=tight, **options)
+    assert (ahead(requested), ahead(order)) == (0, 4)
+    frames = int(notes[0].split()[0])
+    assert "frames in flight instead of 400: twice as many do not fit" in notes[0]
     assert order.spec == Order.from_datasets([data], **{**options, "frames_in_flight": frames}).spec
     assert (
         ahead(Order.from_datasets([data], **{**options, "frames_in_flight": 2 * frames})) <= 1
     )  # the negative control
-    assert said[1].startswith("design effect of the batches")
-    assert [part.split()[-1] for part in said[1].split(", ")[-3:]] == ["1", "8", "64"]
+    assert notes[1].startswith("design effect of the batches")
+    assert [part.split()[-1] for part in notes[1].split(", ")[-3:]] == ["1", "8", "64"]
     tight -= 50_000
-    for fixed in ({}, {"lanes": 64, "clip": 8}):  # what halving does not help is not called fitting, nor made worse
-        order, said = fit_order([data], memory=tight, **options, **fixed)
+    for fixed in ({}, {"lanes": 64, "clip": 8}):  # where halving does not help, the order stays as requested
+        order, notes = fit_order([data], memory=tight, **options, **fixed)
         assert order.spec == Order.from_datasets([data], **options, **fixed).spec
-        assert len(said) == 1
-        assert "give more memory" in said[0]
+        assert len(notes) == 1
+        assert "give more memory" in notes[0]
 
 
 # -- memory that is used again --------------------
@@ -393,7 +393,7 @@ def content(kept: Any) -> bytes:
 
 
 @pytest.mark.parametrize("keep", KEEPERS)
-def test_what_a_consumer_keeps_is_never_written_again(data: EpisodeDataset, order: Order, keep: str) -> None:
+def test_buffer_pool_never_reuses_kept_memory(data: EpisodeDataset, order: Order, keep: str) -> None:
     held, whole, addresses = [], [], []
     with Loader([data], order=order, num_threads=2) as loader:
         for _ in range(14):
@@ -406,7 +406,7 @@ def test_what_a_consumer_keeps_is_never_written_again(data: EpisodeDataset, orde
     assert len(set(addresses)) == len(addresses)
 
 
-def test_what_another_thread_works_on_is_never_written_again(data: EpisodeDataset, order: Order) -> None:
+def test_buffer_pool_never_reuses_memory_of_another_thread(data: EpisodeDataset, order: Order) -> None:
     given: list[torch.Tensor] = []
     begin, sums = threading.Event(), []
 
@@ -429,7 +429,7 @@ def test_what_another_thread_works_on_is_never_written_again(data: EpisodeDatase
     assert sums == expected
 
 
-def test_what_nobody_keeps_is_used_again(data: EpisodeDataset, order: Order) -> None:
+def test_buffer_pool_reuses_released_memory(data: EpisodeDataset, order: Order) -> None:
     addresses = set()
     with Loader([data], order=order, num_threads=2) as loader:
         for _ in range(20):
@@ -444,7 +444,7 @@ def test_what_nobody_keeps_is_used_again(data: EpisodeDataset, order: Order) -> 
     assert buffers.take((4, 4)).ctypes.data == address  # the freed one, not the one that is held
 
 
-def test_a_batch_that_is_about_to_be_let_go_of_is_waited_for_but_not_one_that_is_kept(
+def test_buffer_pool_waits_for_a_release_but_not_for_kept_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     buffers, waits = BufferPool(2, pin=False), 0
@@ -468,7 +468,7 @@ def test_a_batch_that_is_about_to_be_let_go_of_is_waited_for_but_not_one_that_is
     assert len({array.ctypes.data for array in held}) == 6
 
 
-def test_chains_let_go_of_what_no_sample_needs_any_more(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clip_reader_drops_frames_behind_their_last_sample(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = EpisodeDataset(root, delta_timestamps={TOP: [-0.2, 0.0]}, picture_cache_bytes=0)
     order = Order.from_datasets([data], batch_size=1, seed=1, clip=100, lanes=1)
     held: list[int] = []

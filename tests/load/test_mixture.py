@@ -1,4 +1,4 @@
-"""Mixtures of robots that differ: every sample is its own dataset's, padded and told so, whatever the batch holds."""
+"""Mixtures of different robots: every sample equals that of its dataset, padded and marked, in any batch."""
 
 import json
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def opened(roots: dict[str, Path], names: Sequence[str], **options: Any) -> list
 
 
 def check(batch: dict[str, Any], datasets: Sequence[EpisodeDataset], order: Order, names: Sequence[str]) -> None:
-    """The batch is what its sources give alone, bit for bit, and padding is zero and told."""
+    """The batch equals the samples of its datasets, bit for bit; padding is zero and marked."""
     source, episode, frame = order.locate(batch["position"].numpy())
     widest = {key: max(WIDTHS[name][key] for name in names) for key in (ACTION, STATE)}
     differ = {key for key in widest if len({WIDTHS[name][key] for name in names}) > 1}
@@ -80,7 +80,7 @@ def check(batch: dict[str, Any], datasets: Sequence[EpisodeDataset], order: Orde
     start=st.integers(0, 300),
     world=st.integers(1, 3),
 )
-def test_each_sample_is_its_sources_own(  # type: ignore[no-untyped-def]
+def test_mixture_samples_equal_those_of_their_dataset(  # type: ignore[no-untyped-def]
     roots, names, weights, batch, mode, memory, threads, start, world
 ) -> None:
     datasets, world = opened(roots, names), min(world, batch)
@@ -96,7 +96,7 @@ def test_each_sample_is_its_sources_own(  # type: ignore[no-untyped-def]
                 check(next(loader), datasets, order, names)
 
 
-def test_a_batch_of_the_narrow_source_alone_is_as_wide_as_any(roots: dict[str, Path]) -> None:
+def test_mixture_pads_a_batch_of_the_narrow_source(roots: dict[str, Path]) -> None:
     names = ["arm", "hand"]
     datasets = opened(roots, names)
     order = Order.from_datasets(datasets, batch_size=1, seed=3, clip=4, lanes=1)
@@ -109,7 +109,7 @@ def test_a_batch_of_the_narrow_source_alone_is_as_wide_as_any(roots: dict[str, P
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_streams_give_the_same(roots: dict[str, Path]) -> None:
+def test_mixture_in_an_episode_stream(roots: dict[str, Path]) -> None:
     names = ["arm", "hand", "gripper"]
     datasets = opened(roots, names)
     order = Order.from_datasets(datasets, batch_size=4, seed=3, clip=4, lanes=8)
@@ -120,14 +120,14 @@ def test_streams_give_the_same(roots: dict[str, Path]) -> None:
             assert same(next(found), next(loader))
 
 
-def test_equal_widths_add_nothing(roots: dict[str, Path]) -> None:
+def test_mixture_adds_no_keys_for_equal_widths(roots: dict[str, Path]) -> None:
     datasets = [*opened(roots, ["arm"]), *opened(roots, ["gripper"])]
     assert Mixture.from_datasets(datasets).widths == {ACTION: 2}  # the states are equally wide
     assert Mixture.from_datasets(opened(roots, ["hand"])).widths == {}
 
 
 def declared(root: Path, copy: Path, key: str, **changes: Any) -> Path:
-    """A dataset whose info.json says something else of a feature; the files are those of `root`."""
+    """A dataset whose info.json declares a feature differently; the files are those of `root`."""
     copy.mkdir()
     for part in ("data", "videos"):
         (copy / part).symlink_to(root / part)
@@ -141,7 +141,7 @@ def declared(root: Path, copy: Path, key: str, **changes: Any) -> Path:
     return copy
 
 
-def test_numbers_of_one_kind_take_the_wider_dtype(roots: dict[str, Path], tmp_path: Path) -> None:
+def test_mixture_takes_the_wider_dtype(roots: dict[str, Path], tmp_path: Path) -> None:
     twin = declared(roots["arm"], tmp_path / "twin", "timestamp", dtype="float64")
     datasets = [*opened(roots, ["arm"]), EpisodeDataset(twin, delta_timestamps=WINDOWS)]
     order = Order.from_datasets(datasets, batch_size=1, seed=3, clip=2, lanes=1)
@@ -161,7 +161,9 @@ def test_numbers_of_one_kind_take_the_wider_dtype(roots: dict[str, Path], tmp_pa
         ({"delta_timestamps": {TOP: WINDOWS[TOP]}}, "window of 3 and of 0"),
     ],
 )
-def test_what_no_batch_can_hold_is_refused_at_once(roots: dict[str, Path], options: dict[str, Any], told: str) -> None:
+def test_mixture_refuses_datasets_that_no_batch_combines(
+    roots: dict[str, Path], options: dict[str, Any], told: str
+) -> None:
     datasets = [*opened(roots, ["arm"]), *opened(roots, ["hand"], **options)]
     order = Order.from_datasets(datasets, batch_size=3, seed=3)
     for kind in (Loader, EpisodeStream):
@@ -169,7 +171,7 @@ def test_what_no_batch_can_hold_is_refused_at_once(roots: dict[str, Path], optio
             kind(datasets, order=order)
 
 
-def test_numbers_that_are_no_vectors_of_floats_are_refused(roots: dict[str, Path], tmp_path: Path) -> None:
+def test_mixture_refuses_other_shapes_than_float_vectors(roots: dict[str, Path], tmp_path: Path) -> None:
     for name, changes, told in (
         ("whole", {"dtype": "int64"}, "'action' is float32 and int64 .*keys="),
         ("text", {"dtype": "string"}, "'action' is float32 and text"),

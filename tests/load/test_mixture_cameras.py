@@ -66,7 +66,7 @@ def opened(roots: dict[str, Path], names: Sequence[str], windows: bool = False, 
 
 
 def check(batch: dict[str, Any], datasets: Sequence[EpisodeDataset], order: Order) -> None:
-    """Row by row what the sample's own dataset gives alone, plus whether each camera is missing."""
+    """Row by row the samples of their own datasets, and whether each camera is missing."""
     missing = {camera for dataset in datasets for camera in dataset.absent}
     plain = set(datasets[0][0]) - {f"{camera}_is_missing" for camera in missing}
     assert batch.keys() == plain | {f"{camera}_is_missing" for camera in missing} | {"position", "source"}
@@ -105,7 +105,7 @@ def check(batch: dict[str, Any], datasets: Sequence[EpisodeDataset], order: Orde
     start=st.integers(0, 200),
     world=st.integers(1, 3),
 )
-def test_each_sample_is_its_sources_own(  # type: ignore[no-untyped-def]
+def test_mixture_camera_samples_equal_those_of_their_dataset(  # type: ignore[no-untyped-def]
     roots, names, windows, batch, mode, extra, threads, start, world
 ) -> None:
     datasets, world = opened(roots, names, windows), min(world, batch)
@@ -120,7 +120,7 @@ def test_each_sample_is_its_sources_own(  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_streams_and_samplers_give_the_same(roots: dict[str, Path]) -> None:
+def test_mixture_cameras_in_streams_and_samplers(roots: dict[str, Path]) -> None:
     datasets = opened(roots, ["both", "one", "none"])
     order = Order.from_datasets(datasets, batch_size=4, seed=3, clip=4, lanes=8)
     stream = DataLoader(EpisodeStream(datasets, order=order, position=8), batch_size=None, num_workers=2)
@@ -133,7 +133,7 @@ def test_streams_and_samplers_give_the_same(roots: dict[str, Path]) -> None:
         assert batch[FRONT].any()
 
 
-def test_black_pictures_are_planned_for(roots: dict[str, Path]) -> None:
+def test_plan_counts_black_images(roots: dict[str, Path]) -> None:
     for names in (["none"], ["both"], ["none", "both"]):
         datasets = opened(roots, names, windows=True)
         with Loader(datasets, order=Order.from_datasets(datasets, batch_size=4, seed=3)) as loader:
@@ -141,7 +141,7 @@ def test_black_pictures_are_planned_for(roots: dict[str, Path]) -> None:
         assert item.bytes == (loader.plan.batches_ahead + 2) * 4 * (2 + 3) * 3 * written.SIDE**2
 
 
-def test_black_pictures_are_not_augmented(roots: dict[str, Path]) -> None:
+def test_loader_augments_no_black_images(roots: dict[str, Path]) -> None:
     seen: list[tuple[str, ...]] = []
 
     def lighter(pictures: dict[str, torch.Tensor], draws: SampleRng) -> None:
@@ -161,7 +161,7 @@ def test_black_pictures_are_not_augmented(roots: dict[str, Path]) -> None:
     assert {(FRONT,), (FRONT, WRIST)} == set(seen)
 
 
-def test_pictures_of_several_sizes_need_one(
+def test_mixture_of_several_image_sizes_needs_image_size(
     roots: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A camera of 64 x 64 in one source and 32 x 32 in another; and one that is absent in its own size."""
@@ -201,7 +201,7 @@ def full_picture(make: Any, *who: int) -> np.ndarray:
         return make(*who)[::2, ::2]
 
 
-def test_what_no_batch_can_hold_is_refused(roots: dict[str, Path]) -> None:
+def test_mixture_refuses_cameras_that_no_batch_combines(roots: dict[str, Path]) -> None:
     with pytest.raises(ValueError, match=r"different keys: \['observation.images.wrist'\].*absent=\{camera: size\}"):
         Mixture.from_datasets(
             [

@@ -39,7 +39,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes along when a file is opened would else be all of these small videos."""
+    """Read little when a file is opened: the default would be all of these small videos."""
     monkeypatch.setattr(web, "HEAD", 512)
     monkeypatch.setattr(mp4, "_HEAD", 512)
 
@@ -55,8 +55,10 @@ def loader(data: EpisodeDataset, start: int = 0) -> Loader:
 
 
 def first_of(there: Loader, monkeypatch: pytest.MonkeyPatch) -> Batch:
-    """The first batch, with nothing fetched ahead of those that the loader's threads make meanwhile: whether that was
-    little or everything would hang on how long this thread takes to go on."""
+    """The first batch, without prefetching for the batches that the loader's threads make meanwhile.
+
+    Otherwise the number of bytes would depend on the time that this thread takes to continue.
+    """
     with monkeypatch.context() as patch:
         patch.setattr(Prefetcher, "advance", lambda self, number: None)
         return next(there)
@@ -66,7 +68,7 @@ def names() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("understudy")]
 
 
-def test_same_batches_each_byte_once(root: Path, tmp_path: Path) -> None:
+def test_prefetch_fetches_each_byte_once(root: Path, tmp_path: Path) -> None:
     local = EpisodeDataset(root, delta_timestamps={TOP: [-0.1, 0]})
     count = len(local) // 8 + 2
     with RangeServer(folder(root, "/set"), latency=0.002) as server:
@@ -81,9 +83,7 @@ def test_same_batches_each_byte_once(root: Path, tmp_path: Path) -> None:
     assert not names()
 
 
-def test_the_first_batch_needs_little_and_more_is_fetched_ahead(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prefetch_begins_behind_the_first_batch(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, may_go_on = WorkerPool._wait_for_room, threading.Event()
 
     def wait_for_room(self: WorkerPool, number: int, timings: Timings) -> BatchInProgress | None:
@@ -104,7 +104,7 @@ def test_the_first_batch_needs_little_and_more_is_fetched_ahead(
 
 
 @pytest.mark.parametrize("memory", ["2MB", "3MB", "20MB"])  # made alone, in runs, kept
-def test_of_the_first_batch_what_is_read_at_once_is_fetched_and_no_more(
+def test_prefetch_of_the_first_batch_is_its_samples_only(
     memory: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead: set[tuple[str, int]] = set()  # bytes
@@ -139,7 +139,9 @@ def test_of_the_first_batch_what_is_read_at_once_is_fetched_and_no_more(
         )
 
 
-def test_close_does_not_wait_for_a_silent_server(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loader_close_does_not_wait_for_a_silent_server(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     silent: list[int] = []
 
     def silence(number: int, asked: Asked) -> str:
@@ -178,7 +180,7 @@ def test_close_does_not_wait_for_a_silent_server(root: Path, tmp_path: Path, mon
             assert torch.equal(next(again)[TOP], next(fresh)[TOP])
 
 
-def test_a_server_that_dies_is_an_error_and_no_bad_picture(
+def test_loader_raises_for_a_dead_server_and_substitutes_nothing(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with RangeServer(folder(root, "/set")) as server:

@@ -1,4 +1,4 @@
-"""The loader as a process: memory as planned, and an end within a second whatever is under way."""
+"""The loader in a process of its own: memory as planned, and an end within a second at any time."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ STATE = {"dtype": "float32", "shape": (2,), "names": ["x", "y"]}
 def record(
     root: Path, gop: int, episodes: int, length: int, cameras: int = 1, height: int = 480, width: int = 640
 ) -> Path:
-    """Episodes of moving pictures, the same for each camera."""
+    """Episodes of moving images, the same for each camera."""
     names = [f"observation.images.{number}" for number in range(cameras)]
     features = {name: {"dtype": "video", "shape": (height, width, 3)} for name in names} | {"observation.state": STATE}
     pictures = itertools.cycle(moving_pictures(8, height, width))
@@ -64,12 +64,12 @@ def run(*words: str | int | Path) -> subprocess.Popen[str]:
         (1500, 16, "all of them"),
     ],
 )
-def test_memory_is_as_planned(short_groups: Path, megabytes: int, lanes: int, way: str) -> None:
+def test_plan_predicts_resident_memory(short_groups: Path, megabytes: int, lanes: int, way: str) -> None:
     check_memory(short_groups, megabytes, lanes, way)
 
 
 @pytest.mark.parametrize(("megabytes", "way"), [(250, "16 lanes, runs of 16"), (150, "16 lanes, runs of 8")])
-def test_memory_of_two_cameras_is_as_planned(two_cameras: Path, megabytes: int, way: str) -> None:
+def test_plan_predicts_resident_memory_of_two_cameras(two_cameras: Path, megabytes: int, way: str) -> None:
     check_memory(two_cameras, megabytes, 16, way)
 
 
@@ -82,8 +82,8 @@ def check_memory(root: Path, megabytes: int, lanes: int, way: str) -> None:
     assert 0.9 <= found["grown"] / found["planned"] <= 1.1, found
 
 
-def test_an_interrupt_ends_what_is_under_way(one_group: Path) -> None:
-    """While the groups of 64 lanes are decoded, which takes seconds: the first batch is not waited for."""
+def test_loader_ends_within_a_second_of_an_interrupt(one_group: Path) -> None:
+    """While the GOPs of 64 lanes are decoded, which takes seconds, before the first batch is ready."""
     process = run("forever", one_group, 200 * 10**6)
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"

@@ -1,4 +1,4 @@
-"""Rows of several batches at once are those of each by itself, and belong to nobody else."""
+"""Rows of several batches at once equal those of each batch, in memory of their own."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 @given(count=st.integers(1, 6), size=st.integers(1, 9), start=st.integers(0, 50), mixed=st.booleans(), data=st.data())
-def test_batches_made_together_are_those_made_alone(
+def test_row_batches_equal_single_batches(
     datasets: list[EpisodeDataset], count: int, size: int, start: int, mixed: bool, data: st.DataObject
 ) -> None:
     sources = datasets if mixed else datasets[:1]
@@ -59,7 +59,7 @@ def test_batches_made_together_are_those_made_alone(
                 value.fill_(0)  # the consumer's own
 
 
-def test_a_batch_with_a_bad_row_spoils_no_other(
+def test_row_batches_raise_for_the_bad_batch_only(
     datasets: list[EpisodeDataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts, plain = asked(datasets[:1], 5, 4, 0), EpisodeDataset.tables

@@ -1,4 +1,4 @@
-"""The short form of `make soak` for the loader, and that it would notice what it is there for."""
+"""The short form of `make soak` for the loader, and negative controls of it."""
 
 import importlib.util
 import mmap

@@ -37,7 +37,7 @@ def test_whole_stretches_come_first_and_are_clips(source, stretch):
 
 
 def decoded(order: Order, gop: int, lanes: int) -> int:
-    """Pictures decoded in epoch 0 by a reader that keeps one decoder per lane and starts anew at key frames only."""
+    """Frames decoded in epoch 0 by a reader that keeps one decoder per lane and starts anew at key frames only."""
     frames = order.spec.sources[0].frames
     _, episode, frame = order.locate(np.arange(frames))
     total = 0
@@ -50,7 +50,7 @@ def decoded(order: Order, gop: int, lanes: int) -> int:
 
 
 def test_a_long_gop_is_not_read_three_times():
-    """Clips of 64 with a key frame every 250 decode three pictures for one; clips cut at key frames do not."""
+    """Clips of 64 with a key frame every 250 decode three frames for one; clips cut at key frames do not."""
     rng = np.random.default_rng(0)
     source = episodes(*rng.integers(300, 3000, 400).tolist(), gop=250)
     frames = len(source.frames)

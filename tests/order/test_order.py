@@ -57,7 +57,7 @@ def test_random_access_is_sequential_access_and_has_an_inverse(made, far):
         assert order.positions_of(d, episode, frame, range(epoch, epoch + 1)).tolist() == [position]
 
 
-def test_at_which_positions_does_a_frame_appear():
+def test_positions_of_finds_a_frame():
     order = Order.from_datasets([episodes(30, 40, 50)], batch_size=4, frames_in_flight=60)
     _, episode, frame = order.locate(np.arange(120 * 5))
     expected = np.flatnonzero((episode == 1) & (frame == 17))
@@ -193,7 +193,7 @@ def test_one_source_needs_no_list():
         (None, "NoneType"),
     ],
 )
-def test_what_is_no_source_is_named(given, words):
+def test_order_names_an_argument_that_is_no_source(given, words):
     with pytest.raises(ValueError, match=words):
         Order.from_datasets(given, batch_size=2)
 

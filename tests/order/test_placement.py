@@ -22,7 +22,7 @@ def test_the_global_batch_is_the_same_on_any_number_of_ranks(world, batch):
 
 @given(st.data())
 def test_any_stops_worlds_and_batches_give_the_same_samples(data):
-    """A run that stops anywhere and goes on with other ranks and another batch: position is all it keeps."""
+    """A run that stops anywhere and continues with other ranks and another batch size keeps its position only."""
     order = Order.from_datasets(
         [episodes(*range(20, 60))], batch_size=16, frames_in_flight=300, seed=data.draw(st.integers(0, 99))
     )

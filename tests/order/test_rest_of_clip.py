@@ -47,7 +47,7 @@ def whereabouts(order: Order, positions: np.ndarray) -> tuple[np.ndarray, ...]:
     inside=st.sampled_from(["sequential", "permuted"]),
     position=st.integers(0, 500),
 )
-def test_the_rest_of_a_clip_is_what_comes_of_it(one, two, mixed, clip, lanes, inside, position) -> None:  # type: ignore[no-untyped-def]
+def test_rest_of_clip_equals_single_lookups(one, two, mixed, clip, lanes, inside, position) -> None:  # type: ignore[no-untyped-def]
     data = [one, two] if mixed else [one]
     order = Order.from_datasets(
         data, weights=mixed, batch_size=3, seed=1, clip=clip, lanes=max(lanes, 2), inside=inside

@@ -1,4 +1,4 @@
-"""Spec: what is saved is the order again, and every difference is told with what it would do."""
+"""Spec: a saved order is restored, and every difference is named with its effect."""
 
 import json
 from dataclasses import replace
@@ -38,14 +38,14 @@ def test_a_schedule_is_saved_too():
 
 
 def test_a_saved_order_does_not_follow_later_defaults():
-    """Key frames, reach and names may be told differently; the saved clips and lanes hold."""
+    """Key frames, reach and names may differ; the saved clips and lanes hold."""
     order = Order.from_datasets(pair(), batch_size=8, frames_in_flight=200)
     other = [Source(s.segments, s.name + "2", 250, (9, 9)) for s in pair()]
     for old, new in zip(order.locate(np.arange(500)), Order.from_json(order.to_json(), other).locate(np.arange(500))):
         assert np.array_equal(old, new)
 
 
-def test_changed_data_is_told_before_the_first_step():
+def test_from_json_names_changed_data():
     order = Order.from_datasets(pair(), batch_size=8)
     fewer = [pair()[0], episodes(*[70] * 8, name="b")]
     with pytest.raises(ValueError, match=r"source 1 \(b\) selected frames: 630 frames.*-> 560 frames.*repeat"):
@@ -57,7 +57,7 @@ def test_changed_data_is_told_before_the_first_step():
         Order.from_json(order.to_json(), pair()[:1])
 
 
-def test_each_difference_is_told_with_its_effect():
+def test_compare_names_each_difference_and_its_effect():
     spec = Order.from_datasets(pair(), weights=[1, 3], batch_size=8, frames_in_flight=500).spec
     a, b = spec.sources
     first = spec.schedule[0]

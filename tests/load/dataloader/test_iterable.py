@@ -36,7 +36,7 @@ def order(data: EpisodeDataset) -> Order:
     return Order.from_datasets([data], batch_size=BATCH, seed=5, clip=4, lanes=BATCH)
 
 
-def test_one_dataset_needs_no_list(data: EpisodeDataset, order: Order) -> None:
+def test_episode_stream_takes_one_dataset(data: EpisodeDataset, order: Order) -> None:
     given = by_stream(EpisodeStream(data, order=order), 3)
     assert all_same(given, by_stream(EpisodeStream([data], order=order), 3))
 
@@ -48,9 +48,7 @@ def by_stream(stream: EpisodeStream, count: int, workers: int = 0) -> list[dict[
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
-def test_batches_equal_the_loaders_and_go_on_after_any_restart(
-    data: EpisodeDataset, order: Order, workers: int
-) -> None:
+def test_episode_stream_equals_the_loader_after_any_restart(data: EpisodeDataset, order: Order, workers: int) -> None:
     expected = batches(data, order, 12)
     stream = EpisodeStream([data], order=order)
     got = by_stream(stream, 7, workers)
@@ -62,7 +60,7 @@ def test_batches_equal_the_loaders_and_go_on_after_any_restart(
 
 
 @pytest.mark.parametrize("world", [2, 4])  # four ranks do not share six samples evenly
-def test_ranks_get_their_shares(data: EpisodeDataset, order: Order, world: int) -> None:
+def test_episode_stream_ranks_share_batches(data: EpisodeDataset, order: Order, world: int) -> None:
     for rank in range(world):
         place = {"rank": rank, "world_size": world}
         stream = EpisodeStream([data], order=order, position=BATCH, **place)
@@ -76,7 +74,7 @@ def darken(pictures: dict[str, torch.Tensor], draws: SampleRng) -> None:
         picture //= int(draws.integers(2, 9))
 
 
-def test_samples_are_made_as_the_loader_makes_them(data: EpisodeDataset, order: Order, tmp_path: Path) -> None:
+def test_episode_stream_passes_sample_options_on(data: EpisodeDataset, order: Order, tmp_path: Path) -> None:
     options = {"image_size": (32, 48), "augment": darken, "on_bad_frame": "substitute", "journal": tmp_path / "journal"}
     got = by_stream(EpisodeStream([data], order=order, **options), 4, workers=2)
     assert got[0]["observation.images.top"].shape == (BATCH, 3, 32, 48)
@@ -84,12 +82,12 @@ def test_samples_are_made_as_the_loader_makes_them(data: EpisodeDataset, order: 
     assert not all_same(got, batches(data, order, 4, image_size=(32, 48)))
 
 
-def test_it_can_be_sent_to_a_spawned_worker(data: EpisodeDataset, order: Order) -> None:
+def test_episode_stream_in_spawned_workers(data: EpisodeDataset, order: Order) -> None:
     stream = pickle.loads(pickle.dumps(EpisodeStream([data], order=order, position=3 * BATCH)))
     assert all_same(by_stream(stream, 3), batches(data, order, 3, position=3 * BATCH))
 
 
-def test_lanes_can_be_given_to_one_worker_each(data: EpisodeDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_episode_stream_gives_lanes_to_one_worker_each(data: EpisodeDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     """With as many lanes as all workers' batches hold together, no clip is open in two workers."""
     lanes_of: dict[int, list[set[int]]] = {}
     for lanes in (BATCH, 2 * BATCH):  # the first is the negative control
@@ -104,7 +102,7 @@ def test_lanes_can_be_given_to_one_worker_each(data: EpisodeDataset, monkeypatch
     assert not lanes_of[2 * BATCH][0] & lanes_of[2 * BATCH][1]
 
 
-def test_impossible_requests_are_refused_before_any_worker_starts(
+def test_episode_stream_refuses_impossible_arguments_at_once(
     root: Path, data: EpisodeDataset, order: Order, tmp_path: Path
 ) -> None:
     write_dataset(tmp_path / "other", Spec(lengths=(4, 3)))
@@ -115,7 +113,7 @@ def test_impossible_requests_are_refused_before_any_worker_starts(
             EpisodeStream([data], order=order, **options)  # type: ignore[arg-type]
 
 
-def test_an_error_in_a_worker_is_told_in_the_process_that_asked(tmp_path: Path) -> None:
+def test_episode_stream_raises_errors_of_its_workers(tmp_path: Path) -> None:
     write_dataset(tmp_path / "data", Spec(lengths=(8, 8)))
     data = EpisodeDataset(tmp_path / "data")
     order = Order.from_datasets([data], batch_size=4)

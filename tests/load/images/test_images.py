@@ -1,4 +1,4 @@
-"""What the loader decodes: the same pictures as one by one, whatever the video, and each of them once."""
+"""Decoding in the loader: the same images as one by one, for any video, and each frame once."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -88,7 +88,7 @@ def batches(data: EpisodeDataset, order: Order, policy: DecodePolicy, count: int
     start=st.integers(0, 400),
     world=st.integers(1, 2),
 )
-def test_pictures_are_those_of_the_dataset(  # type: ignore[no-untyped-def]
+def test_loader_images_equal_those_of_the_dataset(  # type: ignore[no-untyped-def]
     roots, name, window, mode, batch, clip, lanes, threads, extra, start, world
 ) -> None:
     if SIDE in SPECS[name].cameras and window == "sparse":
@@ -120,7 +120,7 @@ def test_pictures_are_those_of_the_dataset(  # type: ignore[no-untyped-def]
     lanes=st.integers(1, 7),
     start=st.integers(0, 200),
 )
-def test_whatever_chains_hold_the_pictures_are_the_same(
+def test_clip_reader_images_do_not_depend_on_the_policy(
     roots, name, window, policy, inside, clip, lanes, start
 ) -> None:  # type: ignore[no-untyped-def]
     if SIDE in SPECS[name].cameras and window == "sparse":
@@ -169,7 +169,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
     ],
 )
 @pytest.mark.parametrize("window", ["none", "history"])
-def test_each_picture_of_a_chain_is_decoded_once(
+def test_clip_reader_decodes_each_frame_once(
     roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str, policy: DecodePolicy, window: str
 ) -> None:
     data = opened(roots[name], window)
@@ -205,9 +205,7 @@ def test_each_picture_of_a_chain_is_decoded_once(
     (halo > 0) == (window == "history") or pytest.fail("the windows of this test share pictures, or do not")
 
 
-def test_a_long_group_of_pictures_costs_per_sample_what_a_short_one_does(
-    roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clip_reader_cost_does_not_depend_on_the_gop(roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     _, fed = counted(monkeypatch)
 
     def cost(name: str, policy: DecodePolicy) -> float:
@@ -234,7 +232,7 @@ def test_a_long_group_of_pictures_costs_per_sample_what_a_short_one_does(
     assert len(fed) > 15 * 60  # the negative control: half a group for each sample
 
 
-def test_the_first_batch_decodes_what_it_needs_and_the_next_runs_take_turns(roots: dict[str, Path]) -> None:
+def test_first_runs_of_the_first_batch_are_short_and_later_ones_take_turns(roots: dict[str, Path]) -> None:
     data = opened(roots["gop 2"], episodes=[2])
     rows, frames = data.video_frames(np.full(41, 2), np.arange(41))
     positions = list(range(100, 141))
@@ -263,7 +261,7 @@ def test_the_first_batch_decodes_what_it_needs_and_the_next_runs_take_turns(root
     assert first_runs(order, 0, DecodePolicy(30, False, whole_gops=True), 50, 5) == [1]
 
 
-def test_the_quickest_ways_first() -> None:
+def test_rank_policies_puts_the_fastest_first() -> None:
     """Runs as long as their clip allows; in storage order all is one clip, however short the order calls it."""
 
     def ways(gop: int, clip: int, shuffle: bool) -> list[tuple[int, bool, bool]]:
@@ -284,7 +282,7 @@ def test_the_quickest_ways_first() -> None:
 
 
 @pytest.mark.skipif(PYAV < 17, reason="budgets for decoders of FFmpeg 8.1; those before take more memory")
-def test_groups_of_middling_length_are_decoded_whole_where_memory_allows(roots: dict[str, Path]) -> None:
+def test_plan_decodes_middling_gops_whole_where_memory_allows(roots: dict[str, Path]) -> None:
     data = opened(roots["gop 2"])
     data.__dict__["gop"] = 30
     order = Order.from_datasets([data], batch_size=4, seed=1, clip=30, lanes=4)
@@ -299,7 +297,9 @@ def test_groups_of_middling_length_are_decoded_whole_where_memory_allows(roots: 
     ]
 
 
-def test_a_sparse_history_decodes_only_what_it_sees(roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clip_reader_decodes_no_frame_between_those_of_a_sparse_history(
+    roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = opened(roots["gop 2"], "sparse", episodes=[2])  # 41 frames; each sample sees itself and 15 frames before
     order = Order.from_datasets([data], batch_size=1, seed=1, clip=4, lanes=1)
     given_, fed = counted(monkeypatch)
@@ -313,7 +313,7 @@ def test_a_sparse_history_decodes_only_what_it_sees(roots: dict[str, Path], monk
     assert len(fed) <= 2 * len(data) + 4 * chains + 32
 
 
-def test_small_data_is_filled_as_it_is_met(roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoded_images_are_decoded_when_first_needed(roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     given_, _ = counted(monkeypatch)
     data = opened(roots["gop 2"])
     order = Order.from_datasets([data], batch_size=4, seed=1, mode="uniform")
@@ -327,7 +327,7 @@ def test_small_data_is_filled_as_it_is_met(roots: dict[str, Path], monkeypatch: 
     assert len(given_) == len(data)  # four epochs, each picture once
 
 
-def test_cameras_and_sources_of_other_sizes(tmp_path: Path, roots: dict[str, Path]) -> None:
+def test_loader_resizes_cameras_and_sources_of_other_sizes(tmp_path: Path, roots: dict[str, Path]) -> None:
     data = opened(roots["gop 12 with B-frames"])
     order = Order.from_datasets([data], batch_size=3, seed=1, clip=6, lanes=3)
     with Loader([data], order=order, memory=LARGE, image_size=(32, 48)) as kept:
@@ -342,7 +342,7 @@ def test_cameras_and_sources_of_other_sizes(tmp_path: Path, roots: dict[str, Pat
     assert (small[0][SIDE].float() - mean).abs().max() <= 0.51
 
 
-def test_augmenting_depends_on_the_position_alone(roots: dict[str, Path]) -> None:
+def test_loader_augments_by_the_position_alone(roots: dict[str, Path]) -> None:
     def brighter(pictures: dict[str, torch.Tensor], rng: Any) -> None:
         for picture in pictures.values():
             picture.add_(int(rng.integers(1, 9)))

@@ -1,4 +1,4 @@
-"""Each figure of the audit is what its words say: on orders with known figures, and against counting by hand."""
+"""Figures of the audit: on orders with known figures, and against counting by hand."""
 
 import numpy as np
 import pytest

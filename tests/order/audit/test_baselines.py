@@ -1,4 +1,4 @@
-"""The other orders are what their descriptions say, and have the design effects that were published for them."""
+"""Orders of other loaders: as described, and with their published design effects."""
 
 from collections import Counter
 from itertools import pairwise
@@ -104,7 +104,7 @@ def test_stream_plays_episodes_in_runs() -> None:
         assert (f[:-1][~follows] == LENGTHS[e[:-1][~follows]] - 1).all()
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_baselines_refuse_impossible_arguments() -> None:
     with pytest.raises(ValueError, match="12 episodes leave some of 8 x 2 workers"):
         worker_pool(LENGTHS, batch=16, ranks=8, workers=2, pool=1, positions=64)
     with pytest.raises(ValueError, match="10 does not divide among 4 ranks"):

@@ -1,4 +1,4 @@
-"""The design effect is what its definition says: a sum over all pairs, and the variance it promises."""
+"""The design effect: a sum over all pairs, and the variance of the mean."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_limits() -> None:
 
 
 def test_is_the_variance_of_the_mean() -> None:
-    """Draw gradients that are correlated as the model says; the mean of a window varies as its design effect says."""
+    """Gradients drawn with the model's correlations: the variance of a window's mean is its design effect."""
     rng = np.random.default_rng(0)
     episode, frame = rng.integers(0, 9, 64), rng.integers(0, 120, 64)
     factor = np.linalg.cholesky(matrix(episode, frame, Correlation()) + 1e-9 * np.eye(64))
@@ -56,7 +56,7 @@ def test_expected_uniform_is_the_mean_over_all_windows() -> None:
     assert expected_uniform(np.array([1]), 1) == 1
 
 
-def test_what_is_no_correlation_or_no_window_is_refused() -> None:
+def test_design_effect_refuses_impossible_models_and_windows() -> None:
     for wrong in ({"episode": 0.8}, {"near": -0.1}, {"frames": 0.0}, {"episode": float("nan")}):
         with pytest.raises(ValueError, match="no correlation"):
             Correlation(**wrong)

@@ -1,4 +1,4 @@
-"""Exact shares: each source has what its weight asks for, in lanes that keep their slots, and nothing is lost."""
+"""Exact shares: each source has that of its weight, in lanes that keep their slots, and no frame is lost."""
 
 import json
 import pickle
@@ -36,7 +36,7 @@ def mixtures(draw: st.DrawFn) -> tuple[Order, list[Source]]:
 
 
 def changed(order: Order, some: list[Source], at: list[int], data: st.DataObject) -> tuple[Order, list[Source]]:
-    """The order with other shares from these positions on, of sources that go, come back and join."""
+    """The order with other shares from these positions on, of sources that leave, return and join."""
     some = list(some)
     for position in at:
         joining = [data.draw(sources(name=f"s{len(some)}", most=20))] if data.draw(st.booleans()) else []
@@ -143,7 +143,7 @@ def test_every_prefix_is_within_a_few_samples_of_the_weights_themselves(number: 
 @given(st.lists(st.integers(0, 3 * UNIT), min_size=1, max_size=12), st.integers(0, 2**40))
 @example([UNIT, 0, UNIT - 1, 1], 5)
 @example([UNIT // 3] * 3 + [1], 2**40)
-def test_a_round_counts_what_it_places_and_finds_it_again(given_parts: list[int], x: int) -> None:
+def test_round_inverts_its_counts(given_parts: list[int], x: int) -> None:
     parts = (*given_parts, -sum(given_parts) % UNIT or UNIT)
     round_ = make_round(parts)
     assert round_.slots * UNIT == sum(parts)
@@ -181,7 +181,7 @@ def test_weights_that_slots_meet_keep_the_first_version() -> None:
     assert kept.spec.version == 1  # a run goes on in the version that it began with
 
 
-def test_it_is_saved_told_apart_and_pickled() -> None:
+def test_exact_order_is_saved_distinguished_and_pickled() -> None:
     pair = [episodes(*[300] * 200, name="a"), episodes(*[300] * 100, name="b")]
     order = Order.from_datasets(pair, weights=[0.37, 0.63], batch_size=16, frames_in_flight=4000)
     assert all(source.lanes > 1 for source in order.spec.sources)
@@ -210,7 +210,7 @@ GOLDEN_POSITIONS = [0, 1, 2, 63, 64, 1000, 4999, 5000, 12_345, 10**9 + 7, 2**62]
 
 
 def golden() -> str:
-    """What the file holds; only ever written for a new version."""
+    """Content of the file; written only for a new version."""
     order = Order.from_datasets(
         [SOURCE_A, SOURCE_B, SOURCE_LONG], weights=[5, 2.1, 1], batch_size=32, seed=5, frames_in_flight=8000
     )
