@@ -92,7 +92,7 @@ def test_old_names_of_arguments_and_attributes_warn(root: Path) -> None:
         for old, value in (("waited", loader.wait_seconds), ("times", loader.timings), ("spare", loader.spare_bytes)):
             with pytest.warns(DeprecationWarning, match=old):
                 assert getattr(loader, old) == value
-    with pytest.warns(DeprecationWarning, match="batch_size"):
+    with pytest.warns(DeprecationWarning, match=r"from_datasets|batch_size"):
         order = us.Order.of(us.EpisodeDataset(root), batch=BATCH)
     with pytest.warns(DeprecationWarning, match="batch_size"):
         assert order.batch == BATCH
@@ -104,7 +104,7 @@ def test_old_names_of_arguments_and_attributes_warn(root: Path) -> None:
     with pytest.warns(DeprecationWarning, match="position"):
         stream.start = 12
     assert stream.position == 12
-    with pytest.warns(DeprecationWarning, match="batch_size"):
+    with pytest.warns(DeprecationWarning, match=r"batch_size|world_size"):
         assert len(us.EpisodeSampler(us.EpisodeDataset(root), batch=BATCH, world=2)) == 14
 
 
