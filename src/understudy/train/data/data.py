@@ -68,7 +68,9 @@ class RunData:
 
     def order(self, config: TrainConfig) -> Order:
         """The order of a new run, however much memory it takes (`pace.new_order` makes the one that fits)."""
-        return Order.from_datasets(self.training, batch_size=config.batch, seed=config.seed, **self.order_options(config))
+        return Order.from_datasets(
+            self.training, batch_size=config.batch, seed=config.seed, **self.order_options(config)
+        )
 
     def order_options(self, config: TrainConfig) -> dict[str, Any]:
         """How the order walks through the sources, as `Order.from_datasets` takes it."""
