@@ -1,8 +1,8 @@
-"""Compiles `src/understudy/video/native/loops.c` while understudy is installed.
+"""Compile `src/understudy/video/native/loops.c` while understudy is installed.
 
-Where there is no C compiler, or it fails, understudy is installed all the same: its loops then run in Python, which
-gives the same pictures and is slower with small ones. `CC` names another compiler, as usual. With `UNDERSTUDY_NATIVE=0`
-nothing is compiled and the wheel is for any platform.
+Without a working C compiler the installation succeeds anyway: the loops then run in Python, with the same images and
+slower for small ones. The variable `CC` names another compiler. With `UNDERSTUDY_NATIVE=0` nothing is compiled and the
+wheel is for any platform.
 """
 
 import os
@@ -23,38 +23,40 @@ FLAGS = ("-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror")
 
 
 class Loops(BuildHookInterface):
-    """Of wheels, editable ones too: source distributions carry the C file."""
+    """Build hook for wheels, also editable ones. Source distributions contain the C file."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if self.target_name != "wheel" or not sys.platform.startswith("linux"):  # loops.py asks its kernel for memory
+        if self.target_name != "wheel" or not sys.platform.startswith("linux"):  # loops.py reads /proc
             return
         source = Path(self.root, "src/understudy/video/native/loops.c")
         made = source.with_name("_loops.so")
         if os.environ.get("UNDERSTUDY_NATIVE") == "0":
             return
-        fresh = made.with_suffix(f".{os.getpid()}.tmp")  # renamed when it is whole: others may have the old one loaded
+        fresh = made.with_suffix(f".{os.getpid()}.tmp")  # renamed when complete: the old file may be in use
         named = os.environ.get("CC")
-        compilers = [named] if named else [sysconfig.get_config_var("CC") or "cc", "cc"]  # Python's may be elsewhere
+        compilers = [named] if named else [sysconfig.get_config_var("CC") or "cc", "cc"]  # Python's may not exist
         failed = []
         for one in compilers:
-            if not (why := _compile(shlex.split(one), source, fresh)):
+            if not (error := _compile(shlex.split(one), source, fresh)):
                 break
-            failed.append(why)
+            failed.append(error)
         else:
-            with suppress(OSError):  # not there, or nothing can be written here
+            with suppress(OSError):  # it does not exist, or the folder is read-only
                 made.unlink()
-            what = "understudy: loops.c is not compiled, small pictures will decode slower"
+            what = "understudy: loops.c is not compiled, small images will decode slower"
             self.app.display_warning(f"{what}: {'; '.join(failed)}")
             return
         fresh.replace(made)
         build_data["artifacts"].append("src/understudy/video/native/_loops.so")
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{_platform(made.read_bytes())}"  # it knows nothing of Python's own structures
+        build_data["tag"] = f"py3-none-{_platform(made.read_bytes())}"  # it is independent of the version of Python
 
 
 def _platform(library: bytes) -> str:
-    """The platform tag: manylinux where what is compiled needs no other library, and no function of glibc newer than
-    2.17; the build machine's own elsewhere."""
+    """Platform tag: manylinux where the library needs no other library and no function of glibc newer than 2.17.
+
+    Otherwise the tag of the build machine.
+    """
     machine = platform.machine()
     needed = {tuple(map(int, found)) for found in re.findall(rb"GLIBC_(\d+)\.(\d+)", library)}
     others = set(re.findall(rb"\blib[\w+-]+\.so[.\d]*", library)) - {b"libc.so.6"}
@@ -69,9 +71,9 @@ def _platform(library: bytes) -> str:
 
 
 def _compile(compiler: list[str], source: Path, target: Path) -> str:
-    """What went wrong; nothing: it was compiled."""
+    """Compile `source` to `target`; returns the error, or nothing."""
     try:
-        stamp = f"-DLOOPS_SOURCE={zlib.crc32(source.read_bytes())}u"  # loops.py asks for it
+        stamp = f"-DLOOPS_SOURCE={zlib.crc32(source.read_bytes())}u"  # loops.py checks it
         command = [*compiler, *FLAGS, stamp, "-o", str(target), str(source)]
         subprocess.run(command, check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as error:

@@ -89,7 +89,7 @@ def first_batch(root: str) -> dict[str, float]:
     for camera, wanted in frames.items():
         shown = data.catalog.videos(camera).first[rows] + wanted
         for row, number in zip(rows.tolist(), shown.tolist()):
-            begin, end = data.pictures.reader(camera, row)._packets._needed(number, number)  # type: ignore[attr-defined]
+            begin, end = data.pictures.reader(camera, row).gops.packet_range(number, number)
             pictures += end - begin
     return {"seconds": seconds, "pictures": pictures}
 

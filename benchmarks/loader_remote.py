@@ -123,7 +123,8 @@ def stretch(root: str, cache: str, counter: str, batches: int, memory: int) -> d
     """Read the first batches, of which the first third is not timed, or (0) a whole epoch with the codec left out."""
     from understudy import Catalog, EpisodeDataset, Loader, Remote
     from understudy.load.fit_order import fit_order
-    from understudy.load.images.cursors import index_of
+    from understudy.video.index import Mp4Index
+    from understudy.video.packets import open_packets
 
     def count() -> int:
         return int(Path(counter).read_text() or 0) if Path(counter).exists() else 0
@@ -149,18 +150,20 @@ def stretch(root: str, cache: str, counter: str, batches: int, memory: int) -> d
         timed = (last - last // 3 - 1) * BATCH
         seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
     time.sleep(0.2)
+    fetched = count() - before
     _, episode, frame = order.locate(range(BATCH))
     rows, frames = data.video_frames(episode, frame)
-    packets, shown = reader._packets, data.catalog.videos(camera).first[rows] + frames[camera].reshape(-1)  # type: ignore[attr-defined]
-    index = index_of(data.pictures.reader(camera, 0))
-    assert index is not None
+    shown = data.catalog.videos(camera).first[rows] + frames[camera].reshape(-1)
+    packets = open_packets(catalog.files.source(catalog.video_path(camera, 0)))
+    index = packets.index
+    assert isinstance(index, Mp4Index)
     return {
         "samples": last * BATCH,
         "samples_per_s": timed / seconds,
         "cpu_ms_per_sample": cpu_seconds / timed * 1e3,
         "first_s": first_s,
         "first_bytes": first,
-        "bytes": count() - before,
+        "bytes": fetched,
         "pictures": index.count,
         "first_needs": sum(int(packets.spans(one, one)[:, 1].sum()) for one in shown.tolist()),
         "picture_bytes": int(index.size.sum()),
@@ -175,7 +178,7 @@ def codec_left_out(height: int, width: int) -> Iterator[None]:
     from understudy.video.color import Converter
 
     create, one, many = codec_pool._create, Converter.write, Converter.write_all
-    codec_pool._create = lambda kind, where: Blanks(kind.reorder, height, width)  # type: ignore[assignment,return-value]
+    codec_pool._create = lambda key, where: Blanks(key.reorder, height, width)  # type: ignore[assignment,return-value]
     Converter.write = Converter.write_all = lambda *_: None  # type: ignore[assignment,method-assign]
     try:
         yield

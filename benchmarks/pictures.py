@@ -28,9 +28,9 @@ import av
 import numpy as np
 from av.video.reformatter import VideoReformatter
 
-from understudy.video.codec_pool import Kind, borrow, live_bytes
+from understudy.video.codec_pool import CodecKey, borrow, decoder_bytes
 from understudy.video.color import Converter
-from understudy.video.decoder import PictureDecoder
+from understudy.video.decoder import FrameDecoder
 from understudy.video.encode import encode_video
 from understudy.video.open import open_video
 from understudy.video.packets import open_packets
@@ -82,8 +82,8 @@ class Steps:
         index = self.packets.index
         self.count, self.height, self.width = index.count, index.height, index.width
         self.converters: dict[tuple[tuple[int, int] | None, bool], Converter] = {}
-        self.kind = Kind(index.codec, index.extradata, min(index.reorder, 16), True)
-        self.frames = [frame for _, frame in PictureDecoder(self.packets, path).pictures(np.arange(2 * RUN))]
+        self.key = CodecKey.from_index(index)
+        self.frames = [frame for _, frame in FrameDecoder(self.packets, path).frames(np.arange(2 * RUN))]
         self.packed = [VideoReformatter().reformat(frame, format="rgb24", threads=1) for frame in self.frames]
         self.planes = [VideoReformatter().reformat(frame, format="gbrp", threads=1) for frame in self.frames]
         self.batch = np.zeros((2 * RUN, 3, self.height, self.width), np.uint8)  # reused, as a loader's batches are
@@ -102,25 +102,25 @@ class Steps:
 
     def codec(self) -> int:
         """Packets into a bare context, and nothing else."""
-        context, out = borrow(self.kind, self.path)[0], 0
+        context, out = borrow(self.key, self.path).context, 0
         for i in range(self.count):
             out += len(context.decode(self.packets.packet(i, self.count - 1)))
         assert out + len(context.decode(None)) == self.count
         return self.count
 
     def decoder(self) -> int:
-        cursor = PictureDecoder(self.packets, self.path)
+        cursor = FrameDecoder(self.packets, self.path)
         for begin in range(0, self.count, RUN):
-            for _ in cursor.pictures(np.arange(begin, min(begin + RUN, self.count))):
+            for _ in cursor.frames(np.arange(begin, min(begin + RUN, self.count))):
                 pass
         cursor.park()
         return self.count
 
     def whole(self) -> int:
         """The hot path: decoder and converter into a batch."""
-        cursor, converter = PictureDecoder(self.packets, self.path), self.converter((None, True))
+        cursor, converter = FrameDecoder(self.packets, self.path), self.converter((None, True))
         for begin in range(0, self.count, RUN):
-            for i, (_, frame) in enumerate(cursor.pictures(np.arange(begin, min(begin + RUN, self.count)))):
+            for i, (_, frame) in enumerate(cursor.frames(np.arange(begin, min(begin + RUN, self.count)))):
                 converter.write(frame, self.batch[i])
         cursor.park()
         return self.count
@@ -234,7 +234,7 @@ def measure(path: str, rounds: int) -> dict[str, float | None]:
             spent[name].append((time.process_time() - begin) / done * 1e6)
     found: dict[str, float | None] = dict.fromkeys(("torchcodec", "to_224_exact", "to_224_quick"))
     found |= {name: statistics.median(each) for name, each in spent.items()}
-    return found | {"live_mb": live_bytes(steps.packets.index) / 1e6}
+    return found | {"live_mb": decoder_bytes(steps.packets.index) / 1e6}
 
 
 def render(rows: list[dict[str, Any]]) -> str:

@@ -18,8 +18,8 @@ from understudy.load.images.decoded_cache import decoded_bytes
 from understudy.load.loader import Loader
 from understudy.load.row_batches import RowBatches
 from understudy.order import Order
-from understudy.video.decoder import PictureDecoder
-from understudy.video.native.ffmpeg import PYAV
+from understudy.video.decoder import FrameDecoder
+from understudy.video.native.ffmpeg import PYAV_MAJOR
 
 TOP = "observation.images.top"
 BATCH = 6
@@ -167,16 +167,16 @@ def test_loader_names_sources_that_no_batch_combines(
 def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Frames that decoders return from now on, one entry each."""
     decoded: list[int] = []
-    plain = PictureDecoder.runs
+    plain = FrameDecoder.runs
 
-    def counted(self: PictureDecoder, wanted: np.ndarray, at_once: int = 1) -> Iterator[Any]:
+    def counted(self: FrameDecoder, wanted: np.ndarray, at_once: int = 1) -> Iterator[Any]:
         left = wanted.tolist()
         for run in plain(self, wanted, at_once):
             decoded.extend(left[: len(run)])
             left = left[len(run) :]
             yield run
 
-    monkeypatch.setattr(PictureDecoder, "runs", counted)
+    monkeypatch.setattr(FrameDecoder, "runs", counted)
     return decoded
 
 
@@ -190,7 +190,7 @@ def test_loader_decodes_small_data_once(root: Path, monkeypatch: pytest.MonkeyPa
     assert len(decoded) > 2 * len(data)  # the negative control: too little memory decodes again and again
 
 
-@pytest.mark.skipif(PYAV < 17, reason="budgets for decoders of FFmpeg 8.1; those before take more memory")
+@pytest.mark.skipif(PYAV_MAJOR < 17, reason="budgets for decoders of FFmpeg 8.1; those before take more memory")
 def test_plan_keeps_decoded_images_within_memory(root: Path, twin: Path) -> None:
     data = opened(root)
     size = len(data) * 64 * 64 * 3

@@ -23,15 +23,15 @@ from understudy.load.fit_order import fit_order
 from understudy.load.images import buffer_pool as buffers_
 from understudy.load.images.buffer_pool import BufferPool
 from understudy.load.images.clip_reader import ClipReader, Timings
-from understudy.load.images.cursors import Pictures
+from understudy.load.images.cursors import SampleImages
 from understudy.load.images.decoded_cache import DecodedImages, keep_decoded
 from understudy.load.loader import Loader
 from understudy.load.workers import WorkerPool
 from understudy.order import Order
 from understudy.order.draws import SampleRng
-from understudy.video.decoder import PictureDecoder
-from understudy.video.native.ffmpeg import PYAV
-from understudy.video.native.loops import Coded
+from understudy.video.decoder import FrameDecoder
+from understudy.video.index import PacketRun
+from understudy.video.native.ffmpeg import PYAV_MAJOR
 from understudy.video.packets import open_packets
 
 TOP = "observation.images.top"
@@ -262,21 +262,21 @@ def test_picture_decoder_stops_within_a_group(at_once: int, tmp_path: Path) -> N
     packets = open_packets(str(video))
     target, fed = packets.index.count - 1, []
     assert packets.index.keys.tolist() == [0]
-    one, several = packets.packet, packets.several
+    one, several = packets.packet, packets.run
 
-    def more(first: int, stop: int, until: int) -> Coded:
+    def more(first: int, stop: int, until: int) -> PacketRun:
         coded = several(first, stop, until)
         fed.extend(range(first, first + coded.stop - coded.first))
         return coded
 
     packets.packet = lambda i, until: (fed.append(i), one(i, until))[1]  # type: ignore[method-assign]
-    packets.several = more  # type: ignore[method-assign]
+    packets.run = more  # type: ignore[method-assign]
     ended: list[str] = []
 
     def reading() -> None:
         give_up_when(lambda: len(fed) >= 5)
         try:
-            next(iter(PictureDecoder(packets, "here").pictures(np.asarray([target]), at_once)))
+            next(iter(FrameDecoder(packets, "here").frames(np.asarray([target]), at_once)))
         except Stopped:
             ended.append("stopped")
 
@@ -285,7 +285,7 @@ def test_picture_decoder_stops_within_a_group(at_once: int, tmp_path: Path) -> N
     thread.join()
     assert ended == ["stopped"]
     assert 5 <= len(fed) < 5 + 8
-    found, _ = next(iter(PictureDecoder(packets, "here").pictures(np.asarray([target]), at_once)))
+    found, _ = next(iter(FrameDecoder(packets, "here").frames(np.asarray([target]), at_once)))
     assert found == target  # not stopped
     assert len(fed) > 20
     packets.close()
@@ -337,7 +337,7 @@ def test_loader_timings(data: EpisodeDataset, order: Order, memory: str) -> None
         assert loader.timings.decode >= now.decode
 
 
-@pytest.mark.skipif(PYAV < 17, reason="budgets for decoders of FFmpeg 8.1; those before take more memory")
+@pytest.mark.skipif(PYAV_MAJOR < 17, reason="budgets for decoders of FFmpeg 8.1; those before take more memory")
 def test_fit_order_reduces_frames_in_flight(tmp_path: Path) -> None:
     write_dataset(tmp_path / "data", Spec(lengths=(60,) * 24))
     data = EpisodeDataset(tmp_path / "data", picture_cache_bytes=0)
@@ -474,7 +474,7 @@ def test_clip_reader_drops_frames_behind_their_last_sample(root: Path, monkeypat
     held: list[int] = []
     plain = ClipReader.decode_next
 
-    def decode_next(self: ClipReader, ready: dict[int, Pictures], spent: Timings) -> None:
+    def decode_next(self: ClipReader, ready: dict[int, SampleImages], spent: Timings) -> None:
         assert not ready  # one lane
         plain(self, ready, spent)
         waiting = {id(picture) for pictures in ready.values() for picture in pictures}  # type: ignore[union-attr]

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from understudy.video.scheduling import kept_scheduling
+from understudy.video.scheduling import preserve_scheduling
 
 SIDE = 64
 TASKS = ("lift the red block", "push the blue block", "wait")
@@ -286,7 +286,7 @@ def write_video(path: Path, pictures: Sequence[np.ndarray], spec: Spec) -> None:
         stream = container.add_stream(spec.codec, rate=Fraction(spec.fps).limit_denominator(1001), options=options)
         stream.width = stream.height = SIDE
         stream.pix_fmt = "yuv420p"
-        with kept_scheduling():
+        with preserve_scheduling():
             container.start_encoding()
         for pixels in pictures:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))

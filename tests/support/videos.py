@@ -7,7 +7,7 @@ from pathlib import Path
 import av
 import numpy as np
 
-from understudy.video.scheduling import kept_scheduling
+from understudy.video.scheduling import preserve_scheduling
 
 os.environ.setdefault("SVT_LOG", "1")
 av.logging.set_level(av.logging.PANIC)  # damaged files are read on purpose
@@ -53,7 +53,7 @@ def write_video(
         stream = out.add_stream(encoder, rate=10, options={"g": str(gop), "preset": "ultrafast", **options})
         assert isinstance(stream, av.VideoStream)
         stream.height, stream.width, stream.pix_fmt, stream.thread_count = height, width, "yuv420p", 1
-        with kept_scheduling():
+        with preserve_scheduling():
             out.start_encoding()
         for picture in moving_pictures(count, height, width):
             out.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))

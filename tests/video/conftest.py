@@ -1,4 +1,4 @@
-"""What several tests of the data share: videos of every kind, and which packets a decoder is given."""
+"""Fixtures of the video tests: videos of every kind, packets fed to decoders, contexts that were created."""
 
 from pathlib import Path
 
@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 
 from support.videos import KINDS, container_decode, write_video
-from understudy.video.native.loops import Coded
+from understudy.video import codec_pool
+from understudy.video.codec_pool import CodecKey
+from understudy.video.index import PacketRun
 from understudy.video.packets import Mp4Packets
 
 
 @pytest.fixture(scope="session")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, np.ndarray]]:
-    """A video of every kind, and its pictures by the plain container decode. Only to be read."""
+    """A video of every kind, and its images from a plain container decode. Read-only."""
     folder = tmp_path_factory.mktemp("clips")
     paths = {kind: write_video(folder / f"{kind}.mp4", kind) for kind in KINDS}
     return {kind: (path, container_decode(path)) for kind, path in paths.items()}
@@ -21,19 +23,34 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, np.
 
 @pytest.fixture
 def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The decode positions of all packets given to decoders."""
+    """Decode positions of all packets fed to decoders."""
     seen: list[int] = []
-    one, several = Mp4Packets.packet, Mp4Packets.several
+    one, run = Mp4Packets.packet, Mp4Packets.run
 
-    def packet(self: Mp4Packets, i: int, until: int) -> av.Packet:
+    def feed(self: Mp4Packets, i: int, read_limit: int) -> av.Packet:
         seen.append(i)
-        return one(self, i, until)
+        return one(self, i, read_limit)
 
-    def packets(self: Mp4Packets, first: int, stop: int, until: int) -> Coded:
-        coded = several(self, first, stop, until)
-        seen.extend(range(first, first + coded.stop - coded.first))
-        return coded
+    def feed_run(self: Mp4Packets, first: int, stop: int, read_limit: int) -> PacketRun:
+        found = run(self, first, stop, read_limit)
+        seen.extend(range(first, first + found.stop - found.first))
+        return found
 
-    monkeypatch.setattr(Mp4Packets, "packet", packet)
-    monkeypatch.setattr(Mp4Packets, "several", packets)
+    monkeypatch.setattr(Mp4Packets, "packet", feed)
+    monkeypatch.setattr(Mp4Packets, "run", feed_run)
+    return seen
+
+
+@pytest.fixture
+def created(monkeypatch: pytest.MonkeyPatch) -> list[CodecKey]:
+    """Keys of all codec contexts that are created. This thread begins without spare ones."""
+    seen: list[CodecKey] = []
+    create = codec_pool._create
+
+    def record(key: CodecKey, where: str) -> av.VideoCodecContext:
+        seen.append(key)
+        return create(key, where)
+
+    monkeypatch.setattr(codec_pool, "_create", record)
+    monkeypatch.setattr(codec_pool, "_spare", codec_pool._Spare())
     return seen

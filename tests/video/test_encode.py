@@ -1,4 +1,4 @@
-"""Encoding and joining: what is written decodes to what was meant, and nothing half-written bears a final name."""
+"""Encoded and joined files decode to their input, and no unfinished file has a final name."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,72 +14,72 @@ from hypothesis import strategies as st
 from support.videos import container_decode, moving_pictures
 from understudy.errors import DatasetError
 from understudy.video.encode import VideoEncoder, concat_videos, encode_video
-from understudy.video.native.ffmpeg import PYAV
+from understudy.video.native.ffmpeg import PYAV_MAJOR
 from understudy.video.open import open_video
 
 ENCODERS = {"libsvtav1": "av1", "libx264": "h264", "libx265": "hevc"}
 
 
 def smooth(count: int, height: int = 64, width: int = 64) -> Iterator[np.ndarray]:
-    """Pictures that any encoder keeps well: a gradient that brightens, and a slow bright bar."""
+    """Images that any encoder preserves: a gradient that brightens, and a slow bright bar."""
     for i in range(count):
-        picture = np.zeros((height, width, 3), np.uint8)
-        picture[..., 0] = np.linspace(0, 200, width)[None]
-        picture[..., 1] = 8 * i
-        picture[2 * i : 2 * i + 8, :, 2] = 220
-        yield picture
+        image = np.zeros((height, width, 3), np.uint8)
+        image[..., 0] = np.linspace(0, 200, width)[None]
+        image[..., 1] = 8 * i
+        image[2 * i : 2 * i + 8, :, 2] = 220
+        yield image
 
 
 @pytest.mark.parametrize("codec", ENCODERS)
 @pytest.mark.parametrize("gop", [1, 2, 7])
-def test_what_is_encoded_comes_back(codec: str, gop: int, tmp_path: Path) -> None:
+def test_encode_video_round_trip(codec: str, gop: int, tmp_path: Path) -> None:
     path = tmp_path / "clip.mp4"
-    pictures = np.stack(list(smooth(20)))
-    assert encode_video(path, pictures, 15, codec, gop) == 20
+    images = np.stack(list(smooth(20)))
+    assert encode_video(path, images, 15, codec, gop) == 20
     video = open_video(path)
     assert (video.count, video.codec, video.fps, video.gop) == (20, ENCODERS[codec], 15.0, gop)
-    error = np.abs(video.read(np.arange(20)).astype(int) - pictures).mean(axis=(1, 2, 3))
+    error = np.abs(video.read(np.arange(20)).astype(int) - images).mean(axis=(1, 2, 3))
     assert error.max() < 6
-    wrong_by_one = np.abs(video.read(np.arange(1, 20)).astype(int) - pictures[:-1]).mean(axis=(1, 2, 3))
+    wrong_by_one = np.abs(video.read(np.arange(1, 20)).astype(int) - images[:-1]).mean(axis=(1, 2, 3))
     assert wrong_by_one.min() > error.max()
     assert [item.name for item in tmp_path.iterdir()] == ["clip.mp4"]
 
 
 def tabletop(count: int) -> Iterator[np.ndarray]:
-    """What a small robot picture is made of: a gripper with fingers of two pixels that moves, and saturated blocks."""
+    """Small robot images: a moving gripper with fingers of two pixels, and saturated blocks."""
     for i in range(count):
-        x, picture = 8 + 2 * i, np.full((64, 64, 3), (200, 185, 160), np.uint8)
-        picture[10:24, x : x + 3] = picture[24:27, x - 5 : x + 9] = (35, 35, 38)
-        picture[27:34, x - 4 : x - 2] = picture[27:34, x + 5 : x + 7] = (210, 160, 30)
-        picture[29:37, x - 1 : x + 5] = (25, 55, 200)
-        picture[44:52, 40:48], picture[46:54, 14:22] = (180, 25, 25), (25, 130, 40)
-        yield picture
+        x, image = 8 + 2 * i, np.full((64, 64, 3), (200, 185, 160), np.uint8)
+        image[10:24, x : x + 3] = image[24:27, x - 5 : x + 9] = (35, 35, 38)
+        image[27:34, x - 4 : x - 2] = image[27:34, x + 5 : x + 7] = (210, 160, 30)
+        image[29:37, x - 1 : x + 5] = (25, 55, 200)
+        image[44:52, 40:48], image[46:54, 14:22] = (180, 25, 25), (25, 130, 40)
+        yield image
 
 
-def worst_block(path: Path, pictures: np.ndarray) -> float:
-    """Largest error of the mean colour of 4x4 pixels, apart from what 4:2:0 chroma itself costs."""
-    yuv = [av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format="yuv420p") for picture in pictures]
+def worst_block(path: Path, images: np.ndarray) -> float:
+    """Largest error of the mean color of 4x4 pixels, apart from the error of 4:2:0 chroma itself."""
+    yuv = [av.VideoFrame.from_ndarray(image, format="rgb24").reformat(format="yuv420p") for image in images]
     ideal = np.stack([VideoReformatter().reformat(frame, format="rgb24").to_ndarray() for frame in yuv])
-    error = open_video(path).read(np.arange(len(pictures))) - ideal.astype(float)
+    error = open_video(path).read(np.arange(len(images))) - ideal.astype(float)
     return float(np.abs(error.reshape(-1, 16, 4, 16, 4, 3).mean((2, 4))).max())
 
 
 @pytest.mark.parametrize("codec", ENCODERS)
-def test_small_things_are_kept(codec: str, tmp_path: Path) -> None:
-    pictures = np.stack(list(tabletop(20)))
-    encode_video(tmp_path / "clip.mp4", pictures, 10, codec)
-    assert worst_block(tmp_path / "clip.mp4", pictures) < 30
+def test_encode_video_preserves_small_objects(codec: str, tmp_path: Path) -> None:
+    images = np.stack(list(tabletop(20)))
+    encode_video(tmp_path / "clip.mp4", images, 10, codec)
+    assert worst_block(tmp_path / "clip.mp4", images) < 30
 
 
-@pytest.mark.skipif(PYAV != 18, reason="each version of PyAV carries another SVT-AV1; this one's was measured")
+@pytest.mark.skipif(PYAV_MAJOR != 18, reason="each version of PyAV carries another SVT-AV1; this one's was measured")
 @pytest.mark.parametrize("settings", [{"crf": 30}, {"options": {"preset": "12"}}], ids=["coarse", "hasty"])
-def test_small_things_would_be_lost(settings: dict[str, Any], tmp_path: Path) -> None:
-    pictures = np.stack(list(tabletop(20)))
-    encode_video(tmp_path / "clip.mp4", pictures, 10, **settings)
-    assert worst_block(tmp_path / "clip.mp4", pictures) > 30
+def test_encode_video_loses_small_objects_with_other_settings(settings: dict[str, Any], tmp_path: Path) -> None:
+    images = np.stack(list(tabletop(20)))
+    encode_video(tmp_path / "clip.mp4", images, 10, **settings)
+    assert worst_block(tmp_path / "clip.mp4", images) > 30
 
 
-def test_defaults_are_what_lerobot_records(tmp_path: Path) -> None:
+def test_encode_video_defaults_equal_lerobot(tmp_path: Path) -> None:
     encode_video(tmp_path / "clip.mp4", smooth(6), 30)
     with av.open(str(tmp_path / "clip.mp4")) as file:
         stream = file.streams.video[0]
@@ -88,7 +88,7 @@ def test_defaults_are_what_lerobot_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", ENCODERS)
-def test_encoders_are_quiet(codec: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_encoders_print_nothing(codec: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     encode_video(tmp_path / "clip.mp4", smooth(4), 30, codec)
     encoder = VideoEncoder(tmp_path / "other.mp4", 30, 64, 64, codec)
     encoder.add(next(smooth(1)))
@@ -96,7 +96,7 @@ def test_encoders_are_quiet(codec: str, tmp_path: Path, capfd: pytest.CaptureFix
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_index_is_in_front(tmp_path: Path) -> None:
+def test_encode_and_concat_put_the_index_in_front(tmp_path: Path) -> None:
     encode_video(tmp_path / "a.mp4", smooth(4), 30, "libx264")
     concat_videos([tmp_path / "a.mp4"] * 3, tmp_path / "b.mp4")
     for name in ("a.mp4", "b.mp4"):
@@ -105,20 +105,20 @@ def test_the_index_is_in_front(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("height", "width"), [(63, 64), (64, 63), (8, 64), (64, 14)])
-def test_sizes_that_yuv420p_cannot_hold(height: int, width: int, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"{width}x{height}: both sides must be even and at least 16"):
+def test_encode_video_refuses_sizes_that_yuv420p_cannot_hold(height: int, width: int, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"{width}x{height}"):
         encode_video(tmp_path / "clip.mp4", smooth(2, height, width), 30)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("codec", ENCODERS)
 @pytest.mark.parametrize(("height", "width"), [(16, 16), (18, 50)])
-def test_small_sizes(codec: str, height: int, width: int, tmp_path: Path) -> None:
+def test_encode_video_small_sizes(codec: str, height: int, width: int, tmp_path: Path) -> None:
     encode_video(tmp_path / "clip.mp4", smooth(3, height, width), 30, codec)
     assert open_video(tmp_path / "clip.mp4").read(np.arange(3)).shape == (3, height, width, 3)
 
 
-def test_wrong_input_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_encode_video_leaves_no_file_after_an_error(tmp_path: Path) -> None:
     path = tmp_path / "clip.mp4"
 
     def breaks() -> Iterator[np.ndarray]:
@@ -126,7 +126,7 @@ def test_wrong_input_leaves_nothing_behind(tmp_path: Path) -> None:
         raise RuntimeError("camera unplugged")
 
     for frames, error, text in [
-        ([], ValueError, "at least one picture"),
+        ([], ValueError, "at least one image"),
         ([*smooth(2), np.zeros((64, 32, 3), np.uint8)], ValueError, "expected uint8"),
         ([np.zeros((64, 64, 3), np.float32)], ValueError, "expected uint8"),
         (breaks(), RuntimeError, "camera unplugged"),
@@ -140,13 +140,13 @@ def test_wrong_input_leaves_nothing_behind(tmp_path: Path) -> None:
         encode_video(path, smooth(2), 0)
 
 
-def test_an_abandoned_encoder_leaves_the_old_file(tmp_path: Path) -> None:
+def test_encoder_abandon_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "clip.mp4"
     encode_video(path, smooth(3), 30, "libx264")
     before = path.read_bytes()
     encoder = VideoEncoder(path, 30, 64, 64, "libx264")
-    for picture in moving_pictures(80, 64, 64):
-        encoder.add(picture)
+    for image in moving_pictures(80, 64, 64):
+        encoder.add(image)
     assert len(list(tmp_path.iterdir())) == 2
     encoder.abandon()
     assert path.read_bytes() == before
@@ -160,7 +160,7 @@ def test_an_abandoned_encoder_leaves_the_old_file(tmp_path: Path) -> None:
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
     fps=st.sampled_from([10, 15, 30, 50]),
 )
-def test_joined_pictures_are_those_of_the_parts(
+def test_concat_videos_equals_its_parts(
     codec: str, gop: int, lengths: list[int], fps: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("join")
@@ -176,20 +176,21 @@ def test_joined_pictures_are_those_of_the_parts(
     assert (video.count, video.fps) == (sum(lengths), fps)
     order = np.random.default_rng(0).permutation(sum(lengths))
     assert np.array_equal(video.read(order), parts[order])
-    with av.open(str(out)) as file:  # picture i is shown at i / fps, exactly
+    with av.open(str(out)) as file:  # frame i is shown at i / fps, exactly
         stream = file.streams.video[0]
         shown = sorted(packet.pts for packet in file.demux(stream) if packet.size and packet.pts is not None)
         assert stream.time_base is not None
         assert [(time - shown[0]) * stream.time_base * fps for time in shown] == list(range(sum(lengths)))
 
 
-def test_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_concat_videos_refuses_parts_that_differ(tmp_path: Path) -> None:
     encode_video(tmp_path / "a.mp4", smooth(3), 30, "libx264")
     encode_video(tmp_path / "b.mp4", smooth(3, 32, 64), 30, "libx264")
     encode_video(tmp_path / "c.mp4", smooth(3), 15, "libx264")
     for other in ("b.mp4", "c.mp4"):
-        with pytest.raises(DatasetError, match=rf"{other}: differs from .*a\.mp4"):
+        with pytest.raises(DatasetError, match=r"a\.mp4") as error:
             concat_videos([tmp_path / "a.mp4", tmp_path / other], tmp_path / "out.mp4")
+        assert error.value.where == str(tmp_path / other)
     with pytest.raises(ValueError, match="nothing to join"):
         concat_videos([], tmp_path / "out.mp4")
     assert sorted(item.name for item in tmp_path.iterdir()) == ["a.mp4", "b.mp4", "c.mp4"]

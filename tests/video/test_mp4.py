@@ -1,4 +1,4 @@
-"""The sample tables against PyAV's demuxer, and no damage to an index that is not told as a DatasetError."""
+"""Sample tables equal those of PyAV's demuxer, and a damaged index always raises a DatasetError."""
 
 import io
 import struct
@@ -27,7 +27,7 @@ def clip(folder: Path) -> bytes:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("front", [False, True], ids=["index-last", "index-first"])
-def test_tables_equal_the_demuxer(kind: str, front: bool, folder: Path) -> None:
+def test_read_mp4_equals_the_demuxer(kind: str, front: bool, folder: Path) -> None:
     path = write_video(folder / f"{kind}-{front}.mp4", kind, container={"movflags": "+faststart"} if front else {})
     with open(path, "rb") as file:
         index = read_mp4(file, str(path))
@@ -46,7 +46,7 @@ def test_tables_equal_the_demuxer(kind: str, front: bool, folder: Path) -> None:
 
 
 class Counting(io.BytesIO):
-    """A file that counts how often and how much of it is read."""
+    """A file that counts reads and bytes."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
@@ -59,7 +59,7 @@ class Counting(io.BytesIO):
 
 
 @pytest.mark.parametrize("front", [False, True], ids=["index-last", "index-first"])
-def test_reads_headers_and_index_only(front: bool, folder: Path) -> None:
+def test_read_mp4_reads_headers_and_index_only(front: bool, folder: Path) -> None:
     options = {"movflags": "+faststart"} if front else {}
     path = write_video(folder / f"big-{front}.mp4", "h264-gop1", 60, options, height=240, width=320)
     file = Counting(path.read_bytes())
@@ -69,21 +69,21 @@ def test_reads_headers_and_index_only(front: bool, folder: Path) -> None:
 
 
 def outcome(data: bytes) -> str:
-    """How a damaged file ends: only these three are allowed, and a DatasetError must name the file."""
+    """Outcome of a damaged file: only these three are allowed, and a DatasetError must name the file."""
     try:
         index = read_mp4(io.BytesIO(data), "the-file.mp4")
     except UnknownLayout:
         return "container"
     except DatasetError as error:
-        return "refused" if str(error).startswith("the-file.mp4: ") else f"refused without a name: {error}"
-    n = len(index.size)  # whatever was accepted lies inside the file and is consistent
+        return "refused" if error.where == "the-file.mp4" else f"refused without a name: {error}"
+    n = len(index.size)  # an accepted index lies inside the file and is consistent
     assert len(index.offset) == len(index.display) == n
     assert n == 0 or (index.offset.min() >= 0 and (index.offset + index.size).max() <= len(data))
     assert np.array_equal(np.sort(index.display), np.arange(n))
     return "read"
 
 
-def test_every_truncation_is_refused(clip: bytes) -> None:
+def test_read_mp4_refuses_every_truncation(clip: bytes) -> None:
     index_ends = clip.index(b"mdat")
     cuts = {*range(64), *range(64, index_ends, 7), index_ends + 4, len(clip) - 1}
     assert {outcome(clip[:cut]) for cut in cuts} == {"refused"}
@@ -92,7 +92,7 @@ def test_every_truncation_is_refused(clip: bytes) -> None:
 
 @settings(max_examples=300)
 @given(data=st.data())
-def test_flipped_bytes_in_the_index_never_escape(clip: bytes, data: st.DataObject) -> None:
+def test_read_mp4_handles_flipped_bytes_in_the_index(clip: bytes, data: st.DataObject) -> None:
     damaged = bytearray(clip)
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, clip.index(b"mdat") + 8))] = data.draw(st.integers(0, 255))
@@ -101,23 +101,23 @@ def test_flipped_bytes_in_the_index_never_escape(clip: bytes, data: st.DataObjec
 
 @pytest.mark.parametrize("box", [b"stsz", b"stts", b"ctts", b"stsc", b"stco", b"stss"])
 @pytest.mark.parametrize("count", [0xFFFFFFFF, 0x7FFFFFFF, COUNT + 1])
-def test_counts_are_held_against_the_bytes(clip: bytes, box: bytes, count: int) -> None:
+def test_read_mp4_checks_counts_against_the_bytes(clip: bytes, box: bytes, count: int) -> None:
     at = clip.index(box) + 4 + (8 if box == b"stsz" else 4)
     assert outcome(clip[:at] + struct.pack(">I", count) + clip[at + 4 :]) == "refused"
 
 
-def test_uniform_sizes_are_held_against_the_file(clip: bytes) -> None:
+def test_read_mp4_checks_uniform_sizes_against_the_file(clip: bytes) -> None:
     at = clip.index(b"stsz") + 8
     assert outcome(clip[:at] + struct.pack(">II", 1000, 0xFFFFFFF0) + clip[at + 8 :]) == "refused"
 
 
-def test_samples_beyond_the_file_are_refused(clip: bytes) -> None:
+def test_read_mp4_refuses_samples_beyond_the_file(clip: bytes) -> None:
     at = clip.index(b"stco") + 12
     assert outcome(clip[:at] + struct.pack(">I", len(clip) - 10) + clip[at + 4 :]) == "refused"
 
 
-def test_wide_offsets_read_the_same(clip: bytes) -> None:
-    """co64 in place of stco, spliced in with all enclosing sizes corrected."""
+def test_read_mp4_reads_wide_offsets(clip: bytes) -> None:
+    """Box co64 in place of stco, with all enclosing sizes corrected."""
     at = clip.index(b"stco") - 4
     size, rows = struct.unpack(">I", clip[at : at + 4])[0], struct.unpack(">I", clip[at + 12 : at + 16])[0]
     old = np.frombuffer(clip, ">u4", rows, at + 16).astype(np.int64)
@@ -133,7 +133,7 @@ def test_wide_offsets_read_the_same(clip: bytes) -> None:
     assert np.array_equal(after.size, before.size)
 
 
-def test_what_the_tables_do_not_describe_goes_to_the_container(folder: Path) -> None:
+def test_read_mp4_leaves_other_layouts_to_the_container(folder: Path) -> None:
     pieces = write_video(folder / "f.mp4", "h264-gop2", container={"movflags": "frag_keyframe+empty_moov"})
     other = write_video(folder / "m.mkv", "h264-gop2")
     assert outcome(pieces.read_bytes()) == "container"
@@ -141,6 +141,6 @@ def test_what_the_tables_do_not_describe_goes_to_the_container(folder: Path) -> 
     assert outcome(b"not a video at all, only text") == "container"
 
 
-def test_a_video_without_an_index_is_refused(clip: bytes) -> None:
+def test_read_mp4_refuses_a_video_without_an_index(clip: bytes) -> None:
     assert outcome(clip[: clip.index(b"moov") - 4]) == "refused"
     assert outcome(b"") == "refused"

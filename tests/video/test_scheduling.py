@@ -1,6 +1,6 @@
-"""Encoding leaves the scheduling of this process alone, also as root, where SVT-AV1 makes its threads real-time ones.
+"""Encoding does not change the scheduling of this process, even as root, where SVT-AV1 makes its threads real-time.
 
-Each case runs in a process of its own, which ends at once: a failure must not slow the other tests down.
+Each case runs in a process of its own, so that a failure does not slow the other tests down.
 """
 
 import json
@@ -21,7 +21,7 @@ except (OSError, AttributeError):
     raise SystemExit(1)
 """
 
-# Prints what is seen of all threads after each step. The first argument says how this process itself is scheduled.
+# Prints the scheduling of all threads after each step. The first argument sets how this process itself is scheduled.
 CHILD = """
 import json, os, subprocess, sys, threading
 from pathlib import Path
@@ -52,12 +52,12 @@ deliberate.start()
 ready.wait()
 
 steps = [("start", threads())]
-pictures = np.random.default_rng(0).integers(0, 255, (6, 64, 64, 3), np.uint8)
+images = np.random.default_rng(0).integers(0, 255, (6, 64, 64, 3), np.uint8)
 for turn in range(2):
     encoder = VideoEncoder(folder / f"{turn}.mp4", 10, 64, 64, codec)
     steps.append(("open", threads()))
-    for picture in pictures:
-        encoder.add(picture)
+    for image in images:
+        encoder.add(image)
         steps.append(("add", threads()))
     encoder.close() if turn == 0 else encoder.abandon()
     steps.append(("close", threads()))
@@ -85,10 +85,10 @@ def observe(mode: str, codec: str, folder: Path) -> dict[str, Any]:
     return dict(json.loads(result.stdout))
 
 
-@pytest.mark.skipif(not _can_be_real_time(), reason="this user may not make threads real-time ones")
+@pytest.mark.skipif(not _can_be_real_time(), reason="this user may not make threads real-time")
 @pytest.mark.parametrize("mode", ["as started", "nice", "real-time"])
 @pytest.mark.parametrize("codec", ["libsvtav1", "libx264", "libx265"])
-def test_encoding_leaves_scheduling_alone(mode: str, codec: str, tmp_path: Path) -> None:
+def test_encoder_does_not_change_scheduling(mode: str, codec: str, tmp_path: Path) -> None:
     seen = observe(mode, codec, tmp_path)
     main, deliberate = str(seen["main"]), str(seen["deliberate"])
     start = seen["steps"][0][1]
@@ -105,14 +105,14 @@ def test_encoding_leaves_scheduling_alone(mode: str, codec: str, tmp_path: Path)
         assert max(len(threads) for _, threads in seen["steps"]) > len(start), "the encoder has no threads of its own"
 
 
-@pytest.mark.skipif(not _can_be_real_time(), reason="this user may not make threads real-time ones")
-def test_a_failed_opening_leaves_scheduling_alone(tmp_path: Path) -> None:
-    """The caller is put back when what runs inside fails, whatever set its priority."""
+@pytest.mark.skipif(not _can_be_real_time(), reason="this user may not make threads real-time")
+def test_preserve_scheduling_restores_after_an_error(tmp_path: Path) -> None:
+    """The caller gets its scheduling back after an error inside the block."""
     script = """
 import os
-from understudy.video.scheduling import kept_scheduling
+from understudy.video.scheduling import preserve_scheduling
 try:
-    with kept_scheduling():
+    with preserve_scheduling():
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(2))
         raise KeyError
 except KeyError:

@@ -1,7 +1,7 @@
-"""The torchcodec backend gives the pictures that the PyAV backend gives, to the bit; without it, one clear error.
+"""The torchcodec backend returns the images of the PyAV backend, to the bit; without it, one clear error.
 
-torchcodec brings no FFmpeg. Where the system has none, the libraries in PyAV's wheel serve: linked under their plain
-names in a folder on LD_LIBRARY_PATH, which must be set before the process starts, so the comparison runs in its own.
+torchcodec brings no FFmpeg. Where the system has none, the libraries in PyAV's wheel are linked under their plain names
+in a folder on LD_LIBRARY_PATH. It must be set before the process starts, so the comparison runs in its own process.
 """
 
 import importlib.util
@@ -22,7 +22,7 @@ from understudy.video.open import open_video
 _COMPARE = """
 import pickle, sys
 import numpy as np
-from understudy.video.pyav import open_video
+from understudy.video.open import open_video
 try:
     import torchcodec.decoders
 except RuntimeError as error:
@@ -42,7 +42,15 @@ for path in sys.argv[1:]:
     except IndexError:
         pass
     else:
-        raise AssertionError("a picture outside was given")
+        raise AssertionError("an image outside was returned")
+    cursor = theirs.cursor()
+    assert (cursor.position, theirs.gops.key_frames.tolist()) == (-1, ours.gops.key_frames.tolist())
+    for wanted in (np.arange(min(ours.count, 5)), np.array([1, 3])):
+        images = [image for run in cursor.runs(wanted, 2) for image in run]
+        assert np.array_equal(np.stack(images), ours.read(wanted)), path
+        assert cursor.position == wanted[-1] + 1
+        cursor.park()
+        assert cursor.position == -1
     theirs.close()
     assert np.array_equal(ours.read(np.array([1])), theirs.read(np.array([1])))
 print("equal:", len(sys.argv) - 1)
@@ -50,7 +58,7 @@ print("equal:", len(sys.argv) - 1)
 
 
 def _bundled_ffmpeg(folder: Path) -> bool:
-    """Link PyAV's own FFmpeg libraries into `folder` under the names that torchcodec looks for."""
+    """Link PyAV's own FFmpeg libraries into `folder` under the names that torchcodec searches."""
     bundled = Path(av.__file__).parent.parent / "av.libs"
     for library in bundled.glob("*.so*") if bundled.is_dir() else []:
         (folder / library.name).symlink_to(library)
@@ -61,7 +69,7 @@ def _bundled_ffmpeg(folder: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_equal_pictures(tmp_path: Path) -> None:
+def test_torchcodec_equals_pyav(tmp_path: Path) -> None:
     if importlib.util.find_spec("torchcodec") is None:
         pytest.skip("torchcodec is not installed")
     left_out = {"h264-refresh"}
@@ -87,7 +95,7 @@ def test_equal_pictures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ImportError("No module named 'torchcodec'"), RuntimeError("Could not load\nlib")])
-def test_asked_for_and_not_there(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchcodec_missing(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
         def find_spec(self, name: str, path: object = None, target: object = None) -> None:
             if name.startswith("torchcodec"):
@@ -97,6 +105,7 @@ def test_asked_for_and_not_there(error: Exception, tmp_path: Path, monkeypatch: 
     for name in [name for name in sys.modules if name.startswith("torchcodec")]:
         monkeypatch.delitem(sys.modules, name)
     path = write_video(tmp_path / "clip.mp4", "h264-gop2", 4)
-    with pytest.raises(DatasetError, match=r"does not load: .*understudy\[torchcodec\].*video_backend='pyav'"):
+    with pytest.raises(DatasetError, match="torchcodec") as raised:
         open_video(path, backend="torchcodec")
-    assert open_video(path).count == 4  # the default needs nothing of it
+    assert "understudy[torchcodec]" in raised.value.fix
+    assert open_video(path).count == 4  # the default works without it

@@ -191,7 +191,7 @@ def _guarded(name: str, arguments: list[str], debug: bool) -> int:
     try:
         verb = VERBS[name]
         need(verb.extra)
-        _named("video.native.loops:check")()
+        _named("video.native.loops:check_native_mode")()
         count, arguments = _launched(arguments) if verb.ranks else (None, arguments)
         shown = "--print-config" in arguments
         arguments = [argument for argument in arguments if argument != "--print-config"]

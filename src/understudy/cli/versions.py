@@ -28,12 +28,12 @@ def versions() -> str:
 
 def _native() -> str:
     from understudy.errors import DatasetError
-    from understudy.video.native.loops import state
+    from understudy.video.native.loops import loops_status
 
     try:
-        at = state()
+        status = loops_status()
     except DatasetError as error:
         return str(error)
-    if at.loops is None:
-        return f"not used: {at.why}" + (f" ({at.fix})" if at.fix else "")
-    return "used: compiled loops, and colours straight into the batch"
+    if status.library is None:
+        return f"not used: {status.reason}" + (f" ({status.fix})" if status.fix else "")
+    return "used: compiled loops, and RGB written straight into the batch"

@@ -15,7 +15,7 @@ from understudy.cancel import Stopped
 from understudy.errors import DatasetError, SourceFailed
 from understudy.load.first_runs import first_runs
 from understudy.load.images.clip_reader import ClipReader, DecodePolicy, Timings
-from understudy.load.images.cursors import Cursors, Jobs, Pictures, write_all
+from understudy.load.images.cursors import ConversionJobs, Cursors, SampleImages, write_all
 from understudy.load.images.decoded_cache import DecodedImages
 from understudy.load.memory_plan import MemoryPlan
 from understudy.load.request import Batch, BatchRequest
@@ -87,7 +87,7 @@ class BatchBuilder:
         self._present = [[c for c in own if c not in cameras] for own, cameras in zip(shapes, missing)]
         self._readers: dict[str, dict[int, ClipReader]] = {camera: {} for camera in shapes[0]}
         """By camera, and by the position whose images come next."""
-        self._decoded: dict[str, dict[int, Pictures]] = {camera: {} for camera in shapes[0]}
+        self._decoded: dict[str, dict[int, SampleImages]] = {camera: {} for camera in shapes[0]}
         """Decoded images of samples to come, by camera and position."""
         self._clip: tuple[int, _Clip] | None = None  # opened last, and its position
 
@@ -99,7 +99,7 @@ class BatchBuilder:
         """
         if not batch.images:
             return
-        jobs = {camera: Jobs() for camera in batch.images}
+        jobs = {camera: ConversionJobs() for camera in batch.images}
         views = _sample_views(batch)
         sources = batch.source.tolist()
         for source in dict.fromkeys(sources[i] for i in samples):
@@ -135,9 +135,12 @@ class BatchBuilder:
                     out = views[camera][i]
                     dataset.pictures.read_into(camera, int(rows[0]), wanted.reshape(-1).tolist(), out, self._timings)
             else:
-                clip, jobs = _Clip([0], rows, frames, []), {camera: Jobs() for camera in self._present[source]}
+                clip, jobs = (
+                    _Clip([0], rows, frames, []),
+                    {camera: ConversionJobs() for camera in self._present[source]},
+                )
                 for camera, own in jobs.items():
-                    decoded: dict[int, Pictures] = {}
+                    decoded: dict[int, SampleImages] = {}
                     policy = DecodePolicy(1, keep_decoder=False)
                     self._open_reader(source, camera, clip, policy).decode_next(decoded, self._timings)
                     own.add(decoded[0], i)
@@ -155,7 +158,7 @@ class BatchBuilder:
         self._readers.clear()
         self._decoded.clear()
 
-    def _convert(self, jobs: Mapping[str, Jobs], views: Mapping[str, np.ndarray]) -> None:
+    def _convert(self, jobs: Mapping[str, ConversionJobs], views: Mapping[str, np.ndarray]) -> None:
         begin = perf_counter()
         for camera, own in jobs.items():
             write_all(own, views[camera].reshape(-1, *views[camera].shape[2:]), self._converter)
@@ -190,7 +193,9 @@ class BatchBuilder:
             if self._stopped():
                 raise Stopped
 
-    def _decode(self, batch: BatchInProgress, own: Sequence[int], source: int, jobs: Mapping[str, Jobs]) -> None:
+    def _decode(
+        self, batch: BatchInProgress, own: Sequence[int], source: int, jobs: Mapping[str, ConversionJobs]
+    ) -> None:
         """Take the decoded images of samples of a source from their clip readers."""
         cameras = [(c, self._decoded[c], jobs[c]) for c in self._request.datasets[source].cameras]
         positions = batch.positions.tolist()
@@ -211,7 +216,7 @@ class BatchBuilder:
             raise error
         batch.bad.setdefault(i, str(error))
 
-    def _decode_next(self, source: int, camera: str, position: int) -> Pictures:
+    def _decode_next(self, source: int, camera: str, position: int) -> SampleImages:
         """Decoded images of a sample from its clip reader, which is opened where the sample is its first."""
         decoded, readers = self._decoded[camera], self._readers[camera]
         reader = readers.pop(position, None)

@@ -25,11 +25,8 @@ import numpy as np
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.features import INDEX_KEYS
 from understudy.load.images.clip_reader import DecodePolicy
-from understudy.load.images.cursors import index_of
 from understudy.load.images.decoded_cache import IDLE_CURSORS, decoded_bytes
 from understudy.order import Order, rank_slice
-from understudy.video.codec_pool import live_bytes
-from understudy.video.codec_pool import picture_bytes as frame_bytes
 
 _AHEAD = (8, 4, 2)  # batches made ahead, where memory allows: threads end their runs in turns
 _SMALL = 100  # eight of them only where a batch takes less than this part of memory
@@ -267,12 +264,8 @@ def _examine(
         height, width = image_size or (reader.height, reader.width)
         sample += wanted.size * height * width * 3
         window = max(window, wanted.size)
-        if (index := index_of(reader)) is not None:
-            held.append(frame_bytes(index))
-            decoder.append(live_bytes(index))
-        else:  # torchcodec returns RGB
-            held.append(reader.height * reader.width * 3)
-            decoder.append(4 * held[-1])
+        held.append(reader.frame_bytes)
+        decoder.append(reader.decoder_bytes)
         resized = image_size is not None and (height * width * 3 < held[-1])
         if resized:
             held[-1] = height * width * 3

@@ -1,12 +1,15 @@
 """Images of a video file by position. Knows no dataset and imports no torch.
 
-reader            the `VideoReader` interface
+A *frame* is a decoded `av.VideoFrame`; an *image* is an RGB array.
+
+reader            the `VideoReader` and `VideoCursor` interfaces
 open              `open_video`: a reader by backend name
 pyav              the default backend
 torchcodec        the optional backend
-mp4               parse the sample tables of an mp4 file into numpy arrays
+index             tables of a video: packets, display positions, GOPs
+mp4               parse the sample tables of an mp4 file
 packets           coded packets in decode order
-decoder           from display positions to decoded images
+decoder           from display positions to decoded frames
 codec_pool        reuse of codec contexts, per thread
 parameter_sets    parameter sets inside packets (SPS, PPS), which a decoder remembers
 color             conversion to RGB planes, written straight into an array

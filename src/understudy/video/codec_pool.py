@@ -1,7 +1,7 @@
-"""Codec contexts: made for a kind of video, and kept by each thread for the next video of that kind.
+"""Pool of codec contexts, per thread, reused by the next video with the same key.
 
-Making and freeing one costs as much as decoding one to two small pictures, so a short read should not need its own.
-A context that is handed back forgets all pictures; what it keeps is the memory it works in.
+Making and freeing a context costs as much as decoding one to two small frames, so a short read should not need its own.
+A returned context forgets all frames and keeps its working memory.
 """
 
 from __future__ import annotations
@@ -13,104 +13,132 @@ from typing import NamedTuple
 import av
 
 from understudy.errors import DatasetError
-from understudy.video.mp4 import VideoIndex
+from understudy.video.index import VideoIndex
 
 SPARE_BYTES = 4 << 20
-"""How much of contexts that wait for their next video each thread keeps at most, or one; their owners say how much."""
+"""Largest total size of each thread's spare contexts, unless a single one is larger. Their users report the sizes."""
 
 _DECODERS = {"av1": "libdav1d"}  # FFmpeg's own "av1" decoder only drives hardware
 
 
-class Kind(NamedTuple):
-    """What makes two contexts the same: codec, its configuration, reordering depth, whether damage is an error."""
+class CodecKey(NamedTuple):
+    """Properties that two videos must share for one context to decode both.
+
+    Attributes:
+        codec: FFmpeg's name.
+        extradata: decoder configuration.
+        reorder: largest number of frames held back.
+        strict: whether damage is an error.
+        pixels: of one frame, as the file declares; 0: any number.
+    """
 
     codec: str
     extradata: bytes
     reorder: int
     strict: bool
     pixels: int = 0
-    """Of one picture, as the file says; 0: any number."""
+
+    @staticmethod
+    def from_index(index: VideoIndex, strict: bool = True) -> CodecKey:
+        """Key of a video."""
+        return CodecKey(index.codec, index.extradata, min(index.reorder, 16), strict, index.height * index.width)
+
+
+class PooledContext(NamedTuple):
+    """A codec context with what its last user reported.
+
+    Attributes:
+        context: the decoder.
+        nbytes: its memory in bytes, an estimate; 0: a new one.
+        pixel_format: of the frames that it output; "": unknown.
+    """
+
+    context: av.VideoCodecContext
+    nbytes: int = 0
+    pixel_format: str = ""
 
 
 class _Spare(threading.local):
     def __init__(self) -> None:
-        self.held: OrderedDict[int, tuple[Kind, av.VideoCodecContext, int, str]] = OrderedDict()
+        self.held: OrderedDict[int, tuple[CodecKey, PooledContext]] = OrderedDict()
         self.bytes = 0
 
 
 _spare = _Spare()
 
 
-def borrow(kind: Kind, where: str) -> tuple[av.VideoCodecContext, int, str]:
-    """A context for this kind of video, with nothing in it, and the bytes and pixel format that it was handed on with;
-    0 and "": a new one.
+def borrow(key: CodecKey, where: str) -> PooledContext:
+    """Take an empty context for this key from the pool, or create one. `where` names the video in errors.
 
-    Raises DatasetError where PyAV has no such decoder.
+    Raises:
+        DatasetError: PyAV has no such decoder.
     """
-    for key, (of, context, size, form) in reversed(_spare.held.items()):
-        if of == kind:
-            del _spare.held[key]
-            _spare.bytes -= size
-            return context, size, form
-    return _create(kind, where), 0, ""
+    for number, (own, pooled) in reversed(_spare.held.items()):
+        if own == key:
+            del _spare.held[number]
+            _spare.bytes -= pooled.nbytes
+            return pooled
+    return PooledContext(_create(key, where))
 
 
-def give_back(kind: Kind, context: av.VideoCodecContext, size: int, form: str) -> None:
-    """Keep a sound context of about `size` bytes, which gave out pictures in pixel format `form`, for `borrow` in this
-    thread; the longest unused ones make room.
+def give_back(key: CodecKey, pooled: PooledContext) -> None:
+    """Return a sound context to this thread's pool. The least recently used ones are dropped to make room.
 
-    It must have been fed no parameter sets but those of `kind` (`parameter_sets.py`): they survive the emptying.
+    It must have been fed no parameter sets but those of `key` (`parameter_sets.py`): they survive the flush.
     """
-    context.flush_buffers()
-    _spare.held[id(context)] = kind, context, size, form
-    _spare.bytes += size
+    pooled.context.flush_buffers()
+    _spare.held[id(pooled.context)] = key, pooled
+    _spare.bytes += pooled.nbytes
     while _spare.bytes > SPARE_BYTES and len(_spare.held) > 1:
-        _spare.bytes -= _spare.held.popitem(last=False)[1][2]
+        _spare.bytes -= _spare.held.popitem(last=False)[1][1].nbytes
 
 
-def _create(kind: Kind, where: str) -> av.VideoCodecContext:
+def _create(key: CodecKey, where: str) -> av.VideoCodecContext:
     try:
-        context = av.CodecContext.create(_DECODERS.get(kind.codec, kind.codec), "r")
+        context = av.CodecContext.create(_DECODERS.get(key.codec, key.codec), "r")
     except (ValueError, av.FFmpegError):
-        what = f"is coded as {kind.codec}, for which this PyAV has no decoder"
+        what = f"is coded as {key.codec}, for which this PyAV has no decoder"
         raise DatasetError(what, where=where, fix="install PyAV's own wheel or convert the video") from None
     assert isinstance(context, av.VideoCodecContext)
-    context.extradata = kind.extradata or None
+    context.extradata = key.extradata or None
     context.thread_count = 1
-    # Without has_b_frames, H.264 decoders guess the reordering depth and may drop the first pictures.
-    # Memory is taken for what packets say, so they may not say much more than the file; codecs round sizes up.
-    most = {"max_pixels": str(min(2 * kind.pixels + (1 << 20), (1 << 31) - 1))} if kind.pixels else {}
-    context.options = most | {"has_b_frames": str(kind.reorder)} | ({"err_detect": "explode"} if kind.strict else {})
+    # A decoder allocates memory for the size that packets declare, so that size is limited to little more than the
+    # file's; codecs round sizes up.
+    limit = {"max_pixels": str(min(2 * key.pixels + (1 << 20), (1 << 31) - 1))} if key.pixels else {}
+    # Without has_b_frames, H.264 decoders guess the reordering depth and may drop the first frames.
+    context.options = limit | {"has_b_frames": str(key.reorder)} | ({"err_detect": "explode"} if key.strict else {})
     return context
 
 
-def picture_bytes(index: VideoIndex) -> int:
-    """Memory of one decoded picture as the decoder gives it out, in bytes: 8-bit 4:2:0 and padding, seen of FFmpeg 8,
-    which aligns lines to 64 bytes of each plane, and dav1d, to whole blocks of 128 pixels."""
+def frame_bytes(index: VideoIndex) -> int:
+    """Memory of one decoded frame in bytes: 8-bit 4:2:0 and padding.
+
+    Padding as measured: FFmpeg 8 aligns the lines of each plane to 64 bytes, dav1d to whole blocks of 128 pixels.
+    """
     line = -(-index.width // 128) * 128
     if index.codec == "av1":
         return line * -(-index.height // 128) * 128 * 3 // 2
     return line * index.height * 3 // 2 + 2_400
 
 
-def live_bytes(index: VideoIndex) -> int:
-    """Memory of a live decoder of this video in bytes, an estimate: the pictures it refers to, and its own.
+def decoder_bytes(index: VideoIndex) -> int:
+    """Memory of a live decoder of this video in bytes, an estimate: its reference frames and its own tables.
 
-    Fitted to what decoders of FFmpeg 8.1 and dav1d 1.5 were seen to take: within 15 % for AV1 and H.264, rougher for
-    others. Before 8.1, decoders of FFmpeg's own took half as much again.
+    Fitted to measurements of FFmpeg 8.1 and dav1d 1.5: within 15 % for AV1 and H.264, rougher for others. Before 8.1,
+    FFmpeg's own decoders took half as much again.
     """
-    longest = index.longest
+    longest = index.gops.longest
     if index.codec == "av1":
-        return 400_000 + int((min(longest, 8) + 1.3) * picture_bytes(index))
-    refers = _h264_references(index.extradata) if index.codec == "h264" else min(longest, 4) + index.reorder
-    taken = 600_000 + int((refers + 1.75) * picture_bytes(index))
-    return taken if av.library_versions["libavcodec"] >= (62, 28, 0) else taken * 3 // 2
+        return 400_000 + int((min(longest, 8) + 1.3) * frame_bytes(index))
+    references = _h264_references(index.extradata) if index.codec == "h264" else min(longest, 4) + index.reorder
+    estimate = 600_000 + int((references + 1.75) * frame_bytes(index))
+    return estimate if av.library_versions["libavcodec"] >= (62, 28, 0) else estimate * 3 // 2
 
 
 def _h264_references(extradata: bytes) -> int:
-    """`max_num_ref_frames` of the sequence parameter set in an avcC box (14496-10, 7.3.2.1.1); 4 where it is not read.
+    """Read `max_num_ref_frames` from the sequence parameter set in an avcC box (14496-10, 7.3.2.1.1); 4 if unreadable.
 
-    It is as well how many pictures may wait for their turn.
+    It is also the number of frames that may wait for output.
     """
     parameters = extradata[8 : 8 + int.from_bytes(extradata[6:8], "big")].replace(b"\0\0\3", b"\0\0")
     bits, left = int.from_bytes(parameters, "big"), 8 * len(parameters)
@@ -120,29 +148,29 @@ def _h264_references(extradata: bytes) -> int:
         left -= count
         return bits >> max(left, 0) & ((1 << count) - 1)
 
-    def number() -> int:  # Exp-Golomb
+    def take_golomb() -> int:  # Exp-Golomb code
         zeros = 0
         while left > 0 and not take(1):
             zeros += 1
         return (1 << zeros) - 1 + take(zeros)
 
-    take(8)  # of the unit itself
+    take(8)  # header of the unit
     profile = take(8)
     take(16)
-    number()  # its id
+    take_golomb()  # its id
     if profile not in (66, 77, 88):
-        if number() == 3:  # colours at full resolution
+        if take_golomb() == 3:  # chroma at full resolution
             take(1)
-        number()  # bit depths
-        number()
+        take_golomb()  # bit depths
+        take_golomb()
         take(1)
-        if take(1):  # scaling matrices: nobody records with them
+        if take(1):  # scaling matrices: recordings do not use them
             return 4
-    number()
-    order = number()
+    take_golomb()
+    order = take_golomb()
     if order == 0:
-        number()
+        take_golomb()
     elif order == 1:  # used by no encoder that records cameras
         return 4
-    found = number()
-    return found if left > 0 and found <= 16 else 4
+    references = take_golomb()
+    return references if left > 0 and references <= 16 else 4

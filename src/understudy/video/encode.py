@@ -1,9 +1,9 @@
-"""Pictures into mp4 files, and mp4 files joined without touching a picture.
+"""Encode images into mp4 files, and concatenate mp4 files without re-encoding.
 
-`encode_video` writes AV1 (SVT-AV1), H.264 (x264) or HEVC (x265), yuv420p, with a key frame every `gop` pictures: 2 by
-default, so that a random picture costs at most two. `concat_videos` re-muxes packets (stream copy) with times counted
-in pictures, so the joined file decodes to exactly the pictures of its parts, in order. Both put the index in front
-(faststart), write under a temporary name and rename, so a file with its final name is complete.
+`encode_video` writes AV1 (SVT-AV1), H.264 (x264) or HEVC (x265), yuv420p, with a key frame every `gop` frames. The
+default is 2, so that reading a random frame decodes at most two. `concat_videos` re-muxes packets (stream copy) with
+times counted in frames, so the joined file decodes to exactly the frames of its parts, in order. Both put the index in
+front (faststart), write under a temporary name and rename, so a file with its final name is complete.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import av
 import numpy as np
 
 from understudy.errors import DatasetError
-from understudy.video.mp4 import VideoIndex
+from understudy.video.index import VideoIndex
 from understudy.video.packets import open_packets
-from understudy.video.scheduling import kept_scheduling
+from understudy.video.scheduling import preserve_scheduling
 
 _MUXER = {"movflags": "+faststart"}
 
 _QUIET = "log-level=error:pools=none:frame-threads=1"  # x265: one thread
-# codec -> (name of the stream, constant rate factor, options). The factors look alike on the encoders' own scales and
-# keep what is small: at 64 pixels, AV1 at 30 smears gripper fingers of two pixels, and presets above 9, which SVT-AV1
-# itself advises against, lose whole blocks. Without B-frames a random picture waits for none that follow it.
+# Encoder -> (codec, constant rate factor, options). The factors give about the same quality on the encoders' own scales
+# and preserve small objects. At 64 pixels, AV1 at 30 smears gripper fingers of two pixels, and presets above 9, which
+# SVT-AV1 itself advises against, lose whole blocks. Without B-frames a random frame needs none that follow it.
 _ENCODERS: dict[str, tuple[str, int, dict[str, str]]] = {
     "libsvtav1": ("av1", 20, {"preset": "9", "svtav1-params": "lp=1"}),
     "libx264": ("h264", 22, {"preset": "veryfast", "bf": "0"}),
@@ -37,16 +37,26 @@ _ENCODERS: dict[str, tuple[str, int, dict[str, str]]] = {
 
 
 def codec_name(codec: str) -> str:
-    """Name of the stream that an encoder writes ("av1", "h264", "hevc"); `ValueError` for an encoder not offered."""
+    """Codec that an encoder writes ("av1", "h264", "hevc"). Raises ValueError for an unknown encoder."""
     if codec not in _ENCODERS:
         raise ValueError(f"codec={codec!r}: it must be one of {', '.join(_ENCODERS)}")
     return _ENCODERS[codec][0]
 
 
 class VideoEncoder:
-    """Encodes pictures as they come: `add` each, then `close` for the finished file, or `abandon`.
+    """Encoder of one video: `add` each image, then `close` for the finished file, or `abandon`.
 
-    Pictures are uint8 (height, width, 3) RGB, all of one size, both sides even (4:2:0 chroma) and >= 16.
+    Images are uint8 (height, width, 3) RGB, all of one size, both sides even (4:2:0 chroma) and >= 16.
+
+    Args:
+        path: of the file.
+        fps: frames per second.
+        height: of the images.
+        width: of the images.
+        codec: "libsvtav1", "libx264" or "libx265".
+        gop: largest distance between key frames.
+        crf: quality on the encoder's own scale; None: a good default.
+        options: more settings of the encoder, by FFmpeg's names.
     """
 
     def __init__(
@@ -62,11 +72,11 @@ class VideoEncoder:
     ) -> None:
         codec_name(codec)
         if height % 2 or width % 2 or min(height, width) < 16:
-            raise ValueError(f"{path}: pictures of {width}x{height}: both sides must be even and at least 16")
+            raise ValueError(f"{path}: images of {width}x{height}: both sides must be even and at least 16")
         if not fps > 0 or gop < 1:
             raise ValueError(f"{path}: fps={fps}, gop={gop}: both must be positive")
         _, default_crf, defaults = _ENCODERS[codec]
-        os.environ.setdefault("SVT_LOG", "1")  # SVT-AV1 knows no other way to be quiet; 1 = errors only
+        os.environ.setdefault("SVT_LOG", "1")  # the only way to silence SVT-AV1; 1 = errors only
         self.path, self.count, self._shape = Path(path), 0, (height, width, 3)
         self._temporary = temporary_name(self.path)
         self._container = av.open(str(self._temporary), "w", format="mp4", options=_MUXER)
@@ -78,37 +88,37 @@ class VideoEncoder:
         self._stream.width, self._stream.height, self._stream.pix_fmt = width, height, "yuv420p"
         self._stream.thread_count = 1
 
-    def add(self, picture: np.ndarray) -> None:
-        """Encode one more picture."""
-        if picture.shape != self._shape or picture.dtype != np.uint8:
-            raise ValueError(f"{self.path}: picture {picture.dtype} {picture.shape}, expected uint8 {self._shape}")
-        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
+    def add(self, image: np.ndarray) -> None:
+        """Encode one more image."""
+        if image.shape != self._shape or image.dtype != np.uint8:
+            raise ValueError(f"{self.path}: image {image.dtype} {image.shape}, expected uint8 {self._shape}")
+        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
         frame.pts = self.count
         frame.time_base = self._tick
         self._encode(frame)
         self.count += 1
 
     def _encode(self, frame: av.VideoFrame | None) -> None:
-        """Encode a picture, or with None what the encoder still holds; the first one opens the encoder."""
-        with kept_scheduling() if self.count == 0 or frame is None else contextlib.nullcontext():
+        """Encode a frame; None flushes the encoder. The first frame opens it."""
+        with preserve_scheduling() if self.count == 0 or frame is None else contextlib.nullcontext():
             packets = self._stream.encode(frame)
         self._container.mux(packets)
 
     def close(self) -> int:
-        """Finish the file under its final name; returns its number of pictures (at least one)."""
+        """Finish the file under its final name; returns its number of frames, at least one."""
         if self.count == 0:
             self.abandon()
-            raise ValueError(f"{self.path}: a video needs at least one picture")
+            raise ValueError(f"{self.path}: a video needs at least one image")
         self._encode(None)
         self._container.close()
         os.replace(self._temporary, self.path)
         return self.count
 
     def abandon(self) -> None:
-        """Drop what was encoded."""
+        """Delete the unfinished file."""
         if self.count:
-            with contextlib.suppress(av.FFmpegError), kept_scheduling():
-                self._stream.encode(None)  # SVT-AV1 complains on stderr about an encoder that is not run out
+            with contextlib.suppress(av.FFmpegError), preserve_scheduling():
+                self._stream.encode(None)  # SVT-AV1 prints an error for an encoder that was not flushed
         self._container.close()
         self._temporary.unlink(missing_ok=True)
 
@@ -131,11 +141,12 @@ def encode_video(
     crf: int | None = None,
     options: Mapping[str, str] | None = None,
 ) -> int:
-    """Encode `frames` (uint8 (height, width, 3) RGB each) into `path`; returns how many there were.
+    """Encode `frames` (uint8 (height, width, 3) RGB each) into `path`; returns their number.
 
-    codec: "libsvtav1", "libx264" or "libx265"; gop: pictures from key frame to key frame at most; crf: the encoder's
-    own quality scale, None for a good default; options: further settings of the encoder by FFmpeg's names. Raises
-    `ValueError` on an unknown codec, odd or changing sizes, or no picture at all; nothing is left behind then.
+    The other arguments are those of `VideoEncoder`. After an error no file is left behind.
+
+    Raises:
+        ValueError: an unknown codec, an odd size, a size that changes, or no frame at all.
     """
     encoder: VideoEncoder | None = None
     try:
@@ -148,15 +159,17 @@ def encode_video(
             encoder.abandon()
         raise
     if encoder is None:
-        raise ValueError(f"{path}: a video needs at least one picture")
+        raise ValueError(f"{path}: a video needs at least one image")
     return encoder.close()
 
 
 def concat_videos(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> list[int]:
-    """Join video files of one codec, size and rate into `out` by stream copy; returns the pictures of each part.
+    """Join video files of one codec, size and rate into `out` by stream copy; returns each part's number of frames.
 
-    Picture i of the joined file is shown at i / rate, whatever times the parts carried. Raises `DatasetError` when a
-    part cannot be read or differs from the first in codec settings, size or rate.
+    Frame i of the joined file is shown at i / rate, whatever times the parts carried.
+
+    Raises:
+        DatasetError: a part cannot be read, or differs from the first in codec settings, size or rate.
     """
     if not paths:
         raise ValueError(f"{out}: nothing to join")
@@ -166,8 +179,8 @@ def concat_videos(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLik
         part = open_packets(name)
         part.close()
         indexes.append(part.index)
-        if _facts(part.index) != _facts(indexes[0]) or (part.index.display < 0).any():
-            what = f"differs from {names[0]} in codec settings, size or rate, or hides pictures"
+        if _stream_settings(part.index) != _stream_settings(indexes[0]) or (part.index.display < 0).any():
+            what = f"differs from {names[0]} in codec settings, size or rate, or hides frames"
             raise DatasetError(what, where=name, fix="encode all parts with the same settings")
     temporary = temporary_name(Path(out))
     try:
@@ -178,14 +191,14 @@ def concat_videos(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLik
     return [len(index.display) for index in indexes]
 
 
-def _facts(index: VideoIndex) -> tuple[object, ...]:
+def _stream_settings(index: VideoIndex) -> tuple[object, ...]:
     return index.codec, index.extradata, index.width, index.height, index.fps
 
 
 def _mux(names: Sequence[str], indexes: Sequence[VideoIndex], path: Path) -> None:
-    """Write all packets of the parts, in order, into one mp4 with even times."""
+    """Write all packets of the parts, in order, into one mp4 file with even times."""
     tick = 1 / Fraction(indexes[0].fps).limit_denominator(1001)
-    # A picture is decoded before it is shown: one and the same delay for all parts keeps decode times increasing.
+    # A frame is decoded before it is shown. One delay for all parts keeps decode times increasing.
     delay = max(int((np.arange(len(index.display)) - index.display).max(initial=0)) for index in indexes)
     with av.open(names[0]) as template, av.open(str(path), "w", format="mp4", options=_MUXER) as target:
         stream = target.add_stream_from_template(template.streams.video[0], opaque=True)
@@ -203,5 +216,5 @@ def _mux(names: Sequence[str], indexes: Sequence[VideoIndex], path: Path) -> Non
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside `path` that no reader takes for a finished file."""
+    """Name beside `path` that readers do not take for a finished file."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")

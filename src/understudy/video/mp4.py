@@ -1,4 +1,4 @@
-"""Where every picture of an mp4 file lies: the sample tables of its video track, read once into numpy arrays.
+"""Sample tables of the video track of an mp4 file, parsed once into numpy arrays. A sample is a packet.
 
 Only box headers and the `moov` box are read (one to three small reads), from anything with `seek` and `read`, so a
 remote file costs the same reads. Field layouts: ISO/IEC 14496-12 (boxes), 14496-15 (avcC, hvcC), 14496-1 (esds),
@@ -7,16 +7,15 @@ AV1-ISOBMFF (av1C).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
 from typing import BinaryIO
 
 import numpy as np
 
 from understudy.errors import DatasetError
+from understudy.video.index import Mp4Index
 
-_HEAD = 1 << 16  # first read: the whole index of a file written with faststart, up to some thousand pictures
-_MAX_MOOV = 1 << 30  # an index of 1 GiB would describe some 100 million pictures
+_HEAD = 1 << 16  # first read: the whole index of a file written with faststart, up to some thousand frames
+_MAX_MOOV = 1 << 30  # an index of 1 GiB would describe some 100 million frames
 _REMEDY = "the file is damaged: copy or record it again"
 _CODECS = {
     b"avc1": ("h264", b"avcC"),
@@ -30,64 +29,19 @@ _FIRST_BOXES = {b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp", b
 
 
 class UnknownLayout(Exception):
-    """The file may be sound, but these tables do not describe it: read it through the container instead."""
-
-
-@dataclass(frozen=True)
-class VideoIndex:
-    """The samples of one video track in decode order, and the display position of each.
-
-    codec is FFmpeg's name of the codec, extradata what its decoder needs before the first packet. With n samples:
-    keys int32[k] are the decode positions of the key frames (sorted), display int32[n] the display position of each
-    sample (a permutation of 0..n-1 in an mp4; -1 where a container says that a sample is never shown). fps is pictures
-    per second over the whole track.
-    """
-
-    codec: str
-    extradata: bytes
-    width: int
-    height: int
-    fps: float
-    keys: np.ndarray
-    display: np.ndarray
-
-    @cached_property
-    def count(self) -> int:
-        """Pictures that are shown."""
-        return int((self.display >= 0).sum())
-
-    @cached_property
-    def sample(self) -> np.ndarray:
-        """int32[count], decode position of each display position."""
-        shown = np.flatnonzero(self.display >= 0)
-        found = np.empty(len(shown), np.int32)
-        found[self.display[shown]] = shown
-        return found
-
-    @cached_property
-    def reorder(self) -> int:
-        """For how many pictures a decoder holds one back at most: a frame that no later one precedes in display waits
-        for (decode - display) pictures."""
-        return int((self.sample - np.arange(self.count)).max(initial=0))
-
-    @cached_property
-    def longest(self) -> int:
-        """Pictures of the longest group, from key frame to key frame."""
-        return int(np.diff(np.append(self.keys, len(self.display))).max(initial=1))
-
-
-@dataclass(frozen=True)
-class Mp4Index(VideoIndex):
-    """A `VideoIndex` with the bytes of each sample: offset int64[n] in the file, size int32[n]."""
-
-    offset: np.ndarray
-    size: np.ndarray
+    """These tables do not describe the file, which may be sound: it must be read through the container instead."""
 
 
 def read_mp4(file: BinaryIO, name: str) -> Mp4Index:
-    """Parse the first video track of `file` (seekable, opened for reading bytes); `name` is what errors call it.
+    """Parse the first video track of an mp4 file.
 
-    Raises `UnknownLayout` when another reader must take the file, `DatasetError` when the file is damaged.
+    Args:
+        file: seekable, opened for reading bytes.
+        name: of the file, in errors.
+
+    Raises:
+        UnknownLayout: the file must be read through the container.
+        DatasetError: the file is damaged.
     """
     size = file.seek(0, 2)
     moov = _find_moov(file, size, name)
@@ -102,27 +56,27 @@ def read_mp4(file: BinaryIO, name: str) -> Mp4Index:
 
 
 class _Box:
-    """The payload of one box: bounds-checked reads and children by name."""
+    """Payload of one box: bounds-checked reads, and child boxes by name."""
 
     def __init__(self, data: memoryview, kind: str, name: str) -> None:
         self.data, self.kind, self.name = data, kind, name
 
-    def bad(self, what: str) -> DatasetError:
+    def error(self, what: str) -> DatasetError:
         return DatasetError(f"broken mp4 index: box '{self.kind}' {what}", where=self.name, fix=_REMEDY)
 
     def take(self, at: int, count: int) -> bytes:
         if at < 0 or count < 0 or at + count > len(self.data):
-            raise self.bad(f"ends at byte {len(self.data)}, where byte {at + count} is needed")
+            raise self.error(f"ends at byte {len(self.data)}, but byte {at + count} is needed")
         return bytes(self.data[at : at + count])
 
     def number(self, at: int, width: int) -> int:
         return int.from_bytes(self.take(at, width), "big")
 
     def table(self, at: int, rows: int, dtype: str, columns: int = 1) -> np.ndarray:
-        """A table of `rows` x `columns` big-endian numbers as int64; it must lie inside the box."""
+        """Read a table of `rows` x `columns` big-endian numbers as int64; it must fit inside the box."""
         width = np.dtype(dtype).itemsize * columns
         if rows * width > len(self.data) - at:
-            raise self.bad(f"says it has {rows} entries but has room for {max(0, len(self.data) - at) // width}")
+            raise self.error(f"declares {rows} entries but has room for {max(0, len(self.data) - at) // width}")
         flat = np.frombuffer(self.data, dtype=dtype, count=rows * columns, offset=at).astype(np.int64)
         return flat.reshape(rows, columns) if columns > 1 else flat
 
@@ -135,7 +89,7 @@ class _Box:
             elif size == 0:
                 size = len(self.data) - at
             if size < header or at + size > len(self.data):
-                raise self.bad(f"holds a box of {size} bytes where {len(self.data) - at} are left")
+                raise self.error(f"holds a box of {size} bytes, but {len(self.data) - at} are left")
             if self.take(at + 4, 4) == kind:
                 found.append(_Box(self.data[at + header : at + size], kind.decode("latin-1"), self.name))
             at += size
@@ -148,19 +102,19 @@ class _Box:
     def need(self, kind: bytes, start: int = 0) -> _Box:
         box = self.find(kind, start)
         if box is None:
-            raise self.bad(f"has no '{kind.decode()}'")
+            raise self.error(f"has no '{kind.decode()}'")
         return box
 
     def timescale(self) -> int:
-        """Units per second of a movie header or media header."""
+        """Read the units per second of a movie header or media header."""
         scale = self.number(20 if self.number(0, 1) == 1 else 12, 4)
         if scale == 0:
-            raise self.bad("has a time scale of 0")
+            raise self.error("has a time scale of 0")
         return scale
 
 
 def _find_moov(file: BinaryIO, size: int, name: str) -> _Box:
-    """Walk the top-level boxes to `moov` and read it whole."""
+    """Walk the top-level boxes to `moov` and read all of it."""
     file.seek(0)
     start, window = 0, file.read(min(_HEAD, size))
     at = 0
@@ -169,9 +123,7 @@ def _find_moov(file: BinaryIO, size: int, name: str) -> _Box:
             file.seek(at)
             start, window = at, file.read(min(_HEAD, size - at))
             if len(window) < 8:
-                raise DatasetError(
-                    f"ends at byte {at + len(window)}, where {size} were promised", where=name, fix=_REMEDY
-                )
+                raise DatasetError(f"ends at byte {at + len(window)}, but its size is {size}", where=name, fix=_REMEDY)
         head = window[at - start :]
         length, kind, header = int.from_bytes(head[:4], "big"), head[4:8], 8
         if at == 0 and kind not in _FIRST_BOXES:
@@ -196,7 +148,7 @@ def _find_moov(file: BinaryIO, size: int, name: str) -> _Box:
                 raise DatasetError("ends inside its index", where=name, fix=_REMEDY)
             return _Box(memoryview(body), "moov", name)
         at += length
-    raise DatasetError("has no index (no 'moov' box): its writing was not finished", where=name, fix=_REMEDY)
+    raise DatasetError("has no index (no 'moov' box): it was not written to the end", where=name, fix=_REMEDY)
 
 
 def _read_track(track: _Box, media: _Box, movie_scale: int, file_size: int) -> Mp4Index:
@@ -206,7 +158,7 @@ def _read_track(track: _Box, media: _Box, movie_scale: int, file_size: int) -> M
     size = _sizes(table, file_size)
     n = len(size)
     if n and int(size.min()) == 0:
-        raise UnknownLayout("empty samples")  # to a decoder an empty packet means the end of the stream
+        raise UnknownLayout("empty samples")  # a decoder takes an empty packet for the end of the stream
     offset = _offsets(table, size)
     if n and (int(offset.min()) < 0 or int((offset + size).max()) > file_size):
         end = int((offset + size).max())
@@ -219,7 +171,7 @@ def _read_track(track: _Box, media: _Box, movie_scale: int, file_size: int) -> M
     total = int(delta.sum())
     fps = n * scale / total if total else 0.0
     if n and int(size.max()) > np.iinfo(np.int32).max:
-        raise table.bad(f"gives a picture of {int(size.max())} bytes")
+        raise table.error(f"declares a packet of {int(size.max())} bytes")
     keys, display, size = (array.astype(np.int32) for array in (_keys(table, n), display, size))
     return Mp4Index(codec, extradata, width, height, fps, keys, display, offset, size)
 
@@ -234,7 +186,7 @@ def _description(stsd: _Box) -> tuple[str, bytes, int, int]:
     entry = stsd.need(kind, 8)
     width, height = entry.number(24, 2), entry.number(26, 2)
     if width == 0 or height == 0:
-        raise stsd.bad(f"gives a picture of {width}x{height}")
+        raise stsd.error(f"declares frames of {width}x{height}")
     box = entry.find(config, 78)
     if box is None:
         raise UnknownLayout(f"no {config.decode()} box")
@@ -242,7 +194,7 @@ def _description(stsd: _Box) -> tuple[str, bytes, int, int]:
 
 
 def _mpeg4_config(esds: _Box) -> bytes:
-    """The decoder configuration inside the nested descriptors of an `esds` box (14496-1, 7.2.6)."""
+    """Find the decoder configuration in the nested descriptors of an `esds` box (14496-1, 7.2.6)."""
     at = 4
     while True:
         tag, length, at = esds.number(at, 1), 0, at + 1
@@ -251,7 +203,7 @@ def _mpeg4_config(esds: _Box) -> bytes:
             length = (length << 7) | (byte & 0x7F)
             if byte < 0x80:
                 break
-        if tag == 0x03:  # ES_Descriptor: id, flags, and what the flags announce
+        if tag == 0x03:  # ES_Descriptor: id, flags, and the fields that the flags announce
             flags = esds.number(at + 2, 1)
             at += 3 + (2 if flags & 0x80 else 0) + (2 if flags & 0x20 else 0)
             if flags & 0x40:
@@ -273,7 +225,7 @@ def _sizes(table: _Box, file_size: int) -> np.ndarray:
         if each == 0:
             return box.table(12, n, ">u4")
         if n * each > file_size:
-            raise box.bad(f"claims {n} samples of {each} bytes, the file has {file_size}")
+            raise box.error(f"claims {n} samples of {each} bytes, the file has {file_size}")
         return np.full(n, each, np.int64)
     box = table.need(b"stz2")
     width, n = box.number(7, 1), box.number(8, 4)
@@ -281,12 +233,12 @@ def _sizes(table: _Box, file_size: int) -> np.ndarray:
         pairs = box.table(12, (n + 1) // 2, ">u1")
         return np.stack([pairs >> 4, pairs & 15], axis=1).reshape(-1)[:n]
     if width not in (8, 16):
-        raise box.bad(f"has a field size of {width} bits")
+        raise box.error(f"has a field size of {width} bits")
     return box.table(12, n, ">u1" if width == 8 else ">u2")
 
 
 def _offsets(table: _Box, size: np.ndarray) -> np.ndarray:
-    """File offset of each sample from chunk offsets, samples per chunk and sizes."""
+    """Compute the file offset of each sample from chunk offsets, samples per chunk and sizes."""
     n = len(size)
     box = table.find(b"co64")
     chunk = box.table(8, box.number(4, 4), ">u8") if box else (b := table.need(b"stco")).table(8, b.number(4, 4), ">u4")
@@ -296,28 +248,28 @@ def _offsets(table: _Box, size: np.ndarray) -> np.ndarray:
         return np.zeros(0, np.int64)
     first, per = runs[:, 0], runs[:, 1]
     if len(runs) == 0 or first[0] != 1 or (np.diff(first) <= 0).any() or first[-1] > len(chunk) or (per == 0).any():
-        raise stsc.bad(f"does not map {n} samples to {len(chunk)} chunks")
+        raise stsc.error(f"does not map {n} samples to {len(chunk)} chunks")
     if (runs[:, 2] != 1).any():
         raise UnknownLayout("several sample descriptions")
     in_chunk = np.repeat(per, np.diff(np.append(first, len(chunk) + 1)))  # samples of each chunk
     if int(in_chunk.sum()) != n:
-        raise stsc.bad(f"gives the chunks {int(in_chunk.sum())} samples, the size table has {n}")
+        raise stsc.error(f"assigns {int(in_chunk.sum())} samples to chunks, the size table has {n}")
     before = np.cumsum(size) - size  # bytes of all samples before this one
     head = np.cumsum(in_chunk) - in_chunk  # first sample of each chunk
     return np.repeat(chunk - before[head], in_chunk) + before
 
 
 def _runs(box: _Box, n: int) -> np.ndarray:
-    """A run-length table (count, value) spread to int64[n]; values are taken as signed 32-bit numbers."""
+    """Expand a run-length table (count, value) to int64 (n,); values are read as signed 32-bit numbers."""
     runs = box.table(8, box.number(4, 4), ">u4", columns=2)
     total = int(runs[:, 0].sum())
     if total != n:
-        raise box.bad(f"describes {total} samples, the size table has {n}")
+        raise box.error(f"describes {total} samples, the size table has {n}")
     return np.repeat(runs[:, 1].astype(np.uint32).view(np.int32).astype(np.int64), runs[:, 0])
 
 
 def _display(table: _Box, decode_time: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Display position and composition time of each sample."""
+    """Compute the display position and the composition time of each sample."""
     n = len(decode_time)
     box = table.find(b"ctts")
     if box is None:
@@ -325,7 +277,7 @@ def _display(table: _Box, decode_time: np.ndarray) -> tuple[np.ndarray, np.ndarr
     time = decode_time + _runs(box, n)
     order = np.argsort(time, kind="stable")
     if (np.diff(time[order]) == 0).any():
-        raise UnknownLayout("two pictures at one time")
+        raise UnknownLayout("two frames at one time")
     display = np.empty(n, np.int64)
     display[order] = np.arange(n)
     return display, time
@@ -337,14 +289,14 @@ def _keys(table: _Box, n: int) -> np.ndarray:
         return np.arange(n)
     keys = box.table(8, box.number(4, 4), ">u4") - 1
     if len(keys) and ((np.diff(keys) <= 0).any() or keys[0] < 0 or keys[-1] >= n):
-        raise box.bad(f"names key frames outside the {n} samples or out of order")
+        raise box.error(f"names key frames outside the {n} samples or out of order")
     if n and (len(keys) == 0 or keys[0] != 0):
         raise UnknownLayout("does not begin with a key frame")
     return keys
 
 
 def _check_edits(track: _Box, time: np.ndarray, delta: np.ndarray, scale: int, movie_scale: int) -> None:
-    """An edit list may shift the time line (it changes no position); one that cuts or repeats pictures is refused."""
+    """Raise UnknownLayout for an edit list that cuts or repeats frames. One that shifts the time line is accepted."""
     edts = track.find(b"edts")
     elst = edts.find(b"elst") if edts else None
     if elst is None or len(time) == 0:
@@ -358,10 +310,10 @@ def _check_edits(track: _Box, time: np.ndarray, delta: np.ndarray, scale: int, m
         start = int.from_bytes(elst.take(at + (8 if wide else 4), 8 if wide else 4), "big", signed=True)
         rate = elst.number(at + (16 if wide else 8), 4)
         if start == -1 and not seen:
-            continue  # an empty edit: the track begins later
+            continue  # an empty edit: the track only begins later
         if seen or start < 0 or rate != 0x10000:
             raise UnknownLayout("edit list")
         seen = True
         end = start + length * scale / movie_scale
         if int(time.min()) < start or (length and int(time.max()) >= end):
-            raise UnknownLayout("an edit list cuts pictures")
+            raise UnknownLayout("an edit list cuts frames")

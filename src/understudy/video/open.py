@@ -10,10 +10,17 @@ from understudy.video.reader import VideoReader
 
 
 def open_video(file: str | os.PathLike[str] | ByteSource, backend: str = "pyav") -> VideoReader:
-    """Open a video (a path, or a source) for reading pictures; `backend` is "pyav" or "torchcodec" (same pictures).
+    """Open a video for reading images.
 
     Opening parses the index and decodes nothing. The reader pickles as its address and may be used after a fork: the
-    child opens its own decoder. Raises `DatasetError` when the file cannot be read as a video.
+    child opens its own decoder.
+
+    Args:
+        file: a path, or a source.
+        backend: "pyav" or "torchcodec". Both give the same images.
+
+    Raises:
+        DatasetError: the file cannot be read as a video.
     """
     if backend not in ("pyav", "torchcodec"):
         raise ValueError(f"backend={backend!r}: it must be 'pyav' or 'torchcodec'")

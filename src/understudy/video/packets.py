@@ -1,13 +1,16 @@
-"""Coded pictures, one packet at a time, in decode order: from byte slices of an mp4 file, or through a container.
+"""Coded packets in decode order: byte slices of an mp4 file, or packets of a container.
 
-`Mp4Packets` is the hot path: one read for a run of samples, no seeking, no time. `ContainerPackets` is for what
-`mp4.py` does not describe (fragmented mp4, Matroska, edit lists that cut): it walks the whole file once without
-decoding to number its pictures, then lets the container seek. Both tag each packet with its display position as `pts`,
-which the decoder hands on to the picture, so a picture is known by its tag and never by a guess.
+`Mp4Packets` is the hot path: one read for a run of packets, no seeking, no time. `ContainerPackets` reads files that
+`mp4.py` does not describe: fragmented mp4, Matroska, edit lists that cut. It walks the whole file once without decoding
+to number its frames, then lets the container seek.
+
+Both set the `pts` of each packet to its display position. The decoder copies it to the frame, so each frame is
+identified by its tag and never by a guess.
 """
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import threading
 from bisect import bisect_left
@@ -20,45 +23,58 @@ import numpy as np
 
 from understudy.errors import DatasetError, SourceFailed
 from understudy.storage.source import ByteSource, LocalSource, as_file
-from understudy.video.mp4 import UnknownLayout, VideoIndex, read_mp4
-from understudy.video.native.ffmpeg import PYAV
-from understudy.video.native.loops import Coded, Listed, packet
+from understudy.video.index import PacketRun, PacketTable, VideoIndex
+from understudy.video.mp4 import UnknownLayout, read_mp4
+from understudy.video.native.ffmpeg import PYAV_MAJOR
 
-_READ_AHEAD = 4 << 20  # bytes of one read at most, unless a single picture is larger
-_BUFFER = 1 << 20  # of a container that is not local
-_OPEN: dict[str, Any] = {"metadata_errors": "replace"} if PYAV < 19 else {}  # which lets all texts pass
+_MAX_READ = 4 << 20  # bytes of one read, unless a single packet is larger
+_BUFFER = 1 << 20  # bytes read ahead in a container that is not local
+_OPEN: dict[str, Any] = {"metadata_errors": "replace"} if PYAV_MAJOR < 19 else {}  # accept text that is not UTF-8
 _REMEDY = "the file is damaged: copy or record it again"
 
 
 class Packets(Protocol):
-    """A video's index and its packets by decode position."""
+    """A video's index and its packets by decode position. For one thread at a time, but for `clone`."""
+
+    wait_seconds: float
+    """Seconds spent waiting for bytes so far; 0 where the container does the reading."""
 
     @property
-    def index(self) -> VideoIndex: ...
+    def index(self) -> VideoIndex:
+        """Tables of the video."""
 
-    waited: float
-    """Seconds of waiting for bytes so far; 0 where the container reads for itself."""
+    def packet(self, i: int, read_limit: int) -> av.Packet:
+        """Packet i, with its display position as `pts`. Bytes are read ahead up to packet `read_limit`."""
 
-    def packet(self, i: int, until: int) -> av.Packet:
-        """Packet i in decode order, `pts` = display position; `until` says how far the caller will read on."""
-
-    def several(self, first: int, stop: int, until: int) -> Coded:
-        """Packets from `first` on, in decode order: up to `stop`, or fewer, as far as one read goes. At least one."""
+    def run(self, first: int, stop: int, read_limit: int) -> PacketRun:
+        """Packets from `first` up to `stop`, or fewer where one read ends earlier. At least one."""
 
     def spans(self, first: int, last: int) -> np.ndarray:
-        """Where the packets lie that give the pictures shown from `first` to `last`: int64 (k, 2) of (offset, size),
-        coalesced, from the key frame on; empty where places are not known."""
+        """Bytes that give the frames shown from `first` to `last`: int64 (k, 2) of (offset, size), coalesced.
+
+        They begin at the key frame. Empty where the container does not tell offsets.
+        """
 
     def prefetch(self, first: int, last: int) -> None:
-        """Have them fetched; see `ByteSource.prefetch`."""
+        """Prefetch the bytes that give the frames shown from `first` to `last`; see `ByteSource.prefetch`."""
 
-    def close(self) -> None: ...
+    def clone(self) -> Packets:
+        """Packets of the same video for another thread, with a `wait_seconds` of their own. Callable from any thread.
+
+        Index and file are shared, where the container allows it.
+        """
+
+    def close(self) -> None:
+        """Close the source."""
 
 
 def open_packets(source: ByteSource | str) -> Packets:
-    """The packets of a video (a source, or the path of a local file), whatever its container.
+    """Open the packets of a video (a source, or the path of a local file), whatever its container.
 
-    They close the source with themselves. Raises `DatasetError` if it cannot be read as a video.
+    Closing them closes the source.
+
+    Raises:
+        DatasetError: the file cannot be read as a video.
     """
     if isinstance(source, str):
         source = LocalSource(source)
@@ -68,17 +84,16 @@ def open_packets(source: ByteSource | str) -> Packets:
             packets = Mp4Packets(source)
         except UnknownLayout:
             packets = ContainerPackets(source)
-        if not (packets.index.display >= 0).any():
-            raise DatasetError("holds no pictures", where=source.where, fix=_REMEDY)
+        if packets.index.count == 0:
+            raise DatasetError("holds no frames", where=source.where, fix=_REMEDY)
     except BaseException:
         source.close()
         raise
     return packets
 
 
-def coalesced(offset: np.ndarray, size: np.ndarray, gap: int = 0) -> np.ndarray:
-    """Spans int64 (k, 2) of (offset, size), in file order, that cover pieces (n,) of a file: those at most `gap` bytes
-    apart as one."""
+def coalesce(offset: np.ndarray, size: np.ndarray, gap: int = 0) -> np.ndarray:
+    """Merge pieces (n,) of a file that are at most `gap` bytes apart: int64 (k, 2) of (offset, size), in file order."""
     order = np.argsort(offset, kind="stable")
     begin = offset[order].astype(np.int64)
     end = np.maximum.accumulate(begin + size[order]) if len(begin) else begin
@@ -87,9 +102,24 @@ def coalesced(offset: np.ndarray, size: np.ndarray, gap: int = 0) -> np.ndarray:
     return np.stack([begin[fresh], end[last] - begin[fresh]], axis=1)
 
 
+def make_packet(data: memoryview, tag: int, all_key_frames: bool) -> av.Packet:
+    """Make a packet with `tag` as its time, in memory with the zero padding that decoders read into.
+
+    `av.Packet(data)` would reference the bytes without padding: MPEG-4 then decodes differently from run to run.
+    A PNG decoder depends on the key-frame flag.
+    """
+    made = av.Packet(len(data))
+    made.update(data)  # type: ignore[arg-type]  # the stub says bytes; any buffer will do
+    made.pts, made.is_keyframe = tag, all_key_frames
+    return made
+
+
 class _Window(threading.local):
-    """What a thread has read last, and whose: one memory for all videos, which every read fills anew. Memory of each
-    read's own is cold, and took as long as decoding a small picture. Who comes back to find other bytes reads again."""
+    """Bytes of a thread's last read, and their owner.
+
+    Each thread has one memory for all videos, and each read overwrites it. A fresh buffer for each read is cold, and
+    took as long as decoding a small frame. An owner that finds another owner's bytes reads again.
+    """
 
     def __init__(self) -> None:
         self.resize(1 << 16)
@@ -97,9 +127,9 @@ class _Window(threading.local):
     def resize(self, size: int) -> None:
         memory = bytearray(size)
         self.memory, self.view = (ctypes.c_char * size).from_buffer(memory), memoryview(memory)
-        self.forget()
+        self.clear()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self.owner: object = None
         self.base, self.first, self.stop = 0, 0, 0
 
@@ -113,93 +143,90 @@ class Mp4Packets:
     def __init__(self, source: ByteSource) -> None:
         self.path, self._source = source.where, source
         self.index = read_mp4(as_file(source), source.where)
-        # Single numbers are read from these: a memoryview gives them three times faster than an array.
+        # Single numbers are read from these. A memoryview returns them three times faster than an array.
         self._offset, self._size = self.index.offset.data, self.index.size.data
-        self._display, self._key = self.index.display.data, self.index.longest == 1
-        self._listed = Listed.of(self.index.offset, self.index.size, self.index.display)
+        self._display, self._all_key_frames = self.index.display.data, self.index.gops.all_key_frames
+        self._table = PacketTable.from_arrays(self.index.offset, self.index.size, self.index.display)
         ends = self.index.offset + self.index.size
+        # Packets that the next one does not follow at once in the file.
         self._gaps = [*np.flatnonzero(ends[:-1] != self.index.offset[1:]).tolist(), len(ends) - 1]
-        """Packets behind which the next one does not follow at once in the file."""
-        self._mark = object()  # of this file's bytes in a window
-        self.waited = 0.0
+        self._owner = object()  # identifies this file's bytes in a window
+        self.wait_seconds = 0.0
 
-    def packet(self, i: int, until: int) -> av.Packet:
-        window = self._having(i, until)
+    def packet(self, i: int, read_limit: int) -> av.Packet:
+        """See `Packets.packet`."""
+        window = self._window_with(i, read_limit)
         at = self._offset[i] - window.base
-        return packet(window.view[at : at + self._size[i]], self._display[i], self._key)
+        return make_packet(window.view[at : at + self._size[i]], self._display[i], self._all_key_frames)
 
-    def several(self, first: int, stop: int, until: int) -> Coded:
-        window = self._having(first, max(until, stop - 1))
-        return Coded(window.memory, window.base, self._listed, first, min(stop, window.stop), self._key)
+    def run(self, first: int, stop: int, read_limit: int) -> PacketRun:
+        """See `Packets.run`."""
+        window = self._window_with(first, max(read_limit, stop - 1))
+        return PacketRun(window.memory, window.base, self._table, first, min(stop, window.stop), self._all_key_frames)
 
-    def _having(self, i: int, until: int) -> _Window:
-        """This thread's window with packet i in it, read where it is not there."""
-        if _window.owner is not self._mark or not _window.first <= i < _window.stop:
-            self._read(i, until)
+    def _window_with(self, i: int, read_limit: int) -> _Window:
+        """Return this thread's window with packet i in it, after a read where it is not."""
+        if _window.owner is not self._owner or not _window.first <= i < _window.stop:
+            self._read(i, read_limit)
         return _window
 
-    def _read(self, i: int, until: int) -> None:
-        """One read of sample i and of those after it, up to `until`, that follow without a gap in the file."""
+    def _read(self, i: int, read_limit: int) -> None:
+        """Read packet i and those after it, up to `read_limit`, that follow without a gap in the file."""
         window, begin = _window, self._offset[i]
-        last = max(i, min(until, self._gaps[bisect_left(self._gaps, i)]))
+        last = max(i, min(read_limit, self._gaps[bisect_left(self._gaps, i)]))
         count = self._offset[last] + self._size[last] - begin
-        if count > _READ_AHEAD and last > i:
+        if count > _MAX_READ and last > i:
             ends = self.index.offset[i : last + 1] + self.index.size[i : last + 1]
-            last = i + max(0, int(np.searchsorted(ends, begin + _READ_AHEAD, side="right")) - 1)
+            last = i + max(0, int(np.searchsorted(ends, begin + _MAX_READ, side="right")) - 1)
             count = int(ends[last - i]) - begin
-        window.forget()
+        window.clear()
         if count > len(window.view):
-            window.resize(max(count, min(2 * count, _READ_AHEAD)))
+            window.resize(max(count, min(2 * count, _MAX_READ)))
         asked = perf_counter()
         try:
             self._source.fill(begin, window.view[:count])
-            window.owner, window.base, window.first, window.stop = self._mark, begin, i, last + 1
+            window.owner, window.base, window.first, window.stop = self._owner, begin, i, last + 1
         except DatasetError as error:
-            if last > i and not isinstance(error, SourceFailed):  # is it this one, or one that nobody asked for?
+            if last > i and not isinstance(error, SourceFailed):  # the bad bytes may be those of a later packet
                 return self._read(i, i)
-            whose = f"{self.path}, picture {int(self.index.display[i])}"
-            raise type(error)(error.what, where=whose, fix=error.fix) from error
+            where = f"{self.path}, frame {int(self.index.display[i])}"
+            raise type(error)(error.what, where=where, fix=error.fix) from error
         finally:
-            self.waited += perf_counter() - asked
+            self.wait_seconds += perf_counter() - asked
 
     def spans(self, first: int, last: int) -> np.ndarray:
-        start, stop = self._needed(first, last)
-        return coalesced(self.index.offset[start:stop], self.index.size[start:stop])
-
-    def _needed(self, first: int, last: int) -> tuple[int, int]:
-        """Decode positions [start, stop) that give the pictures shown from `first` to `last`: from the key frame before
-        the first, in decode order and in display, to what the decoder is fed before it gives out the last."""
-        display, keys = self.index.display, self.index.keys
-        decoded = self.index.sample[max(first, 0) : last + 1]
-        if not len(decoded):
-            return 0, 0
-        key = int(np.searchsorted(keys, decoded.min(), side="right")) - 1
-        while key > 0 and display[keys[key]] > first:
-            key -= 1
-        return int(keys[max(key, 0)]), min(int(decoded.max()) + self.index.reorder + 1, len(display))
+        """See `Packets.spans`."""
+        start, stop = self.index.gops.packet_range(first, last)
+        return coalesce(self.index.offset[start:stop], self.index.size[start:stop])
 
     def prefetch(self, first: int, last: int) -> None:
+        """See `Packets.prefetch`."""
         self._source.prefetch(self.spans(first, last))
 
+    def clone(self) -> Mp4Packets:
+        """See `Packets.clone`."""
+        return copy.copy(self)
+
     def close(self) -> None:
+        """See `Packets.close`."""
         self._source.close()
 
 
 class ContainerPackets:
-    """Packets through PyAV's demuxer; opening costs one walk over the whole file, without decoding."""
+    """Packets through PyAV's demuxer. Opening costs one walk over the whole file, without decoding."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source, path = source, source.where
-        self.path, self.waited = path, 0.0
+        self.path, self.wait_seconds = path, 0.0
         self._open()
         stream = self._container.streams.video[0]
         times: list[int] = []
         keys: list[int] = []
         shown: list[bool] = []
         try:
-            for one in self._packets():
+            for one in self._demuxed():
                 if one.pts is None:
-                    what = f"picture {len(times)} carries no time, so its place is unknown"
+                    what = f"frame {len(times)} carries no time, so its position is unknown"
                     raise DatasetError(what, where=path, fix="remux it into mp4")
                 if one.is_keyframe:
                     keys.append(len(times))
@@ -208,11 +235,11 @@ class ContainerPackets:
         except av.FFmpegError as error:
             raise DatasetError(f"cannot be demuxed: {error.strerror}", where=path, fix=_REMEDY) from None
         if not times or stream.codec_context is None:
-            what = "holds no picture" if not times else "holds pictures of a codec that is not known"
+            what = "holds no frame" if not times else "holds frames of an unknown codec"
             raise DatasetError(what, where=path, fix=_REMEDY)
         self._times = np.array(times, np.int64)
         if len(np.unique(self._times)) < len(times):
-            raise DatasetError("has two pictures at one time", where=path, fix="remux it into mp4")
+            raise DatasetError("has two frames at one time", where=path, fix="remux it into mp4")
         visible = np.flatnonzero(np.array(shown, bool))
         display = np.full(len(times), -1, np.int32)
         display[visible[np.argsort(self._times[visible])]] = np.arange(len(visible))
@@ -226,7 +253,7 @@ class ContainerPackets:
             keys=np.array(keys or [0], np.int32),
             display=display,
         )
-        self._cursor = len(times)
+        self._next = len(times)
 
     def _open(self) -> None:
         try:
@@ -236,38 +263,40 @@ class ContainerPackets:
             raise DatasetError(f"cannot be opened: {error.strerror}", where=self.path, fix=_REMEDY) from None
         if not self._container.streams.video:
             raise DatasetError("holds no video track", where=self.path, fix="name another file")
-        self._demux = self._packets()
+        self._packets = self._demuxed()
 
-    def _packets(self) -> Iterator[av.Packet]:
+    def _demuxed(self) -> Iterator[av.Packet]:
         return (one for one in self._container.demux(video=0) if one.size)
 
-    def packet(self, i: int, until: int) -> av.Packet:
+    def packet(self, i: int, read_limit: int) -> av.Packet:
+        """See `Packets.packet`."""
         try:
-            found = next(self._demux, None) if i == self._cursor else self._seek(i)
+            found = next(self._packets, None) if i == self._next else self._seek(i)
         except av.FFmpegError as error:
-            what = f"picture {int(self.index.display[i])} cannot be read: {error.strerror}"
+            what = f"frame {int(self.index.display[i])} cannot be read: {error.strerror}"
             raise DatasetError(what, where=self.path, fix=_REMEDY) from None
         if found is None or found.pts != self._times[i]:
-            what = f"picture {int(self.index.display[i])} is not where a first walk over the file found it"
+            what = f"frame {int(self.index.display[i])} is not where the first walk over the file found it"
             raise DatasetError(what, where=self.path, fix=_REMEDY)
-        self._cursor = i + 1
-        return packet(memoryview(found), int(self.index.display[i]), self.index.longest == 1)
+        self._next = i + 1
+        return make_packet(memoryview(found), int(self.index.display[i]), self.index.gops.all_key_frames)
 
-    def several(self, first: int, stop: int, until: int) -> Coded:
+    def run(self, first: int, stop: int, read_limit: int) -> PacketRun:
+        """See `Packets.run`."""
         parts: list[bytes] = []
         try:
             for i in range(first, stop):
-                parts.append(bytes(self.packet(i, until)))
+                parts.append(bytes(self.packet(i, read_limit)))
         except DatasetError:
             if not parts:
                 raise
         size = np.array([len(part) for part in parts], np.int32)
         offset = np.cumsum(size, dtype=np.int64) - size
-        listed = Listed.of(offset, size, self.index.display[first : first + len(parts)])
-        return Coded(b"".join(parts), 0, listed, 0, len(parts), self.index.longest == 1)
+        table = PacketTable.from_arrays(offset, size, self.index.display[first : first + len(parts)])
+        return PacketRun(b"".join(parts), 0, table, 0, len(parts), self.index.gops.all_key_frames)
 
     def _seek(self, i: int) -> av.Packet | None:
-        """Packet i after a seek to it; containers that cannot seek there are walked from their beginning."""
+        """Seek to packet i and return it. A container that cannot seek there is walked from its beginning."""
         time = int(self._times[i])
         for again in (False, True):
             if again:
@@ -275,18 +304,24 @@ class ContainerPackets:
                 self._open()
             else:
                 self._container.seek(time, stream=self._container.streams.video[0], backward=True)
-                self._demux = self._packets()
-            found = next((one for one in self._demux if one.pts == time), None)
+                self._packets = self._demuxed()
+            found = next((one for one in self._packets if one.pts == time), None)
             if found is not None:
                 return found
         return None
 
     def spans(self, first: int, last: int) -> np.ndarray:
+        """No spans: offsets are unknown."""
         return np.zeros((0, 2), np.int64)
 
     def prefetch(self, first: int, last: int) -> None:
-        return None
+        """Do nothing: offsets are unknown."""
+
+    def clone(self) -> ContainerPackets:
+        """Open the file once more: a container has one place at a time."""
+        return ContainerPackets(self._source)
 
     def close(self) -> None:
+        """See `Packets.close`."""
         self._container.close()
         self._source.close()

@@ -1,30 +1,31 @@
-"""What coded pictures bring along besides themselves: parameter sets inside packets, which a decoder keeps.
+"""Parameter sets inside packets, which a decoder remembers.
 
-A file's parameter sets (sizes, colours, how bits are read) belong into its index, where a decoder gets them first.
-Packets may carry some as well. A decoder believes the latest and keeps them when it is emptied, so the pictures of its
-next video, or of an earlier place in this one, would depend on what was decoded before. `InBand.plain` finds the
-packets that carry parameter sets other than those of the index; `decoder.py` uses no decoder again that was fed one.
+A file's parameter sets (sizes, colors, how bits are read) belong into its index, from where a decoder gets them first.
+Packets may carry some as well. A decoder uses the latest and keeps them through a flush. The frames of its next video,
+or of an earlier position in this one, would then depend on the packets decoded before. `InBand.count_plain` finds the
+packets whose parameter sets differ from those of the index; `decoder.py` never reuses a decoder that was fed one.
 
-Encoders that repeat the sets of the index in front of key frames are common, and change nothing.
+Many encoders repeat the sets of the index in front of key frames, which changes nothing.
 """
 
 from __future__ import annotations
 
-from understudy.video.native.loops import Coded, plain_packets
+from understudy.video.index import PacketRun
+from understudy.video.native.loops import count_plain_packets
 
-_STARTS = b"\0\0\1"
-_FORGETFUL = ("av1", "vp8", "vp9", "png")
-"""Codecs whose decoders keep nothing when they are emptied, or meet all of it again in each key frame."""
+_START_CODE = b"\0\0\1"
+# Codecs whose decoders keep nothing through a flush, or receive all of it again with each key frame.
+_STATELESS = ("av1", "vp8", "vp9", "png")
 _SETS = {"h264": (7, 8, 13, 15), "hevc": (32, 33, 34)}
-_VISUAL_OBJECT = 0xB6  # of MPEG-4: a picture; 0xB3 is the header of a group of them, the others are settings
-_GROUP = 0xB3
+_VISUAL_OBJECT = 0xB6  # of MPEG-4: a coded frame
+_GROUP = 0xB3  # of MPEG-4: the header of a group; all other units are settings
 
 
 class InBand:
-    """What is known of one video's parameter sets, from its index.
+    """Detector of parameter sets in the packets of one video.
 
     Attributes:
-        always: the codec is none whose packets are understood, so each may change its decoder.
+        always: whether each packet may change its decoder, because packets of this codec are not parsed.
     """
 
     def __init__(self, codec: str, extradata: bytes) -> None:
@@ -34,30 +35,32 @@ class InBand:
             self._prefix = (extradata[4] & 3) + 1
         elif extradata[:1] == b"\1" and codec == "hevc" and len(extradata) > 21:
             self._prefix = (extradata[21] & 3) + 1
-        self.always = codec not in (*_FORGETFUL, "h264", "hevc", "mpeg4")
+        self.always = codec not in (*_STATELESS, "h264", "hevc", "mpeg4")
 
-    def plain(self, coded: Coded) -> int:
-        """How many packets from the first on bring no parameter sets of their own, and hold a picture where that can
-        be seen; all of them, as nearly always."""
-        count = coded.stop - coded.first
-        if self._codec in _FORGETFUL:
+    def count_plain(self, run: PacketRun) -> int:
+        """Count the packets, from the first on, without parameter sets of their own and with a coded frame.
+
+        Coded frames are checked where the codec shows them. The usual result is all packets.
+        """
+        count = run.stop - run.first
+        if self._codec in _STATELESS:
             return count
-        view, at = memoryview(coded.data).cast("B"), 0
-        offset, size = coded.listed.offset, coded.listed.size
+        view, at = memoryview(run.data).cast("B"), 0
+        offset, size = run.table.offset, run.table.size
         while at < count:
-            if self._prefix:  # quickly over those that are nothing but pictures
-                at += plain_packets(coded, at, self._prefix, self._codec == "hevc")
+            if self._prefix:  # skip quickly the packets that are nothing but coded frames
+                at += count_plain_packets(run, at, self._prefix, self._codec == "hevc")
             if at < count:
-                begin = int(offset[coded.first + at]) - coded.base
-                packet = bytes(view[begin : begin + int(size[coded.first + at])])
+                begin = int(offset[run.first + at]) - run.base
+                packet = bytes(view[begin : begin + int(size[run.first + at])])
                 if self.changes(packet) or self.is_empty(packet):
                     break
                 at += 1
         return at
 
     def changes(self, packet: bytes) -> bool:
-        """Whether this packet brings parameter sets other than the index's, or cannot be told."""
-        if self._codec in _FORGETFUL:
+        """Whether this packet carries parameter sets that differ from the index, or cannot be parsed."""
+        if self._codec in _STATELESS:
             return False
         if self.always:
             return True
@@ -65,7 +68,7 @@ class InBand:
         return units is None or any(self._is_setting(unit) and unit not in self._known for unit in units)
 
     def is_empty(self, packet: bytes) -> bool:
-        """Whether a packet of HEVC holds no picture. FFmpeg 7 still decodes what refers to it, to other pictures."""
+        """Whether a packet of HEVC holds no coded frame. FFmpeg 7 decodes references to it, but to wrong frames."""
         units = self._units(packet) if self._codec == "hevc" else None
         return units is not None and not any(unit[0] >> 1 & 63 < 32 for unit in units)
 
@@ -75,13 +78,13 @@ class InBand:
         return (unit[0] & 31 if self._codec == "h264" else unit[0] >> 1 & 63) in _SETS[self._codec]
 
     def _units(self, packet: bytes) -> list[bytes] | None:
-        """The packet's units, of MPEG-4 with their start codes; None where they do not fill it."""
+        """Split a packet into its units, of MPEG-4 with their start codes; None where their lengths do not fill it."""
         if not self._prefix:
             places = []
-            at = packet.find(_STARTS)
+            at = packet.find(_START_CODE)
             while at >= 0:
                 places.append(at)
-                at = packet.find(_STARTS, at + 3)
+                at = packet.find(_START_CODE, at + 3)
             skip = 0 if self._codec == "mpeg4" else 3
             units = [packet[begin + skip : end] for begin, end in zip(places, [*places[1:], len(packet)])]
             return [unit for unit in (unit.rstrip(b"\0") for unit in units) if len(unit) > 3 - skip]

@@ -1,8 +1,7 @@
 """Video reader on bare PyAV decoders, without a container.
 
-Positions count pictures in display order from the first of the file. Colours: 8-bit RGB by swscale's bilinear chroma
-interpolation with the matrix and range the stream names (BT.601 where it names none), which is what torchcodec and
-`VideoFrame.to_ndarray` do; the tests hold the three equal to the bit.
+RGB is 8-bit, by swscale's bilinear chroma interpolation with the matrix and range that the stream names (BT.601 where
+it names none). torchcodec and `VideoFrame.to_ndarray` do the same; the tests hold the three equal to the bit.
 """
 
 from __future__ import annotations
@@ -13,53 +12,57 @@ import numpy as np
 
 from understudy.errors import DatasetError
 from understudy.storage.source import ByteSource
+from understudy.video.codec_pool import decoder_bytes, frame_bytes
 from understudy.video.color import Converter
-from understudy.video.decoder import PictureDecoder
+from understudy.video.decoder import FrameDecoder
 from understudy.video.packets import open_packets
-from understudy.video.reader import check_positions, key_positions, median_gop
+from understudy.video.reader import VideoFacts, check_positions
 
-_AT_ONCE = 8  # pictures that are decoded before the first is converted
+_RUN_LENGTH = 8  # frames decoded before the first is converted
 
 
-class PyavReader:
-    """Pictures through bare PyAV decoders; see `VideoReader`."""
+class PyavReader(VideoFacts):
+    """Images through bare PyAV decoders; see `VideoReader`."""
 
     def __init__(self, source: ByteSource) -> None:
-        self.path, self._source = source.where, source
-        self._open()
+        self._source = source
+        self._open(source.where)
         index = self._packets.index
-        self.count, self.height, self.width = self._decoder.count, index.height, index.width
-        self.fps, self.codec, self.gop, self.key_frames = (
-            index.fps,
-            index.codec,
-            median_gop(index),
-            key_positions(index),
-        )
+        super().__init__(source.where, index)
+        self.frame_bytes, self.decoder_bytes = frame_bytes(index), decoder_bytes(index)
 
-    def _open(self) -> None:
+    def _open(self, path: str) -> None:
         self._pid: int | None = os.getpid()
         self._packets = open_packets(self._source)
-        self._decoder = PictureDecoder(self._packets, self.path)
+        self._decoder = FrameDecoder(self._packets, path, keep_recent=True)
         self._converter = Converter()
 
-    def read(self, indices: np.ndarray) -> np.ndarray:
-        wanted, place = np.unique(check_positions(indices, self.count, self.path), return_inverse=True)
-        if self._pid != os.getpid():  # forked, or closed: what the parent holds is the parent's
-            self._open()
-            if self._decoder.count != self.count:
-                raise DatasetError(f"had {self.count} pictures, now has {self._decoder.count}", where=self.path)
+    def read(self, positions: np.ndarray) -> np.ndarray:
+        """See `VideoReader.read`."""
+        wanted, place = np.unique(check_positions(positions, self.count, self.path), return_inverse=True)
+        if self._pid != os.getpid():  # closed, or forked: the parent's decoder must not be used here
+            self._open(self.path)
+            if self._packets.index.count != self.count:
+                what = f"had {self.count} frames, now has {self._packets.index.count}"
+                raise DatasetError(what, where=self.path)
         in_order = len(wanted) == len(place) and bool((np.diff(place) > 0).all())
-        pictures = np.empty((0, 3, self.height, self.width), np.uint8)
-        for row, (_, frame) in enumerate(self._decoder.pictures(wanted, _AT_ONCE)):
-            if row == 0:  # now its size is known to be what the file says
-                pictures = np.empty((len(wanted), *pictures.shape[1:]), np.uint8)
-            self._converter.write(frame, pictures[row])
-        return (pictures if in_order else pictures[place]).transpose(0, 2, 3, 1)
+        images = np.empty((0, 3, self.height, self.width), np.uint8)
+        for row, (_, frame) in enumerate(self._decoder.frames(wanted, _RUN_LENGTH)):
+            if row == 0:  # allocated only now: the first frame confirmed the size that the file declares
+                images = np.empty((len(wanted), *images.shape[1:]), np.uint8)
+            self._converter.write(frame, images[row])
+        return (images if in_order else images[place]).transpose(0, 2, 3, 1)
+
+    def cursor(self) -> FrameDecoder:
+        """See `VideoReader.cursor`."""
+        return FrameDecoder(self._packets.clone(), self.path)
 
     def prefetch(self, first: int, last: int) -> None:
+        """See `VideoReader.prefetch`."""
         self._packets.prefetch(first, last)
 
     def close(self) -> None:
+        """See `VideoReader.close`."""
         if self._pid is not None:
             self._packets.close()
             self._pid = None

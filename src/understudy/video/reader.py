@@ -1,16 +1,67 @@
-"""Interface of a video reader, and the facts about a video that every reader derives in the same way."""
+"""Interfaces of a video reader and its cursors, and the facts that every reader derives in the same way."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeAlias
 
+import av
 import numpy as np
 
-from understudy.video.mp4 import VideoIndex
+from understudy.video.index import Gops, VideoIndex
+
+DecodedImage: TypeAlias = av.VideoFrame | np.ndarray
+"""A decoded frame whose RGB conversion is still to be done (`Converter`), or uint8 (H, W, 3) RGB."""
+
+
+class VideoCursor(Protocol):
+    """A decoder over one video that walks forward from any position. Use it from one thread at a time.
+
+    Attributes:
+        position: the display position at which `runs` continues without decoding a frame twice; -1: parked.
+    """
+
+    position: int
+
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds spent waiting for bytes so far; 0 where the backend does the reading."""
+
+    def runs(self, positions: np.ndarray, run_length: int = 1) -> Iterator[Sequence[DecodedImage]]:
+        """Decode the frames at `positions`, in lists of frames that came out together.
+
+        A frame owns its memory: it may be kept for any time and read in any thread.
+
+        Args:
+            positions: int64 (n,), display positions: increasing, without repeats, inside the video.
+            run_length: how many frames are decoded before the first is yielded. Longer runs are faster and take memory
+                for as many frames.
+
+        Raises:
+            DatasetError: a frame cannot be decoded; the message names it.
+            Stopped: this thread's work was cancelled (`cancel.py`); checked before each run of packets.
+        """
+
+    def park(self) -> None:
+        """Release the codec context. The next `runs` starts at a key frame."""
 
 
 class VideoReader(Protocol):
-    """Facts about a video and access to its pictures, as `open_video` returns it. Use it from one thread at a time."""
+    """Facts about a video and access to its images, as `open_video` returns it.
+
+    Use it from one thread at a time; `cursor` alone may be called from any thread.
+
+    Attributes:
+        path: of the file, as errors name it.
+        count: number of frames.
+        height: of a frame, in pixels.
+        width: of a frame, in pixels.
+        fps: frames per second.
+        codec: FFmpeg's name of the codec.
+        gops: between key frames.
+        frame_bytes: memory of one `DecodedImage` of a cursor.
+        decoder_bytes: memory of one cursor with a live decoder, an estimate.
+    """
 
     path: str
     count: int
@@ -18,45 +69,57 @@ class VideoReader(Protocol):
     width: int
     fps: float
     codec: str
-    gop: int
-    key_frames: np.ndarray
+    gops: Gops
+    frame_bytes: int
+    decoder_bytes: int
 
-    def read(self, indices: np.ndarray) -> np.ndarray:
-        """uint8 (n, height, width, 3) RGB for int positions [n] in any order, repeats allowed.
+    @property
+    def gop(self) -> int:
+        """Typical key-frame distance."""
 
-        The memory may lie by planes: `transpose(0, 3, 1, 2)` is then contiguous.
-        Raises `IndexError` for a position outside [0, count) and `DatasetError` for a picture that cannot be decoded.
+    def read(self, positions: np.ndarray) -> np.ndarray:
+        """Read images as uint8 (n, height, width, 3) RGB.
+
+        The memory may be planar: `transpose(0, 3, 1, 2)` is then contiguous.
+
+        Args:
+            positions: int (n,), display positions in any order, repeats allowed.
+
+        Raises:
+            IndexError: a position is outside [0, count).
+            DatasetError: a frame cannot be decoded.
         """
 
+    def cursor(self) -> VideoCursor:
+        """Open a cursor over this video, with a decoder of its own. Index and file are shared."""
+
     def prefetch(self, first: int, last: int) -> None:
-        """Say that the pictures from position `first` to `last` will be read soon; see `ByteSource.prefetch`."""
+        """Prefetch the bytes of the frames shown from `first` to `last`; see `ByteSource.prefetch`."""
 
     def close(self) -> None:
-        """Release decoder and file; the reader can be used again and then reopens them."""
+        """Release decoder and file. The next read opens them again."""
 
 
-def key_positions(index: VideoIndex) -> np.ndarray:
-    """Display positions of the key frames, int64, sorted."""
-    shown = index.display[index.keys].astype(np.int64)
-    return np.sort(shown[shown >= 0])
+class VideoFacts:
+    """Facts that both readers take from a video's index; see `VideoReader`."""
+
+    def __init__(self, path: str, index: VideoIndex) -> None:
+        self.path, self.count, self.height, self.width = path, index.count, index.height, index.width
+        self.fps, self.codec, self.gops = index.fps, index.codec, index.gops
+
+    @property
+    def gop(self) -> int:
+        """Typical key-frame distance."""
+        return self.gops.median_length
 
 
-def median_gop(index: VideoIndex) -> int:
-    """Key-frame distance around the median picture. (The median distance itself would be that of the short tails where
-    every episode of a packed file begins with a key frame: 250, 17, 250, 30, … is a file of GOP 250.)"""
-    ends = np.append(key_positions(index), int((index.display >= 0).sum()))
-    distances = np.sort(np.diff(ends))  # the pictures before the first key frame, if any, belong to none
-    passed = np.cumsum(distances)
-    return max(1, int(distances[np.searchsorted(passed, passed[-1] / 2)])) if len(distances) else 1
-
-
-def check_positions(indices: np.ndarray, count: int, path: str) -> np.ndarray:
-    """`indices` as int64[n], each inside [0, count)."""
-    wanted = np.asarray(indices)
+def check_positions(positions: np.ndarray, count: int, path: str) -> np.ndarray:
+    """Check that `positions` are integers in [0, count); returns them as int64 (n,)."""
+    wanted = np.asarray(positions)
     if wanted.ndim != 1 or not (np.issubdtype(wanted.dtype, np.integer) or wanted.size == 0):
         raise ValueError(f"positions must be one row of integers, not {wanted.dtype} of shape {wanted.shape}")
     wanted = wanted.astype(np.int64)
     if wanted.size and (wanted.min() < 0 or wanted.max() >= count):
         outside = wanted[(wanted < 0) | (wanted >= count)][0]
-        raise IndexError(f"{path}: picture {outside} was asked for, the file holds pictures 0..{count - 1}")
+        raise IndexError(f"{path}: frame {outside} does not exist, the file holds frames 0..{count - 1}")
     return wanted

@@ -1,8 +1,8 @@
-"""Keeps an encoder from making this process a real-time one.
+"""Protection from encoders that make this process a real-time process.
 
-SVT-AV1, run as root, gives the calling thread and its own threads the policy SCHED_FIFO at priority 99 each time an
-encoder is opened. Every thread and process started afterwards inherits it, and a machine of few cores then runs
-nothing else. `kept_scheduling` goes around a call that may open an encoder.
+SVT-AV1, run as root, sets the policy SCHED_FIFO at priority 99 for the calling thread and its own threads each time an
+encoder is opened. Every thread and process started afterwards inherits it, and a machine of few cores then runs nothing
+else. Wrap a call that may open an encoder in `preserve_scheduling`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _TASKS = "/proc/self/task"
 
 
 @contextlib.contextmanager
-def kept_scheduling() -> Iterator[None]:
-    """Leave the calling thread's scheduling as it was, and give threads started meanwhile the same.
+def preserve_scheduling() -> Iterator[None]:
+    """Restore the scheduling of the calling thread, and apply it to threads started meanwhile.
 
-    The calling thread gets its policy, priority and cores back. A thread that appeared in the meantime and is a
-    real-time one gets the policy and priority of the calling thread. All other threads are left alone, so a thread
-    that the user made a real-time one stays so. Does nothing where the system has no such calls (macOS, Windows).
+    The calling thread gets its policy, priority and cores back. A real-time thread that was started meanwhile gets the
+    policy and priority of the calling thread. All other threads keep theirs, so a thread that the user made
+    real-time stays real-time. Does nothing where the system has no such calls (macOS, Windows).
     """
     if not (hasattr(os, "sched_getscheduler") and os.path.isdir(_TASKS)):
         yield
@@ -34,15 +34,15 @@ def kept_scheduling() -> Iterator[None]:
     try:
         yield
     finally:
-        kept = policy, parameter.sched_priority
-        if (os.sched_getscheduler(0), os.sched_getparam(0).sched_priority) != kept:
+        own = policy, parameter.sched_priority
+        if (os.sched_getscheduler(0), os.sched_getparam(0).sched_priority) != own:
             os.sched_setscheduler(0, policy, parameter)
         if os.sched_getaffinity(0) != cores:
             os.sched_setaffinity(0, cores)
         for thread in _threads() - before:
-            with contextlib.suppress(ProcessLookupError):  # it has ended
+            with contextlib.suppress(ProcessLookupError):  # the thread has ended
                 now = os.sched_getscheduler(thread), os.sched_getparam(thread).sched_priority
-                if now != kept and now[1] > 0:
+                if now != own and now[1] > 0:
                     os.sched_setscheduler(thread, policy, parameter)
 
 

@@ -24,8 +24,8 @@ from understudy.load.request import BatchRequest
 from understudy.load.workers import WorkerPool
 from understudy.order import Order
 from understudy.video.color import Converter
-from understudy.video.decoder import PictureDecoder
-from understudy.video.native.ffmpeg import PYAV
+from understudy.video.decoder import FrameDecoder
+from understudy.video.native.ffmpeg import PYAV_MAJOR
 from understudy.video.packets import Mp4Packets
 
 TOP, SIDE = "observation.images.top", "observation.images.side"
@@ -136,9 +136,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
     """(pictures that decoders give, packets that they are fed) from now on, one entry each."""
     given_: list[int] = []
     fed: list[int] = []
-    runs, packet, several = PictureDecoder.runs, Mp4Packets.packet, Mp4Packets.several
+    runs, packet, several = FrameDecoder.runs, Mp4Packets.packet, Mp4Packets.run
 
-    def giving(self: PictureDecoder, wanted: np.ndarray, at_once: int = 1) -> Iterator[Any]:
+    def giving(self: FrameDecoder, wanted: np.ndarray, at_once: int = 1) -> Iterator[Any]:
         left = wanted.tolist()
         for run in runs(self, wanted, at_once):
             given_.extend(left[: len(run)])
@@ -154,9 +154,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
         fed.extend(range(first, first + coded.stop - coded.first))
         return coded
 
-    monkeypatch.setattr(PictureDecoder, "runs", giving)
+    monkeypatch.setattr(FrameDecoder, "runs", giving)
     monkeypatch.setattr(Mp4Packets, "packet", feeding)
-    monkeypatch.setattr(Mp4Packets, "several", feeding_several)
+    monkeypatch.setattr(Mp4Packets, "run", feeding_several)
     return given_, fed
 
 
@@ -281,7 +281,7 @@ def test_rank_policies_puts_the_fastest_first() -> None:
     assert ways(250, 1, False) == ways(2, 1, False) == [*kept, *last]
 
 
-@pytest.mark.skipif(PYAV < 17, reason="budgets for decoders of FFmpeg 8.1; those before take more memory")
+@pytest.mark.skipif(PYAV_MAJOR < 17, reason="budgets for decoders of FFmpeg 8.1; those before take more memory")
 def test_plan_decodes_middling_gops_whole_where_memory_allows(roots: dict[str, Path]) -> None:
     data = opened(roots["gop 2"])
     data.__dict__["gop"] = 30

@@ -1,4 +1,4 @@
-"""The compiled loops do what those in Python do, and are not used where memory is not as they expect it."""
+"""The compiled loops equal those in Python, and are not used where the memory layout differs."""
 
 import ctypes
 import errno
@@ -22,42 +22,41 @@ from hypothesis import strategies as st
 
 from support.videos import COUNT, KINDS, container_decode, moving_pictures, rgb
 from understudy.errors import DatasetError
-from understudy.video.codec_pool import Kind, _create
+from understudy.video.codec_pool import CodecKey, _create
 from understudy.video.color import Converter
-from understudy.video.decoder import PictureDecoder
+from understudy.video.decoder import FrameDecoder
+from understudy.video.index import PacketRun
 from understudy.video.native import loops
-from understudy.video.native.swscale import Kind as Colours
-from understudy.video.native.swscale import Scaler, noise
+from understudy.video.native.swscale import PixelLayout, PlaneConverter, make_noise
 from understudy.video.open import open_video
 from understudy.video.packets import open_packets
 
-needs_c = pytest.mark.skipif(loops.compiled() is None, reason="understudy was installed without a C compiler")
+needs_c = pytest.mark.skipif(loops.load_loops() is None, reason="understudy was installed without a C compiler")
 ROOT = Path(__file__).parents[3]
 
 
-def coded_from(path: Path, first: int, count: int, damaged: int | None = None) -> tuple[Kind, loops.Coded]:
-    """Packets of a video, one of them of other bytes; and the kind of its decoder."""
+def packet_run(path: Path, first: int, count: int, damaged: int | None = None) -> tuple[CodecKey, PacketRun]:
+    """Packets of a video, one of them with other bytes, and the key of its decoder."""
     packets = open_packets(str(path))
     stop = min(first + count, COUNT)
-    coded, index = packets.several(first, stop, stop - 1), packets.index
-    data, listed = bytearray(coded.data), coded.listed
+    run, index = packets.run(first, stop, stop - 1), packets.index
+    data, table = bytearray(run.data), run.table
     if damaged is not None:
-        at, size = int(listed.offset[coded.first + damaged]) - coded.base, int(listed.size[coded.first + damaged])
+        at, size = int(table.offset[run.first + damaged]) - run.base, int(table.size[run.first + damaged])
         data[at + size // 2 : at + size] = b"\xff" * (size - size // 2)
     packets.close()
-    kind = Kind(index.codec, index.extradata, min(index.reorder, 16), True)
-    return kind, coded._replace(data=bytes(data))
+    return CodecKey.from_index(index), run._replace(data=bytes(data))
 
 
-def colours(frames: list[av.VideoFrame]) -> list[bytes]:
+def rgb_bytes(frames: list[av.VideoFrame]) -> list[bytes]:
     return [rgb(frame).tobytes() for frame in frames]
 
 
 @pytest.fixture
 def python(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Loops in Python while it lasts."""
+    """Loops in Python, until undone."""
     with monkeypatch.context() as patch:
-        patch.setattr(loops, "compiled", lambda: None)
+        patch.setattr(loops, "load_loops", lambda: None)
         yield patch
 
 
@@ -68,25 +67,25 @@ def python(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     runs=st.lists(st.integers(1, 20), min_size=2, max_size=5),
     damaged=st.none() | st.integers(0, 19),
 )
-def test_compiled_and_in_python_the_same_comes_out(
+def test_decode_packets_compiled_equals_python(
     kind: str, runs: list[int], damaged: int | None, clips: dict[str, tuple[Path, np.ndarray]]
 ) -> None:
-    """Run after run by two decoders, also where a packet in the last run fails."""
+    """Run by run with two decoders, also where a packet in the last run fails."""
     path, _ = clips[kind]
-    what, _ = coded_from(path, 0, 1)
+    what, _ = packet_run(path, 0, 1)
     ours, theirs, first = _create(what, "x"), _create(what, "x"), 0
     for number, count in enumerate(runs):
         last = number + 1 == len(runs) or first + count >= COUNT
         bad = damaged % min(count, COUNT - first) if last and damaged is not None else None
-        _, coded = coded_from(path, first, count, bad)
-        frames, fed, failed = loops.decode(ours, coded, "yuv420p" if number else "")
-        others, other_fed, other_failed = loops._decode(theirs, coded)
+        _, run = packet_run(path, first, count, bad)
+        frames, fed, failed = loops.decode_packets(ours, run, "yuv420p" if number else "")
+        others, other_fed, other_failed = loops.decode_packets_in_python(theirs, run)
         if bad is None:
             assert (fed, failed) == (other_fed, other_failed)
-        # PyAV drops a failure behind a picture of the same packet; then the decoder is given up a packet earlier.
+        # PyAV drops a failure that follows a frame of the same packet; C then stops a packet earlier.
         assert fed <= other_fed
         assert [frame.pts for frame in frames] == [frame.pts for frame in others][: len(frames)]
-        assert colours(frames) == colours(others)[: len(frames)]
+        assert rgb_bytes(frames) == rgb_bytes(others)[: len(frames)]
         for frame, other in zip(frames, others):
             for fact in ("width", "height", "colorspace", "color_range", "is_corrupt", "key_frame"):
                 assert getattr(frame, fact) == getattr(other, fact)
@@ -98,11 +97,11 @@ def test_compiled_and_in_python_the_same_comes_out(
 
 
 @needs_c
-def test_more_pictures_than_packets(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
-    """Called again where what comes out has no room: a decoder may hold pictures back and give them all at once."""
-    path, pictures = clips["h264-bframes"]
-    kind, coded = coded_from(path, 0, COUNT)
-    context, found = _create(kind, "x"), loops.compiled()
+def test_loops_decode_more_frames_than_room(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+    """Call again while output has no room: a decoder may hold frames back and output them all at once."""
+    path, images = clips["h264-bframes"]
+    kind, run = packet_run(path, 0, COUNT)
+    context, found = _create(kind, "x"), loops.load_loops()
     assert found is not None
     context.open()
     frames: list[av.VideoFrame] = []
@@ -110,11 +109,11 @@ def test_more_pictures_than_packets(clips: dict[str, tuple[Path, np.ndarray]]) -
     while status == 1:
         room = [av.VideoFrame(0, 0, "yuv420p")]
         done = np.zeros(2, np.int32)
-        offset, size, tag = coded.listed.addresses
+        offset, size, tag = run.table.addresses
         status = found.loops_decode(
             id(context),
-            coded.data,
-            coded.base,
+            run.data,
+            run.base,
             offset + 8 * at,
             size + 4 * at,
             tag + 4 * at,
@@ -130,86 +129,86 @@ def test_more_pictures_than_packets(clips: dict[str, tuple[Path, np.ndarray]]) -
     frames += context.decode(None)
     assert status == 0
     assert [frame.pts for frame in frames] == list(range(COUNT))
-    assert colours(frames) == [picture.tobytes() for picture in pictures]
+    assert rgb_bytes(frames) == [image.tobytes() for image in images]
 
 
 @needs_c
-def test_a_picture_of_another_format_is_no_picture(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
-    """Its planes would be taken for something else."""
-    kind, coded = coded_from(clips["h264-gop1"][0], 0, 5)
+def test_loops_decode_refuses_a_frame_of_another_format(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+    """Its planes would be misread."""
+    kind, run = packet_run(clips["h264-gop1"][0], 0, 5)
 
     class Changed:
-        """A context that says what it decoded before."""
+        """A context with the pixel format of an earlier video."""
 
         pix_fmt = "yuv444p"
 
-    context, found = _create(kind, "x"), loops.compiled()
+    context, found = _create(kind, "x"), loops.load_loops()
     assert found is not None
     context.open()
     room = [av.VideoFrame(0, 0, Changed.pix_fmt) for _ in range(6)]
     done = np.zeros(2, np.int32)
-    places = coded.base, *coded.listed.addresses
+    places = run.base, *run.table.addresses
     ends = [done.ctypes.data, done[1:].ctypes.data]
-    for _ in range(2):  # nor is it the second time: what failed keeps nothing of the other format
-        assert found.loops_decode(id(context), coded.data, *places, 5, loops._addresses(room), 6, -11, *ends) == -1
+    for _ in range(2):  # also the second time: a failed frame keeps nothing of the other format
+        assert found.loops_decode(id(context), run.data, *places, 5, loops._addresses(room), 6, -11, *ends) == -1
         assert done.tolist() == [0, 0]
         assert room[0].width == 0
 
 
 @needs_c
-def test_pictures_that_are_colours_already(tmp_path: Path, python: pytest.MonkeyPatch) -> None:
-    """They are not converted but copied as they lie, so their planes must have a size."""
+def test_convert_frames_that_are_rgb_already(tmp_path: Path, python: pytest.MonkeyPatch) -> None:
+    """RGB frames are copied, not converted, so their planes must have a size."""
     path = tmp_path / "png.mov"
     with av.open(str(path), "w") as out:
         stream = out.add_stream("png", rate=10)
         assert isinstance(stream, av.VideoStream)
         stream.height, stream.width, stream.pix_fmt = 48, 64, "rgb24"
-        for picture in moving_pictures(12):
-            out.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        for image in moving_pictures(12):
+            out.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
         out.mux(stream.encode(None))
 
     def written() -> np.ndarray:
-        pictures = list(PictureDecoder(open_packets(str(path)), "x").pictures(np.arange(12), 4))
-        colours = np.zeros((12, 3, 48, 64), np.uint8)
-        Converter().write_all([frame for _, frame in pictures], [i for i, _ in pictures], colours)
-        return colours
+        frames = list(FrameDecoder(open_packets(str(path)), "x").frames(np.arange(12), 4))
+        out = np.zeros((12, 3, 48, 64), np.uint8)
+        Converter().write_all([frame for _, frame in frames], [i for i, _ in frames], out)
+        return out
 
     in_python = written()
     python.undo()
     assert np.array_equal(written(), in_python)
-    # Also those behind the first: PNG's decoder adds to the one before what is not called a key frame.
+    # Also the later frames: PNG's decoder adds a packet that is not marked as a key frame to the frame before.
     assert np.array_equal(in_python.transpose(0, 2, 3, 1), container_decode(path))
 
 
 @needs_c
-def test_colours_are_the_same(python: pytest.MonkeyPatch) -> None:
-    kind, frames = Colours("yuv420p", 48, 64, 2, 0), []
+def test_convert_frames_compiled_equals_python(python: pytest.MonkeyPatch) -> None:
+    layout, frames = PixelLayout("yuv420p", 48, 64, 2, 0), []
     for seed in range(5):
-        frame = noise("yuv420p", 48, 64)
+        frame = make_noise("yuv420p", 48, 64)
         for plane in frame.planes:
             plane.update(np.random.default_rng(seed).bytes(plane.buffer_size))
         frames.append(frame)
 
     def written() -> np.ndarray:
         out = np.zeros((6, 3, 48, 64), np.uint8)
-        scaler = Scaler(kind)
-        first = scaler.address(out)
+        converter = PlaneConverter(layout)
+        first = converter.address(out)
         assert first is not None
-        scaler.write(frames, [first + place * scaler.nbytes for place in (5, 0, 2, 1, 4)])
+        converter.write(frames, [first + place * converter.nbytes for place in (5, 0, 2, 1, 4)])
         return out
 
     in_python = written()
     python.undo()
-    assert loops.compiled() is not None
+    assert loops.load_loops() is not None
     assert np.array_equal(written(), in_python)
     assert not in_python[3].any()
     assert all(in_python[place].any() for place in (5, 0, 2, 1, 4))
 
 
 @needs_c
-def test_nothing_is_left_behind(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
-    """Packets, pictures and what is sent to a decoder are freed: 90 MB would remain of pictures alone."""
-    kind, coded = coded_from(clips["h264-gop2"][0], 0, COUNT)
+def test_decode_packets_leaks_no_memory(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+    """Packets and frames are freed: frames alone would leave 90 MB."""
+    kind, run = packet_run(clips["h264-gop2"][0], 0, COUNT)
     context = _create(kind, "x")
 
     def resident() -> int:
@@ -218,7 +217,7 @@ def test_nothing_is_left_behind(clips: dict[str, tuple[Path, np.ndarray]]) -> No
     for turn in range(440):
         if turn == 40:
             before = resident()
-        frames, _, failed = loops.decode(context, coded, "yuv420p" if turn else "")
+        frames, _, failed = loops.decode_packets(context, run, "yuv420p" if turn else "")
         assert not failed
         assert len(frames) + len(context.decode(None)) == COUNT
         context.flush_buffers()
@@ -226,7 +225,7 @@ def test_nothing_is_left_behind(clips: dict[str, tuple[Path, np.ndarray]]) -> No
 
 
 @pytest.mark.parametrize(
-    "why",
+    "fault",
     [
         "not compiled",
         "compiled from another version",
@@ -239,54 +238,54 @@ def test_nothing_is_left_behind(clips: dict[str, tuple[Path, np.ndarray]]) -> No
         "a newer PyAV",
     ],
 )
-def test_where_it_cannot_be_used_python_does_it(
-    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clips: dict[str, tuple[Path, np.ndarray]]
+def test_load_loops_falls_back_to_python(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clips: dict[str, tuple[Path, np.ndarray]]
 ) -> None:
-    if why == "not compiled":
+    if fault == "not compiled":
         monkeypatch.setattr(loops, "COMPILED", tmp_path / "none.so")
-    elif why == "compiled from another version":
+    elif fault == "compiled from another version":
         monkeypatch.setattr(loops, "SOURCE", tmp_path / "loops.c")
         loops.SOURCE.write_text("/* newer */")
-    elif why.endswith("er PyAV"):
-        monkeypatch.setattr(loops, "PYAV", 14 if why == "an older PyAV" else 99)
-    elif why == "PyAV hides a function":
+    elif fault.endswith("er PyAV"):
+        monkeypatch.setattr(loops, "PYAV_MAJOR", 14 if fault == "an older PyAV" else 99)
+    elif fault == "PyAV hides a function":
         monkeypatch.setattr(loops, "_FUNCTIONS", ("avcodec_send_packet_2", *loops._FUNCTIONS[1:]))
-    elif why == "objects":
+    elif fault == "objects":
         monkeypatch.setattr(loops, "_WRAPPED", 16)
-    elif why == "numbers":  # that are no addresses
+    elif fault == "numbers":  # numbers that are no addresses
         plain = struct.unpack
         monkeypatch.setattr(loops.struct, "unpack", lambda form, raw: plain(form, b"\xff" * len(raw)))  # type: ignore[attr-defined]
-    elif why == "structures":
+    elif fault == "structures":
         plain = struct.unpack
         # As if a field had come before the others.
         monkeypatch.setattr(loops.struct, "unpack", lambda form, raw: plain(form, raw[8:] + b"\0" * 8))  # type: ignore[attr-defined]
     else:
         monkeypatch.setattr(loops, "COMPILED", tmp_path / "text.so")
         loops.COMPILED.write_text("no code")
-    loops.compiled.cache_clear()
-    loops.state.cache_clear()
+    loops.load_loops.cache_clear()
+    loops.loops_status.cache_clear()
     try:
-        with pytest.warns(UserWarning, match="decoded in Python"):
-            assert loops.compiled() is None
-        assert loops.state().why
+        with pytest.warns(UserWarning, match="Python"):
+            assert loops.load_loops() is None
+        assert loops.loops_status().reason
         monkeypatch.setenv("UNDERSTUDY_NATIVE", "require")
-        loops.compiled.cache_clear()
+        loops.load_loops.cache_clear()
         with pytest.raises(DatasetError) as error:
             open_video(clips["h264-gop2"][0])
-        assert loops.state().why in str(error.value)
+        assert loops.loops_status().reason in str(error.value)
         assert "\n" not in str(error.value)
         monkeypatch.delenv("UNDERSTUDY_NATIVE")
-        path, pictures = clips["h264-gop2"]
-        kind, coded = coded_from(path, 0, COUNT)
+        path, images = clips["h264-gop2"]
+        kind, run = packet_run(path, 0, COUNT)
         context = _create(kind, "x")
-        frames, fed, failed = loops.decode(context, coded, "yuv420p")
+        frames, fed, failed = loops.decode_packets(context, run, "yuv420p")
         frames += context.decode(None)
         assert (fed, failed) == (COUNT, False)
-        assert colours(frames) == [picture.tobytes() for picture in pictures]
+        assert rgb_bytes(frames) == [image.tobytes() for image in images]
     finally:
         monkeypatch.undo()
-        loops.compiled.cache_clear()
-        loops.state.cache_clear()
+        loops.load_loops.cache_clear()
+        loops.loops_status.cache_clear()
 
 
 def run_with(native: str, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -298,23 +297,23 @@ _BATCH = """
 import sys, warnings, zlib
 import numpy as np
 warnings.simplefilter("error")
-from understudy.data import ffmpeg, loops
-from understudy.video.pyav import open_video
-pictures = open_video(sys.argv[1]).read(np.arange(20))
-print(loops.compiled() is not None, ffmpeg.swscale() is not None, zlib.crc32(np.ascontiguousarray(pictures)))
+from understudy.video.native import ffmpeg, loops
+from understudy.video.open import open_video
+images = open_video(sys.argv[1]).read(np.arange(20))
+print(loops.load_loops() is not None, ffmpeg.load_swscale() is not None, zlib.crc32(np.ascontiguousarray(images)))
 """
 
 
 @needs_c
-def test_the_variable_turns_it_off_or_asks_for_it(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
-    path, pictures = clips["h264-bframes"]
-    sum_ = zlib.crc32(np.ascontiguousarray(pictures[:20]))
+def test_native_mode_turns_loops_off_or_requires_them(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+    path, images = clips["h264-bframes"]
+    sum_ = zlib.crc32(np.ascontiguousarray(images[:20]))
     for native, used in (("0", False), ("", True), ("1", True), ("require", True)):
         done = run_with(native, _BATCH, str(path))
         assert (done.stdout.split(), done.stderr) == ([str(used), str(used), str(sum_)], "")
 
 
-def test_another_value_is_refused() -> None:
+def test_native_mode_refuses_another_value() -> None:
     for arguments in (["bench", "x"], ["order", "explain"]):
         done = run_with("yes", "", *arguments)
         assert done.returncode == 2
@@ -323,7 +322,7 @@ def test_another_value_is_refused() -> None:
 
 
 @needs_c
-def test_versions_say_whether_it_is_used() -> None:
+def test_version_command_reports_loops() -> None:
     lines = dict(line.split(None, 1) for line in run_with("1", "", "--version", "-v").stdout.splitlines())
     assert lines["av"] == av.__version__
     assert lines["numpy"] == np.__version__
@@ -341,15 +340,15 @@ def test_versions_say_whether_it_is_used() -> None:
 
 
 class _App:
-    said = ""
+    warning = ""
 
     def display_warning(self, text: str) -> None:
-        self.said = text
+        self.warning = text
 
 
 @pytest.fixture
 def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The build hook over a copy of the C file."""
+    """Build hook over a copy of the C file."""
     interface = ModuleType("hatchling.builders.hooks.plugin.interface")
     interface.BuildHookInterface = object  # type: ignore[attr-defined]
     for name in ("hatchling", "hatchling.builders", "hatchling.builders.hooks", "hatchling.builders.hooks.plugin"):
@@ -357,17 +356,17 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, interface.__name__, interface)
     made = runpy.run_path(str(ROOT / "hatch_build.py"))["Loops"]()
     made.root, made.target_name, made.app = str(tmp_path), "wheel", _App()
-    folder = tmp_path / "src/understudy/data"
+    folder = tmp_path / "src/understudy/video/native"
     folder.mkdir(parents=True)
     shutil.copy(ROOT / "src/understudy/video/native/loops.c", folder)
     return made
 
 
 @needs_c
-def test_installing_compiles(hook: Any) -> None:
+def test_build_hook_compiles(hook: Any) -> None:
     build: dict[str, Any] = {"artifacts": []}
     hook.initialize("editable", build)
-    if hook.app.said:
+    if hook.app.warning:
         pytest.skip("the C compiler that was there when understudy was installed is gone")
     (library,) = Path(hook.root).rglob("*.so")
     assert library.relative_to(hook.root).as_posix() == build["artifacts"][0]
@@ -378,10 +377,10 @@ def test_installing_compiles(hook: Any) -> None:
 
 
 @needs_c
-def test_a_wheel_is_for_old_systems_or_for_all(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_hook_tags_wheels_for_old_systems_or_for_all(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     build: dict[str, Any] = {"artifacts": []}
     hook.initialize("standard", build)
-    if hook.app.said:
+    if hook.app.warning:
         pytest.skip("the C compiler that was there when understudy was installed is gone")
     if os.uname().machine in ("x86_64", "aarch64"):
         assert build["tag"].startswith("py3-none-manylinux_2_17_")
@@ -394,7 +393,7 @@ def test_a_wheel_is_for_old_systems_or_for_all(hook: Any, monkeypatch: pytest.Mo
     assert build == {"artifacts": []}
 
 
-def test_installing_works_where_nothing_can_be_written(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_hook_works_where_nothing_can_be_written(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(self: Path, missing_ok: bool = False) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
@@ -403,12 +402,12 @@ def test_installing_works_where_nothing_can_be_written(hook: Any, monkeypatch: p
     build: dict[str, Any] = {"artifacts": []}
     hook.initialize("standard", build)
     assert build == {"artifacts": []}
-    assert "will decode slower" in hook.app.said
+    assert "will decode slower" in hook.app.warning
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false", "sh -c 'echo broken >&2; exit 1'"])
-def test_installing_works_without_a_compiler(hook: Any, compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was compiled from an older file goes: Python that is right beats code that is old."""
+def test_build_hook_works_without_a_compiler(hook: Any, compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that was compiled from older code is deleted."""
     monkeypatch.setenv("CC", compiler)
     old = Path(hook.root, "src/understudy/video/native/_loops.so")
     old.write_bytes(b"")
@@ -416,29 +415,28 @@ def test_installing_works_without_a_compiler(hook: Any, compiler: str, monkeypat
     hook.initialize("standard", build)
     assert build == {"artifacts": []}
     assert not old.exists()
-    assert "will decode slower" in hook.app.said
+    assert "will decode slower" in hook.app.warning
 
 
 @needs_c
-def test_pictures_that_somebody_refers_to_stay(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
-    """Those that nobody does are filled again, by the decoder that asks next; the others keep what they hold."""
-    path, pictures = clips["h264-bframes"]
-    decoder, converter = PictureDecoder(open_packets(str(path)), "x"), Converter()
-    out = np.zeros((8, *pictures.transpose(0, 3, 1, 2).shape[1:]), np.uint8)
-    loops._spare.by_form["yuv420p"].clear()
-    next(decoder.runs(np.arange(1), 1))  # a decoder's first picture is PyAV's
+def test_recycling_leaves_frames_in_use_alone(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+    """Unreferenced frames are recycled by the next decoder; the others keep their content."""
+    path, images = clips["h264-bframes"]
+    decoder, converter = FrameDecoder(open_packets(str(path)), "x"), Converter()
+    out = np.zeros((8, *images.transpose(0, 3, 1, 2).shape[1:]), np.uint8)
+    loops._spare.by_format["yuv420p"].clear()
+    next(decoder.runs(np.arange(1), 1))  # a decoder's first frame is PyAV's own
     mine: list[tuple[int, av.VideoFrame]] = []
     reused = 0
     for begin in range(1, COUNT - 8, 8):
-        before = {id(one) for one in loops._spare.by_form["yuv420p"]}
+        before = {id(one) for one in loops._spare.by_format["yuv420p"]}
         frames = [frame for run in decoder.runs(np.arange(begin, begin + 8), 8) for frame in run]
         reused += len({id(frame) for frame in frames} & before)
         mine.append((begin + 3, frames[3]))
-        decoder.forget()  # the last run of few
         converter.write_all(frames, range(8), out)
         frames.clear()
-        assert np.array_equal(out.transpose(0, 2, 3, 1), pictures[begin : begin + 8])
-        assert not {id(frame) for _, frame in mine} & {id(one) for one in loops._spare.by_form["yuv420p"]}
+        assert np.array_equal(out.transpose(0, 2, 3, 1), images[begin : begin + 8])
+        assert not {id(frame) for _, frame in mine} & {id(one) for one in loops._spare.by_format["yuv420p"]}
     assert reused > 8
     for position, frame in mine:
-        assert np.array_equal(rgb(frame), pictures[position])
+        assert np.array_equal(rgb(frame), images[position])

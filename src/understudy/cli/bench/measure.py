@@ -28,7 +28,7 @@ from understudy.load.loader import Loader
 from understudy.order import Order
 from understudy.order.audit.audit import as_read, audit
 from understudy.order.audit.design_effect import expected_uniform
-from understudy.video.native.loops import compiled, state
+from understudy.video.native.loops import load_loops, loops_status
 
 WARM_BATCHES = 8
 """Batches that are thrown away before each round: more than are made ahead while nobody asks."""
@@ -342,7 +342,7 @@ def conditions() -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "av": av.__version__,
-        "loops": "compiled" if compiled() else f"Python: {state().why}",
+        "loops": "compiled" if load_loops() else f"Python: {loops_status().reason}",
     }
 
 

@@ -21,8 +21,9 @@ import numpy as np
 
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
-from understudy.load.images.cursors import Cursor, Cursors, Picture, Pictures, write
+from understudy.load.images.cursors import Cursor, Cursors, SampleImages, write
 from understudy.video.color import Converter
+from understudy.video.reader import DecodedImage
 
 _FRAME_BITS = 40  # of a frame key; the bits above number the files of the reader
 
@@ -102,7 +103,7 @@ class ClipReader:
         self._drop, self._cuts = by_last.tolist(), cuts.tolist()
         self._first_runs = list(first_runs)[::-1]
         self._decoded = 0  # entries of todo
-        self._held: dict[int, Picture] = {}
+        self._held: dict[int, DecodedImage] = {}
         self._cursor: Cursor | None = None
 
     def _frame_keys(self, rows: np.ndarray, frames: np.ndarray) -> np.ndarray:
@@ -124,7 +125,7 @@ class ClipReader:
         """Position of the first incomplete sample; None once all are complete."""
         return self._positions[self._next] if self._next < len(self._positions) else None
 
-    def decode_next(self, decoded: dict[int, Pictures], timings: Timings) -> None:
+    def decode_next(self, decoded: dict[int, SampleImages], timings: Timings) -> None:
         """Decode the frames of the sample at `next_position`, and a run ahead.
 
         The images of all samples that are then complete, this one and mostly some behind it, go into `decoded`, by
@@ -163,7 +164,7 @@ class ClipReader:
             numbers = self._todo[begin:end] - (file << _FRAME_BITS)
             cursor = self._cursors.take(self._dataset, self._camera, self._rows[file], int(numbers[0]), self._cursor)
             self._cursor = None
-            before = cursor.waited
+            before = cursor.wait_seconds
             resized, at_once = self._policy.resized, max(1, self._policy.run_length)
             try:
                 # A run whose frames are resized at once holds none of full size.
@@ -178,14 +179,14 @@ class ClipReader:
                 return  # no sample needs that frame yet: the one that does will raise
             finally:
                 timings.frames += self._decoded - begin
-                timings.fetch += cursor.waited - before
+                timings.fetch += cursor.wait_seconds - before
             begin = end
             if self._policy.keep_decoder and end < len(self._todo):
                 self._cursor = cursor
             else:
                 self._cursors.give(cursor)
 
-    def _resize(self, image: Picture) -> np.ndarray:
+    def _resize(self, image: DecodedImage) -> np.ndarray:
         out = np.empty((3, *(self._converter.size or ())), np.uint8)
         write(image, self._converter, out)
         return out.transpose(1, 2, 0)
@@ -198,8 +199,8 @@ class ClipReader:
         if self._policy.keep_decoder or length <= 1 or stop == count or run == 0:
             return stop
         file = int(self._todo[stop]) >> _FRAME_BITS
-        keys = self._cursors.reader(self._dataset, self._camera, self._rows[file]).key_frames
-        return extend_to_key_frame(self._todo, stop, length, keys, file << _FRAME_BITS)
+        gops = self._cursors.reader(self._dataset, self._camera, self._rows[file]).gops
+        return gops.align_stop(self._todo, stop, length, file << _FRAME_BITS)
 
     def close(self) -> None:
         """Drop the held frames and give back the decoder."""
@@ -207,20 +208,3 @@ class ClipReader:
         if self._cursor is not None:
             self._cursors.give(self._cursor)
             self._cursor = None
-
-
-def extend_to_key_frame(todo: np.ndarray, stop: int, most: int, keys: np.ndarray, base: int) -> int:
-    """Extend a run of a shared decoder to the next key frame, unless that is `most` frames away or more.
-
-    The next run then starts there without decoding a frame in vain.
-
-    Args:
-        todo: int64 (n,), increasing, the frames to decode: their numbers in the file plus `base`.
-        stop: index into `todo` at which the run would end.
-        keys: int64 (k,), key frames of the file.
-    """
-    number = int(todo[stop]) - base
-    following = int(np.searchsorted(keys, number))
-    key = int(keys[following]) if following < len(keys) else number
-    aligned = int(np.searchsorted(todo, key + base))
-    return aligned if aligned - stop < most else stop

@@ -1,11 +1,10 @@
-"""Decoders of one thread, each somewhere in a video: taken where they stand well, given back to be used again.
+"""Cursors over open videos, per thread: taken where they continue best, returned to be used again.
 
-Opening a video is done once for all threads (`Pictures.reader`); a cursor is a decoder of its own over it. Whoever goes
-on where a cursor stands decodes nothing twice; anybody else's pictures start over at a key frame, with the same
+A video is opened once for all threads (`Pictures.reader`). Each cursor has a decoder of its own over it. A clip that
+continues at a cursor's position decodes nothing twice. Any other position starts over at a key frame, with the same
 decoder where the video is the same.
 """
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -16,155 +15,144 @@ import numpy as np
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
 from understudy.video.color import Converter
-from understudy.video.decoder import PictureDecoder
-from understudy.video.mp4 import VideoIndex
-from understudy.video.packets import ContainerPackets, Mp4Packets, Packets
-from understudy.video.pyav import PyavReader
-from understudy.video.reader import VideoReader
-
-Picture: TypeAlias = av.VideoFrame | np.ndarray
-"""As the decoder gives it, or colours uint8 (H, W, 3)."""
+from understudy.video.reader import DecodedImage, VideoReader
 
 
 class Cursor:
-    """One decoder over one video."""
+    """Cursor over one video of a dataset, with errors that name the episode.
+
+    Attributes:
+        key: dataset, camera and file.
+        row: table row of the episode that it was taken for; the file may hold many.
+    """
 
     row = 0
-    """Table row of the episode that it was taken for; the file may hold many."""
 
     def __init__(self, key: tuple[int, str, int], reader: VideoReader, where: Callable[[str, int], str]) -> None:
-        self.key, self.at, self._where, self._reader = key, -1, where, reader
-        self._packets = _packets(reader) if isinstance(reader, PyavReader) else None
-        self._decoder = PictureDecoder(self._packets, reader.path) if self._packets is not None else None
+        self.key, self._where, self._cursor = key, where, reader.cursor()
 
-    def runs(self, numbers: np.ndarray, at_once: int = 1) -> Iterator[Sequence[Picture]]:
-        """The pictures at positions int64 (n,), increasing, in lists; see `PictureDecoder.runs`."""
-        self.at = int(numbers[-1]) + 1
+    def runs(self, positions: np.ndarray, run_length: int = 1) -> Iterator[Sequence[DecodedImage]]:
+        """See `VideoCursor.runs`."""
         try:
-            if self._decoder is None:
-                yield list(self._reader.read(numbers))
-            else:
-                yield from self._decoder.runs(numbers, at_once)
-                self._decoder.forget()  # nobody here asks for a picture twice
+            yield from self._cursor.runs(positions, run_length)
         except DatasetError as error:
             raise type(error)(error.what, where=self._where(self.key[1], self.row), fix=error.fix) from error
 
     @property
-    def waited(self) -> float:
-        """Seconds of waiting for bytes so far."""
-        return self._packets.waited if self._packets is not None else 0.0
+    def position(self) -> int:
+        """See `VideoCursor.position`."""
+        return self._cursor.position
+
+    @property
+    def wait_seconds(self) -> float:
+        """See `VideoCursor.wait_seconds`."""
+        return self._cursor.wait_seconds
 
     def park(self) -> None:
-        """Let go of the codec context; the next picture starts over at a key frame."""
-        self.at = -1
-        if self._decoder is not None:
-            self._decoder.park()
+        """See `VideoCursor.park`."""
+        self._cursor.park()
 
 
 class Cursors:
-    """The cursors of one thread that nobody holds; the longest unused are dropped beyond `most`."""
+    """Idle cursors of one thread. Beyond `most`, the least recently used ones are dropped."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._idle: list[Cursor] = []  # the longest unused first
+        self._idle: list[Cursor] = []  # the least recently used first
 
     def reader(self, dataset: EpisodeDataset, camera: str, row: int) -> VideoReader:
-        """The open video of an episode."""
+        """Open the video of an episode, or return it where it is open."""
         return dataset.pictures.reader(camera, row)
 
-    def take(self, dataset: EpisodeDataset, camera: str, row: int, number: int, held: Cursor | None = None) -> Cursor:
-        """A cursor over the video of an episode (table row), best one that stands at picture `number` or before.
+    def take(self, dataset: EpisodeDataset, camera: str, row: int, position: int, own: Cursor | None = None) -> Cursor:
+        """Take a cursor over the video of an episode, preferably one that is at `position` or shortly before it.
 
-        `held` is what the caller still has of before: it is taken if it is of this video, and given back if not.
+        Args:
+            dataset: source of the episode.
+            camera: key of the camera.
+            row: table row of the episode.
+            position: display position of the first frame to decode.
+            own: the cursor that the caller already holds. It is taken if it is over this video, and returned if not.
         """
         key = (id(dataset), camera, int(dataset.catalog.videos(camera).file[row]))
-        cursor = held if held is not None and held.key == key else None
-        if held is not None and cursor is None:
-            self.give(held)
+        cursor = own if own is not None and own.key == key else None
+        if own is not None and cursor is None:
+            self.give(own)
         if cursor is None:
             near = [
-                (number - one.at >= 0, -abs(number - one.at), i) for i, one in enumerate(self._idle) if one.key == key
+                (position - one.position >= 0, -abs(position - one.position), i)
+                for i, one in enumerate(self._idle)
+                if one.key == key
             ]
             cursor = self._idle.pop(max(near)[2]) if near else None
         if cursor is None:
-            while len(self._idle) >= self._most:  # before the new one needs a codec context: it takes theirs
+            while len(self._idle) >= self._most:  # before the new one needs a codec context, so that it reuses theirs
                 self._idle.pop(0).park()
             cursor = Cursor(key, self.reader(dataset, camera, row), dataset.pictures.where)
         cursor.row = row
         return cursor
 
     def give(self, cursor: Cursor) -> None:
+        """Return a cursor."""
         self._idle.append(cursor)
         if len(self._idle) > self._most:
             self._idle.pop(0).park()
 
 
-Pictures: TypeAlias = Picture | list[Picture]
-"""Of one sample: T of them in windows, of which many wait; a list of one costs the garbage collector as much again."""
+SampleImages: TypeAlias = DecodedImage | list[DecodedImage]
+"""Images of one sample. Many samples wait; a list of one image would cost the garbage collector twice as much."""
 
 
 @dataclass(frozen=True)
-class Jobs:
-    """Pictures whose colours are wanted, and the place of each among those of a batch."""
+class ConversionJobs:
+    """Images to be converted, and the place of each in a batch."""
 
-    pictures: list[Picture] = field(default_factory=list)
+    images: list[DecodedImage] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
 
-    def add(self, pictures: Pictures, sample: int) -> None:
-        """The pictures of one sample of a batch; each sample has as many."""
-        if isinstance(pictures, list):
-            count, first = len(pictures), sample * len(pictures)
-            self.pictures.extend(pictures)
+    def add(self, images: SampleImages, sample: int) -> None:
+        """Add the images of one sample of a batch. All samples have the same number of images."""
+        if isinstance(images, list):
+            count, first = len(images), sample * len(images)
+            self.images.extend(images)
             self.places.extend(range(first, first + count))
         else:
-            self.pictures.append(pictures)
+            self.images.append(images)
             self.places.append(sample)
 
 
-def write_all(jobs: Jobs, out: np.ndarray, converter: Converter) -> None:
-    """Pictures into their places in `out`, uint8 (n, 3, H, W); one that follows itself is converted once. There are no
-    jobs left then."""
-    frames, places, again = _sorted(jobs, out)
-    jobs.pictures.clear()  # who converts may use those again that nobody else refers to
+def write_all(jobs: ConversionJobs, out: np.ndarray, converter: Converter) -> None:
+    """Convert all jobs into their places in `out`, uint8 (n, 3, H, W), and clear the jobs.
+
+    An image that directly follows itself is converted once.
+    """
+    frames, places, copies = _split(jobs, out)
+    jobs.images.clear()  # the converter recycles frames that nothing else refers to
     jobs.places.clear()
     converter.write_all(frames, places, out)
-    for place, there in again:
-        out[place] = out[there]
+    for place, source in copies:
+        out[place] = out[source]
 
 
-def _sorted(jobs: Jobs, out: np.ndarray) -> tuple[list[av.VideoFrame], list[int], list[tuple[int, int]]]:
-    """(pictures to be converted, their places, places that are copies of others); colours are written at once."""
-    last, there = None, 0
-    frames, places, again = [], [], []
-    for picture, place in zip(jobs.pictures, jobs.places, strict=True):
-        if picture is last:
-            again.append((place, there))
-        elif isinstance(picture, np.ndarray):
-            out[place] = picture.transpose(2, 0, 1)
+def _split(jobs: ConversionJobs, out: np.ndarray) -> tuple[list[av.VideoFrame], list[int], list[tuple[int, int]]]:
+    """Write RGB images at once; returns (frames to convert, their places, (place, source) of repeated images)."""
+    last, source = None, 0
+    frames, places, copies = [], [], []
+    for image, place in zip(jobs.images, jobs.places, strict=True):
+        if image is last:
+            copies.append((place, source))
+        elif isinstance(image, np.ndarray):
+            out[place] = image.transpose(2, 0, 1)
         else:
-            frames.append(picture)
+            frames.append(image)
             places.append(place)
-        last, there = picture, place
-    return frames, places, again
+        last, source = image, place
+    return frames, places, copies
 
 
-def write(picture: Picture, converter: Converter, out: np.ndarray) -> None:
-    """A picture of a cursor into `out`, uint8 (3, H, W)."""
-    if isinstance(picture, np.ndarray):
-        out[...] = picture.transpose(2, 0, 1)
+def write(image: DecodedImage, converter: Converter, out: np.ndarray) -> None:
+    """Write a cursor's image into `out`, uint8 (3, H, W)."""
+    if isinstance(image, np.ndarray):
+        out[...] = image.transpose(2, 0, 1)
     else:
-        converter.write(picture, out)
-
-
-def index_of(reader: VideoReader) -> VideoIndex | None:
-    """The index of an open video; None where torchcodec reads it."""
-    return reader._packets.index if isinstance(reader, PyavReader) else None
-
-
-def _packets(reader: PyavReader) -> Packets:
-    """The packets of an open video once more, with a count of their own: index and file are shared."""
-    packets = reader._packets
-    if isinstance(packets, ContainerPackets):
-        return ContainerPackets(reader._source)
-    assert isinstance(packets, Mp4Packets)
-    return copy.copy(packets)
+        converter.write(image, out)

@@ -112,7 +112,7 @@ class DecodedImages(Pictures):
             if episode.decoded[frame]:
                 return
             first = int(self.first(camera, np.asarray([row]))[0])
-            keys = self.reader(camera, row).key_frames
+            keys = self.reader(camera, row).gops.key_frames
             at = int(np.searchsorted(keys, first + frame, side="right"))
             begin = max(int(keys[at - 1]) - first, 0) if at else 0
             # The frames before it in its GOP are decoded on the way; as many again behind it, up to a key frame.
@@ -134,7 +134,7 @@ class DecodedImages(Pictures):
         begin, converting = perf_counter(), 0.0
         with self._cursors_lock:
             cursor = self._cursors.take(self.dataset, camera, row, first + int(wanted[0]))
-        waited = cursor.waited
+        waited = cursor.wait_seconds
         try:
             converter = self._converter()
             decoded = chain.from_iterable(cursor.runs(first + wanted))
@@ -145,7 +145,7 @@ class DecodedImages(Pictures):
                 converting += perf_counter() - out
                 timings.frames += 1
         finally:
-            fetched = cursor.waited - waited
+            fetched = cursor.wait_seconds - waited
             timings.convert += converting
             timings.fetch += fetched
             timings.decode += perf_counter() - begin - converting - fetched

@@ -2,6 +2,17 @@
 
 switch     the environment variable UNDERSTUDY_NATIVE
 ffmpeg     FFmpeg's functions, through the libraries that PyAV loads
-loops      decode and convert many images in one call (`loops.c`)
-swscale    colour conversion straight into an array
+loops      decode and convert many frames in one call (`loops.c`)
+swscale    RGB conversion straight into an array
+
+Why it exists: PyAV releases and takes the interpreter's lock several times for each frame. With two threads and small
+frames that is a fifth of the decoding time. PyAV also converts into a frame of its own, which must then be copied.
+
+How it is guarded: before first use the memory layout that `loops.c` assumes is verified on live objects, through
+/proc/self/mem, so a wrong address raises and does not crash. Only versions of PyAV that were tried are accepted. A
+checksum ties the compiled file to its source. Each pixel layout is converted natively only after noise came out equal
+to PyAV's own conversion, to the bit. Where any check fails, or nothing was compiled, the same work runs through PyAV.
+
+When it can go: `loops` as soon as PyAV decodes a list of packets in one call without the lock, and reuses frames;
+`swscale` as soon as PyAV converts into memory that the caller passes.
 """

@@ -1,10 +1,11 @@
-"""FFmpeg's colour conversion straight into memory of ours: planes of red, green and blue where they shall lie.
+"""FFmpeg's RGB conversion straight into an array: planes of red, green and blue at the caller's address.
 
-PyAV converts into a frame that it allocates, from where the picture is copied; that copy costs as much as the
-conversion, or more (at 640x480: 68 us instead of 160, at 224x224 14 instead of 28). So swscale itself is called
-(`ffmpeg.py`; pointers and strides, no structures of its own), without the GIL. Nothing is believed: a format is
-converted this way only after noise of this format, width, matrix and range came out as PyAV converts it, to the bit,
-and nothing was written beside it. Where PyAV hides the symbols, or the trial fails, `video/color.py` goes through PyAV.
+PyAV converts into a frame that it allocates, which must then be copied. The copy costs as much as the conversion or
+more: at 640x480 68 us instead of 160, at 224x224 14 instead of 28. So swscale itself is called (`ffmpeg.py`; pointers
+and strides, no structures of its own), without the GIL.
+
+A pixel layout is converted this way only after noise in this layout came out as PyAV converts it, to the bit, and
+nothing was written beside it. Where PyAV hides the symbols, or this trial fails, `video/color.py` goes through PyAV.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ import av
 import numpy as np
 from av.video.reformatter import VideoReformatter
 
-from understudy.video.native.ffmpeg import swscale
-from understudy.video.native.loops import convert
+from understudy.video.native.ffmpeg import load_swscale
+from understudy.video.native.loops import convert_frames
 from understudy.video.reformat import reformat
 
-_BILINEAR = 2  # SWS_BILINEAR, what PyAV asks for
+_BILINEAR = 2  # SWS_BILINEAR, as PyAV sets
 _FULL = 2  # AVCOL_RANGE_JPEG
-_ALIGNED = 16  # bytes; what PyAV gives its own frames
+_ALIGNED = 16  # bytes; the alignment of PyAV's own frames
 _GUARD = 64
 
 
-class Kind(NamedTuple):
-    """What a conversion is made for: pixel format, size, and the matrix and range that the stream names."""
+class PixelLayout(NamedTuple):
+    """Key of a conversion: pixel format, size, and the matrix and range that the stream names."""
 
     name: str
     height: int
@@ -39,29 +40,36 @@ class Kind(NamedTuple):
     range: int
 
 
-class Scaler:
-    """A conversion of one kind, with its tables. For one thread at a time."""
+class PlaneConverter:
+    """Conversion of one pixel layout to RGB planes, with its tables. For one thread at a time.
 
-    def __init__(self, kind: Kind) -> None:
-        found = swscale()
-        if found is None:
+    Attributes:
+        nbytes: of one image that is written.
+    """
+
+    def __init__(self, layout: PixelLayout) -> None:
+        library = load_swscale()
+        if library is None:
             raise RuntimeError("PyAV's swscale cannot be reached")
-        given, wanted = found.av_get_pix_fmt(kind.name.encode()), found.av_get_pix_fmt(b"gbrp")
-        size = kind.width, kind.height
-        self._context = found.sws_getContext(*size, given, *size, wanted, _BILINEAR, None, None, None)
+        source, target = library.av_get_pix_fmt(layout.name.encode()), library.av_get_pix_fmt(b"gbrp")
+        size = layout.width, layout.height
+        self._context = library.sws_getContext(*size, source, *size, target, _BILINEAR, None, None, None)
         if not self._context:
-            raise RuntimeError(f"swscale does not convert {kind}")
-        weakref.finalize(self, found.sws_freeContext, self._context)
-        table = found.sws_getCoefficients(kind.matrix)
-        found.sws_setColorspaceDetails(self._context, table, int(kind.range == _FULL), table, 1, 0, 1 << 16, 1 << 16)
-        self._shape = 3, kind.height, kind.width
-        self._strides = kind.height * kind.width, kind.width, 1
-        self.nbytes = 3 * kind.height * kind.width
-        """Of one picture that is written."""
+            raise RuntimeError(f"swscale does not convert {layout}")
+        weakref.finalize(self, library.sws_freeContext, self._context)
+        table = library.sws_getCoefficients(layout.matrix)
+        full = int(layout.range == _FULL)
+        library.sws_setColorspaceDetails(self._context, table, full, table, 1, 0, 1 << 16, 1 << 16)
+        self._shape = 3, layout.height, layout.width
+        self._strides = layout.height * layout.width, layout.width, 1
+        self.nbytes = 3 * layout.height * layout.width
 
     def address(self, out: np.ndarray) -> int | None:
-        """Where pictures begin in `out`, uint8 (n, 3, H, W) or one (3, H, W), each `nbytes` behind the other; None
-        where its shape or its memory is not what `write` can fill."""
+        """Address of the first image in `out`; None where `write` cannot fill its shape or its memory.
+
+        Args:
+            out: uint8 (n, 3, H, W), each image `nbytes` after the one before, or one image (3, H, W).
+        """
         shape: tuple[int, ...] = self._shape
         strides: tuple[int, ...] = self._strides
         if out.ndim == 4:
@@ -72,40 +80,46 @@ class Scaler:
         return None if (first | self._strides[0] | self._strides[1]) % _ALIGNED else first
 
     def write(self, frames: Sequence[av.VideoFrame], to: Sequence[int]) -> None:
-        """Fill the memory of pictures, each from its address on: multiples of `nbytes` behind what `address` gave.
-        Pictures that nobody but the list refers to may be empty then."""
+        """Convert each frame into the memory at its address in `to`.
+
+        Frames that only the list refers to may be empty afterwards.
+
+        Args:
+            frames: all of this pixel layout.
+            to: addresses, each a multiple of `nbytes` after the one that `address` returned.
+        """
         _, height, width = self._shape
-        if not convert(self._context, frames, to, height, width):
-            raise RuntimeError(f"swscale did not write all lines of {len(frames)} pictures of {width}x{height}")
+        if not convert_frames(self._context, frames, to, height, width):
+            raise RuntimeError(f"swscale did not write all lines of {len(frames)} frames of {width}x{height}")
 
 
 @lru_cache(maxsize=64)
-def is_equal(kind: Kind) -> bool:
-    """Whether a `Scaler` of this kind may be used: tried on noise against PyAV, within guarded memory."""
-    if kind.name != "yuv420p" or kind.height % 2 or kind.width % _ALIGNED or swscale() is None:
+def matches_pyav(layout: PixelLayout) -> bool:
+    """Whether a `PlaneConverter` equals PyAV for this layout, tried on noise within guarded memory."""
+    if layout.name != "yuv420p" or layout.height % 2 or layout.width % _ALIGNED or load_swscale() is None:
         return False
-    height = min(kind.height, 32)  # lines are converted one like the other
-    frame = noise(kind.name, height, kind.width)
-    frame.colorspace, frame.color_range = kind.matrix, kind.range
-    flat = np.full(3 * height * kind.width + 2 * _GUARD, 171, np.uint8)
+    height = min(layout.height, 32)  # all lines are converted alike
+    frame = make_noise(layout.name, height, layout.width)
+    frame.colorspace, frame.color_range = layout.matrix, layout.range
+    flat = np.full(3 * height * layout.width + 2 * _GUARD, 171, np.uint8)
     shift = -flat.__array_interface__["data"][0] % _ALIGNED + 2 * _ALIGNED
-    out = flat[shift : shift + 3 * height * kind.width].reshape(3, height, kind.width)
+    out = flat[shift : shift + 3 * height * layout.width].reshape(3, height, layout.width)
     try:
-        scaler = Scaler(kind._replace(height=height))
-        address = scaler.address(out)
+        converter = PlaneConverter(layout._replace(height=height))
+        address = converter.address(out)
         if address is not None:
-            scaler.write([frame, frame], [address, address])  # in a loop, as it is used
+            converter.write([frame, frame], [address, address])  # in a loop, as it is used
         packed = reformat(VideoReformatter(), frame, "rgb24").planes[0]
     except (RuntimeError, OSError):  # PyAV refuses some matrices
         return False
-    lines = np.frombuffer(memoryview(packed), np.uint8).reshape(height, -1)[:, : kind.width * 3]
-    expected = lines.reshape(height, kind.width, 3).transpose(2, 0, 1)
+    lines = np.frombuffer(memoryview(packed), np.uint8).reshape(height, -1)[:, : layout.width * 3]
+    expected = lines.reshape(height, layout.width, 3).transpose(2, 0, 1)
     untouched = (flat[:shift] == 171).all() and (flat[shift + out.size :] == 171).all()
     return bool(address is not None and untouched and np.array_equal(out, expected))
 
 
-def noise(name: str, height: int, width: int) -> av.VideoFrame:
-    """A frame of 8-bit samples that look like chance and are the same each time."""
+def make_noise(name: str, height: int, width: int) -> av.VideoFrame:
+    """Make a frame of 8-bit pseudo-random samples, the same each time."""
     frame = av.VideoFrame(width, height, name)
     for number, plane in enumerate(frame.planes):
         count = np.arange(plane.buffer_size, dtype=np.uint32) + number
