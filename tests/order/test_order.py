@@ -224,7 +224,7 @@ def test_another_batch_is_the_same_order():
     assert larger.spec.fingerprint == order.spec.fingerprint
     for old, new in zip(order.locate(np.arange(9000)), larger.locate(np.arange(9000))):
         assert np.array_equal(old, new)
-    with pytest.raises(ValueError, match="batch 0"):
+    with pytest.raises(ValueError, match="batch size 0"):
         order.with_batch_size(0)
 
 

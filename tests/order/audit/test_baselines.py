@@ -105,7 +105,7 @@ def test_stream_plays_episodes_in_runs() -> None:
 
 
 def test_baselines_refuse_impossible_arguments() -> None:
-    with pytest.raises(ValueError, match="12 episodes leave some of 8 x 2 workers"):
+    with pytest.raises(ValueError, match="12 episodes for 8 x 2 workers"):
         worker_pool(LENGTHS, batch=16, ranks=8, workers=2, pool=1, positions=64)
     with pytest.raises(ValueError, match="10 does not divide among 4 ranks"):
         episode_stream(LENGTHS, batch=10, ranks=4, workers=1, positions=64)
