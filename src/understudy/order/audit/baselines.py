@@ -167,7 +167,7 @@ def _line(episodes: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def _exponential(n: int, key: int) -> np.ndarray:
-    """n exponential variables of mean 1, float64."""
+    """Exponential variables of mean 1, float64 (n,)."""
     words, _ = philox(key, np.arange(n, dtype=np.uint64), np.zeros(n, np.uint64))
     return -np.log(((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53)
 
