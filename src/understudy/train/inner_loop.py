@@ -168,14 +168,14 @@ class _Clock:
         self.restart(step)
 
     def restart(self, step: int) -> None:
-        self._step, self._since, self._waited = step, time.perf_counter(), self._loader.waited
+        self._step, self._since, self._waited = step, time.perf_counter(), self._loader.wait_seconds
 
     def record(self, step: int, batch: int) -> dict[str, Any]:
         now = time.perf_counter()
         seconds = max(now - self._since, 1e-9)
         speed = {
             "samples_per_s": (step - self._step) * batch / seconds,
-            "wait": (self._loader.waited - self._waited) / seconds,
+            "wait": (self._loader.wait_seconds - self._waited) / seconds,
             "seconds": now - self._began,
         }
         self.restart(step)
