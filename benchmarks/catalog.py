@@ -1,14 +1,18 @@
-"""What opening a dataset of a million episodes costs each process of a host, in time and in memory of its own.
+"""Time and private memory that each process of a host needs to open a dataset of a million episodes.
 
     python benchmarks/catalog.py                          1,000,000 episodes, 3 cameras; 1 and 4 processes
     python benchmarks/catalog.py --episodes 10000000 --processes 8
     python benchmarks/catalog.py --json
 
-The dataset is synthetic: metadata and one data file, no pictures. Each process opens it as a `Catalog` and makes an
-`EpisodeDataset`; all of them are alive when memory is read. `private`: MB that the process alone has, beyond what it
-had after its imports (/proc/self/smaps_rollup). `mapped`: MB of tables that the processes of the host share. `cpu_s`:
-CPU seconds for both. First row: the process that makes the shared tables. `apart`: every process makes its own, as for
-small datasets.
+The dataset is synthetic: metadata and one data file, no images. Each process opens a `Catalog` and an `EpisodeDataset`.
+Memory is read while all processes are alive.
+
+    private    MB of the process alone, beyond those after its imports (/proc/self/smaps_rollup)
+    mapped     MB of tables shared by the processes of the host
+    cpu_s      CPU seconds for both objects
+    apart      every process builds its own tables, as for small datasets
+
+The first row of `shared` is the process that builds the tables.
 """
 
 import argparse
@@ -30,7 +34,7 @@ TASKS, FPS, PER_DATA, PER_VIDEO, PER_META = 100, 15, 1000, 100, 100_000
 
 
 def write(root: Path, episodes: int, cameras: int) -> None:
-    """The metadata of such a dataset, and the first of its data files."""
+    """Write the metadata and the first data file."""
     draws = np.random.default_rng(0)
     lengths = draws.integers(100, 433, episodes)
     keys = [f"observation.images.cam{number}" for number in range(cameras)]
@@ -73,22 +77,22 @@ def write(root: Path, episodes: int, cameras: int) -> None:
         path = root / f"meta/episodes/chunk-{number // 1000:03d}/file-{number % 1000:03d}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.table(columns), path)
-    for place in [*(f"videos/{key}" for key in keys), "data"]:
-        path = root / place / ("chunk-000/file-000.mp4" if place != "data" else "chunk-000/file-000.parquet")
+    for kind in [*(f"videos/{key}" for key in keys), "data"]:
+        path = root / kind / ("chunk-000/file-000.mp4" if kind != "data" else "chunk-000/file-000.parquet")
         path.parent.mkdir(parents=True)
         path.write_bytes(b"")
 
 
-def _memory() -> dict[str, float]:
-    """MB by kind, of this process."""
+def _measure_memory() -> dict[str, float]:
+    """MB of this process, by kind."""
     lines = (line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
     kinds = {words[0].rstrip(":"): int(words[1]) / 1024 for words in lines}
     return {"private": kinds["Private_Clean"] + kinds["Private_Dirty"], "dirty": kinds["Private_Dirty"]}
 
 
 def child(root: str, apart: bool) -> None:
-    """Open the dataset; say so; wait until all have; tell what is held."""
-    import torch  # noqa: F401  # what it takes is no part of the figure
+    """Open the dataset, report it, wait for the other processes, print the figures."""
+    import torch  # noqa: F401  # its memory is not measured
 
     from understudy.data.dataset import EpisodeDataset
     from understudy.data.format.catalog import Catalog
@@ -96,12 +100,12 @@ def child(root: str, apart: bool) -> None:
 
     if apart:
         mapped.LEAST = sys.maxsize
-    begun, before = time.process_time(), _memory()
+    begun, before = time.process_time(), _measure_memory()
     data = EpisodeDataset(Catalog.open(root), {"action": [0, 1 / FPS]})
     spent = time.process_time() - begun
     print("open", flush=True)
     sys.stdin.readline()
-    after, episodes = _memory(), len(data.catalog.episodes)
+    after, episodes = _measure_memory(), len(data.catalog.episodes)
     found = {
         "cpu_s": round(spent, 2),
         "private": round(after["private"] - before["private"], 1),
@@ -114,7 +118,7 @@ def child(root: str, apart: bool) -> None:
 
 
 def _tables() -> set[str]:
-    """The files of shared tables that this process has mapped."""
+    """Files of shared tables that this process has mapped."""
     lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     return {words[-1] for words in lines if len(words) > 5 and "/understudy/tables/" in words[-1]}
 
@@ -123,30 +127,30 @@ def _table_mb(path: str) -> float:
     return os.path.getsize(path) / 2**20
 
 
-def measured(root: Path, processes: int, apart: bool) -> list[dict[str, float]]:
-    """What `processes` processes hold that are there together; the first is open before the others begin."""
+def measure(root: Path, processes: int, apart: bool) -> list[dict[str, float]]:
+    """Measure `processes` concurrent processes; the first one opens the dataset before the others start."""
     with tempfile.TemporaryDirectory() as cache:
         command = [sys.executable, __file__, "--child", str(root), *(["--apart"] if apart else [])]
         environment = {**os.environ, "XDG_CACHE_HOME": cache}
-        there: list[subprocess.Popen[str]] = []
+        children: list[subprocess.Popen[str]] = []
         for number in range(processes):
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            there.append(subprocess.Popen(command, env=environment, **pipes))
+            children.append(subprocess.Popen(command, env=environment, **pipes))
             if number == 0:
-                _heard(there[0])
-        for one in there[1:]:
-            _heard(one)
+                _read_line(children[0])
+        for one in children[1:]:
+            _read_line(one)
         found = []
-        for one in there:
-            _say(one)
-            found.append(json.loads(_heard(one)))
-        for one in there:
-            _say(one)
+        for one in children:
+            _continue(one)
+            found.append(json.loads(_read_line(one)))
+        for one in children:
+            _continue(one)
             one.wait()
         return found
 
 
-def _heard(process: "subprocess.Popen[str]") -> str:
+def _read_line(process: "subprocess.Popen[str]") -> str:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
@@ -154,7 +158,7 @@ def _heard(process: "subprocess.Popen[str]") -> str:
     return line
 
 
-def _say(process: "subprocess.Popen[str]") -> None:
+def _continue(process: "subprocess.Popen[str]") -> None:
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
@@ -175,7 +179,7 @@ def main(argv: list[str] | None = None) -> None:
         root = Path(folder, "dataset")
         write(root, options.episodes, options.cameras)
         found = {
-            way: {str(count): measured(root, count, way == "apart") for count in options.processes}
+            way: {str(count): measure(root, count, way == "apart") for count in options.processes}
             for way in ("apart", "shared")
         }
     conditions = {"cpus": os.cpu_count(), "load": os.getloadavg()[0], "python": platform.python_version()}

@@ -83,13 +83,13 @@ def first_batch(root: str) -> dict[str, float]:
     next(loader)
     seconds = time.perf_counter() - start
     _, episode, frame = order.locate(range(BATCH))
-    rows, frames = data.video_frames(episode, frame)
+    rows, frames = data.frames_to_decode(episode, frame)
     loader.close()
     pictures = 0
     for camera, wanted in frames.items():
         shown = data.catalog.videos(camera).first[rows] + wanted
         for row, number in zip(rows.tolist(), shown.tolist()):
-            begin, end = data.pictures.reader(camera, row).gops.packet_range(number, number)
+            begin, end = data.video_frames.reader(camera, row).gops.packet_range(number, number)
             pictures += end - begin
     return {"seconds": seconds, "pictures": pictures}
 

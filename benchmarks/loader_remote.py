@@ -134,7 +134,7 @@ def stretch(root: str, cache: str, counter: str, batches: int, memory: int) -> d
     data = EpisodeDataset(catalog, delta_timestamps={"action": [i / catalog.fps for i in range(CHUNK)]})
     (camera,) = catalog.camera_keys
     order = fit_order([data], memory=memory, batch_size=BATCH, seed=0, frames_in_flight=len(data) // 2)[0]
-    reader = data.pictures.reader(camera, 0)
+    reader = data.video_frames.reader(camera, 0)
     with ExitStack() as stack:
         if not batches:
             stack.enter_context(codec_left_out(reader.height, reader.width))
@@ -152,7 +152,7 @@ def stretch(root: str, cache: str, counter: str, batches: int, memory: int) -> d
     time.sleep(0.2)
     fetched = count() - before
     _, episode, frame = order.locate(range(BATCH))
-    rows, frames = data.video_frames(episode, frame)
+    rows, frames = data.frames_to_decode(episode, frame)
     shown = data.catalog.videos(camera).first[rows] + frames[camera].reshape(-1)
     packets = open_packets(catalog.files.source(catalog.video_path(camera, 0)))
     index = packets.index

@@ -27,8 +27,8 @@ from understudy.data.write.layout import (
     VIDEO_PATH,
     data_schema,
     feature_entries,
+    file_path,
     info_json,
-    place,
     tasks_table,
 )
 from understudy.video.encode import concat_videos, encode_video
@@ -113,7 +113,7 @@ def describe(name: str, root: Path, lerobot: Path, memory: float) -> Set:
 
     data = EpisodeDataset(root)
     cameras = data.catalog.camera_keys
-    reader = data.pictures.reader(cameras[0], 0)
+    reader = data.video_frames.reader(cameras[0], 0)
     return Set(name, root, reader.codec, reader.gop, reader.height, len(cameras), lerobot, memory)
 
 
@@ -184,11 +184,11 @@ def joined(root: Path, parts: Sequence[Path] | Sequence[int], tiles: int, camera
     keys = CAMERAS[:cameras]
     per_file = max(1, int(FILE_BYTES / max(1, sum(part.stat().st_size for part in videos)))) * len(parts)
     for number, first in enumerate(range(0, len(lengths), per_file) if keys else []):
-        one = making / place(VIDEO_PATH, number, keys[0])
+        one = making / file_path(VIDEO_PATH, number, keys[0])
         one.parent.mkdir(parents=True, exist_ok=True)
         concat_videos(videos * (min(per_file, len(lengths) - first) // len(parts)), one)
         for key in keys[1:]:
-            other = making / place(VIDEO_PATH, number, key)
+            other = making / file_path(VIDEO_PATH, number, key)
             other.parent.mkdir(parents=True, exist_ok=True)
             os.link(one, other)
     codec = {"av1": "libsvtav1", "h264": "libx264"}[readers[0].codec] if readers else "libx264"
@@ -219,7 +219,7 @@ def _tables(root: Path, features: dict[str, Feature], lengths: np.ndarray, fps: 
         "index": np.arange(total),
         "task_index": np.zeros(total, np.int64),
     }
-    data = root / place(DATA_PATH, 0)
+    data = root / file_path(DATA_PATH, 0)
     data.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns).cast(data_schema(features)), data)
     rows = []
@@ -236,7 +236,7 @@ def _tables(root: Path, features: dict[str, Feature], lengths: np.ndarray, fps: 
                     f"videos/{key}/to_timestamp": (begin + length) / fps,
                 }
         rows.append(row | {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0})
-    episodes = root / place(EPISODES_PATH, 0)
+    episodes = root / file_path(EPISODES_PATH, 0)
     episodes.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), episodes)
     pq.write_table(tasks_table(["move the light"]), root / "meta/tasks.parquet")

@@ -108,7 +108,7 @@ def test_odd_but_readable(tmp_path: Path) -> None:
     for line in (
         "observation.state: not finite in 3 of the rows",
         "timestamps start up to 0.100 s away from 0",
-        "info.json says codec av1, the files are h264",
+        "info.json declares codec av1, the files are h264",
         "total_frames is 999",
         "observation.state: constant in dimensions 2",
     ):

@@ -81,7 +81,7 @@ def test_the_file_keeps_what_the_rule_finds(  # type: ignore[no-untyped-def]
     assert next(iter(content)) == ("gs://lab/day-0--/data/run-0.h5" if droid else "0")
     assert len(content) == 4  # the episode without frames has no key
     want = expected(root, STATE, rule, dims)
-    data = EpisodeDataset(root, keep=out, keep_rule="start")
+    data = EpisodeDataset(root, keep_ranges=out, keep_rule="start")
     assert kept_frames(data) == want
     assert want
     assert len(want) < 142
@@ -140,8 +140,8 @@ def test_inspect_tells_what_a_file_keeps(root: Path, tmp_path: Path, capsys: pyt
     keep.write_text(json.dumps({"gs://lab/day-0--/data/run-0.h5": [[0, 20]], "x--y": [[0, 9]]}))
     assert main(["inspect", str(root), "--keep", str(keep), "--page", str(tmp_path / "page.html"), "--shown", "0"]) == 0
     told = capsys.readouterr().out
-    assert "1 of 2 keys are episodes of this dataset, 1 of its 4 episodes have one" in told
-    assert "keys are no episode of this dataset: &#x27;x--y&#x27;" in (tmp_path / "page.html").read_text()
+    assert "1 of 2 keys match an episode of this dataset, 1 of its 4 episodes have a key" in told
+    assert "keys match no episode of this dataset: &#x27;x--y&#x27;" in (tmp_path / "page.html").read_text()
     for flags, samples in (
         ([], 20),
         (["--keep-rule", "window"], 20),
@@ -195,7 +195,7 @@ def test_nothing_of_the_demonstration_goes(tmp_path: Path, capsys: pytest.Captur
     assert main(["ranges", str(root), "--out", str(out), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["frames_kept"], facts["frames_idle"], facts["episodes_without"]) == (frames, 0, 0)
-    assert len(EpisodeDataset(root, keep=out, keep_rule="window")) == frames
+    assert len(EpisodeDataset(root, keep_ranges=out, keep_rule="window")) == frames
 
 
 @pytest.mark.skipif(DATA is None, reason="UNDERSTUDY_TEST_DATA names no folder of real datasets")
@@ -203,9 +203,9 @@ def test_nothing_of_the_demonstration_goes(tmp_path: Path, capsys: pytest.Captur
 def test_of_real_recordings(name: str, tmp_path: Path) -> None:
     root, out = f"{DATA}/{name}", tmp_path / "keep.json"
     assert main(["ranges", root, "--out", str(out), "--preset", "droid", "--threshold", "0.01"]) == 0
-    data = EpisodeDataset(root, keep=out, keep_rule="start", keys=["action"])
+    data = EpisodeDataset(root, keep_ranges=out, keep_rule="start", keys=["action"])
     assert kept_frames(data) == expected(root, "action", replace(IdleRule.droid(), threshold=0.01))
     assert 0 < len(data) < Catalog.open(root).episodes.frames
     out.unlink()
     assert main(["ranges", root, "--out", str(out)]) == 0
-    assert len(EpisodeDataset(root, keep=out)) == Catalog.open(root).episodes.frames
+    assert len(EpisodeDataset(root, keep_ranges=out)) == Catalog.open(root).episodes.frames

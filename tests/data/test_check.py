@@ -1,4 +1,4 @@
-"""Examine: every fault inside the files is listed, one line each, and a sound dataset has none."""
+"""Check of files: each fault gives one line, a sound dataset none."""
 
 import shutil
 import warnings
@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.datasets import Spec, edit_json, picture, write_dataset, write_video
-from understudy.data.check import examine
+from understudy.data.check import check_files
 from understudy.data.format.catalog import Catalog
 from understudy.storage.files import Files
 
@@ -29,16 +29,16 @@ def sound(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def lines_of(root: Path) -> list[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # what is listed is not said twice
-        return list(examine(Catalog.open(root)))
+        return list(check_files(Catalog.open(root)))
 
 
-def test_sound(sound: Path) -> None:
+def test_check_sound(sound: Path) -> None:
     lines = lines_of(sound)
     assert len(lines) == 1, lines
     assert "1 of 3 dimensions are constant" in lines[0]
 
 
-def test_every_fault_is_listed(sound: Path, tmp_path: Path) -> None:
+def test_check_every_fault_is_listed(sound: Path, tmp_path: Path) -> None:
     root = tmp_path / "d"
     shutil.copytree(sound, root)
     rows = sorted(root.glob("data/chunk-*/*.parquet"))
@@ -59,39 +59,39 @@ def test_every_fault_is_listed(sound: Path, tmp_path: Path) -> None:
     text = "\n".join(lines)
     assert "'next.reward' is not finite in 1 rows, first 1" in text
     assert f"{rows[-1]} (episode" in text
-    assert f"{tops[0]} (episode 0): the video holds 2 pictures" in text
+    assert f"{tops[0]} (episode 0): the video holds 2 frames" in text
     assert f"{sides[-1]} (episode" in text
-    assert f"{TOP}: info.json says codec mpeg4, the files are h264" in text
-    assert f"{TOP}: info.json says shape (48, 48, 3), the pictures are 64x64" in text
+    assert f"{TOP}: info.json declares codec mpeg4, the files are h264" in text
+    assert f"{TOP}: info.json declares shape (48, 48, 3), the frames are 64x64" in text
 
 
-def test_a_dataset_elsewhere_is_looked_into_too(sound: Path) -> None:
+def test_check_a_dataset_elsewhere_is_looked_into_too(sound: Path) -> None:
     url = f"memory://examine-{sound.name}"
     elsewhere = fsspec.filesystem("memory")
     elsewhere.put(f"{sound}/", f"/examine-{sound.name}/", recursive=True)
     video = min(
         path for path in elsewhere.find(f"/examine-{sound.name}/videos") if TOP in path and path.endswith("mp4")
     )
-    assert list(examine(Catalog.open(url))) == lines_of(sound)
+    assert list(check_files(Catalog.open(url))) == lines_of(sound)
     elsewhere.pipe(video, b"no video")
-    lines = list(examine(Catalog.open(url)))
+    lines = list(check_files(Catalog.open(url)))
     elsewhere.rm(f"/examine-{sound.name}", recursive=True)
     assert any(video.lstrip("/") in line for line in lines), lines
 
 
-def test_the_limit_is_kept(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_the_limit_is_kept(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     table = Files.table
     monkeypatch.setattr(Files, "table", lambda files, path, *rest: opened.append(path) or table(files, path, *rest))
     every = sorted(str(path.relative_to(sound)) for path in sound.glob("data/chunk-*/*.parquet"))
-    list(examine(Catalog.open(sound), limit=2))
+    list(check_files(Catalog.open(sound), limit=2))
     assert sorted(path for path in opened if path.startswith("data/")) == [every[0], every[-1]]
 
 
-def test_real_recordings(real_data: Path) -> None:
+def test_check_real_recordings(real_data: Path) -> None:
     assert lines_of(real_data / "g1_v21") == []
     assert lines_of(real_data / "g1_v30") == []
     catalog = Catalog.open(real_data / "gr1_sim_v20")
-    found = list(examine(catalog))
+    found = list(check_files(catalog))
     assert found[:-1] == catalog.report()
     assert found[-1].startswith("timestamps are up to 1 frames off frame / fps, first in ")

@@ -1,4 +1,4 @@
-"""Samples: what was written is what is read, for every version, layout, codec and window, single and in batches."""
+"""EpisodeDataset: samples equal the written data, for every version, layout, codec and window."""
 
 import gc
 import multiprocessing
@@ -70,13 +70,13 @@ WINDOWS = {"action": [0, 0.1, 0.2, 0.5], "observation.state": [-0.2, 0.0], TOP: 
 
 
 @pytest.mark.parametrize("version", ["v2.0", "v2.1", "v3.0", "v3.1"])
-def test_versions(tmp_path: Path, version: str) -> None:
+def test_dataset_versions(tmp_path: Path, version: str) -> None:
     truth = write_dataset(tmp_path / "d", Spec(version=version))
     read_back(tmp_path / "d", truth, WINDOWS)
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-def test_everything_at_once(tmp_path: Path, version: str) -> None:
+def test_dataset_everything_at_once(tmp_path: Path, version: str) -> None:
     """Two cameras, pictures in the rows, strings, bool, arrays, lists, doubles, a gap in the ids, several files."""
     spec = Spec(
         version=version,
@@ -107,7 +107,7 @@ def test_everything_at_once(tmp_path: Path, version: str) -> None:
     ("codec", "gop", "b_frames"),
     [("libsvtav1", 2, 0), ("libx264", 1, 0), ("libx264", 250, 3), ("libx265", 12, 3), ("libx264", 12, 2)],
 )
-def test_codecs(tmp_path: Path, codec: str, gop: int, b_frames: int) -> None:
+def test_dataset_codecs(tmp_path: Path, codec: str, gop: int, b_frames: int) -> None:
     spec = Spec(codec=codec, gop=gop, b_frames=b_frames, lengths=(13, 6, 9), per_video_file=3)
     truth = write_dataset(tmp_path / "d", spec)
     data = read_back(tmp_path / "d", truth, {TOP: [-0.3, 0.0]})
@@ -130,7 +130,7 @@ def test_codecs(tmp_path: Path, codec: str, gop: int, b_frames: int) -> None:
     omit=st.sets(st.sampled_from(["frame_index", "index", "timestamp", "episode_index"])),
     offsets=st.lists(st.integers(-8, 8), min_size=1, max_size=4),
 )
-def test_any_shape_reads_back(tmp_path_factory: pytest.TempPathFactory, gaps: list[int], **shape: Any) -> None:
+def test_dataset_any_shape_reads_back(tmp_path_factory: pytest.TempPathFactory, gaps: list[int], **shape: Any) -> None:
     ids = tuple(np.cumsum(gaps)[: len(shape["lengths"])].tolist())
     offsets, late = shape.pop("offsets"), shape.pop("late") and "timestamp" not in shape["omit"]
     omit = tuple(sorted(shape.pop("omit")))
@@ -142,7 +142,7 @@ def test_any_shape_reads_back(tmp_path_factory: pytest.TempPathFactory, gaps: li
 
 
 @pytest.mark.parametrize("one_row_group", [False, True])
-def test_pictures_in_rows_are_read_by_row_group(tmp_path: Path, one_row_group: bool) -> None:
+def test_dataset_images_in_rows_are_read_by_row_group(tmp_path: Path, one_row_group: bool) -> None:
     spec = Spec(lengths=(3, 4, 5), per_data_file=3, cameras=(), images=(PNG,), one_row_group=one_row_group)
     truth = write_dataset(tmp_path / "d", spec)
     data = read_back(tmp_path / "d", truth, {PNG: [-0.1, 0.0]}, row_cache_bytes=0)
@@ -151,7 +151,7 @@ def test_pictures_in_rows_are_read_by_row_group(tmp_path: Path, one_row_group: b
     assert sum(len(table) for table in data._stored._groups.values()) == (12 if one_row_group else 4)
 
 
-def test_missing_task_index(tmp_path: Path) -> None:
+def test_dataset_missing_task_index(tmp_path: Path) -> None:
     truth = write_dataset(tmp_path / "d", Spec(lengths=(3, 0, 4), omit=("task_index",)))
     data = EpisodeDataset(tmp_path / "d")
     assert [data[i]["task"] for i in range(7)] == truth.tasks[0] + truth.tasks[2]
@@ -162,7 +162,7 @@ def test_missing_task_index(tmp_path: Path) -> None:
         two[3]
 
 
-def test_float_drift_does_not_move_pictures(tmp_path: Path) -> None:
+def test_dataset_float_drift_does_not_move_images(tmp_path: Path) -> None:
     """Recorded start times that are off by whole pictures are reported and not followed."""
     truth = write_dataset(tmp_path / "d", Spec(lengths=(5, 5, 5, 5), per_video_file=4, drift_s=0.11))
     read_back(tmp_path / "d", truth, {})
@@ -172,7 +172,7 @@ def test_float_drift_does_not_move_pictures(tmp_path: Path) -> None:
     assert "episode 1" in lines[0]
 
 
-def test_videos_packed_in_another_order_than_the_ids(tmp_path: Path) -> None:
+def test_dataset_videos_packed_in_another_order_than_the_ids(tmp_path: Path) -> None:
     """What the recorded start times are for."""
     spec = Spec(lengths=(5, 3, 4, 6, 2), per_video_file=3, reverse_videos=True)
     truth = write_dataset(tmp_path / "d", spec)
@@ -180,7 +180,7 @@ def test_videos_packed_in_another_order_than_the_ids(tmp_path: Path) -> None:
     assert not [line for line in Catalog.open(tmp_path / "d").report() if "from_timestamp" in line]
 
 
-def test_small_drift_is_no_oddity(tmp_path: Path) -> None:
+def test_dataset_small_drift_is_no_oddity(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=(5, 5, 5, 5), per_video_file=4, drift_s=0.01))
     assert not [line for line in Catalog.open(tmp_path / "d").report() if "from_timestamp" in line]
 
@@ -191,7 +191,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Truth]:
     return root, write_dataset(root, Spec(lengths=(6, 9, 4, 8), images=(PNG,)))
 
 
-def test_index_rules(plain: tuple[Path, Truth]) -> None:
+def test_dataset_index_rules(plain: tuple[Path, Truth]) -> None:
     data = EpisodeDataset(plain[0], episodes=[3, 1])
     assert len(data) == 17
     assert data[0]["episode_index"] == 1
@@ -210,26 +210,26 @@ def test_index_rules(plain: tuple[Path, Truth]) -> None:
 
 
 @pytest.mark.parametrize("number", [1.5, "1", True, None, slice(0, 2)], ids=repr)
-def test_what_is_no_whole_number_is_not_cut_down_to_one(plain: tuple[Path, Truth], number: Any) -> None:
+def test_dataset_refuses_fractional_numbers(plain: tuple[Path, Truth], number: Any) -> None:
     data = EpisodeDataset(plain[0], keys=["action"])
-    with pytest.raises(TypeError, match="sample numbers are whole numbers"):
+    with pytest.raises(TypeError, match="sample numbers are integers"):
         data[number]
-    with pytest.raises(TypeError, match="frames are whole numbers"):
+    with pytest.raises(TypeError, match="frames are integers"):
         data.batch(np.asarray([1]), np.asarray([number]))
-    with pytest.raises(TypeError, match="episodes are whole numbers"):
+    with pytest.raises(TypeError, match="episodes are integers"):
         data.sample(number, 1)
     for kind in (np.int32, np.uint8, torch.tensor):
         assert data[kind(3)]["index"] == data[3]["index"]
 
 
-def test_keys_that_nothing_has(plain: tuple[Path, Truth]) -> None:
+def test_dataset_refuses_unknown_keys(plain: tuple[Path, Truth]) -> None:
     """Told when the dataset is opened, not at the first sample."""
     for keys, words in [(["acton"], "'acton'.*the keys are .*action"), ("action", "keys is 'action'.*a list")]:
         with pytest.raises(DatasetError, match=words):
             EpisodeDataset(plain[0], keys=keys)
 
 
-def test_a_dropped_dataset_closes_its_files(plain: tuple[Path, Truth]) -> None:
+def test_dataset_a_dropped_dataset_closes_its_files(plain: tuple[Path, Truth]) -> None:
     def descriptors() -> set[str]:
         return {
             os.readlink(f"/proc/self/fd/{fd}")
@@ -248,7 +248,7 @@ def test_a_dropped_dataset_closes_its_files(plain: tuple[Path, Truth]) -> None:
     assert [str(w.message) for w in said] == []
 
 
-def test_only_selected_frames_are_given(plain: tuple[Path, Truth]) -> None:
+def test_dataset_only_selected_frames_are_given(plain: tuple[Path, Truth]) -> None:
     data = EpisodeDataset(plain[0], episodes=[1], drop_n_first_frames=2)
     assert data.sample(1, 2)["frame_index"] == 2
     for episode, frame in [(1, 1), (1, 9), (0, 3), (1, -1), (99, 0), (1, 1 << 40)]:
@@ -256,7 +256,7 @@ def test_only_selected_frames_are_given(plain: tuple[Path, Truth]) -> None:
             data.sample(episode, frame)
 
 
-def test_windows_see_dropped_frames(plain: tuple[Path, Truth]) -> None:
+def test_dataset_windows_see_dropped_frames(plain: tuple[Path, Truth]) -> None:
     """Bounds of a window are the episode's, not those of the samples."""
     root, truth = plain
     data = EpisodeDataset(root, {"action": [-0.2, 0.2], TOP: [-0.2, 0.2]}, drop_n_first_frames=2, drop_n_last_frames=2)
@@ -266,8 +266,10 @@ def test_windows_see_dropped_frames(plain: tuple[Path, Truth]) -> None:
 
 
 @pytest.mark.parametrize("rule", ["window", "start"])
-def test_keep_ranges(plain: tuple[Path, Truth], rule: str) -> None:
-    data = EpisodeDataset(plain[0], {"action": [0, 0.1, 0.2]}, keep={1: [[1, 5]], 3: [[6, 8], [0, 1]]}, keep_rule=rule)
+def test_dataset_keep_ranges(plain: tuple[Path, Truth], rule: str) -> None:
+    data = EpisodeDataset(
+        plain[0], {"action": [0, 0.1, 0.2]}, keep_ranges={1: [[1, 5]], 3: [[6, 8], [0, 1]]}, keep_rule=rule
+    )
     kept = [(e, s, t) for e, s, t in data.segments.tolist()]
     if rule == "window":
         assert kept == [(1, 1, 3)]
@@ -280,7 +282,7 @@ def test_keep_ranges(plain: tuple[Path, Truth], rule: str) -> None:
         assert data.sample(1, 2)["action_is_pad"].tolist() == [False, False, False]
 
 
-def test_pickles_small_and_reads_after(plain: tuple[Path, Truth]) -> None:
+def test_dataset_pickles_small_and_reads_after(plain: tuple[Path, Truth]) -> None:
     data = EpisodeDataset(plain[0])
     first = data[3]
     packed = pickle.dumps(data)
@@ -290,7 +292,7 @@ def test_pickles_small_and_reads_after(plain: tuple[Path, Truth]) -> None:
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_data_loader_workers(plain: tuple[Path, Truth], start: str) -> None:
+def test_dataset_data_loader_workers(plain: tuple[Path, Truth], start: str) -> None:
     """Workers open files of their own, also when the parent had them open before the fork."""
     data = EpisodeDataset(plain[0], {TOP: [-0.1, 0.0]})
     want = [data[i] for i in range(len(data))]
@@ -307,11 +309,11 @@ def test_data_loader_workers(plain: tuple[Path, Truth], start: str) -> None:
     assert seen == len(data)
 
 
-def test_fork_while_a_thread_reads(plain: tuple[Path, Truth]) -> None:
+def test_dataset_fork_while_a_thread_reads(plain: tuple[Path, Truth]) -> None:
     """A child forked while the parent's locks are taken does not wait for them."""
     data = EpisodeDataset(plain[0])
     want = data[2]
-    with data._rows._lock, data.pictures._lock, data.pictures._readers[TOP, 0].lock:
+    with data._rows._lock, data.video_frames._lock, data.video_frames._readers[TOP, 0].lock:
         child = multiprocessing.get_context("fork").Process(target=_same_as, args=(data, want))
         child.start()
         child.join(60)
@@ -327,7 +329,7 @@ def _same_as(data: EpisodeDataset, want: dict[str, Any]) -> None:
     assert torch.equal(data[2][TOP], want[TOP])
 
 
-def test_protocol_of_the_order(plain: tuple[Path, Truth]) -> None:
+def test_dataset_protocol_of_the_order(plain: tuple[Path, Truth]) -> None:
     data = EpisodeDataset(plain[0], {TOP: [-0.3, 0.1], "action": [0.0, 2.0]})
     assert data.name == "d"
     assert data.segments.dtype == np.int64
@@ -339,17 +341,17 @@ def test_protocol_of_the_order(plain: tuple[Path, Truth]) -> None:
     assert EpisodeDataset(plain[0], keys=["action"]).reach == (0, 0)
 
 
-def test_caches_do_not_change_samples(plain: tuple[Path, Truth]) -> None:
+def test_dataset_caches_do_not_change_samples(plain: tuple[Path, Truth]) -> None:
     root, truth = plain
     for rows, pictures in [(0, 0), (1 << 20, 3 * SIDE * SIDE * 5)]:
-        read_back(root, truth, {TOP: [-0.1, 0.0]}, row_cache_bytes=rows, picture_cache_bytes=pictures)
+        read_back(root, truth, {TOP: [-0.1, 0.0]}, row_cache_bytes=rows, frame_cache_bytes=pictures)
 
 
-def test_many_threads(plain: tuple[Path, Truth]) -> None:
+def test_dataset_many_threads(plain: tuple[Path, Truth]) -> None:
     """Threads that share a dataset get the pictures they asked for, whether few are kept or all."""
     root, truth = plain
     for kept in (0, 3 * SIDE * SIDE * 4, 128 << 20):
-        data = EpisodeDataset(root, picture_cache_bytes=kept)
+        data = EpisodeDataset(root, frame_cache_bytes=kept)
 
         def check(seed: int, data: EpisodeDataset = data) -> None:
             chosen = np.random.default_rng(seed).permutation(truth.frames)[:6]
@@ -361,14 +363,14 @@ def test_many_threads(plain: tuple[Path, Truth]) -> None:
             list(pool.map(check, range(40)))
 
 
-def test_more_files_than_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_limits_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("understudy.data.read.video_frames._OPEN_FILES", 2)
     truth = write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(2, 3, 1, 2)))
-    data = read_back(tmp_path / "d", truth, {TOP: [-0.1, 0.0]}, picture_cache_bytes=0)
-    assert len(data.pictures._readers) == 2
+    data = read_back(tmp_path / "d", truth, {TOP: [-0.1, 0.0]}, frame_cache_bytes=0)
+    assert len(data.video_frames._readers) == 2
 
 
-def test_a_camera_that_is_not_there_is_left_out_aloud(tmp_path: Path) -> None:
+def test_dataset_warns_about_camera_without_files(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec())
     gone = {"dtype": "video", "shape": [8, 8, 3], "names": None}
     edit_json(tmp_path / "d/meta/info.json", lambda info: info["features"].update({"observation.images.gone": gone}))
@@ -379,7 +381,7 @@ def test_a_camera_that_is_not_there_is_left_out_aloud(tmp_path: Path) -> None:
         EpisodeDataset(tmp_path / "d", keys=["observation.images.gone"])
 
 
-def test_nan_is_given_and_reported(tmp_path: Path) -> None:
+def test_dataset_keeps_and_reports_nan(tmp_path: Path) -> None:
     truth = write_dataset(tmp_path / "d", Spec(lengths=(4, 5), nan_row=True))
     data = EpisodeDataset(tmp_path / "d")
     with pytest.warns(UserWarning, match=r"file-000.parquet.*observation.state.*2 rows, first 3"):
@@ -388,14 +390,58 @@ def test_nan_is_given_and_reported(tmp_path: Path) -> None:
     same(data[4], expected(truth, 1, 0, {}), (TOP,))
 
 
+def test_dataset_has_lerobots_attributes(plain: tuple[Path, Truth]) -> None:
+    data = EpisodeDataset(plain[0], episodes=[1, 3], drop_n_last_frames=1)
+    assert (data.num_frames, data.num_episodes, data.fps) == (len(data), 2, plain[1].spec.fps)
+    assert data.meta is data.catalog
+    assert (data.meta.num_episodes, data.meta.num_frames) == (len(plain[1].spec.lengths), sum(plain[1].spec.lengths))
+
+
+def test_dataset_image_transforms_see_each_sample(plain: tuple[Path, Truth]) -> None:
+    """A window is one tensor [T, C, H, W], an image without a window is [C, H, W]; rows stay as they are."""
+    missing = "observation.images.missing"
+    windows = {TOP: [-0.1, 0.0], "action": [0, 0.1]}
+    shapes = []
+
+    def halve(images: torch.Tensor) -> torch.Tensor:
+        shapes.append((images.dtype, tuple(images.shape[:-2])))
+        return images[..., ::2, ::2].float() / 255
+
+    before = EpisodeDataset(plain[0], windows, missing_cameras={missing: (4, 6)})
+    after = EpisodeDataset(plain[0], windows, missing_cameras={missing: (4, 6)}, image_transforms=halve)
+    cameras = (*before.video_keys, *before.image_keys, missing)
+    for old, new in zip([before[2], before[5]], after.__getitems__([2, 5])):
+        assert old.keys() == new.keys()
+        for key, value in old.items():
+            if key in cameras:
+                assert torch.equal(new[key], value[..., ::2, ::2].float() / 255), key
+            else:
+                assert torch.equal(new[key], value) if torch.is_tensor(value) else new[key] == value
+    assert set(shapes) == {(torch.uint8, (2, 3)), (torch.uint8, (3,))}
+    rows = after.row_batch(np.array([0]), np.array([1]))
+    assert all(rows[key].dtype == torch.uint8 for key in after.image_keys)
+    with pytest.raises(DatasetError, match="image_transforms"):
+        EpisodeDataset(plain[0], image_transforms="resize")  # type: ignore[arg-type]
+
+
+def test_dataset_accepts_old_arguments_with_a_warning(plain: tuple[Path, Truth]) -> None:
+    old: dict[str, Any] = {"keep": {1: [[1, 3]]}, "picture_cache_bytes": 0, "absent": {"observation.images.no": (2, 2)}}
+    with pytest.warns(DeprecationWarning, match="is now") as caught:
+        data = EpisodeDataset(plain[0], **old)
+    for new in ("keep_ranges=", "frame_cache_bytes=", "missing_cameras="):
+        assert any(new in str(warning.message) for warning in caught)
+    assert data.segments.tolist() == [[1, 1, 3]]
+    assert "observation.images.no_is_missing" in data[0]
+
+
 # Real recordings
 
 
-def test_both_formats_give_the_same_samples(real_data: Path) -> None:
+def test_dataset_both_formats_give_the_same_samples(real_data: Path) -> None:
     """Every frame of every episode, windows over the ends of episodes and a history of pictures included."""
     camera = "observation.images.cam_high"
     windows = {"action": [i / 30 for i in range(5)], "observation.state": [-1 / 30, 0], camera: [-1 / 30, 0]}
-    old, new = (EpisodeDataset(real_data / name, windows, picture_cache_bytes=8 << 20) for name in ("g1_v21", "g1_v30"))
+    old, new = (EpisodeDataset(real_data / name, windows, frame_cache_bytes=8 << 20) for name in ("g1_v21", "g1_v30"))
     assert len(old) == len(new) == 2138
     for i in range(len(old)):
         a, b = old[i], new[i]
@@ -404,7 +450,7 @@ def test_both_formats_give_the_same_samples(real_data: Path) -> None:
             assert torch.equal(value, b[key]) if torch.is_tensor(value) else value == b[key], (i, key)
 
 
-def test_a_real_dataset_with_every_oddity(real_data: Path) -> None:
+def test_dataset_a_real_dataset_with_every_oddity(real_data: Path) -> None:
     """A frame-accurate decode of each whole file is the judge."""
     import av
     import pyarrow.parquet as pq

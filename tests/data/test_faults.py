@@ -1,4 +1,4 @@
-"""Faults: each ends in one DatasetError that names file, episode and remedy; damaged bytes give that or right data."""
+"""Faults: each ends in one DatasetError with file, episode and remedy."""
 
 import io
 import json
@@ -97,7 +97,7 @@ def read_all(root: Path, truth: Truth) -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet", ".mp4"])
-def test_damaged_bytes(written: dict[str, tuple[Path, Truth]], suffix: str) -> None:
+def test_faults_damaged_bytes(written: dict[str, tuple[Path, Truth]], suffix: str) -> None:
     """Derandomised: of the few cases in a million where damage makes another valid file, none should come by chance."""
     files = [(v, p) for v, (root, _) in written.items() for p in sorted(root.rglob(f"*{suffix}"))]
 
@@ -149,7 +149,7 @@ def _replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
         ("v3.0", "stats.json"),
     ],
 )
-def test_every_value_of_every_wrong_type(copy: Callable[[str], Path], version: str, name: str) -> None:
+def test_faults_every_value_of_every_wrong_type(copy: Callable[[str], Path], version: str, name: str) -> None:
     """Each value in the first object of the metadata, replaced by each of these: refused in one line, or read right."""
     root = copy(version)
     path = root / "meta" / name
@@ -177,7 +177,7 @@ def test_every_value_of_every_wrong_type(copy: Callable[[str], Path], version: s
     assert ("refused" in outcomes) == ("stats" not in name)
 
 
-def test_the_judge_of_damage_sees_wrong_data(written: dict[str, tuple[Path, Truth]], tmp_path: Path) -> None:
+def test_faults_the_judge_of_damage_sees_wrong_data(written: dict[str, tuple[Path, Truth]], tmp_path: Path) -> None:
     """The negative control: a valid file with one other value is what the fuzzing test would catch."""
     root, truth = written["v2.1"]
     shutil.copytree(root, tmp_path / "d")
@@ -194,7 +194,7 @@ def test_the_judge_of_damage_sees_wrong_data(written: dict[str, tuple[Path, Trut
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 @pytest.mark.parametrize("fault", ["missing", "folder", "empty", "cut", "text", "codec", "tables"])
-def test_videos_that_cannot_be_read(copy: Callable[[str], Path], version: str, fault: str) -> None:
+def test_faults_videos_that_cannot_be_read(copy: Callable[[str], Path], version: str, fault: str) -> None:
     root = copy(version)
     path = root / NAMES[version].format(TOP)
     sound = path.read_bytes()
@@ -211,7 +211,7 @@ def test_videos_that_cannot_be_read(copy: Callable[[str], Path], version: str, f
     assert identity(without.sample(1, 2)[PNG].numpy()) == (1, 1, 2)
 
 
-def test_no_permission(copy: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_no_permission(copy: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated, since a test may run as a user who may read everything."""
     root, real = copy("v2.1"), open
 
@@ -236,7 +236,7 @@ def shown_in(version: str) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-def test_fewer_pictures_than_rows(copy: Callable[[str], Path], version: str) -> None:
+def test_faults_fewer_images_than_rows(copy: Callable[[str], Path], version: str) -> None:
     root = copy(version)
     path = root / NAMES[version].format(TOP)
     shown = shown_in(version)
@@ -248,19 +248,19 @@ def test_fewer_pictures_than_rows(copy: Callable[[str], Path], version: str) -> 
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-def test_more_pictures_than_rows_are_said(copy: Callable[[str], Path], version: str) -> None:
+def test_faults_notes_more_frames_than_rows(copy: Callable[[str], Path], version: str) -> None:
     root = copy(version)
     path = root / NAMES[version].format(TOP)
     shown = shown_in(version)
     write_video(path, [*shown, picture(3, 31, 7)], SPEC)
     data = EpisodeDataset(root)
     rows = 5 if version == "v2.1" else 9
-    with pytest.warns(UserWarning, match=rf"{path.name} \(episode 1\).*{rows + 1} pictures.*{rows} rows"):
+    with pytest.warns(UserWarning, match=rf"{path.name} \(episode 1\).*{rows + 1} frames.*{rows} rows"):
         assert identity(data.sample(1, 4)[TOP].numpy()) == (0, 1, 4)
     assert len(data.notes) == 1
 
 
-def test_pictures_of_an_episode_that_the_table_lost(copy: Callable[[str], Path]) -> None:
+def test_faults_images_of_an_episode_that_the_table_lost(copy: Callable[[str], Path]) -> None:
     """The rows of episode 0 are gone from the metadata, its pictures are still at the front of the packed video: order
     alone would give episode 1 the pictures of episode 0. The recorded time says where its own are."""
     root = copy("v3.0")
@@ -272,7 +272,7 @@ def test_pictures_of_an_episode_that_the_table_lost(copy: Callable[[str], Path])
         assert identity(data.sample(1, 0)[TOP].numpy()) == (0, 1, 0)
 
 
-def test_extra_pictures_where_no_times_are_recorded(copy: Callable[[str], Path]) -> None:
+def test_faults_extra_images_where_no_times_are_recorded(copy: Callable[[str], Path]) -> None:
     """Two episodes in one file, one picture too many, nothing that says where: refused; without the extra one, read."""
     root = copy("v3.0")
     for path in (root / "meta/episodes").glob("chunk-*/*.parquet"):
@@ -284,7 +284,7 @@ def test_extra_pictures_where_no_times_are_recorded(copy: Callable[[str], Path])
     refused(lambda: EpisodeDataset(root).sample(1, 0), path.name, "episode 1", "10 pictures", "no start times")
 
 
-def test_an_episode_without_video(copy: Callable[[str], Path]) -> None:
+def test_faults_an_episode_without_video(copy: Callable[[str], Path]) -> None:
     root = copy("v3.0")
     path = root / "meta/episodes/chunk-000/file-001.parquet"
     table = pq.read_table(path)
@@ -297,7 +297,7 @@ def test_an_episode_without_video(copy: Callable[[str], Path]) -> None:
     assert identity(data.sample(1, 0)[TOP].numpy()) == (0, 1, 0)
 
 
-def test_sizes_that_differ_in_a_batch(copy: Callable[[str], Path]) -> None:
+def test_faults_sizes_that_differ_in_a_batch(copy: Callable[[str], Path]) -> None:
     root = copy("v2.1")
     path = root / NAMES["v2.1"].format(TOP)
     import av
@@ -313,7 +313,7 @@ def test_sizes_that_differ_in_a_batch(copy: Callable[[str], Path]) -> None:
     refused(lambda: data.batch(np.asarray([0, 1]), np.asarray([0, 0])), "episode_000001.mp4", "64x64", "32x16")
 
 
-def test_videos_elsewhere_are_those_here(written: dict[str, tuple[Path, Truth]]) -> None:
+def test_faults_videos_elsewhere_are_those_here(written: dict[str, tuple[Path, Truth]]) -> None:
     import fsspec
 
     root = written["v3.0"][0]
@@ -345,7 +345,7 @@ GREY = np.arange(64 * 64, dtype=np.uint8).reshape(64, 64)
 COLOUR = np.stack([GREY, 255 - GREY, GREY // 2], -1)
 
 
-def test_pictures_that_mean_rgb(copy: Callable[[str], Path]) -> None:
+def test_faults_images_that_mean_rgb(copy: Callable[[str], Path]) -> None:
     """Grey fills the channels, an opaque alpha is dropped, a palette is looked up."""
     opaque = np.dstack([COLOUR, np.full((64, 64), 255, np.uint8)])
     data = stored(copy("v2.1"), [encoded(GREY), encoded(opaque), encoded(GREY, "P")])
@@ -360,21 +360,21 @@ def test_pictures_that_mean_rgb(copy: Callable[[str], Path]) -> None:
     [
         (None, "no picture bytes"),
         ({"bytes": None, "path": None}, "no picture bytes"),
-        ({"bytes": b"", "path": None}, "no readable picture"),
-        ({"bytes": b"no picture", "path": None}, "no readable picture"),
-        ({"bytes": encoded(COLOUR)["bytes"][:-60], "path": None}, "no readable picture"),
+        ({"bytes": b"", "path": None}, "not a readable image"),
+        ({"bytes": b"no picture", "path": None}, "not a readable image"),
+        ({"bytes": encoded(COLOUR)["bytes"][:-60], "path": None}, "not a readable image"),
         ({"bytes": None, "path": "images/gone.png"}, "gone.png"),
         (encoded(np.dstack([COLOUR, GREY])), "transparent"),
         (encoded(GREY.astype(np.uint16)), "mode I;16"),
     ],
 )
-def test_pictures_that_are_refused(copy: Callable[[str], Path], value: dict[str, Any] | None, word: str) -> None:
+def test_faults_images_that_are_refused(copy: Callable[[str], Path], value: dict[str, Any] | None, word: str) -> None:
     data = stored(copy("v2.1"), [value] * 3)
     words = [word] if "gone" in word else [word, PNG, "episode_000002.parquet", "episode 2"]
     refused(lambda: data[0], *words)
 
 
-def test_pictures_beside_the_rows(copy: Callable[[str], Path]) -> None:
+def test_faults_images_beside_the_rows(copy: Callable[[str], Path]) -> None:
     """A path without bytes names a file under the root."""
     root = copy("v2.1")
     (root / "images").mkdir()
@@ -383,7 +383,7 @@ def test_pictures_beside_the_rows(copy: Callable[[str], Path]) -> None:
     assert np.array_equal(data[0][PNG], COLOUR.transpose(2, 0, 1))
 
 
-def test_one_channel(copy: Callable[[str], Path]) -> None:
+def test_faults_one_channel(copy: Callable[[str], Path]) -> None:
     root = copy("v2.1")
     edit_json(root / "meta/info.json", lambda info: info["features"][PNG].update(shape=[1, 64, 64]))
     data = stored(root, [encoded(GREY), encoded(COLOUR), encoded(GREY)])
@@ -391,7 +391,7 @@ def test_one_channel(copy: Callable[[str], Path]) -> None:
     refused(lambda: data[1], "colour", "one channel")
 
 
-def test_pictures_of_two_sizes(copy: Callable[[str], Path]) -> None:
+def test_faults_images_of_two_sizes(copy: Callable[[str], Path]) -> None:
     data = stored(copy("v2.1"), [encoded(GREY), encoded(GREY[:32]), encoded(GREY)])
     assert data[1][PNG].shape == (3, 32, 64)
     refused(lambda: data.batch(np.asarray([2, 2]), np.asarray([0, 1])), PNG, "32")
@@ -406,23 +406,23 @@ def test_pictures_of_two_sizes(copy: Callable[[str], Path]) -> None:
         {"delta_timestamps": {"action": [0.05]}},
         {"delta_timestamps": {"nothing": [0.0]}},
         {"episodes": [9]},
-        {"keep": "nowhere.json"},
+        {"keep_ranges": "nowhere.json"},
         {"keys": ["nothing"]},
         {"video_backend": "magic"},
     ],
 )
-def test_wrong_use_is_one_line(written: dict[str, tuple[Path, Truth]], options: dict[str, Any]) -> None:
+def test_faults_wrong_use_is_one_line(written: dict[str, tuple[Path, Truth]], options: dict[str, Any]) -> None:
     named = next(str(v) for v in options.values())
     refused(lambda: EpisodeDataset(written["v3.0"][0], **options)[0], named.strip("[]'{} ").split("'")[0])
 
 
-def test_shapes_of_a_batch(written: dict[str, tuple[Path, Truth]]) -> None:
+def test_faults_shapes_of_a_batch(written: dict[str, tuple[Path, Truth]]) -> None:
     data = EpisodeDataset(written["v3.0"][0])
     for episodes, frames in [([0, 1], [0]), ([], []), ([[0]], [[0]])]:
         refused(lambda e=episodes, f=frames: data.batch(np.asarray(e), np.asarray(f)), "same length")
 
 
-def test_a_pipe_is_not_waited_for(copy: Callable[[str], Path]) -> None:
+def test_faults_a_pipe_is_not_waited_for(copy: Callable[[str], Path]) -> None:
     root = copy("v3.0")
     path = root / "meta/info.json"
     path.unlink()
@@ -430,5 +430,5 @@ def test_a_pipe_is_not_waited_for(copy: Callable[[str], Path]) -> None:
     refused(lambda: Catalog.open(root), "info.json", "neither a file nor a folder")
 
 
-def test_catalog_of_a_file_given_as_root(written: dict[str, tuple[Path, Truth]]) -> None:
+def test_faults_catalog_of_a_file_given_as_root(written: dict[str, tuple[Path, Truth]]) -> None:
     refused(lambda: Catalog.open(written["v3.0"][0] / "meta/info.json"), "info.json")

@@ -1,4 +1,4 @@
-"""How large a picture may be is bounded by what is declared, before there is memory for it."""
+"""Image sizes: the declared size bounds an image before memory is allocated."""
 
 import io
 import json
@@ -63,7 +63,7 @@ def with_picture(root: Path, data: bytes) -> Path:
     return root
 
 
-def test_a_stored_picture_that_is_far_too_large_takes_no_memory(tmp_path: Path) -> None:
+def test_image_sizes_a_stored_image_that_is_far_too_large_takes_no_memory(tmp_path: Path) -> None:
     root = with_picture(tmp_path / "d", png(8000, 8000))
     done = subprocess.run([sys.executable, "-c", _PEAK, str(root)], capture_output=True, text=True, check=True)
     error, grown = json.loads(done.stdout)
@@ -72,11 +72,11 @@ def test_a_stored_picture_that_is_far_too_large_takes_no_memory(tmp_path: Path) 
     assert grown < 60_000  # kB; the picture would take 192 MB
 
 
-def test_a_picture_of_an_unknown_kind_is_not_opened(tmp_path: Path) -> None:
+def test_image_sizes_a_image_of_an_unknown_kind_is_not_opened(tmp_path: Path) -> None:
     """Pillow knows many, and starts Ghostscript for some."""
     out = io.BytesIO()
     Image.fromarray(np.zeros((SIDE, SIDE, 3), np.uint8)).save(out, format="PCX")
-    with pytest.raises(DatasetError, match="readable picture"):
+    with pytest.raises(DatasetError, match="readable image"):
         EpisodeDataset(with_picture(tmp_path / "d", out.getvalue()))[0]
 
 
@@ -88,14 +88,14 @@ def declared(path: Path, width: int, height: int) -> None:
     path.write_bytes(data)
 
 
-def test_a_video_whose_index_names_another_size(tmp_path: Path) -> None:
+def test_image_sizes_a_video_whose_index_names_another_size(tmp_path: Path) -> None:
     path = write_video(tmp_path / "a.mp4", "h264-gop2", 6)
     declared(path, 65535, 65535)
     with pytest.raises(DatasetError, match=r"64x48.*65535x65535"):
         open_video(path).read(np.arange(6))
 
 
-def test_a_video_far_larger_than_its_dataset_says(tmp_path: Path) -> None:
+def test_image_sizes_a_video_far_larger_than_its_dataset_says(tmp_path: Path) -> None:
     write_dataset(tmp_path, Spec(version="v2.1", lengths=(6, 5), cameras=(TOP,)))
     for path in tmp_path.rglob("episode_*.mp4"):
         declared(path, 4000, 4000)
@@ -111,7 +111,7 @@ def test_a_video_far_larger_than_its_dataset_says(tmp_path: Path) -> None:
         {"shape": [SIDE, SIDE, 3], "names": ["channels", "height", "width"]},
     ],
 )
-def test_a_size_that_is_declared_wrongly_hides_no_picture(tmp_path: Path, said: dict[str, object]) -> None:
+def test_image_sizes_wrong_declared_size_hides_no_image(tmp_path: Path, said: dict[str, object]) -> None:
     """Datasets are resized after info.json was written, and their axes are named in another sequence."""
     root = with_picture(tmp_path / "d", png(SIDE, SIDE))
     edit_json(root / "meta/info.json", lambda info: info["features"][IMAGE].update(said))

@@ -1,4 +1,4 @@
-"""Windows: seconds become frames or an error, and what lies outside repeats the boundary and is flagged."""
+"""Windows: seconds become frames or an error; frames outside repeat the boundary and are flagged."""
 
 from fractions import Fraction
 
@@ -16,14 +16,14 @@ KEYS = ("action", "observation.state")
 @given(
     st.lists(st.integers(-5000, 5000), min_size=1, max_size=9), st.sampled_from([1, 3, 7, 10, 29.97, 30, 50, 60, 1000])
 )
-def test_multiples_of_a_frame(frames: list[int], fps: float) -> None:
+def test_windows_multiples_of_a_frame(frames: list[int], fps: float) -> None:
     got = frame_offsets({"action": [f / fps for f in frames]}, fps, KEYS)["action"]
     assert got.dtype == np.int64
     assert got.tolist() == frames
 
 
 @given(st.integers(-90, 90), st.floats(-1, 1), st.sampled_from([10, 30, 50]))
-def test_what_is_no_multiple_is_refused(frame: int, off: float, fps: int) -> None:
+def test_windows_refuses_no_multiple(frame: int, off: float, fps: int) -> None:
     """Within the tolerance the nearest frame is meant; beyond it the value is named."""
     seconds = frame / fps + off * 3e-4
     distance = abs(Fraction(seconds) - Fraction(round(Fraction(seconds) * fps), fps))
@@ -36,7 +36,7 @@ def test_what_is_no_multiple_is_refused(frame: int, off: float, fps: int) -> Non
             frame_offsets({"action": [0.0, seconds]}, fps, KEYS)
 
 
-def test_the_error_names_value_and_remedy() -> None:
+def test_windows_the_error_names_value_and_remedy() -> None:
     with pytest.raises(DatasetError) as caught:
         frame_offsets({"action": [0, 0.05]}, 30, KEYS)
     assert "0.05 s" in str(caught.value)
@@ -45,7 +45,7 @@ def test_the_error_names_value_and_remedy() -> None:
 
 
 @pytest.mark.parametrize("deltas", [[], ["0"], [float("nan")], [float("inf")], [None], [1e301], 0.5, "ab"])
-def test_what_is_no_window(deltas: list[float]) -> None:
+def test_windows_refuses_bad_deltas(deltas: list[float]) -> None:
     with pytest.raises(DatasetError, match="action"):
         frame_offsets({"action": deltas}, 30, KEYS)
 
@@ -55,14 +55,14 @@ def test_windows_come_by_key() -> None:
         frame_offsets([0, 0.1], 30, KEYS)  # type: ignore[arg-type]
 
 
-def test_unknown_key_shows_the_known() -> None:
+def test_windows_unknown_key_shows_the_known() -> None:
     with pytest.raises(DatasetError, match=r"actions.*action, observation\.state"):
         frame_offsets({"actions": [0]}, 30, KEYS)
     assert frame_offsets(None, 30, KEYS) == {}
 
 
 @given(st.data())
-def test_window_frame_by_frame(data: st.DataObject) -> None:
+def test_windows_window_frame_by_frame(data: st.DataObject) -> None:
     """Every value against one worked out alone: inside as it is, outside the nearest inside and flagged."""
     batch = data.draw(st.integers(1, 5))
     offsets = data.draw(st.lists(st.integers(-30, 30), min_size=1, max_size=5))
@@ -79,7 +79,7 @@ def test_window_frame_by_frame(data: st.DataObject) -> None:
             assert got[i, j] == (wanted if inside else first if wanted < first else end - 1)
 
 
-def test_reach() -> None:
+def test_windows_reach() -> None:
     assert reach([]) == (0, 0)
     assert reach([np.asarray([2, 5])]) == (0, 5)
     assert reach([np.asarray([-3, -1]), np.asarray([0, 2])]) == (3, 2)

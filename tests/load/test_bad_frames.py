@@ -45,7 +45,7 @@ def damaged(sound: Path) -> Path:
 
 
 def opened(root: Path, **options: Any) -> EpisodeDataset:
-    return EpisodeDataset(root, delta_timestamps={"action": [0.0, 0.1]}, picture_cache_bytes=0, **options)
+    return EpisodeDataset(root, delta_timestamps={"action": [0.0, 0.1]}, frame_cache_bytes=0, **options)
 
 
 def order_of(data: EpisodeDataset, **options: Any) -> Order:

@@ -182,7 +182,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_loader_decodes_small_data_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded = counting(monkeypatch)
-    data = opened(root, picture_cache_bytes=0)
+    data = opened(root, frame_cache_bytes=0)
     take(Loader([data], order=order_of(data), num_threads=3), 20)
     assert len(decoded) == len(data)
     decoded.clear()

@@ -47,7 +47,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data(root: Path) -> EpisodeDataset:
-    return EpisodeDataset(root, delta_timestamps={"action": [0.0, 0.1]}, picture_cache_bytes=0)
+    return EpisodeDataset(root, delta_timestamps={"action": [0.0, 0.1]}, frame_cache_bytes=0)
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def test_loader_returns_batches_before_an_error(data: EpisodeDataset, order: Ord
 
 
 def test_decoded_images_decodes_a_frame_once_for_two_threads(data: EpisodeDataset) -> None:
-    pictures = keep_decoded(data).pictures
+    pictures = keep_decoded(data).video_frames
     assert isinstance(pictures, DecodedImages)
     shape = pictures._episode(TOP, 3).images.shape[1:]
     outs, spent = [np.empty((1, *shape), np.uint8) for _ in range(2)], [Timings(), Timings()]
@@ -340,7 +340,7 @@ def test_loader_timings(data: EpisodeDataset, order: Order, memory: str) -> None
 @pytest.mark.skipif(PYAV_MAJOR < 17, reason="budgets for decoders of FFmpeg 8.1; those before take more memory")
 def test_fit_order_reduces_frames_in_flight(tmp_path: Path) -> None:
     write_dataset(tmp_path / "data", Spec(lengths=(60,) * 24))
-    data = EpisodeDataset(tmp_path / "data", picture_cache_bytes=0)
+    data = EpisodeDataset(tmp_path / "data", frame_cache_bytes=0)
     options: dict[str, Any] = {"frames_in_flight": 400, "batch_size": 1, "seed": 1}
     requested = Order.from_datasets([data], **options)
     order, notes = fit_order([data], memory=10**9, **options)
@@ -469,7 +469,7 @@ def test_buffer_pool_waits_for_a_release_but_not_for_kept_batches(
 
 
 def test_clip_reader_drops_frames_behind_their_last_sample(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = EpisodeDataset(root, delta_timestamps={TOP: [-0.2, 0.0]}, picture_cache_bytes=0)
+    data = EpisodeDataset(root, delta_timestamps={TOP: [-0.2, 0.0]}, frame_cache_bytes=0)
     order = Order.from_datasets([data], batch_size=1, seed=1, clip=100, lanes=1)
     held: list[int] = []
     plain = ClipReader.decode_next

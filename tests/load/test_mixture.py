@@ -37,7 +37,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def opened(roots: dict[str, Path], names: Sequence[str], **options: Any) -> list[EpisodeDataset]:
-    given_ = {"delta_timestamps": WINDOWS, "picture_cache_bytes": 0, **options}
+    given_ = {"delta_timestamps": WINDOWS, "frame_cache_bytes": 0, **options}
     return [EpisodeDataset(roots[name], **given_) for name in names]
 
 

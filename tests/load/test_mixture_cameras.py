@@ -57,9 +57,9 @@ def opened(roots: dict[str, Path], names: Sequence[str], windows: bool = False, 
             roots[name],
             {ACTION: [0.0, 0.1], **(WINDOWS if windows else {})},
             names=NAMES[name],
-            absent=dict.fromkeys(LACKS[name], SIDES),
+            missing_cameras=dict.fromkeys(LACKS[name], SIDES),
             keys=[key for key in KEYS if key not in LACKS[name]],
-            **{"picture_cache_bytes": 0, **options},
+            **{"frame_cache_bytes": 0, **options},
         )
         for name in names
     ]
@@ -67,7 +67,7 @@ def opened(roots: dict[str, Path], names: Sequence[str], windows: bool = False, 
 
 def check(batch: dict[str, Any], datasets: Sequence[EpisodeDataset], order: Order) -> None:
     """Row by row the samples of their own datasets, and whether each camera is missing."""
-    missing = {camera for dataset in datasets for camera in dataset.absent}
+    missing = {camera for dataset in datasets for camera in dataset.missing_cameras}
     plain = set(datasets[0][0]) - {f"{camera}_is_missing" for camera in missing}
     assert batch.keys() == plain | {f"{camera}_is_missing" for camera in missing} | {"position", "source"}
     for row, (source, episode, frame) in enumerate(zip(*order.locate(batch["position"].numpy()))):
@@ -76,8 +76,8 @@ def check(batch: dict[str, Any], datasets: Sequence[EpisodeDataset], order: Orde
             got = batch[key][row]
             assert torch.equal(got, value) if isinstance(value, torch.Tensor) else got == value, key
         for camera in missing:
-            assert bool(batch[f"{camera}_is_missing"][row]) == (camera in datasets[source].absent)
-            assert (not batch[camera][row].any()) == (camera in datasets[source].absent)
+            assert bool(batch[f"{camera}_is_missing"][row]) == (camera in datasets[source].missing_cameras)
+            assert (not batch[camera][row].any()) == (camera in datasets[source].missing_cameras)
 
 
 @settings(max_examples=20, deadline=None)
@@ -192,7 +192,7 @@ def half_size(root: Path, monkeypatch: pytest.MonkeyPatch) -> EpisodeDataset:
         patch.setattr(written, "picture", lambda *who: np.ascontiguousarray(full_picture(full, *who)))
         write_dataset(root, Spec(lengths=(8, 11), cameras=("observation.images.top",)))
     names, absent = {FRONT: "observation.images.top"}, {WRIST: (48, 48)}
-    return EpisodeDataset(root, {ACTION: [0.0, 0.1]}, names=names, absent=absent, keys=[ACTION, STATE, FRONT])
+    return EpisodeDataset(root, {ACTION: [0.0, 0.1]}, names=names, missing_cameras=absent, keys=[ACTION, STATE, FRONT])
 
 
 def full_picture(make: Any, *who: int) -> np.ndarray:
@@ -202,7 +202,9 @@ def full_picture(make: Any, *who: int) -> np.ndarray:
 
 
 def test_mixture_refuses_cameras_that_no_batch_combines(roots: dict[str, Path]) -> None:
-    with pytest.raises(ValueError, match=r"different keys: \['observation.images.wrist'\].*absent=\{camera: size\}"):
+    with pytest.raises(
+        ValueError, match=r"different keys: \['observation.images.wrist'\].*missing_cameras=\{camera: size\}"
+    ):
         Mixture.from_datasets(
             [
                 *opened(roots, ["both"]),
@@ -213,7 +215,7 @@ def test_mixture_refuses_cameras_that_no_batch_combines(roots: dict[str, Path]) 
         with pytest.raises(ValueError, match=f"'{FRONT}' is (video and image|image and video)"):
             Mixture.from_datasets(opened(roots, names))
     other = EpisodeDataset(
-        roots["none"], {ACTION: [0.0, 0.1]}, absent={FRONT: SIDES, WRIST: (8, 8)}, keys=[ACTION, STATE]
+        roots["none"], {ACTION: [0.0, 0.1]}, missing_cameras={FRONT: SIDES, WRIST: (8, 8)}, keys=[ACTION, STATE]
     )
     with pytest.raises(ValueError, match=rf"'{WRIST}' is \(3, 64, 64\) .* and \(3, 8, 8\) .*give image_size="):
         image_shapes([*opened(roots, ["both"]), other], None)

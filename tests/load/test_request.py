@@ -71,7 +71,7 @@ def test_datasets_of_other_types_are_refused(given: Any) -> None:
 
 def test_loader_fits_the_order_to_its_memory(tmp_path: Path) -> None:
     write_dataset(tmp_path / "data", Spec(lengths=(60,) * 24))
-    data = us.EpisodeDataset(tmp_path / "data", picture_cache_bytes=0)
+    data = us.EpisodeDataset(tmp_path / "data", frame_cache_bytes=0)
     wide = us.Order.from_datasets(data, batch_size=1, seed=1)
     tight = least_memory(data, order=wide) + 190_000
     fitted, _ = us.fit_order(data, memory=tight, num_threads=2, batch_size=1, seed=1)

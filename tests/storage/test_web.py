@@ -120,10 +120,15 @@ def test_the_hub(root: Path, tmp_path: Path) -> None:
         same(opened(f"hf://datasets/{REPO}@{first}/inside"), root)
         with pytest.raises(DatasetError, match="cannot be found on the hub"):
             opened("hf://datasets/me/other")
+        with pytest.raises(DatasetError, match="cannot be found on the hub") as caught:
+            opened("me/other")
+        assert "'me/other' is no local folder" in caught.value.fix
+        hub.push({path.removeprefix("inside/"): data for path, data in files.items()})
+        same(opened(REPO), root)
         with pytest.raises(DatasetError, match="cannot be found on the hub"):
             opened(address, token="wrong")
         served = [asked.path for asked in hub.log if asked.status == 302]
-        assert len(served) <= 3 * len(files), "where a file lies is asked once, not at every span"
+        assert len(served) <= 4 * len(files), "where a file lies is asked once, not at every span"
 
 
 def test_another_driver(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

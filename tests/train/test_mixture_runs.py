@@ -293,6 +293,6 @@ def test_what_a_run_says_of_its_sources_before_the_first_step(
         "two": "two hand::joint 30 frames of 4 episodes 10 frames of 1 episode 33.333% 33.333% 11.25 steps 2",
         "small": "small arm::joint 17 frames of 2 episodes 7 frames of 1 episode 16.667% 16.667% 12.75 steps 3",
     }
-    assert f"wide: {tmp_path}/keep.json: 4 of 4 keys are episodes of this dataset, 4 of its 6" in said
+    assert f"wide: {tmp_path}/keep.json: 4 of 4 keys match an episode of this dataset, 4 of its 6" in said
     assert "2 episodes have no key and are left out" in said
     assert "pictures are loaded at 16 x 16" in said

@@ -15,7 +15,7 @@ from support.runs import series, tiny_config, tiny_dataset
 from understudy.cli.main import main
 from understudy.config.train import TrainConfig
 from understudy.data.stats.normalization import Statistics
-from understudy.data.stats.outliers import refuse_far
+from understudy.data.stats.outliers import check_outliers
 from understudy.errors import DatasetError
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
@@ -185,4 +185,4 @@ def test_a_resting_column_with_a_value_beyond_all_counts_is_named(longer: Path, 
     nothing = np.zeros(1)
     known = Statistics(100, nothing, nothing + 1e7, nothing, nothing + 1e9, nothing, nothing)
     with pytest.raises(DatasetError):
-        refuse_far("action", known, known.min, known.max, data.training)
+        check_outliers("action", known, known.min, known.max, data.training)

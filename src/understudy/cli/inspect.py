@@ -64,7 +64,11 @@ def inspect(config: InspectConfig) -> None:
         version=config.version or None,
     )
     reach = 0, config.chunk - 1
-    kept = select(catalog, keep=config.keep, keep_rule=config.keep_rule, reach=reach).keep if config.keep else None
+    kept = (
+        select(catalog, keep_ranges=config.keep, keep_rule=config.keep_rule, reach=reach).keep_report
+        if config.keep
+        else None
+    )
     facts = examine(catalog, config.limit)
     if kept is not None:
         facts["keep"] = asdict(kept) | {"told": kept.lines()}

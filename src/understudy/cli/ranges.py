@@ -209,7 +209,7 @@ def _keys(catalog: "Catalog", config: RangesConfig) -> list[str]:
         return keys
     key = config.key or "action"
     feature = catalog.features.get(key)
-    if feature is None or feature.is_picture or feature.is_text:
+    if feature is None or feature.is_camera or feature.is_text:
         what = "there is no such column" if feature is None else f"it is {feature.dtype}"
         raise DatasetError(f"key {key!r}: {what}", where=catalog.root, fix=f"columns of numbers: {', '.join(known)}")
     width = math.prod(feature.value_shape)

@@ -1,11 +1,11 @@
-"""What a dataset contains, and samples of it. Knows no training.
+"""Datasets: metadata, selection, samples, statistics, recording. Knows no training.
 
 format       metadata of LeRobot v2.0 to v3.1 in one `Catalog`
-selection    which frames of which episodes are used
+selection    frames and episodes to use
 read         rows and images of episodes
 windows      time windows around a frame, and their padding
 dataset      `EpisodeDataset`: samples as dictionaries of tensors
-check        a look into every file of a dataset
+check        errors in every file of a dataset
 stats        statistics and normalisation
 write        `EpisodeWriter`: record a LeRobot v3.0 dataset
 """

@@ -1,6 +1,6 @@
 """Windows in time around a frame: from `delta_timestamps` in seconds to clamped frame numbers and padding flags.
 
-The only implementation: rows and pictures, single samples and batches all go through it. In integers; reads no data.
+Rows and images, single samples and batches all use it. Integer arithmetic; reads no data.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,18 +10,18 @@ import numpy as np
 from understudy.errors import DatasetError
 
 TOLERANCE_S = 1e-4
-"""How far a delta may lie from a multiple of 1/fps, in seconds (LeRobot's default)."""
+"""Largest distance of a delta from a multiple of 1/fps, in seconds (LeRobot's default)."""
 
-_LONGEST_S = 1e6  # eleven days: any longer is a mistake, and NaN is no number of seconds
+_LONGEST_S = 1e6  # eleven days; anything longer, and NaN, is a mistake
 
 
 def frame_offsets(
     delta_timestamps: Mapping[str, Sequence[float]] | None, fps: float, keys: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """key -> int64 (T,), whole frames, of windows given in seconds.
+    """Convert windows from seconds to frames: key -> int64 (T,).
 
     Raises:
-        DatasetError: an unknown key, no deltas, or a delta that is no multiple of 1/fps within `TOLERANCE_S`.
+        DatasetError: an unknown key, no deltas, or a delta that is not a multiple of 1/fps within `TOLERANCE_S`.
     """
     if not isinstance(delta_timestamps, Mapping | None):
         what = f"delta_timestamps is {str(delta_timestamps)[:80]}"
@@ -47,7 +47,7 @@ def _offset(key: str, delta: float, fps: float) -> int:
     if abs(frames / fps - float(delta)) > TOLERANCE_S:
         near = f"{frames / fps:.6g}"
         raise DatasetError(
-            f"delta_timestamps[{key!r}] holds {float(delta):.6g} s, which is no multiple of 1/fps = {1 / fps:.6g} s",
+            f"delta_timestamps[{key!r}] holds {float(delta):.6g} s, which is not a multiple of 1/fps = {1 / fps:.6g} s",
             fix=f"the nearest is {near} s",
         )
     return int(frames)
@@ -56,15 +56,17 @@ def _offset(key: str, delta: float, fps: float) -> int:
 def window(
     frames: np.ndarray, offsets: np.ndarray, start: np.ndarray, stop: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Frames that windows see, and where they are padding.
+    """Clamp windows to their bounds.
 
     Args:
         frames: int64 (B,), frame numbers inside their episodes.
-        offsets: int64 (T,).
-        start, stop: int64 (B,), bounds [start, stop) that each window stays within.
+        offsets: int64 (T,), frames relative to the sample.
+        start: int64 (B,), first frame of each window's bounds.
+        stop: int64 (B,), end (exclusive) of the bounds.
 
     Returns:
-        (int64 (B, T), bool (B, T)): outside the bounds the nearest frame inside is repeated and the flag is True.
+        Frame numbers int64 (B, T) and padding flags bool (B, T). Outside the bounds the nearest frame is repeated and
+        the flag is True.
     """
     wanted = frames[:, None] + offsets[None, :]
     low, high = start[:, None], stop[:, None] - 1
@@ -72,7 +74,7 @@ def window(
 
 
 def reach(offsets: Sequence[np.ndarray]) -> tuple[int, int]:
-    """How far windows reach (back, ahead) in frames, both >= 0."""
+    """Return the frames that windows reach (back, ahead), both >= 0."""
     back = max((max(0, -int(o.min())) for o in offsets), default=0)
     ahead = max((max(0, int(o.max())) for o in offsets), default=0)
     return back, ahead

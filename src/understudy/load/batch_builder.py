@@ -82,7 +82,7 @@ class BatchBuilder:
     ) -> None:
         self._request, self._plan, self._stopped, self._timings = request, plan, stopped, timings
         self._cursors, self._converter = Cursors(_IDLE), Converter(request.image_size)
-        missing = [set(data.absent) & own.keys() for data, own in zip(request.datasets, shapes)]
+        missing = [set(data.missing_cameras) & own.keys() for data, own in zip(request.datasets, shapes)]
         self._missing = [sorted(cameras) for cameras in missing]
         self._present = [[c for c in own if c not in cameras] for own, cameras in zip(shapes, missing)]
         self._readers: dict[str, dict[int, ClipReader]] = {camera: {} for camera in shapes[0]}
@@ -106,7 +106,7 @@ class BatchBuilder:
             own = [i for i in samples if sources[i] == source]
             for camera in self._missing[source]:
                 batch.images[camera][own] = 0
-            images = self._request.datasets[source].pictures
+            images = self._request.datasets[source].video_frames
             if isinstance(images, DecodedImages):
                 self._copy_cached(batch, own, source, images, views)
             else:
@@ -128,12 +128,14 @@ class BatchBuilder:
         dataset, views = self._request.datasets[source], _sample_views(batch)
         for camera in self._missing[source]:
             batch.images[camera][i] = 0
-        rows, frames = dataset.video_frames(np.asarray([episode]), np.asarray([frame]))
+        rows, frames = dataset.frames_to_decode(np.asarray([episode]), np.asarray([frame]))
         try:
-            if isinstance(dataset.pictures, DecodedImages):
+            if isinstance(dataset.video_frames, DecodedImages):
                 for camera, wanted in frames.items():
                     out = views[camera][i]
-                    dataset.pictures.read_into(camera, int(rows[0]), wanted.reshape(-1).tolist(), out, self._timings)
+                    dataset.video_frames.read_into(
+                        camera, int(rows[0]), wanted.reshape(-1).tolist(), out, self._timings
+                    )
             else:
                 clip, jobs = (
                     _Clip([0], rows, frames, []),
@@ -178,7 +180,7 @@ class BatchBuilder:
         views: Mapping[str, np.ndarray],
     ) -> None:
         """Copy the images of samples of a source from the decoded cache, which decodes those not met before."""
-        rows, frames = self._request.datasets[source].video_frames(batch.episode[own], batch.frame[own])
+        rows, frames = self._request.datasets[source].frames_to_decode(batch.episode[own], batch.frame[own])
         table, timings = rows.tolist(), self._timings
         wanted = {camera: numbers.reshape(len(own), -1).tolist() for camera, numbers in frames.items()}
         for at, i in enumerate(own):
@@ -197,7 +199,7 @@ class BatchBuilder:
         self, batch: BatchInProgress, own: Sequence[int], source: int, jobs: Mapping[str, ConversionJobs]
     ) -> None:
         """Take the decoded images of samples of a source from their clip readers."""
-        cameras = [(c, self._decoded[c], jobs[c]) for c in self._request.datasets[source].cameras]
+        cameras = [(c, self._decoded[c], jobs[c]) for c in self._request.datasets[source].video_keys]
         positions = batch.positions.tolist()
         for i in own:
             position = positions[i]
@@ -250,7 +252,7 @@ class BatchBuilder:
                 own &= positions // SPAN == position // SPAN
             positions, episode, frame = positions[own], episode[own], frame[own]
         runs = first_runs(order, source, policy, position, self._request.position)
-        rows, frames = self._request.datasets[source].video_frames(episode, frame)
+        rows, frames = self._request.datasets[source].frames_to_decode(episode, frame)
         return _Clip(positions.tolist(), rows, frames, runs)
 
     def _open_reader(self, source: int, camera: str, clip: _Clip, policy: DecodePolicy) -> ClipReader:

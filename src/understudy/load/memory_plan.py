@@ -257,10 +257,10 @@ def _examine(
     single = spec.clip == 1 and spec.shuffle
     lanes = _lanes_of_rank(order, d, low, high) if spec.shuffle and not single else 0
     segment = dataset.segments[dataset.segments[:, 2] > dataset.segments[:, 1]][:1]
-    rows, frames = dataset.video_frames(segment[:, 0], segment[:, 1])
+    rows, frames = dataset.frames_to_decode(segment[:, 0], segment[:, 1])
     held, decoder, sample, resized, window = [], [], 0, False, 0
     for camera, wanted in frames.items():
-        reader = dataset.pictures.reader(camera, int(rows[0]))
+        reader = dataset.video_frames.reader(camera, int(rows[0]))
         height, width = image_size or (reader.height, reader.width)
         sample += wanted.size * height * width * 3
         window = max(window, wanted.size)
@@ -269,7 +269,7 @@ def _examine(
         resized = image_size is not None and (height * width * 3 < held[-1])
         if resized:
             held[-1] = height * width * 3
-    for camera, own in dataset.absent.items():
+    for camera, own in dataset.missing_cameras.items():
         height, width = image_size or own
         sample += dataset.windows.get(camera, 1) * height * width * 3
     halo = min(dataset.reach[0] + dataset.reach[1], window * spec.clip)
@@ -344,7 +344,7 @@ def _row_bytes(dataset: EpisodeDataset) -> int:
     row = 36  # of the index: four int64 and a time
     for key in set(dataset.keys) - set(INDEX_KEYS):
         feature = features.get(key)
-        if feature is not None and not feature.is_picture and not feature.is_text:
+        if feature is not None and not feature.is_camera and not feature.is_text:
             row += int(np.prod(feature.shape, dtype=np.int64)) * np.dtype(feature.dtype).itemsize
     return min(count * row, dataset.row_cache_bytes)
 

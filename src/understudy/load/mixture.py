@@ -7,8 +7,8 @@ batch has the width of the widest, whichever datasets its samples come from:
     real_<key>_dim      int64 [B], the sample's own dimensions: `real_action_dim`
     <key>_dim_is_pad    bool [B, D], True where a dimension is padding; `<key>_is_pad` [B, T] still marks padded steps
 
-Where some datasets lack a camera that others have (`EpisodeDataset(absent=...)`), every batch has it, black where it is
-missing; `<camera>_is_missing` bool [B] marks these samples.
+Where some datasets lack a camera that others have (`EpisodeDataset(missing_cameras=...)`), every batch has it, black
+where it is missing; `<camera>_is_missing` bool [B] marks these samples.
 
 A declared scalar is a vector of width 1 there. Numbers of one kind (two floats, two integers) take the wider dtype,
 which changes no value. Frame rates need no common value: each dataset converts seconds into its own frames.
@@ -49,7 +49,11 @@ class Mixture:
         Raises:
             ValueError: two datasets differ in a way that no batch can combine; names both and a remedy.
         """
-        absent = {c: frozenset(s for s, d in enumerate(datasets) if c in d.absent) for d in datasets for c in d.absent}
+        absent = {
+            c: frozenset(s for s, d in enumerate(datasets) if c in d.missing_cameras)
+            for d in datasets
+            for c in d.missing_cameras
+        }
         with_rows = [c for c, lack in absent.items() if len(lack) < len(datasets) and not _is_video(c, datasets)]
         black = {c: datasets[min(absent[c])] for c in with_rows}
         if len(datasets) == 1:
@@ -65,7 +69,7 @@ class Mixture:
             if odd := sorted(first.keys() ^ other.keys()):
                 raise ValueError(
                     f"{names} deliver different keys: {odd} only in one; select the same with keys=[...], give windows "
-                    "(delta_timestamps) for the same ones, and absent={camera: size} for cameras that one lacks"
+                    "(delta_timestamps) for the same ones, and missing_cameras={camera: size} for a lacking camera"
                 )
             for key, (dtype, window, shape) in other.items():
                 one, own_window, own = first[key]
@@ -132,7 +136,7 @@ class Mixture:
             if source not in lack:
                 more[f"{camera}_is_missing"] = torch.zeros(count, dtype=torch.bool)
             elif camera in self.black:
-                more[camera] = self.black[camera].black(camera, count)
+                more[camera] = self.black[camera].black_images(camera, count)
         return part | more
 
     def _pad(
@@ -163,9 +167,9 @@ def _declared(dataset: EpisodeDataset) -> dict[str, _Declared]:
             dtype = np.dtype(np.int64)
         elif feature is None and key in INDEX_KEYS:
             dtype = np.dtype(np.float32 if key == "timestamp" else np.int64)
-        elif key in dataset.absent:
+        elif key in dataset.missing_cameras:
             dtype = "absent"
-        elif feature is not None and (feature.is_text or feature.is_picture):
+        elif feature is not None and (feature.is_text or feature.is_camera):
             dtype = "text" if feature.is_text else "video" if feature.is_video else "image"
         elif feature is not None:
             dtype, shape = np.dtype(feature.dtype), () if key in INDEX_KEYS else feature.value_shape
@@ -186,7 +190,7 @@ def _torch(dtype: np.dtype) -> torch.dtype:
 
 
 def _is_video(camera: str, datasets: Sequence[EpisodeDataset]) -> bool:
-    return any(camera in dataset.cameras for dataset in datasets)
+    return any(camera in dataset.video_keys for dataset in datasets)
 
 
 def image_shapes(
@@ -204,8 +208,8 @@ def image_shapes(
         ValueError: the shapes of two sources differ.
         DatasetError: a video cannot be opened.
     """
-    cameras = dict.fromkeys(c for d in datasets for c in d.cameras)
-    cameras |= dict.fromkeys(c for c in datasets[0].absent if all(c in d.absent for d in datasets))
+    cameras = dict.fromkeys(c for d in datasets for c in d.video_keys)
+    cameras |= dict.fromkeys(c for c in datasets[0].missing_cameras if all(c in d.missing_cameras for d in datasets))
     shapes = [_shapes(dataset, list(cameras), image_size) for dataset in datasets]
     for number, (dataset, own) in enumerate(zip(datasets, shapes)):
         for camera, shape in own.items():
@@ -221,12 +225,12 @@ def _shapes(
     dataset: EpisodeDataset, cameras: list[str], image_size: tuple[int, int] | None
 ) -> dict[str, tuple[int, ...]]:
     segment = dataset.segments[dataset.segments[:, 2] > dataset.segments[:, 1]][:1]
-    rows, _ = dataset.video_frames(segment[:, 0], segment[:, 1])
+    rows, _ = dataset.frames_to_decode(segment[:, 0], segment[:, 1])
     found = {}
     for camera in cameras:
-        sides = dataset.absent.get(camera)
+        sides = dataset.missing_cameras.get(camera)
         if sides is None and image_size is None:
-            reader = dataset.pictures.reader(camera, int(rows[0]))
+            reader = dataset.video_frames.reader(camera, int(rows[0]))
             sides = reader.height, reader.width
         window = [dataset.windows[camera]] if camera in dataset.windows else []
         found[camera] = (*window, 3, *(image_size or sides or ()))

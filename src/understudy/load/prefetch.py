@@ -103,7 +103,7 @@ class Prefetcher:
                 self._covered.discard(position)
                 continue
             dataset = self._datasets[source]
-            if stopped() or dataset.catalog.files.is_local or not dataset.cameras:
+            if stopped() or dataset.catalog.files.is_local or not dataset.video_keys:
                 continue
             try:
                 self._fetch_run(position, source, dataset)
@@ -122,10 +122,10 @@ class Prefetcher:
         offset = (at - self._start) % order.batch_size
         own = np.flatnonzero((offset >= self._low) & (offset < self._high))[:count]
         at, episode, frame = at[own], episode[own], frame[own]
-        rows, frames = dataset.video_frames(episode, frame)
+        rows, frames = dataset.frames_to_decode(episode, frame)
         for camera, wanted in frames.items():
             for row in np.unique(rows).tolist():
                 here = wanted[rows == row]
-                dataset.pictures.prefetch(camera, row, int(here.min()), int(here.max()))
+                dataset.video_frames.prefetch(camera, row, int(here.min()), int(here.max()))
         if not first:
             self._covered.update(at[at > position].tolist())

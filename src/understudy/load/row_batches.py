@@ -33,7 +33,7 @@ class RowBatches:
         self._samples = positions, source, episode, frame
         self._lock = threading.Lock()
         self._read: list[dict[str, Any]] = []
-        self._together = len(positions) > 1 and not mixture.black and not any(d.stored for d in datasets)
+        self._together = len(positions) > 1 and not mixture.black and not any(d.image_keys for d in datasets)
 
     def take(self, number: int) -> dict[str, Any]:
         """Entries of batch `number` of these, in memory of its own. Each batch can be taken once.
@@ -90,7 +90,7 @@ def read_rows(
     parts = {}
     for s in np.unique(source).tolist():
         own = source == s
-        parts[s] = datasets[s].tables(episode[own], frame[own])
+        parts[s] = datasets[s].row_batch(episode[own], frame[own])
     batch = mixture.join(parts, source)
     batch["position"], batch["source"] = torch.from_numpy(positions), torch.from_numpy(source)
     return batch

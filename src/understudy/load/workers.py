@@ -62,7 +62,7 @@ class WorkerPool:
         ]
         self._prefetcher: Prefetcher | None = None
         try:
-            if any(dataset.cameras and not dataset.catalog.files.is_local for dataset in request.datasets):
+            if any(dataset.video_keys and not dataset.catalog.files.is_local for dataset in request.datasets):
                 self._prefetcher = Prefetcher(request)
             for thread in self._threads:
                 thread.start()
@@ -207,7 +207,7 @@ class WorkerPool:
         offset = np.broadcast_to(np.arange(positions.shape[1]), positions.shape).reshape(-1)
         for d, (spec, dataset) in enumerate(zip(order.spec.sources, self._request.datasets)):
             own = source == d
-            if isinstance(dataset.pictures, DecodedImages):
+            if isinstance(dataset.video_frames, DecodedImages):
                 thread[own] = episode[own]
             elif not spec.shuffle:
                 thread[own] = flat[own] // SPAN
@@ -238,7 +238,7 @@ class WorkerPool:
     def _row_error(self, source: int, episode: int, frame: int) -> str | None:
         """Why a row cannot be read; None if it can."""
         try:
-            self._request.datasets[source].tables(np.asarray([episode]), np.asarray([frame]))
+            self._request.datasets[source].row_batch(np.asarray([episode]), np.asarray([frame]))
         except SourceFailed:
             raise  # says nothing about the row
         except DatasetError as error:

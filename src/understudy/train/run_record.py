@@ -52,7 +52,7 @@ def decided(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, Any]:
             {
                 "name": name,
                 "head": data.heads[head],
-                "cameras": [camera for camera in data.cameras if camera not in part.absent],
+                "cameras": [camera for camera in data.cameras if camera not in part.missing_cameras],
                 "skipped": list(skipped),
             }
             for name, head, part, skipped in zip(

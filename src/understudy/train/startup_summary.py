@@ -60,7 +60,7 @@ def started(config: TrainConfig, data: RunData, order: Order) -> list[str]:
     lines += [f"{name}: {note}" for name, notes in zip(data.names, data.notes) for note in notes]
     lines += told(config.mode, config.mode_weights())
     for camera in data.cameras:
-        if lack := [name for name, part in zip(data.names, data.training) if camera in part.absent]:
+        if lack := [name for name, part in zip(data.names, data.training) if camera in part.missing_cameras]:
             more = f" and {len(lack) - FEW} more" if len(lack) > FEW else ""
             lines.append(f"no {camera} in {', '.join(lack[:FEW])}{more}: black there, and told as missing")
     if data.size is not None:
@@ -76,7 +76,7 @@ def _odd(data: RunData) -> list[str]:
         if catalog.root in met:
             continue
         met.add(catalog.root)
-        odd = catalog.odd_metadata()
+        odd = catalog.metadata_notes()
         lines += [f"{name}: {line}" for line in odd[:FEW]]
         if len(odd) > FEW:
             lines.append(f"{name}: {len(odd) - FEW} more of these: understudy inspect {catalog.root}")

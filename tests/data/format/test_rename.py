@@ -1,4 +1,4 @@
-"""Standard keys: a dataset under other names is the same dataset; what is wrong with a mapping is told at once."""
+"""Standard keys: renaming changes no data, and all errors of a mapping are reported at once."""
 
 import pickle
 from pathlib import Path
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from support.datasets import Spec, edit_json, write_dataset
 from understudy import Catalog, EpisodeDataset
-from understudy.data.format.rename import in_standard_keys
+from understudy.data.format.rename import rename_keys
 from understudy.errors import DatasetError
 
 ACTION, STATE, REWARD = "action", "observation.state", "next.reward"
@@ -41,7 +41,7 @@ def equal(one: Any, two: Any) -> bool:
     cameras=st.permutations([FRONT, CAM, WRIST, PNG]),
     windows=st.sampled_from([{}, WINDOWS]),
 )
-def test_only_the_names_change(
+def test_rename_only_the_names_change(
     roots: dict[str, Path], version: str, vectors: list[str], cameras: list[str], windows: dict[str, list[float]]
 ) -> None:
     """Any vectors and cameras under any names, also each other's, give the values that they give under their own."""
@@ -52,7 +52,7 @@ def test_only_the_names_change(
     data = EpisodeDataset(roots[version], given_, names=names)
     assert data.segments.tolist() == plain.segments.tolist()
     assert list(data.keys) == [standard.get(key, key) for key in plain.keys]
-    assert data.cameras == (standard[CAM],)
+    assert data.video_keys == (standard[CAM],)
     assert data.windows == {standard[key]: count for key, count in plain.windows.items()}
     assert (data.reach, data.gop, data.name) == (plain.reach, plain.gop, plain.name)
     places = plain.locate([0, 3, 8, 18])
@@ -69,7 +69,7 @@ def test_only_the_names_change(
     assert all(equal(again[5][key], value) for key, value in data[5].items())
 
 
-def test_what_the_catalog_says_bears_the_names_too(roots: dict[str, Path]) -> None:
+def test_rename_what_the_catalog_says_bears_the_names_too(roots: dict[str, Path]) -> None:
     plain = Catalog.open(roots["v3.0"])
     names = {ACTION: STATE, STATE: ACTION, FRONT: CAM}
     catalog = EpisodeDataset(plain, names=names).catalog
@@ -80,13 +80,13 @@ def test_what_the_catalog_says_bears_the_names_too(roots: dict[str, Path]) -> No
     assert catalog.stats[ACTION]["mean"].tolist() == plain.stats[STATE]["mean"].tolist()
     assert catalog.stats[STATE]["mean"].tolist() == plain.stats[ACTION]["mean"].tolist()
     assert catalog.video_path(FRONT, 0) == plain.video_path(CAM, 0)
-    back = in_standard_keys(catalog, {STATE: ACTION, ACTION: STATE, CAM: FRONT})
-    assert (back.stored, list(back.features)) == ({}, list(plain.features))
-    assert in_standard_keys(plain, {}) is plain
-    assert in_standard_keys(plain, {ACTION: ACTION}) is plain
+    back = rename_keys(catalog, {STATE: ACTION, ACTION: STATE, CAM: FRONT})
+    assert (back.stored_names, list(back.features)) == ({}, list(plain.features))
+    assert rename_keys(plain, {}) is plain
+    assert rename_keys(plain, {ACTION: ACTION}) is plain
 
 
-def test_one_key_under_two_names(roots: dict[str, Path]) -> None:
+def test_rename_one_key_under_two_names(roots: dict[str, Path]) -> None:
     """A robot that records no action: the state one frame later serves as one."""
     names = {ACTION: STATE, STATE: STATE, FRONT: CAM, WRIST: CAM}
     keys = [ACTION, STATE, FRONT, WRIST]
@@ -96,7 +96,7 @@ def test_one_key_under_two_names(roots: dict[str, Path]) -> None:
     assert torch.equal(batch[FRONT], batch[WRIST])
 
 
-def test_a_key_that_gave_up_its_name_is_not_delivered_by_it(roots: dict[str, Path]) -> None:
+def test_rename_a_key_that_gave_up_its_name_is_not_delivered_by_it(roots: dict[str, Path]) -> None:
     with pytest.raises(DatasetError, match=f"keys names '{STATE}', which is mapped to 'action'"):
         EpisodeDataset(roots["v3.0"], names={ACTION: STATE}, keys=[ACTION, STATE])
     with pytest.raises(DatasetError, match=f"delta_timestamps names '{CAM}'.*{FRONT}"):
@@ -104,7 +104,7 @@ def test_a_key_that_gave_up_its_name_is_not_delivered_by_it(roots: dict[str, Pat
     assert STATE not in EpisodeDataset(roots["v3.0"], names={ACTION: STATE}).keys
 
 
-def test_all_errors_of_a_mapping_at_once(roots: dict[str, Path]) -> None:
+def test_rename_all_errors_of_a_mapping_at_once(roots: dict[str, Path]) -> None:
     names = {
         ACTION: "acton",
         STATE: CAM,
@@ -117,19 +117,19 @@ def test_all_errors_of_a_mapping_at_once(roots: dict[str, Path]) -> None:
     }
     absent: dict[str, Any] = {WRIST: (8, 8), ACTION: (8, 8), "dark": (0, 8), "grey": 8, PNG: (8, 8), "good": (4, 4)}
     with pytest.raises(DatasetError) as caught:
-        EpisodeDataset(roots["v3.0"], names=names, absent=absent)
+        EpisodeDataset(roots["v3.0"], names=names, missing_cameras=absent)
     text = str(caught.value)
     for words in (
-        "'action' is mapped to 'acton', which is no feature (did you mean 'action'?)",
+        "'action' is mapped to 'acton', which is not a feature (did you mean 'action'?)",
         f"'{STATE}' is mapped to '{CAM}', which is video",
-        f"'{FRONT}' is mapped to '{STATE}', which is float32 (3,), no camera: its cameras are {CAM}, {PNG}",
+        f"'{FRONT}' is mapped to '{STATE}', which is float32 (3,), not a camera: the cameras are {CAM}, {PNG}",
         "'timestamp' is the same in every dataset",
         "'frame_index' is the same in every dataset",
-        "'zzz', which is no feature (there are ",
-        f"absent names '{WRIST}', which is there ('{PNG}')",
-        "absent names 'action', which is no camera",
-        "absent['dark'] is (0, 8), not (height, width)",
-        "absent['grey'] is 8",
+        "'zzz', which is not a feature (there are ",
+        f"missing_cameras names '{WRIST}', which exists ('{PNG}')",
+        "missing_cameras names 'action', which is not a camera",
+        "missing_cameras['dark'] is (0, 8), not (height, width)",
+        "missing_cameras['grey'] is 8",
         "correct the mapping",
     ):
         assert words in text, words
@@ -141,34 +141,36 @@ def test_all_errors_of_a_mapping_at_once(roots: dict[str, Path]) -> None:
             EpisodeDataset(roots["v3.0"], names=wrong)  # type: ignore[arg-type]
 
 
-def test_a_mapping_the_wrong_way_round_is_told(roots: dict[str, Path]) -> None:
-    with pytest.raises(DatasetError, match=r"'observation.images.other', which is no feature \(the other way round\?"):
+def test_rename_suggests_the_other_direction(roots: dict[str, Path]) -> None:
+    with pytest.raises(
+        DatasetError, match=r"'observation.images.other', which is not a feature \(the other way round\?"
+    ):
         EpisodeDataset(roots["v3.0"], names={CAM: "observation.images.other"})
 
 
-def test_a_camera_that_is_there_is_not_absent(roots: dict[str, Path]) -> None:
-    with pytest.raises(DatasetError, match=f"absent names '{CAM}', which is there"):
-        EpisodeDataset(roots["v3.0"], absent={CAM: (4, 6)})
-    data = EpisodeDataset(roots["v3.0"], names={FRONT: CAM}, absent={CAM: (4, 6)})  # its name is free now
+def test_rename_a_camera_that_is_there_is_not_absent(roots: dict[str, Path]) -> None:
+    with pytest.raises(DatasetError, match=f"missing_cameras names '{CAM}', which exists"):
+        EpisodeDataset(roots["v3.0"], missing_cameras={CAM: (4, 6)})
+    data = EpisodeDataset(roots["v3.0"], names={FRONT: CAM}, missing_cameras={CAM: (4, 6)})  # its name is free now
     assert data[0][CAM].shape == (3, 4, 6)
     assert data[0][FRONT].any()
 
 
-def test_a_camera_without_files_can_be_absent_not_mapped(tmp_path: Path) -> None:
+def test_rename_a_camera_without_files_can_be_absent_not_mapped(tmp_path: Path) -> None:
     write_dataset(copy := tmp_path / "d", Spec(version="v2.1", cameras=(CAM,)))
     edit_json(copy / "meta/info.json", lambda info: info["features"].update({WRIST: info["features"][CAM]}))
     with pytest.raises(DatasetError, match=f"'{FRONT}' is mapped to '{WRIST}', which is listed .* no video file"):
         EpisodeDataset(copy, names={FRONT: WRIST})
-    data = EpisodeDataset(copy, absent={WRIST: (4, 6)}, keys=[ACTION, WRIST])
+    data = EpisodeDataset(copy, missing_cameras={WRIST: (4, 6)}, keys=[ACTION, WRIST])
     assert data[0][WRIST].shape == (3, 4, 6)
 
 
 @pytest.mark.parametrize("window", [None, [-0.1, 0.0]])
-def test_absent_cameras_are_black_and_said_to_be_missing(roots: dict[str, Path], window: list[float] | None) -> None:
+def test_rename_missing_cameras_are_black_and_flagged(roots: dict[str, Path], window: list[float] | None) -> None:
     windows = {WRIST: window} if window else {}
-    data = EpisodeDataset(roots["v3.0"], windows, absent={WRIST: (4, 6)}, keys=[STATE, CAM])
+    data = EpisodeDataset(roots["v3.0"], windows, missing_cameras={WRIST: (4, 6)}, keys=[STATE, CAM])
     assert data.keys == (STATE, CAM, WRIST)
-    assert data.cameras == (CAM,)
+    assert data.video_keys == (CAM,)
     assert data.reach == (0, 0)
     batch, sample = data.batch(np.asarray([0, 2]), np.asarray([1, 3])), data[4]
     length = [2] if window else []

@@ -1,4 +1,4 @@
-"""Images that are arrays of bytes in the rows: read, trained on and shown as any camera is."""
+"""Images stored as arrays of bytes: read, trained on and shown like any camera."""
 
 import json
 import re
@@ -51,7 +51,7 @@ def add_camera(root: Path, first: bool = False, nested: bool = True, shape: list
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 @pytest.mark.parametrize(("first", "nested"), [(False, True), (True, True), (False, False), (True, False)])
-def test_an_array_column_is_a_camera(version: str, first: bool, nested: bool, tmp_path: Path) -> None:
+def test_array_images_an_array_column_is_a_camera(version: str, first: bool, nested: bool, tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(version=version, lengths=LENGTHS, cameras=()))
     add_camera(tmp_path / "d", first, nested)
     catalog = us.Catalog.open(tmp_path / "d")
@@ -91,15 +91,15 @@ def test_an_array_column_is_a_camera(version: str, first: bool, nested: bool, tm
         ("int64", (3, 8, 9), False),
     ],
 )
-def test_what_is_a_camera(dtype: str, shape: tuple[int, ...], camera: bool) -> None:
+def test_array_images_recognises_cameras(dtype: str, shape: tuple[int, ...], camera: bool) -> None:
     names = ["channels", "height", "width"]  # which are often wrong: the axis of three decides
     for feature in (Feature("a", dtype, shape), Feature("a", dtype, shape, names)):
-        assert feature.is_picture == camera
+        assert feature.is_camera == camera
         assert feature.channels == (3 if camera else None)
         assert feature.size == (tuple(size for size in shape if size != 3) if camera else None)
 
 
-def test_it_is_trained_on_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_array_images_it_is_trained_on_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "d"
     write_dataset(root, Spec(lengths=LENGTHS, cameras=(TOP,)))
     add_camera(root)
@@ -116,7 +116,7 @@ def test_it_is_trained_on_and_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert f"{CAMERA}  uint8 ({HEIGHT}, {WIDTH}, 3), a camera" in " ".join(capsys.readouterr().out.split(" "))
 
 
-def test_video_and_arrays_do_not_mix_under_one_key(tmp_path: Path) -> None:
+def test_array_images_video_and_arrays_do_not_mix_under_one_key(tmp_path: Path) -> None:
     for name in ("video", "array"):
         write_dataset(tmp_path / name, Spec(lengths=LENGTHS, cameras=(TOP,) if name == "video" else ()))
     add_camera(tmp_path / "array")
@@ -130,14 +130,14 @@ def test_video_and_arrays_do_not_mix_under_one_key(tmp_path: Path) -> None:
     assert SIDE != HEIGHT
 
 
-def test_wrong_arrays_are_told(tmp_path: Path) -> None:
+def test_array_images_refuses_wrong_arrays(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=LENGTHS, cameras=()))
     add_camera(tmp_path / "d", shape=[HEIGHT, WIDTH + 2, 3])
     with pytest.raises(DatasetError, match=CAMERA):
         us.EpisodeDataset(tmp_path / "d")[0]
 
 
-def test_what_the_writer_records_as_an_array_stays_one(tmp_path: Path) -> None:
+def test_array_images_what_the_writer_records_as_an_array_stays_one(tmp_path: Path) -> None:
     features = {CAMERA: {"dtype": "uint8", "shape": (HEIGHT, WIDTH, 3)}}
     with EpisodeWriter(tmp_path / "d", fps=10, features=features) as writer:
         buffer = np.empty((HEIGHT, WIDTH, 3), np.uint8)

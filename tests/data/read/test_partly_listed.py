@@ -1,4 +1,4 @@
-"""A packed video of which the tables list only some episodes: recorded times say where they are, if they can."""
+"""Packed videos with unlisted episodes: recorded times give the places of the listed ones."""
 
 import pickle
 from pathlib import Path
@@ -31,10 +31,12 @@ def partly(root: Path, keep: tuple[int, ...], late: float = 0.0) -> Path:
     return root
 
 
-@pytest.mark.filterwarnings("ignore:.*from_timestamp says")
+@pytest.mark.filterwarnings("ignore:.*from_timestamp gives")
 @pytest.mark.parametrize("keep", [(1, 3), (0, 2, 4), (4,), (0, 1, 3), (2, 3)])
 @pytest.mark.parametrize("memory", ["1GB", "2MB"])
-def test_exact_times_say_which_pictures_are_meant(tmp_path: Path, keep: tuple[int, ...], memory: str) -> None:
+def test_partly_listed_exact_times_say_which_images_are_meant(
+    tmp_path: Path, keep: tuple[int, ...], memory: str
+) -> None:
     root = partly(tmp_path / "d", keep)
     data = EpisodeDataset(root)
     assert [identity(data[i][TOP].numpy()) for i in range(len(data))] == [
@@ -51,17 +53,17 @@ def test_exact_times_say_which_pictures_are_meant(tmp_path: Path, keep: tuple[in
 
 
 @pytest.mark.parametrize("late", [0.4, 1.0, -5.0, 9.0])
-def test_times_that_may_mean_something_else_are_refused(tmp_path: Path, late: float) -> None:
+def test_partly_listed_times_that_may_mean_something_else_are_refused(tmp_path: Path, late: float) -> None:
     """Between two pictures; a gap of one; before the beginning; behind the end."""
     data = EpisodeDataset(partly(tmp_path / "d", (0, 3, 4), late))
-    with pytest.raises(DatasetError, match=r"25 pictures.*15 rows"):
+    with pytest.raises(DatasetError, match=r"25 frames.*15 rows"):
         data[0]
 
 
 @pytest.mark.parametrize("late", [0.0, 2.0])
-def test_a_whole_file_goes_by_order_whatever_its_clock_says(tmp_path: Path, late: float) -> None:
+def test_partly_listed_a_whole_file_goes_by_order_whatever_its_clock_says(tmp_path: Path, late: float) -> None:
     data = EpisodeDataset(partly(tmp_path / "d", (0, 1, 2, 3, 4), late))
     assert [identity(data[i][TOP].numpy()) for i in range(len(data))] == [
         (0, e, f) for e in range(5) for f in range(LENGTHS[e])
     ]
-    assert (Catalog.open(tmp_path / "d").videos(TOP).timed is None) == (late == 0)
+    assert (Catalog.open(tmp_path / "d").videos(TOP).first_by_time is None) == (late == 0)

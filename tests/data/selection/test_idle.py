@@ -1,4 +1,4 @@
-"""Non-idle ranges: equal to a slow, obvious walk over the frames, and to openpi's own numbers on a worked example."""
+"""Non-idle ranges: equal to a slow reference and to openpi's numbers on a worked example."""
 
 import numpy as np
 import pytest
@@ -61,7 +61,7 @@ def drifts(values: np.ndarray, first: int, last: int, rule: IdleRule) -> bool:
     ),
     odd=st.lists(st.tuples(st.integers(0, 60), st.sampled_from([np.nan, np.inf, -np.inf])), max_size=3),
 )
-def test_ranges_are_those_of_a_slow_walk(
+def test_idle_ranges_are_those_of_a_slow_walk(
     runs: list[tuple[int, bool, int]], wide: int, rule: IdleRule, odd: list[tuple[int, float]]
 ) -> None:
     rows, at = [], 0.0
@@ -84,7 +84,7 @@ def test_ranges_are_those_of_a_slow_walk(
         assert not kept[start:stop].any()
 
 
-def test_openpis_numbers() -> None:
+def test_idle_openpis_numbers() -> None:
     """Frames 20 to 26 stand still: seven idle frames, so that both sides lose their last ten. A pause of six stays."""
     rule = IdleRule.droid()
     values = np.arange(60, dtype=np.float32)
@@ -97,7 +97,7 @@ def test_openpis_numbers() -> None:
     assert non_idle_ranges(values[:42], rule) == [(0, 9)]
 
 
-def test_by_default_nothing_goes_that_moves() -> None:
+def test_idle_default_keeps_every_moving_frame() -> None:
     moving = np.arange(60, dtype=np.float32)
     assert non_idle_ranges(moving, IdleRule()) == [(0, 60)]
     assert non_idle_ranges(moving[:3], IdleRule()) == [(0, 3)]
@@ -111,14 +111,14 @@ def test_by_default_nothing_goes_that_moves() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 16, 17])
-def test_short_episodes(length: int) -> None:
+def test_idle_short_episodes(length: int) -> None:
     moving, still = np.arange(length, dtype=np.int64), np.zeros((length, 2, 3))
     assert non_idle_ranges(moving, IdleRule.droid()) == ([(0, length - 10)] if length >= 16 else [])
     assert non_idle_ranges(still, IdleRule(settled=False)) == ([(0, length if length < 8 else 1)] if length else [])
     assert non_idle_ranges(still, IdleRule()) == ([(0, min(length, 8))] if length else [])
 
 
-def test_small_steps_of_unsigned_and_whole_numbers_do_not_wrap() -> None:
+def test_idle_small_steps_of_unsigned_and_whole_numbers_do_not_wrap() -> None:
     values = np.asarray([[5], [4], [3]] * 6, np.uint8)
     assert non_idle_ranges(values, IdleRule(threshold=1.5, settled=False)) == [(0, 18)]
     assert idle_ranges(values, IdleRule(threshold=2.5, settled=False))[0] == (1, 18)

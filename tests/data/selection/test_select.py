@@ -1,4 +1,4 @@
-"""Selection: every kept frame and no other, held against sets of frames; splits that stay; keep-ranges that match."""
+"""Selection: exactly the frames of a reference with sets, stable splits, matched keep-ranges."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ ranges = st.lists(st.tuples(st.integers(0, 14), st.integers(0, 14)).map(sorted).
     back=st.integers(0, 3),
     ahead=st.integers(0, 3),
 )
-def test_every_kept_frame_and_no_other(
+def test_select_every_kept_frame_and_no_other(
     catalog: Catalog,
     episodes: list[int] | None,
     exclude: list[int],
@@ -72,7 +72,7 @@ def test_every_kept_frame_and_no_other(
             if keep is None or all(f in held for f in seen):
                 want.append((episode, frame))
     options: dict[str, Any] = {"episodes": episodes, "exclude": exclude, "drop_first": first, "drop_last": last}
-    options |= {"keep": keep, "keep_rule": rule, "reach": (back, ahead)}
+    options |= {"keep_ranges": keep, "keep_rule": rule, "reach": (back, ahead)}
     if not want:
         with pytest.raises(DatasetError):
             select(catalog, **options)
@@ -89,7 +89,7 @@ def test_every_kept_frame_and_no_other(
             assert bound == length or (bound not in {f for a, b in keep[episode] for f in range(a, b)})
 
 
-def test_storage_order_whatever_is_asked(catalog: Catalog) -> None:
+def test_select_storage_order_whatever_is_asked(catalog: Catalog) -> None:
     assert select(catalog, episodes=[9, 1, 9, 5]).segments.tolist() == [[1, 0, 6], [5, 0, 4], [9, 0, 12]]
     assert select(catalog, episodes=np.asarray([2])).segments.tolist() == [[2, 0, 9]]
     assert select(catalog, episodes=range(1, 3)).segments[:, 0].tolist() == [1, 2]
@@ -109,18 +109,18 @@ def test_storage_order_whatever_is_asked(catalog: Catalog) -> None:
         ({"drop_first": -1}, ["drop_n_first_frames", "-1"]),
         ({"drop_last": 1.0}, ["drop_n_last_frames", "1.0"]),
         ({"drop_first": 8, "drop_last": 4}, ["no frame is left", "8", "4"]),
-        ({"keep": {1: [[0, 2]]}, "keep_rule": "any"}, ["'any'"]),
-        ({"keep": {1: [[0, 2]]}, "reach": (1, 1)}, ["no frame is left", "window"]),
-        ({"keep": {1: [[2, 1]]}}, ["[2, 1]"]),
-        ({"keep": {1: [[-1, 1]]}}, ["-1"]),
-        ({"keep": {1: [0, 4]}}, ["[0, 4]"]),
-        ({"keep": {1: [[0, 4.0]]}}, ["4.0"]),
-        ({"keep": {1: "all"}}, ["all"]),
-        ({"keep": {1: [[0, 2]], "1": [[1, 3]]}}, ["1 and '1' are both episode 1"]),
-        ({"keep": {1: [[0, 4]]}, "episodes": [2]}, ["keeps no frame"]),
+        ({"keep_ranges": {1: [[0, 2]]}, "keep_rule": "any"}, ["'any'"]),
+        ({"keep_ranges": {1: [[0, 2]]}, "reach": (1, 1)}, ["no frame is left", "window"]),
+        ({"keep_ranges": {1: [[2, 1]]}}, ["[2, 1]"]),
+        ({"keep_ranges": {1: [[-1, 1]]}}, ["-1"]),
+        ({"keep_ranges": {1: [0, 4]}}, ["[0, 4]"]),
+        ({"keep_ranges": {1: [[0, 4.0]]}}, ["4.0"]),
+        ({"keep_ranges": {1: "all"}}, ["all"]),
+        ({"keep_ranges": {1: [[0, 2]], "1": [[1, 3]]}}, ["1 and '1' are both episode 1"]),
+        ({"keep_ranges": {1: [[0, 4]]}, "episodes": [2]}, ["keeps no frame"]),
     ],
 )
-def test_what_is_refused(catalog: Catalog, options: dict[str, Any], words: list[str]) -> None:
+def test_select_refuses_bad_selections(catalog: Catalog, options: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(DatasetError) as caught:
         select(catalog, **options)
     for word in words:
@@ -128,7 +128,7 @@ def test_what_is_refused(catalog: Catalog, options: dict[str, Any], words: list[
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-def test_keys_of_droid(catalogs: dict[str, Catalog], tmp_path: Path, version: str) -> None:
+def test_select_keys_of_droid(catalogs: dict[str, Catalog], tmp_path: Path, version: str) -> None:
     """`<recording_folderpath>--<file_path>`, out of the episode metadata of either format."""
     content = {
         "gs://lab/day-1--/data/run-1.h5": [[2, 4]],
@@ -137,9 +137,9 @@ def test_keys_of_droid(catalogs: dict[str, Catalog], tmp_path: Path, version: st
     }
     path = tmp_path / "keep.json"
     path.write_text(json.dumps(content))
-    got = select(catalogs[version], keep=path)
+    got = select(catalogs[version], keep_ranges=path)
     assert got.segments.tolist() == [[2, 2, 4], [9, 0, 12]]
-    assert got.keep == KeepReport(
+    assert got.keep_report == KeepReport(
         where=str(path),
         keys=3,
         matched=2,
@@ -154,67 +154,67 @@ def test_keys_of_droid(catalogs: dict[str, Catalog], tmp_path: Path, version: st
         in_ranges=14,
         samples=14,
     )
-    assert got.notes == tuple(got.keep.lines())
-    assert "2 of 3 keys are episodes of this dataset, 2 of its 4 episodes have one" in got.notes[0]
-    assert "14 of 31 frames used lie in ranges (45.2%), 14 of them are samples" in got.notes[1]
-    assert got.notes[2].endswith("1 keys are no episode of this dataset: 'x--y'")
+    assert got.notes == tuple(got.keep_report.lines())
+    assert "2 of 3 keys match an episode of this dataset, 2 of its 4 episodes have a key" in got.notes[0]
+    assert "14 of 31 requested frames are in ranges (45.2%), 14 of them are samples" in got.notes[1]
+    assert got.notes[2].endswith("1 keys match no episode of this dataset: 'x--y'")
     assert got.notes[4].endswith("1 ranges end after their episode and were cut there")
-    single = select(catalogs[version], keep={"/data/run-2.h5": [[1, 3]]})
+    single = select(catalogs[version], keep_ranges={"/data/run-2.h5": [[1, 3]]})
     assert single.segments.tolist() == [[5, 1, 3]]
 
 
-def test_keys_out_of_the_rows(tmp_path: Path) -> None:
+def test_select_keys_out_of_the_rows(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=(3, 4, 5), cameras=(), rich=True))
-    got = select(Catalog.open(tmp_path / "d"), keep={"episode 2, frame 0 é": [[1, 3]]})
+    got = select(Catalog.open(tmp_path / "d"), keep_ranges={"episode 2, frame 0 é": [[1, 3]]})
     assert got.segments.tolist() == [[2, 1, 3]]
 
 
-def test_text_that_episodes_share_names_none(tmp_path: Path) -> None:
+def test_select_text_that_episodes_share_names_none(tmp_path: Path) -> None:
     """Every episode of this dataset was recorded in the same folder: the folder alone is no key."""
     write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(3, 4), cameras=(), recorded_as=True))
     path = tmp_path / "d/meta/episodes.jsonl"
     path.write_text(path.read_text().replace("day-1", "day-0"))
     catalog = Catalog.open(tmp_path / "d")
     with pytest.raises(DatasetError, match="none of its 1 keys"):
-        select(catalog, keep={"gs://lab/day-0": [[0, 2]]})
-    assert select(catalog, keep={"gs://lab/day-0--/data/run-1.h5": [[0, 2]]}).segments.tolist() == [[1, 0, 2]]
+        select(catalog, keep_ranges={"gs://lab/day-0": [[0, 2]]})
+    assert select(catalog, keep_ranges={"gs://lab/day-0--/data/run-1.h5": [[0, 2]]}).segments.tolist() == [[1, 0, 2]]
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-def test_no_match_shows_both_sides(catalogs: dict[str, Catalog], version: str) -> None:
+def test_select_no_match_shows_both_sides(catalogs: dict[str, Catalog], version: str) -> None:
     with pytest.raises(DatasetError) as caught:
-        select(catalogs[version], keep={"gs://elsewhere--/run.h5": [[0, 5]]})
+        select(catalogs[version], keep_ranges={"gs://elsewhere--/run.h5": [[0, 5]]})
     assert "gs://elsewhere--/run.h5" in str(caught.value)
     assert "gs://lab/day-0--/data/run-0.h5" in str(caught.value)
     with pytest.raises(DatasetError) as caught:
-        select(catalogs[version], keep={"77": [[0, 5]], 78: [[0, 5]]})
+        select(catalogs[version], keep_ranges={"77": [[0, 5]], 78: [[0, 5]]})
     assert "'77', 78" in str(caught.value)
     assert "'1', '2', '5'" in str(caught.value)
 
 
-def test_ids_as_keys(catalog: Catalog) -> None:
+def test_select_ids_as_keys(catalog: Catalog) -> None:
     for keep in ({"2": [[0, 1]]}, {2: [[0, 1]]}, {2: [(0, 1)]}):
-        assert select(catalog, keep=keep).segments.tolist() == [[2, 0, 1]]
+        assert select(catalog, keep_ranges=keep).segments.tolist() == [[2, 0, 1]]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "{", "\x00"])
-def test_broken_keep_files(catalog: Catalog, tmp_path: Path, text: str) -> None:
+def test_select_broken_keep_files(catalog: Catalog, tmp_path: Path, text: str) -> None:
     path = tmp_path / "keep.json"
     path.write_text(text)
     with pytest.raises(DatasetError, match=r"keep\.json"):
-        select(catalog, keep=path)
+        select(catalog, keep_ranges=path)
     with pytest.raises(DatasetError, match=r"nowhere\.json"):
-        select(catalog, keep=str(tmp_path / "nowhere.json"))
+        select(catalog, keep_ranges=str(tmp_path / "nowhere.json"))
 
 
-def test_a_key_twice_in_a_file_loses_nothing(catalog: Catalog, tmp_path: Path) -> None:
+def test_select_a_key_twice_in_a_file_loses_nothing(catalog: Catalog, tmp_path: Path) -> None:
     path = tmp_path / "keep.json"
     path.write_text('{"1": [[0, 2]], "2": [[0, 1]], "1": [[3, 4]]}')
-    with pytest.raises(DatasetError, match=r"keep\.json: '1' is there twice"):
-        select(catalog, keep=path)
+    with pytest.raises(DatasetError, match=r"keep\.json: '1' is repeated"):
+        select(catalog, keep_ranges=path)
 
 
-def test_whole_numbers_of_numpy_are_whole_numbers(catalog: Catalog) -> None:
+def test_select_whole_numbers_of_numpy_are_whole_numbers(catalog: Catalog) -> None:
     assert np.array_equal(select(catalog, drop_first=np.int64(1)).segments, select(catalog, drop_first=1).segments)  # type: ignore[arg-type]
 
 
@@ -222,7 +222,7 @@ def test_whole_numbers_of_numpy_are_whole_numbers(catalog: Catalog) -> None:
 
 
 @given(st.sets(st.integers(0, 10_000), min_size=2, max_size=60), st.floats(0.01, 0.99), st.integers(0, 99))
-def test_split_is_a_partition(ids: set[int], fraction: float, seed: int) -> None:
+def test_select_split_is_a_partition(ids: set[int], fraction: float, seed: int) -> None:
     train, held = split_episodes(sorted(ids), fraction, seed)
     assert sorted([*train.tolist(), *held.tolist()]) == sorted(ids)
     assert len(train) >= 1
@@ -233,7 +233,7 @@ def test_split_is_a_partition(ids: set[int], fraction: float, seed: int) -> None
 
 
 @given(st.integers(10, 400), st.integers(1, 400), st.integers(0, 99))
-def test_added_episodes_move_none(before: int, added: int, seed: int) -> None:
+def test_select_added_episodes_move_none(before: int, added: int, seed: int) -> None:
     """What is held out stays so when the dataset grows (but for the one held out only because there must be one)."""
     _, held = split_episodes(np.arange(before), 0.3, seed)
     _, later = split_episodes(np.arange(before + added), 0.3, seed)
@@ -241,14 +241,14 @@ def test_added_episodes_move_none(before: int, added: int, seed: int) -> None:
     assert len(old ^ set(held.tolist())) <= 1
 
 
-def test_split_has_its_size_and_depends_on_the_seed() -> None:
+def test_select_split_has_its_size_and_depends_on_the_seed() -> None:
     _, held = split_episodes(np.arange(20_000), 0.1)
     assert abs(len(held) - 2000) < 200  # 4.7 standard deviations
     _, other = split_episodes(np.arange(20_000), 0.1, seed=1)
     assert abs(np.intersect1d(held, other).size - 200) < 70
 
 
-def test_split_limits() -> None:
+def test_select_split_limits() -> None:
     train, held = split_episodes([3, 1, 2], 0.0)
     assert (train.tolist(), held.tolist()) == ([1, 2, 3], [])
     for fraction in (-0.1, 1.0, float("nan")):
@@ -259,23 +259,28 @@ def test_split_limits() -> None:
     assert split_episodes(np.arange(8), 0.25, seed=0)[1].tolist() == split_episodes(np.arange(8), 0.25)[1].tolist()
 
 
-def test_frames_in_ranges_that_give_no_sample_are_told_apart(catalog: Catalog) -> None:
+def test_select_reports_frames_in_ranges_without_samples(catalog: Catalog) -> None:
     keep = {1: [[0, 4]], 2: [], 9: [[0, 2], [1, 5], [8, 12]], 77: [[0, 1]]}
-    got = select(catalog, keep=keep, reach=(0, 2), exclude=[1], drop_last=1)
+    got = select(catalog, keep_ranges=keep, reach=(0, 2), exclude=[1], drop_last=1)
     assert got.segments.tolist() == [[9, 0, 3], [9, 8, 10]]
-    assert got.keep is not None
-    assert (got.keep.frames, got.keep.in_ranges, got.keep.samples) == (25, 9, 5)
-    assert (got.keep.matched, got.keep.unmatched, got.keep.empty, got.keep.first_empty) == (3, ("77",), 1, ("2",))
-    assert (got.keep.episodes, got.keep.unnamed, got.keep.first_unnamed) == (4, 1, ("5",))
-    assert select(catalog).keep is None
+    assert got.keep_report is not None
+    assert (got.keep_report.frames, got.keep_report.in_ranges, got.keep_report.samples) == (25, 9, 5)
+    assert (got.keep_report.matched, got.keep_report.unmatched, got.keep_report.empty, got.keep_report.first_empty) == (
+        3,
+        ("77",),
+        1,
+        ("2",),
+    )
+    assert (got.keep_report.episodes, got.keep_report.unnamed, got.keep_report.first_unnamed) == (4, 1, ("5",))
+    assert select(catalog).keep_report is None
 
 
-def test_ranges_that_are_all_empty_say_so(catalog: Catalog) -> None:
+def test_select_ranges_that_are_all_empty_say_so(catalog: Catalog) -> None:
     with pytest.raises(DatasetError, match=r"keeps no frame .* 2 keys have no range: '1', '9'.*check the episodes"):
-        select(catalog, keep={1: [], 9: []})
+        select(catalog, keep_ranges={1: [], 9: []})
 
 
-def test_a_hundred_thousand_long_keys(tmp_path: Path) -> None:
+def test_select_a_hundred_thousand_long_keys(tmp_path: Path) -> None:
     """DROID's file is as long; only five of its episodes are here. Each key is looked up once (no pass per episode)."""
     write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(40,) * 5, cameras=(), recorded_as=True))
     root = "gs://xembodiment_data/r2d2/r2d2-data-full"
@@ -291,13 +296,13 @@ def test_a_hundred_thousand_long_keys(tmp_path: Path) -> None:
         return f"{folder}/recordings/MP4--{folder}/trajectory.h5"
 
     (tmp_path / "keep.json").write_text(json.dumps({key(k): [[k % 7, 20], [25, 40]] for k in range(3, 95_003)}))
-    got = select(Catalog.open(tmp_path / "d"), keep=tmp_path / "keep.json")
+    got = select(Catalog.open(tmp_path / "d"), keep_ranges=tmp_path / "keep.json")
     assert got.segments.tolist() == [[3, 3, 20], [3, 25, 40], [4, 4, 20], [4, 25, 40]]
-    assert got.keep is not None
-    assert (got.keep.keys, got.keep.matched, got.keep.unmatched[0]) == (95_000, 2, key(5))
-    assert got.keep.first_unnamed == (key(0), key(1), key(2))
+    assert got.keep_report is not None
+    assert (got.keep_report.keys, got.keep_report.matched, got.keep_report.unmatched[0]) == (95_000, 2, key(5))
+    assert got.keep_report.first_unnamed == (key(0), key(1), key(2))
     (tmp_path / "other.json").write_text(json.dumps({key(k): [[0, 9]] for k in range(10, 95_010)}))
     with pytest.raises(DatasetError) as caught:
-        select(Catalog.open(tmp_path / "d"), keep=tmp_path / "other.json")
+        select(Catalog.open(tmp_path / "d"), keep_ranges=tmp_path / "other.json")
     assert all(repr(key(k)) in str(caught.value) for k in (0, 1, 2, 10, 11, 12))
-    assert "none of its 95000 keys is an episode" in str(caught.value)
+    assert "none of its 95000 keys matches an episode" in str(caught.value)

@@ -1,4 +1,4 @@
-"""What is kept of a source is used as long as it is whole and nothing it follows from has changed, and never else."""
+"""Cached summaries: used while complete and while all inputs are unchanged."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.stats import cache as stats_cache
 from understudy.data.stats import norm_heads, summary
-from understudy.data.stats.norm_heads import Member, normalisation
+from understudy.data.stats.norm_heads import Member, compute_normalisation
 from understudy.storage.options import Remote
 from understudy.storage.retry import Patience
 
@@ -35,7 +35,7 @@ def made(
     chunk, delta, names = choice.get("chunk", 4), choice.get("delta", (0,)), choice.get("names")
     windows = {ACTION: [i / 10 for i in range(chunk)]}
     data = EpisodeDataset(root, windows, episodes, keys=[ACTION, STATE], names=names, **choice.get("select", {}))
-    return normalisation([Member(data, "x", delta)], "quantile", chunk, cache)
+    return compute_normalisation([Member(data, "x", delta)], "quantile", chunk, cache)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def kept(cache: Path) -> list[Path]:
     return sorted((cache / "statistics").glob("*"))
 
 
-def test_it_is_read_once_and_gives_the_same_bits(root: Path, tmp_path: Path, reads: list[str]) -> None:
+def test_cache_second_load_reads_no_rows_and_gives_same_bits(root: Path, tmp_path: Path, reads: list[str]) -> None:
     plain = made(root, None)
     assert made(root, tmp_path / "c") == plain
     assert made(root, tmp_path / "c") == plain
@@ -66,21 +66,21 @@ def test_it_is_read_once_and_gives_the_same_bits(root: Path, tmp_path: Path, rea
     assert len(reads) == 3
 
 
-def test_held_out_parts_are_kept_too_and_small(root: Path, tmp_path: Path, reads: list[str]) -> None:
+def test_cache_validation_parts_are_stored_without_rows(root: Path, tmp_path: Path, reads: list[str]) -> None:
     data, held = (EpisodeDataset(root, episodes=[e], keys=[ACTION, STATE]) for e in (0, 2))
     for _ in range(2):
-        normalisation([Member(data, "x")], "mean_std", 1, tmp_path / "c", [held])
+        compute_normalisation([Member(data, "x")], "mean_std", 1, tmp_path / "c", [held])
     assert len(reads) == 2
     for _ in range(2):  # kept without rows, that serves no pool
-        normalisation([Member(held, "x")], "mean_std", 1, tmp_path / "c")
+        compute_normalisation([Member(held, "x")], "mean_std", 1, tmp_path / "c")
     assert len(reads) == 3
 
 
-def test_one_source_more_reads_that_one(root: Path, tmp_path: Path, reads: list[str]) -> None:
+def test_cache_one_source_more_reads_that_one(root: Path, tmp_path: Path, reads: list[str]) -> None:
     shutil.copytree(root, tmp_path / "e")
     members = [Member(EpisodeDataset(each, keys=[ACTION, STATE]), "x") for each in (root, tmp_path / "e")]
-    normalisation(members[:1], "mean_std", 1, tmp_path / "c")
-    normalisation(members, "mean_std", 1, tmp_path / "c")
+    compute_normalisation(members[:1], "mean_std", 1, tmp_path / "c")
+    compute_normalisation(members, "mean_std", 1, tmp_path / "c")
     assert reads == ["d", "e"]
 
 
@@ -95,7 +95,7 @@ def test_one_source_more_reads_that_one(root: Path, tmp_path: Path, reads: list[
         {"names": {STATE: "action", "action": "observation.state"}},
     ],
 )
-def test_whatever_it_follows_from_is_another_entry(
+def test_cache_whatever_it_follows_from_is_another_entry(
     root: Path, tmp_path: Path, reads: list[str], other: dict[str, Any]
 ) -> None:
     made(root, tmp_path / "c")
@@ -104,9 +104,9 @@ def test_whatever_it_follows_from_is_another_entry(
     assert len(reads) == 3
 
 
-def test_a_window_that_ends_elsewhere_is_another_entry(root: Path, tmp_path: Path) -> None:
+def test_cache_a_window_that_ends_elsewhere_is_another_entry(root: Path, tmp_path: Path) -> None:
     """The same frames are samples; behind them the windows see more, or are padded."""
-    rule = {"keep": {2: [[0, 20]]}, "keep_rule": "start"}
+    rule = {"keep_ranges": {2: [[0, 20]]}, "keep_rule": "start"}
     a = made(root, tmp_path / "c", (2,), select=rule)
     b = made(root, tmp_path / "c", (2,), select={"drop_n_last_frames": 10})
     assert a == made(root, None, (2,), select=rule)
@@ -126,7 +126,7 @@ def of_the_same_size(path: Path, new: Path) -> bytes:
 
 
 @pytest.mark.parametrize("how", ["replaced", "in place", "in place, its old time set again"])
-def test_a_changed_file_is_read_again(root: Path, tmp_path: Path, how: str) -> None:
+def test_cache_a_changed_file_is_read_again(root: Path, tmp_path: Path, how: str) -> None:
     """Of the same size, always."""
     cache, path = tmp_path / "c", root / "data/chunk-001/episode_000002.parquet"
     before, there = made(root, cache), path.stat()
@@ -142,7 +142,7 @@ def test_a_changed_file_is_read_again(root: Path, tmp_path: Path, how: str) -> N
     assert after != before
 
 
-def test_a_dataset_elsewhere_goes_by_what_its_server_says(root: Path, tmp_path: Path, reads: list[str]) -> None:
+def test_cache_a_dataset_elsewhere_goes_by_what_its_server_says(root: Path, tmp_path: Path, reads: list[str]) -> None:
     """A second process, as it were: opened anew. The etag is a hash of the content."""
     path = "/d/data/chunk-001/episode_000002.parquet"
     files = folder(root, "/d")
@@ -160,7 +160,7 @@ def test_a_dataset_elsewhere_goes_by_what_its_server_says(root: Path, tmp_path: 
         assert len(reads) == 3
 
 
-def test_metadata_that_says_otherwise_is_another_entry(root: Path, tmp_path: Path) -> None:
+def test_cache_metadata_that_says_otherwise_is_another_entry(root: Path, tmp_path: Path) -> None:
     before = made(root, tmp_path / "c")
     edit_json(root / "meta/info.json", lambda info: info["features"][ACTION].update(dtype="float64"))
     assert made(root, tmp_path / "c") == made(root, None)
@@ -168,7 +168,7 @@ def test_metadata_that_says_otherwise_is_another_entry(root: Path, tmp_path: Pat
     assert before["heads"] == ["x"]
 
 
-def test_torn_and_foreign_files_are_computed_again(root: Path, tmp_path: Path, reads: list[str]) -> None:
+def test_cache_torn_and_foreign_files_are_computed_again(root: Path, tmp_path: Path, reads: list[str]) -> None:
     cache = tmp_path / "c"
     plain = made(root, cache)
     path = kept(cache)[0]
@@ -191,7 +191,7 @@ def test_torn_and_foreign_files_are_computed_again(root: Path, tmp_path: Path, r
     assert len(reads) > 15 + 10  # some bytes of an archive mean nothing
 
 
-def test_a_killed_writer_leaves_nothing_that_is_read(root: Path, tmp_path: Path, reads: list[str]) -> None:
+def test_cache_ignores_drafts_of_a_killed_writer(root: Path, tmp_path: Path, reads: list[str]) -> None:
     """Killed at the last instant before the rename: the draft is there, the entry is not."""
     cache = tmp_path / "c"
     pid = os.fork()
@@ -208,7 +208,7 @@ def test_a_killed_writer_leaves_nothing_that_is_read(root: Path, tmp_path: Path,
     assert len(reads) == 1
 
 
-def test_a_file_that_changes_while_it_is_read_is_not_kept(
+def test_cache_a_file_that_changes_while_it_is_read_is_not_kept(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = norm_heads.summarise
@@ -223,7 +223,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(
     assert not (tmp_path / "c").exists()
 
 
-def test_fine_rows_serve_a_larger_pool_and_coarse_ones_no_smaller(
+def test_cache_fine_rows_serve_a_larger_pool_and_coarse_ones_no_smaller(
     root: Path, tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(root, tmp_path / "e")
@@ -231,24 +231,24 @@ def test_fine_rows_serve_a_larger_pool_and_coarse_ones_no_smaller(
     one, both = [Member(data[0], "x")], [Member(each, "x") for each in data]
     monkeypatch.setattr(summary, "ROWS", 50)
     monkeypatch.setattr(stats_cache, "ROWS", 50)
-    plain = [normalisation(pool, "quantile", 1) for pool in (one, both)]
+    plain = [compute_normalisation(pool, "quantile", 1) for pool in (one, both)]
     reads.clear()
     cache = tmp_path / "c"
-    assert [normalisation(pool, "quantile", 1, cache) for pool in (one, both)] == plain
+    assert [compute_normalisation(pool, "quantile", 1, cache) for pool in (one, both)] == plain
     assert reads == ["d", "e"]
     shutil.rmtree(cache)
     reads.clear()
-    assert [normalisation(pool, "quantile", 1, cache) for pool in (both, one)] == plain[::-1]
+    assert [compute_normalisation(pool, "quantile", 1, cache) for pool in (both, one)] == plain[::-1]
     assert reads == ["d", "e", "d"]
 
 
-def test_a_folder_that_cannot_be_written_costs_a_warning(root: Path, tmp_path: Path) -> None:
+def test_cache_a_folder_that_cannot_be_written_costs_a_warning(root: Path, tmp_path: Path) -> None:
     (tmp_path / "c").write_text("a file")
-    with pytest.warns(UserWarning, match="cannot be written, the next run computes it again"):
+    with pytest.warns(UserWarning, match="the next run computes it again"):
         assert made(root, tmp_path / "c") == made(root, None)
 
 
-def test_the_longest_unused_make_room(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_evicts_least_recently_used(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = tmp_path / "c"
     made(root, cache, (0,))
     first = kept(cache)[0]

@@ -1,4 +1,4 @@
-"""Statistics of others: taken as they are, or refused by file, figure and what they would do for."""
+"""External statistics: read unchanged, or refused by file, figure and usable modes."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 from support.datasets import Spec, edit_json, write_dataset
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.stats.external import read_stats_file, to_openpi
-from understudy.data.stats.norm_heads import Member, normalisation, statistics
+from understudy.data.stats.norm_heads import Member, compute_normalisation, compute_statistics
 from understudy.data.stats.normalization import Mode, Statistics, offset_and_spread
 from understudy.errors import DatasetError
 
@@ -40,7 +40,9 @@ PI = {"mean": [1.0, 2.0], "std": [0.5, 4.0], "q01": [0.0, -7.0], "q99": [2.0, 9.
 
 @pytest.mark.parametrize("width", [2, 32])
 @pytest.mark.parametrize("fill", ["zeros", "nearly", "neutral"])
-def test_openpi_is_read_with_its_padding_cut(data: EpisodeDataset, tmp_path: Path, width: int, fill: str) -> None:
+def test_external_openpi_is_read_with_its_padding_cut(
+    data: EpisodeDataset, tmp_path: Path, width: int, fill: str
+) -> None:
     """openpi's histograms leave 1e-10 of a zero."""
     pad = {"zeros": (0, 0, 0, 0), "nearly": (1e-11, 1e-9, -1e-10, 1e-10), "neutral": (0, 1, -1, 1)}[fill]
     wide = {name: [*PI[name], *[by] * (width - 2)] for name, by in zip(PI, pad)}
@@ -51,14 +53,14 @@ def test_openpi_is_read_with_its_padding_cut(data: EpisodeDataset, tmp_path: Pat
             assert getattr(got, name).tolist() == values
         assert np.isnan([got.min, got.max]).all()
         assert got.count == 0
-        made = normalisation([Member(data, "x", (0, 1), read_stats_file(path, mode, data))], mode, 4)
+        made = compute_normalisation([Member(data, "x", (0, 1), read_stats_file(path, mode, data))], mode, 4)
         expected = [[1.0, 2.0], [0.5, 4.0]] if mode == "mean_std" else [[1.0, 1.0], [1.0, 8.0]]
         assert [made[ACTION]["offset"][0], made[ACTION]["spread"][0]] == expected
     with pytest.raises(DatasetError) as caught:
         read_stats_file(path, "min_max", data)
     assert str(caught.value) == (
         f"{path}: 'actions' has no 'min', which normalise='min_max' needs "
-        "(it would do for 'mean_std' and 'quantile'; or have them computed)"
+        "(it suffices for 'mean_std' and 'quantile'; or compute them)"
     )
 
 
@@ -66,20 +68,22 @@ def test_openpi_is_read_with_its_padding_cut(data: EpisodeDataset, tmp_path: Pat
     "tail",
     [{"mean": [0.1]}, {"std": [0.5]}, {"q99": [1.0]}, {"mean": [np.nan]}, {"std": [0.0, 0.0]}, {"std": []}],
 )
-def test_what_is_no_padding_is_refused(data: EpisodeDataset, tmp_path: Path, tail: dict[str, list[float]]) -> None:
+def test_external_refuses_extra_dimensions_without_padding(
+    data: EpisodeDataset, tmp_path: Path, tail: dict[str, list[float]]
+) -> None:
     wide = {name: values + tail.get(name, [0.0]) for name, values in PI.items()}
     with pytest.raises(DatasetError, match=r"norm_stats\.json: 'actions' has 3 of 'mean'.*the dataset 2 dimensions"):
         read_stats_file(saved(tmp_path, norm_stats(wide)), "mean_std", data)
 
 
-def test_too_few_dimensions_are_refused(data: EpisodeDataset, tmp_path: Path) -> None:
+def test_external_too_few_dimensions_are_refused(data: EpisodeDataset, tmp_path: Path) -> None:
     narrow = {name: values[:1] for name, values in PI.items()}
     with pytest.raises(DatasetError, match=r"'actions' has 1 of 'mean'.*the dataset 2 dimensions"):
         read_stats_file(saved(tmp_path, norm_stats(narrow)), "mean_std", data)
 
 
 @pytest.mark.parametrize("mode", ["mean_std", "quantile"])
-def test_constant_dimensions_of_openpi_become_zero(data: EpisodeDataset, tmp_path: Path, mode: Mode) -> None:
+def test_external_constant_dimensions_of_openpi_become_zero(data: EpisodeDataset, tmp_path: Path, mode: Mode) -> None:
     """It has no least and greatest value, and its deviation of a constant is rounding."""
     state = {"mean": [3.0, 0.7001, 0.0], "std": [0.0, 1e-4, 1.0], "q01": [3.0, 0.7, -2.0], "q99": [3.0, 0.7, 2.0]}
     found = read_stats_file(saved(tmp_path, norm_stats(PI, state)), mode, data)
@@ -89,19 +93,19 @@ def test_constant_dimensions_of_openpi_become_zero(data: EpisodeDataset, tmp_pat
     assert numbers["spread"][2] > 0
 
 
-def test_a_rare_event_in_openpi_is_not_lost(data: EpisodeDataset, tmp_path: Path) -> None:
+def test_external_a_rare_event_in_openpi_is_not_lost(data: EpisodeDataset, tmp_path: Path) -> None:
     """Both quantiles equal, and yet it changes: its range is not known, so quantiles cannot be had of it."""
     rare = {"mean": [0.005, 0], "std": [0.07, 1], "q01": [0, -2], "q99": [0, 2]}
     path = saved(tmp_path, norm_stats(rare))
     with pytest.raises(DatasetError, match=r"action\[0\] has no figures for 'quantile'"):
-        normalisation([Member(data, "x", (), read_stats_file(path, "quantile", data))], "quantile", 4)
-    normalisation([Member(data, "x", (), read_stats_file(path, "mean_std", data))], "mean_std", 4)
+        compute_normalisation([Member(data, "x", (), read_stats_file(path, "quantile", data))], "quantile", 4)
+    compute_normalisation([Member(data, "x", (), read_stats_file(path, "mean_std", data))], "mean_std", 4)
 
 
-def test_what_is_written_for_openpi_is_read_back_bit_for_bit(tmp_path: Path) -> None:
+def test_external_to_openpi_round_trips_bit_for_bit(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(cameras=(), lengths=(20, 30)))
     data = EpisodeDataset(tmp_path / "d", {ACTION: [0, 0.1]}, keys=[ACTION, STATE])
-    computed = statistics([Member(data, "x", (1,))], 2)["x"]
+    computed = compute_statistics([Member(data, "x", (1,))], 2)["x"]
     content = json.loads(to_openpi(computed))["norm_stats"]
     assert {key: sorted(entry) for key, entry in content.items()} == {
         "actions": ["mean", "q01", "q99", "std"],
@@ -113,29 +117,29 @@ def test_what_is_written_for_openpi_is_read_back_bit_for_bit(tmp_path: Path) -> 
         for key in (ACTION, STATE):
             for name in ("mean", "std", "q01", "q99"):
                 assert getattr(read[key], name).tolist() == getattr(computed[key], name).tolist()
-        made = [normalisation([Member(data, "x", (1,), r)], mode, 2) for r in (read, None)]
+        made = [compute_normalisation([Member(data, "x", (1,), r)], mode, 2) for r in (read, None)]
         np.testing.assert_allclose(made[0][ACTION]["spread"], made[1][ACTION]["spread"], rtol=1e-6)
         np.testing.assert_allclose(made[0][STATE]["offset"], made[1][STATE]["offset"], rtol=1e-6)
 
 
-def test_openpi_is_written_with_what_is_known() -> None:
+def test_external_to_openpi_leaves_out_unknown_figures() -> None:
     nan, some = np.full(2, np.nan), np.ones(2)
     text = to_openpi({ACTION: Statistics(3, some, some, some, some, nan, nan)})
     assert json.loads(text) == {"norm_stats": {"actions": {"mean": [1, 1], "std": [1, 1]}}}
-    with pytest.raises(DatasetError, match="mean and deviation of 'action' are not known"):
+    with pytest.raises(DatasetError, match="mean and deviation of 'action' are unknown"):
         to_openpi({ACTION: Statistics(3, nan, nan, some, some, some, some)})
 
 
-def test_null_is_not_there(data: EpisodeDataset, tmp_path: Path) -> None:
+def test_external_null_is_not_there(data: EpisodeDataset, tmp_path: Path) -> None:
     """As openpi writes statistics without quantiles."""
     path = saved(tmp_path, norm_stats(PI | {"q01": None, "q99": None}))
     assert read_stats_file(path, "mean_std", data)[ACTION].mean.tolist() == [1, 2]
-    with pytest.raises(DatasetError, match=r"has no 'q01'.*would do for 'mean_std'; or"):
+    with pytest.raises(DatasetError, match=r"has no 'q01'.*suffices for 'mean_std'; or"):
         read_stats_file(path, "quantile", data)
 
 
 @pytest.mark.parametrize("version", ["v2.0", "v2.1", "v3.0"])
-def test_lerobots_are_read_from_the_dataset_or_from_a_file(tmp_path: Path, version: str) -> None:
+def test_external_lerobots_are_read_from_the_dataset_or_from_a_file(tmp_path: Path, version: str) -> None:
     truth = write_dataset(tmp_path / "d", Spec(version=version, cameras=()))
     data = EpisodeDataset(tmp_path / "d", keys=[ACTION, STATE])
     rows = {key: np.concatenate([r[key] for r in truth.rows.values()]).astype(np.float64) for key in (ACTION, STATE)}
@@ -150,11 +154,11 @@ def test_lerobots_are_read_from_the_dataset_or_from_a_file(tmp_path: Path, versi
                 assert found[key].count == len(values)
         with pytest.raises(DatasetError, match=r"meta.*'action' has no 'q01'.*for 'mean_std' and 'min_max'"):
             read_stats_file(source, "quantile", data)
-        with pytest.raises(DatasetError, match=r"of absolute actions, where delta names \[0\]"):
+        with pytest.raises(DatasetError, match=r"of absolute actions, but delta names \[0\]"):
             read_stats_file(source, "mean_std", data, (0,))
 
 
-def test_quantiles_that_lerobot_wrote_are_taken(tmp_path: Path) -> None:
+def test_external_quantiles_that_lerobot_wrote_are_taken(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(cameras=()))
 
     def with_quantiles(stats: dict[str, Any]) -> None:
@@ -166,14 +170,14 @@ def test_quantiles_that_lerobot_wrote_are_taken(tmp_path: Path) -> None:
 
     edit_json(tmp_path / "d/meta/stats.json", with_quantiles)
     data = EpisodeDataset(tmp_path / "d", keys=[ACTION, STATE])
-    made = normalisation([Member(data, "x", (), read_stats_file("recorded", "quantile", data))], "quantile", 4)
+    made = compute_normalisation([Member(data, "x", (), read_stats_file("recorded", "quantile", data))], "quantile", 4)
     assert made[STATE]["offset"][0][1] == 1010.0  # a rare event far from zero: its range is known, and taken
     assert made[STATE]["spread"][0][1] == 20.0
     assert (made[ACTION]["offset"], made[ACTION]["spread"]) == ([[0.5, 0.5]], [[2.0, 2.0]])
     assert made[STATE]["spread"][0][2] == 0  # constant: least and greatest are the same
 
 
-def test_mapped_keys_are_looked_up_under_their_own_names(tmp_path: Path) -> None:
+def test_external_mapped_keys_are_looked_up_under_their_own_names(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(cameras=(), action_dim=3))
     plain = EpisodeDataset(tmp_path / "d", keys=[ACTION, STATE])
     crossed = EpisodeDataset(tmp_path / "d", keys=[ACTION, STATE], names={ACTION: STATE, STATE: ACTION})
@@ -193,28 +197,28 @@ def test_mapped_keys_are_looked_up_under_their_own_names(tmp_path: Path) -> None
         ("[]", "does not hold a JSON object"),
         ('{"norm_stats": {"state": {"mean": [0]}}}', "there is no 'actions'.*its keys are state"),
         ("{}", "there is no 'action'.*its keys are none"),
-        ('{"norm_stats": {"actions": 3, "state": 4}}', "statistics of 'actions' are no object"),
+        ('{"norm_stats": {"actions": 3, "state": 4}}', "statistics of 'actions' are not an object"),
         ('{"action": {"mean": ["x"]}}', "statistic 'mean' of 'action' holds no numbers"),
         (norm_stats(PI | {"std": [-1, 1]}), r"'std' of actions\[0\] is -1.0"),
         (norm_stats(PI | {"mean": [1, float("inf")]}), r"'mean' of actions\[1\] is inf"),
         (norm_stats(PI | {"q01": [9, 0]}), r"'q01' of actions\[0\] is above its 'q99': 9.0 > 2.0"),
     ],
 )
-def test_broken_files_are_refused(data: EpisodeDataset, tmp_path: Path, text: str, said: str) -> None:
+def test_external_broken_files_are_refused(data: EpisodeDataset, tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(DatasetError, match=rf"norm_stats\.json: .*{said}"):
         read_stats_file(saved(tmp_path, text), "mean_std", data)
 
 
-def test_a_file_that_is_not_there(data: EpisodeDataset, tmp_path: Path) -> None:
+def test_external_a_file_that_is_not_there(data: EpisodeDataset, tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"nowhere/norm_stats\.json: this file is not there"):
         read_stats_file(str(tmp_path / "nowhere/norm_stats.json"), "mean_std", data)
     with pytest.raises(ValueError, match="minmax"):
         read_stats_file("recorded", "minmax", data)  # type: ignore[arg-type]
 
 
-def test_real_recordings_carry_what_their_rows_say(real_data: Path) -> None:
+def test_external_real_recordings_carry_what_their_rows_say(real_data: Path) -> None:
     data = EpisodeDataset(real_data / "g1_v30", keys=[ACTION, STATE])
-    computed = statistics([Member(data, "x")], 1)["x"]
+    computed = compute_statistics([Member(data, "x")], 1)["x"]
     recorded = read_stats_file("recorded", "mean_std", data)
     for key in (ACTION, STATE):
         np.testing.assert_allclose(recorded[key].mean, computed[key].mean, atol=1e-3)

@@ -1,4 +1,4 @@
-"""A head is a robot under one way of controlling it, or else the dataset alone."""
+"""Norm heads: a robot under one control mode, or else the dataset alone."""
 
 import pytest
 
@@ -20,5 +20,5 @@ from understudy.data.stats.head_name import head_name
         ("unknown_arm", "joint", "unknown_arm::joint"),
     ],
 )
-def test_names(robot: str | None, control: str | None, head: str) -> None:
+def test_head_name_names(robot: str | None, control: str | None, head: str) -> None:
     assert head_name(robot, control, "my_data") == head

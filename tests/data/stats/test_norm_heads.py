@@ -1,4 +1,4 @@
-"""The numbers a run normalises by: exact for one dataset, pooled per head, of training frames alone."""
+"""Normalisation of a run: exact for one dataset, pooled per head, from training frames only."""
 
 import json
 import tracemalloc
@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from support.datasets import Spec, Truth, write_dataset
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.stats import source, summary
-from understudy.data.stats.norm_heads import Member, normalisation, statistics
+from understudy.data.stats.norm_heads import Member, compute_normalisation, compute_statistics
 from understudy.data.stats.normalization import Mode, Statistics
-from understudy.data.stats.source import pairs
+from understudy.data.stats.source import count_pairs
 from understudy.errors import DatasetError
 
 ACTION, STATE = "action", "observation.state"
@@ -75,10 +75,12 @@ def by_hand(rows: np.ndarray, mode: str) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 @pytest.mark.parametrize("mode", MODES)
-def test_one_dataset_has_the_figures_of_all_its_rows_bit_for_bit(tmp_path: Path, version: str, mode: Mode) -> None:
+def test_norm_heads_one_dataset_has_the_figures_of_all_its_rows_bit_for_bit(
+    tmp_path: Path, version: str, mode: Mode
+) -> None:
     truth = recording(tmp_path / "d", version=version)
     data = opened(tmp_path / "d", episodes=[0, 2, 3])
-    made = normalisation([Member(data, "arm::joint")], mode, 4)
+    made = compute_normalisation([Member(data, "arm::joint")], mode, 4)
     assert json.loads(json.dumps(made)) == made
     assert made["heads"] == ["arm::joint"]
     assert made["dims"] == {ACTION: [2], STATE: [3]}
@@ -90,24 +92,24 @@ def test_one_dataset_has_the_figures_of_all_its_rows_bit_for_bit(tmp_path: Path,
     assert made[STATE]["spread"][0][2] == 0
 
 
-def test_no_picture_is_opened(tmp_path: Path) -> None:
+def test_norm_heads_no_image_is_opened(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(images=("observation.images.png",)))
     data = EpisodeDataset(tmp_path / "d")
-    before = normalisation([Member(data, "a")], "quantile", 4)
+    before = compute_normalisation([Member(data, "a")], "quantile", 4)
     for video in (tmp_path / "d/videos").rglob("*.mp4"):
         video.write_bytes(b"no video")
     for path in (tmp_path / "d/data").glob("chunk-*/*.parquet"):
         table, png = pq.read_table(path), "observation.images.png"
         broken = pa.array([{"bytes": b"no picture", "path": ""}] * len(table), table[png].type)
         pq.write_table(table.set_column(table.schema.get_field_index(png), png, broken), path)
-    assert normalisation([Member(EpisodeDataset(tmp_path / "d"), "a")], "quantile", 4) == before
+    assert compute_normalisation([Member(EpisodeDataset(tmp_path / "d"), "a")], "quantile", 4) == before
 
 
 @pytest.mark.parametrize("delta", [(), (0, 1)])
-def test_held_out_values_have_no_say(tmp_path: Path, delta: tuple[int, ...]) -> None:
+def test_norm_heads_validation_values_have_no_say(tmp_path: Path, delta: tuple[int, ...]) -> None:
     def made() -> dict[str, Any]:
         data, held = opened(tmp_path / "d", episodes=[0, 1, 3]), opened(tmp_path / "d", episodes=[2])
-        return {mode: normalisation([Member(data, "a", delta)], mode, 4, None, [held]) for mode in MODES}
+        return {mode: compute_normalisation([Member(data, "a", delta)], mode, 4, None, [held]) for mode in MODES}
 
     recording(tmp_path / "d")
     before = made()
@@ -129,16 +131,16 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Truth]]:
 
 @pytest.mark.parametrize("delta", [(), (1,)])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_head_pools_its_sources_and_their_sequence_changes_no_bit(
+def test_norm_heads_a_head_pools_its_sources_and_their_sequence_changes_no_bit(
     three: tuple[Path, list[Truth]], mode: Mode, delta: tuple[int, ...]
 ) -> None:
     root, truths = three
     heads = {"a": "one::joint", "b": "one::joint", "c": "other::joint"}
     members = [Member(opened(root / name), head, delta) for name, head in heads.items()]
-    made = normalisation(members, mode, 4)
+    made = compute_normalisation(members, mode, 4)
     assert made["heads"] == ["one::joint", "other::joint"]
     for several in permutations(members):
-        assert normalisation(several, mode, 4) == made
+        assert compute_normalisation(several, mode, 4) == made
     for head, sources in enumerate(((0, 1), (2,))):
         for key in (ACTION, STATE):
             rows = np.concatenate([rows_of(truths[s], key, members[s].data.segments) for s in sources])
@@ -148,33 +150,33 @@ def test_a_head_pools_its_sources_and_their_sequence_changes_no_bit(
             np.testing.assert_allclose(made[key]["spread"][head][same], spread[same], rtol=1e-6)
 
 
-def test_a_pool_in_float64(three: tuple[Path, list[Truth]]) -> None:
+def test_norm_heads_a_pool_in_float64(three: tuple[Path, list[Truth]]) -> None:
     root, truths = three
     members = [Member(opened(root / name), "one::joint") for name in "abc"]
-    found = statistics(members, 4)["one::joint"][ACTION]
+    found = compute_statistics(members, 4)["one::joint"][ACTION]
     rows = np.concatenate([rows_of(t, ACTION, m.data.segments) for t, m in zip(truths, members)])
     np.testing.assert_allclose(found.std**2, rows.var(0), rtol=1e-12)
     np.testing.assert_array_equal([found.q01, found.q99], np.quantile(rows, [0.01, 0.99], axis=0))
     assert found.count == len(rows)
 
 
-def test_narrow_heads_are_padded_with_what_gives_zero(tmp_path: Path) -> None:
+def test_norm_heads_narrow_heads_are_padded_with_what_gives_zero(tmp_path: Path) -> None:
     recording(tmp_path / "narrow")
     recording(tmp_path / "wide", action_dim=5, state_dim=4)
     members = [Member(opened(tmp_path / name), name, delta) for name, delta in (("wide", (0, 3)), ("narrow", ()))]
-    made = normalisation(members, "mean_std", 4)
+    made = compute_normalisation(members, "mean_std", 4)
     assert made["heads"] == ["narrow", "wide"]
     assert made["dims"] == {ACTION: [2, 5], STATE: [3, 4]}
     assert made["delta"] == [[False] * 5, [True, False, False, True, False]]
     for key, width in ((ACTION, 2), (STATE, 3)):
-        alone = normalisation(members[1:], "mean_std", 4)
+        alone = compute_normalisation(members[1:], "mean_std", 4)
         for name in ("offset", "spread"):
             assert made[key][name][0][:width] == alone[key][name][0]
             assert not any(made[key][name][0][width:])
             assert len(made[key][name][0]) == len(made[key][name][1])
 
 
-def test_a_dataset_without_state_stands_beside_one_with(tmp_path: Path) -> None:
+def test_norm_heads_a_dataset_without_state_stands_beside_one_with(tmp_path: Path) -> None:
     recording(tmp_path / "with")
     recording(tmp_path / "without")
     info = tmp_path / "without/meta/info.json"
@@ -182,13 +184,13 @@ def test_a_dataset_without_state_stands_beside_one_with(tmp_path: Path) -> None:
     del content["features"][STATE]
     info.write_text(json.dumps(content))
     bare = Member(opened(tmp_path / "without", keys=[ACTION]), "bare")
-    assert STATE not in normalisation([bare], "mean_std", 4)
-    assert normalisation([bare], "mean_std", 4)["dims"] == {ACTION: [2]}
-    both = normalisation([Member(opened(tmp_path / "with"), "full"), bare], "mean_std", 4)
+    assert STATE not in compute_normalisation([bare], "mean_std", 4)
+    assert compute_normalisation([bare], "mean_std", 4)["dims"] == {ACTION: [2]}
+    both = compute_normalisation([Member(opened(tmp_path / "with"), "full"), bare], "mean_std", 4)
     assert both["dims"][STATE] == [0, 3]
     assert both[STATE]["spread"][0] == [0, 0, 0]
     with pytest.raises(DatasetError, match=r"'with' has 3 and 'without' has no dimensions of 'observation\.state'"):
-        normalisation([Member(opened(tmp_path / "with"), "bare"), bare], "mean_std", 4)
+        compute_normalisation([Member(opened(tmp_path / "with"), "bare"), bare], "mean_std", 4)
 
 
 # -- actions as differences to the state
@@ -209,24 +211,24 @@ def differences(data: EpisodeDataset) -> np.ndarray:
     [
         {},
         {"drop_n_last_frames": 3, "drop_n_first_frames": 2},
-        {"keep": {"0": [[1, 5]], "3": [[2, 9], [12, 30]]}, "keep_rule": "start"},
-        {"keep": {"0": [[0, 6]], "3": [[2, 9], [12, 25]]}, "keep_rule": "window"},
+        {"keep_ranges": {"0": [[1, 5]], "3": [[2, 9], [12, 30]]}, "keep_rule": "start"},
+        {"keep_ranges": {"0": [[0, 6]], "3": [[2, 9], [12, 25]]}, "keep_rule": "window"},
         {"episodes": [1, 2]},
     ],
 )
 @pytest.mark.parametrize("chunk", [1, 4, 50])
-def test_differences_are_those_of_the_windows(tmp_path: Path, choice: dict[str, Any], chunk: int) -> None:
+def test_norm_heads_differences_are_those_of_the_windows(tmp_path: Path, choice: dict[str, Any], chunk: int) -> None:
     truth = recording(tmp_path / "d")
-    if "keep" in choice:
-        choice = choice | {"keep": {int(key): ranges for key, ranges in choice["keep"].items()}}
+    if "keep_ranges" in choice:
+        choice = choice | {"keep_ranges": {int(key): ranges for key, ranges in choice["keep_ranges"].items()}}
     if chunk == 50 and choice.get("keep_rule") == "window":
         chunk = 7
     data = opened(tmp_path / "d", chunk, **choice)
     expected = differences(data)
-    assert pairs(data, chunk) == len(expected)
+    assert count_pairs(data, chunk) == len(expected)
     for mode in MODES:
-        made = normalisation([Member(data, "a", (1,))], mode, chunk)
-        plain = normalisation([Member(data, "a")], mode, chunk)
+        made = compute_normalisation([Member(data, "a", (1,))], mode, chunk)
+        plain = compute_normalisation([Member(data, "a")], mode, chunk)
         offset, spread = by_hand(expected, mode)
         absolute = by_hand(rows_of(truth, ACTION, data.segments), mode)
         assert made["delta"] == [[False, True]]
@@ -235,18 +237,20 @@ def test_differences_are_those_of_the_windows(tmp_path: Path, choice: dict[str, 
         for name, figure in (("offset", offset), ("spread", spread)):
             assert made[ACTION][name][0][0] == plain[ACTION][name][0][0]  # absolute: one value per frame, as ever
             assert made[ACTION][name][0][1] == figure[1]
-    found = statistics([Member(data, "a", (1, 0))], chunk)["a"][ACTION]
+    found = compute_statistics([Member(data, "a", (1, 0))], chunk)["a"][ACTION]
     np.testing.assert_array_equal(found.q99, np.quantile(expected, 0.99, axis=0))
 
 
-def test_thinned_differences_show_every_step_of_the_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norm_heads_thinned_differences_show_every_step_of_the_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Actions run away from the state by 1 a frame, so a difference is its step k: quantiles are known."""
     recording(tmp_path / "d", lengths=(600,))
     for key in (ACTION, STATE):
         changed(tmp_path / "d", key, lambda _, rows: np.arange(len(rows))[:, None] + np.zeros_like(rows))
     monkeypatch.setattr(summary, "ROWS", 1000)
     data = opened(tmp_path / "d", 16)
-    found = statistics([Member(data, "a", (0, 1))], 16)["a"][ACTION]
+    found = compute_statistics([Member(data, "a", (0, 1))], 16)["a"][ACTION]
     assert (found.min[0], found.max[0]) == (0, 15)
     assert (found.q01[0], found.q99[0]) == (0, 15)
     np.testing.assert_allclose(found.mean, differences(data).mean(0), rtol=1e-12)
@@ -254,7 +258,7 @@ def test_thinned_differences_show_every_step_of_the_window(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int64"])
-def test_differences_of_whole_numbers_do_not_wrap(tmp_path: Path, dtype: str) -> None:
+def test_norm_heads_differences_of_whole_numbers_do_not_wrap(tmp_path: Path, dtype: str) -> None:
     recording(tmp_path / "d", lengths=(12,))
     for key in (ACTION, STATE):
         changed(tmp_path / "d", key, lambda _, rows, key=key: np.full_like(rows, 9 if key == STATE else 4))  # type: ignore[misc]
@@ -263,7 +267,7 @@ def test_differences_of_whole_numbers_do_not_wrap(tmp_path: Path, dtype: str) ->
     for key in (ACTION, STATE):
         content["features"][key]["dtype"] = dtype
     info.write_text(json.dumps(content))
-    found = statistics([Member(opened(tmp_path / "d"), "a", (0,))], 4)["a"][ACTION]
+    found = compute_statistics([Member(opened(tmp_path / "d"), "a", (0,))], 4)["a"][ACTION]
     assert (found.min[0], found.max[0], found.min[1]) == (-5, -5, 4)
 
 
@@ -273,7 +277,7 @@ def test_differences_of_whole_numbers_do_not_wrap(tmp_path: Path, dtype: str) ->
 @pytest.mark.filterwarnings("ignore:.*not finite")
 @pytest.mark.parametrize("where", ["training", "held out", "behind the segment"])
 @pytest.mark.parametrize("delta", [(), (0, 1)])
-def test_a_value_that_is_not_finite_is_named(tmp_path: Path, where: str, delta: tuple[int, ...]) -> None:
+def test_norm_heads_a_value_that_is_not_finite_is_named(tmp_path: Path, where: str, delta: tuple[int, ...]) -> None:
     def with_nan(episode: int, rows: np.ndarray) -> np.ndarray:
         if episode == 3:
             rows[-1, 1] = np.inf
@@ -285,15 +289,15 @@ def test_a_value_that_is_not_finite_is_named(tmp_path: Path, where: str, delta: 
     held = opened(tmp_path / "d", episodes=[3])
     data = opened(tmp_path / "d", episodes=[0, 1] if where == "held out" else [0, 3], **drop)
     with pytest.raises(DatasetError, match=r"d, episode 3: action\[1\] is inf \(1 such values\).*exclude_episodes"):
-        normalisation([Member(data, "a", delta)], "mean_std", 4, None, [held] if where == "held out" else [])
+        compute_normalisation([Member(data, "a", delta)], "mean_std", 4, None, [held] if where == "held out" else [])
     if where == "held out":
-        normalisation([Member(data, "a", delta)], "mean_std", 4)
+        compute_normalisation([Member(data, "a", delta)], "mean_std", 4)
     if where == "behind the segment":  # a target of a window that reaches there; of a shorter one it is none
-        normalisation([Member(opened(tmp_path / "d", 2, episodes=[0, 3], **drop), "a", delta)], "mean_std", 2)
+        compute_normalisation([Member(opened(tmp_path / "d", 2, episodes=[0, 3], **drop), "a", delta)], "mean_std", 2)
 
 
 @pytest.mark.filterwarnings("ignore:.*not finite")
-def test_a_future_state_must_be_finite_where_windows_see_it(tmp_path: Path) -> None:
+def test_norm_heads_a_future_state_must_be_finite_where_windows_see_it(tmp_path: Path) -> None:
     def with_nan(episode: int, rows: np.ndarray) -> np.ndarray:
         rows[5, 0] = np.nan if episode == 0 else 0
         return rows
@@ -306,38 +310,38 @@ def test_a_future_state_must_be_finite_where_windows_see_it(tmp_path: Path) -> N
         member = Member(EpisodeDataset(tmp_path / "d", windows, **drop), "x")  # type: ignore[arg-type]
         if seen:
             with pytest.raises(DatasetError, match=r"episode 0: observation\.state\[0\] is nan"):
-                normalisation([member], "mean_std", 2)
+                compute_normalisation([member], "mean_std", 2)
         else:
-            normalisation([member], "mean_std", 2)
+            compute_normalisation([member], "mean_std", 2)
         drop.pop("keys")
-        normalisation([Member(opened(tmp_path / "d", 2, **drop), "x")], "mean_std", 2)  # no window of the state
+        compute_normalisation([Member(opened(tmp_path / "d", 2, **drop), "x")], "mean_std", 2)  # no window of the state
 
 
-def test_what_does_not_go_together_is_refused_with_both_names(tmp_path: Path) -> None:
+def test_norm_heads_what_does_not_go_together_is_refused_with_both_names(tmp_path: Path) -> None:
     recording(tmp_path / "two")
     recording(tmp_path / "three", action_dim=3)
     two, three = opened(tmp_path / "two"), opened(tmp_path / "three")
     with pytest.raises(DatasetError, match="head 'x': 'two' has 2 and 'three' has 3 dimensions of 'action'"):
-        normalisation([Member(two, "x"), Member(three, "x")], "mean_std", 4)
+        compute_normalisation([Member(two, "x"), Member(three, "x")], "mean_std", 4)
     with pytest.raises(DatasetError, match=r"head 'x': 'two' has \[\] and 'two' has \[0\] as differences"):
-        normalisation([Member(two, "x"), Member(two, "x", (0,))], "mean_std", 4)
-    normalisation([Member(two, "x"), Member(two, "y", (0,)), Member(three, "z")], "mean_std", 4)
+        compute_normalisation([Member(two, "x"), Member(two, "x", (0,))], "mean_std", 4)
+    compute_normalisation([Member(two, "x"), Member(two, "y", (0,)), Member(three, "z")], "mean_std", 4)
     with pytest.raises(DatasetError, match="two: delta names dimension 2, 'action' has 2"):
-        normalisation([Member(two, "x", (0, 2))], "mean_std", 4)
+        compute_normalisation([Member(two, "x", (0, 2))], "mean_std", 4)
     with pytest.raises(DatasetError, match="two: delta names dimension -1"):
-        normalisation([Member(two, "x", (-1,))], "mean_std", 4)
+        compute_normalisation([Member(two, "x", (-1,))], "mean_std", 4)
     recording(tmp_path / "long", action_dim=4)
     with pytest.raises(DatasetError, match=r"long: delta names dimension 3, 'observation\.state' has 3"):
-        normalisation([Member(opened(tmp_path / "long"), "x", (3,))], "mean_std", 4)
+        compute_normalisation([Member(opened(tmp_path / "long"), "x", (3,))], "mean_std", 4)
     with pytest.raises(ValueError, match="minmax"):
-        normalisation([Member(two, "x")], "minmax", 4)  # type: ignore[arg-type]
+        compute_normalisation([Member(two, "x")], "minmax", 4)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no source"):
-        normalisation([], "mean_std", 4)
+        compute_normalisation([], "mean_std", 4)
     with pytest.raises(ValueError, match="chunk"):
-        normalisation([Member(two, "x")], "mean_std", 0)
+        compute_normalisation([Member(two, "x")], "mean_std", 0)
 
 
-def test_values_beyond_float32_are_refused(tmp_path: Path) -> None:
+def test_norm_heads_values_beyond_float32_are_refused(tmp_path: Path) -> None:
     recording(tmp_path / "d", stored_double=True)
     info = tmp_path / "d/meta/info.json"
     content = json.loads(info.read_text())
@@ -350,7 +354,7 @@ def test_values_beyond_float32_are_refused(tmp_path: Path) -> None:
     column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 2)
     pq.write_table(table.set_column(table.schema.get_field_index(ACTION), ACTION, column), path)
     with pytest.raises(DatasetError, match=r"episode 2, frame 2: action\[1\] is 1e\+100"):
-        normalisation([Member(opened(tmp_path / "d"), "x")], "mean_std", 4)
+        compute_normalisation([Member(opened(tmp_path / "d"), "x")], "mean_std", 4)
 
 
 # -- statistics that others computed
@@ -361,38 +365,38 @@ def figures(place: float, dim: int, count: int = 10) -> Statistics:
     return Statistics(count, around[0], np.full(dim, 2.0), *around[1:])
 
 
-def test_recorded_statistics_stand_for_reading(tmp_path: Path) -> None:
+def test_norm_heads_recorded_statistics_stand_for_reading(tmp_path: Path) -> None:
     recording(tmp_path / "d")
     data, recorded = opened(tmp_path / "d"), {ACTION: figures(1.0, 2), STATE: figures(2.0, 3)}
     for path in (tmp_path / "d/data").rglob("*.parquet"):
         path.unlink()
-    alone = normalisation([Member(data, "x", (0,), recorded)], "quantile", 4)
+    alone = compute_normalisation([Member(data, "x", (0,), recorded)], "quantile", 4)
     assert (alone[ACTION]["offset"], alone[ACTION]["spread"]) == ([[1.0, 1.0]], [[4.0, 4.0]])
-    assert normalisation([Member(data, "x", (0,), recorded)] * 2, "quantile", 4) == alone
+    assert compute_normalisation([Member(data, "x", (0,), recorded)] * 2, "quantile", 4) == alone
     other = {ACTION: figures(3.0, 2, 30), STATE: figures(2.0, 3)}
     pool = [Member(data, "x", (), recorded), Member(data, "x", (), other)]
-    made = normalisation(pool, "mean_std", 4)
+    made = compute_normalisation(pool, "mean_std", 4)
     assert made[ACTION]["offset"] == [[2.5, 2.5]]
     np.testing.assert_allclose(made[ACTION]["spread"], np.sqrt(4 + (0.25 * 1.5**2 + 0.75 * 0.5**2)), rtol=1e-6)
-    assert normalisation(pool, "min_max", 4)[ACTION]["offset"] == [[2.0, 2.0]]
+    assert compute_normalisation(pool, "min_max", 4)[ACTION]["offset"] == [[2.0, 2.0]]
     with pytest.raises(DatasetError, match=r"head 'x': action\[0\] has no figures for 'quantile'.*the same file"):
-        normalisation(pool, "quantile", 4)
+        compute_normalisation(pool, "quantile", 4)
     unknown = {ACTION: figures(3.0, 2, 0), STATE: figures(2.0, 3, 0)}
     with pytest.raises(DatasetError, match="has no figures for 'mean_std'"):
-        normalisation([*pool, Member(data, "x", (), unknown)], "mean_std", 4)
+        compute_normalisation([*pool, Member(data, "x", (), unknown)], "mean_std", 4)
     with pytest.raises(DatasetError, match="d: the recorded statistics have 3 dimensions of 'action', the dataset 2"):
-        normalisation([Member(data, "x", (), {ACTION: figures(1.0, 3), STATE: figures(2.0, 3)})], "mean_std", 4)
+        compute_normalisation([Member(data, "x", (), {ACTION: figures(1.0, 3), STATE: figures(2.0, 3)})], "mean_std", 4)
     with pytest.raises(DatasetError, match=r"the recorded statistics have no dimensions of 'observation\.state'"):
-        normalisation([Member(data, "x", (), {ACTION: figures(1.0, 2)})], "mean_std", 4)
+        compute_normalisation([Member(data, "x", (), {ACTION: figures(1.0, 2)})], "mean_std", 4)
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_recorded_and_computed_make_one_pool(tmp_path: Path, first: int) -> None:
+def test_norm_heads_recorded_and_computed_make_one_pool(tmp_path: Path, first: int) -> None:
     truth = recording(tmp_path / "d", lengths=(20, 31))
     half = [opened(tmp_path / "d", episodes=[episode]) for episode in (first, 1 - first)]
-    recorded = statistics([Member(half[1], "x", (1,))], 4)["x"]
+    recorded = compute_statistics([Member(half[1], "x", (1,))], 4)["x"]
     members = [Member(half[0], "x", (1,)), Member(half[1], "x", (1,), recorded)]
-    made = statistics(members, 4)["x"][ACTION]
+    made = compute_statistics(members, 4)["x"][ACTION]
     rows, learnt = rows_of(truth, ACTION, opened(tmp_path / "d").segments), differences(opened(tmp_path / "d"))
     np.testing.assert_allclose(made.std, [rows.std(0)[0], learnt.std(0)[1]], rtol=1e-12)
     np.testing.assert_allclose(made.mean, [rows.mean(0)[0], learnt.mean(0)[1]], rtol=1e-12)
@@ -405,21 +409,21 @@ def test_recorded_and_computed_make_one_pool(tmp_path: Path, first: int) -> None
 
 @settings(max_examples=15)
 @given(seed=st.integers(0, 10_000))
-def test_the_bound_changes_quantiles_alone(three: tuple[Path, list[Truth]], seed: int) -> None:
+def test_norm_heads_the_bound_changes_quantiles_alone(three: tuple[Path, list[Truth]], seed: int) -> None:
     """Thinned to a few rows, the numbers of mean_std and min_max stay those of all rows."""
     root, _ = three
     rng = np.random.default_rng(seed)
     members = [Member(opened(root / name), "x", (1,)) for name in rng.permutation(list("abc")).tolist()]
-    exact = statistics(members, 4)["x"]
+    exact = compute_statistics(members, 4)["x"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(summary, "ROWS", int(rng.integers(10, 60)))
-        thinned = statistics(members, 4)["x"]
+        thinned = compute_statistics(members, 4)["x"]
     for key in (ACTION, STATE):
         for name in ("mean", "std", "min", "max"):
             np.testing.assert_allclose(getattr(thinned[key], name), getattr(exact[key], name), rtol=1e-12, atol=1e-12)
 
 
-def test_memory_does_not_grow_with_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norm_heads_memory_does_not_grow_with_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four times the files, too: one file's columns, a block, and between a third and all of the rows to keep."""
     monkeypatch.setattr(summary, "ROWS", 1000)
     monkeypatch.setattr(source, "_FILES", 0)
@@ -429,27 +433,29 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path, monkeypatch: pytest.
         recording(tmp_path / f"{files}", lengths=(400,) * files, per_data_file=1, action_dim=8, state_dim=8)
         data = opened(tmp_path / f"{files}")
         tracemalloc.start()
-        normalisation([Member(data, "x", tuple(range(8)))], "quantile", 4)
+        compute_normalisation([Member(data, "x", tuple(range(8)))], "quantile", 4)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 2 * peaks[0]
 
 
-def test_it_is_silent_without_a_terminal(three: tuple[Path, list[Truth]], capfd: pytest.CaptureFixture[str]) -> None:
-    normalisation([Member(opened(three[0] / "a"), "x")], "mean_std", 4)
+def test_norm_heads_it_is_silent_without_a_terminal(
+    three: tuple[Path, list[Truth]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    compute_normalisation([Member(opened(three[0] / "a"), "x")], "mean_std", 4)
     assert capfd.readouterr() == ("", "")
 
 
-def test_real_recordings(real_data: Path) -> None:
+def test_norm_heads_real_recordings(real_data: Path) -> None:
     """Both formats, each as numpy says of all its rows."""
     roots = [real_data / "g1_v21", real_data / "g1_v30"]
     plain = [EpisodeDataset(root, keys=[ACTION, STATE]) for root in roots]
     rows = []
     for data in plain:
-        columns = [data.tables(np.full(b - a, e), np.arange(a, b))[ACTION] for e, a, b in data.segments.tolist()]
+        columns = [data.row_batch(np.full(b - a, e), np.arange(a, b))[ACTION] for e, a, b in data.segments.tolist()]
         rows.append(np.concatenate(columns).astype(np.float64))
     for data, values in zip(plain, rows):
-        made = normalisation([Member(data, "g1::joint")], "quantile", 16)
+        made = compute_normalisation([Member(data, "g1::joint")], "quantile", 16)
         offset, spread = by_hand(values, "quantile")
         rare = np.quantile(values, 0.01, axis=0) == np.quantile(values, 0.99, axis=0)
         np.testing.assert_array_equal(np.array(made[ACTION]["offset"][0], np.float32)[~rare], offset[~rare])

@@ -1,4 +1,4 @@
-"""Every way of normalising survives odd columns."""
+"""Normalisation: every mode survives odd columns."""
 
 import numpy as np
 import pytest
@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from understudy.data.stats.normalization import Statistics, offset_and_spread
-from understudy.data.stats.summary import Gathering, pooled
+from understudy.data.stats.summary import SummaryBuilder, pool
 
 MODES = ["mean_std", "min_max", "quantile"]
 
 
 def of(x: np.ndarray) -> Statistics:
     """Of rows (n, dim) of one source."""
-    gathering = Gathering(len(x), 1)
-    gathering.add(x)
-    return pooled([gathering.summary()])
+    builder = SummaryBuilder(len(x), 1)
+    builder.add(x)
+    return pool([builder.summary()])
 
 
 def _applied(x: np.ndarray, mode: str) -> np.ndarray:
@@ -25,7 +25,7 @@ def _applied(x: np.ndarray, mode: str) -> np.ndarray:
     return np.where(spread == 0, 0, (x - numbers["offset"]) / np.where(spread == 0, 1, spread))
 
 
-def test_agrees_with_the_definitions() -> None:
+def test_normalization_agrees_with_the_definitions() -> None:
     x = np.random.default_rng(0).normal(size=(501, 3)) * [1, 10, 0.1] + [0, 5, -3]
     found = of(x)
     np.testing.assert_allclose(found.mean, x.mean(0), rtol=1e-12)
@@ -39,7 +39,7 @@ def test_agrees_with_the_definitions() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_constant_dimension_becomes_zero(mode: str) -> None:
+def test_normalization_a_constant_dimension_becomes_zero(mode: str) -> None:
     # 0.1 a thousand times: the mean rounds, so the deviation comes out as 1e-17 rather than 0.
     x = np.stack([np.full(1000, 0.1, dtype=np.float32), np.arange(1000, dtype=np.float32)], axis=1)
     numbers = offset_and_spread(of(x), mode)  # type: ignore[arg-type]
@@ -48,7 +48,7 @@ def test_a_constant_dimension_becomes_zero(mode: str) -> None:
     assert numbers["spread"][1] > 0
 
 
-def test_quantiles_do_not_lose_a_rare_event() -> None:
+def test_normalization_quantiles_do_not_lose_a_rare_event() -> None:
     x = np.zeros(1000)
     x[500] = 1
     z = _applied(x[:, None], "quantile")[:, 0]
@@ -61,13 +61,13 @@ def test_quantiles_do_not_lose_a_rare_event() -> None:
 @given(
     hnp.arrays(np.float32, st.tuples(st.integers(1, 30), st.integers(1, 3)), elements=st.floats(-1e3, 1e3, width=32))
 )
-def test_normal_values_are_finite_and_bounded(mode: str, x: np.ndarray) -> None:
+def test_normalization_normal_values_are_finite_and_bounded(mode: str, x: np.ndarray) -> None:
     z = _applied(x, mode)
     assert np.isfinite(z).all()
     if mode == "min_max":
         assert np.abs(z).max() <= 1 + 1e-3
 
 
-def test_unknown_modes_are_refused() -> None:
+def test_normalization_unknown_modes_are_refused() -> None:
     with pytest.raises(ValueError, match="minmax"):
         offset_and_spread(of(np.zeros((3, 1))), "minmax")  # type: ignore[arg-type]

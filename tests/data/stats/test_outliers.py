@@ -1,10 +1,10 @@
-"""Which values are too far from all others to be normalised by."""
+"""Outliers: values too far from all others to normalise."""
 
 import numpy as np
 import pytest
 
 from understudy.data.stats.normalization import Statistics
-from understudy.data.stats.outliers import refuse_far
+from understudy.data.stats.outliers import check_outliers
 from understudy.errors import DatasetError
 
 
@@ -16,16 +16,16 @@ def known(column: np.ndarray) -> Statistics:
 
 @pytest.mark.parametrize("level", [1.0, 4096.0, -101_325.0])
 @pytest.mark.parametrize("rest", [0.0, 7.0])
-def test_a_sensor_that_rests_nearly_always_is_no_error(level: float, rest: float) -> None:
+def test_outliers_a_sensor_that_rests_nearly_always_is_no_error(level: float, rest: float) -> None:
     column = np.full(5000, rest)
     column[2000:2040] = level
     of = known(column)
-    refuse_far("observation.state", of, of.min, of.max, [])
+    check_outliers("observation.state", of, of.min, of.max, [])
 
 
-def test_one_absurd_value_among_equal_ones_is() -> None:
+def test_outliers_one_absurd_value_among_equal_ones_is() -> None:
     column = np.zeros(5000)
     column[7] = 1e9
     of = known(column)
     with pytest.raises(DatasetError):
-        refuse_far("observation.state", of, of.min, of.max, [])
+        check_outliers("observation.state", of, of.min, of.max, [])

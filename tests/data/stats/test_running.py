@@ -1,11 +1,12 @@
-"""Statistics gathered in parts equal those of everything at once, quantiles included."""
+"""Running statistics: parts give the figures of the whole, quantiles included."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.data.stats.running import NAMES, QUANTILES, PictureStatistics, RunningStatistics, counting
+from understudy.data.stats.image_statistics import ImageStatistics, counted_images
+from understudy.data.stats.running import NAMES, QUANTILES, RunningStatistics
 
 LEVELS = list(QUANTILES.values())
 
@@ -23,7 +24,7 @@ def plain(values: np.ndarray) -> dict[str, np.ndarray]:
     dtype=st.sampled_from(["float32", "float64", "int64", "uint8", "bool"]),
     seed=st.integers(0, 99),
 )
-def test_parts_equal_the_whole(parts: list[int], shape: tuple[int, ...], dtype: str, seed: int) -> None:
+def test_running_parts_equal_the_whole(parts: list[int], shape: tuple[int, ...], dtype: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     chunks = [(rng.normal(40, 30, (n, *shape)).clip(0, 200)).astype(dtype) for n in parts]
     total = RunningStatistics(shape)
@@ -37,7 +38,7 @@ def test_parts_equal_the_whole(parts: list[int], shape: tuple[int, ...], dtype: 
         np.testing.assert_allclose(got[name], figure, rtol=1e-12, atol=1e-12, err_msg=name)
 
 
-def test_variance_survives_a_large_mean() -> None:
+def test_running_variance_survives_a_large_mean() -> None:
     values = np.random.default_rng(0).normal(0, 1, (4000, 1)) + 1e9
     total = RunningStatistics((1,))
     for chunk in np.array_split(values, 50):
@@ -45,13 +46,13 @@ def test_variance_survives_a_large_mean() -> None:
     np.testing.assert_allclose(total.result()["std"], values.std(0), rtol=1e-6)
 
 
-def test_beyond_what_is_kept_quantiles_stay_close_and_moments_exact() -> None:
+def test_running_beyond_limit_quantiles_close_moments_exact() -> None:
     rng = np.random.default_rng(1)
     values = np.concatenate([rng.normal(k, 1 + k, (2000, 2)) for k in range(6)])  # parts unlike each other
     total = RunningStatistics((2,), keep=1000)
     for chunk in np.array_split(values, 7):
         total.add(chunk)
-    assert sum(len(kept) for kept in total._kept) <= 1000
+    assert len(total._sample) <= 1000
     got, expected = total.result(), plain(values)
     for name in ("min", "max", "mean", "std"):
         np.testing.assert_allclose(got[name], expected[name], rtol=1e-10)
@@ -60,7 +61,7 @@ def test_beyond_what_is_kept_quantiles_stay_close_and_moments_exact() -> None:
         assert np.abs(rank - level).max() < 0.03, name
 
 
-def test_quantiles_are_not_the_mean_of_the_parts() -> None:
+def test_running_quantiles_are_not_the_mean_of_the_parts() -> None:
     """Half the episodes at 0, half at 10: the median of a part says nothing of the whole's q90."""
     total = RunningStatistics((1,))
     for value in (0.0, 10.0):
@@ -69,7 +70,7 @@ def test_quantiles_are_not_the_mean_of_the_parts() -> None:
     assert (got["q10"], got["q90"]) == (0.0, 10.0)
 
 
-def test_what_is_not_finite_is_left_out() -> None:
+def test_running_ignores_non_finite() -> None:
     values = np.array([[1.0, np.nan], [3.0, np.inf], [2.0, np.nan]])
     total = RunningStatistics((2,))
     total.add(values)
@@ -80,20 +81,20 @@ def test_what_is_not_finite_is_left_out() -> None:
     assert got["count"].tolist() == [3]
 
 
-def test_wrong_shapes_and_nothing_counted() -> None:
+def test_running_refuses_wrong_shapes_and_no_rows() -> None:
     with pytest.raises(ValueError, match="expected"):
         RunningStatistics((3,)).add(np.zeros((4, 2)))
     with pytest.raises(ValueError, match="expected"):
-        PictureStatistics().merge(PictureStatistics(first=1))
+        ImageStatistics().merge(ImageStatistics(first=1))
     with pytest.raises(ValueError, match="no rows"):
         RunningStatistics((3,)).result()
-    with pytest.raises(ValueError, match="no pictures"):
-        PictureStatistics().result()
+    with pytest.raises(ValueError, match="no images"):
+        ImageStatistics().result()
 
 
-def test_pictures_channel_by_channel() -> None:
+def test_running_images_channel_by_channel() -> None:
     pictures = np.random.default_rng(0).integers(10, 240, (9, 20, 30, 3)).astype(np.uint8)
-    total, half = PictureStatistics(), PictureStatistics(first=4)
+    total, half = ImageStatistics(), ImageStatistics(first=4)
     for picture in pictures[:4]:
         total.add(picture)
     for picture in pictures[4:]:
@@ -110,22 +111,22 @@ def test_pictures_channel_by_channel() -> None:
 
 @settings(max_examples=60)
 @given(parts=st.lists(st.integers(0, 30), min_size=1, max_size=5).filter(any), keep=st.integers(2, 40))
-def test_which_pictures_count_follows_from_their_numbers(parts: list[int], keep: int) -> None:
+def test_running_counted_images_follow_from_numbers(parts: list[int], keep: int) -> None:
     """However they come: in parts that are merged, or passing over those that are not to count."""
     pictures = np.random.default_rng(sum(parts)).integers(0, 256, (sum(parts), 4, 5, 3)).astype(np.uint8)
-    total, sparse, first = PictureStatistics(keep=keep), PictureStatistics(keep=keep), 0
+    total, sparse, first = ImageStatistics(keep=keep), ImageStatistics(keep=keep), 0
     for count in parts:
-        part = PictureStatistics(first=first, keep=keep)
+        part = ImageStatistics(first=first, keep=keep)
         for picture in pictures[first : first + count]:
             part.add(picture)
         total.merge(part)
         first += count
-    counted = counting(0, len(pictures), keep)
+    counted = counted_images(0, len(pictures), keep)
     assert len(pictures) <= keep or keep / 2 <= len(counted) <= keep
     for number in counted:
-        sparse.skip(number - sparse.pictures)
+        sparse.skip(number - sparse.images)
         sparse.add(pictures[number])
-    sparse.skip(len(pictures) - sparse.pictures)
+    sparse.skip(len(pictures) - sparse.images)
     pixels = pictures[:: counted.step].reshape(-1, 3) / 255
     for name, figure in sparse.result().items():
         assert np.array_equal(total.result()[name], figure), name
@@ -134,12 +135,12 @@ def test_which_pictures_count_follows_from_their_numbers(parts: list[int], keep:
     assert total.result()["count"].tolist() == [len(counted)]
 
 
-def test_large_pictures_are_strided() -> None:
+def test_running_large_images_are_strided() -> None:
     picture = np.zeros((480, 640, 3), np.uint8)
     picture[::4, ::4] = 255  # what a stride of 640 // 150 = 4 sees
-    total = PictureStatistics()
+    total = ImageStatistics()
     total.add(picture)
     assert total.result()["mean"].reshape(3).tolist() == [1.0] * 3
-    small = PictureStatistics()
+    small = ImageStatistics()
     small.add(picture[:200, :200])
     assert small.result()["mean"].reshape(3).tolist() == [1 / 16] * 3

@@ -1,4 +1,4 @@
-"""A pool of sources has the statistics of all its rows: moments to rounding, quantiles from rows, in any sequence."""
+"""Summaries: a pool has the statistics of all its rows, in any order of the sources."""
 
 import numpy as np
 import pytest
@@ -6,15 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.data.stats import summary
-from understudy.data.stats.summary import Gathering, Summary, pooled, stride_of
+from understudy.data.stats.summary import Summary, SummaryBuilder, pool, quantile_stride
 
 
 def of(rows: np.ndarray, stride: int = 1, cuts: tuple[int, ...] = ()) -> Summary:
     """The summary of rows that come in parts."""
-    gathering = Gathering(len(rows), stride)
+    builder = SummaryBuilder(len(rows), stride)
     for part in np.split(rows, sorted(cuts)):
-        gathering.add(part)
-    return gathering.summary()
+        builder.add(part)
+    return builder.summary()
 
 
 def bits(figures: object) -> list[bytes]:
@@ -40,9 +40,9 @@ def drawn(seed: int, lengths: list[int], dtype: str = "float32") -> list[np.ndar
     dtype=st.sampled_from(["float32", "float64", "int64", "bool"]),
     seed=st.integers(0, 99),
 )
-def test_one_source_has_numpys_own_figures_bit_for_bit(n: int, cuts: list[int], dtype: str, seed: int) -> None:
+def test_summary_one_source_has_numpys_own_figures_bit_for_bit(n: int, cuts: list[int], dtype: str, seed: int) -> None:
     rows = drawn(seed, [n], dtype)[0]
-    got = pooled([of(rows, cuts=tuple(c for c in cuts if c <= n))])
+    got = pool([of(rows, cuts=tuple(c for c in cuts if c <= n))])
     assert got.count == n
     for dim in range(3):
         x = np.ascontiguousarray(rows[:, dim]).astype(np.float64)
@@ -52,31 +52,33 @@ def test_one_source_has_numpys_own_figures_bit_for_bit(n: int, cuts: list[int], 
 
 @settings(max_examples=60)
 @given(lengths=st.lists(st.integers(1, 60), min_size=2, max_size=6), seed=st.integers(0, 999), data=st.data())
-def test_a_pool_equals_its_rows_and_no_sequence_shows(lengths: list[int], seed: int, data: st.DataObject) -> None:
+def test_summary_a_pool_equals_its_rows_and_no_sequence_shows(
+    lengths: list[int], seed: int, data: st.DataObject
+) -> None:
     sources = drawn(seed, lengths)
     parts = [of(rows) for rows in sources]
-    got, rows = pooled(parts), np.concatenate(sources).astype(np.float64)
+    got, rows = pool(parts), np.concatenate(sources).astype(np.float64)
     assert got.count == len(rows)
     np.testing.assert_allclose(got.mean, rows.mean(0), rtol=1e-12, atol=1e-12 * np.abs(rows).max())
     np.testing.assert_allclose(got.std[:2] ** 2, rows.var(0)[:2], rtol=1e-12)
     np.testing.assert_array_equal([got.min, got.max], [rows.min(0), rows.max(0)])
     np.testing.assert_array_equal([got.q01, got.q99], np.quantile(rows, [0.01, 0.99], axis=0))
     shuffled = data.draw(st.permutations(parts))
-    assert bits(pooled(shuffled)) == bits(got)
+    assert bits(pool(shuffled)) == bits(got)
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_the_mean_of_quantiles_is_no_quantile(whole: bool) -> None:
+def test_summary_the_mean_of_quantiles_is_no_quantile(whole: bool) -> None:
     """The control: two sources, one shifted by a hundred deviations; weighting their quantiles by rows misses both."""
     rng = np.random.default_rng(3)
     sources = [rng.normal(0, 1, (4000, 1)), rng.normal(100, 1, (4000, 1))]
     rows = np.concatenate(sources)
     truth = np.quantile(rows, [0.01, 0.99])
     if whole:
-        got = pooled([of(source) for source in sources])
+        got = pool([of(source) for source in sources])
         assert [got.q01[0], got.q99[0]] == truth.tolist()
         return
-    each = [pooled([of(source)]) for source in sources]
+    each = [pool([of(source)]) for source in sources]
     wrong = np.mean([[s.q01[0], s.q99[0]] for s in each], axis=0)
     assert np.abs(wrong - truth).min() > 45  # of a range of 105
     spread = np.mean([s.std[0] ** 2 for s in each]) ** 0.5  # nor the mean of the variances the variance
@@ -85,32 +87,32 @@ def test_the_mean_of_quantiles_is_no_quantile(whole: bool) -> None:
 
 @settings(max_examples=30)
 @given(lengths=st.lists(st.integers(1, 900), min_size=1, max_size=6), seed=st.integers(0, 99))
-def test_beyond_the_bound_moments_stay_and_quantiles_are_of_rows(lengths: list[int], seed: int) -> None:
+def test_summary_beyond_the_bound_moments_stay_and_quantiles_are_of_rows(lengths: list[int], seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(summary, "ROWS", 256)
         sources = drawn(seed, lengths)
         rows = np.concatenate(sources).astype(np.float64)
-        stride = stride_of(len(rows))
+        stride = quantile_stride(len(rows))
         parts = [of(source, stride, cuts=(len(source) // 3,)) for source in sources]
         kept = sum(len(part.rows) for part in parts)
         assert min(len(rows), 128) <= kept <= 256 + len(parts)
         for source, part in zip(sources, parts):  # over the blocks, too
             np.testing.assert_array_equal(part.rows, source[::stride])
-        got = pooled(parts)
+        got = pool(parts)
         np.testing.assert_allclose(got.mean, rows.mean(0), rtol=1e-10, atol=1e-12 * np.abs(rows).max())
         np.testing.assert_allclose(got.std[:2] ** 2, rows.var(0)[:2], rtol=1e-12)
         assert (got.min == rows.min(0)).all()
         assert (got.max == rows.max(0)).all()
-        assert bits(pooled(parts[::-1])) == bits(got)
+        assert bits(pool(parts[::-1])) == bits(got)
 
 
-def test_the_error_of_thinned_quantiles_is_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_summary_error_of_sampled_quantiles_is_within_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks within three standard errors of half the bound, as the module says of its own bound."""
     monkeypatch.setattr(summary, "ROWS", 1 << 12)
     rng = np.random.default_rng(0)
     sources = [rng.normal(place, 1 + place, (n, 8)) for place, n in ((0, 9000), (1, 30_000), (5, 21_000))]
     rows = np.concatenate(sources)
-    got = pooled([of(source, stride_of(len(rows))) for source in sources])
+    got = pool([of(source, quantile_stride(len(rows))) for source in sources])
     bound = 3 * np.sqrt(0.01 * 0.99 / (summary.ROWS / 2))
     assert bound < 0.007
     assert np.abs((rows < got.q01).mean(0) - 0.01).max() < bound
@@ -119,16 +121,16 @@ def test_the_error_of_thinned_quantiles_is_what_is_said(monkeypatch: pytest.Monk
 
 
 @given(total=st.integers(1, 1 << 40), period=st.integers(1, 200))
-def test_strides_meet_every_place_of_a_run_and_nest(total: int, period: int) -> None:
-    stride = stride_of(total, period)
+def test_summary_strides_meet_every_place_of_a_run_and_nest(total: int, period: int) -> None:
+    stride = quantile_stride(total, period)
     assert np.gcd(stride, period) == 1
     assert total <= stride * summary.ROWS
     assert stride == 1 or total > stride * summary.ROWS // 7  # at least a seventh of the bound is kept
-    larger = stride_of(total * 3, period)
+    larger = quantile_stride(total * 3, period)
     assert larger % stride == 0
 
 
-def test_a_stride_that_divides_the_run_sees_one_place_of_it() -> None:
+def test_summary_a_stride_that_divides_the_run_sees_one_place_of_it() -> None:
     """The control of the test above: of runs of 16 that count 0..15, every 8th row shows two of the values."""
     rows = np.tile(np.arange(16.0), 1000)[:, None]
     assert len(np.unique(of(rows, 8).rows)) == 2
@@ -136,36 +138,36 @@ def test_a_stride_that_divides_the_run_sees_one_place_of_it() -> None:
 
 
 @pytest.mark.parametrize("stride", [1, 3, 4, 7, 25])
-def test_every_so_many_rows_are_kept_across_blocks(monkeypatch: pytest.MonkeyPatch, stride: int) -> None:
+def test_summary_keeps_every_stride_th_row_across_blocks(monkeypatch: pytest.MonkeyPatch, stride: int) -> None:
     monkeypatch.setattr(summary, "ROWS", 10)
     rows = drawn(0, [103])[0]
     np.testing.assert_array_equal(of(rows, stride, (7, 8, 60)).rows, rows[::stride])
 
 
-def test_what_was_kept_finely_serves_coarsely() -> None:
+def test_summary_thinned_equals_coarse_summary() -> None:
     rows = drawn(0, [100])[0]
     np.testing.assert_array_equal(of(rows, 2).thinned(8).rows, of(rows, 8).rows)
     assert of(rows, 2).thinned(0).rows.shape == (0, 3)
 
 
-def test_figures_that_do_not_follow_are_nan() -> None:
+def test_summary_figures_that_do_not_follow_are_nan() -> None:
     a, b = drawn(1, [50, 70])
     without = of(a).thinned(0)
-    got = pooled([without, of(b)])
+    got = pool([without, of(b)])
     both = np.concatenate([a, b]).astype(np.float64)
     np.testing.assert_allclose(got.std[:2], both.std(0)[:2], rtol=1e-12)
     assert np.isnan([got.q01, got.q99]).all()
     unknown = Summary(0, without.mean, without.std, without.min, without.max, without.rows, 0)
-    got = pooled([unknown, of(b)])
+    got = pool([unknown, of(b)])
     assert np.isnan([got.mean, got.std]).all()
     assert (got.max == both.max(0)).all()
 
 
-def test_misuse_is_refused() -> None:
-    gathering = Gathering(5, 1)
-    gathering.add(np.zeros((3, 2)))
-    with pytest.raises(ValueError, match="2 rows are still to come"):
-        gathering.summary()
+def test_summary_misuse_is_refused() -> None:
+    builder = SummaryBuilder(5, 1)
+    builder.add(np.zeros((3, 2)))
+    with pytest.raises(ValueError, match="3 of 5"):
+        builder.summary()
     a = drawn(1, [50])[0]
     with pytest.raises(ValueError, match="strides"):
-        pooled([of(a), of(a, 2)])
+        pool([of(a), of(a, 2)])

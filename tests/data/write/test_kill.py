@@ -1,4 +1,4 @@
-"""kill -9 at every file operation and at random instants: the folder opens with exactly what was saved, and goes on."""
+"""EpisodeWriter under kill -9 at any file operation: the folder holds the saved episodes and can be resumed."""
 
 import os
 import signal
@@ -96,7 +96,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir())
 
 
-def test_there_are_as_many_points_as_file_operations(killed: list[Path], whole: Path) -> None:
+def test_kill_there_are_as_many_points_as_file_operations(killed: list[Path], whole: Path) -> None:
     assert len(killed) > 40
     saved = [root.with_suffix(".saved").stat().st_size for root in killed]
     assert saved == sorted(saved)
@@ -104,7 +104,7 @@ def test_there_are_as_many_points_as_file_operations(killed: list[Path], whole: 
     assert files(killed[-1]) == files(whole)
 
 
-def test_every_point_opens_with_what_was_saved_and_goes_on(
+def test_kill_every_point_opens_with_what_was_saved_and_goes_on(
     killed: list[Path], whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group, "MAX_EPISODES", 2)
@@ -155,7 +155,7 @@ def test_killed_at_random_instants_again_and_again(seed: int, tmp_path: Path, mo
     check(root, found + 1)
 
 
-def test_a_draft_is_no_part_of_the_folder_it_becomes(tmp_path: Path) -> None:
+def test_kill_a_draft_is_no_part_of_the_folder_it_becomes(tmp_path: Path) -> None:
     draft = temporary_name(tmp_path / "data")
     assert draft.parent == tmp_path
     assert draft.name.startswith(".data.")

@@ -54,7 +54,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def opened(root: Path, window: str = "none", **options: Any) -> EpisodeDataset:
-    return EpisodeDataset(root, delta_timestamps=WINDOWS[window], picture_cache_bytes=0, **options)
+    return EpisodeDataset(root, delta_timestamps=WINDOWS[window], frame_cache_bytes=0, **options)
 
 
 def equal(batch: Batch, plain: Batch) -> bool:
@@ -179,7 +179,7 @@ def test_clip_reader_decodes_each_frame_once(
 
     def pictures(episode: np.ndarray, frame: np.ndarray) -> list[int]:
         """Those that samples of a clip need, each once."""
-        rows, frames = data.video_frames(episode, frame)
+        rows, frames = data.frames_to_decode(episode, frame)
         return np.unique(first[rows][:, None] + frames[TOP].reshape(len(frame), -1)).tolist()
 
     # What is made ahead hangs on the threads: `batches` allows 3 batches beyond those that were taken, into the next
@@ -234,7 +234,7 @@ def test_clip_reader_cost_does_not_depend_on_the_gop(roots: dict[str, Path], mon
 
 def test_first_runs_of_the_first_batch_are_short_and_later_ones_take_turns(roots: dict[str, Path]) -> None:
     data = opened(roots["gop 2"], episodes=[2])
-    rows, frames = data.video_frames(np.full(41, 2), np.arange(41))
+    rows, frames = data.frames_to_decode(np.full(41, 2), np.arange(41))
     positions = list(range(100, 141))
     reader = ClipReader(
         data, TOP, positions, rows, frames[TOP], DecodePolicy(16, False), [0, 5], Cursors(1), Converter()

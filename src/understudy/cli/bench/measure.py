@@ -106,7 +106,7 @@ class Setting:
 
 def picture_bytes(data: EpisodeDataset) -> int:
     """Bytes of one decoded frame of all cameras; 0 without video."""
-    readers = [data.pictures.reader(camera, 0) for camera in videos(data)]
+    readers = [data.video_frames.reader(camera, 0) for camera in videos(data)]
     return sum(reader.height * reader.width * 3 for reader in readers)
 
 

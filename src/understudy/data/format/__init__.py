@@ -8,7 +8,7 @@ lerobot_v2        reader of v2.0 and v2.1
 lerobot_v3        reader of v3.0 and v3.1
 json_files        JSON files of `meta/`, checked value by value
 path_templates    path templates of info.json
-recorded_stats    the statistics that a dataset brings along
-complete          data and video files that are missing
+recorded_stats    statistics recorded with a dataset
+missing_files     data and video files that are missing
 rename            a dataset under standard key names
 """

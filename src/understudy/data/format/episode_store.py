@@ -1,7 +1,7 @@
-"""The episode table of a large dataset, read from its metadata by one process of the host and mapped by the others.
+"""Episode tables of large datasets: parsed by one process of the host, memory-mapped by the others.
 
-What is mapped is what was read: its name follows from the metadata's files and their versions, and from all else that
-the reading depends on. Small datasets are read by everybody.
+The key of a stored table covers the metadata files, their versions and everything else that parsing depends on. Small
+datasets are parsed by each process.
 """
 
 from __future__ import annotations
@@ -23,74 +23,81 @@ from understudy.storage.files import Files
 _KINDS = (EpisodeTable, Videos, FileTable)
 
 
-def episodes_once(
+def load_episode_table(
     files: Files,
     info: Mapping[str, Any],
-    meta: Callable[[], Iterable[str]],
-    follows: Any,
+    meta_files: Callable[[], Iterable[str]],
+    depends_on: Any,
     oddities: list[str],
     read: Callable[[list[str]], EpisodeTable],
 ) -> EpisodeTable:
-    """The table that `read(oddities)` gives, from the host's files where it is large by what info.json says.
+    """Return `read(oddities)`, shared with other processes of the host if info.json declares a large dataset.
 
     Args:
-        meta: gives the files that it is read from. follows: what else it follows from (plain values).
-        oddities: what was odd in reading it is added.
+        files: the dataset's files.
+        info: content of info.json.
+        meta_files: lists the files that `read` parses.
+        depends_on: plain values that the table also depends on.
+        oddities: receives irregularities of the metadata.
+        read: parses the table.
     """
-    said = info.get("total_episodes")
-    if isinstance(said, bool) or not isinstance(said, int) or said < mapped.LEAST:
+    total = info.get("total_episodes")
+    if isinstance(total, bool) or not isinstance(total, int) or total < mapped.LEAST:
         return read(oddities)
 
     def versions() -> list[tuple[str, str]]:
-        return [(path, files.version(path)) for path in meta()]
+        return [(path, files.version(path)) for path in meta_files()]
 
     before = versions()
-    what = [_code(), files.root, before, info, follows]
-    key = hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()
+    parts = [_code_version(), files.root, before, info, depends_on]
+    key = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
     def make() -> tuple[mapped.Table, bool]:
         odd: list[str] = []
         table = read(odd)
-        pa.default_memory_pool().release_unused()  # more than the table takes
+        pa.default_memory_pool().release_unused()  # more than the table itself
         worth = len(table) >= mapped.LEAST and versions() == before
         arrays: dict[str, np.ndarray] = {}
-        said = _apart(table, "table", arrays)
-        return mapped.Table(arrays, {"table": said, "oddities": odd}), worth
+        structure = _split_arrays(table, "table", arrays)
+        return mapped.Table(arrays, {"table": structure, "oddities": odd}), worth
 
     cache = files.remote.cache if files.remote is not None else ""
     found = mapped.once_per_host(key, make, cache)
     oddities += found.note["oddities"]
-    table: EpisodeTable = _together(found.note["table"], found.arrays)
+    table: EpisodeTable = _join_arrays(found.note["table"], found.arrays)
     return table
 
 
-def _code() -> list[tuple[str, int, int]]:
-    """What says that the reading itself has changed."""
+def _code_version() -> list[tuple[str, int, int]]:
+    """Size and time of each source file that parses metadata."""
     sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(mapped.__file__)]
     there = [(path.name, path.stat()) for path in sources]
     return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in there]
 
 
-def _apart(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
-    """What JSON can say of a table, its arrays put into `arrays` by name."""
+def _split_arrays(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
+    """Describe a table as JSON values; its arrays go to `arrays` by name."""
     if isinstance(value, np.ndarray):
         arrays[name] = value
         return {"array": name}
     if isinstance(value, _KINDS):
-        parts = {own.name: _apart(getattr(value, own.name), f"{name}.{own.name}", arrays) for own in fields(value)}
+        parts = {
+            own.name: _split_arrays(getattr(value, own.name), f"{name}.{own.name}", arrays) for own in fields(value)
+        }
         return {"kind": type(value).__name__, "fields": parts}
     if isinstance(value, Mapping):
-        return {"mapping": [[key, _apart(one, f"{name}.{key}", arrays)] for key, one in value.items()]}
+        return {"mapping": [[key, _split_arrays(one, f"{name}.{key}", arrays)] for key, one in value.items()]}
     assert value is None or isinstance(value, str | bool), f"{name}: a {type(value).__name__}"
     return {"value": value}
 
 
-def _together(said: Mapping[str, Any], arrays: mapped.Arrays) -> Any:
-    if "array" in said:
-        return arrays[said["array"]]
-    if "kind" in said:
-        kind = next(kind for kind in _KINDS if kind.__name__ == said["kind"])
-        return kind(**{name: _together(one, arrays) for name, one in said["fields"].items()})
-    if "mapping" in said:
-        return {key: _together(one, arrays) for key, one in said["mapping"]}
-    return said["value"]
+def _join_arrays(structure: Mapping[str, Any], arrays: mapped.Arrays) -> Any:
+    """Invert `_split_arrays`."""
+    if "array" in structure:
+        return arrays[structure["array"]]
+    if "kind" in structure:
+        kind = next(kind for kind in _KINDS if kind.__name__ == structure["kind"])
+        return kind(**{name: _join_arrays(one, arrays) for name, one in structure["fields"].items()})
+    if "mapping" in structure:
+        return {key: _join_arrays(one, arrays) for key, one in structure["mapping"]}
+    return structure["value"]

@@ -1,6 +1,6 @@
-"""Which episodes there are and in which files their rows and pictures lie: a few integers per episode, in numpy.
+"""The episode table: lengths, data files and video files of all episodes, a few integers each, in numpy.
 
-Both formats fill these tables; nothing behind them knows which format it was.
+The readers of both formats fill these tables. Other modules do not know the format.
 """
 
 import re
@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from understudy.data.format.path_templates import filled
+from understudy.data.format.path_templates import fill_template
 from understudy.errors import DatasetError
 from understudy.storage import mapped
 from understudy.storage.files import Files
@@ -21,12 +21,12 @@ _CHUNK = re.compile(r"chunk-\d+")
 
 @dataclass(frozen=True)
 class FileTable:
-    """The files of one kind (rows, or one camera's videos), named by a template and two integers each.
+    """Files of one kind (data, or one camera's videos), named by a template and two integers each.
 
     Attributes:
         template: path under the root, e.g. "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet".
-        chunk, number: int64 (F,), what the template's chunk and file (or episode) fields are filled with.
-        key: the camera, "" for rows.
+        chunk, number: int64 (F,), values of the template's chunk and file (or episode) fields.
+        key: the camera, "" for data files.
     """
 
     template: str
@@ -38,9 +38,9 @@ class FileTable:
         return len(self.number)
 
     def path(self, file: int) -> str:
-        """The path that the dataset's own template gives."""
+        """Path by the dataset's own template."""
         chunk, number = int(self.chunk[file]), int(self.number[file])
-        return filled(
+        return fill_template(
             self.template,
             episode_chunk=chunk,
             chunk_index=chunk,
@@ -51,13 +51,13 @@ class FileTable:
 
     @property
     def named_apart(self) -> bool:
-        """Whether no two files have the same name: that of an episode, not a number that starts anew in each chunk."""
+        """Whether file names are unique: they hold the episode id instead of a number that restarts per chunk."""
         return "{episode_index" in self.template.rpartition("/")[2]
 
     def find(self, files: Files, file: int) -> str:
-        """The path where the file really lies: by the template, else under the same name in another chunk folder
-        (real datasets name chunks that do not exist) where names tell files apart. The template's path when it is
-        nowhere.
+        """Find a file by the template, else by its unique name in another chunk folder.
+
+        Real datasets name chunks that do not exist. Returns the template's path when the file is missing.
         """
         path = self.path(file)
         if not files.is_local or not self.named_apart or files.exists(path):
@@ -76,17 +76,17 @@ class FileTable:
 
 @dataclass(frozen=True)
 class Videos:
-    """Where one camera's pictures lie.
+    """Video files of one camera, and the place of each episode in them.
 
     Attributes:
-        files: its video files.
+        files: the video files.
         file: int32 (N,), the file of each episode, -1 where the metadata names none.
-        first: int64 (N,), which picture of that file is the episode's first, in display order.
-        drift: float64 (F,), pictures by which the recorded `from_timestamp`s of a file differ at most from `first`;
+        first: int64 (N,), frame number of the episode's first frame in that file, in display order.
+        drift: float64 (F,), most frames by which the recorded `from_timestamp`s of a file differ from `first`;
             infinite where several episodes share a file and no time is recorded.
-        expected: int64 (F,), pictures a file should hold: the lengths of its episodes together.
-        timed: int64 (N,), the picture that an episode's recorded time names, of files whose times are whole pictures,
-            overlap nowhere and leave gaps; -1 for the episodes of other files. None where there is no such file.
+        expected: int64 (F,), frames that a file should hold: the sum of its episodes' lengths.
+        first_by_time: int64 (N,), frame number by an episode's recorded time, in files whose times are whole frames,
+            do not overlap and leave gaps; -1 for the episodes of other files. None where there is no such file.
     """
 
     files: FileTable
@@ -94,22 +94,23 @@ class Videos:
     first: np.ndarray
     drift: np.ndarray
     expected: np.ndarray
-    timed: np.ndarray | None = None
+    first_by_time: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class EpisodeTable:
-    """All episodes, keyed by episode id and in ascending order of it. A *row* is a position in this table.
+    """All episodes, in ascending order of their ids. A *row* is a position in this table.
 
     Attributes:
         ids: int64 (N,), unique, ascending, gaps allowed.
         lengths: int64 (N,), frames.
         index_from: int64 (N,), dataset-wide number of the first frame.
-        data: the files with rows; data_file: int32 (N,), which of them; data_row: int64 (N,), the episode's first row
-            in it if the file holds exactly the episodes listed for it.
-        videos: camera key -> where its pictures lie.
+        data: the data files.
+        data_file: int32 (N,), the data file of each episode.
+        data_row: int64 (N,), the episode's first row there, if the file holds exactly the episodes listed for it.
+        videos: camera key -> its video files.
         task_offsets, task_indices: int64 (N+1,), int32: row r has task_indices[task_offsets[r]:task_offsets[r+1]].
-        own_files: each episode has a data file of its own, which its file name says.
+        own_files: each episode has its own data file, named after it.
     """
 
     ids: np.ndarray
@@ -126,7 +127,7 @@ class EpisodeTable:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __getstate__(self) -> bytes:  # many equal and rising numbers: a worker process gets a quarter of the bytes
+    def __getstate__(self) -> bytes:  # compresses to a quarter: many equal and rising numbers
         return zlib.compress(mapped.dumps(dict(self.__dict__)), 1)
 
     def __setstate__(self, state: bytes) -> None:
@@ -134,7 +135,7 @@ class EpisodeTable:
 
     @cached_property
     def frames(self) -> int:
-        """Frames of all episodes together."""
+        """Frames of all episodes."""
         return int(self.lengths.sum())
 
     @cached_property
@@ -142,11 +143,11 @@ class EpisodeTable:
         return bool(len(self.ids) == 0 or (self.ids[0] == 0 and self.ids[-1] == len(self.ids) - 1))
 
     def row_of(self, episode: int) -> int:
-        """The row of an episode id. Raises DatasetError for an id that is not there."""
+        """Row of an episode id. Raises DatasetError for an unknown id."""
         return int(self.rows_of(np.asarray([episode]))[0])
 
     def rows_of(self, episodes: np.ndarray | Iterable[int]) -> np.ndarray:
-        """Rows int64 (B,) of episode ids (B,). Raises DatasetError naming the first id that is not there."""
+        """Rows int64 (B,) of episode ids (B,). Raises DatasetError with the first unknown id."""
         ids = np.asarray(episodes, dtype=np.int64)
         if len(self) == 0:
             rows, known = np.zeros(len(ids), np.int64), np.zeros(len(ids), bool)
@@ -163,12 +164,12 @@ class EpisodeTable:
         return rows
 
     def tasks_of(self, row: int) -> np.ndarray:
-        """Task indices of a row, int32; -1 for a text that the task list lacks."""
+        """Task indices of a row, int32; -1 for a text that is not in the task list."""
         return self.task_indices[int(self.task_offsets[row]) : int(self.task_offsets[row + 1])]
 
 
 def describe_ids(ids: np.ndarray) -> str:
-    """A short text for a long list of ids: "0-7", "0, 2, 5, ... 90"."""
+    """Format a list of ids briefly: "0-7", "0, 2, 5, ... 90"."""
     if len(ids) == 0:
         return "none"
     if len(ids) > 2 and int(ids[-1]) - int(ids[0]) == len(ids) - 1:
@@ -178,9 +179,12 @@ def describe_ids(ids: np.ndarray) -> str:
 
 
 def starts_within(file: np.ndarray, order: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Where each episode starts in its file: the lengths of the episodes before it there, in the given order.
+    """Start of each episode in its file, int64 (N,): the lengths of the episodes before it there.
 
-    Args: file int (N,), order (N,) any sortable, lengths int64 (N,). Returns int64 (N,). Ties keep the row order.
+    Args:
+        file: int (N,), the file of each episode.
+        order: (N,), sort key of the episodes in a file. Ties keep the row order.
+        lengths: int64 (N,).
     """
     by_file = np.lexsort((order, file))
     ends = np.cumsum(lengths[by_file])

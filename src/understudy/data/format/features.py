@@ -1,4 +1,4 @@
-"""What a dataset says its columns and cameras are (`features` in meta/info.json), checked. Nothing is read here."""
+"""Declared columns and cameras of a dataset (`features` in meta/info.json), checked. Reads no file."""
 
 import math
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ import numpy as np
 from understudy.errors import DatasetError
 
 INDEX_KEYS = ("index", "episode_index", "frame_index", "timestamp", "task_index")
-"""The keys every sample has; a reader makes up what the rows lack."""
+"""Keys of every sample; the reader computes those that the rows lack."""
 
-_PICTURES = ("video", "image")
+_IMAGES = ("video", "image")
 _TEXTS = ("string", "language")
-_LARGE = 1 << 23  # pixels of a 4K picture, 24 MB
+_LARGE = 1 << 23  # pixels of a 4K image, 24 MB
 _NAME = "name it with letters, digits, dots and underscores"
 
 
@@ -23,12 +23,12 @@ class Feature:
     """One entry of `features`.
 
     Attributes:
-        key: its name, e.g. "observation.state".
+        key: name, e.g. "observation.state".
         dtype: a numpy dtype name, or "video", "image", "string", "language".
-        shape: as declared; (H, W, C) or (C, H, W) for pictures.
+        shape: as declared; (H, W, C) or (C, H, W) for images.
         names: names of the dimensions as declared (list, nested list, dict or None).
-        info: what the entry says of the encoding (`info` or the older `video_info`), {} when nothing.
-        is_vector: a value of shape (1,) is a vector of one number, and not a scalar as in LeRobot.
+        info: encoding of the images (`info` or the older `video_info`), {} when there is none.
+        is_vector: a value of shape (1,) is a vector of one number instead of a scalar as in LeRobot.
     """
 
     key: str
@@ -39,36 +39,39 @@ class Feature:
     is_vector: bool = False
 
     @property
-    def is_picture(self) -> bool:
-        """A camera, however its images are stored: as video, as encoded images, or as arrays in the rows."""
+    def is_camera(self) -> bool:
+        """Whether this is a camera, stored as video, as encoded images, or as arrays in the rows."""
         return self.is_encoded or self.is_array
 
     @property
     def is_encoded(self) -> bool:
-        return self.dtype in _PICTURES
+        """Whether this is a camera stored as video or encoded images."""
+        return self.dtype in _IMAGES
 
     @property
     def is_array(self) -> bool:
-        """A camera whose images are arrays in the rows: uint8, with three colours as the first or the last axis."""
-        return self.looks_like_pictures and 3 in (self.shape[0], self.shape[2])
+        """Whether this is a camera stored as uint8 arrays, with three channels as the first or last axis."""
+        return self.looks_like_images and 3 in (self.shape[0], self.shape[2])
 
     @property
     def is_video(self) -> bool:
+        """Whether this is a camera stored as video."""
         return self.dtype == "video"
 
     @property
     def is_text(self) -> bool:
-        """Strings and nested language records: delivered as Python values, not tensors."""
+        """Whether values are strings or nested language records, delivered as Python values instead of tensors."""
         return self.dtype in _TEXTS
 
     @property
-    def looks_like_pictures(self) -> bool:
-        """Whether it is declared as bytes of (height, width, colours), or (colours, height, width)."""
+    def looks_like_images(self) -> bool:
+        """Whether the declaration is uint8 of (height, width, channels) or (channels, height, width)."""
         sides = sorted(self.shape)
         return self.dtype == "uint8" and len(sides) == 3 and sides[0] in (1, 3, 4) and sides[1] >= 8
 
     @property
     def is_depth(self) -> bool:
+        """Whether the video holds depth maps."""
         return any(self.info.get(key) is True for key in ("is_depth_map", "video.is_depth_map"))
 
     @property
@@ -78,42 +81,44 @@ class Feature:
 
     @property
     def dimension_names(self) -> list[str]:
-        """What the numbers of a vector are called, each once; their own numbers where the names do not fit.
+        """Names of a vector's dimensions; "0", "1", ... where the declared names are not unique or not as many.
 
-        Names are a list, or nested: LeRobot's {"motors": [...]}, a list in a list, a list per limb; or {name: number}.
+        Names are a list, nested (LeRobot's {"motors": [...]}, a list in a list, a list per limb), or {name: number}.
         """
         width = math.prod(self.shape)
-        names = _flat(self.names)
+        names = _flatten(self.names)
         if len(names) != width or len(set(names)) < width:
             return [str(number) for number in range(width)]
         return names
 
     @property
     def channels(self) -> int | None:
-        """Colour channels of a picture, None when the declared shape does not say."""
-        if not self.is_picture or len(self.shape) != 3:
+        """Channels of an image; None when the declared shape does not give them."""
+        if not self.is_camera or len(self.shape) != 3:
             return None
         return self.shape[0] if self._channels_first else self.shape[2]
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """Height and width of a picture, None when the declared shape does not say."""
+        """Height and width of an image; None when the declared shape does not give them."""
         if self.channels is None:
             return None
         height, width = self.shape[1:] if self._channels_first else self.shape[:2]
         return height, width
 
     @property
-    def most_pixels(self) -> int:
-        """Pixels that one picture may have at most: four times as many as declared, and 8 million in any case, since
-        many an info.json names another size, or the axes in another sequence; 64 million where it says no size."""
+    def max_pixels(self) -> int:
+        """Most pixels that one image may have: four times the declared size and at least 8 million.
+
+        The margin is for info.json files with another size or axis order. Without a declared size: 64 million.
+        """
         sides = sorted(self.shape)[-2:] if len(self.shape) == 3 else [0]
         declared = math.prod(sides)
         return max(4 * declared, _LARGE) if declared else 1 << 26
 
     @property
     def _channels_first(self) -> bool:
-        """Of a picture's shape, by the names of its axes where it has them; of arrays by the axis of three."""
+        """Whether channels are the first axis: by the axes' names if declared; for arrays by the axis of size three."""
         if self.is_array:
             return self.shape[0] == 3
         if isinstance(self.names, (list, tuple)) and len(self.names) == 3:
@@ -122,14 +127,14 @@ class Feature:
 
 
 def parse_features(entries: Any, where: str) -> dict[str, Feature]:
-    """Features of info.json, in its order.
+    """Parse the features of info.json, in its order.
 
     Raises:
-        DatasetError: an entry has the wrong type, an unknown dtype, or a shape that is no list of sizes.
+        DatasetError: an entry has the wrong type, an unknown dtype, or a shape that is not a list of sizes.
     """
     if not isinstance(entries, dict) or not entries:
         raise DatasetError(
-            f"'features' is {_say(entries)}, not an object of features", where=where, fix="repair info.json"
+            f"'features' is {_shorten(entries)}, not an object of features", where=where, fix="repair info.json"
         )
     return {key: _parse(key, entry, where) for key, entry in entries.items()}
 
@@ -139,35 +144,35 @@ def _parse(key: str, entry: Any, where: str) -> Feature:
         return DatasetError(f"feature {key!r}: {what}", where=where, fix="repair this entry of info.json")
 
     if not key.isprintable() or not key or key.startswith("/") or ".." in key.split("/"):
-        raise DatasetError(f"features names {_say(key)}, which is no name of a feature", where=where, fix=_NAME)
+        raise DatasetError(f"features names {_shorten(key)}, which is not a valid feature name", where=where, fix=_NAME)
     if not isinstance(entry, dict):
-        raise refuse(f"is {_say(entry)}, not an object with dtype and shape")
+        raise refuse(f"is {_shorten(entry)}, not an object with dtype and shape")
     dtype, shape = entry.get("dtype"), entry.get("shape")
-    if not isinstance(dtype, str) or not _known(dtype):
-        raise refuse(f"dtype {_say(dtype)} is none of a numpy number type, bool, string, language, image, video")
+    if not isinstance(dtype, str) or not _is_known_dtype(dtype):
+        raise refuse(f"dtype {_shorten(dtype)} is none of a numpy number type, bool, string, language, image, video")
     if dtype == "video" and "/" in key:
-        raise refuse("a camera whose name has a '/' would name other folders than its own")
+        raise refuse("a camera name with a '/' would name folders of other cameras")
     if shape is None and dtype in _TEXTS:
         shape = [1]
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        raise refuse(f"shape {_say(shape)} is not a list of sizes")
+        raise refuse(f"shape {_shorten(shape)} is not a list of sizes")
     info = entry.get("info") or entry.get("video_info") or {}
     return Feature(key, dtype, tuple(shape), entry.get("names"), info if isinstance(info, dict) else {})
 
 
-def _flat(names: Any, depth: int = 8) -> list[str]:
-    """The names in lists and objects, in their sequence; of an object of numbers its keys, by number."""
+def _flatten(names: Any, depth: int = 8) -> list[str]:
+    """Flatten nested lists and objects of names in order; an object of numbers gives its keys, by number."""
     if isinstance(names, dict):
         if names and sorted(map(repr, names.values())) == sorted(map(repr, range(len(names)))):
             return [str(name) for name in sorted(names, key=lambda name: int(names[name]))]
         names = list(names.values())
     if isinstance(names, (list, tuple)) and depth:
-        return [name for part in names for name in _flat(part, depth - 1)]
+        return [name for part in names for name in _flatten(part, depth - 1)]
     return [] if names is None else [str(names)]
 
 
-def _known(dtype: str) -> bool:
-    if dtype in _PICTURES or dtype in _TEXTS:
+def _is_known_dtype(dtype: str) -> bool:
+    if dtype in _IMAGES or dtype in _TEXTS:
         return True
     try:
         return np.dtype(dtype).kind in "biuf" and np.dtype(dtype).itemsize <= 8
@@ -175,6 +180,6 @@ def _known(dtype: str) -> bool:
         return False
 
 
-def _say(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

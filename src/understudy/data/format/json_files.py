@@ -11,7 +11,7 @@ from understudy.storage.files import Files
 
 
 def read_json(files: Files, path: str) -> dict[str, Any]:
-    """A JSON file that holds one object."""
+    """Read a JSON file that holds one object. Raises DatasetError."""
     data = files.read(path)
     if not data.strip():
         raise DatasetError("the file is empty", where=files.where(path), fix="restore it or download it again")
@@ -25,11 +25,13 @@ def read_json(files: Files, path: str) -> dict[str, Any]:
 
 
 def read_columns(files: Files, path: str, schema: pa.Schema) -> pa.Table:
-    """Columns of a file with one JSON object per line; other keys of the objects are skipped. A key that an object
-    lacks is null.
+    """Read columns of a file with one JSON object per line; missing keys are null, other keys are skipped.
 
-    A list column also takes a single value. Raises DatasetError with the line that is not as the schema says.
-    (pyarrow's own JSON reader is not used: it crashes the process on some lines that are no objects.)
+    A list column also takes a single value. pyarrow's own JSON reader crashes the process on some lines that are not
+    objects.
+
+    Raises:
+        DatasetError: a line does not match the schema; names the line.
     """
     data, where = files.read(path), files.where(path)
     try:
@@ -38,7 +40,7 @@ def read_columns(files: Files, path: str, schema: pa.Schema) -> pa.Table:
         what = f"line {data[: error.start].count(10) + 1} is not UTF-8 text"
         raise DatasetError(what, where=where, fix="repair or restore it") from error
     columns: list[tuple[str, pa.DataType, list[Any]]] = [(field.name, field.type, []) for field in schema]
-    for number, line in enumerate(text.split("\n"), start=1):  # no other character ends a line of JSON
+    for number, line in enumerate(text.split("\n"), start=1):  # JSON Lines ends lines with \n only
         if not line.strip():
             continue
         try:
@@ -59,13 +61,13 @@ def read_columns(files: Files, path: str, schema: pa.Schema) -> pa.Table:
 
 
 def _coerce(value: Any, kind: pa.DataType) -> Any:
-    """A JSON value as the schema wants it; whole numbers may be written as floats."""
+    """Convert a JSON value to the schema's type; integers may be written as floats."""
     if value is None:
         return None
     if kind == pa.string():
         if type(value) is not str:
             raise TypeError
-        value.encode()  # a lone surrogate is no text
+        value.encode()  # raises for a lone surrogate
         return value
     if kind == pa.int64():
         if type(value) is float and value == int(value):
@@ -76,8 +78,8 @@ def _coerce(value: Any, kind: pa.DataType) -> Any:
     return [_coerce(item, kind.value_type) for item in (value if isinstance(value, list) else [value])]
 
 
-def integers(table: pa.Table, name: str, where: str, *, default: int | None = None) -> np.ndarray:
-    """A whole-number column as int64; nulls become `default`, or are refused when there is none."""
+def integer_column(table: pa.Table, name: str, where: str, *, default: int | None = None) -> np.ndarray:
+    """Return an integer column as int64. Nulls become `default`; without a default they are an error."""
     column = table.column(name)
     if default is not None:
         column = column.fill_null(default)

@@ -1,7 +1,4 @@
-"""LeRobot v2.0 and v2.1: one parquet file and one video file per camera for each episode, tables as JSON lines.
-
-Fills the tables of `episode_table.py` from `meta/`.
-"""
+"""LeRobot v2.0 and v2.1: per episode one parquet file and one video file per camera; tables as JSON lines."""
 
 import json
 from collections.abc import Iterator
@@ -13,8 +10,8 @@ import pyarrow.compute as pc
 
 from understudy.data.format.episode_table import EpisodeTable, FileTable, Videos
 from understudy.data.format.features import Feature
-from understudy.data.format.json_files import integers, read_columns
-from understudy.data.format.path_templates import usable_template
+from understudy.data.format.json_files import integer_column, read_columns
+from understudy.data.format.path_templates import template_or_default
 from understudy.errors import DatasetError
 from understudy.storage.files import Files
 
@@ -28,51 +25,51 @@ _TASKS_SCHEMA = pa.schema([("task_index", pa.int64()), ("task", pa.string())])
 
 
 def read_tasks(files: Files, oddities: list[str]) -> dict[int, str]:
-    """task_index -> text, of meta/tasks.jsonl."""
+    """Read meta/tasks.jsonl as task_index -> text."""
     table = read_columns(files, TASKS, _TASKS_SCHEMA)
     where = files.where(TASKS)
-    return tasks_by_index(integers(table, "task_index", where), table.column("task"), where)
+    return tasks_by_index(integer_column(table, "task_index", where), table.column("task"), where)
 
 
 def tasks_by_index(indices: np.ndarray, texts: pa.ChunkedArray, where: str) -> dict[int, str]:
-    """The task list of either format, checked: every index once, none negative, every text there."""
+    """Build task_index -> text for either format. Refuses repeated or negative indices and missing texts."""
     if texts.null_count:
         raise DatasetError("a task has no text", where=where, fix="give every task_index a task")
     unique, counts = np.unique(indices, return_counts=True)
     if (counts > 1).any() or (len(unique) and unique[0] < 0):
         bad = int(unique[counts > 1][0]) if (counts > 1).any() else int(unique[0])
         raise DatasetError(
-            f"task_index {bad} is negative or there twice", where=where, fix="number the tasks 0, 1, 2, ..."
+            f"task_index {bad} is negative or listed twice", where=where, fix="number the tasks 0, 1, 2, ..."
         )
     return {int(index): text for index, text in zip(indices, texts.to_pylist())}
 
 
 def episode_files(files: Files) -> Iterator[str]:
-    """The files that the episode table is read from."""
+    """List the files of the episode table."""
     yield EPISODES
 
 
 def read_episodes(
     files: Files, info: dict[str, Any], features: dict[str, Feature], tasks: dict[int, str], oddities: list[str]
 ) -> EpisodeTable:
-    """The episode table of meta/episodes.jsonl. Every video starts with its episode's first picture."""
+    """Read the episode table from meta/episodes.jsonl. Every video starts with its episode's first frame."""
     where = files.where(EPISODES)
     table = read_columns(files, EPISODES, _EPISODES_SCHEMA)
-    ids, lengths = integers(table, "episode_index", where), integers(table, "length", where)
+    ids, lengths = integer_column(table, "episode_index", where), integer_column(table, "length", where)
     order = check_episodes(ids, lengths, where)
     ids, lengths, tasks_column = ids[order], lengths[order], table.column("tasks")
     if not np.array_equal(order, np.arange(len(order))):
         tasks_column = tasks_column.take(pa.array(order))
     size = info.get("chunks_size")
     if type(size) is not int or not 0 < size < 1 << 31:
-        oddities.append(f"info.json: chunks_size {size!r} is no positive number; taking 1000")
+        oddities.append(f"info.json: chunks_size {size!r} is not a positive number; using 1000")
         size = 1000
     chunk = ids // size
     episode = np.arange(len(ids), dtype=np.int32)
-    data = FileTable(usable_template(info.get("data_path"), FIELDS, _DATA, oddities, "data_path"), chunk, ids)
+    data = FileTable(template_or_default(info.get("data_path"), FIELDS, _DATA, oddities, "data_path"), chunk, ids)
     videos: dict[str, Videos] = {}
     if any(feature.is_video for feature in features.values()):
-        template = usable_template(info.get("video_path"), FIELDS | {"video_key"}, _VIDEO, oddities, "video_path")
+        template = template_or_default(info.get("video_path"), FIELDS | {"video_key"}, _VIDEO, oddities, "video_path")
         zeros = np.zeros(len(ids), np.int64)
         for key, feature in features.items():
             if feature.is_video:
@@ -94,7 +91,7 @@ def read_episodes(
 
 
 def read_texts(files: Files) -> dict[str, dict[int, str]]:
-    """Text that meta/episodes.jsonl holds about episodes, beside the known keys: name -> episode id -> text."""
+    """Read the texts of meta/episodes.jsonl under unknown keys: name -> episode id -> text."""
     columns: dict[str, dict[int, str]] = {}
     for line in files.read(EPISODES).splitlines():
         entry = json.loads(line) if line.strip() else {}
@@ -105,8 +102,11 @@ def read_texts(files: Files) -> dict[str, dict[int, str]]:
 
 
 def check_episodes(ids: np.ndarray, lengths: np.ndarray, where: str) -> np.ndarray:
-    """The order that sorts the ids. Raises DatasetError for ids that repeat or are negative, and for lengths below 0
-    or beyond any recording (2**31 frames)."""
+    """Return the order that sorts the ids.
+
+    Raises:
+        DatasetError: an id is repeated or negative, or a length is below 0 or at least 2**31 frames.
+    """
     order = np.argsort(ids, kind="stable")
     fix = "repair or restore this file"
     if len(ids) == 0:
@@ -125,7 +125,7 @@ def check_episodes(ids: np.ndarray, lengths: np.ndarray, where: str) -> np.ndarr
 def task_lists(
     column: pa.ChunkedArray, tasks: dict[int, str], oddities: list[str], path: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Per-episode lists of task texts as (offsets int64 (N+1,), task indices int32), -1 for texts not in `tasks`."""
+    """Convert per-episode task texts to (offsets int64 (N+1,), task indices int32); -1 for texts not in `tasks`."""
     lists = column.combine_chunks()
     lists = lists.chunk(0) if isinstance(lists, pa.ChunkedArray) and lists.num_chunks else lists
     counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)

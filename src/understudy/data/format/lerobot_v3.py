@@ -1,9 +1,8 @@
 """LeRobot v3.0 and v3.1: many episodes per parquet and video file, tables as parquet.
 
-Fills the tables of `episode_table.py` from `meta/`, reading only the columns it needs (not the statistics, some forty
-columns per episode). Where an episode's pictures start in a packed video is the sum of the lengths of the episodes
-before it there; the recorded `from_timestamp` gives their order and is checked. It is a position only in a file that
-holds more pictures than the tables list (`Videos.timed`).
+Reads only the needed columns of `meta/episodes`, without the statistics (some forty columns). An episode starts in a
+packed video at the sum of the lengths of the episodes before it there. The recorded `from_timestamp` gives their order
+and is checked. It gives a position only in files that hold more frames than the tables list (`Videos.first_by_time`).
 """
 
 import re
@@ -15,10 +14,10 @@ import pyarrow as pa
 
 from understudy.data.format.episode_table import EpisodeTable, FileTable, Videos, starts_within
 from understudy.data.format.features import Feature
-from understudy.data.format.json_files import integers
+from understudy.data.format.json_files import integer_column
 from understudy.data.format.lerobot_v2 import check_episodes, task_lists, tasks_by_index
 from understudy.data.format.lerobot_v2 import read_tasks as read_tasks_jsonl
-from understudy.data.format.path_templates import usable_template
+from understudy.data.format.path_templates import template_or_default
 from understudy.errors import DatasetError
 from understudy.storage.files import Files
 
@@ -27,14 +26,14 @@ TASKS = "meta/tasks.parquet"
 _DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 FIELDS = {"chunk_index", "file_index"}
-_EXACT = 0.02  # pictures that a recorded time may lie beside one: seconds are written with four digits or more
+_EXACT = 0.02  # frames by which a recorded time may be off: seconds have four digits or more
 _CHUNK, _FILE = re.compile(r"chunk-\d+"), re.compile(r"file-\d+\.parquet")
 
 
 def read_tasks(files: Files, oddities: list[str]) -> dict[int, str]:
-    """task_index -> text. The text column is `task`, pandas' unnamed index, or whatever single text column is there."""
+    """Read task_index -> text. The text column is `task`, pandas' unnamed index, or the only text column."""
     if not files.exists(TASKS) and files.exists("meta/tasks.jsonl"):
-        oddities.append(f"{TASKS} is not there; meta/tasks.jsonl of an older version was read in its place")
+        oddities.append(f"{TASKS} is not there; meta/tasks.jsonl of an older version was read instead")
         return read_tasks_jsonl(files, oddities)
     where = files.where(TASKS)
     table = files.table(TASKS)
@@ -43,17 +42,17 @@ def read_tasks(files: Files, oddities: list[str]) -> dict[int, str]:
     if name is None:
         raise DatasetError(f"no text column among {table.column_names}", where=where, fix="name the task texts 'task'")
     if "task_index" in table.column_names and pa.types.is_integer(table.schema.field("task_index").type):
-        indices = integers(table, "task_index", where)
+        indices = integer_column(table, "task_index", where)
     else:
-        oddities.append(f"{TASKS} has no whole-number task_index; its rows were numbered in order")
+        oddities.append(f"{TASKS} has no integer task_index; its rows were numbered in order")
         indices = np.arange(len(table), dtype=np.int64)
     return tasks_by_index(indices, table.column(name).cast(pa.string()), where)
 
 
 def episode_files(files: Files) -> Iterator[str]:
-    """The parquet files of meta/episodes in order, leaving out whatever else lies there."""
+    """List the parquet files of meta/episodes in order, without other files."""
     chunks = files.entries(EPISODES)
-    if chunks is None:  # the file system cannot list: files are numbered without gaps
+    if chunks is None:  # no listings: files are numbered without gaps
         number = 0
         while files.exists(path := f"{EPISODES}/chunk-{number // 1000:03d}/file-{number % 1000:03d}.parquet"):
             yield path
@@ -69,33 +68,33 @@ def episode_files(files: Files) -> Iterator[str]:
 def read_episodes(
     files: Files, info: dict[str, Any], features: dict[str, Feature], tasks: dict[int, str], oddities: list[str]
 ) -> EpisodeTable:
-    """The episode table of meta/episodes."""
+    """Read the episode table from meta/episodes."""
     where = files.where(EPISODES)
     cameras = [key for key, feature in features.items() if feature.is_video]
     table = _read(files, cameras)
     for name in ("episode_index", "length"):
         if name not in table.column_names:
             raise DatasetError(f"has no column {name!r}", where=where, fix="restore meta/episodes")
-    ids, lengths = integers(table, "episode_index", where), integers(table, "length", where)
+    ids, lengths = integer_column(table, "episode_index", where), integer_column(table, "length", where)
     order = check_episodes(ids, lengths, where)
     table = table if np.array_equal(order, np.arange(len(order))) else table.take(pa.array(order))
     ids, lengths = ids[order], lengths[order]
 
     index_from = np.cumsum(lengths) - lengths
     if "dataset_from_index" in table.column_names:
-        recorded = integers(table, "dataset_from_index", where, default=-1)
+        recorded = integer_column(table, "dataset_from_index", where, default=-1)
         if (recorded >= 0).all():
             index_from = recorded
-    chunk, number = _place(table, "data", where)
+    chunk, number = _file_numbers(table, "data", where)
     if (number < 0).any():
         raise DatasetError(
             f"episode {int(ids[number < 0][0])} names no data file", where=where, fix="restore meta/episodes"
         )
-    template = usable_template(info.get("data_path"), FIELDS, _DATA, oddities, "data_path")
+    template = template_or_default(info.get("data_path"), FIELDS, _DATA, oddities, "data_path")
     data, data_file = _file_table(template, chunk, number)
     videos: dict[str, Videos] = {}
     if cameras:
-        template = usable_template(info.get("video_path"), FIELDS | {"video_key"}, _VIDEO, oddities, "video_path")
+        template = template_or_default(info.get("video_path"), FIELDS | {"video_key"}, _VIDEO, oddities, "video_path")
         fps = float(info["fps"])
         videos = {key: _videos(table, key, template, ids, lengths, fps, where, oddities) for key in cameras}
     offsets, indices = np.zeros(len(ids) + 1, np.int64), np.zeros(0, np.int32)
@@ -115,7 +114,7 @@ def read_episodes(
 
 
 def read_texts(files: Files) -> dict[str, dict[int, str]]:
-    """Text columns of meta/episodes: name -> episode id -> text."""
+    """Read the text columns of meta/episodes: name -> episode id -> text."""
     columns: dict[str, dict[int, str]] = {}
     for path in episode_files(files):
         with files.parquet(path) as file:
@@ -133,10 +132,10 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _read(files: Files, cameras: list[str]) -> pa.Table:
-    """The needed columns of all files of meta/episodes, whole numbers as int64, one text list."""
+    """Read the needed columns of all files of meta/episodes, integers as int64."""
     kinds: dict[str, pa.DataType] = {name: pa.int64() for name in ("episode_index", "length", "dataset_from_index")}
-    for place in ("data", *(f"videos/{key}" for key in cameras)):
-        kinds |= {f"{place}/chunk_index": pa.int64(), f"{place}/file_index": pa.int64()}
+    for kind in ("data", *(f"videos/{key}" for key in cameras)):
+        kinds |= {f"{kind}/chunk_index": pa.int64(), f"{kind}/file_index": pa.int64()}
     kinds |= {f"videos/{key}/from_timestamp": pa.float64() for key in cameras}
     kinds["tasks"] = pa.list_(pa.string())
     tables = []
@@ -156,19 +155,19 @@ def _read(files: Files, cameras: list[str]) -> pa.Table:
     return pa.concat_tables(tables, promote_options="default")
 
 
-def _place(table: pa.Table, name: str, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """(chunk, file) int64 (N,) of one kind of file; -1 where the metadata names none."""
+def _file_numbers(table: pa.Table, name: str, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return (chunk, file), int64 (N,) each, for one kind of file; -1 where the metadata names none."""
     both = [f"{name}/chunk_index", f"{name}/file_index"]
     if not set(both) <= set(table.column_names):
         nothing = np.full(len(table), -1, np.int64)
         return nothing, nothing
-    chunk, number = (integers(table, column, where, default=-1) for column in both)
+    chunk, number = (integer_column(table, column, where, default=-1) for column in both)
     absent = (chunk < 0) | (number < 0)
     return np.where(absent, -1, chunk), np.where(absent, -1, number)
 
 
 def _file_table(template: str, chunk: np.ndarray, number: np.ndarray, key: str = "") -> tuple[FileTable, np.ndarray]:
-    """The distinct files among (chunk, number) (N,) and which of them each episode uses, int32, -1 for none."""
+    """Build the table of distinct files, and the file of each episode: int32 (N,), -1 for none."""
     present = number >= 0
     pairs, inverse = np.unique(np.stack([chunk[present], number[present]], 1), axis=0, return_inverse=True)
     file = np.full(len(number), -1, np.int32)
@@ -186,14 +185,14 @@ def _videos(
     where: str,
     oddities: list[str],
 ) -> Videos:
-    chunk, number = _place(table, f"videos/{key}", where)
+    chunk, number = _file_numbers(table, f"videos/{key}", where)
     files, file = _file_table(template, chunk, number, key)
     column = f"videos/{key}/from_timestamp"
     start = np.full(len(ids), np.nan)
     if column in table.column_names:
         start = table.column(column).fill_null(np.nan).to_numpy(zero_copy_only=False)
     known = np.isfinite(start)
-    # Without a recorded time the order of the ids decides; with one it does, whatever it has drifted to.
+    # Recorded times give the order, even when they drift. Without them the ids do.
     first = starts_within(file, np.where(known, start, 0.0) if known.all() else ids, lengths)
     off = np.where(known & (file >= 0), np.abs(np.where(known, start, 0.0) * fps - first), 0.0)
     drift, expected = np.zeros(len(files)), np.zeros(len(files), np.int64)
@@ -201,24 +200,27 @@ def _videos(
     np.add.at(expected, file[file >= 0], lengths[file >= 0])
     late = np.flatnonzero(off > 0.5)
     shared = np.bincount(file[file >= 0], minlength=len(files)) > 1
-    drift[np.unique(file[(file >= 0) & ~known])] = np.inf  # nothing says that the order is right
+    drift[np.unique(file[(file >= 0) & ~known])] = np.inf  # the order cannot be checked
     drift[~shared & np.isinf(drift)] = 0.0
     if len(late):
         e = int(late[0])
         oddities.append(
             f"{key}: from_timestamp of {len(late)} episodes is more than half a frame off their place in order "
-            f"(first: episode {int(ids[e])} in {files.path(int(file[e]))}, recorded {start[e]:.4f} s = picture "
-            f"{start[e] * fps:.2f}, in order picture {int(first[e])}); the order is used, but in a file that holds "
-            "pictures of other episodes, too"
+            f"(first: episode {int(ids[e])} in {files.path(int(file[e]))}, recorded {start[e]:.4f} s = frame "
+            f"{start[e] * fps:.2f}, in order frame {int(first[e])}); the order is used, except in files that also hold "
+            "frames of other episodes"
         )
-    return Videos(files, file, first, drift, expected, _timed(file, first, start, lengths, fps))
+    return Videos(files, file, first, drift, expected, _first_by_time(file, first, start, lengths, fps))
 
 
-def _timed(
+def _first_by_time(
     file: np.ndarray, first: np.ndarray, start: np.ndarray, lengths: np.ndarray, fps: float
 ) -> np.ndarray | None:
-    """`Videos.timed`. The tables may list only some of a file's episodes: recorded times that are exact to the picture
-    then say how many pictures lie before each of those that they list."""
+    """Compute `Videos.first_by_time`.
+
+    The tables may list only some of a file's episodes. Recorded times that are exact to the frame then give the number
+    of frames before each listed episode.
+    """
     at = np.where(np.isfinite(start), start, -1.0) * fps
     near = np.abs(at) < 1 << 40
     number = np.where(near, np.round(np.where(near, at, 0.0)), -1).astype(np.int64)
@@ -226,12 +228,12 @@ def _timed(
     odd = np.unique(file[(file >= 0) & exact & (number > first)])
     if not len(odd):
         return None
-    timed = np.full(len(file), -1, np.int64)
+    found = np.full(len(file), -1, np.int64)
     for each in odd.tolist():
         rows = np.flatnonzero((file == each) & (lengths > 0))
         rows = rows[np.argsort(first[rows], kind="stable")]
         gaps = number[rows] - np.concatenate([[0], (number[rows] + lengths[rows])[:-1]])
-        # A gap of one picture is rather a clock that is one off than an episode of one frame.
+        # A gap of one frame is more likely a clock that is one off than an episode of one frame.
         if exact[rows].all() and (gaps >= 0).all() and not (gaps == 1).any():
-            timed[rows] = number[rows]
-    return timed if (timed >= 0).any() else None
+            found[rows] = number[rows]
+    return found if (found >= 0).any() else None

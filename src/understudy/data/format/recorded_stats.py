@@ -1,6 +1,6 @@
-"""The statistics that a dataset carries with it: meta/stats.json, or v2.1's one record per episode put together.
+"""Statistics recorded with a dataset: meta/stats.json, or v2.1's per-episode records, aggregated.
 
-Read when first asked for, since v2.1's records can outweigh all other metadata.
+Read on first access, since v2.1's records can be larger than all other metadata.
 """
 
 import io
@@ -15,42 +15,42 @@ from understudy.errors import DatasetError
 from understudy.storage.files import Files
 
 Stats = dict[str, dict[str, np.ndarray]]
-"""Feature key -> statistic ("min", "max", "mean", "std", "count", "q01", ...) -> float64, (C, 1, 1) for pictures."""
+"""Feature key -> statistic ("min", "max", "mean", "std", "count", "q01", ...) -> float64, (C, 1, 1) for images."""
 
 GLOBAL = "meta/stats.json"
 PER_EPISODE = "meta/episodes_stats.jsonl"
 
 
 def read_stats(files: Files) -> Stats:
-    """The dataset's statistics, {} when it has none.
+    """Read the recorded statistics; {} when there are none.
 
     Raises:
-        DatasetError: a file is there but does not hold numbers where they belong.
+        DatasetError: a file holds something else than numbers.
     """
     if files.exists(GLOBAL):
-        return read_object(read_json(files, GLOBAL), files.where(GLOBAL))
+        return parse_stats(read_json(files, GLOBAL), files.where(GLOBAL))
     if files.exists(PER_EPISODE):
         return read_per_episode(files, PER_EPISODE)
     return {}
 
 
-def read_object(entries: Mapping[str, Any], where: str) -> Stats:
-    """Statistics from the object that stats.json holds; `where` names it in errors. Raises DatasetError."""
+def parse_stats(entries: Mapping[str, Any], where: str) -> Stats:
+    """Parse the content of stats.json; `where` names it in errors. Raises DatasetError."""
     return {key: _arrays(entry, where, key) for key, entry in entries.items()}
 
 
 def aggregate(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Statistics of the union from those of disjoint parts (min, max, mean, std, count each).
+    """Combine the statistics of disjoint parts (min, max, mean, std, count each).
 
     Mean and variance by the parallel formula: with n_i, m_i, v_i of the parts and N = sum n_i,
-    m = sum n_i m_i / N and v = sum n_i (v_i + (m_i - m)^2) / N (Chan, Golub & LeVeque 1979). Quantiles cannot be put
-    together from quantiles and are left out.
+    m = sum n_i m_i / N and v = sum n_i (v_i + (m_i - m)^2) / N (Chan, Golub & LeVeque 1979). Quantiles do not
+    follow from quantiles and are left out.
     """
     count = np.asarray([part["count"].reshape(-1)[0] for part in parts], np.float64)
     mean, std = (np.stack([part[name] for part in parts]) for name in ("mean", "std"))
     weight = (count / count.sum()).reshape(-1, *[1] * (mean.ndim - 1)) if count.sum() > 0 else np.zeros((len(parts), 1))
     total = (weight * mean).sum(0)
-    with np.errstate(over="ignore", invalid="ignore"):  # absurd figures stay absurd
+    with np.errstate(over="ignore", invalid="ignore"):  # overflow stays inf or NaN
         variance = (weight * (std**2 + (mean - total) ** 2)).sum(0)
     return {
         "min": np.min([part["min"] for part in parts], axis=0),
@@ -62,7 +62,7 @@ def aggregate(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 def read_per_episode(files: Files, path: str) -> Stats:
-    """Statistics of all episodes together, from v2.1's file with a record for each. Raises DatasetError."""
+    """Aggregate v2.1's per-episode records. Raises DatasetError."""
     where = files.where(path)
     done: dict[str, list[dict[str, np.ndarray]]] = {}
     for number, line in enumerate(io.BytesIO(files.read(path)), start=1):
@@ -71,7 +71,7 @@ def read_per_episode(files: Files, path: str) -> Stats:
         try:
             entries = json.loads(line)["stats"].items()
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            what = f"line {number} is no record with 'stats': {error}"
+            what = f"line {number} is not a record with 'stats': {error}"
             raise DatasetError(what, where=where, fix=f"repair line {number}") from error
         for key, entry in entries:
             part = _arrays(entry, f"{where} line {number}", key)
@@ -81,12 +81,12 @@ def read_per_episode(files: Files, path: str) -> Stats:
                     f"line {number}, {key!r}: no {', '.join(sorted(lacking))}", where=where, fix="restore it"
                 )
             done.setdefault(key, []).append(part)
-            if len(done[key]) >= 1000:  # bounded memory however many episodes there are
-                done[key] = [_together(done[key], where, key)]
-    return {key: _together(parts, where, key) for key, parts in done.items()}
+            if len(done[key]) >= 1000:  # bounds memory for any number of episodes
+                done[key] = [_aggregate(done[key], where, key)]
+    return {key: _aggregate(parts, where, key) for key, parts in done.items()}
 
 
-def _together(parts: list[dict[str, np.ndarray]], where: str, key: str) -> dict[str, np.ndarray]:
+def _aggregate(parts: list[dict[str, np.ndarray]], where: str, key: str) -> dict[str, np.ndarray]:
     try:
         return aggregate(parts)
     except (ValueError, IndexError) as error:
@@ -96,7 +96,9 @@ def _together(parts: list[dict[str, np.ndarray]], where: str, key: str) -> dict[
 
 def _arrays(entry: Any, where: str, key: str) -> dict[str, np.ndarray]:
     if not isinstance(entry, dict):
-        raise DatasetError(f"statistics of {key!r} are no object", where=where, fix="restore this file or remove it")
+        raise DatasetError(
+            f"statistics of {key!r} are not an object", where=where, fix="restore this file or remove it"
+        )
     arrays = {}
     for name, value in entry.items():
         try:

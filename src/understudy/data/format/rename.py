@@ -1,10 +1,9 @@
-"""Standard keys: a dataset under the names that a policy and the other datasets of a mixture use for the same things.
+"""Standard keys: one naming of features shared by a policy and all datasets of a mixture.
 
 A mapping goes from standard key to the dataset's own, `{"action": "actions.joint", "observation.images.front":
-"observation.images.cam_0"}`. It makes another `Catalog` over the same files, in which features, videos and recorded
-statistics bear the standard keys, so that nothing behind it knows of a mapping; only who reads parquet columns asks
-`Catalog.stored` what they are called there. Keys that are not mapped keep their names. One key of the dataset may serve
-as two (a state that is the action, too, in a window one frame later).
+"observation.images.cam_0"}`. The result is another `Catalog` over the same files. Its features, videos and recorded
+statistics have the standard keys. Only readers of parquet columns look up `Catalog.stored_names`. Keys that are not
+mapped keep their names. One key of the dataset may serve as two (a state that is also the action, one frame later).
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,31 +14,35 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS, Feature
 from understudy.errors import DatasetError
 
-_PICTURES = "observation.image"  # `observation.images.<camera>`, `observation.image`
+_IMAGES = "observation.image"  # `observation.images.<camera>`, `observation.image`
 _VECTORS = ("action", "observation.state")
 _FIXED = (*INDEX_KEYS, "task")
 
 
-def in_standard_keys(
-    catalog: Catalog, names: Mapping[str, str], absent: Mapping[str, tuple[int, int]] | None = None
+def rename_keys(
+    catalog: Catalog, names: Mapping[str, str], missing_cameras: Mapping[str, tuple[int, int]] | None = None
 ) -> Catalog:
-    """The dataset under standard keys; `catalog` itself where there is nothing to rename.
+    """Return the catalog under standard keys; `catalog` itself where there is nothing to rename.
 
     Args:
-        names: standard key -> key in this dataset. A feature of the dataset that already has the standard key is hidden
-            by the one that is mapped to it.
-        absent: camera under its standard key -> (height, width), of cameras that this dataset lacks.
+        names: standard key -> key in this dataset. The mapped feature hides another one that already has the standard
+            key.
+        missing_cameras: standard key -> (height, width), for cameras that this dataset lacks.
 
     Raises:
-        DatasetError: all that is wrong with the mapping, at once: keys that info.json does not declare (with what is
-            meant, perhaps), keys of the index, a camera mapped to what is no picture or the reverse, an action or a
-            state that is no vector of numbers, an absent camera that is there, a size that is none.
+        DatasetError: all errors of the mapping at once: keys that info.json does not declare (with a suggestion), index
+            keys, a camera mapped to a feature that is none, an action or state that is not a vector, a missing camera
+            that exists, an invalid size.
     """
-    for name, mapping in (("names", names), ("absent", absent or {})):
+    for name, mapping in (("names", names), ("missing_cameras", missing_cameras or {})):
         if not isinstance(mapping, Mapping):
             raise DatasetError(f"{name} is {str(mapping)[:80]}", fix=f"give an object, as in {_EXAMPLES[name]}")
-    wrong = [problem for key, own in names.items() for problem in _wrong(catalog, key, own)]
-    wrong += [problem for key, size in (absent or {}).items() for problem in _wrong_absent(catalog, names, key, size)]
+    wrong = [problem for key, own in names.items() for problem in _mapping_errors(catalog, key, own)]
+    wrong += [
+        problem
+        for key, size in (missing_cameras or {}).items()
+        for problem in _missing_camera_errors(catalog, names, key, size)
+    ]
     if wrong:
         fix = "correct the mapping; `inspect` lists the keys"
         raise DatasetError("; ".join(wrong), where=catalog.root, fix=fix)
@@ -47,8 +50,8 @@ def in_standard_keys(
         return catalog
     features, videos = catalog.features, catalog.episodes.videos
     mapped = {own for key, own in names.items()}
-    kept = [key for key in features if key not in names and key not in mapped]
-    places: dict[str, list[str]] = {key: [key] for key in kept}  # in the dataset's own sequence
+    unmapped = [key for key in features if key not in names and key not in mapped]
+    places: dict[str, list[str]] = {key: [key] for key in unmapped}  # in the dataset's own order
     for key, own in names.items():
         places.setdefault(own, []).append(key)
     now = [(key, own) for own in features for key in places.get(own, [])]
@@ -56,47 +59,47 @@ def in_standard_keys(
         catalog,
         features={key: replace(features[own], key=key) for key, own in now},
         episodes=replace(catalog.episodes, videos={key: videos[own] for key, own in now if own in videos}),
-        stored={key: stored for key, own in now if (stored := catalog.stored.get(own, own)) != key},
+        stored_names={key: stored for key, own in now if (stored := catalog.stored_names.get(own, own)) != key},
     )
 
 
 _EXAMPLES = {
     "names": 'names={"action": "actions.joint"}, standard key first',
-    "absent": 'absent={"observation.images.wrist": (240, 320)}',
+    "missing_cameras": 'missing_cameras={"observation.images.wrist": (240, 320)}',
 }
 
 
-def _wrong(catalog: Catalog, key: object, own: object) -> list[str]:
-    """What is wrong with one entry of a mapping."""
+def _mapping_errors(catalog: Catalog, key: object, own: object) -> list[str]:
+    """Errors of one entry of `names`."""
     if not isinstance(key, str) or not isinstance(own, str) or not key:
         return [f"{key!r} is mapped to {own!r}, both must be keys"]
     for one in dict.fromkeys((key, own)):
         if one in _FIXED:
             return [f"{key!r} is mapped to {own!r}: {one!r} is the same in every dataset and cannot be mapped"]
-    if own in catalog.left_out:
-        return [f"{key!r} is mapped to {own!r}, which {catalog.left_out[own]}"]
+    if own in catalog.skipped_features:
+        return [f"{key!r} is mapped to {own!r}, which {catalog.skipped_features[own]}"]
     feature = catalog.features.get(own)
     if feature is None:
-        if key in catalog.features and (own in _VECTORS or own.startswith(_PICTURES)):
-            return [f"{key!r} is mapped to {own!r}, which is no feature (the other way round? standard key first)"]
-        return [f"{key!r} is mapped to {own!r}, which is no feature{meant(own, list(catalog.features))}"]
+        if key in catalog.features and (own in _VECTORS or own.startswith(_IMAGES)):
+            return [f"{key!r} is mapped to {own!r}, which is not a feature (the other way round? standard key first)"]
+        return [f"{key!r} is mapped to {own!r}, which is not a feature{suggest_key(own, list(catalog.features))}"]
     what = f"{key!r} is mapped to {own!r}, which is {_kind(feature)}"
-    if key.startswith(_PICTURES) and not feature.is_picture:
+    if key.startswith(_IMAGES) and not feature.is_camera:
         cameras = ", ".join(catalog.camera_keys) or "none"
-        return [f"{what}, no camera: its cameras are {cameras}"]
-    if key in _VECTORS and (feature.is_picture or feature.is_text or len(feature.shape) != 1):
-        return [f"{what}, no vector of numbers"]
+        return [f"{what}, not a camera: the cameras are {cameras}"]
+    if key in _VECTORS and (feature.is_camera or feature.is_text or len(feature.shape) != 1):
+        return [f"{what}, not a vector of numbers"]
     return []
 
 
-def _wrong_absent(catalog: Catalog, names: Mapping[str, str], key: object, size: object) -> list[str]:
+def _missing_camera_errors(catalog: Catalog, names: Mapping[str, str], key: object, size: object) -> list[str]:
     if not isinstance(key, str) or not key or key in _FIXED or key in _VECTORS:
-        return [f"absent names {key!r}, which is no camera"]
+        return [f"missing_cameras names {key!r}, which is not a camera"]
     if key in names or (key in catalog.features and key not in names.values()):
-        return [f"absent names {key!r}, which is there" + (f" ({names[key]!r})" if key in names else "")]
+        return [f"missing_cameras names {key!r}, which exists" + (f" ({names[key]!r})" if key in names else "")]
     pair = list(size) if isinstance(size, (list, tuple)) else []
     if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
-        return [f"absent[{key!r}] is {size!r}, not (height, width) in pixels"]
+        return [f"missing_cameras[{key!r}] is {size!r}, not (height, width) in pixels"]
     return []
 
 
@@ -104,9 +107,11 @@ def _kind(feature: Feature) -> str:
     return f"{feature.dtype} {feature.shape}"
 
 
-def meant(key: str, known: Sequence[str]) -> str:
-    """What is meant by an unknown key, perhaps: " (did you mean 'action'?)", or what is known where nothing is like
-    it. The last part of a key is like the key."""
+def suggest_key(key: str, known: Sequence[str]) -> str:
+    """Suggest a known key for an unknown one: " (did you mean 'action'?)", or list the known keys.
+
+    A key whose last part equals the unknown key counts as similar.
+    """
     near = [name for name in known if name.rpartition(".")[2] == key] or get_close_matches(key, known, n=1, cutoff=0.6)
     if len(near) == 1:
         return f" (did you mean {near[0]!r}?)"

@@ -1,7 +1,7 @@
 """One parquet column as a numpy array of the declared dtype and shape.
 
 Storage varies between writers: list or fixed-size list, nested lists for arrays of two dimensions and more, double
-where float32 is declared. What info.json declares wins; a value that the declared type cannot hold is refused.
+where float32 is declared. The declaration in info.json decides; values that the declared type cannot hold are refused.
 """
 
 import numpy as np
@@ -14,13 +14,16 @@ _REPAIR = "repair the file, or leave the key out with keys=[...]"
 
 
 def to_numpy(column: pa.ChunkedArray, feature: Feature | None, where: str, key: str) -> np.ndarray:
-    """A numeric column as an array (rows, *shape).
+    """Convert a numeric column to an array (rows, *shape).
 
     Args:
-        feature: what info.json declares; None takes dtype and shape as stored.
+        column: the column.
+        feature: the declaration in info.json; None keeps dtype and shape as stored.
+        where: name of the file, for errors.
+        key: name of the column, for errors.
 
     Raises:
-        DatasetError: nulls, rows of different sizes, another shape than declared, or values of another kind.
+        DatasetError: nulls, rows of different sizes, another shape than declared, or values that are not numbers.
     """
     array = _one_chunk(column)
     rows, sizes = len(array), [len(array)]
@@ -32,7 +35,7 @@ def to_numpy(column: pa.ChunkedArray, feature: Feature | None, where: str, key: 
         kind = array.type
     _refuse_nulls(array, where, key, rows)
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-        raise DatasetError(f"column {key!r} holds {column.type}, no numbers", where=where, fix=_REPAIR)
+        raise DatasetError(f"column {key!r} holds {column.type} instead of numbers", where=where, fix=_REPAIR)
     values = array.to_numpy(zero_copy_only=False)
     stored = tuple(sizes[1:])
     if feature is None:
@@ -50,7 +53,7 @@ def _without_ones(shape: tuple[int, ...]) -> list[int]:
 
 
 def is_numeric(kind: pa.DataType) -> bool:
-    """Whether a stored type is numbers or (nested) lists of numbers."""
+    """Check that a stored type is numbers or (nested) lists of numbers."""
     while _is_list(kind):
         kind = kind.value_type
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
@@ -58,7 +61,7 @@ def is_numeric(kind: pa.DataType) -> bool:
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
     array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # older pyarrow keeps zero or one chunk
+    if isinstance(array, pa.ChunkedArray):  # older versions of pyarrow
         array = array.chunk(0) if array.num_chunks else pa.array([], column.type)
     return array.storage if isinstance(array, pa.ExtensionArray) else array
 

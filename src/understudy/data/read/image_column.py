@@ -1,7 +1,7 @@
-"""Pictures that lie in the rows (`image` dtype, encoded bytes in parquet, or arrays): read by row group, one by one.
+"""Images stored in the rows of parquet files (`image` dtype, encoded bytes, or arrays), read by row group.
 
-A data file full of pictures is large, so only the row groups that hold a wanted row are read: one episode each where
-the writer made one per episode.
+Data files with images are large, so only the needed row groups are read. A group is one episode where the writer made
+one group per episode.
 """
 
 import io
@@ -21,16 +21,17 @@ from understudy.errors import DatasetError
 from understudy.storage.files import renamed
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000")
-"""Pillow reads others too, some of them by running programs."""
+"""Formats that Pillow may read. It knows others, some of which run programs."""
 _REPAIR = "repair the row, or leave the key out with keys=[...]"
 
 
-class StoredPictures:
-    """Pictures of `image` columns and of arrays. Safe to use from several threads; pickles without its cache.
+class ImageColumns:
+    """Images of `image` columns and of array columns. Thread-safe; pickles without its cache.
 
     Args:
-        keys: the columns, all features that are pictures and no video.
-        cache_bytes: budget for pictures as they are stored, in memory; the row group in use is kept whatever its size.
+        catalog: the dataset.
+        keys: the columns, all cameras that are not video.
+        cache_bytes: memory for images as stored; the row group in use always stays.
     """
 
     def __init__(self, catalog: Catalog, keys: Sequence[str], cache_bytes: int) -> None:
@@ -51,18 +52,20 @@ class StoredPictures:
         self._forget()
 
     def take(self, key: str, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Pictures of one column.
+        """Return images of one column.
 
         Args:
-            rows: int64 (B,), table rows; places: int64 (B,) or (B, T), rows of their data files (`Rows.places`).
+            key: the column.
+            rows: int64 (B,), table rows.
+            places: int64 (B,) or (B, T), rows in the data files (`Rows.file_rows`).
 
         Returns:
             uint8 (B, C, H, W) or (B, T, C, H, W).
 
         Raises:
-            DatasetError: the file has no such column, a picture cannot be decoded, or sizes differ.
+            DatasetError: the file has no such column, an image cannot be decoded, or sizes differ.
         """
-        if self._pid != os.getpid():  # forked: a thread of the parent may have held the lock
+        if self._pid != os.getpid():  # after a fork, a thread of the parent may hold the lock
             self._forget()
         file_of = self.catalog.episodes.data_file[rows]
         flat = places.reshape(len(rows), -1)
@@ -72,18 +75,18 @@ class StoredPictures:
             for place in np.unique(flat[at]).tolist():
                 b, t = np.nonzero((flat == place) & (file_of == file)[:, None])
                 row = int(rows[b[0]])
-                picture = self._picture(key, int(file), row, place)
+                image = self._image(key, int(file), row, place)
                 if out is None:
-                    out = np.empty((*flat.shape, *picture.shape), np.uint8)
-                if picture.shape != out.shape[2:]:
-                    what = f"{key!r}: pictures of {out.shape[2:]} and {picture.shape} in one batch"
+                    out = np.empty((*flat.shape, *image.shape), np.uint8)
+                if image.shape != out.shape[2:]:
+                    what = f"{key!r}: images of {out.shape[2:]} and {image.shape} in one batch"
                     raise DatasetError(what, where=self._where(row), fix="select episodes of one size")
-                out[b, t] = picture
+                out[b, t] = image
         assert out is not None
         return out if places.ndim == 2 else out[:, 0]
 
     def check(self, row: int) -> None:
-        """Read, without decoding, all pictures of a table row's file; DatasetError when that cannot be."""
+        """Read all images of a table row's file without decoding them. Raises DatasetError."""
         if self.keys:
             file = int(self.catalog.episodes.data_file[row])
             for group in range(len(self._group_ends(file, row))):
@@ -92,20 +95,20 @@ class StoredPictures:
                     if self.catalog.features[key].is_array:
                         self._arrays(key, table, row)
 
-    def _picture(self, key: str, file: int, row: int, place: int) -> np.ndarray:
+    def _image(self, key: str, file: int, row: int, place: int) -> np.ndarray:
         ends = self._group_ends(file, row)
         group = int(np.searchsorted(ends, place, side="right"))
         first = int(ends[group - 1]) if group else 0
         feature, table = self.catalog.features[key], self._group(file, group, row).slice(place - first, 1)
         if feature.is_array:
             return self._arrays(key, table, row)[0]
-        value = table.column(self.catalog.stored.get(key, key))[0].as_py()
+        value = table.column(self.catalog.stored_names.get(key, key))[0].as_py()
         return decode_image(value, feature, self.catalog, self._where(row))
 
     def _arrays(self, key: str, table: pa.Table, row: int) -> np.ndarray:
-        """Pictures that are stored as arrays, of all rows of `table`: uint8 (n, 3, H, W)."""
+        """Images stored as arrays, of all rows of `table`: uint8 (n, 3, H, W)."""
         feature = self.catalog.features[key]
-        arrays = to_numpy(table.column(self.catalog.stored.get(key, key)), feature, self._where(row), key)
+        arrays = to_numpy(table.column(self.catalog.stored_names.get(key, key)), feature, self._where(row), key)
         return arrays if feature.shape[0] == 3 else arrays.transpose(0, 3, 1, 2)
 
     def _group_ends(self, file: int, row: int) -> np.ndarray:
@@ -121,7 +124,7 @@ class StoredPictures:
             if table is not None:
                 self._groups.move_to_end((file, group))
                 return table
-        stored = list(dict.fromkeys(self.catalog.stored.get(key, key) for key in self.keys))
+        stored = list(dict.fromkeys(self.catalog.stored_names.get(key, key) for key in self.keys))
         with renamed(self._where(row)):
             table = self.catalog.files.table(self.catalog.data_path(row), stored, group)
         for name in stored:
@@ -141,16 +144,19 @@ class StoredPictures:
 
 
 def decode_image(value: object, feature: Feature, catalog: Catalog, where: str) -> np.ndarray:
-    """One picture of an `image` column as uint8 (C, H, W), C as declared.
+    """Decode an image of an `image` column to uint8 (C, H, W), C as declared.
+
+    A grey image fills all three channels where colour is declared. A fully opaque alpha channel is dropped.
 
     Args:
-        value: {"bytes": encoded picture or None, "path": file under the root}, or the encoded bytes.
-
-    Grey pictures fill all three channels where colour is declared; an alpha channel that hides nothing is dropped.
+        value: {"bytes": encoded image or None, "path": file under the root}, or the encoded bytes.
+        feature: the declaration of the column.
+        catalog: the dataset.
+        where: name of the row, for errors.
 
     Raises:
-        DatasetError: no bytes, bytes that are no picture, far more pixels than declared, real
-            transparency, or more than 8 bits per channel.
+        DatasetError: no bytes, bytes that are not an image, far more pixels than declared, transparency, or more than
+            8 bits per channel.
     """
     data = value.get("bytes") if isinstance(value, dict) else value
     if data is None and isinstance(value, dict) and isinstance(value.get("path"), str):
@@ -159,47 +165,46 @@ def decode_image(value: object, feature: Feature, catalog: Catalog, where: str) 
             raise DatasetError(f"{feature.key!r} lies outside the dataset: {path!r}", where=where, fix=_REPAIR)
         data = catalog.files.read(path)
     if not isinstance(data, bytes):
-        raise DatasetError(f"{feature.key!r} holds no picture bytes", where=where, fix=_REPAIR)
+        raise DatasetError(f"{feature.key!r} holds no image bytes", where=where, fix=_REPAIR)
     try:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as picture:
-            _check_size(picture, feature, where)  # before there is memory for the picture
-            picture.load()
-            array = _channels(picture, feature, where)
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            _check_size(image, feature, where)  # before memory is allocated
+            image.load()
+            array = _to_channels(image, feature, where)
     except DatasetError:
         raise
     except Exception as error:
-        what = f"{feature.key!r} is no readable picture: {type(error).__name__}: {str(error)[:100]}"
+        what = f"{feature.key!r} is not a readable image: {type(error).__name__}: {str(error)[:100]}"
         raise DatasetError(what, where=where, fix=_REPAIR) from error
     return np.ascontiguousarray(array.transpose(2, 0, 1))
 
 
-def _check_size(picture: Image.Image, feature: Feature, where: str) -> None:
-    size, declared = (picture.height, picture.width), feature.size
-    if size[0] * size[1] <= feature.most_pixels:
+def _check_size(image: Image.Image, feature: Feature, where: str) -> None:
+    size, declared = (image.height, image.width), feature.size
+    if size[0] * size[1] <= feature.max_pixels:
         return
-    said = (
-        f"info.json says {declared[1]}x{declared[0]}" if declared else f"at most {feature.most_pixels} pixels are read"
-    )
-    what = f"{feature.key!r} is a picture of {size[1]}x{size[0]}, {said}"
+    limit = f"{feature.max_pixels} pixels are the limit"
+    limit = f"info.json declares {declared[1]}x{declared[0]}" if declared else limit
+    what = f"{feature.key!r} is an image of {size[1]}x{size[0]}, {limit}"
     raise DatasetError(what, where=where, fix="correct the shape in info.json, or repair the row")
 
 
-def _channels(picture: Image.Image, feature: Feature, where: str) -> np.ndarray:
-    """uint8 (H, W, C) of an opened picture."""
+def _to_channels(image: Image.Image, feature: Feature, where: str) -> np.ndarray:
+    """Convert an opened image to uint8 (H, W, C)."""
     want = feature.channels or 3
-    if picture.mode not in ("RGB", "L", "P", "RGBA", "LA", "1"):
-        what = f"{feature.key!r} is a picture of mode {picture.mode}, not 8-bit grey or RGB"
+    if image.mode not in ("RGB", "L", "P", "RGBA", "LA", "1"):
+        what = f"{feature.key!r} is an image of mode {image.mode}, not 8-bit grey or RGB"
         raise DatasetError(what, where=where, fix=_REPAIR)
     if want == 4:
-        return np.asarray(picture.convert("RGBA"))
-    if picture.mode in ("RGBA", "LA") or "transparency" in picture.info:
-        alpha = np.asarray(picture.convert("RGBA"))[..., 3]
+        return np.asarray(image.convert("RGBA"))
+    if image.mode in ("RGBA", "LA") or "transparency" in image.info:
+        alpha = np.asarray(image.convert("RGBA"))[..., 3]
         if (alpha < 255).any():
             what = f"{feature.key!r} is transparent in {int((alpha < 255).sum())} pixels"
             raise DatasetError(what, where=where, fix=_REPAIR)
     if want == 1:
-        if picture.mode not in ("L", "1"):
-            what = f"{feature.key!r} is a colour picture, one channel is declared"
+        if image.mode not in ("L", "1"):
+            what = f"{feature.key!r} is a colour image, one channel is declared"
             raise DatasetError(what, where=where, fix="correct the shape in info.json")
-        return np.asarray(picture.convert("L"))[..., None]
-    return np.asarray(picture.convert("RGB"))
+        return np.asarray(image.convert("L"))[..., None]
+    return np.asarray(image.convert("RGB"))

@@ -1,7 +1,7 @@
-"""The rows of episodes: columns of whole data files in numpy, loaded when first needed, dropped by a byte budget.
+"""Rows of episodes: columns of whole data files in numpy, loaded on first use, evicted by a byte budget.
 
-Which rows belong to which episode is found in integers: by the file's own `episode_index` column where it has one, and
-otherwise by the lengths of the episodes before it in the file. No copy of the data is written anywhere.
+The file's own `episode_index` column assigns rows to episodes. Without it, the lengths of the preceding episodes in the
+file do. No copy of the data is written to disk.
 """
 
 import os
@@ -23,27 +23,29 @@ from understudy.errors import DatasetError
 from understudy.storage.files import renamed
 
 Column: TypeAlias = np.ndarray | pa.ChunkedArray
-"""Numbers as an array (rows, ...); strings and records as they lie in Arrow memory."""
+"""Numbers as an array (rows, ...); strings and records as Arrow data."""
 
 _INDEX_FEATURES = {key: Feature(key, "float32" if key == "timestamp" else "int64", (1,)) for key in INDEX_KEYS}
 
 
 @dataclass(frozen=True)
-class _Loaded:
+class _DataFile:
+    """Columns of one data file, and the place of its episodes."""
+
     columns: dict[str, Column]
-    rows: np.ndarray  # int64 (n,), the table rows of its episodes, rising
-    start: np.ndarray  # int64 (n,), the first row of each in the file
-    bad: dict[int, str]  # table row -> why its rows cannot be given; the others of the file still can
+    rows: np.ndarray  # int64 (n,), table rows of its episodes, ascending
+    start: np.ndarray  # int64 (n,), first row of each episode in the file
+    bad: dict[int, str]  # table row -> reason why its rows are unusable
     nbytes: int
 
 
 class Rows:
-    """Values of a dataset's columns by (table row, frame). Safe to use from several threads; pickles without its cache.
+    """Values of columns by (table row, frame). Thread-safe; pickles without its cache.
 
     Args:
         catalog: the dataset.
-        keys: columns to read beside those of the index, which are always there (made up where a file lacks them).
-        cache_bytes: budget for loaded files; the one in use is kept whatever its size.
+        keys: columns to read besides the index columns (which are computed where a file lacks them).
+        cache_bytes: memory for loaded files; the file in use always stays.
     """
 
     def __init__(self, catalog: Catalog, keys: Sequence[str], cache_bytes: int) -> None:
@@ -52,7 +54,7 @@ class Rows:
         self._forget()
 
     def _forget(self) -> None:
-        self._cache: OrderedDict[int, _Loaded] = OrderedDict()
+        self._cache: OrderedDict[int, _DataFile] = OrderedDict()
         self._lock, self._pid = threading.Lock(), os.getpid()
 
     def __getstate__(self) -> dict[str, object]:
@@ -63,21 +65,21 @@ class Rows:
         self._forget()
 
     def take(self, rows: np.ndarray, frames: Mapping[str, np.ndarray]) -> dict[str, np.ndarray | list[Any]]:
-        """Values of columns at frames of episodes.
+        """Return values of columns at frames of episodes.
 
         Args:
             rows: int64 (B,), table rows (see `EpisodeTable`).
-            frames: key -> int64 (B,) or (B, T), frame numbers inside the episode, inside [0, length).
+            frames: key -> int64 (B,) or (B, T), frame numbers in [0, length).
 
         Returns:
             key -> array (B, ...) or (B, T, ...); nested lists of the same shape for strings and records.
 
         Raises:
-            DatasetError: a file is not there or broken, or disagrees with the metadata.
+            DatasetError: a file is missing, broken, or disagrees with the metadata.
         """
         if len(rows) == 0:
-            raise ValueError("rows: there is no episode to take from")
-        if self._pid != os.getpid():  # forked: a thread of the parent may have held the lock; its files are good
+            raise ValueError("rows is empty: give at least one")
+        if self._pid != os.getpid():  # after a fork, a thread of the parent may hold the lock
             self._lock, self._pid = threading.Lock(), os.getpid()
         file_of = self.catalog.episodes.data_file[rows]
         parts: list[tuple[np.ndarray, dict[str, np.ndarray | list[Any]]]] = []
@@ -92,8 +94,8 @@ class Rows:
             parts.append((at, {k: _pick(loaded.columns[k], start, f[at]) for k, f in frames.items()}))
         return {key: _scatter([(at, values[key]) for at, values in parts], len(rows)) for key in frames}
 
-    def places(self, rows: np.ndarray, frames: np.ndarray) -> np.ndarray:
-        """Rows of their data files, of the shape of `frames`: int64 (B,) or (B, T)."""
+    def file_rows(self, rows: np.ndarray, frames: np.ndarray) -> np.ndarray:
+        """Return row numbers in the data files, int64 of the shape of `frames`: (B,) or (B, T)."""
         file_of, starts = self.catalog.episodes.data_file[rows], np.empty(len(rows), np.int64)
         for file in np.unique(file_of):
             at = file_of == file
@@ -101,30 +103,28 @@ class Rows:
         return starts.reshape(-1, *[1] * (frames.ndim - 1)) + frames
 
     def check(self, row: int) -> None:
-        """Load the file with the rows of a table row; raises DatasetError, or notes, what is wrong with it."""
+        """Load the data file of a table row. Raises DatasetError for errors and adds irregularities to `notes`."""
         bad = self._load(int(self.catalog.episodes.data_file[row])).bad
         if bad:
-            first, more = (
-                next(iter(bad)),
-                f" ({len(bad) - 1} more episodes of this file are wrong, too)" if len(bad) > 1 else "",
-            )
-            raise self._refuse(first, bad[first] + more)
+            first = next(iter(bad))
+            more = f" ({len(bad) - 1} more episodes of this file are wrong)" if len(bad) > 1 else ""
+            raise self._row_error(first, bad[first] + more)
 
-    def _start(self, loaded: _Loaded, rows: np.ndarray) -> np.ndarray:
-        """Where the episodes of table rows (n,) start in their file, int64 (n,)."""
+    def _start(self, loaded: _DataFile, rows: np.ndarray) -> np.ndarray:
+        """First rows in the file of the episodes of table rows (n,), int64 (n,)."""
         for row in rows.tolist() if loaded.bad else ():
             if row in loaded.bad:
-                raise self._refuse(row, loaded.bad[row])
+                raise self._row_error(row, loaded.bad[row])
         return loaded.start[np.searchsorted(loaded.rows, rows)]
 
-    def _load(self, file: int) -> _Loaded:
+    def _load(self, file: int) -> _DataFile:
         with self._lock:
             loaded = self._cache.get(file)
             if loaded is not None:
                 self._cache.move_to_end(file)
                 return loaded
         loaded = self._read(file)
-        pa.default_memory_pool().release_unused()  # what reading took for a moment, three times the columns themselves
+        pa.default_memory_pool().release_unused()  # reading takes three times the columns for a moment
         with self._lock:
             self._cache[file] = loaded
             self._cache.move_to_end(file)
@@ -132,13 +132,13 @@ class Rows:
                 self._cache.popitem(last=False)
         return loaded
 
-    def _read(self, file: int) -> _Loaded:
+    def _read(self, file: int) -> _DataFile:
         catalog = self.catalog
         rows = np.flatnonzero(catalog.episodes.data_file == file)
         first = int(rows[0])
         path = catalog.data_path(first)
-        where = f"{catalog.files.where(path)} ({self._episodes(rows)})"
-        stored = {key: catalog.stored.get(key, key) for key in dict.fromkeys([*self.keys, *INDEX_KEYS])}
+        where = f"{catalog.files.where(path)} ({self._describe_episodes(rows)})"
+        stored = {key: catalog.stored_names.get(key, key) for key in dict.fromkeys([*self.keys, *INDEX_KEYS])}
         with renamed(where):
             table = catalog.files.table(path, list(dict.fromkeys(stored.values())))
         columns: dict[str, Column] = {}
@@ -149,12 +149,12 @@ class Rows:
         if lacking:
             fix = "restore the file, or leave the key out with keys=[...]"
             raise DatasetError(f"there is no column {lacking[0]!r}", where=where, fix=fix)
-        start, bad = self._starts(rows, columns.get("episode_index"), len(table), where)
-        self._complete(columns, start, bad, len(table), where)
+        start, bad = self._find_episodes(rows, columns.get("episode_index"), len(table), where)
+        self._complete_index(columns, start, bad, len(table), where)
         size = sum(int(column.nbytes) for column in columns.values())
-        return _Loaded(columns, rows, np.array([start[row] for row in rows.tolist()], np.int64), bad, size)
+        return _DataFile(columns, rows, np.array([start[row] for row in rows.tolist()], np.int64), bad, size)
 
-    def _episodes(self, rows: np.ndarray) -> str:
+    def _describe_episodes(self, rows: np.ndarray) -> str:
         ids = self.catalog.episodes.ids[rows]
         return f"episode {int(ids[0])}" if len(ids) == 1 else f"episodes {int(ids[0])} to {int(ids[-1])}"
 
@@ -169,25 +169,24 @@ class Rows:
         values = to_numpy(column, feature, where, key)
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             bad = ~np.isfinite(values.reshape(len(values), -1)).all(1)
-            self._note(
-                f"{where}: {key!r} is not finite in {int(bad.sum())} rows, first {int(bad.argmax())}; given as they are"
-            )
+            count, first = int(bad.sum()), int(bad.argmax())
+            self._note(f"{where}: {key!r} is not finite in {count} rows, first {first}; the values are kept")
         if key in INDEX_KEYS and values.ndim > 1:
             values = values.reshape(len(values), -1)
             if values.shape[1] != 1:
-                raise DatasetError(f"column {key!r} is no single number per row", where=where, fix="repair the file")
+                raise DatasetError(f"column {key!r} is not a single number per row", where=where, fix="repair the file")
             values = values[:, 0]
         return values
 
-    def _starts(
+    def _find_episodes(
         self, rows: np.ndarray, ids: Column | None, total: int, where: str
     ) -> tuple[dict[int, int], dict[int, str]]:
-        """Where each of the file's episodes starts in it, and which do not have the rows that the metadata says."""
+        """First row of each of the file's episodes, and the episodes whose rows disagree with the metadata."""
         table = self.catalog.episodes
         lengths = table.lengths[rows].tolist()
         if table.own_files:
             if isinstance(ids, np.ndarray) and total and (ids != table.ids[rows[0]]).any():
-                self._note(f"{where}: its episode_index column says {int(ids[0])}; the file's name is taken")
+                self._note(f"{where}: its episode_index column is {int(ids[0])}; the file name is used")
             runs = {int(table.ids[rows[0]]): [(0, total)]}
         elif isinstance(ids, np.ndarray):
             cuts = [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist(), total]
@@ -197,7 +196,7 @@ class Rows:
                     runs.setdefault(int(ids[begin]), []).append((begin, end - begin))
         else:
             if total != sum(lengths):
-                what = f"no episode_index column, and {total} rows where meta/ says {sum(lengths)}"
+                what = f"no episode_index column, and {total} rows where meta/ lists {sum(lengths)}"
                 raise DatasetError(what, where=where, fix="restore the file")
             runs = {int(table.ids[row]): [(int(table.data_row[row]), int(table.lengths[row]))] for row in rows}
         start, bad = {}, {}
@@ -205,15 +204,15 @@ class Rows:
             found = runs.get(episode, [(0, 0)])
             start[row] = found[0][0]
             if len(found) > 1:
-                bad[row] = f"the rows of episode {episode} lie apart"
+                bad[row] = f"the rows of episode {episode} are not contiguous"
             elif found[0][1] != length:
                 bad[row] = f"episode {episode} has length {length} in meta/, the file {found[0][1]} rows of it"
         return start, bad
 
-    def _complete(
+    def _complete_index(
         self, columns: dict[str, Column], start: dict[int, int], bad: dict[int, str], total: int, where: str
     ) -> None:
-        """Check the index columns and make up those that are not there."""
+        """Check the index columns and compute missing ones."""
         table, catalog = self.catalog.episodes, self.catalog
         frame, episode, index = np.zeros(total, np.int64), np.full(total, -1, np.int64), np.zeros(total, np.int64)
         tasks = np.zeros(total, np.int64)
@@ -229,13 +228,13 @@ class Rows:
                 if (np.diff(stored[here]) <= 0).any():
                     bad[row] = f"frame_index of episode {int(table.ids[row])} does not rise"
                 elif (stored[here] != frame[here]).any():
-                    self._note(f"{where}: frame_index does not count 0, 1, 2, ...; the place in the episode is given")
+                    self._note(f"{where}: frame_index does not count 0, 1, 2, ...; the place in the episode is used")
             own = columns.get("task_index")
             if isinstance(own, np.ndarray):
                 unknown = (own[here] < 0) | (own[here] >= len(catalog.tasks))
                 if unknown.any():
                     task = int(own[here][unknown][0])
-                    bad[row] = f"task_index {task} of episode {int(table.ids[row])} is no task of meta/tasks"
+                    bad[row] = f"task_index {task} of episode {int(table.ids[row])} is not in meta/tasks"
             elif length:
                 named = table.tasks_of(row)
                 tasks[here] = named[0] if len(named) else -1
@@ -249,13 +248,13 @@ class Rows:
         self._compare_times(columns["timestamp"], frame, episode >= 0, where)
 
     def _compare_times(self, times: Column, frame: np.ndarray, listed: np.ndarray, where: str) -> None:
-        """Note, once, timestamps that are not frame / fps: they are given as they are and choose nothing."""
+        """Note once that timestamps differ from frame / fps. They are kept; they select no frames."""
         off = np.abs(np.asarray(times, np.float64) * float(self.catalog.fps) - frame)[listed]
-        said = "timestamps are up to"
-        if off.size and off.max() > 0.5 and not any(note.startswith(said) for note in self.notes):
-            self.notes.append(f"{said} {off.max():.3g} frames off frame / fps, first in {where}; frames go by order")
+        note = "timestamps are up to"
+        if off.size and off.max() > 0.5 and not any(known.startswith(note) for known in self.notes):
+            self.notes.append(f"{note} {off.max():.3g} frames off frame / fps, first in {where}; frames go by order")
 
-    def _refuse(self, row: int, what: str) -> DatasetError:
+    def _row_error(self, row: int, what: str) -> DatasetError:
         where = (
             f"{self.catalog.files.where(self.catalog.data_path(row))} (episode {int(self.catalog.episodes.ids[row])})"
         )
@@ -268,16 +267,16 @@ class Rows:
 
 
 def _pick(column: Column, start: np.ndarray, frames: np.ndarray) -> np.ndarray | list[Any]:
-    """Values at start (B,) + frames (B,) or (B, T)."""
+    """Take values at start (B,) + frames (B,) or (B, T)."""
     at = start.reshape(-1, *[1] * (frames.ndim - 1)) + frames
     if isinstance(column, np.ndarray):
         return column[at]
-    flat = [column[i].as_py() for i in at.reshape(-1).tolist()]  # `take` would first copy the whole column into one
+    flat = [column[i].as_py() for i in at.reshape(-1).tolist()]  # `take` would first copy the whole column
     return flat if at.ndim == 1 else [flat[i : i + at.shape[1]] for i in range(0, at.size, at.shape[1])]
 
 
 def _scatter(parts: list[tuple[np.ndarray, np.ndarray | list[Any]]], count: int) -> np.ndarray | list[Any]:
-    """Parts of several files, back in the order they were asked for."""
+    """Put parts of several files back into the requested order."""
     first = parts[0][1]
     if isinstance(first, np.ndarray):
         out = np.empty((count, *first.shape[1:]), first.dtype)

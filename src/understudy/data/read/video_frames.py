@@ -1,7 +1,7 @@
-"""Pictures of episodes by (table row, frame): which file, which picture in it, and a bounded memory of open files.
+"""Video frames of episodes by (table row, frame), with bounded caches of open files and decoded frames.
 
-Frame i of an episode is the i-th picture after the episode's first one in its file, in integers. A file whose number
-of pictures disagrees with the rows is named, and refused where the pairing would be a guess.
+Frame i of an episode is i frames after the episode's first one in its file, in integers. A file whose frame count
+disagrees with the rows is reported. It is refused where the pairing would be a guess.
 """
 
 import os
@@ -25,24 +25,24 @@ _OPEN_FILES = 32  # a live decoder costs 2 to 5 MB
 
 
 class _Open:
-    """An open file, for one thread at a time."""
+    """An open file, used by one thread at a time."""
 
     def __init__(self, reader: VideoReader) -> None:
         self.reader, self.lock = reader, threading.Lock()
 
     def close(self) -> None:
         with self.lock:
-            self.reader.close()  # whoever still holds it reopens it by reading
+            self.reader.close()  # a thread that still uses it reopens it by reading
 
 
-class Pictures:
-    """Decoded pictures of a dataset's video cameras.
+class VideoFrames:
+    """Decoded frames of a dataset's video cameras.
 
-    Safe to use from several threads, which decode at the same time where their files differ, and after a fork or a
-    pickle, which carry no open file.
+    Thread-safe; threads decode different files at the same time. Forks and pickles carry no open file.
 
     Args:
-        cache_bytes: budget for decoded pictures that are kept, so that overlapping windows decode each picture once.
+        catalog: the dataset.
+        cache_bytes: memory for decoded frames, so that overlapping windows decode each frame once.
         backend: see `open_video`.
     """
 
@@ -53,10 +53,10 @@ class Pictures:
 
     def _forget(self) -> None:
         self._readers: OrderedDict[tuple[str, int], _Open] = OrderedDict()
-        self._kept: OrderedDict[tuple[str, int, int], np.ndarray] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, int, int], np.ndarray] = OrderedDict()
         self._held = 0
-        self._by_time: dict[tuple[str, int], bool] = {}  # file -> whether recorded times say where episodes start
-        self._lock = threading.Lock()  # of the two tables; decoding happens outside it
+        self._by_time: dict[tuple[str, int], bool] = {}  # file -> whether recorded times give the episodes' starts
+        self._lock = threading.Lock()  # guards the tables; decoding happens outside it
         self._pid = os.getpid()
 
     def __getstate__(self) -> dict[str, object]:
@@ -67,109 +67,113 @@ class Pictures:
         self._forget()
 
     def take(self, camera: str, rows: np.ndarray, frames: np.ndarray) -> np.ndarray:
-        """Pictures of one camera.
+        """Return frames of one camera.
 
         Args:
-            rows: int64 (B,), table rows; frames: int64 (B,) or (B, T), frame numbers inside the episode.
+            camera: its key.
+            rows: int64 (B,), table rows.
+            frames: int64 (B,) or (B, T), frame numbers inside the episodes.
 
         Returns:
             uint8 (B, 3, H, W) or (B, T, 3, H, W).
 
         Raises:
-            DatasetError: a file is not there or broken, its pictures do not match the rows, or sizes differ.
+            DatasetError: a file is missing or broken, its frame count does not match the rows, or sizes differ.
         """
-        if self._pid != os.getpid():  # forked: the parent's files and locks are the parent's
+        if self._pid != os.getpid():  # after a fork, files and locks are the parent's
             self._forget()
         videos = self.catalog.videos(camera)
         flat = frames.reshape(len(rows), -1)
-        number = self.first(camera, rows)[:, None] + flat
+        number = self.first_frame(camera, rows)[:, None] + flat
         out: np.ndarray | None = None
         for file in np.unique(videos.file[rows]):
             at = np.flatnonzero(videos.file[rows] == file)
             wanted, place = np.unique(number[at], return_inverse=True)
-            pictures = self._read(camera, int(file), rows[at], wanted)
+            images = self._read(camera, int(file), rows[at], wanted)
             if out is None:
-                height, width = pictures.shape[1:3]
+                height, width = images.shape[1:3]
                 out = np.empty((len(rows), flat.shape[1], 3, height, width), np.uint8)
-            if pictures.shape[1:3] != out.shape[3:]:
-                sizes = f"{out.shape[4]}x{out.shape[3]} and {pictures.shape[2]}x{pictures.shape[1]}"
+            if images.shape[1:3] != out.shape[3:]:
+                sizes = f"{out.shape[4]}x{out.shape[3]} and {images.shape[2]}x{images.shape[1]}"
                 where = self.where(camera, int(rows[at[0]]))
-                raise DatasetError(f"pictures of {sizes} in one batch", where=where, fix="select episodes of one size")
+                raise DatasetError(f"frames of {sizes} in one batch", where=where, fix="select episodes of one size")
             for i, row in zip(at.tolist(), place.reshape(len(at), -1).tolist()):
                 for t, p in enumerate(row):
-                    out[i, t] = pictures[p].transpose(2, 0, 1)
+                    out[i, t] = images[p].transpose(2, 0, 1)
         assert out is not None
         return out if frames.ndim == 2 else out[:, 0]
 
-    def first(self, camera: str, rows: np.ndarray) -> np.ndarray:
-        """Which picture of its file is the first of each episode: int64 (B,) of table rows (B,).
+    def first_frame(self, camera: str, rows: np.ndarray) -> np.ndarray:
+        """Return the number of each episode's first frame in its file: int64 (B,) for table rows (B,).
 
-        It is the one after the pictures of the episodes before it. A file that holds more pictures than its episodes
-        have rows, and whose recorded times are whole pictures with gaps between the episodes, holds episodes that the
-        tables do not list: the times then say where the listed ones start. Opens such files, to count their pictures.
+        By default this is the number of frames of the episodes before it. A file may hold episodes that the tables do
+        not list: it has more frames than its episodes have rows, and recorded times that are whole frames with gaps
+        between the episodes. There the times give the starts. Opens such files to count their frames.
         """
         videos = self.catalog.videos(camera)
         first = videos.first[rows]
-        if videos.timed is None:
+        if videos.first_by_time is None:
             return first
         first, file = first.copy(), videos.file[rows]
-        for each in np.unique(file[videos.timed[rows] >= 0]).tolist():
+        for each in np.unique(file[videos.first_by_time[rows] >= 0]).tolist():
             at = np.flatnonzero(file == each)
             if (camera, each) not in self._by_time:
                 self._open(camera, each, rows[at])
             if self._by_time[camera, each]:
-                first[at] = np.maximum(videos.timed[rows[at]], 0)
+                first[at] = np.maximum(videos.first_by_time[rows[at]], 0)
         return first
 
     def reader(self, camera: str, row: int) -> VideoReader:
-        """The open video of an episode, its number of pictures checked."""
+        """Return the open video of an episode, with its frame count checked."""
         if self._pid != os.getpid():
             self._forget()
         return self._open(camera, int(self.catalog.videos(camera).file[row]), np.asarray([row])).reader
 
     def prefetch(self, camera: str, row: int, first: int, last: int) -> None:
-        """Say that the pictures of frames `first` to `last` of an episode (table row) will be read soon. Returns at
-        once where the video is open; nothing to do for a local dataset. Raises what opening the video raises."""
+        """Start to fetch frames `first` to `last` of an episode (table row) of a remote dataset.
+
+        Returns at once where the video is open. Opening it may raise DatasetError.
+        """
         if self.catalog.files.is_local:
             return
-        start = int(self.first(camera, np.asarray([row]))[0])
+        start = int(self.first_frame(camera, np.asarray([row]))[0])
         self.reader(camera, row).prefetch(start + first, start + last)
 
     def _read(self, camera: str, file: int, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-        """uint8 (n, H, W, 3) of picture numbers (n,), increasing."""
+        """Frames by ascending number (n,), uint8 (n, H, W, 3)."""
         opened = self._open(camera, file, rows)
         numbers = wanted.tolist()
         with self._lock:
-            kept = {n: self._kept[camera, file, n] for n in numbers if (camera, file, n) in self._kept}
-        missing = np.asarray([n not in kept for n in numbers])
+            cached = {n: self._cache[camera, file, n] for n in numbers if (camera, file, n) in self._cache}
+        missing = np.asarray([n not in cached for n in numbers])
         if missing.all():
-            pictures = self._decode(camera, opened, rows, wanted)
+            images = self._decode(camera, opened, rows, wanted)
         else:
             size = opened.reader.height, opened.reader.width
-            pictures = np.empty((len(wanted), 3, *size), np.uint8).transpose(0, 2, 3, 1)  # by planes, as readers do
+            images = np.empty((len(wanted), 3, *size), np.uint8).transpose(0, 2, 3, 1)  # planar, as readers return
             for i, n in enumerate(numbers):
-                if n in kept:
-                    pictures[i] = kept[n]
+                if n in cached:
+                    images[i] = cached[n]
             if missing.any():
-                pictures[missing] = self._decode(camera, opened, rows, wanted[missing])
+                images[missing] = self._decode(camera, opened, rows, wanted[missing])
         if self.cache_bytes:
-            copies = {(camera, file, n): kept.get(n, pictures[i]) for i, n in enumerate(numbers)}
-            self._keep({key: one if one.base is None else one.copy("K") for key, one in copies.items()})
-        return pictures
+            copies = {(camera, file, n): cached.get(n, images[i]) for i, n in enumerate(numbers)}
+            self._add_to_cache({key: one if one.base is None else one.copy("K") for key, one in copies.items()})
+        return images
 
-    def _keep(self, pictures: dict[tuple[str, int, int], np.ndarray]) -> None:
-        """Keep pictures that own their memory (a view would hold its whole batch), dropping the longest unused."""
+    def _add_to_cache(self, images: dict[tuple[str, int, int], np.ndarray]) -> None:
+        """Cache images that own their memory (a view would hold its whole batch); evict the least recently used."""
         with self._lock:
-            for key, picture in pictures.items():
-                if key not in self._kept:
-                    self._held += picture.nbytes
-                    self._kept[key] = picture
-                self._kept.move_to_end(key)
+            for key, image in images.items():
+                if key not in self._cache:
+                    self._held += image.nbytes
+                    self._cache[key] = image
+                self._cache.move_to_end(key)
             while self._held > self.cache_bytes:
-                self._held -= self._kept.popitem(last=False)[1].nbytes
+                self._held -= self._cache.popitem(last=False)[1].nbytes
 
     def _decode(self, camera: str, opened: _Open, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-        alone = bool((rows == rows[0]).all())  # else: which of the file's episodes it was, a number does not say
+        alone = bool((rows == rows[0]).all())  # else an error names the file only
         with renamed(self.where(camera, int(rows[0])) if alone else opened.reader.path), opened.lock:
             return opened.reader.read(wanted)
 
@@ -200,16 +204,18 @@ class Pictures:
                 raise
         self._check_size(camera, reader, where)
         self._check_count(camera, file, reader, where)
-        self._compare(camera, reader, where)
+        self._note_differences(camera, reader, where)
         with self._lock:
-            opened = self._readers.setdefault((camera, file), _Open(reader))  # another thread may have been faster
+            opened = self._readers.setdefault(
+                (camera, file), _Open(reader)
+            )  # unless another thread opened it meanwhile
             spare = [self._readers.popitem(last=False)[1] for _ in range(len(self._readers) - _OPEN_FILES)]
         for one in spare:
             one.close()
         return opened
 
     def close(self) -> None:
-        """Close the open files; they are opened again when needed."""
+        """Close the open files; a later read opens them again."""
         with self._lock:
             spare = list(self._readers.values())
             self._readers.clear()
@@ -217,13 +223,12 @@ class Pictures:
             one.close()
 
     def _check_size(self, camera: str, reader: VideoReader, where: str) -> None:
-        """Refuse what is far larger than declared, before there is memory for a picture of it."""
+        """Refuse frames far larger than declared, before memory is allocated."""
         feature = self.catalog.features[camera]
-        if reader.height * reader.width > feature.most_pixels:
-            said = (
-                f"info.json says {feature.shape}" if feature.size else f"at most {feature.most_pixels} pixels are read"
-            )
-            what = f"{camera!r} has pictures of {reader.width}x{reader.height}, {said}"
+        if reader.height * reader.width > feature.max_pixels:
+            limit = f"{feature.max_pixels} pixels are the limit"
+            limit = f"info.json declares {feature.shape}" if feature.size else limit
+            what = f"{camera!r} has frames of {reader.width}x{reader.height}, {limit}"
             raise DatasetError(what, where=where, fix="correct the shape in info.json, or restore the video")
 
     def _check_count(self, camera: str, file: int, reader: VideoReader, where: str) -> None:
@@ -234,55 +239,55 @@ class Pictures:
             return
         sharing = ids[videos.file == file]
         whose = f"episode {int(sharing[0])} has" if len(sharing) == 1 else f"its {len(sharing)} episodes have"
-        what = f"the video holds {reader.count} pictures, {whose} {expected} rows"
+        what = f"the video holds {reader.count} frames, {whose} {expected} rows"
         if reader.count < expected:
-            fix = "restore the video, or leave these episodes out: which frames have no picture cannot be known"
+            fix = "restore the video, or leave these episodes out: the missing frames are unknown"
             raise DatasetError(what, where=where, fix=fix)
-        if videos.timed is not None and self._listed_in_part(videos, file, reader.count):
+        if videos.first_by_time is not None and self._is_partly_listed(videos, file, reader.count):
             self._by_time[camera, file] = True
-            self.note(f"{where}: {what}; from_timestamp says, exact to the picture, where they start among the others")
+            self.note(f"{where}: {what}; from_timestamp gives their starts, exact to the frame")
             return
         if drift > 0.5:
             times = "no start times are recorded" if np.isinf(drift) else "recorded start times differ from the order"
-            what += f", and {times}" + ("" if np.isinf(drift) else f" by up to {drift:.1f} pictures")
-            fix = "pictures of other episodes seem to lie between: restore meta/episodes, or leave these episodes out"
+            what += f", and {times}" + ("" if np.isinf(drift) else f" by up to {drift:.1f} frames")
+            fix = "the file seems to hold frames of other episodes: restore meta/episodes, or leave these episodes out"
             raise DatasetError(what, where=where, fix=fix)
         self._by_time[camera, file] = False
         self.note(f"{where}: {what}; the first {expected} are used")
 
-    def _listed_in_part(self, videos: Videos, file: int, count: int) -> bool:
-        """Whether the recorded times of a file's episodes are places among its pictures."""
+    def _is_partly_listed(self, videos: Videos, file: int, count: int) -> bool:
+        """Whether the recorded times of all episodes of a file are within its frames."""
         rows = np.flatnonzero((videos.file == file) & (self.catalog.episodes.lengths > 0))
-        assert videos.timed is not None
-        timed = videos.timed[rows]
-        return bool((timed >= 0).all() and (timed + self.catalog.episodes.lengths[rows] <= count).all())
+        assert videos.first_by_time is not None
+        first = videos.first_by_time[rows]
+        return bool((first >= 0).all() and (first + self.catalog.episodes.lengths[rows] <= count).all())
 
-    def _compare(self, camera: str, reader: VideoReader, where: str) -> None:
-        """Note what info.json says otherwise; what the file holds is given."""
+    def _note_differences(self, camera: str, reader: VideoReader, where: str) -> None:
+        """Note where info.json differs from the file; the file decides."""
         feature = self.catalog.features[camera]
-        said = feature.info.get("video.codec")
-        if isinstance(said, str) and _CODECS.get(said, said) != reader.codec:
-            self._note_quietly(f"{camera}: info.json says codec {said}, the files are {reader.codec}, first {where}")
+        codec = feature.info.get("video.codec")
+        if isinstance(codec, str) and _CODECS.get(codec, codec) != reader.codec:
+            self._note_first(f"{camera}: info.json declares codec {codec}, the files are {reader.codec}, first {where}")
         if len(feature.shape) == 3 and not {reader.height, reader.width} <= set(feature.shape):
             size = f"{reader.width}x{reader.height}"
-            self._note_quietly(f"{camera}: info.json says shape {feature.shape}, the pictures are {size} in {where}")
+            self._note_first(f"{camera}: info.json declares shape {feature.shape}, the frames are {size} in {where}")
         if abs(reader.fps - self.catalog.fps) > 0.01 * self.catalog.fps:
-            rates = f"{reader.fps:.3g} pictures per second, the rows {self.catalog.fps:.3g}"
-            self._note_quietly(f"{camera}: the video plays {rates}, in {where}")
+            rates = f"{reader.fps:.3g} frames per second, the rows {self.catalog.fps:.3g}"
+            self._note_first(f"{camera}: the video plays {rates}, in {where}")
 
-    def _note_quietly(self, text: str) -> None:
-        """Keep the first note of each kind: what is true of one file is mostly true of all."""
+    def _note_first(self, text: str) -> None:
+        """Add the first note of each kind without a warning; mostly it applies to all files."""
         start = text.split(",")[0]
         if not any(note.startswith(start) for note in self.notes):
             self.notes.append(text)
 
     def where(self, camera: str, row: int) -> str:
-        """A video file by its full name, with the episode, as messages give it."""
+        """Name a video file and its episode for messages."""
         catalog = self.catalog
         return f"{catalog.files.where(catalog.video_path(camera, row))} (episode {int(catalog.episodes.ids[row])})"
 
     def note(self, text: str) -> None:
-        """Keep something worth saying, and say it once as a warning."""
+        """Add a note and warn, once per text."""
         if text not in self.notes:
             self.notes.append(text)
             warnings.warn(text, stacklevel=2)

@@ -1,7 +1,7 @@
-"""Which frames of which episodes are used.
+"""Selection of episodes and frames.
 
-select         the kept segments of a dataset
-keep_keys      the episode that a key of a keep-ranges file means
-keep_report    which keys matched, and how many frames are left
+select         segments of a dataset to use
+keep_keys      episodes named by the keys of a keep-ranges file
+keep_report    matched keys and remaining frames
 idle           frame ranges without long pauses of the robot
 """

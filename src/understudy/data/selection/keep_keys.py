@@ -1,7 +1,7 @@
-"""Which episode a key of a keep-ranges file means: an episode id, or text that the dataset holds about its episodes.
+"""Keys of keep-ranges files: an episode id, or a text that the dataset holds about its episodes.
 
-DROID's files use "<recording_folderpath>--<file_path>". The text is looked for in the episode metadata first and then
-in the text columns of the rows; nothing is guessed from the look of a key.
+DROID's files use "<recording_folderpath>--<file_path>". The text is matched against the episode metadata first, then
+against the text columns of the rows. The form of a key is not interpreted.
 """
 
 from collections.abc import Iterator
@@ -14,11 +14,14 @@ from understudy.errors import DatasetError
 _PARTS = ("recording_folderpath", "file_path")
 
 
-def episodes_of_keys(catalog: Catalog, keys: list[object], where: str) -> tuple[dict[object, int], dict[str, int]]:
-    """(key -> table row of the keys that mean an episode, what such keys are called here -> table row).
+def match_keys(catalog: Catalog, keys: list[object], where: str) -> tuple[dict[object, int], dict[str, int]]:
+    """Match keys to episodes.
+
+    Returns:
+        Key -> table row for the matching keys, and known name -> table row for all names of that kind.
 
     Raises:
-        DatasetError: no key means any episode; both sides' keys are shown.
+        DatasetError: no key matches an episode; shows the keys of both sides.
     """
     if all(isinstance(key, int) or (isinstance(key, str) and key.isdigit()) for key in keys):
         by_id = {str(int(episode)): row for row, episode in enumerate(catalog.episodes.ids)}
@@ -31,11 +34,11 @@ def episodes_of_keys(catalog: Catalog, keys: list[object], where: str) -> tuple[
         if matched:
             return matched, names
         known += list(names)[: max(0, 3 - len(known))]
-    shown = ", ".join(map(repr, known)) or "no text about its episodes; their ids are " + ", ".join(
+    shown = ", ".join(map(repr, known)) or "no texts about its episodes; their ids are " + ", ".join(
         str(int(i)) for i in catalog.episodes.ids[:3]
     )
     raise DatasetError(
-        f"none of its {len(keys)} keys is an episode: keys are {', '.join(repr(k) for k in keys[:3])}, ...; "
+        f"none of its {len(keys)} keys matches an episode: keys are {', '.join(repr(k) for k in keys[:3])}, ...; "
         f"the dataset has {shown}, ...",
         where=where,
         fix="give the keep-ranges of this dataset, or use episode ids as keys",
@@ -43,18 +46,17 @@ def episodes_of_keys(catalog: Catalog, keys: list[object], where: str) -> tuple[
 
 
 def droid_keys(catalog: Catalog) -> dict[int, str]:
-    """Table row -> "<recording_folderpath>--<file_path>", where the dataset holds both texts for every episode and no
-    two share theirs; {} otherwise."""
+    """Return table row -> "<recording_folderpath>--<file_path>"; {} unless unique and known for every episode."""
     there = {int(catalog.episodes.ids[row]): row for row in np.flatnonzero(catalog.episodes.lengths).tolist()}
-    for texts in (catalog.episode_texts, lambda: _row_texts(catalog)):  # the rows are read where they must be
-        joined = _joined(texts())
+    for texts in (catalog.episode_texts, lambda: _row_texts(catalog)):  # reads rows only if needed
+        joined = _join_parts(texts())
         if there.keys() <= joined.keys() and len(set(joined.values())) == len(joined):
             return {row: joined[episode] for episode, row in there.items()}
     return {}
 
 
-def _joined(columns: dict[str, dict[int, str]]) -> dict[int, str]:
-    """Both DROID parts as one text by episode id; {} where there are not both."""
+def _join_parts(columns: dict[str, dict[int, str]]) -> dict[int, str]:
+    """Join both DROID parts by episode id; {} if one is missing."""
     ends = [
         next((c for n, c in columns.items() if n.replace(".", "/").split("/")[-1] == part), None) for part in _PARTS
     ]
@@ -70,18 +72,18 @@ def _candidates(catalog: Catalog) -> Iterator[dict[str, int]]:
 
 
 def _names(columns: dict[str, dict[int, str]], ids: np.ndarray) -> Iterator[dict[str, int]]:
-    """Ways to name episodes by text columns (name -> episode id -> text): both DROID parts joined, then each alone."""
+    """Yield names of episodes by text columns (name -> episode id -> text): DROID parts joined, then each column."""
     row_of = {int(episode): row for row, episode in enumerate(ids)}
-    if both := _joined(columns):
+    if both := _join_parts(columns):
         columns = {"both": both, **columns}
     for column in columns.values():
         texts = {text: row_of[e] for e, text in column.items() if e in row_of}
-        if len(texts) == len(column):  # what several episodes share names none of them
+        if len(texts) == len(column):  # a text shared by several episodes names none of them
             yield texts
 
 
 def _row_texts(catalog: Catalog) -> dict[str, dict[int, str]]:
-    """Text features of the rows, as the first row of each episode has them."""
+    """Text features of the rows, from the first row of each episode."""
     keys = [key for key, feature in catalog.features.items() if feature.dtype == "string"]
     if not keys:
         return {}

@@ -1,12 +1,11 @@
-"""Summaries of sources, kept for the next run under a hash of all they follow from.
+"""Summaries of sources on disk, for the next run, under a hash of everything they depend on.
 
     <folder>/statistics/<hash>.npz      the summaries of one source
                         *.part          being written
 
-The hash covers the frames, the keys and how they are learnt, what the metadata says of where the rows lie, and size and
-time of change (elsewhere: the etag or revision) of every data file that was read; a change of any of them is another
-name. A file appears by a rename, holds its own name and checksums, and is never trusted: what is torn or foreign is
-computed again. The oldest go when all together outgrow `BUDGET`.
+The hash covers the frames, the keys and how they are learnt, the places of the rows by the metadata, and size and time
+of change (remote: etag or revision) of every data file that was read. A file appears by a rename and holds its own name
+and checksums. A torn or foreign file is computed again. The oldest files are removed beyond `BUDGET`.
 """
 
 import contextlib
@@ -25,15 +24,15 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.stats.summary import FIGURES, ROWS, Summary
 
 FORMAT = 1
-"""Counts up whenever summaries of the same data would come out otherwise."""
+"""Incremented whenever summaries of the same data would differ."""
 
 BUDGET = 4 << 30
-"""Bytes of all summaries in a folder."""
+"""Most bytes of all summaries in a folder."""
 
 Summaries = dict[str, Summary]
 
 
-def kept(
+def load_or_compute(
     folder: Path | None,
     data: EpisodeDataset,
     delta: tuple[int, ...],
@@ -41,35 +40,41 @@ def kept(
     strides: Mapping[str, int],
     compute: Callable[[], Summaries],
 ) -> Summaries:
-    """What `compute` gives, from the folder where it is there, and left there otherwise. None always computes.
+    """Return the stored result of `compute`, or compute and store it.
+
+    The other arguments describe the result, see `summarise`. A stored result with a smaller stride serves a larger one.
 
     Args:
-        data, delta, chunk, strides: what `compute` summarises, see `summarise`. What was kept with a smaller stride
-            serves a larger one.
+        folder: cache folder; None always computes.
+        data: the source.
+        delta: dimensions of the action that are differences to the state.
+        chunk: frames of the action's window.
+        strides: strides of the sampled rows, by key.
+        compute: computes the summaries.
     """
     if folder is None:
         return compute()
-    name = _name(data, delta, chunk)
+    name = _hash_inputs(data, delta, chunk)
     path = folder / "statistics" / f"{name}.npz"
     found = _read(path, name, strides)
     if found is not None:
         return found
     found = compute()
-    if _name(data, delta, chunk) == name:  # no file changed while it was read
+    if _hash_inputs(data, delta, chunk) == name:  # no file changed while it was read
         try:
             _write(path, name, found)
         except OSError as error:
-            warnings.warn(f"{path}: cannot be written, the next run computes it again: {error.strerror}", stacklevel=2)
+            warnings.warn(f"{path}: cannot be written; the next run computes it again: {error.strerror}", stacklevel=2)
     return found
 
 
-def _name(data: EpisodeDataset, delta: tuple[int, ...], chunk: int) -> str:
-    """The hash of everything that summaries follow from."""
+def _hash_inputs(data: EpisodeDataset, delta: tuple[int, ...], chunk: int) -> str:
+    """Hash everything that summaries depend on."""
     catalog, table = data.catalog, data.catalog.episodes
     rows = table.rows_of(np.unique(data.segments[:, 0]))
     keys = {
         key: [
-            catalog.stored.get(key, key),
+            catalog.stored_names.get(key, key),
             catalog.features[key].dtype,
             catalog.features[key].shape,
             key in data.windows,
@@ -77,8 +82,8 @@ def _name(data: EpisodeDataset, delta: tuple[int, ...], chunk: int) -> str:
         for key in (ACTION, STATE)
         if key in catalog.features
     }
-    said = [FORMAT, ROWS, np.__version__, catalog.root, keys, list(delta), chunk, table.own_files]
-    digest = hashlib.sha256(json.dumps(said).encode())
+    parts = [FORMAT, ROWS, np.__version__, catalog.root, keys, list(delta), chunk, table.own_files]
+    digest = hashlib.sha256(json.dumps(parts).encode())
     arrays = (data.segments, data.window_stops, table.lengths[rows], table.data_file[rows], table.data_row[rows])
     for array in arrays:
         digest.update(f"{array.shape}".encode() + np.ascontiguousarray(array, np.int64).tobytes())
@@ -89,7 +94,7 @@ def _name(data: EpisodeDataset, delta: tuple[int, ...], chunk: int) -> str:
 
 
 def _read(path: Path, name: str, strides: Mapping[str, int]) -> Summaries | None:
-    """What lies there, if it is whole, of that name, and thinned no further than asked for."""
+    """Read a file if it is complete, has this name, and its rows are not sampled more coarsely than `strides`."""
     try:
         with np.load(path, allow_pickle=False) as file:  # zip: a checksum for each array, a directory at the end
             if str(file["name"]) != name:
@@ -98,23 +103,23 @@ def _read(path: Path, name: str, strides: Mapping[str, int]) -> Summaries | None
             for at, (key, count, stride) in enumerate(json.loads(str(file["columns"]))):
                 mean, std, low, high = (file[f"{at} {figure}"] for figure in FIGURES)
                 found[key] = Summary(int(count), mean, std, low, high, file[f"{at} rows"], int(stride))
-    except Exception:  # numpy and zipfile promise no kind of error for a broken file
+    except Exception:  # numpy and zipfile document no error type for a broken file
         return None
     for key, summary in found.items():
         wanted = strides[key]
         if summary.stride != wanted and (wanted % summary.stride if summary.stride else wanted):
             return None
     with contextlib.suppress(OSError):
-        os.utime(path)  # used now
+        os.utime(path)  # marks the file as used
     return {key: summary.thinned(strides[key]) for key, summary in found.items()}
 
 
 def _write(path: Path, name: str, summaries: Summaries) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {
-        f"{at} {what}": getattr(summary, what)
+        f"{at} {figure}": getattr(summary, figure)
         for at, summary in enumerate(summaries.values())
-        for what in (*FIGURES, "rows")
+        for figure in (*FIGURES, "rows")
     }
     columns = json.dumps([[key, summary.count, summary.stride] for key, summary in summaries.items()])
     handle, draft = tempfile.mkstemp(suffix=".part", dir=path.parent)
@@ -127,17 +132,17 @@ def _write(path: Path, name: str, summaries: Summaries) -> None:
     except BaseException:
         Path(draft).unlink(missing_ok=True)
         raise
-    _make_room(path)
+    _evict(path)
 
 
-def _make_room(newest: Path) -> None:
-    """Remove the longest unused until the rest is within `BUDGET`, drafts of killed processes among them."""
-    there = []
+def _evict(newest: Path) -> None:
+    """Remove the least recently used files beyond `BUDGET`, including drafts of killed processes."""
+    files = []
     for entry in os.scandir(newest.parent):
-        with contextlib.suppress(FileNotFoundError):  # another process makes room, too
-            there.append((entry.stat().st_mtime_ns, entry.stat().st_size, entry.path))
-    total = sum(size for _, size, _ in there)
-    for _, size, path in sorted(there):
+        with contextlib.suppress(FileNotFoundError):  # another process evicts, too
+            files.append((entry.stat().st_mtime_ns, entry.stat().st_size, entry.path))
+    total = sum(size for _, size, _ in files)
+    for _, size, path in sorted(files):
         if total <= BUDGET:
             return
         if path != str(newest):

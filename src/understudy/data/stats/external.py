@@ -1,8 +1,8 @@
-"""Statistics that others computed: openpi's norm_stats.json, read and written, and LeRobot's stats.json, read.
+"""Statistics computed elsewhere: openpi's norm_stats.json (read and written) and LeRobot's stats.json (read).
 
-They are taken as they are, for a run that must be normalised like another one (a fine-tuned checkpoint, a policy on the
-robot). openpi's are of actions as the policy learns them, differences to the state included, so they must have been
-computed with the same `delta`; LeRobot's are of the whole dataset, held-out episodes included.
+For a run that must be normalised like another one (a fine-tuned checkpoint, a policy on the robot). openpi's figures
+describe actions as the policy learns them, including differences to the state, so `delta` must be the same. LeRobot's
+figures describe the whole dataset, including validation episodes.
 """
 
 import json
@@ -15,14 +15,14 @@ from understudy import addresses
 from understudy.batch_keys import ACTION, STATE
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.json_files import read_json
-from understudy.data.format.recorded_stats import Stats, read_object, read_per_episode
+from understudy.data.format.recorded_stats import Stats, parse_stats, read_per_episode
 from understudy.data.stats.normalization import Mode, Statistics
-from understudy.data.stats.source import widths
+from understudy.data.stats.source import vector_widths
 from understudy.errors import DatasetError
 from understudy.storage.files import Files
 
 RECORDED = "recorded"
-"""Says: those that lie in the dataset's own meta/."""
+"""Source name of the statistics in the dataset's own meta/."""
 
 NEEDED: dict[Mode, tuple[str, str]] = {
     "mean_std": ("mean", "std"),
@@ -38,41 +38,42 @@ _TINY = 1e-6  # a padded dimension, up to the bins of openpi's histograms (1e-10
 def read_stats_file(
     source: str, mode: Mode, data: EpisodeDataset, delta: tuple[int, ...] = ()
 ) -> dict[str, Statistics]:
-    """Statistics of `ACTION` and `STATE` for `Member.recorded`; NaN where the file lacks what `mode` does not need.
+    """Read statistics of `ACTION` and `STATE` for `Member.recorded`; figures that `mode` does not need may be NaN.
 
     Args:
         source: path or URL of openpi's norm_stats.json, LeRobot's stats.json or episodes_stats.jsonl (v2.1); or
             `RECORDED`.
-        mode: how the run normalises. data: the dataset to be normalised; its widths and keys.
+        mode: normalisation mode of the run.
+        data: dataset to normalise; gives widths and keys.
         delta: dimensions of the action that are learnt as differences to the state.
 
     Raises:
-        DatasetError: the file cannot be read, lacks a key or a figure that `mode` needs (and says which modes it would
-            do for), is not as wide as the dataset (openpi's padding to 32 is cut), or is of absolute actions where
-            `delta` wants differences.
+        DatasetError: the file cannot be read, lacks a key or a figure that `mode` needs (names the modes it suffices
+            for), has another width than the dataset (openpi's padding to 32 is cut), or describes absolute actions
+            where `delta` names differences.
     """
     if mode not in NEEDED:
         raise ValueError(f"mode={mode!r}: must be one of {', '.join(get_args(Mode))}")
-    where, table, openpi = _table(source, data)
+    where, table, openpi = _read_table(source, data)
     if delta and not openpi:
-        what = f"these are statistics of absolute actions, where delta names {list(delta)} as differences to the state"
-        raise DatasetError(what, where=where, fix="have them computed, or give openpi's norm_stats.json of differences")
+        what = f"holds statistics of absolute actions, but delta names {list(delta)} as differences to the state"
+        raise DatasetError(what, where=where, fix="compute them, or give openpi's norm_stats.json of differences")
     found = {}
-    for key, width in widths(data).items():
-        own = _OPENPI[key] if openpi else data.catalog.stored.get(key, key)
+    for key, width in vector_widths(data).items():
+        own = _OPENPI[key] if openpi else data.catalog.stored_names.get(key, key)
         own = key if own not in table and key in table else own
         if own not in table:
             known = ", ".join(table) or "none"
-            raise DatasetError(f"there is no {own!r}", where=where, fix=f"its keys are {known}; or have them computed")
-        found[key] = _of_key(table[own], own, mode, width, where)
+            raise DatasetError(f"there is no {own!r}", where=where, fix=f"its keys are {known}; or compute them")
+        found[key] = _parse_key(table[own], own, mode, width, where)
     return found
 
 
 def to_openpi(statistics: Mapping[str, Statistics]) -> str:
-    """openpi's norm_stats.json of one head (see `head_statistics.statistics`); float64 survives unchanged.
+    """Return openpi's norm_stats.json of one head (see `norm_heads.compute_statistics`); float64 is exact.
 
     Raises:
-        DatasetError: mean or deviation of a key is not known.
+        DatasetError: mean or deviation of a key is unknown.
     """
     out = {}
     for key, name in _OPENPI.items():
@@ -80,15 +81,15 @@ def to_openpi(statistics: Mapping[str, Statistics]) -> str:
             figures = {figure: getattr(statistics[key], figure) for figure in ("mean", "std", "q01", "q99")}
             known = {figure: values.tolist() for figure, values in figures.items() if np.isfinite(values).all()}
             if "mean" not in known or "std" not in known:
-                raise DatasetError(f"mean and deviation of {key!r} are not known", fix="have them computed")
+                raise DatasetError(f"mean and deviation of {key!r} are unknown", fix="compute them")
             out[name] = known
     return json.dumps({"norm_stats": out}, indent=2) + "\n"
 
 
-def _table(source: str, data: EpisodeDataset) -> tuple[str, Stats, bool]:
-    """(its name, figures by the file's own keys, whether they are openpi's)."""
+def _read_table(source: str, data: EpisodeDataset) -> tuple[str, Stats, bool]:
+    """Name of the file, figures by its own keys, and whether it is openpi's."""
     if source == RECORDED:
-        stats = {data.catalog.stored.get(key, key): entry for key, entry in data.catalog.stats.items()}
+        stats = {data.catalog.stored_names.get(key, key): entry for key, entry in data.catalog.stats.items()}
         return f"{data.catalog.root}/meta", stats, False
     address, _, query = addresses.whole(source).partition("?" if "://" in source else "\0")
     folder, _, name = address.rpartition("/")
@@ -99,20 +100,20 @@ def _table(source: str, data: EpisodeDataset) -> tuple[str, Stats, bool]:
     content = read_json(files, name)
     openpi = isinstance(content.get("norm_stats"), dict)
     entries = {key: _without_null(entry) for key, entry in (content["norm_stats"] if openpi else content).items()}
-    return files.where(name), read_object(entries, files.where(name)), openpi
+    return files.where(name), parse_stats(entries, files.where(name)), openpi
 
 
 def _without_null(entry: Any) -> Any:
     return {name: value for name, value in entry.items() if value is not None} if isinstance(entry, dict) else entry
 
 
-def _of_key(entry: Mapping[str, np.ndarray], key: str, mode: Mode, width: int, where: str) -> Statistics:
-    """One key's figures, each [width]."""
+def _parse_key(entry: Mapping[str, np.ndarray], key: str, mode: Mode, width: int, where: str) -> Statistics:
+    """Parse one key's figures, each [width]."""
     lacking = [name for name in NEEDED[mode] if name not in entry]
     if lacking:
         would = [repr(other) for other in NEEDED if all(name in entry for name in NEEDED[other])]
         what = f"{key!r} has no {lacking[0]!r}, which normalise={mode!r} needs"
-        fix = f"it would do for {' and '.join(would)}; or have them computed" if would else "have them computed"
+        fix = f"it suffices for {' and '.join(would)}; or compute them" if would else "compute them"
         raise DatasetError(what, where=where, fix=fix)
     have = {name: entry[name].reshape(-1) for name in _FIGURES if name in entry}
     sizes = {name: len(values) for name, values in have.items()}
@@ -120,48 +121,50 @@ def _of_key(entry: Mapping[str, np.ndarray], key: str, mode: Mode, width: int, w
     if padding:
         padding = _is_padding({name: values[width:] for name, values in have.items()})
     if not padding and set(sizes.values()) != {width}:
-        said = ", ".join(f"{size} of {name!r}" for name, size in sizes.items())
-        what = f"{key!r} has {said}, the dataset {width} dimensions, and what is behind is no padding"
-        raise DatasetError(what, where=where, fix="name the statistics of this robot, or have them computed")
+        have_sizes = ", ".join(f"{size} of {name!r}" for name, size in sizes.items())
+        what = f"{key!r} has {have_sizes}, the dataset {width} dimensions, and the rest is not padding"
+        raise DatasetError(what, where=where, fix="name the statistics of this robot, or compute them")
     figures = {name: have[name][:width] if name in have else np.full(width, np.nan) for name in _FIGURES}
-    _refuse(figures, key, mode, where)
-    return Statistics(_count(entry), **_with_constants(figures))
+    _check_figures(figures, key, mode, where)
+    return Statistics(_count(entry), **_fill_constants(figures))
 
 
-def _is_padding(behind: Mapping[str, np.ndarray]) -> bool:
-    """Whether dimensions are of zeros (as openpi pads) or say not to normalise (mean 0, deviation 1, from -1 to 1)."""
+def _is_padding(rest: Mapping[str, np.ndarray]) -> bool:
+    """Check for zeros (openpi's padding) or figures that do not normalise (mean 0, deviation 1, from -1 to 1)."""
     for pair, neutral in (("mean", "std"), (0.0, 1.0)), (("min", "max"), (-1.0, 1.0)), (("q01", "q99"), (-1.0, 1.0)):
-        there = [(behind[name], value) for name, value in zip(pair, neutral) if name in behind]
+        there = [(rest[name], value) for name, value in zip(pair, neutral) if name in rest]
         zeros = all((np.abs(values) < _TINY).all() for values, _ in there)
         if not zeros and not all((values == value).all() for values, value in there):
             return False
     return True
 
 
-def _refuse(figures: Mapping[str, np.ndarray], key: str, mode: Mode, where: str) -> None:
+def _check_figures(figures: Mapping[str, np.ndarray], key: str, mode: Mode, where: str) -> None:
     for name in NEEDED[mode]:
         bad = ~np.isfinite(figures[name]) | ((figures[name] < 0) if name == "std" else False)
         if bad.any():
             dim = int(bad.argmax())
             what = f"{name!r} of {key}[{dim}] is {figures[name][dim]}"
-            raise DatasetError(what, where=where, fix="restore the file, or have them computed")
+            raise DatasetError(what, where=where, fix="restore the file, or compute them")
     for low, high in (("min", "max"), ("q01", "q99")):
         if (figures[low] > figures[high]).any():
             dim = int((figures[low] > figures[high]).argmax())
             what = f"{low!r} of {key}[{dim}] is above its {high!r}: {figures[low][dim]} > {figures[high][dim]}"
-            raise DatasetError(what, where=where, fix="restore the file, or have them computed")
+            raise DatasetError(what, where=where, fix="restore the file, or compute them")
 
 
-def _with_constants(figures: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Least and greatest value of dimensions that never changed, where the file has neither: `offset_and_spread` tells
-    by them that a dimension is constant. openpi's deviation is the root of a difference of float32 sums, so what it
-    leaves of a constant is up to a thousandth of the mean."""
+def _fill_constants(figures: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Fill in minimum and maximum of constant dimensions, where the file has neither.
+
+    `offset_and_spread` recognises constant dimensions by them. openpi's deviation is the root of a difference of
+    float32 sums, so for a constant it may be up to a thousandth of the mean.
+    """
     same = (figures["q01"] == figures["q99"]) & (figures["std"] <= 1e-3 * np.abs(figures["mean"]))
     constant = same & ~(np.isfinite(figures["min"]) & np.isfinite(figures["max"]))
     return figures | {name: np.where(constant, figures["q01"], figures[name]) for name in ("min", "max")}
 
 
 def _count(entry: Mapping[str, np.ndarray]) -> int:
-    """Rows, 0 where the file does not say."""
+    """Number of rows; 0 where the file has none."""
     count = entry["count"].reshape(-1) if "count" in entry else np.zeros(1)
     return int(count[0]) if len(count) and np.isfinite(count[0]) and count[0] > 0 else 0

@@ -1,9 +1,9 @@
-"""The numbers by which a run normalises: statistics of its training frames, pooled per norm head.
+"""Normalisation of a run: statistics of its training frames, pooled per norm head.
 
-A dimension of the action that is learnt as a difference to the state is normalised by the statistics of action[t + k] -
-state[t] over all frames t and all steps k of their windows that are no padding; every other dimension by those of one
-value per frame. Each training frame counts once, whatever weight a mixture gives its source: another weight must not
-change what a command means. Nothing of what is held out has a say.
+A dimension of the action that is learnt as a difference to the state uses the statistics of action[t + k] - state[t]
+over all frames t and all valid steps k of their windows. Every other dimension uses one value per frame. Each training
+frame counts once, independent of mixture weights: another weight must not change the meaning of a command. Validation
+frames do not count.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ import numpy as np
 
 from understudy.batch_keys import ACTION, STATE
 from understudy.data.dataset import EpisodeDataset
-from understudy.data.stats.cache import kept
+from understudy.data.stats.cache import load_or_compute
 from understudy.data.stats.normalization import Mode, Statistics, offset_and_spread
-from understudy.data.stats.outliers import refuse_far, tell_wide
-from understudy.data.stats.source import DELTA, frames, pairs, summarise, widths
-from understudy.data.stats.summary import Summary, pooled, stride_of
+from understudy.data.stats.outliers import check_outliers, warn_wide_spread
+from understudy.data.stats.source import DELTA, count_frames, count_pairs, summarise, vector_widths
+from understudy.data.stats.summary import Summary, pool, quantile_stride
 from understudy.errors import DatasetError
 from understudy.progress import Progress
 
@@ -30,11 +30,11 @@ class Member:
     """One source of a head.
 
     Attributes:
-        data: its training part, in standard keys; its segments say which frames count.
-        head: the head it is normalised by (see `head_name.py`).
-        delta: dimensions of the action that are learnt as difference to the state's dimension of the same number.
-        recorded: statistics to use instead of computing them, by key; those of the action are of what is learnt, so of
-            differences in the dimensions of `delta`. Its rows are not read.
+        data: training part of the source, in standard keys; its segments give the frames.
+        head: name of the head (see `head_name.py`).
+        delta: dimensions of the action that are learnt as differences to the same dimension of the state.
+        recorded: statistics by key to use without reading rows. Those of the action describe differences in the
+            dimensions of `delta`.
     """
 
     data: EpisodeDataset
@@ -43,36 +43,39 @@ class Member:
     recorded: Mapping[str, Statistics] | None = None
 
 
-def normalisation(
+def compute_normalisation(
     members: Sequence[Member],
     mode: Mode,
     chunk: int,
     cache: Path | None = None,
-    held_out: Sequence[EpisodeDataset] = (),
+    validation: Sequence[EpisodeDataset] = (),
 ) -> dict[str, Any]:
-    """A policy's normalisation, as plain lists that JSON keeps:
+    """Compute a policy's normalisation as plain lists for JSON.
 
         {"heads": [H names, sorted],
          "action": {"offset": [H][A], "spread": [H][A]}, "observation.state": the same (absent where no source has it),
          "delta": [H][A] bools, "dims": {"action": [H], "observation.state": [H]}}
 
-    A and S are the widest of the heads; behind a head's own width (`dims`) offset and spread are 0. The sequence of
-    `members` changes no bit. Other arguments and errors: see `statistics`.
+    A and S are the widths of the widest head; beyond a head's own width (`dims`) offset and spread are 0. The order of
+    `members` does not change a bit. For other arguments and errors see `compute_statistics`.
 
     Raises:
-        DatasetError: also where recorded statistics lack what `mode` needs, or cannot be pooled for it.
+        DatasetError: also where recorded statistics lack figures that `mode` needs, or cannot be pooled for it.
     """
     if mode not in get_args(Mode):
         raise ValueError(f"mode={mode!r}: must be one of {', '.join(get_args(Mode))}")
-    found = statistics(members, chunk, cache, held_out)
+    found = compute_statistics(members, chunk, cache, validation)
     columns = [key for key in (ACTION, STATE) if any(key in of_head for of_head in found.values())]
     dims = {key: [len(found[head][key].mean) if key in found[head] else 0 for head in found] for key in columns}
     out: dict[str, Any] = {"heads": list(found)}
     for key in columns:
-        maps = [_map(head, key, of_head[key], mode) if key in of_head else {} for head, of_head in found.items()]
+        maps = [
+            _offset_and_spread(head, key, of_head[key], mode) if key in of_head else {}
+            for head, of_head in found.items()
+        ]
         for (head, of_head), each in zip(found.items(), maps):
             if each:
-                tell_wide(head, key, of_head[key], each["spread"])
+                warn_wide_spread(head, key, of_head[key], each["spread"])
         for name in ("offset", "spread"):
             rows = [each.get(name, np.zeros(0, np.float32)) for each in maps]
             padded = [np.pad(row, (0, max(dims[key]) - len(row))).tolist() for row in rows]
@@ -82,19 +85,20 @@ def normalisation(
     return out | {"dims": dims}
 
 
-def statistics(
-    members: Sequence[Member], chunk: int, cache: Path | None = None, held_out: Sequence[EpisodeDataset] = ()
+def compute_statistics(
+    members: Sequence[Member], chunk: int, cache: Path | None = None, validation: Sequence[EpisodeDataset] = ()
 ) -> dict[str, dict[str, Statistics]]:
-    """Of each head, sorted by name: by `ACTION` (as it is learnt) and, where its sources have one, `STATE`.
+    """Compute the statistics of each head, sorted by name: `ACTION` (as learnt) and, if present, `STATE`.
 
     Args:
+        members: the sources.
         chunk: frames of the action's window.
-        cache: folder that keeps what was computed of each source (see `cache.py`); None keeps nothing.
-        held_out: parts that are read for their errors alone: one NaN there is the loss of them all.
+        cache: folder for the summaries of each source (see `cache.py`); None stores nothing.
+        validation: validation parts, checked for errors only: one NaN there makes the whole loss NaN.
 
     Raises:
-        DatasetError: a value is not finite or far from all others (`outliers.py`), sources of one head differ in width
-            or `delta`, or a dimension of `delta` is not in both action and state.
+        DatasetError: a value is not finite or an outlier (`outliers.py`), sources of one head differ in width or
+            `delta`, or a dimension of `delta` is not in both action and state.
     """
     if not members:
         raise ValueError("there is no source to normalise")
@@ -103,28 +107,28 @@ def statistics(
     heads = {head: [m for m in members if m.head == head] for head in sorted({m.head for m in members})}
     for head, of_head in heads.items():
         for member in of_head:
-            _refuse(member)
-            _refuse_pair(head, of_head[0], member)
-    parts = [*held_out, *(member.data for member in members if member.recorded is None)]
-    with Progress(sum(map(frames, parts)), "statistics", "frame") as bar:
+            _check_member(member)
+            _check_pair(head, of_head[0], member)
+    parts = [*validation, *(member.data for member in members if member.recorded is None)]
+    with Progress(sum(map(count_frames, parts)), "statistics", "frame") as bar:
         strides = dict.fromkeys((ACTION, STATE), 0)
-        others = [(data, _summary(data, (), chunk, strides, cache, bar)) for data in held_out]
-        found = {head: _of_head(of_head, chunk, cache, bar) for head, of_head in heads.items()}
+        others = [(data, _summary(data, (), chunk, strides, cache, bar)) for data in validation]
+        found = {head: _pool_head(of_head, chunk, cache, bar) for head, of_head in heads.items()}
     for head, of_head in heads.items():
         for key, known in found[head].items():
-            refuse_far(key, known, known.min, known.max, [m.data for m in of_head if m.recorded is None])
+            check_outliers(key, known, known.min, known.max, [m.data for m in of_head if m.recorded is None])
             learnt = np.isin(np.arange(len(known.mean)), of_head[0].delta if key == ACTION else ())
             for data, own in others:
                 if key in own and any(m.data.catalog is data.catalog for m in of_head):
-                    # A difference is not what a column of its own holds.
+                    # The column itself does not hold the differences.
                     low, high = (np.where(learnt, np.nan, end) for end in (own[key].min, own[key].max))
-                    refuse_far(key, known, low, high, [data])
+                    check_outliers(key, known, low, high, [data])
     return found
 
 
-def _refuse(member: Member) -> None:
-    """Raise DatasetError where a source does not fit what is said of it."""
-    own, where = widths(member.data), member.data.name
+def _check_member(member: Member) -> None:
+    """Refuse a source that does not fit its `delta` or recorded statistics."""
+    own, where = vector_widths(member.data), member.data.name
     for dim in member.delta:
         short = [key for key in (ACTION, STATE) if not 0 <= dim < own.get(key, 0)]
         if short:
@@ -134,35 +138,42 @@ def _refuse(member: Member) -> None:
         wide = len(member.recorded[key].mean) if member.recorded and key in member.recorded else 0
         if wide != own[key]:
             what = f"the recorded statistics have {wide or 'no'} dimensions of {key!r}, the dataset {own[key]}"
-            raise DatasetError(what, where=where, fix="name those of this robot, or have them computed")
+            raise DatasetError(what, where=where, fix="name those of this robot, or compute them")
 
 
-def _refuse_pair(head: str, first: Member, other: Member) -> None:
-    """Raise DatasetError where two sources cannot be normalised by the same numbers."""
+def _check_pair(head: str, first: Member, other: Member) -> None:
+    """Refuse two sources of one head that differ in width or `delta`."""
     for key in (ACTION, STATE):
-        have = [widths(m.data).get(key, 0) for m in (first, other)]
+        have = [vector_widths(m.data).get(key, 0) for m in (first, other)]
         if have[0] != have[1]:
-            said = " and ".join(f"{m.data.name!r} has {width or 'no'}" for m, width in zip((first, other), have))
+            widths = " and ".join(f"{m.data.name!r} has {width or 'no'}" for m, width in zip((first, other), have))
             fix = "give them different robot types or control modes, or map their keys (names) to the same thing"
-            raise DatasetError(f"head {head!r}: {said} dimensions of {key!r}", fix=fix)
+            raise DatasetError(f"head {head!r}: {widths} dimensions of {key!r}", fix=fix)
     if set(first.delta) != set(other.delta):
-        said = " and ".join(f"{m.data.name!r} has {sorted(m.delta)}" for m in (first, other))
-        what = f"head {head!r}: {said} as differences to the state (delta)"
+        deltas = " and ".join(f"{m.data.name!r} has {sorted(m.delta)}" for m in (first, other))
+        what = f"head {head!r}: {deltas} as differences to the state (delta)"
         raise DatasetError(what, fix="give both the same delta, or different control modes")
 
 
-def _of_head(members: Sequence[Member], chunk: int, cache: Path | None, bar: Progress) -> dict[str, Statistics]:
+def _pool_head(members: Sequence[Member], chunk: int, cache: Path | None, bar: Progress) -> dict[str, Statistics]:
     """Statistics of one head by `ACTION` and `STATE`."""
     recorded = [member.recorded for member in members if member.recorded is not None]
     if len(recorded) == len(members) and all(_same(each, recorded[0]) for each in recorded):
-        return {key: recorded[0][key] for key in widths(members[0].data)}  # with quantiles, which no pool would have
+        return {
+            key: recorded[0][key] for key in vector_widths(members[0].data)
+        }  # keeps the quantiles, which pooling would lose
     reading = [member.data for member in members if member.recorded is None]
-    delta, rows = tuple(sorted(set(members[0].delta))), stride_of(sum(map(frames, reading)))
-    strides = {ACTION: rows, STATE: rows, DELTA: stride_of(sum(pairs(data, chunk) for data in reading), chunk)}
+    delta, rows = tuple(sorted(set(members[0].delta))), quantile_stride(sum(map(count_frames, reading)))
+    strides = {
+        ACTION: rows,
+        STATE: rows,
+        DELTA: quantile_stride(sum(count_pairs(data, chunk) for data in reading), chunk),
+    }
     parts = [_summary(data, delta, chunk, strides, cache, bar) for data in reading]
-    parts += [_without_rows(m.data, m.recorded, delta, chunk) for m in members if m.recorded is not None]
+    parts += [_summaries_from(m.data, m.recorded, delta, chunk) for m in members if m.recorded is not None]
     found = {
-        key: pooled([part[key] for part in parts]) for key in (*widths(members[0].data), *((DELTA,) if delta else ()))
+        key: pool([part[key] for part in parts])
+        for key in (*vector_widths(members[0].data), *((DELTA,) if delta else ()))
     }
     if delta:
         learnt, action = vars(found.pop(DELTA)), vars(found[ACTION])
@@ -181,10 +192,12 @@ def _summary(
     cache: Path | None,
     bar: Progress,
 ) -> dict[str, Summary]:
-    """Of one source, and the bar moved on by its frames whether they are read or not."""
+    """Summarise one source, and advance the bar by its frames even if they are not read."""
     begun = bar.n
-    found = kept(cache, data, delta, chunk, strides, partial(summarise, data, delta, chunk, strides, bar.update))
-    bar.update(begun + frames(data) - bar.n)
+    found = load_or_compute(
+        cache, data, delta, chunk, strides, partial(summarise, data, delta, chunk, strides, bar.update)
+    )
+    bar.update(begun + count_frames(data) - bar.n)
     return found
 
 
@@ -196,21 +209,21 @@ def _same(a: Mapping[str, Statistics], b: Mapping[str, Statistics]) -> bool:
     )
 
 
-def _without_rows(
+def _summaries_from(
     data: EpisodeDataset, recorded: Mapping[str, Statistics], delta: tuple[int, ...], chunk: int
 ) -> dict[str, Summary]:
-    """Statistics computed elsewhere as if they were of a source whose rows were not kept."""
+    """Convert statistics computed elsewhere to summaries without rows."""
     found = {}
     for key, s in recorded.items():
         found[key] = Summary(s.count, s.mean, s.std, s.min, s.max, np.empty((0, len(s.mean))), 0)
     if delta:
         s, at = recorded[ACTION], list(delta)
-        count = round(s.count * pairs(data, chunk) / frames(data))  # as many pairs to a frame as this dataset has
+        count = round(s.count * count_pairs(data, chunk) / count_frames(data))  # pairs per frame as in this dataset
         found[DELTA] = Summary(count, s.mean[at], s.std[at], s.min[at], s.max[at], np.empty((0, len(at))), 0)
     return found
 
 
-def _map(head: str, key: str, found: Statistics, mode: Mode) -> dict[str, np.ndarray]:
+def _offset_and_spread(head: str, key: str, found: Statistics, mode: Mode) -> dict[str, np.ndarray]:
     """Offset and spread of one key under one head, float32 [dim]."""
     with np.errstate(over="ignore"):
         maps = offset_and_spread(found, mode)
@@ -220,7 +233,7 @@ def _map(head: str, key: str, found: Statistics, mode: Mode) -> dict[str, np.nda
         place = f"head {head!r}: {key}[{dim}]"
         if np.isnan(maps["offset"][dim]) or np.isnan(maps["spread"][dim]):
             what = f"{place} has no figures for {mode!r}: recorded statistics lack them, or differ and cannot be pooled"
-            fix = "have them computed, give all sources of the head the same file, or another mode"
+            fix = "compute them, give all sources of the head the same file, or another mode"
             raise DatasetError(what, fix=fix)
         raise DatasetError(f"{place} has values beyond float32, in which a policy computes", fix="correct the data")
     return maps

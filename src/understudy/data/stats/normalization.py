@@ -1,4 +1,4 @@
-"""What statistics of a column are, and the numbers by which a policy normalises it."""
+"""Statistics of a column, and the affine map by which a policy normalises it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,10 +10,10 @@ Mode = Literal["mean_std", "min_max", "quantile"]
 
 @dataclass(frozen=True)
 class Statistics:
-    """One column over the rows it was computed from; float64 [dim] each, population deviation; NaN is not known."""
+    """Statistics of one column, float64 [dim] each; population deviation; NaN is unknown."""
 
     count: int
-    """Rows; 0 where it is not known."""
+    """Rows; 0 where unknown."""
     mean: np.ndarray
     std: np.ndarray
     min: np.ndarray
@@ -23,12 +23,12 @@ class Statistics:
 
 
 def offset_and_spread(statistics: Statistics, mode: Mode = "mean_std") -> dict[str, np.ndarray]:
-    """The affine map of one column: {"offset", "spread"}, float32 [dim], so that (x - offset) / spread is normal.
+    """Return the affine map of one column, (x - offset) / spread: {"offset", "spread"}, float32 [dim].
 
-    "mean_std" gives mean 0 and deviation 1, "min_max" gives -1..1, "quantile" puts the 1 % and 99 % quantiles at -1 and
-    1 (values beyond stay beyond: nothing is clipped, so the inverse is exact). A dimension that never changes gets
-    spread 0 and its constant as offset. One that changes, but so rarely that both quantiles are equal (a gripper that
-    closes in one frame of two hundred), falls back to its range; spread 0 would lose it.
+    "mean_std" gives mean 0 and deviation 1. "min_max" gives -1..1. "quantile" maps the 1 % and 99 % quantiles to -1 and
+    1; values beyond are not clipped, so the inverse is exact. A constant dimension gets spread 0 and its value as
+    offset. A dimension may change so rarely that both quantiles are equal (a gripper that closes in one frame of two
+    hundred): it falls back to its range, since spread 0 would lose it.
     """
     s = statistics
     if mode == "mean_std":
@@ -41,7 +41,7 @@ def offset_and_spread(statistics: Statistics, mode: Mode = "mean_std") -> dict[s
         offset, spread = (low + high) / 2, (high - low) / 2
     else:
         raise ValueError(f"mode={mode!r}: must be mean_std, min_max or quantile")
-    # Rounding leaves a deviation of 1e-17 on a column of equal numbers: only min == max says constant.
+    # Rounding leaves a deviation of 1e-17 on equal numbers; only min == max identifies a constant.
     constant = s.min == s.max
     offset = np.where(constant, s.min, offset).astype(np.float32)
     spread = np.where(constant, 0.0, spread).astype(np.float32)

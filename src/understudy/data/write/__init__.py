@@ -2,7 +2,7 @@
 
 writer    `EpisodeWriter`
 frame     checks of a frame when it is added
-group     the group of episodes that is being recorded
+group     the open group of episodes
 layout    paths, schemas and info.json
-resume    continue a recording that was interrupted
+resume    continue an interrupted recording
 """

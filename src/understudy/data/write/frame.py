@@ -1,6 +1,4 @@
-"""What a recorded frame must look like: each value held against its feature when it is added, not when it is read."""
-
-from __future__ import annotations
+"""Checks of recorded features and frames, made when a frame is added."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -16,9 +14,10 @@ _NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint3
 
 
 def check_features(features: Mapping[str, Mapping[str, Any]]) -> dict[str, Feature]:
-    """The features to record as `Feature`s, with the five default columns behind them.
+    """Return the features to record, followed by the five default columns.
 
-    Raises `ValueError` naming the key and the rule for anything that LeRobot v3.0 cannot hold.
+    Raises:
+        ValueError: LeRobot v3.0 cannot hold a feature; names the key and the rule.
     """
     checked: dict[str, Feature] = {}
     for key, entry in features.items():
@@ -30,14 +29,16 @@ def check_features(features: Mapping[str, Mapping[str, Any]]) -> dict[str, Featu
         dtype, names = str(entry["dtype"]), entry.get("names")
         shape = tuple(int(size) for size in entry.get("shape", (1,)))
         if dtype not in (*_NUMBERS, "string", "video", "image"):
-            raise ValueError(f"feature {key!r}: dtype {dtype!r} is none of {', '.join(_NUMBERS)}, string, video, image")
+            raise ValueError(
+                f"feature {key!r}: dtype {dtype!r} is not one of {', '.join(_NUMBERS)}, string, video, image"
+            )
         if not shape or min(shape) < 1 or len(shape) > 5:
             raise ValueError(f"feature {key!r}: shape {shape} must have one to five positive sizes; a scalar is (1,)")
         if dtype == "string" and shape != (1,):
             raise ValueError(f"feature {key!r}: strings have shape (1,), not {shape}")
         if dtype in ("video", "image"):
             if len(shape) != 3 or shape[2] != 3:
-                raise ValueError(f"feature {key!r}: pictures have shape (height, width, 3), not {shape}")
+                raise ValueError(f"feature {key!r}: images have shape (height, width, 3), not {shape}")
             if dtype == "video" and (shape[0] % 2 or shape[1] % 2 or min(shape[:2]) < 16):
                 raise ValueError(f"feature {key!r}: video of {shape[1]}x{shape[0]}: sides must be even and at least 16")
             names = names or ["height", "width", "channels"]
@@ -50,10 +51,13 @@ def check_features(features: Mapping[str, Mapping[str, Any]]) -> dict[str, Featu
 
 
 def check_frame(values: Mapping[str, Any], features: Mapping[str, Feature], allow_nan: bool) -> dict[str, Any]:
-    """The values of one frame in their features' dtypes; pictures stay uint8 (H, W, 3) arrays.
+    """Convert the values of one frame to their features' dtypes; images stay uint8 (H, W, 3) arrays.
 
-    Numbers may be narrowed within their kind (float64 to float32, int64 to int32 where the value fits, whole numbers to
-    floats), never across (no float to int, nothing to bool). Raises `ValueError` naming the key and the rule.
+    Numbers may be narrowed within their kind (float64 to float32, int64 to int32 where the value fits, integers to
+    floats), not across kinds (no float to int, nothing to bool).
+
+    Raises:
+        ValueError: a value breaks a rule; names the key and the rule.
     """
     wanted = features.keys() - DEFAULTS.keys()
     if values.keys() != wanted:
@@ -77,11 +81,11 @@ def _check_value(key: str, value: Any, feature: Feature, allow_nan: bool) -> Any
     if feature.is_encoded or want.kind == "b":
         if array.dtype != want:
             raise ValueError(f"{key!r}: dtype {array.dtype}, expected {want}")
-        return array if feature.is_encoded else array.copy()  # pictures are encoded at once, the rest is kept
+        return array if feature.is_encoded else array.copy()  # images are encoded at once; other values are kept
     if array.dtype.kind not in ("iuf" if want.kind == "f" else "iu"):
-        raise ValueError(f"{key!r}: dtype {array.dtype} does not become {want}")
+        raise ValueError(f"{key!r}: dtype {array.dtype} cannot become {want}")
     with np.errstate(over="ignore"):
-        cast = array.astype(want)  # always a copy: the caller may go on using its buffer
+        cast = array.astype(want)  # always a copy: the caller may reuse its buffer
     if want.kind in "iu" and not (cast == array).all():
         raise ValueError(f"{key!r}: {array.flat[int(np.argmax(cast != array))]} does not fit into {want}")
     if want.kind == "f" and not allow_nan and not np.isfinite(cast).all():
@@ -90,8 +94,8 @@ def _check_value(key: str, value: Any, feature: Feature, allow_nan: bool) -> Any
     return cast
 
 
-def png(picture: np.ndarray) -> bytes:
-    """PNG of uint8 (H, W, 3), little compressed: recording is where time is short."""
+def encode_png(image: np.ndarray) -> bytes:
+    """Encode uint8 (H, W, 3) as PNG at the fastest compression, since recording is time-critical."""
     buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "PNG", compress_level=1)
+    Image.fromarray(image).save(buffer, "PNG", compress_level=1)
     return buffer.getvalue()

@@ -1,6 +1,4 @@
-"""What a LeRobot v3.0 dataset looks like on disk: paths, schemas, `info.json`, and files replaced in one step."""
-
-from __future__ import annotations
+"""A LeRobot v3.0 dataset on disk: paths, schemas, `info.json`, and atomic replacement of files."""
 
 import json
 import os
@@ -22,7 +20,7 @@ DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 MARK = {b"understudy": b"recorded by understudy.data.EpisodeWriter"}
-"""Schema metadata of the episode tables we write: only such a dataset is repaired and continued."""
+"""Schema metadata of our episode tables; only datasets with it are repaired and continued."""
 
 DEFAULTS = {
     "timestamp": Feature("timestamp", "float32", (1,)),
@@ -31,34 +29,39 @@ DEFAULTS = {
     "index": Feature("index", "int64", (1,)),
     "task_index": Feature("task_index", "int64", (1,)),
 }
-"""The five columns that every dataset has and the writer fills."""
+"""The five columns of every dataset, filled by the writer."""
 
 
-def place(template: str, number: int, key: str = "") -> str:
-    """Path of the `number`-th file of a kind, relative to the root."""
+def file_path(template: str, number: int, key: str = "") -> str:
+    """Return the path of the `number`-th file of a kind, relative to the root."""
     chunk, file = divmod(number, FILES_PER_CHUNK)
     return template.format(chunk_index=chunk, file_index=file, video_key=key)
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write `content` under `path` so that every reader, and every kill, finds the old file or the new one."""
+    """Write a file atomically: readers and killed processes leave the old file or the new one."""
     temporary = temporary_name(path)
     temporary.write_bytes(content)
     os.replace(temporary, path)
 
 
 def replace_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file as `replace_file` does."""
     replace_file(path, json.dumps(value, indent=4, ensure_ascii=False).encode())
 
 
 def replace_parquet(path: Path, parts: Iterable[pa.Table], schema: pa.Schema, *, durable: bool = False) -> None:
-    """Write the tables as one file, one row group each, as `replace_file` does.
+    """Write tables as one parquet file, one row group each, as `replace_file` does.
 
-    durable: also outlive a power cut, which costs a wait for the disk.
+    Args:
+        path: the file.
+        parts: the tables.
+        schema: their schema.
+        durable: also survive a power cut, which waits for the disk.
     """
     temporary = temporary_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Dictionaries only cost here: few values repeat, and the episode table is rewritten with every episode.
+    # Dictionary encoding only costs time: few values repeat, and each episode rewrites the episode table.
     with pq.ParquetWriter(
         temporary, schema, compression="snappy", use_dictionary=False, write_page_checksum=True
     ) as writer:
@@ -72,7 +75,7 @@ def replace_parquet(path: Path, parts: Iterable[pa.Table], schema: pa.Schema, *,
 
 
 def column_type(feature: Feature) -> pa.DataType:
-    """Arrow type of a feature's column in the data files."""
+    """Return the Arrow type of a feature's column in the data files."""
     if feature.dtype == "image":
         return pa.struct({"bytes": pa.binary(), "path": pa.string()})
     kind = pa.string() if feature.dtype == "string" else pa.from_numpy_dtype(np.dtype(feature.dtype))
@@ -97,7 +100,7 @@ def _hugging_face_type(feature: Feature) -> dict[str, Any]:
 
 
 def data_schema(features: Mapping[str, Feature]) -> pa.Schema:
-    """Schema of the data files, with the metadata by which the `datasets` library knows its types again."""
+    """Return the schema of the data files, with the type metadata of the `datasets` library."""
     stored = {key: feature for key, feature in features.items() if not feature.is_video}
     blob = {"info": {"features": {key: _hugging_face_type(feature) for key, feature in stored.items()}}}
     fields = [pa.field(key, column_type(feature)) for key, feature in stored.items()]
@@ -105,7 +108,7 @@ def data_schema(features: Mapping[str, Feature]) -> pa.Schema:
 
 
 def episode_schema(features: Mapping[str, Feature]) -> pa.Schema:
-    """Schema of meta/episodes: where each episode lies, and its statistics."""
+    """Return the schema of meta/episodes: the place of each episode, and its statistics."""
     whole, seconds = pa.int64(), pa.float64()
     fields: dict[str, pa.DataType] = {"episode_index": whole, "tasks": pa.list_(pa.string()), "length": whole}
     fields |= {"data/chunk_index": whole, "data/file_index": whole}
@@ -123,7 +126,7 @@ def episode_schema(features: Mapping[str, Feature]) -> pa.Schema:
 
 
 def statistic_type(feature: Feature, name: str) -> pa.DataType:
-    """Arrow type of one statistic: a list nested as deep as its array; extremes of whole numbers stay whole."""
+    """Return the Arrow type of one statistic: nested lists; extremes of integers are integers."""
     if name == "count":
         return pa.list_(pa.int64())
     kind = pa.float64()
@@ -135,7 +138,7 @@ def statistic_type(feature: Feature, name: str) -> pa.DataType:
 
 
 def statistic_value(feature: Feature, name: str, figure: np.ndarray) -> Any:
-    """One statistic as nested lists of Python numbers of the type that `statistic_type` gives."""
+    """Convert one statistic to nested lists of Python numbers of `statistic_type`."""
     kind = statistic_type(feature, name)
     while pa.types.is_list(kind):
         kind = kind.value_type
@@ -143,7 +146,7 @@ def statistic_value(feature: Feature, name: str, figure: np.ndarray) -> Any:
 
 
 def tasks_table(tasks: Sequence[str]) -> pa.Table:
-    """meta/tasks.parquet: task_index, and the text as the index that pandas finds again."""
+    """Build meta/tasks.parquet: task_index, and the text as pandas' index."""
     table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks, pa.string())})
     columns = [
         {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"},
@@ -160,7 +163,7 @@ def tasks_table(tasks: Sequence[str]) -> pa.Table:
 
 
 def feature_entries(features: Mapping[str, Feature], fps: int, codec: str, gop: int, crf: int | None) -> dict[str, Any]:
-    """The `features` of info.json."""
+    """Return the `features` of info.json."""
     entries: dict[str, Any] = {}
     for key, feature in features.items():
         entry: dict[str, Any] = {"dtype": feature.dtype, "shape": list(feature.shape), "names": feature.names}
@@ -193,7 +196,7 @@ def info_json(
     data_file_mb: float,
     video_file_mb: float,
 ) -> dict[str, Any]:
-    """meta/info.json."""
+    """Return the content of meta/info.json."""
     has_video = any(entry["dtype"] == "video" for entry in entries.values())
     return {
         "codebase_version": "v3.0",

@@ -1,11 +1,9 @@
-"""Take up a recording that ended, however it ended: what is committed, and the statistics of it.
+"""Resume of a recording that ended in any way: its committed episodes and their statistics.
 
-Only episode tables count as committed; totals and statistics are made anew from them and from the files they name.
-Numbers are read back exactly. Pictures are read back from what was encoded: those that count in a recording of this
-length (`statistics.counting`), so the figures are those of a recording that was never interrupted.
+Only episode tables count as committed. Totals and statistics are recomputed from them and from the files they name.
+Numbers are read back exactly. Images are decoded from the recorded files, those that count in a recording of this
+length (`image_statistics.counted_images`). So the figures equal those of an uninterrupted recording.
 """
-
-from __future__ import annotations
 
 import io
 import json
@@ -21,22 +19,30 @@ from PIL import Image
 
 from understudy.data.format.features import Feature
 from understudy.data.format.lerobot_v3 import episode_files
-from understudy.data.stats.running import PictureStatistics, RunningStatistics, counting, picture_step
+from understudy.data.stats.image_statistics import ImageStatistics, counted_images, image_step
+from understudy.data.stats.running import RunningStatistics
 from understudy.data.write.group import Group, empty_group, file_numbers
-from understudy.data.write.layout import DATA_PATH, EPISODES_PATH, MARK, VIDEO_PATH, episode_schema, place
+from understudy.data.write.layout import DATA_PATH, EPISODES_PATH, MARK, VIDEO_PATH, episode_schema, file_path
 from understudy.errors import DatasetError
 from understudy.storage.files import Files
 from understudy.video.open import open_video
 from understudy.video.reader import VideoReader
 
-_AT_ONCE = 16  # pictures in memory
+_BATCH = 16  # images in memory
 
 
 @dataclass
 class Recording:
-    """What a folder holds: the tables of meta/episodes in order, and the group that was open.
+    """Committed state of a recording.
 
-    finished: nothing is left to be packed or written anew.
+    Attributes:
+        tables: the tables of meta/episodes, in order.
+        tasks: task texts by index.
+        group: the open group.
+        episodes: number of episodes.
+        frames: number of frames.
+        robot_type: as recorded.
+        finished: nothing is left to pack or rewrite.
     """
 
     tables: list[pa.Table]
@@ -49,7 +55,11 @@ class Recording:
 
 
 def load_recording(root: Path, features: Mapping[str, Feature], entries: Mapping[str, Any], fps: int) -> Recording:
-    """Read the committed state. Raises `DatasetError` if it is not one that `EpisodeWriter` can continue."""
+    """Read the committed state.
+
+    Raises:
+        DatasetError: `EpisodeWriter` cannot continue this recording.
+    """
     fix = "record into a new folder"
     try:
         info = json.loads((root / "meta/info.json").read_bytes())
@@ -59,7 +69,7 @@ def load_recording(root: Path, features: Mapping[str, Feature], entries: Mapping
         what = f"is not a recording that can be continued: {str(error).splitlines()[0]}"
         raise DatasetError(what, where=root, fix=fix) from None
     if not tables or not all(MARK.items() <= (table.schema.metadata or {}).items() for table in tables):
-        raise DatasetError("was not recorded by EpisodeWriter, so it is not continued", where=root, fix=fix)
+        raise DatasetError("was not recorded by EpisodeWriter and cannot be continued", where=root, fix=fix)
     shapes, wanted = _settings(info.get("features", {})), _settings(entries)
     if shapes != wanted or info.get("fps") != fps:
         differ = sorted(key for key in shapes.keys() | wanted.keys() if shapes.get(key) != wanted.get(key))
@@ -77,17 +87,17 @@ def load_recording(root: Path, features: Mapping[str, Feature], entries: Mapping
         raise DatasetError("its episodes are not numbered 0, 1, 2, ...", where=root / EPISODES_PATH, fix=fix)
     tasks: list[str] = listed.column("task").to_pylist()
     used = {task for table in tables for row in table.column("tasks").to_pylist() for task in row}
-    while tasks and tasks[-1] not in used:  # of an episode that was not committed
+    while tasks and tasks[-1] not in used:  # belongs to an uncommitted episode
         tasks.pop()
     frames = sum(int(np.sum(table.column("length").to_numpy())) for table in tables)
     totals = [info.get(f"total_{name}") for name in ("episodes", "frames", "tasks")]
     finished = group.rows.num_rows == 0 and len(tasks) == listed.num_rows and totals == [episodes, frames, len(tasks)]
-    finished = finished and (frames == 0 or _counted(root) == frames)
+    finished = finished and (frames == 0 or _counted_frames(root) == frames)
     return Recording(tables, tasks, group, episodes, frames, info.get("robot_type"), finished)
 
 
-def _counted(root: Path) -> int | None:
-    """Frames that stats.json was made from."""
+def _counted_frames(root: Path) -> int | None:
+    """Frames that stats.json covers."""
     try:
         return int(json.loads((root / "meta/stats.json").read_bytes())["index"]["count"][0])
     except (OSError, ValueError, LookupError, TypeError):
@@ -95,23 +105,23 @@ def _counted(root: Path) -> int | None:
 
 
 def _settings(entries: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """What must stay the same of each feature of info.json."""
+    """Settings of each feature of info.json that must not change."""
     return {
         key: (entry.get("dtype"), list(entry.get("shape", [])), entry.get("info", {}).get("video.codec"))
         for key, entry in entries.items()
     }
 
 
-def remeasure(
+def rebuild_statistics(
     root: Path,
     features: Mapping[str, Feature],
     tables: list[pa.Table],
-    statistics: Mapping[str, RunningStatistics | PictureStatistics],
+    statistics: Mapping[str, RunningStatistics | ImageStatistics],
 ) -> None:
-    """Fill empty accumulators from the recorded files."""
+    """Fill empty statistics from the recorded files."""
     for key, part in statistics.items():
-        if isinstance(part, PictureStatistics):
-            _pictures(root, features[key], tables, part)
+        if isinstance(part, ImageStatistics):
+            _add_images(root, features[key], tables, part)
     numbers = [key for key, part in statistics.items() if isinstance(part, RunningStatistics)]
     for path in _data_files(root, tables):
         with pq.ParquetFile(path) as file:
@@ -127,54 +137,54 @@ def remeasure(
 
 def _data_files(root: Path, tables: list[pa.Table]) -> Iterator[Path]:
     seen: dict[int, None] = {number: None for table in tables for number in file_numbers(table, "data")}
-    return (root / place(DATA_PATH, number) for number in seen)
+    return (root / file_path(DATA_PATH, number) for number in seen)
 
 
-def _pictures(root: Path, feature: Feature, tables: list[pa.Table], part: PictureStatistics) -> None:
-    """Count in what is recorded of one camera."""
+def _add_images(root: Path, feature: Feature, tables: list[pa.Table], part: ImageStatistics) -> None:
+    """Add the recorded images of one camera."""
     lengths = np.concatenate([table.column("length").to_numpy() for table in tables])
-    step = picture_step(*feature.shape[:2])
-    counts = -(-lengths // step)  # pictures that are measured, of each episode
+    step = image_step(*feature.shape[:2])
+    counts = -(-lengths // step)  # measured images of each episode
     total = int(counts.sum())
-    numbers = np.array(counting(0, total, part.keep), np.int64)
+    numbers = np.array(counted_images(0, total, part.keep), np.int64)
     episodes = np.searchsorted(np.cumsum(counts), numbers, side="right")
     frames = (np.cumsum(lengths) - lengths)[episodes] + step * (numbers - (np.cumsum(counts) - counts)[episodes])
-    read = _videos if feature.is_video else _images
-    for number, picture in zip(numbers.tolist(), read(root, feature.key, tables, frames), strict=True):
-        part.skip(number - part.pictures)
-        part.add(picture)
-    part.skip(total - part.pictures)
+    read = _read_videos if feature.is_video else _read_image_column
+    for number, image in zip(numbers.tolist(), read(root, feature.key, tables, frames), strict=True):
+        part.skip(number - part.images)
+        part.add(image)
+    part.skip(total - part.images)
 
 
-def every_picture(path: Path, step: int) -> Iterator[np.ndarray]:
-    """Pictures 0, step, 2 * step, ... of a video, uint8 (H, W, 3)."""
+def read_every(path: Path, step: int) -> Iterator[np.ndarray]:
+    """Yield frames 0, step, 2 * step, ... of a video, uint8 (H, W, 3)."""
     video = open_video(path)
     try:
-        yield from _read(video, np.arange(0, video.count, step))
+        yield from _read_batches(video, np.arange(0, video.count, step))
     finally:
         video.close()
 
 
-def _read(video: VideoReader, wanted: np.ndarray) -> Iterator[np.ndarray]:
-    for first in range(0, len(wanted), _AT_ONCE):
-        yield from video.read(wanted[first : first + _AT_ONCE])
+def _read_batches(video: VideoReader, wanted: np.ndarray) -> Iterator[np.ndarray]:
+    for first in range(0, len(wanted), _BATCH):
+        yield from video.read(wanted[first : first + _BATCH])
 
 
-def _videos(root: Path, key: str, tables: list[pa.Table], frames: np.ndarray) -> Iterator[np.ndarray]:
-    """These pictures of a camera, counted from the first frame of the recording on, uint8 (H, W, 3)."""
+def _read_videos(root: Path, key: str, tables: list[pa.Table], frames: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield frames of a camera, numbered from the first frame of the recording, uint8 (H, W, 3)."""
     begin = 0
     for number in dict.fromkeys(number for table in tables for number in file_numbers(table, f"videos/{key}")):
-        video = open_video(root / place(VIDEO_PATH, number, key))
+        video = open_video(root / file_path(VIDEO_PATH, number, key))
         try:
             first, last = np.searchsorted(frames, [begin, begin + video.count])
-            yield from _read(video, frames[first:last] - begin)
+            yield from _read_batches(video, frames[first:last] - begin)
             begin += video.count
         finally:
             video.close()
 
 
-def _images(root: Path, key: str, tables: list[pa.Table], frames: np.ndarray) -> Iterator[np.ndarray]:
-    """These pictures of an image column, uint8 (H, W, 3)."""
+def _read_image_column(root: Path, key: str, tables: list[pa.Table], frames: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield images of an image column, uint8 (H, W, 3)."""
     begin = 0
     for path in _data_files(root, tables):
         with pq.ParquetFile(path) as file:
@@ -184,6 +194,6 @@ def _images(root: Path, key: str, tables: list[pa.Table], frames: np.ndarray) ->
                 if first < last:
                     column = file.read_row_group(group, columns=[key], use_threads=False).column(key)
                     for row in (frames[first:last] - begin).tolist():
-                        picture = Image.open(io.BytesIO(column[row]["bytes"].as_py())).convert("RGB")
-                        yield np.asarray(picture)
+                        image = Image.open(io.BytesIO(column[row]["bytes"].as_py())).convert("RGB")
+                        yield np.asarray(image)
                 begin += rows

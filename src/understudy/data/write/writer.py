@@ -1,4 +1,4 @@
-"""`EpisodeWriter`: record episodes as a LeRobot v3.0 dataset that is whole after every episode.
+"""`EpisodeWriter`: record episodes as a LeRobot v3.0 dataset that is valid after every episode.
 
     with EpisodeWriter("my_data", fps=30, features={
         "observation.images.top": {"dtype": "video", "shape": (480, 640, 3)},
@@ -6,17 +6,15 @@
         "action": {"dtype": "float32", "shape": (6,)},
     }) as writer:
         for ...:
-            writer.add_frame({"observation.images.top": picture, ...}, task="pick up the red block")
+            writer.add_frame({"observation.images.top": image, ...}, task="pick up the red block")
         writer.save_episode()
 
-The folder is a valid dataset at every instant, `kill -9` included, of exactly the episodes whose `save_episode` came to
-its commit (see `group.py`; with none yet there is nothing to read, which `Catalog.open` says). `resume=True`
-clears what a killed recording left behind and carries on; without a new episode a finished one keeps every byte.
-`stats.json` may lag behind the last tenth of the frames until `finish`. Statistics of pictures are those of what is
-stored, read back from the encoded video, so they are the same however often the recording was interrupted.
+The folder is a valid dataset at every instant, `kill -9` included. It holds exactly the episodes that `save_episode`
+committed (see `group.py`; before the first one `Catalog.open` reports that there is no episode). `resume=True` removes
+the remains of a killed recording and continues; without a new episode a finished recording keeps every byte.
+`stats.json` may lack the last tenth of the frames until `finish`. Statistics of images are computed from the encoded
+video, so interruptions do not change them.
 """
-
-from __future__ import annotations
 
 import fcntl
 import os
@@ -25,45 +23,57 @@ import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 
 from understudy.data.format.features import Feature
-from understudy.data.stats.running import NAMES, PictureStatistics, RunningStatistics, picture_step
-from understudy.data.write.frame import check_features, check_frame, png
-from understudy.data.write.group import cameras, commit, empty_group, is_full, pack, remove_orphans, small_files
+from understudy.data.stats.image_statistics import ImageStatistics, image_step
+from understudy.data.stats.running import NAMES, RunningStatistics
+from understudy.data.write.frame import check_features, check_frame, encode_png
+from understudy.data.write.group import commit, empty_group, is_full, pack, remove_orphans, small_files, video_keys
 from understudy.data.write.layout import (
     EPISODES_PATH,
     column_type,
     data_schema,
     episode_schema,
     feature_entries,
+    file_path,
     info_json,
-    place,
     replace_json,
     replace_parquet,
     statistic_value,
     tasks_table,
 )
-from understudy.data.write.resume import every_picture, load_recording, remeasure
+from understudy.data.write.resume import load_recording, read_every, rebuild_statistics
 from understudy.errors import DatasetError
 from understudy.video.encode import VideoEncoder, codec_name, temporary_name
 
-Statistics = dict[str, RunningStatistics | PictureStatistics]
+Statistics = dict[str, RunningStatistics | ImageStatistics]
 
 
 class EpisodeWriter:
-    """Records episodes into `root`; use as a context manager, from one thread.
+    """Records episodes into a folder. Use as a context manager, from one thread.
 
-    fps: frames per second, a whole number. features: key -> {"dtype", "shape", "names"}; dtype "video" (encoded),
-    "image" (PNG inside the rows), a numpy number type, "bool" or "string". codec, gop, crf: see `encode_video`.
-    data_file_mb, video_file_mb: size at which packed files are closed. allow_nan: record values that are not finite
-    instead of refusing them. resume: continue a recording that is there (or begin one where nothing is).
+    Args:
+        root: the folder.
+        fps: frames per second, an integer.
+        features: key -> {"dtype", "shape", "names"}; dtype is "video" (encoded), "image" (PNG in the rows), a numpy
+            number type, "bool" or "string".
+        robot_type: stored in info.json.
+        codec: video encoder (see `encode_video`).
+        gop: frames from key frame to key frame.
+        crf: quality of the encoder.
+        data_file_mb: size at which a packed data file is closed.
+        video_file_mb: size at which a packed video file is closed.
+        allow_nan: record values that are not finite instead of refusing them.
+        resume: continue an existing recording, or begin one in an empty folder.
 
-    Raises `ValueError` for settings the format cannot hold, `DatasetError` for a folder that is not empty (without
-    `resume`), that no EpisodeWriter recorded, that was recorded with other settings, or that another one is recording.
+    Raises:
+        ValueError: the format cannot hold these settings.
+        DatasetError: the folder is not empty (without `resume`), was not recorded by EpisodeWriter, was recorded with
+            other settings, or is in use by another writer.
     """
 
     def __init__(
@@ -83,7 +93,7 @@ class EpisodeWriter:
     ) -> None:
         codec_name(codec)
         if fps != int(fps) or fps < 1 or gop < 1 or min(data_file_mb, video_file_mb) <= 0:
-            raise ValueError(f"fps={fps}, gop={gop}: whole numbers from 1 on; file sizes must be positive")
+            raise ValueError(f"fps={fps}, gop={gop}: give integers from 1 on; file sizes must be positive")
         self.root, self.fps, self.features = Path(root), int(fps), check_features(features)
         self._codec, self._gop, self._crf, self._allow_nan = codec, gop, crf, allow_nan
         self._robot_type, self._data_mb, self._video_mb = robot_type, data_file_mb, video_file_mb
@@ -92,12 +102,12 @@ class EpisodeWriter:
         self.episodes = self.frames = 0
         self._group = empty_group(0, self.features)
         self._statistics = _accumulators(self.features)
-        self._measured = 0  # frames at the last writing of stats.json
-        self._changed = False  # since the dataset was last put in order
+        self._measured = 0  # frames that stats.json covers
+        self._changed = False  # episodes were added since the last packing
         if self.root.is_dir() and any(self.root.iterdir()):
             if not resume:
                 raise DatasetError("is not empty", where=self.root, fix="name a new folder, or pass resume=True")
-            self._lock = _locked(self)
+            self._lock = _lock_folder(self)
             try:
                 self._resume()
             except BaseException:
@@ -107,23 +117,27 @@ class EpisodeWriter:
             raise DatasetError("is a file", where=self.root, fix="name a new folder")
         else:
             self._create()
-            self._lock = _locked(self)
+            self._lock = _lock_folder(self)
         self._clear()
 
     # -- one frame, one episode -------------------------------------------------------------------------------------
 
     def add_frame(self, values: Mapping[str, Any], task: str) -> None:
-        """Add a frame to the current episode.
+        """Add a frame to the current episode. Index, timestamp and task columns are filled in.
 
-        values: one value per feature: numbers of the feature's shape (a plain number for shape (1,)), uint8
-        (height, width, 3) RGB for pictures, str for strings. task: what is being done, in words. Index, timestamp and
-        task columns are filled in. Raises `ValueError` naming the key and the rule; the frame is then not added.
+        Args:
+            values: one value per feature: numbers of the feature's shape (a plain number for shape (1,)), uint8
+                (height, width, 3) RGB for images, str for strings.
+            task: description of the task.
+
+        Raises:
+            ValueError: a value breaks a rule; names the key and the rule. The frame is not added.
         """
         self._check_open()
         if not isinstance(task, str) or not task.strip():
-            raise ValueError(f"task={task!r}: say in words what is being done")
+            raise ValueError(f"task={task!r}: give a text")
         frame = check_frame(values, self.features, self._allow_nan)
-        for key in cameras(self.features):
+        for key in video_keys(self.features):
             if key not in self._encoders:
                 path = small_files(self.root, self.features, self._group.next_file)[key]
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,16 +148,16 @@ class EpisodeWriter:
             if feature.is_video:
                 self._encoders[key].add(value)
                 continue
-            if feature.is_encoded and len(self._frame_tasks) % picture_step(*feature.shape[:2]) == 0:
-                self._pictures[key].add(value)  # PNG loses nothing
-            self._columns[key].append(png(value) if feature.is_encoded else value)
+            if feature.is_encoded and len(self._frame_tasks) % image_step(*feature.shape[:2]) == 0:
+                self._images[key].add(value)  # PNG is lossless
+            self._columns[key].append(encode_png(value) if feature.is_encoded else value)
         self._frame_tasks.append(task)
 
     def save_episode(self) -> int:
-        """Make the frames added since the last call an episode of the dataset; returns its number.
+        """Commit the frames added since the last call as an episode; return its number.
 
-        When this returns, the episode survives the end of the process. If it raises, the episode is dropped and the
-        dataset is as before.
+        After the return the episode survives the end of the process. On an error the episode is dropped and the dataset
+        is unchanged.
         """
         self._check_open()
         if not self._frame_tasks:
@@ -156,9 +170,9 @@ class EpisodeWriter:
             raise
         episode, self.episodes = self.episodes, self.episodes + 1
         self.frames += row["length"]
-        for key, part in self._statistics.items():  # numbers episode by episode, as when they are read back
-            if isinstance(part, PictureStatistics):
-                part.merge(self._pictures[key])
+        for key, part in self._statistics.items():  # per episode, as a resume does
+            if isinstance(part, ImageStatistics):
+                part.merge(self._images[key])
             else:
                 part.add(values[key])
         self._changed = True
@@ -176,7 +190,7 @@ class EpisodeWriter:
         self._clear()
 
     def finish(self) -> None:
-        """Pack what lies in small files and end the recording. Frames not saved as an episode are an error."""
+        """Pack the small files and end the recording. Unsaved frames are an error."""
         if not self._lock.alive:
             return
         if self._frame_tasks:
@@ -187,35 +201,35 @@ class EpisodeWriter:
             self._group = pack(self.root, self.features, self._group, self.fps)
         self._lock()
 
-    def __enter__(self) -> EpisodeWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is None:
             self.finish()
-        else:  # what is saved is safe as it lies; the next recorder packs it
+        else:  # saved episodes stay in small files; the next writer packs them
             self.discard_episode()
             self._lock()
 
     # -- files ------------------------------------------------------------------------------------------------------
 
     def _write_files(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Write the episode's own files; returns its row of meta/episodes, file places still open, and its numbers."""
+        """Write the episode's own files; return its row of meta/episodes, without file places, and its numbers."""
         length = len(self._frame_tasks)
         tasks = list(dict.fromkeys(self._frame_tasks))
         known = self.tasks + [task for task in tasks if task not in self.tasks]
-        place_of = {task: number for number, task in enumerate(known)}
+        index_of = {task: number for number, task in enumerate(known)}
         defaults: dict[str, np.ndarray] = {
             "timestamp": (np.arange(length) / self.fps).astype(np.float32),
             "frame_index": np.arange(length),
             "episode_index": np.full(length, self.episodes),
             "index": np.arange(self.frames, self.frames + length),
-            "task_index": np.array([place_of[task] for task in self._frame_tasks]),
+            "task_index": np.array([index_of[task] for task in self._frame_tasks]),
         }
         for key, encoder in self._encoders.items():
             encoder.close()
-            for picture in every_picture(encoder.path, picture_step(*self.features[key].shape[:2])):
-                self._pictures[key].add(picture)
+            for image in read_every(encoder.path, image_step(*self.features[key].shape[:2])):
+                self._images[key].add(image)
         schema, statistics = data_schema(self.features), _accumulators(self.features)
         arrays, numbers = [], dict[str, np.ndarray]()
         for key in schema.names:
@@ -236,9 +250,9 @@ class EpisodeWriter:
             "dataset_from_index": self.frames,
             "dataset_to_index": self.frames + length,
         }
-        for key in cameras(self.features):
+        for key in video_keys(self.features):
             row |= {f"videos/{key}/from_timestamp": 0.0, f"videos/{key}/to_timestamp": length / self.fps}
-        for key, part in (statistics | self._pictures).items():
+        for key, part in (statistics | self._images).items():
             figures = part.result()
             row |= {f"stats/{key}/{name}": statistic_value(self.features[key], name, figures[name]) for name in NAMES}
         return row, numbers
@@ -249,7 +263,7 @@ class EpisodeWriter:
         self.tasks = tasks
 
     def _write_totals(self, statistics: bool) -> None:
-        """Bring info.json, and stats.json if asked for, up to the committed episodes."""
+        """Update info.json, and stats.json on request, to the committed episodes."""
         if statistics and self.frames:
             figures = {key: part.result() for key, part in self._statistics.items()}
             values = {
@@ -273,14 +287,14 @@ class EpisodeWriter:
         )
 
     def _create(self) -> None:
-        """An empty dataset, put in place in one step."""
+        """Create an empty dataset atomically."""
         self.root.parent.mkdir(parents=True, exist_ok=True)
         draft = temporary_name(self.root)
         try:
             (draft / "meta").mkdir(parents=True)
-            schema, nothing = episode_schema(self.features), tasks_table([])
-            replace_parquet(draft / place(EPISODES_PATH, 0), [schema.empty_table()], schema)
-            replace_parquet(draft / "meta/tasks.parquet", [nothing], nothing.schema)
+            schema, no_tasks = episode_schema(self.features), tasks_table([])
+            replace_parquet(draft / file_path(EPISODES_PATH, 0), [schema.empty_table()], schema)
+            replace_parquet(draft / "meta/tasks.parquet", [no_tasks], no_tasks.schema)
             replace_json(draft / "meta/info.json", self._info())
             os.replace(draft, self.root)
         except OSError:
@@ -293,12 +307,14 @@ class EpisodeWriter:
         self._group, self.episodes, self.frames = recording.group, recording.episodes, recording.frames
         if self._robot_type is None:
             self._robot_type = recording.robot_type
-        remeasure(self.root, self.features, recording.tables, self._statistics)  # while the small files are there
+        rebuild_statistics(
+            self.root, self.features, recording.tables, self._statistics
+        )  # before the small files are packed
         self.tasks, self._changed = recording.tasks, not recording.finished
         if self._changed:
             self._write_tasks(recording.tasks)
             self._write_totals(statistics=True)
-            # What lies open is packed now: joining needs one encoder's settings, and ours may differ.
+            # Pack the open group now: joined videos need the same encoder settings, and ours may differ.
             self._group = pack(self.root, self.features, self._group, self.fps)
             self._changed = False
 
@@ -307,10 +323,10 @@ class EpisodeWriter:
     def _clear(self) -> None:
         self._encoders: dict[str, VideoEncoder] = {}
         self._columns: dict[str, list[Any]] = {key: [] for key in self.features}
-        self._pictures = {
-            key: PictureStatistics(first=part.pictures)
+        self._images = {
+            key: ImageStatistics(first=part.images)
             for key, part in self._statistics.items()
-            if isinstance(part, PictureStatistics)
+            if isinstance(part, ImageStatistics)
         }
         self._frame_tasks: list[str] = []
 
@@ -319,28 +335,28 @@ class EpisodeWriter:
             raise ValueError(f"{self.root}: the recording is finished")
 
 
-def _locked(owner: EpisodeWriter) -> weakref.finalize[..., EpisodeWriter]:
-    """One recorder at a time: a lock on the folder itself, which ends with its owner or with the process."""
+def _lock_folder(owner: EpisodeWriter) -> "weakref.finalize[..., EpisodeWriter]":
+    """Lock the folder until its owner or the process ends, so that one writer records at a time."""
     handle = os.open(owner.root, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(handle)
-        raise DatasetError("is being recorded into by another writer", where=owner.root, fix="wait for it") from None
+        raise DatasetError("is in use by another writer", where=owner.root, fix="wait for it") from None
     return weakref.finalize(owner, os.close, handle)
 
 
 def _accumulators(features: Mapping[str, Feature]) -> Statistics:
-    """One accumulator for each feature that has statistics."""
+    """Create the statistics of each feature that has any."""
     return {
-        key: PictureStatistics() if feature.is_encoded else RunningStatistics(feature.shape)
+        key: ImageStatistics() if feature.is_encoded else RunningStatistics(feature.shape)
         for key, feature in features.items()
         if feature.dtype != "string"
     }
 
 
 def _column(values: Any, feature: Feature) -> pa.Array:
-    """One episode's values of a feature as an Arrow column."""
+    """Convert one episode's values of a feature to an Arrow column."""
     kind = column_type(feature)
     if feature.dtype == "image":
         return pa.array([{"bytes": value, "path": None} for value in values], kind)

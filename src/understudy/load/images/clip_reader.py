@@ -109,7 +109,7 @@ class ClipReader:
     def _frame_keys(self, rows: np.ndarray, frames: np.ndarray) -> np.ndarray:
         """int64 (n, T): number of each frame in its file, below the number of the file in this reader."""
         file = self._dataset.catalog.videos(self._camera).file[rows]
-        number = self._dataset.pictures.first(self._camera, rows)[:, None] + frames
+        number = self._dataset.video_frames.first_frame(self._camera, rows)[:, None] + frames
         if (file == file[0]).all():
             self._rows = [int(rows[0])]  # one row for each file
             return number

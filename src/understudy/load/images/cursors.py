@@ -1,6 +1,6 @@
 """Cursors over open videos, per thread: taken where they continue best, returned to be used again.
 
-A video is opened once for all threads (`Pictures.reader`). Each cursor has a decoder of its own over it. A clip that
+A video is opened once for all threads (`VideoFrames.reader`). Each cursor has a decoder of its own over it. A clip that
 continues at a cursor's position decodes nothing twice. Any other position starts over at a key frame, with the same
 decoder where the video is the same.
 """
@@ -62,7 +62,7 @@ class Cursors:
 
     def reader(self, dataset: EpisodeDataset, camera: str, row: int) -> VideoReader:
         """Open the video of an episode, or return it where it is open."""
-        return dataset.pictures.reader(camera, row)
+        return dataset.video_frames.reader(camera, row)
 
     def take(self, dataset: EpisodeDataset, camera: str, row: int, position: int, own: Cursor | None = None) -> Cursor:
         """Take a cursor over the video of an episode, preferably one that is at `position` or shortly before it.
@@ -88,7 +88,7 @@ class Cursors:
         if cursor is None:
             while len(self._idle) >= self._most:  # before the new one needs a codec context, so that it reuses theirs
                 self._idle.pop(0).park()
-            cursor = Cursor(key, self.reader(dataset, camera, row), dataset.pictures.where)
+            cursor = Cursor(key, self.reader(dataset, camera, row), dataset.video_frames.where)
         cursor.row = row
         return cursor
 

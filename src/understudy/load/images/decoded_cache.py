@@ -14,7 +14,7 @@ from time import perf_counter
 import numpy as np
 
 from understudy.data.dataset import EpisodeDataset
-from understudy.data.read.video_frames import Pictures
+from understudy.data.read.video_frames import VideoFrames
 from understudy.errors import DatasetError
 from understudy.load.images.clip_reader import Timings
 from understudy.load.images.cursors import Cursors, write
@@ -37,8 +37,8 @@ def decoded_bytes(dataset: EpisodeDataset, image_size: tuple[int, int] | None = 
     episodes = dataset.catalog.episodes
     rows = episodes.rows_of(np.unique(dataset.segments[:, 0]))
     total = 0
-    for camera in dataset.cameras:
-        reader = dataset.pictures.reader(camera, int(rows[0]))
+    for camera in dataset.video_keys:
+        reader = dataset.video_frames.reader(camera, int(rows[0]))
         height, width = image_size or (reader.height, reader.width)
         total += int(episodes.lengths[rows].sum()) * height * width * 3
     return total
@@ -47,7 +47,7 @@ def decoded_bytes(dataset: EpisodeDataset, image_size: tuple[int, int] | None = 
 def keep_decoded(dataset: EpisodeDataset, image_size: tuple[int, int] | None = None) -> EpisodeDataset:
     """View of a dataset whose images are decoded once and kept, resized to `image_size` (height, width)."""
     view = copy.copy(dataset)
-    view.pictures = DecodedImages(dataset.pictures, view, image_size)
+    view.video_frames = DecodedImages(dataset.video_frames, view, image_size)
     return view
 
 
@@ -60,10 +60,10 @@ class _Episode:
         self.filling = threading.Lock()
 
 
-class DecodedImages(Pictures):
+class DecodedImages(VideoFrames):
     """The images of a dataset, kept once they are decoded."""
 
-    def __init__(self, source: Pictures, dataset: EpisodeDataset, image_size: tuple[int, int] | None = None) -> None:
+    def __init__(self, source: VideoFrames, dataset: EpisodeDataset, image_size: tuple[int, int] | None = None) -> None:
         super().__init__(source.catalog, 0, source.backend)
         self.dataset, self.image_size = dataset, image_size
 
@@ -111,7 +111,7 @@ class DecodedImages(Pictures):
         with episode.filling:
             if episode.decoded[frame]:
                 return
-            first = int(self.first(camera, np.asarray([row]))[0])
+            first = int(self.first_frame(camera, np.asarray([row]))[0])
             keys = self.reader(camera, row).gops.key_frames
             at = int(np.searchsorted(keys, first + frame, side="right"))
             begin = max(int(keys[at - 1]) - first, 0) if at else 0

@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from understudy.data.check import examine as faults
-from understudy.data.check import gap_rows
+from understudy.data.check import check_files, rows_without_files
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.complete import spread
 from understudy.data.format.features import INDEX_KEYS
+from understudy.data.format.missing_files import spread_evenly
 from understudy.errors import DatasetError
 from understudy.report.dataset.recorded_claims import colours, constant, contradictions
 from understudy.video.open import open_video
@@ -31,8 +30,8 @@ def examine(catalog: Catalog, limit: int) -> dict[str, Any]:
         limit: at most this many episodes (rows) and video files per camera are opened, spread evenly.
     """
     lengths = catalog.episodes.lengths
-    wrong = list(faults(catalog, limit))
-    rows = _rows(catalog, spread(len(catalog.episodes), limit), wrong)
+    wrong = list(check_files(catalog, limit))
+    rows = _rows(catalog, spread_evenly(len(catalog.episodes), limit), wrong)
     videos = {key: _videos(catalog, key, limit, wrong) for key in catalog.episodes.videos}
     return {
         "root": catalog.root,
@@ -45,7 +44,7 @@ def examine(catalog: Catalog, limit: int) -> dict[str, Any]:
         "lengths": {"min": int(lengths.min()), "median": float(np.median(lengths)), "max": int(lengths.max())},
         "tasks": _tasks(catalog),
         "features": {
-            key: {"dtype": feature.dtype, "shape": list(feature.shape), "camera": feature.is_picture}
+            key: {"dtype": feature.dtype, "shape": list(feature.shape), "camera": feature.is_camera}
             for key, feature in catalog.features.items()
         },
         "undeclared": _undeclared(catalog, wrong),
@@ -60,18 +59,18 @@ def row_keys(catalog: Catalog) -> list[str]:
     return [
         key
         for key, f in catalog.features.items()
-        if not (f.is_picture or f.is_text or f.looks_like_pictures or key in INDEX_KEYS)
+        if not (f.is_camera or f.is_text or f.looks_like_images or key in INDEX_KEYS)
     ]
 
 
 def _undeclared(catalog: Catalog, wrong: list[str]) -> dict[str, str]:
     """Columns of a data file that info.json does not declare, and their types: nobody sees them unless by name."""
-    rows = np.flatnonzero((catalog.episodes.lengths > 0) & ~gap_rows(catalog)["data"])
+    rows = np.flatnonzero((catalog.episodes.lengths > 0) & ~rows_without_files(catalog)["data"])
     if not len(rows):
         return {}
     with finding(wrong), catalog.files.parquet(catalog.data_path(int(rows[0]))) as file:
         schema = file.schema_arrow
-        known = {*catalog.features, *catalog.left_out, *INDEX_KEYS}
+        known = {*catalog.features, *catalog.skipped_features, *INDEX_KEYS}
         return {field.name: str(field.type) for field in schema if field.name not in known}
     return {}
 
@@ -103,7 +102,7 @@ def _rows(catalog: Catalog, at: list[int], wrong: list[str]) -> dict[str, Any]:
     high: dict[str, np.ndarray] = {}
     bad: Counter[str] = Counter()
     late, drift, read = 0.0, 0.0, 0
-    absent = gap_rows(catalog)["data"]
+    absent = rows_without_files(catalog)["data"]
     with finding(wrong):
         data = EpisodeDataset(catalog, keys=keys)
         selected = {int(episode): (int(start), int(stop)) for episode, start, stop in data.segments}
@@ -143,7 +142,7 @@ def _rows(catalog: Catalog, at: list[int], wrong: list[str]) -> dict[str, Any]:
     }
     with_rows = np.array([row for row in at if catalog.episodes.lengths[row] > 0 and not absent[row]], np.int64)
     for key, feature in catalog.features.items():
-        if feature.looks_like_pictures and len(with_rows):
+        if feature.looks_like_images and len(with_rows):
             with finding(wrong):
                 low[key], high[key] = colours(catalog, key, with_rows)
     for key in low:  # what was read counts, and not what was recorded
@@ -163,8 +162,8 @@ def _videos(catalog: Catalog, camera: str, limit: int, wrong: list[str]) -> dict
     videos = catalog.videos(camera)
     used = np.flatnonzero(videos.expected > 0)  # a file for episodes without frames need not be there
     opened: list[dict[str, Any]] = []
-    for place in spread(len(used), limit):
-        with suppress(DatasetError, OSError, ValueError):  # told by `faults`
+    for place in spread_evenly(len(used), limit):
+        with suppress(DatasetError, OSError, ValueError):  # told by `check_files`
             opened.append(_video(catalog, camera, int(used[place])))
     facts: dict[str, Any] = {"files": len(used), "files_read": len(opened)}
     for name in ("codec", "pixels", "width", "height", "fps", "gop", "b_frames"):

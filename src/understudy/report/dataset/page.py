@@ -8,7 +8,7 @@ import numpy as np
 
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.complete import spread
+from understudy.data.format.missing_files import spread_evenly
 from understudy.data.selection.idle import IdleRule, idle_ranges
 from understudy.report import html
 from understudy.report.dataset.facts import finding, row_keys
@@ -78,7 +78,7 @@ class _Actions:
         self._idle = self._frames = self._read = 0
         values: list[np.ndarray] = []
         if ACTION in row_keys(catalog):
-            for row in spread(len(catalog.episodes), count):
+            for row in spread_evenly(len(catalog.episodes), count):
                 episode, length = int(catalog.episodes.ids[row]), int(catalog.episodes.lengths[row])
                 if not length:
                     continue
@@ -126,7 +126,7 @@ def _histogram(lengths: np.ndarray) -> str:
 def _chosen(catalog: Catalog, count: int) -> list[int]:
     """Rows of episodes that have frames, spread over the dataset."""
     rows = np.flatnonzero(catalog.episodes.lengths > 0)
-    return [int(rows[place]) for place in spread(len(rows), count)] if count else []
+    return [int(rows[place]) for place in spread_evenly(len(rows), count)] if count else []
 
 
 def _episodes(catalog: Catalog, shown: int) -> list[str]:

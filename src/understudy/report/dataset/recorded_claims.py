@@ -61,7 +61,7 @@ def colours(catalog: Catalog, key: str, rows: np.ndarray) -> tuple[np.ndarray, n
     """
     feature = catalog.features[key]
     first = feature.shape[0] in (1, 3, 4) and feature.shape[2] not in (1, 3, 4)
-    axis = 0 if first or feature.is_picture else 2  # a camera comes with its colours in front
+    axis = 0 if first or feature.is_camera else 2  # a camera comes with its colours in front
     some = rows[np.linspace(0, len(rows) - 1, min(FRAMES, len(rows))).round().astype(int)]
     episodes, lengths = catalog.episodes.ids[some], catalog.episodes.lengths[some]
     data = EpisodeDataset(catalog, keys=[key], row_cache_bytes=1)

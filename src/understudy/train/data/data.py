@@ -19,10 +19,9 @@ from understudy.config.data import NONE
 from understudy.config.train import TrainConfig
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.rename import meant
+from understudy.data.format.rename import suggest_key
 from understudy.data.stats.external import read_stats_file
-from understudy.data.stats.norm_heads import Member
-from understudy.data.stats.norm_heads import normalisation as of_heads
+from understudy.data.stats.norm_heads import Member, compute_normalisation
 from understudy.data.stats.normalization import Mode, Statistics
 from understudy.errors import DatasetError, SourceFailed
 from understudy.load.loader import Loader
@@ -186,9 +185,18 @@ def _cameras(chosen: tuple[str, ...], sources: Sequence[Source]) -> tuple[str, .
     for camera in chosen:
         if camera not in known:
             where = sources[0].catalog.root if len(sources) == 1 else "the sources"
-            why = next((f", which {s.catalog.left_out[camera]}" for s in sources if camera in s.catalog.left_out), "")
+            why = next(
+                (
+                    f", which {s.catalog.skipped_features[camera]}"
+                    for s in sources
+                    if camera in s.catalog.skipped_features
+                ),
+                "",
+            )
             fix = f"its cameras: {', '.join(known) or 'none'}; `cameras` of a source gives one another name"
-            raise DatasetError(f"there is no camera {camera!r}{why or meant(camera, known)}", where=where, fix=fix)
+            raise DatasetError(
+                f"there is no camera {camera!r}{why or suggest_key(camera, known)}", where=where, fix=fix
+            )
     return chosen or known
 
 
@@ -262,7 +270,7 @@ def normalisation(data: RunData, mode: Mode, cache: Path | None = None) -> dict[
         for number, part in enumerate(data.training)
     ]
     chunk = data.training[0].windows[ACTION]
-    return of_heads(members, mode, chunk, cache, [other for other in data.held_out if other is not None])
+    return compute_normalisation(members, mode, chunk, cache, [other for other in data.held_out if other is not None])
 
 
 def fingerprint(data: RunData) -> dict[str, Any]:
@@ -303,7 +311,7 @@ def file_digests(data: RunData, cache: Path | None = None) -> dict[str, list[str
     found: dict[str, list[str] | None] = {}
     for name, training, held_out in zip(data.names, data.training, data.held_out, strict=True):
         parts = [part for part in (training, held_out) if part is not None]
-        own = digests(parts, [camera for camera in data.cameras if camera not in training.absent], cache)
+        own = digests(parts, [camera for camera in data.cameras if camera not in training.missing_cameras], cache)
         found |= {f"{name}: {kind}" if len(data.names) > 1 else kind: digest for kind, digest in own.items()}
     return found
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from understudy.config.data import DataConfig, SourceConfig
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.complete import Gap
+from understudy.data.format.missing_files import MissingFiles
 from understudy.errors import DatasetError
 
 _LISTED = 2000
@@ -38,7 +38,7 @@ def left_out(
     known = tuple(int(episode) for episode in frozen or ())
     if not look:
         return known, ()
-    gaps = catalog.gaps(cameras)
+    gaps = catalog.missing_files(cameras)
     if gaps is None:
         return known, ("files cannot be listed there: one that is missing is met when it is read",)
     selected = catalog.episodes.rows_of(ids)
@@ -70,7 +70,7 @@ def _list(ids: Iterable[int]) -> str:
     return " ".join(map(str, ids[:_LISTED])) + (f" and {len(ids) - _LISTED} more" if len(ids) > _LISTED else "")
 
 
-def _why(gaps: Sequence[Gap]) -> str:
+def _why(gaps: Sequence[MissingFiles]) -> str:
     return "; ".join(gap.line for gap in gaps)
 
 

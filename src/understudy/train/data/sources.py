@@ -12,7 +12,7 @@ from understudy.config.train import TrainConfig
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import describe_ids
-from understudy.data.format.rename import in_standard_keys
+from understudy.data.format.rename import rename_keys
 from understudy.data.selection.select import split_episodes
 from understudy.data.stats.head_name import head_name
 from understudy.errors import DatasetError
@@ -55,7 +55,7 @@ def opened(
     names = {ACTION: wanted.action} | ({STATE: wanted.state} if wanted.state else {}) | wanted.cameras
     # A key that keeps its name is named, too: another standard key may be mapped to the same one.
     there = catalog.features
-    catalog = in_standard_keys(catalog, {key: own for key, own in names.items() if key != own or own in there})
+    catalog = rename_keys(catalog, {key: own for key, own in names.items() if key != own or own in there})
     hidden = set(catalog.camera_keys) - set(wanted.cameras) if wanted.cameras else set()
     hidden |= {STATE} if not wanted.state else set()
     if hidden:
@@ -68,7 +68,7 @@ def opened(
         feature = catalog.features.get(key)
         if feature is None and key == STATE:
             continue
-        if feature is None or len(feature.value_shape) != 1 or feature.is_text or feature.is_picture:
+        if feature is None or len(feature.value_shape) != 1 or feature.is_text or feature.is_camera:
             what = "there is no such feature" if feature is None else f"it is {feature.dtype} of shape {feature.shape}"
             raise DatasetError(f"a policy needs {key!r} as a vector: {what}", where=catalog.root, fix="see `inspect`")
     keys = tuple(key for key in (ACTION, STATE) if key in catalog.features)
@@ -106,8 +106,8 @@ def _check_cameras(
             return camera in begun.get("cameras", ())
         return not wanted.cameras and (not cameras or camera in cameras)
 
-    if lost := [camera for camera in catalog.without_files if used(camera)]:
-        said = "; ".join(f"{camera} {catalog.left_out[camera]}" for camera in lost)
+    if lost := [camera for camera in catalog.cameras_without_files if used(camera)]:
+        said = "; ".join(f"{camera} {catalog.skipped_features[camera]}" for camera in lost)
         others = " ".join(catalog.camera_keys) or NONE
         fix = f"restore the videos, say where they lie with video_path, or leave {'it' if len(lost) == 1 else 'them'} "
         raise DatasetError(said, where=catalog.root, fix=fix + f"out by name: --data.cameras {others}")
@@ -155,10 +155,10 @@ def parts(
     options: dict[str, Any] = {
         "delta_timestamps": windows,
         "keys": [*source.keys, *own],
-        "absent": {camera: shown[camera] for camera in cameras if camera not in own},
+        "missing_cameras": {camera: shown[camera] for camera in cameras if camera not in own},
         "drop_n_first_frames": wanted.drop_first,
         "drop_n_last_frames": wanted.drop_last,
-        "keep": wanted.keep or None,
+        "keep_ranges": wanted.keep or None,
         "keep_rule": wanted.keep_rule,
         "name": name,
     }

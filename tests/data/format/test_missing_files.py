@@ -1,4 +1,4 @@
-"""What is there of a dataset and what is not: cameras, episodes, git LFS pointers; and paths that lead outside."""
+"""Missing files: cameras, episodes, git LFS pointers, and paths outside the dataset."""
 
 import shutil
 from collections.abc import Callable
@@ -9,11 +9,11 @@ import pytest
 
 from support.datasets import Spec, edit_json, identity, write_dataset
 from support.servers import RangeServer, folder
-from understudy.data.check import examine
+from understudy.data.check import check_files
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.complete import gaps, has_any
 from understudy.data.format.episode_table import EpisodeTable, FileTable, Videos
+from understudy.data.format.missing_files import find_missing, has_any_file
 from understudy.errors import DatasetError, LfsPointer
 from understudy.storage.options import Remote
 
@@ -60,45 +60,45 @@ def laid_out_as_v2(root: Path) -> Path:
     return root
 
 
-def test_a_camera_is_looked_for_where_the_template_points(copy: Make, tmp_path: Path) -> None:
+def test_missing_files_a_camera_is_looked_for_where_the_template_points(copy: Make, tmp_path: Path) -> None:
     """A v3.0 dataset in the folders of v2.1: the same cameras from a folder and from a server that lists nothing."""
     root = laid_out_as_v2(copy("v3.0"))
     catalog = Catalog.open(root)
-    assert (catalog.camera_keys, catalog.left_out, catalog.odd_metadata()) == ((TOP, WRIST), {}, [])
+    assert (catalog.camera_keys, catalog.skipped_features, catalog.metadata_notes()) == ((TOP, WRIST), {}, [])
     assert identity(EpisodeDataset(catalog)[0][WRIST].numpy()) == (1, 0, 0)
     for camera in (WRIST, TOP):
         with RangeServer(folder(root)) as server:
             there = Catalog.open(server.url, Remote(cache=str(tmp_path / f"cache {camera}")))
         assert there.camera_keys == Catalog.open(root).camera_keys
-        assert there.without_files == Catalog.open(root).without_files
+        assert there.cameras_without_files == Catalog.open(root).cameras_without_files
         for place in (root / "videos").glob(f"*/{camera}"):
             shutil.rmtree(place)
-    assert Catalog.open(root).without_files == (TOP, WRIST)
+    assert Catalog.open(root).cameras_without_files == (TOP, WRIST)
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-def test_a_folder_that_is_almost_the_templates_is_named(copy: Make, version: str) -> None:
+def test_missing_files_a_folder_that_is_almost_the_templates_is_named(copy: Make, version: str) -> None:
     root = copy(version)
     (root / "videos").rename(root / "video")
     catalog = Catalog.open(root)
-    assert set(catalog.without_files) == set(catalog.left_out) == {TOP, WRIST}
-    assert all("there is video/" in why for why in catalog.left_out.values())
+    assert set(catalog.cameras_without_files) == set(catalog.skipped_features) == {TOP, WRIST}
+    assert all("there is video/" in why for why in catalog.skipped_features.values())
     told = str(catalog.info["video_path"]).replace("videos/", "video/", 1)
     there = Catalog.open(root, video_path=told)
-    assert (there.camera_keys, there.without_files) == ((TOP, WRIST), ())
+    assert (there.camera_keys, there.cameras_without_files) == ((TOP, WRIST), ())
     assert identity(EpisodeDataset(there)[0][TOP].numpy()) == (0, 0, 0)
 
 
-def test_one_file_of_a_camera_is_enough_to_be_there(copy: Make) -> None:
+def test_missing_files_one_file_of_a_camera_is_enough_to_be_there(copy: Make) -> None:
     root = copy("v2.1")
     for video in sorted((root / "videos").rglob(f"{WRIST}/*.mp4"))[:-1]:
         video.unlink()
     catalog = Catalog.open(root)
-    assert catalog.without_files == ()
-    found = catalog.gaps([WRIST])
+    assert catalog.cameras_without_files == ()
+    found = catalog.missing_files([WRIST])
     assert found is not None
-    assert [(gap.what, gap.rows.tolist()) for gap in found] == [(WRIST, [0, 1])]
-    assert catalog.gaps([TOP]) == []
+    assert [(gap.kind, gap.rows.tolist()) for gap in found] == [(WRIST, [0, 1])]
+    assert catalog.missing_files([TOP]) == []
 
 
 class Elsewhere:
@@ -117,32 +117,32 @@ class Elsewhere:
         return [(name, False) for name in names] if self._listable else None
 
 
-def test_one_of_many_files_elsewhere_is_enough_where_folders_can_be_listed() -> None:
+def test_missing_files_one_of_many_files_elsewhere_is_enough_where_folders_can_be_listed() -> None:
     """A few that are asked for may all be absent: an upload under way is no camera without files."""
     count = 5000
     every, zeros = np.arange(count), np.zeros(count, np.int64)
     table = FileTable("v/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.mp4", every // 1000, every)
     videos = Videos(table, every, zeros, np.zeros(count), zeros + 9)
     there = Elsewhere({table.path(1234)}, listable=True)
-    assert has_any(there, videos)  # type: ignore[arg-type]
-    assert not has_any(Elsewhere(set(), listable=True), videos)  # type: ignore[arg-type]
+    assert has_any_file(there, videos)  # type: ignore[arg-type]
+    assert not has_any_file(Elsewhere(set(), listable=True), videos)  # type: ignore[arg-type]
     hidden = Elsewhere(set(), listable=False)
-    assert not has_any(hidden, videos)  # type: ignore[arg-type]
+    assert not has_any_file(hidden, videos)  # type: ignore[arg-type]
     assert len(hidden.listed) == 1
 
 
-def test_folders_that_cannot_be_listed_are_tried_once() -> None:
+def test_missing_files_folders_that_cannot_be_listed_are_tried_once() -> None:
     """Each try is a request, and a dataset of a million episodes has a thousand folders."""
     count = 5000
     every = np.arange(count)
     data = FileTable("data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet", every // 1000, every)
     table = EpisodeTable(every, every + 1, every, data, every, every)
     files = Elsewhere(set(), listable=False)
-    assert gaps(files, table, []) is None  # type: ignore[arg-type]
+    assert find_missing(files, table, []) is None  # type: ignore[arg-type]
     assert len(files.listed) == 1
 
 
-def test_a_version_can_be_given_when_a_dataset_is_opened(copy: Make) -> None:
+def test_missing_files_a_version_can_be_given_when_a_dataset_is_opened(copy: Make) -> None:
     root = copy("v2.1")
     edit_json(root / "meta/info.json", lambda info: info.update(codebase_version="v7.0"))
     with pytest.raises(DatasetError, match=r"v7\.0"):
@@ -154,7 +154,7 @@ def test_a_version_can_be_given_when_a_dataset_is_opened(copy: Make) -> None:
 
 
 @pytest.mark.parametrize("path", ["../{video_key}.mp4", "v/{video_key!r}.mp4", "v/{nothing}.mp4", "/v/{video_key}.mp4"])
-def test_a_template_that_is_given_and_cannot_be_used_is_refused(copy: Make, path: str) -> None:
+def test_missing_files_a_template_that_is_given_and_cannot_be_used_is_refused(copy: Make, path: str) -> None:
     with pytest.raises(DatasetError, match="video_path"):
         Catalog.open(copy("v3.0"), video_path=path)
 
@@ -174,7 +174,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("path", HOSTILE)
 @pytest.mark.parametrize("name", ["data_path", "video_path"])
-def test_a_template_of_a_stranger_is_no_format_string(copy: Make, name: str, path: str) -> None:
+def test_missing_files_a_template_of_a_stranger_is_no_format_string(copy: Make, name: str, path: str) -> None:
     """It is passed over, with a line about it, and the files are where the format has them."""
     root = copy("v3.0")
     edit_json(root / "meta/info.json", lambda info: info.update({name: path}))
@@ -186,7 +186,7 @@ def test_a_template_of_a_stranger_is_no_format_string(copy: Make, name: str, pat
 
 @pytest.mark.parametrize("key", ["../../secret", "/secret", "a/../../secret", "..", "se\0cret", "", "two\nlines"])
 @pytest.mark.parametrize("dtype", ["video", "image", "float32"])
-def test_a_feature_that_is_called_like_a_path_is_refused(copy: Make, key: str, dtype: str) -> None:
+def test_missing_files_a_feature_that_is_called_like_a_path_is_refused(copy: Make, key: str, dtype: str) -> None:
     root = copy("v3.0")
     outside = root.parent / "secret/chunk-000"
     outside.mkdir(parents=True)
@@ -197,7 +197,7 @@ def test_a_feature_that_is_called_like_a_path_is_refused(copy: Make, key: str, d
         Catalog.open(root)
 
 
-def test_a_camera_with_a_slash_in_its_name_is_refused(copy: Make) -> None:
+def test_missing_files_a_camera_with_a_slash_in_its_name_is_refused(copy: Make) -> None:
     root = copy("v3.0")
     entry = {"dtype": "video", "shape": [64, 64, 3], "names": None}
     edit_json(root / "meta/info.json", lambda info: info["features"].update({"observation/top": entry}))
@@ -207,13 +207,13 @@ def test_a_camera_with_a_slash_in_its_name_is_refused(copy: Make) -> None:
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 @pytest.mark.parametrize("pattern", ["*.parquet", "*.mp4"])
-def test_git_lfs_pointers_are_called_that_and_counted(copy: Make, version: str, pattern: str) -> None:
+def test_missing_files_git_lfs_pointers_are_called_that_and_counted(copy: Make, version: str, pattern: str) -> None:
     """One line for all files of a kind, with what helps; no line about each of them."""
     root = copy(version)
     files = [file for file in root.rglob(pattern) if "meta" not in file.parts]
     for file in files:
         file.write_bytes(POINTER)
-    lines = [line for line in examine(Catalog.open(root)) if "are constant" not in line]
+    lines = [line for line in check_files(Catalog.open(root)) if "are constant" not in line]
     assert len(lines) == (1 if pattern == "*.parquet" else 2)  # two cameras
     assert all("git LFS pointers" in line and "git lfs pull" in line for line in lines)
     count = len(files) if pattern == "*.parquet" else len(files) // 2 if version == "v2.1" else None
@@ -231,7 +231,7 @@ def test_git_lfs_pointers_are_called_that_and_counted(copy: Make, version: str, 
         ("v3.0", "meta/episodes/chunk-000/file-000.parquet"),
     ],
 )
-def test_a_pointer_in_the_metadata_is_called_that(copy: Make, version: str, name: str) -> None:
+def test_missing_files_a_pointer_in_the_metadata_is_called_that(copy: Make, version: str, name: str) -> None:
     root = copy(version)
     (root / name).write_bytes(POINTER)
     with pytest.raises(LfsPointer, match="git lfs pull") as caught:
@@ -239,7 +239,7 @@ def test_a_pointer_in_the_metadata_is_called_that(copy: Make, version: str, name
     assert str(caught.value.where).endswith(name)
 
 
-def test_a_pointer_in_place_of_a_picture_is_called_that(tmp_path: Path) -> None:
+def test_missing_files_a_pointer_in_place_of_a_image_is_called_that(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -256,7 +256,7 @@ def test_a_pointer_in_place_of_a_picture_is_called_that(tmp_path: Path) -> None:
         EpisodeDataset(tmp_path / "d")[0]
 
 
-def test_an_empty_info_json_is_called_empty(copy: Make) -> None:
+def test_missing_files_an_empty_info_json_is_called_empty(copy: Make) -> None:
     root = copy("v3.0")
     (root / "meta/info.json").write_bytes(b" \n")
     with pytest.raises(DatasetError, match=r"info\.json: the file is empty"):
@@ -264,7 +264,7 @@ def test_an_empty_info_json_is_called_empty(copy: Make) -> None:
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
-def test_the_gop_does_not_depend_on_which_video_is_absent(copy: Make, gone: int) -> None:
+def test_missing_files_the_gop_does_not_depend_on_which_video_is_absent(copy: Make, gone: int) -> None:
     root = copy("v2.1")
     whole = EpisodeDataset(root, keys=[TOP]).gop
     sorted((root / "videos").rglob(f"{TOP}/*.mp4"))[gone].unlink()
@@ -276,15 +276,15 @@ def test_the_gop_does_not_depend_on_which_video_is_absent(copy: Make, gone: int)
 
 
 @pytest.mark.parametrize(("said", "odd"), [("mp4v", False), ("mpeg4", False), ("h264", True)])
-def test_names_of_one_codec_are_one(tmp_path: Path, said: str, odd: bool) -> None:
+def test_missing_files_names_of_one_codec_are_one(tmp_path: Path, said: str, odd: bool) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=(3,), codec="mpeg4", foreign=False))
     edit_json(tmp_path / "d/meta/info.json", lambda info: info["features"][TOP]["info"].update({"video.codec": said}))
-    lines = list(examine(Catalog.open(tmp_path / "d")))
+    lines = list(check_files(Catalog.open(tmp_path / "d")))
     assert any("codec" in line for line in lines) == odd
 
 
 @pytest.mark.parametrize("pattern", ["data/**/file-000.parquet", f"videos/{TOP}/**/file-000.mp4"])
-def test_a_packed_file_is_not_taken_for_another_of_its_name(tmp_path: Path, pattern: str) -> None:
+def test_missing_files_a_packed_file_is_not_taken_for_another_of_its_name(tmp_path: Path, pattern: str) -> None:
     """In v3.0 numbers start anew in each chunk: what lies in another chunk under that name is other episodes."""
     spec = Spec(lengths=(3, 3, 3, 3, 3, 3), per_data_file=1, per_video_file=1, foreign=False)
     write_dataset(tmp_path / "d", spec)
@@ -294,6 +294,6 @@ def test_a_packed_file_is_not_taken_for_another_of_its_name(tmp_path: Path, patt
     data = EpisodeDataset(tmp_path / "d")
     with pytest.raises(DatasetError, match=r"episode 0\): .*not there"):
         data[0]
-    found = data.catalog.gaps()
+    found = data.catalog.missing_files()
     assert found is not None
     assert [gap.rows.tolist() for gap in found] == [[0]]

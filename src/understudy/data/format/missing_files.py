@@ -1,7 +1,7 @@
-"""Which of the files that a dataset's metadata names are there: cameras without any, episodes that lack one.
+"""Data and video files that the metadata names and that are missing, or git LFS pointers.
 
-Looks at the names in folder listings, and at the beginning of some files, which tells a git LFS pointer. Where folders
-cannot be listed (plain HTTP) only a few names are asked for.
+Reads folder listings, and the first bytes of some files to detect git LFS pointers. Where folders cannot be listed
+(plain HTTP), checks a few names only.
 """
 
 import re
@@ -15,74 +15,74 @@ from understudy.data.format.episode_table import EpisodeTable, FileTable, Videos
 from understudy.storage.files import Files
 
 _CHUNK = re.compile(r"chunk-\d+")
-_ASKED = 8  # files of a camera that are asked for where folders are elsewhere
-_FOLDERS = 100  # folders that are listed where each listing is a request
-_LOOKED_INTO = 64  # files of a kind that are looked into; all of them where one is a git LFS pointer
+_REMOTE_CHECKS = 8  # files of a remote camera whose existence is checked
+_MAX_LISTINGS = 100  # remote folders that are listed, one request each
+_MAX_OPENED = 64  # files of a kind whose first bytes are read; all of them where one is a git LFS pointer
 
 
-def spread(count: int, limit: int | None) -> list[int]:
-    """At most `limit` of range(count), from the first to the last."""
+def spread_evenly(count: int, limit: int | None) -> list[int]:
+    """Choose at most `limit` numbers of range(count), evenly from the first to the last."""
     if limit is None or count <= limit:
         return list(range(count))
     return sorted(set(np.linspace(0, count - 1, limit).round().astype(int).tolist()))
 
 
 @dataclass(frozen=True)
-class Gap:
-    """What is wrong with some files of one kind: all of them for one reason.
+class MissingFiles:
+    """Files of one kind that are missing for the same reason.
 
     Attributes:
-        what: "data" or the camera.
-        line: how many of how many files, why, the first of them, and what helps.
-        rows: int64 (K,), table rows of the episodes that are incomplete for it, ascending.
+        kind: "data" or the camera.
+        line: message with the count, the reason, the first file and the remedy.
+        rows: int64 (K,), table rows of the incomplete episodes, ascending.
     """
 
-    what: str
+    kind: str
     line: str
     rows: np.ndarray
 
 
-def gaps(files: Files, table: EpisodeTable, cameras: Iterable[str]) -> list[Gap] | None:
-    """What is not there of the rows and of these cameras' videos; None where folders cannot be listed.
+def find_missing(files: Files, table: EpisodeTable, cameras: Iterable[str]) -> list[MissingFiles] | None:
+    """Find missing data files and missing video files of `cameras`; None where folders cannot be listed.
 
     Raises:
-        DatasetError: a folder that may not be looked into.
+        DatasetError: a folder may not be read.
     """
-    found: list[Gap] = []
+    found: list[MissingFiles] = []
     kinds: list[tuple[str, FileTable, np.ndarray]] = [("data", table.data, table.data_file)]
     kinds += [(key, table.videos[key].files, table.videos[key].file) for key in cameras if key in table.videos]
     listing = _Listing(files)
     for what, places, file_of in kinds:
-        used = np.flatnonzero((table.lengths > 0) & (file_of >= 0))  # without frames there need not be a file
+        used = np.flatnonzero((table.lengths > 0) & (file_of >= 0))  # an episode without frames needs no file
         needed = np.unique(file_of[used])
-        lie: dict[int, str] = {}
+        paths: dict[int, str] = {}
         for file in needed.tolist():
             path = listing.find(places, file)
             if path is None:
                 return None
-            lie[file] = path
-        bad = {_MISSING: [file for file, path in lie.items() if not path], _LFS: _pointers(files, lie)}
+            paths[file] = path
+        bad = {_MISSING: [file for file, path in paths.items() if not path], _LFS: _find_pointers(files, paths)}
         for why, numbers in bad.items():
             if not numbers:
                 continue
             rows = used[np.isin(file_of[used], numbers)]
             line = f"{what}: {len(numbers)} of {len(needed)} files {why}, first {places.path(numbers[0])} "
             line += f"(episode {int(table.ids[rows[0]])})" + (f": run `git lfs pull` in {files.root}" * (why == _LFS))
-            found.append(Gap(what, line, rows))
+            found.append(MissingFiles(what, line, rows))
         unnamed = np.flatnonzero((table.lengths > 0) & (file_of < 0))
         if len(unnamed):
             line = f"{what}: {len(unnamed)} episodes name no video, first {int(table.ids[unnamed[0]])}"
-            found.append(Gap(what, line, unnamed))
+            found.append(MissingFiles(what, line, unnamed))
     return found
 
 
-def has_any(files: Files, videos: Videos) -> bool:
-    """Whether a camera has a video file, where its path template points or under the same name in another chunk folder.
+def has_any_file(files: Files, videos: Videos) -> bool:
+    """Check whether a camera has any video file, by its path template or by name in another chunk folder.
 
-    Elsewhere a few of the files are asked for, evenly spread. If none is there, folders are listed where they can be.
+    For a remote dataset this checks a few evenly spread files first, then lists folders if possible.
     """
     table = videos.files
-    if not files.is_local and any(files.exists(table.path(file)) for file in spread(len(table), _ASKED)):
+    if not files.is_local and any(files.exists(table.path(file)) for file in spread_evenly(len(table), _REMOTE_CHECKS)):
         return True
     listing = _Listing(files)
     for file in range(len(table)):
@@ -92,10 +92,11 @@ def has_any(files: Files, videos: Videos) -> bool:
     return False
 
 
-def near_miss(files: Files, path: str, others: Iterable[str] = ()) -> str:
-    """A folder whose name is almost that of the first folder of `path` which is not there; "" for none.
+def similar_folder(files: Files, path: str, others: Iterable[str] = ()) -> str:
+    """Find a folder with almost the name of the first missing folder of `path`; "" for none.
 
-    others: names that mean something else.
+    Args:
+        others: names to ignore.
     """
     parts: list[str] = []
     for part in path.split("/")[:-1]:
@@ -114,17 +115,17 @@ def near_miss(files: Files, path: str, others: Iterable[str] = ()) -> str:
 _MISSING, _LFS = "are not there", "are git LFS pointers"
 
 
-def _pointers(files: Files, lie: Mapping[int, str]) -> list[int]:
-    """Numbers of the files (number -> path, "" for one that is not there) that are git LFS pointers."""
-    there = [file for file, path in lie.items() if path] if files.is_local else []
-    some = [there[place] for place in spread(len(there), _LOOKED_INTO)]
-    if not any(files.is_pointer(lie[file]) for file in some):
+def _find_pointers(files: Files, paths: Mapping[int, str]) -> list[int]:
+    """Numbers of the files (number -> path, "" for a missing one) that are git LFS pointers."""
+    there = [file for file, path in paths.items() if path] if files.is_local else []
+    some = [there[place] for place in spread_evenly(len(there), _MAX_OPENED)]
+    if not any(files.is_pointer(paths[file]) for file in some):
         return []
-    return [file for file in there if files.is_pointer(lie[file])]
+    return [file for file in there if files.is_pointer(paths[file])]
 
 
 class _Listing:
-    """What folders hold, each looked into once."""
+    """Folder listings, each read once."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -132,10 +133,10 @@ class _Listing:
         self._chunks: dict[tuple[str, str], dict[str, str]] = {}
 
     def find(self, table: FileTable, file: int) -> str | None:
-        """Where a file lies (see `FileTable.find`), "" for nowhere, None where that cannot be known."""
+        """Path of a file (see `FileTable.find`); "" when missing, None when unknown."""
         path = table.path(file)
         folder, _, name = path.rpartition("/")
-        if folder not in self._names and not self._files.is_local and len(self._names) >= _FOLDERS:
+        if folder not in self._names and not self._files.is_local and len(self._names) >= _MAX_LISTINGS:
             return None
         names = self._listed(folder)
         if names is None or name in names:
@@ -149,13 +150,13 @@ class _Listing:
         return self._names[folder]
 
     def _in_another_chunk(self, path: str) -> str:
-        """Where the same name lies in another chunk folder, "" for nowhere."""
+        """Path of the same name in another chunk folder; "" for none."""
         parts = path.split("/")
         at = next((i for i, part in enumerate(parts[:-1]) if _CHUNK.fullmatch(part)), None)
         if at is None:
             return ""
         head, under = "".join(f"{part}/" for part in parts[:at]), "".join(f"{part}/" for part in parts[at + 1 : -1])
-        if (head, under) not in self._chunks:  # once: a download that broke off lacks most of its files
+        if (head, under) not in self._chunks:  # once: an interrupted download lacks most of its files
             found: dict[str, str] = {}
             for chunk, is_folder in self._files.entries(head.rstrip("/")) or []:
                 if is_folder and _CHUNK.fullmatch(chunk):
