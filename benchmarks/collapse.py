@@ -49,9 +49,8 @@ from understudy.rollout.play import rollout
 from understudy.rollout.result import wilson_interval
 from understudy.train import precision
 from understudy.train.data.data import open_data
-from understudy.train.eval.validate import DRAWS, evaluate
+from understudy.train.eval.validate import evaluate
 from understudy.train.run import train
-from understudy.train.step import Draws
 from understudy.train.track import metrics_file
 
 FINE_TUNE_LR = 2.5e-5
@@ -173,8 +172,7 @@ def held_out_losses(config: TrainConfig) -> dict[str, float]:
     policy, held = FlowPolicy.load(Path(config.out) / "policy"), HeldOut.of(open_data(config), mixed=False)
     assert held is not None
     with join_mesh(config) as mesh:
-        draws = Draws(config.seed, DRAWS, config.data.chunk, policy.config.action_dim)
-        judged = evaluate(policy, held, draws, mesh, dict.fromkeys(policy.terms, 1.0))
+        judged = evaluate(policy, held, config.seed, mesh, dict.fromkeys(policy.loss_terms, 1.0))
     return {"val_loss": judged["loss"], "val_loss_new": judged["tasks"][NEW_TEXT]["loss"]}
 
 

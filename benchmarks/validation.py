@@ -27,15 +27,16 @@ import torch
 
 from understudy.batch_keys import ACTION, STATE, TASK
 from understudy.config.data import SourceConfig
-from understudy.config.train import DataConfig, PolicyConfig, TrainConfig
+from understudy.config.train import DataConfig, TrainConfig
 from understudy.data.write.writer import EpisodeWriter
 from understudy.distributed import mesh as parallel
 from understudy.distributed.mesh import Mesh
 from understudy.load.eval.validation_data import HeldOut
+from understudy.policies.draws import make_draws
+from understudy.policies.flow.config import FlowSettings
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train.data.data import RunData, open_data
-from understudy.train.eval.validate import BATCH, DRAWS, evaluate
-from understudy.train.step import Draws
+from understudy.train.eval.validate import BATCH, evaluate
 
 CAMERA, DIMS, CHUNK, BAR = "observation.images.front", 7, 8, 1.2
 
@@ -60,7 +61,7 @@ def opened(root: Path, names: list[str], episodes: list[int]) -> tuple[RunData, 
         SourceConfig(str(root / name), "arm", "joint", name=name, val_episodes=tuple(range(0, 2 * count, 2)))
         for name, count in zip(names, episodes)
     )
-    policy = PolicyConfig(width=192)
+    policy = FlowSettings(width=192)
     config = TrainConfig(data=DataConfig(sources=sources, chunk=CHUNK), policy=policy, device="cpu")
     data = open_data(config)
     held = HeldOut.of(data, mixed=True)
@@ -75,13 +76,15 @@ def network(data: RunData, config: TrainConfig) -> FlowPolicy:
 
 
 @torch.no_grad()
-def loader_each(policy: FlowPolicy, held: HeldOut, draws: Draws, workers: int) -> float:
+def loader_each(policy: FlowPolicy, held: HeldOut, seed: int, workers: int) -> float:
     """The loss by a DataLoader per source, batch after batch."""
     total, count, low = 0.0, 0, 0
     for part in held.datasets:
         for samples in torch.utils.data.DataLoader(part, BATCH, num_workers=workers, collate_fn=collated):
             here = slice(low, low + len(samples[TASK]))
-            loss = policy.losses(samples, *draws.noise_and_time(held.identity(here)))["flow"]
+            loss = policy.losses(samples, make_draws(policy.random_spec("validation"), seed, held.identity(here)))[
+                "flow"
+            ]
             total, count, low = total + float(loss.sum.sum()), count + int(loss.count.sum()), here.stop
     return total / count
 
@@ -135,16 +138,16 @@ def report(args: argparse.Namespace, root: Path, mesh: Mesh) -> dict[str, Any]:
     works: dict[str, Callable[[], float]] = {}
     for label, sources, counts in (("one", ["one"], [len(lengths)]), ("many", names, [1] * len(names))):
         data, held, config = opened(root, sources, counts)
-        policy, draws = network(data, config), Draws(0, DRAWS, CHUNK, DIMS)
+        policy, seed = network(data, config), 0
 
-        def ours(held: HeldOut = held, policy: FlowPolicy = policy, draws: Draws = draws) -> float:
-            return float(evaluate(policy, held, draws, mesh, {"flow": 1.0}, threads=args.threads)["loss"])
+        def ours(held: HeldOut = held, policy: FlowPolicy = policy, seed: int = seed) -> float:
+            return float(evaluate(policy, held, seed, mesh, {"flow": 1.0}, threads=args.threads)["loss"])
 
         works[label] = ours
-    works["loader_each"] = lambda: loader_each(policy, held, draws, 0)
+    works["loader_each"] = lambda: loader_each(policy, held, seed, 0)
     found = timed(works, args.rounds)
     if args.workers:  # they begin anew each time: there is no later one
-        found |= timed({"loader_each_two_workers": lambda: loader_each(policy, held, draws, 2)}, 0)
+        found |= timed({"loader_each_two_workers": lambda: loader_each(policy, held, seed, 2)}, 0)
     ratio = {
         name: {t: found[name][t] / found["one"][t] for t in ("wall_s", "cpu_s")} for name in found if name != "one"
     }
@@ -159,7 +162,7 @@ def report(args: argparse.Namespace, root: Path, mesh: Mesh) -> dict[str, Any]:
             "pictures": "64x64 H.264, decoded in each validation" if args.pictures else "none",
             "threads": args.threads,
             "rounds": args.rounds,
-            "draws": DRAWS,
+            "draws": FlowPolicy.validation_draws,
             "machine": platform.machine(),
             "cores": os.cpu_count(),
             "load_1min": os.getloadavg()[0],

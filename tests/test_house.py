@@ -18,9 +18,9 @@ ROOMS: dict[str, set[str]] = {
     "video": {"storage"},
     "order": set(),
     "data": CELLAR,
-    "policies": set(),
+    "policies": {"order"},
     "envs": set(),
-    "config": set(),
+    "config": {"policies"},
     "optim": set(),
     "distributed": {"config"},
     "load": {"order", "data"} | CELLAR,
@@ -237,3 +237,35 @@ def test_attention_is_torchs_own() -> None:
         str(path.relative_to(SOURCE)) for path in (SOURCE / "policies").rglob("*.py") if "softmax(" in path.read_text()
     }
     assert found <= {"policies/flow/vision.py"}
+
+
+def concrete_policies(tree: ast.AST) -> list[str]:
+    """Concrete policies that a file names: modules below a type's own folder, and classes of it."""
+    kinds = {path.name for path in (SOURCE / "policies").iterdir() if path.is_dir()} - {"common", "__pycache__"}
+    found = [module for module in modules(tree) if module.startswith(tuple(f"policies.{kind}" for kind in kinds))]
+    names = {
+        node.id if isinstance(node, ast.Name) else node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name | ast.Attribute)
+    }
+    prefixes = tuple(kind.title() for kind in kinds)
+    return sorted(
+        [
+            *found,
+            *(
+                name
+                for name in names
+                if name.startswith(prefixes) and name.endswith(("Policy", "PolicyConfig", "Settings"))
+            ),
+        ]
+    )
+
+
+@pytest.mark.parametrize("own", ["train", "rollout", "report", "load", "distributed", "optim", "config", "cli"])
+def test_no_room_names_a_concrete_policy(own: str) -> None:
+    files = [module for module in TREES if room(module) == own]
+    assert {module: bad for module in files if (bad := concrete_policies(TREES[module]))} == {}
+    assert concrete_policies(ast.parse("from understudy.policies.flow.model import FlowPolicy\nFlowPolicy()")) == [
+        "FlowPolicy",
+        "policies.flow.model",
+    ]

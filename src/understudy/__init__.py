@@ -15,14 +15,16 @@ from typing import Any
 _MODULES = {
     alias.name: str(node.module)
     for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text()).body
-    if isinstance(node, ast.ImportFrom)
+    if isinstance(node, ast.ImportFrom) and str(node.module).startswith("understudy")
     for alias in node.names
 }
 
-__all__ = sorted(_MODULES)
+__all__ = sorted([*_MODULES, "train"])
 
 
 def __getattr__(name: str) -> Any:
+    if name == "train":  # the package is callable: `us.train(config)` and `understudy.train.run` both work
+        return import_module("understudy.train")
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'understudy' has no attribute {name!r}")

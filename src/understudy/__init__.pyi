@@ -1,5 +1,9 @@
 """Public names and their modules: the only list of them. `__init__.py` imports each when it is first used."""
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 from understudy._version import __version__ as __version__
 from understudy.config.train import TrainConfig as TrainConfig
 from understudy.data.dataset import EpisodeDataset as EpisodeDataset
@@ -16,4 +20,7 @@ from understudy.malloc import keep_freed_memory as keep_freed_memory
 from understudy.optim.master_weights import MasterWeights as MasterWeights
 from understudy.order import Order as Order
 from understudy.order import sample_rng as sample_rng
+from understudy.policies.inference import load_policy as load_policy
 from understudy.storage.options import Remote as Remote
+
+def train(config: TrainConfig | Mapping[str, Any] | str | Path) -> Path: ...

@@ -1,6 +1,6 @@
 """Settings: every error of a file at once, misspelt names, files and flags and dumps that agree."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.config.schema import complete, differences, dump_yaml, load, plain, read_file, validate
-from understudy.config.train import PolicyConfig, TrainConfig
+from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
+from understudy.policies.flow.config import FlowSettings
 
 
 def test_all_errors_of_a_file_at_once_by_dotted_path(tmp_path: Path) -> None:
@@ -92,19 +93,23 @@ def test_differences_are_the_leaves_that_differ() -> None:
 
 
 def test_rules_between_fields_are_told_together() -> None:
-    config = replace(TrainConfig(), policy=PolicyConfig(width=12, picture=(63, 64), points=3))
+    config = replace(TrainConfig(), policy=FlowSettings(width=12, picture=(63, 64), points=3))
     with pytest.raises(ConfigError) as caught:
         complete(config)
-    assert all(place in str(caught.value) for place in ("data.root", "width=12", "policy.picture", "policy.points"))
+    assert all(
+        place in str(caught.value) for place in ("data.root", "policy.width: 12", "policy.picture", "policy.points")
+    )
 
 
-def test_the_policy_settings_are_the_policys_own() -> None:
-    """config.py repeats FlowPolicyConfig's free fields (it may not import torch): same names, same defaults."""
-    from understudy.policies.flow.model import FlowPolicyConfig
-
-    own = {field.name: field.default for field in fields(FlowPolicyConfig)}
-    ours = {field.name: field.default for field in fields(PolicyConfig) if field.name != "draws"}
-    assert ours == {name: own[name] for name in ours}
+def test_policy_settings_select_their_class_by_type() -> None:
+    assert type(validate(TrainConfig, {"policy": {"width": 64}}).policy) is FlowSettings
+    assert validate(TrainConfig, {"policy": {"type": "flow", "width": "64"}}).policy.width == 64
+    with pytest.raises(ConfigError, match=r"policy: .*'flwo'"):
+        validate(TrainConfig, {"policy": {"type": "flwo"}})
+    with pytest.raises(ConfigError, match=r"policy\.widht"):
+        validate(TrainConfig, {"policy": {"widht": 64}})
+    with pytest.raises(ConfigError, match=r"policy\.width"):
+        validate(TrainConfig, {"policy": {"width": "wide"}})
 
 
 def test_a_nested_value_of_the_wrong_kind_is_named() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from support.policies import batch, draws, policy
+from support.policies import as_draws, batch, draws, policy
 from support.ranks import in_ranks
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed import mesh as parallel
@@ -47,7 +47,7 @@ def built(kept: CheckpointMode, **changes: Any) -> FlowPolicy:
 
 def loss_and_gradients(model: FlowPolicy) -> tuple[Tensor, dict[str, Tensor]]:
     model.zero_grad()
-    loss = scalar(model.losses(batch(5), *draws(5)))
+    loss = scalar(model.losses(batch(5), as_draws(*draws(5))))
     loss.backward()
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
@@ -91,9 +91,9 @@ def test_remembered_computes_once_and_only_meanwhile() -> None:
 
 def test_without_gradients_nothing_is_different() -> None:
     with torch.no_grad(), Calls() as plain:
-        policy().losses(batch(3), *draws(3))
+        policy().flow_losses(batch(3), *draws(3))
     with torch.no_grad(), Calls() as forgetful:
-        built("full").losses(batch(3), *draws(3))
+        built("full").flow_losses(batch(3), *draws(3))
     assert plain.count == forgetful.count
 
 
@@ -116,9 +116,9 @@ def test_what_cannot_be_is_refused() -> None:
         compile_blocks([], CPU)
     apply_activation_checkpointing([], "none")
     model = built("full")
-    with pytest.raises(ValueError, match="forgets its activations already"):
+    with pytest.raises(ValueError, match="checkpointed already"):
         apply_activation_checkpointing(model.blocks(), "full")
-    with pytest.raises(ValueError, match="a block inside it does"):
+    with pytest.raises(ValueError, match="a block inside it is checkpointed"):
         apply_activation_checkpointing([model], "full")
     compiled = nn.Linear(2, 2)
     compiled.compile()
@@ -168,7 +168,7 @@ def sharded(shards: int) -> list[bool]:
                 config,
                 model.blocks(),
                 model.float32_modules(),
-                ("losses", "sample_actions", "sample_future"),
+                model.forward_methods,
             )
             seen.append(loss_and_gradients(model))
             with pytest.raises(ValueError, match="sharded already"):

@@ -10,7 +10,7 @@ def test_a_nan_in_a_padded_slot_reaches_neither_loss_nor_gradient() -> None:
     data, (noise, time) = batch(4), draws(4)
     data["action"][data["action_is_pad"]] = float("nan")
     model = policy()
-    loss = model.losses(data, noise, time)["flow"]
+    loss = model.flow_losses(data, noise, time)["flow"]
     scalar({"flow": loss}).backward()
     assert torch.isfinite(loss.sum).all()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
@@ -20,7 +20,7 @@ def test_negative_control_the_same_nan_in_a_valid_slot_is_seen() -> None:
     data, (noise, time) = batch(4), draws(4)
     assert not data["action_is_pad"][2, 0]
     data["action"][2, 0, 0] = float("nan")
-    loss = policy().losses(data, noise, time)["flow"]
+    loss = policy().flow_losses(data, noise, time)["flow"]
     assert torch.isfinite(loss.sum).tolist() == [True, True, False, True]
 
 
@@ -38,15 +38,15 @@ def test_negative_control_a_mask_after_the_square_lets_nan_into_the_gradient() -
 def test_what_stands_in_a_padded_slot_does_not_matter() -> None:
     data, (noise, time) = batch(4), draws(4)
     model = policy()
-    before = model.losses(data, noise, time)["flow"]
+    before = model.flow_losses(data, noise, time)["flow"]
     data["action"][data["action_is_pad"]] = 1e6
-    after = model.losses(data, noise, time)["flow"]
+    after = model.flow_losses(data, noise, time)["flow"]
     assert torch.equal(before.sum, after.sum)
 
 
 def test_count_is_the_number_of_valid_elements() -> None:
     data, (noise, time) = batch(4), draws(4)
-    loss = policy().losses(data, noise, time)["flow"]
+    loss = policy().flow_losses(data, noise, time)["flow"]
     per_slot = noise.shape[1] * noise.shape[3]
     assert loss.count.tolist() == [int(valid) * per_slot for valid in (~data["action_is_pad"]).sum(1)]
     assert loss.count.dtype == torch.int64
@@ -76,8 +76,8 @@ def test_scalar_weighs_elements_not_samples() -> None:
 def test_asking_per_sample_never_changes_the_scalar() -> None:
     data, (noise, time) = batch(4), draws(4)
     model = policy()
-    plain = scalar(model.losses(data, noise, time))
-    losses = model.losses(data, noise, time)
+    plain = scalar(model.flow_losses(data, noise, time))
+    losses = model.flow_losses(data, noise, time)
     per_sample = losses["flow"].sum / losses["flow"].count  # the asking
     assert per_sample.shape == (4,)
     assert torch.equal(scalar(losses), plain)
@@ -86,10 +86,10 @@ def test_asking_per_sample_never_changes_the_scalar() -> None:
 def test_a_sample_scores_the_same_in_any_batch() -> None:
     data, (noise, time) = batch(4), draws(4)
     model = policy()
-    whole = model.losses(data, noise, time)["flow"]
+    whole = model.flow_losses(data, noise, time)["flow"]
     for b in range(4):
         one = {key: value[b : b + 1] for key, value in data.items()}
-        alone = model.losses(one, noise[b : b + 1], time[b : b + 1])["flow"]
+        alone = model.flow_losses(one, noise[b : b + 1], time[b : b + 1])["flow"]
         torch.testing.assert_close(alone.sum, whole.sum[b : b + 1], rtol=1e-4, atol=1e-4)
         assert torch.equal(alone.count, whole.count[b : b + 1])
 
@@ -98,7 +98,7 @@ def test_a_fully_padded_batch_has_loss_and_gradient_zero() -> None:
     data, (noise, time) = batch(2), draws(2)
     data["action_is_pad"][:] = True
     model = policy()
-    loss = scalar(model.losses(data, noise, time))
+    loss = scalar(model.flow_losses(data, noise, time))
     loss.backward()
     assert loss.item() == 0
     assert all((p.grad == 0).all() for p in model.parameters() if p.grad is not None)

@@ -194,7 +194,7 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
     [
         ("{", "not JSON"),
         ("[]", "expected an object"),
-        ('{"type": "Other"}', "does not describe"),
+        ('{"type": "Other"}', "no policy type 'Other'"),
         ("SURPLUS", "surplus"),
     ],
 )

@@ -11,6 +11,7 @@ from understudy.config.data import DataConfig, SourceConfig
 from understudy.config.rollout import Play
 from understudy.envs.env import Outcome, image_feature, vector_feature
 from understudy.errors import ConfigError
+from understudy.policies.draws import RandomSpec
 from understudy.rollout.adapter import EnvAdapter, check_env, make_adapter
 from understudy.rollout.play import rollout
 
@@ -62,7 +63,19 @@ class Shape:
     noise_dim: int = 4
 
 
-class Watcher:
+class Noisy:
+    """A policy that takes one noise of the shape of its actions."""
+
+    config = Shape()
+
+    def random_spec(self, use: str) -> dict[str, RandomSpec]:
+        return {"noise": RandomSpec("normal", (self.config.chunk, self.config.noise_dim))}
+
+    def preprocess(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return batch
+
+
+class Watcher(Noisy):
     """Remembers its batches and acts as the noise says."""
 
     config = Shape()
@@ -70,9 +83,9 @@ class Watcher:
     def __init__(self) -> None:
         self.batches: list[dict[str, Any]] = []
 
-    def sample_actions(self, batch: dict[str, Any], noise: torch.Tensor, steps: int = 10) -> torch.Tensor:
+    def act(self, batch: dict[str, Any], draws: dict[str, torch.Tensor], steps: int = 10) -> torch.Tensor:
         self.batches.append(batch)
-        return noise
+        return draws["noise"]
 
 
 def mixed(*sources: SourceConfig) -> DataConfig:

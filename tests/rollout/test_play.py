@@ -16,6 +16,7 @@ from understudy.cli.rollout import rollout as rollout_run
 from understudy.config.rollout import RolloutConfig
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
+from understudy.policies.draws import RandomSpec
 from understudy.rollout.files import write_result
 from understudy.rollout.play import rollout
 from understudy.rollout.result import Episode, RolloutResult, wilson_interval
@@ -34,16 +35,28 @@ class Shape:
     noise_dim: int = 4
 
 
-class Zero:
+class Noisy:
+    """A policy that takes one noise of the shape of its actions."""
+
+    config = Shape(chunk=8)
+
+    def random_spec(self, use: str) -> dict[str, RandomSpec]:
+        return {"noise": RandomSpec("normal", (self.config.chunk, self.config.noise_dim))}
+
+    def preprocess(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return batch
+
+
+class Zero(Noisy):
     """Does nothing, with an open hand."""
 
     config = Shape(chunk=8)
 
-    def sample_actions(self, batch: dict[str, Any], noise: torch.Tensor, steps: int = 10) -> torch.Tensor:
-        return torch.zeros_like(noise)
+    def act(self, batch: dict[str, Any], draws: dict[str, torch.Tensor], steps: int = 10) -> torch.Tensor:
+        return torch.zeros_like(draws["noise"])
 
 
-class Listener:
+class Listener(Noisy):
     """The scripted expert as a policy: finds the world that a row of the batch shows, and does what the row is told."""
 
     config = Shape(chunk=1)
@@ -51,9 +64,9 @@ class Listener:
     def __init__(self, worlds: list[TabletopEnv], deaf: bool = False) -> None:
         self.worlds, self.deaf, self.batches = worlds, deaf, []
 
-    def sample_actions(self, batch: dict[str, Any], noise: torch.Tensor, steps: int = 10) -> torch.Tensor:
+    def act(self, batch: dict[str, Any], draws: dict[str, torch.Tensor], steps: int = 10) -> torch.Tensor:
         rows = len(batch["task"])
-        assert noise.shape == (rows, 1, 4)
+        assert draws["noise"].shape == (rows, 1, 4)
         assert batch["observation.images.front"].dtype == torch.uint8
         assert batch["observation.images.front"].shape == (rows, 3, 8, 8)
         assert batch["observation.state"].dtype == torch.float32
@@ -61,21 +74,21 @@ class Listener:
         actions = []
         for row in range(rows):
             picture = batch["observation.images.front"][row].permute(1, 2, 0).numpy()
-            (world,) = [w for w in self.worlds if np.array_equal(w._env.hand.astype(np.float32), state(batch, row))]
-            np.testing.assert_array_equal(picture, world._env.render())
+            (world,) = [w for w in self.worlds if np.array_equal(w._sim.hand.astype(np.float32), state(batch, row))]
+            np.testing.assert_array_equal(picture, world._sim.render())
             if not self.deaf:
-                world._env.colour = batch["task"][row].split()[-2]
+                world._sim.colour = batch["task"][row].split()[-2]
             actions.append(world.expert())
         return torch.from_numpy(np.stack(actions))[:, None]
 
 
-class Drift:
+class Drift(Noisy):
     """Acts as the noise says: shows which noise came."""
 
     config = Shape(chunk=4)
 
-    def sample_actions(self, batch: dict[str, Any], noise: torch.Tensor, steps: int = 10) -> torch.Tensor:
-        return noise
+    def act(self, batch: dict[str, Any], draws: dict[str, torch.Tensor], steps: int = 10) -> torch.Tensor:
+        return draws["noise"]
 
 
 def state(batch: dict[str, Any], row: int) -> np.ndarray:
@@ -138,9 +151,9 @@ def test_only_so_many_actions_of_a_chunk_are_executed() -> None:
     calls = []
 
     class Counting(Zero):
-        def sample_actions(self, batch: dict[str, Any], noise: torch.Tensor, steps: int = 10) -> torch.Tensor:
+        def act(self, batch: dict[str, Any], draws: dict[str, torch.Tensor], steps: int = 10) -> torch.Tensor:
             calls.append(steps)
-            return super().sample_actions(batch, noise, steps)
+            return super().act(batch, draws, steps)
 
     rollout(Counting(), worlds(1), 1, execute=5, steps=3)
     assert calls == [3] * 14  # 70 steps
@@ -232,7 +245,19 @@ def test_the_table_ends_with_the_line_for_machines() -> None:
 def test_the_verb_plays_the_policy_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
 
-    config = FlowPolicyConfig(4, 4, ("observation.images.front",), 4, (16, 16), 64, 8, 1, 4, 16, 1)
+    config = FlowPolicyConfig(
+        4,
+        4,
+        ("observation.images.front",),
+        4,
+        picture=(16, 16),
+        text_bytes=64,
+        channels=8,
+        blocks=1,
+        points=4,
+        width=16,
+        layers=1,
+    )
     unit = {"offset": np.zeros(4, np.float32), "spread": np.ones(4, np.float32)}
     FlowPolicy(config, {"action": unit, "observation.state": unit}).save(tmp_path / "policy")
     asked = RolloutConfig(run=str(tmp_path), episodes=3, size=16, parallel=3, films=1)

@@ -62,3 +62,8 @@ def draws(count: int, per_sample: int = 2, seed: int = 1) -> tuple[Tensor, Tenso
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(count, per_sample, 4, 3, generator=generator)
     return noise, torch.rand(count, per_sample, generator=generator)
+
+
+def as_draws(noise: Tensor, time: Tensor) -> dict[str, Tensor]:
+    """The draws of a policy without a future, from noise and time."""
+    return {"flow noise": noise, "flow time": time}

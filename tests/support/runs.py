@@ -13,10 +13,10 @@ from understudy.config.train import (
     DataConfig,
     EmaConfig,
     OptimConfig,
-    PolicyConfig,
     ScheduleConfig,
     TrainConfig,
 )
+from understudy.policies.flow.config import FlowSettings
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track import metrics_file
@@ -36,7 +36,7 @@ def tiny_config(data: Path, out: Path, **changes: Any) -> TrainConfig:
         batch=4,
         seed=7,
         data=DataConfig(root=str(data), chunk=3, val_fraction=0.3),
-        policy=PolicyConfig(
+        policy=FlowSettings(
             picture=(16, 16), text_bytes=16, channels=8, blocks=1, points=4, width=16, layers=1, draws=2
         ),
         augment=AugmentConfig(shift=2, text_dropout=0.3),

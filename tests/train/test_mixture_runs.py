@@ -115,7 +115,7 @@ def test_every_sample_is_normalised_by_the_head_of_its_source(
 
     def losses(self: FlowPolicy, batch: Any, *rest: Any, **more: Any) -> Any:
         if self.training:
-            seen.append((batch["source"], batch["head"], batch["real_action_dim"], self.heads))
+            seen.append((batch["source"], batch["head"], batch["real_action_dim"], self.norm_heads))
         return plain(self, batch, *rest, **more)
 
     monkeypatch.setattr(FlowPolicy, "losses", losses)
@@ -243,7 +243,7 @@ def test_a_policy_of_several_heads_is_exported_and_begun_from(
     whole: Path, sources: tuple[SourceConfig, ...], tmp_path: Path
 ) -> None:
     export(ExportConfig(run=str(whole), out=str(tmp_path / "policy")))
-    assert FlowPolicy.load(tmp_path / "policy").heads == ("arm::joint", "hand::joint")
+    assert FlowPolicy.load(tmp_path / "policy").norm_heads == ("arm::joint", "hand::joint")
     begins = settings(sources, tmp_path / "on", steps=2, init_from=str(tmp_path / "policy"))
     assert run.train(begins) == run.DONE
     other = tuple(replace(source, control_mode="velocity") for source in sources)

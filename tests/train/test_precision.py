@@ -62,7 +62,7 @@ def trained(policy: nn.Module, optimizer: Float32AdamW, steps: range) -> list[fl
     losses = []
     for step in steps:
         optimizer.zero_grad()
-        loss = scalar(policy.losses(policies.batch(4, step), *policies.draws(4, seed=step)))  # type: ignore[operator]
+        loss = scalar(policy.flow_losses(policies.batch(4, step), *policies.draws(4, seed=step)))  # type: ignore[operator]
         loss.backward()
         norm = grad_norm(list(policy.parameters()))
         optimizer.step(scale=clip_factor(norm, 1.0))

@@ -22,8 +22,7 @@ from understudy.train import inner_loop, run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.data import open_data
-from understudy.train.eval.validate import DRAWS, evaluate
-from understudy.train.step import Draws
+from understudy.train.eval.validate import evaluate
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +100,8 @@ def test_each_step_uses_its_rate_and_the_average_is_judged_and_handed_out(data: 
     assert all(torch.equal(tensor, tensors[-1][f"average/{name}"]) for name, tensor in policy.state_dict().items())
     held = HeldOut.of(open_data(config), mixed=False)
     assert held is not None
-    draws = Draws(config.seed, DRAWS, config.data.chunk, policy.config.action_dim)
     with parallel.join_mesh(config) as mesh:
-        again = evaluate(policy, held, draws, mesh, {"flow": 1.0}, open_loop=config.val_open_loop)
+        again = evaluate(policy, held, config.seed, mesh, {"flow": 1.0}, open_loop=config.val_open_loop)
     assert series(out, "val")[-1] == {"kind": "val", "step": 5, **again}
 
 

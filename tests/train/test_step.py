@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.datasets import Spec, edit_json, write_dataset
+from support.policies import as_draws
 from support.runs import tiny_config, tiny_dataset
 from understudy.config.train import AugmentConfig, EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
 from understudy.distributed import mesh as parallel
@@ -33,12 +34,14 @@ from understudy.optim.param_groups import (
     parameter_groups,
     update_average,
 )
+from understudy.policies.draws import RandomSpec, make_draws
+from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import Loss, scalar
 from understudy.train.data.data import RunData, fingerprint, first_batch, normalisation, open_data
 from understudy.train.precision import make_optimizer, named_tensors, store
 from understudy.train.state import init_train_state
-from understudy.train.step import Draws, StepResult, apply_augmentation, optimizer_step, split_micro_batches
+from understudy.train.step import StepResult, apply_augmentation, optimizer_step, split_micro_batches
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +75,15 @@ def batch(root: Path) -> dict[str, Any]:
     return first_batch(tiny_config(root, root, batch=8))[0]
 
 
+def spec(draws: int = 2, chunk: int = 3, **more: Any) -> dict[str, RandomSpec]:
+    config = FlowPolicyConfig(2, 2, chunk=chunk, draws=draws, **more)
+    unit = {"offset": [0.0, 0.0], "spread": [1.0, 1.0]}
+    return FlowPolicy(config, {"action": unit, "observation.state": unit}).random_spec("train")
+
+
 def drawn(batch: dict[str, Any], draws: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
-    return Draws(7, draws, 3, 2).noise_and_time(batch["position"])
+    noise, time = make_draws(spec(draws), 7, batch["position"]).values()
+    return noise, time
 
 
 def snapshot(policy: FlowPolicy, optimizer: Float32AdamW) -> dict[str, torch.Tensor]:
@@ -96,7 +106,7 @@ def stepped(
     clip: float = 1.0,
     accumulate: int = 1,
 ) -> StepResult:
-    parts = split_micro_batches(batch, noise, time, accumulate)
+    parts = split_micro_batches(batch, as_draws(noise, time), accumulate)
     return optimizer_step(policy, optimizer, parts, mesh, lr=lr, clip=clip, weights={"flow": 1.0})
 
 
@@ -140,18 +150,18 @@ def test_draws_belong_to_the_position_alone(batch: dict[str, Any]) -> None:
     assert len(noise.reshape(16, -1).unique(dim=0)) == 16  # none has what another has
     assert len(time.unique()) == 16
     assert ((time >= 0) & (time <= 1)).all()
-    assert not torch.equal(noise, Draws(8, 2, 3, 2).noise_and_time(batch["position"])[0])
+    assert not torch.equal(noise, make_draws(spec(), 8, batch["position"])["flow noise"])
 
 
-@pytest.mark.parametrize("future", [0, 2])
-def test_a_draw_is_the_same_to_the_bit_whatever_is_drawn_with_it(future: int) -> None:
+@pytest.mark.parametrize("future", [False, True])
+def test_a_draw_is_the_same_to_the_bit_whatever_is_drawn_with_it(future: bool) -> None:
     """Any share of a batch: sizes that fill no vector of the machine were rounded otherwise."""
-    drawing = Draws(7, 3, 2, 2, future)
-    whole = drawing.noise_and_time(torch.arange(600))
+    drawing = spec(3, 2, future=future)
+    whole = make_draws(drawing, 7, torch.arange(600))
     for size in (1, 2, 3, 5, 7, 11, 64):
-        parts = [drawing.noise_and_time(torch.arange(low, min(low + size, 600))) for low in range(0, 600, size)]
-        for drawn, all_of_it in zip(zip(*parts), whole):
-            assert torch.equal(torch.cat(drawn), all_of_it), size
+        parts = [make_draws(drawing, 7, torch.arange(low, min(low + size, 600))) for low in range(0, 600, size)]
+        for name, all_of_it in whole.items():
+            assert torch.equal(torch.cat([part[name] for part in parts]), all_of_it), (size, name)
 
 
 def test_augmentation_is_one_samples_affair(root: Path) -> None:
@@ -181,7 +191,7 @@ def test_the_gradient_is_that_of_sum_over_count(mesh: Mesh, policy: FlowPolicy, 
     total, count, means = torch.zeros(()), 0, []
     for i in range(8):
         one = {k: v[i : i + 1] for k, v in batch.items()}
-        loss = other.losses(one, noise[i : i + 1], time[i : i + 1])["flow"]
+        loss = other.flow_losses(one, noise[i : i + 1], time[i : i + 1])["flow"]
         total, count = total + loss.sum.sum(), count + int(loss.count.sum())
         if int(loss.count.sum()):
             means.append(loss.sum.sum().item() / int(loss.count.sum()))
@@ -233,8 +243,9 @@ class Asks(TorchDispatchMode):
 
 def test_a_step_never_waits_for_the_device(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
     optimizer, average = adamw(policy, OptimConfig()), make_average(policy)
+    noise, time = drawn(batch)
     with Asks() as asks:
-        result = stepped(mesh, policy, optimizer, batch, *drawn(batch), lr=1e-2, accumulate=2)
+        result = stepped(mesh, policy, optimizer, batch, noise, time, lr=1e-2, accumulate=2)
         update_average(average, policy, optimizer, 0.9)
         assert asks.count == 0
         assert bool(result.loss > 0)  # the control
@@ -301,7 +312,7 @@ def test_equal_to_the_stock_optimizer(mesh: Mesh, policy: FlowPolicy, batch: dic
     for _ in range(3):
         result = stepped(mesh, policy, optimizer, batch, *drawn(batch), lr=1e-2)
         stock.zero_grad()
-        loss = scalar(other.losses(batch, *drawn(batch)))
+        loss = scalar(other.flow_losses(batch, *drawn(batch)))
         loss.backward()
         assert float(result.loss) == pytest.approx(loss.item(), rel=1e-6)
         norm = torch.nn.utils.clip_grad_norm_(other.parameters(), 1.0)
@@ -332,12 +343,12 @@ def test_groups_follow_patterns_and_dimensions(policy: FlowPolicy) -> None:
 
 def test_each_group_is_stepped_at_its_own_rate(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
     before = copy.deepcopy(policy)
-    config = OptimConfig(weight_decay=0.0, lr_scale={"fuse.weight": 0.0, "enter.weight": 0.5})
+    config = OptimConfig(weight_decay=0.0, lr_scale={"fuse.weight": 0.0, "in_proj.weight": 0.5})
     stepped(mesh, policy, adamw(policy, config), batch, *drawn(batch), lr=1e-2)
     moved = {n: (p - q).abs().max().item() for (n, p), q in zip(policy.named_parameters(), before.parameters())}
     assert moved["fuse.weight"] == 0.0
-    assert moved["enter.weight"] == pytest.approx(0.5e-2, rel=1e-2)  # Adam's first step is one learning rate long
-    assert moved["leave.weight"] == pytest.approx(1e-2, rel=1e-2)
+    assert moved["in_proj.weight"] == pytest.approx(0.5e-2, rel=1e-2)  # Adam's first step is one learning rate long
+    assert moved["out_proj.weight"] == pytest.approx(1e-2, rel=1e-2)
 
 
 def test_what_is_frozen_keeps_every_bit_and_has_no_moments(
@@ -360,15 +371,15 @@ class TwoTerms(FlowPolicy):
     asked: list[list[str]]
 
     @property
-    def terms(self) -> tuple[str, ...]:
+    def loss_terms(self) -> tuple[str, ...]:
         return ("flow", "size")
 
-    def counts(self, batch: Any, draws: int) -> dict[str, torch.Tensor]:
+    def counts(self, batch: Any, draws: Any) -> dict[str, torch.Tensor]:
         return {**super().counts(batch, draws), "size": torch.tensor(3 * len(batch["action"]))}
 
-    def losses(self, batch: Any, noise: torch.Tensor, time: torch.Tensor, terms: Any = None) -> dict[str, Loss]:
+    def losses(self, batch: Any, draws: Any, terms: Any = None, detail: bool = False) -> dict[str, Loss]:
         self.asked.append(list(terms))
-        found, ones = super().losses(batch, noise, time, terms), torch.ones(len(noise), dtype=torch.float64)
+        found, ones = super().losses(batch, draws, terms), torch.ones(len(draws["flow noise"]), dtype=torch.float64)
         size = next(self.parameters()).square().sum() * ones.float()
         return {**found, "size": Loss(size, 3 * ones)} if "size" in terms else found
 
@@ -381,8 +392,8 @@ def test_terms_are_weighed_each_over_its_own_count_and_those_that_weigh_nothing_
     first, found = next(policy.parameters()), {}
     value = first.detach().clone()
     for factor in (0.0, 0.5):
-        weights = loss_weights(policy.terms, OptimConfig(loss_weights={"size": factor}))
-        micro = split_micro_batches(batch, *drawn(batch), parts)
+        weights = loss_weights(policy.loss_terms, OptimConfig(loss_weights={"size": factor}))
+        micro = split_micro_batches(batch, as_draws(*drawn(batch)), parts)
         optimizer = adamw(policy, OptimConfig(weight_decay=0.0))
         result = optimizer_step(policy, optimizer, micro, mesh, lr=0.0, clip=math.inf, weights=weights)
         assert first.grad is not None
@@ -400,9 +411,9 @@ def test_patterns_and_terms_that_fit_nothing_are_told(policy: FlowPolicy) -> Non
     with pytest.raises(ConfigError, match="nothing is left to train"):
         freeze(policy, OptimConfig(freeze=("*",)))
     with pytest.raises(ConfigError, match="no term 'flwo', it has flow"):
-        loss_weights(policy.terms, OptimConfig(loss_weights={"flwo": 1.0}))
+        loss_weights(policy.loss_terms, OptimConfig(loss_weights={"flwo": 1.0}))
     with pytest.raises(ConfigError, match="every term weighs 0"):
-        loss_weights(policy.terms, OptimConfig(loss_weights={"flow": 0.0}))
+        loss_weights(policy.loss_terms, OptimConfig(loss_weights={"flow": 0.0}))
     assert loss_weights(["a", "b", "c"], OptimConfig(loss_weights={"a": 0.0, "c": 0.5})) == {"b": 1.0, "c": 0.5}
 
 

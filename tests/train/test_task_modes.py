@@ -15,10 +15,11 @@ from support.runs import same_run, series, tiny_config, tiny_dataset
 from understudy.config.train import TrainConfig
 from understudy.errors import DatasetError
 from understudy.policies.common.modes import DYNAMICS, FLOW, MODES, TRAINS
+from understudy.policies.draws import make_draws
+from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.step import Draws
 from understudy.train.task_modes import mode_of, told
 
 
@@ -53,21 +54,30 @@ def test_what_a_mode_leaves_out_is_said() -> None:
     ]
 
 
+def random_spec(future: bool) -> Any:
+    unit = {"offset": [0.0, 0.0], "spread": [1.0, 1.0]}
+    config = FlowPolicyConfig(2, 2, chunk=3, draws=4, future=future)
+    return FlowPolicy(config, {"action": unit, "observation.state": unit}).random_spec("train")
+
+
 def test_states_that_follow_have_noise_and_times_of_their_own() -> None:
     """Those of the actions stay as they are without; each stream has one time per stratum; nothing is shared."""
     at = torch.arange(4000)
-    plain_noise, plain_time = Draws(7, 4, 3, 2).noise_and_time(at)
-    noise, time = Draws(7, 4, 3, 2, future_dim=2).noise_and_time(at)
+    plain = make_draws(random_spec(future=False), 7, at)
+    found = make_draws(random_spec(future=True), 7, at)
+    noise = torch.cat([found["flow noise"], found["future noise"]], dim=3)
+    time = torch.stack([found["flow time"], found["future time"].gather(1, found["future stratum"])], dim=2)
     assert (noise.shape, time.shape) == ((4000, 4, 3, 4), (4000, 4, 2))
-    assert torch.equal(noise[..., :2], plain_noise)
-    assert torch.equal(time[..., 0], plain_time)
+    assert torch.equal(noise[..., :2], plain["flow noise"])
+    assert torch.equal(time[..., 0], plain["flow time"])
     strata = (time.pow(1.5) * 4).long()
     assert torch.equal(strata[..., 1].sort(dim=1).values, torch.arange(4).expand(4000, 4))
     for one, other in ((noise[..., :2], noise[..., 2:]), (time[..., 0], time[..., 1])):
         assert abs(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1]) < 0.03
     assert abs(noise[..., 2:].mean()) < 0.02
     some = torch.tensor([3999, 5])
-    assert all(torch.equal(a, b[some]) for a, b in zip(Draws(7, 4, 3, 2, 2).noise_and_time(some), (noise, time)))
+    again = make_draws(random_spec(future=True), 7, some)
+    assert all(torch.equal(again[name], values[some]) for name, values in found.items())
 
 
 @pytest.fixture(scope="module")

@@ -112,9 +112,7 @@ def test_settings_that_differ_between_ranks_end_all_of_them(tmp_path: Path) -> N
 
 
 def spread(mesh: Mesh, config: TrainConfig, policy: FlowPolicy) -> Float32AdamW:
-    parallel.shard(
-        policy, mesh, config, policy.blocks(), policy.float32_modules(), ("losses", "sample_actions", "sample_future")
-    )
+    parallel.shard(policy, mesh, config, policy.blocks(), policy.float32_modules(), policy.forward_methods)
     return make_optimizer(policy, config, {})
 
 
@@ -128,7 +126,7 @@ def uneven(count: int = 8) -> dict[str, Any]:
 def share(mesh: Mesh, batch: Mapping[str, Any], count: int) -> list[MicroBatch]:
     """This rank's micro-batches of a global batch that is cut into `count` in all."""
     each = count // mesh.world_size
-    return split_micro_batches(batch, *policies.draws(len(batch["task"])), count)[
+    return split_micro_batches(batch, policies.as_draws(*policies.draws(len(batch["task"]))), count)[
         mesh.rank * each : (mesh.rank + 1) * each
     ]
 
@@ -198,10 +196,10 @@ def test_uneven_masks_weigh_every_element_alike(single: dict[str, Any], double: 
         assert same(told["uneven"][1], single["uneven"][1])
     policy = policies.policy()
     optimizer = make_optimizer(policy, TrainConfig(), {})
-    halves = split_micro_batches(uneven(), *policies.draws(8), 2)
+    halves = split_micro_batches(uneven(), policies.as_draws(*policies.draws(8)), 2)
     means = [policy.losses(*half)["flow"] for half in halves]
     torch.stack([loss.sum.sum() / loss.count.sum() for loss in means]).mean().backward()  # the control
-    name, scale = "leave.weight", min(1.0, 1.0 / single["uneven"][0][1])
+    name, scale = "out_proj.weight", min(1.0, 1.0 / single["uneven"][0][1])
     control = policy.get_parameter(name).grad
     assert control is not None
     assert not torch.allclose(single["uneven"][1][name], control * scale, rtol=0.05)
@@ -345,7 +343,7 @@ def sampled(shards: int) -> dict[str, Tensor]:
                 config,
                 policy.blocks(),
                 policy.float32_modules(),
-                ("losses", "sample_actions", "sample_future"),
+                policy.forward_methods,
             )
             found[method] = getattr(policy, method)(policies.batch(2), noise)
     return found

@@ -6,7 +6,7 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
@@ -34,7 +34,6 @@ FOREIGN = {
     "dataset.root": "--data.root FOLDER",
     "dataset.episodes": "--data.episodes",
     "rename-map": "`cameras` of each of data.sources, in a settings file",
-    "policy.type": "--policy.* (there is one policy so far)",
     "policy.path": "--init-from FOLDER",
     "policy.pretrained-path": "--init-from FOLDER",
     "policy.device": "--device",
@@ -102,11 +101,35 @@ def settings(name: str, cls: type, first: str, arguments: list[str], *, ranks: b
         default = load(cls, arguments.pop(0))
     elif helped and first:
         program += f" {first}"
+    default = with_policy_type(cls, arguments, default)
     if helped:
         examples = "".join(f"\n  {example}" for example in EXAMPLES.get(name, ()))
         parts = [about, RANKS if ranks else "", f"Examples:{examples}" if examples else ""]
         _help(cls, arguments, default, program, "\n\n".join(part for part in parts if part))
     return complete(validate(cls, plain(_parsed(cls, arguments, default, program))))
+
+
+def with_policy_type(cls: type, arguments: list[str], default: Any) -> Any:
+    """Return defaults whose `policy` is of the type that `--policy.type` names.
+
+    Raises:
+        ConfigError: there is no such type.
+    """
+    flags = [argument.partition("=") for argument in arguments]
+    named = [
+        value or (arguments[i + 1] if i + 1 < len(arguments) else "")
+        for i, (flag, _, value) in enumerate(flags)
+        if flag == "--policy.type"
+    ]
+    kind = get_type_hints(cls).get("policy")
+    if not named or kind is None:
+        return default
+    default = cls() if default is None else default
+    try:
+        chosen = kind.select({"type": named[-1]})
+    except ValueError as error:
+        raise ConfigError(f"--policy.type: {error}") from error
+    return default if isinstance(default.policy, chosen) else replace(default, policy=chosen())
 
 
 def _help(cls: type, arguments: list[str], default: Any, program: str, about: str) -> None:
@@ -231,6 +254,7 @@ def _paths(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for own in fields(cls):
         kind = hints[own.name]
         if isinstance(kind, type) and is_dataclass(kind):
+            kind = getattr(kind, "select", lambda _, kind=kind: kind)({})
             yield from _paths(kind, f"{prefix}{own.name}.")
         else:
             yield f"{prefix}{own.name}", kind

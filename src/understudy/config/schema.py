@@ -192,6 +192,14 @@ def _unwritable(content: Any, path: str = "") -> Iterator[str]:
         yield f"{path}: {content!r} holds the character NUL"
 
 
+def _selected(cls: type, value: Mapping[str, Any]) -> type:
+    """Return the class that `value` selects, where `cls` stands for several (a tagged union), else `cls`."""
+    try:
+        return getattr(cls, "select", lambda _: cls)(value)
+    except ValueError:
+        return cls  # the check of the values reports it
+
+
 def _unknown_names(cls: type, content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """pydantic passes over names that a dataclass lacks; a misspelt setting must not be taken for its default."""
     hints = get_type_hints(cls)
@@ -202,7 +210,7 @@ def _unknown_names(cls: type, content: Mapping[str, Any], prefix: str = "") -> I
             hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
             yield f"{prefix}{name}: unknown name; {hint}"
         elif isinstance(value, Mapping) and is_dataclass(hints[name]):
-            yield from _unknown_names(hints[name], value, f"{prefix}{name}.")
+            yield from _unknown_names(_selected(hints[name], value), value, f"{prefix}{name}.")
         elif isinstance(value, list):
             item_type = next(iter(get_args(hints[name])), None)
             for number, item in enumerate(value):

@@ -13,6 +13,7 @@ from understudy.config.data import DataConfig
 from understudy.config.declare import Ge, Gt, Interval, Le
 from understudy.config.limits import LOADER_THREADS, THREADS, too_many
 from understudy.config.rollout import RolloutEvery
+from understudy.policies.registry import PolicySettings, policy_type
 
 Mode = Literal["policy", "forward_dynamics", "inverse_dynamics"]
 
@@ -78,28 +79,6 @@ class AugmentConfig:
 
 
 @dataclass(frozen=True)
-class PolicyConfig:
-    """The network: what `FlowPolicyConfig` lets one choose freely (the rest follows from the dataset)."""
-
-    picture: tuple[int, int] = (64, 64)
-    """Height and width the network sees; pictures of another size are area-averaged to it."""
-    text_bytes: Annotated[int, Interval(ge=1, le=2**20)] = 96
-    """Length of the instruction in bytes, with its start token; longer ones are cut."""
-    channels: Annotated[int, Interval(ge=1, le=2**16)] = 24
-    """Channels of the picture network (a multiple of 8)."""
-    blocks: Annotated[int, Interval(ge=1, le=10**4)] = 3
-    """Residual blocks of the picture network."""
-    points: Annotated[int, Interval(ge=1, le=2**16)] = 32
-    """Keypoints read from each picture (even: half from the network's maps, half from the plain colours)."""
-    width: Annotated[int, Interval(ge=1, le=2**20)] = 192
-    """Width of the condition and of the action network."""
-    layers: Annotated[int, Interval(ge=1, le=10**4)] = 3
-    """Residual layers of the action network."""
-    draws: Annotated[int, Interval(ge=1, le=2**12)] = 4
-    """Noises and flow times per sample and step; they share one look at the pictures, which is most of the cost."""
-
-
-@dataclass(frozen=True)
 class ParallelConfig:
     """How the processes of a run share it: R replicas of S shards of the weights. (N, 1) is DDP, (1, N) FSDP2, (R, S)
     HSDP. Neither the samples nor, up to the sequence of sums, the numbers depend on it."""
@@ -137,7 +116,8 @@ class TrainConfig:
     """What is learnt from each sample: `policy` (actions from what is seen), `forward_dynamics` (the states that follow
     from given actions), `inverse_dynamics` (the actions between given states), `joint` (each of them equally often), or
     names with weights: each position draws its own by them."""
-    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    policy: PolicySettings = field(default_factory=lambda: policy_type("flow").settings())
+    """Type and settings of the policy; `type` names another one than `flow`."""
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     init_from: str = ""
     """Folder of an exported policy to begin with: its weights and its normalisation. None named: fresh weights."""
@@ -232,10 +212,7 @@ class TrainConfig:
             found.append(f"rollout.every: {self.rollout.every}: nobody learns to act when mode is {self.mode}")
         if not any(self.mode_weights().values()):
             found.append(f"mode: {self.mode}: no mode has a weight, so nothing would be learnt")
-        if self.policy.channels % 8 or self.policy.width % 8:
-            found.append(
-                f"policy: channels={self.policy.channels} and width={self.policy.width} must be multiples of 8"
-            )
+        found += [f"policy.{line}" for line in self.policy.problems()]
         if self.keep_best != "none" and not (self.val_every and self.data.holds_out()):
             never = "val_every" if not self.val_every else "data.val_fraction"
             found.append(f"keep_best: {self.keep_best} needs held-out losses, and with {never} 0 there are none")
@@ -246,9 +223,4 @@ class TrainConfig:
                 f"precision: bf16-split saves nothing with parallel.dp_shard={self.parallel.dp_shard}: a float32 shard "
                 f"takes 4 bytes, as do 2 + 2; use bf16, which computes the same way from float32 shards"
             )
-        if self.policy.points % 2:
-            found.append(f"policy.points: {self.policy.points}: must be even, half of them look at plain colours")
-        if any(side < 8 or side % 4 or side > 8192 for side in self.policy.picture):
-            rule = "height and width must be multiples of 4, from 8 to 8192"
-            found.append(f"policy.picture: {self.policy.picture}: {rule}")
         return found

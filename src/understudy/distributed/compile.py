@@ -1,9 +1,8 @@
-"""torch.compile, block by block: the blocks of a network are alike, so one of them is compiled for all.
+"""torch.compile, block by block: the blocks of a network are alike, so one compilation serves all.
 
-Blocks and not the whole policy: text, pictures of any size and the losses stay plain code, and the weights of a sharded
-block are gathered outside of what is compiled. Compiled arithmetic rounds differently from plain one (a few units in
-the last place), so a run changes its last digits when this is turned on or off. Comes after `activation_checkpoint.py`
-and before `parallel.shard`.
+Text, images of any size and the losses stay plain code, and the weights of a sharded block are gathered outside of the
+compiled code. Compiled arithmetic rounds differently (a few units in the last place), so turning it on or off changes
+the last digits of a run. It comes after `activation_checkpoint.py` and before `mesh.shard`.
 """
 
 import os
@@ -18,11 +17,11 @@ from understudy.errors import ConfigError
 
 
 def compile_blocks(blocks: Iterable[nn.Module], device: torch.device) -> None:
-    """Compile each of `blocks` in place, when it is first called; parameters and modules keep their names.
+    """Compile each of `blocks` in place at its first call; parameters and modules keep their names.
 
     Raises:
-        ConfigError: this machine lacks what compiling needs, or the policy names no blocks.
-        ValueError: a block has been sharded already.
+        ConfigError: this machine cannot compile, or there are no blocks.
+        ValueError: a block is sharded already.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -39,12 +38,12 @@ def compile_blocks(blocks: Iterable[nn.Module], device: torch.device) -> None:
 
 
 def missing_compiler(device: torch.device) -> str | None:
-    """What torch.compile would need for `device` and does not find here, and how to get it."""
+    """Return the missing requirement of torch.compile for `device` with its remedy; None: it can compile."""
     if device.type == "cuda":
         from torch.utils._triton import has_triton
 
-        return None if has_triton() else "GPU code is made by triton, which is not installed or too old for this GPU"
+        return None if has_triton() else "GPU code needs triton, which is not installed or too old for this GPU"
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler.split()[0]) is None:
-        return f"CPU code is made by a C++ compiler, and there is no {compiler}: install one, or name it in CXX"
+        return f"CPU code needs a C++ compiler, and there is no {compiler}: install one, or name it in CXX"
     return None

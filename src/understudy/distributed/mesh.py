@@ -1,13 +1,13 @@
-"""The mesh: who the processes of a run are, how they agree, and how the weights are spread over them.
+"""The mesh: ranks of the processes of a run, agreement between them, and sharding of the weights.
 
     (dp_replicate, dp_shard)    (1, 1) one process    (N, 1) DDP    (1, N) FSDP2    (R, S) HSDP
 
-The mesh is always two-dimensional and there is always a process group, so nothing else asks whether a run is
-distributed: with one process every sum is over one. On a CPU the processes talk through gloo; on GPUs tensors of the
-device go through NCCL and the host's words through gloo.
+The mesh is always two-dimensional and there is always a process group, so no other code asks whether a run is
+distributed: with one process every sum is over one. CPU tensors go through gloo; on GPUs tensors of the device go
+through NCCL.
 
-A rank that dies is noticed by the others when its connections close, at once; one that hangs, after `parallel.timeout`.
-What rank 0 does alone may take longer than that as long as it works (`keepalive.py`).
+When a rank dies, its connections close and the others fail at once. When it hangs, they fail after `parallel.timeout`.
+Work of rank 0 alone may take longer (`keepalive.py`).
 """
 
 import os
@@ -35,7 +35,7 @@ DIMENSIONS = ("dp_replicate", "dp_shard")
 
 @dataclass(frozen=True)
 class Mesh:
-    """The processes of a run as one of them sees it."""
+    """The processes of a run, as seen by one of them."""
 
     rank: int
     world_size: int
@@ -46,28 +46,28 @@ class Mesh:
     device_mesh: DeviceMesh
     """Two-dimensional, `DIMENSIONS`; neighbouring ranks are shards of one replica."""
     ours: bool
-    """Whether `begin` began the process group, or a program around us."""
+    """Whether `begin` created the process group, and not the program around this one."""
     timeout: float = 600.0
-    """Seconds after which a process that hangs is given up."""
+    """Seconds after which the other ranks give up on a process that hangs."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(replicas, shards)."""
+        """(replicas, shards) of the mesh."""
         replicas, shards = self.device_mesh.shape
         return replicas, shards
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """`tensor` summed over all ranks, in place, on host or device; bit-equal on all of them."""
+        """Sum `tensor` over all ranks, in place, on host or device; bit-equal on all of them."""
         if self.world_size > 1:  # alone, gloo's threads would cost a small network a tenth of its step
             dist.all_reduce(tensor)
         return tensor
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank says yes; does not wait for the device."""
+        """Return whether `flag` is set on any rank; does not wait for the device."""
         return self.votes(flag)[0]
 
     def votes(self, *flags: bool) -> list[bool]:
-        """`any` of several questions at once."""
+        """Return `any` of several flags in one exchange."""
         if self.world_size == 1:
             return list(flags)
         votes = torch.tensor(flags, dtype=torch.int32)
@@ -75,16 +75,16 @@ class Mesh:
         return [bool(vote) for vote in votes.tolist()]
 
     def gather(self, value: T) -> list[T]:
-        """The value of each rank, by rank; anything that pickles."""
+        """Return the value of each rank, by rank; the values must pickle."""
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value)
         return values
 
     def first(self, make: Callable[[], T]) -> T:
-        """What `make` returns on rank 0, on every rank. What it raises, all raise.
+        """Call `make` on rank 0 and return its result, or raise its error, on every rank.
 
-        The others wait for as long as `make` works: `timeout` counts only while it does nothing. It must not talk to
-        the other ranks.
+        The other ranks wait as long as `make` works: `timeout` counts only while it is idle. `make` must not use
+        collectives.
 
         Raises:
             RankError: on the others, when rank 0 hangs.
@@ -104,18 +104,18 @@ class Mesh:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """A block that fails on all ranks if it fails on one; a rank without an error of its own gets the first one's.
+        """Fail the block on all ranks if it fails on one; a rank without an error of its own raises the first one's.
 
-        For blocks in which ranks do not talk to each other: settings, data, files. Wrong input stays wrong input
-        (ConfigError), anything else is a RankError elsewhere.
+        The block must not use collectives: it is for settings, data, files. On the other ranks wrong input is a
+        ConfigError, anything else a RankError.
         """
         mine: Exception | None = None
         try:
             yield
         except Exception as error:
             mine = error
-        told = None if mine is None else (isinstance(mine, ConfigError | DatasetError), str(mine) or repr(mine))
-        failed = [(rank, each) for rank, each in enumerate(self.gather(told)) if each is not None]
+        error_info = None if mine is None else (isinstance(mine, ConfigError | DatasetError), str(mine) or repr(mine))
+        failed = [(rank, each) for rank, each in enumerate(self.gather(error_info)) if each is not None]
         if mine is not None:
             raise mine
         if failed:
@@ -124,15 +124,17 @@ class Mesh:
 
 
 def begin(config: "TrainConfig") -> Mesh:
-    """Join the other processes of this run, as RANK, WORLD_SIZE, LOCAL_RANK, … say; alone where they are not set.
+    """Join the other processes of this run, by RANK, WORLD_SIZE, LOCAL_RANK, …; a single process without them.
 
     Raises:
-        ConfigError: the processes cannot be arranged as `config.parallel` asks, or there is no such device.
-        RankError: the others did not come.
+        ConfigError: the processes do not fit `config.parallel`, or there is no such device.
+        RankError: the other processes did not join.
     """
     ours = not dist.is_initialized()
-    rank, world = (_told("RANK", 0), _told("WORLD_SIZE", 1)) if ours else (dist.get_rank(), dist.get_world_size())
-    local_rank, local_world = _told("LOCAL_RANK", 0), _told("LOCAL_WORLD_SIZE", 1)
+    rank, world = (
+        (_from_env("RANK", 0), _from_env("WORLD_SIZE", 1)) if ours else (dist.get_rank(), dist.get_world_size())
+    )
+    local_rank, local_world = _from_env("LOCAL_RANK", 0), _from_env("LOCAL_WORLD_SIZE", 1)
     shape, device = mesh_shape(config, world), choose_device(config, local_rank)
     if ours:
         alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
@@ -149,7 +151,7 @@ def begin(config: "TrainConfig") -> Mesh:
 
 
 def end(mesh: Mesh) -> None:
-    """Part from the other processes, if `begin` joined them."""
+    """Leave the process group, if `begin` created it."""
     if mesh.ours and dist.is_initialized():
         leave_groups_alive()
         dist.destroy_process_group()
@@ -157,13 +159,13 @@ def end(mesh: Mesh) -> None:
 
 @contextmanager
 def join_mesh(config: "TrainConfig") -> Iterator[Mesh]:
-    """`begin`, the block, `end`. A collective that fails because another rank is gone becomes a RankError."""
+    """Run a block between `begin` and `end`. A collective that fails because of another rank becomes a RankError."""
     mesh = begin(config)
     try:
         yield mesh
     except BaseException as error:
         if mesh.device.type == "cpu" or mesh.world_size == 1:
-            end(mesh)  # NCCL would wait for what the others never send; there the process ends without goodbye
+            end(mesh)  # NCCL would wait for messages that never come; there the process ends without `end`
         if isinstance(error, RuntimeError) and mesh.world_size > 1 and _lost(error):
             how = "is gone"
             if "timed out" in str(error).lower():
@@ -174,7 +176,7 @@ def join_mesh(config: "TrainConfig") -> Iterator[Mesh]:
 
 
 def mesh_shape(config: "TrainConfig", world: int) -> tuple[int, int]:
-    """(replicas, shards) of `world` processes. Raises ConfigError, with what would do, where it does not come out."""
+    """Return (replicas, shards) of `world` processes. Raises ConfigError, with the remedy, where they do not fit."""
     shards, wanted = config.parallel.dp_shard, config.parallel.dp_replicate
     replicas = wanted or max(1, world // shards)
     if replicas * shards != world:
@@ -199,12 +201,12 @@ def mesh_shape(config: "TrainConfig", world: int) -> tuple[int, int]:
 
 
 def num_micro_batches(config: "TrainConfig", mesh: Mesh) -> int:
-    """In how many parts each process computes its share of a batch."""
+    """Return the number of micro-batches of each process."""
     return config.batch // (mesh.world_size * config.micro_batch) if config.micro_batch else 1
 
 
 def choose_device(config: "TrainConfig", local_rank: int) -> torch.device:
-    """The CPU, or this process's own GPU, which becomes torch's current one.
+    """Return the CPU, or this process's own GPU, which becomes torch's current device.
 
     Raises:
         ConfigError: there is no GPU, or not one for each process on this host.
@@ -224,7 +226,7 @@ def choose_device(config: "TrainConfig", local_rank: int) -> torch.device:
 
 
 def fair_threads(mesh: Mesh) -> int:
-    """Loader threads for one of the processes on this host: its share of the cores, 1 to 8."""
+    """Return the number of loader threads of one process on this host: its share of the cores, 1 to 8."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(8, cores // mesh.local_world_size))
 
@@ -237,36 +239,39 @@ def shard(
     float32_modules: Sequence[nn.Module] = (),
     methods: Sequence[str] = (),
 ) -> None:
-    """Spread `policy` over the mesh, in place: fully_shard per block, the rest as one group with the root.
+    """Shard `policy` over the mesh, in place: fully_shard per block, the rest as one group with the root.
 
-    The policy is on `mesh.device` already and has the same weights on every rank. Gradients are summed, in
-    float32 or better, not averaged: the loss is divided by the global count (`train/step.py`).
+    The policy is on `mesh.device` already and has the same weights on every rank. Gradients are summed, in float32 or
+    better, not averaged: the loss is divided by the global count (`train/step.py`).
 
     Args:
+        policy: the network.
+        mesh: the processes.
+        config: settings of the run.
         blocks: modules of `policy` that are sharded one by one.
-        float32_modules: modules that compute in float32 whatever `config.precision` says.
+        float32_modules: modules that compute in float32 whatever `config.precision` is.
         methods: names of methods of `policy` that gather its weights, besides `forward`.
     """
     if mesh.world_size == 1:
-        # Nothing to spread, and the wrapping alone costs a small network on a CPU a quarter of its step. Its numbers
-        # would be the same: the network casts its weights itself, as the sharded one's are cast for it.
+        # The wrapping alone costs a small network on a CPU a quarter of its step, with the same numbers: the network
+        # casts its weights itself, as FSDP casts those of a sharded one.
         return
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-    def spread(module: nn.Module, computed_in: torch.dtype | None) -> None:
+    def wrap(module: nn.Module, param_dtype: torch.dtype | None) -> None:
         # Inputs are not cast: actions and states are normalised in float32 first.
-        kept = MixedPrecisionPolicy(
-            param_dtype=computed_in, reduce_dtype=grad_sum_dtype(mesh.device), cast_forward_inputs=False
+        mixed = MixedPrecisionPolicy(
+            param_dtype=param_dtype, reduce_dtype=grad_sum_dtype(mesh.device), cast_forward_inputs=False
         )
         # Unsharded weights need not be gathered again for the backward pass.
-        fully_shard(module, mesh=mesh.device_mesh, mp_policy=kept, reshard_after_forward=mesh.shape[1] > 1)
+        fully_shard(module, mesh=mesh.device_mesh, mp_policy=mixed, reshard_after_forward=mesh.shape[1] > 1)
 
     compute = torch.bfloat16 if config.precision == "bf16" else None
     for module in float32_modules:
-        spread(module, None)
+        wrap(module, None)
     for module in blocks:
-        spread(module, compute)
-    spread(policy, compute)
+        wrap(module, compute)
+    wrap(policy, compute)
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -276,10 +281,10 @@ def shard(
 
 
 def reshard_weights(policy: nn.Module, mesh: Mesh) -> None:
-    """Forget gathered weights, so that the next forward pass gathers those of then; for passes without a backward.
+    """Free the gathered weights after a pass without backward, so that the next forward pass gathers current ones.
 
-    A backward pass does so by itself. Without one, the root (and everything in a mesh without shards) would go on
-    computing with what was gathered first.
+    A backward pass frees them itself. Without one, the root (and everything in a mesh without shards) would keep
+    computing with the weights gathered first.
     """
     if mesh.world_size == 1:
         return
@@ -291,19 +296,19 @@ def reshard_weights(policy: nn.Module, mesh: Mesh) -> None:
 
 
 def grad_sum_dtype(device: torch.device) -> torch.dtype:
-    """In what gradients of ranks and micro-batches are added up.
+    """Return the dtype in which gradients of ranks and micro-batches are summed.
 
-    Sums of a few float32 numbers are exact in float64 (where they are not 2^29 apart), in whatever sequence they are
-    added: so on CPUs one process and meshes of any shape agree to the bit. On GPUs the traffic counts.
+    Sums of a few float32 numbers are exact in float64 in any order (where they are not 2^29 apart). So on CPUs one
+    process and meshes of any shape agree to the bit. On GPUs float32 halves the traffic.
     """
     return torch.float64 if device.type == "cpu" else torch.float32
 
 
 def sync_gradients(policy: nn.Module, mesh: Mesh, last: bool) -> None:
-    """Whether the next backward pass sums gradients over the ranks: after the last micro-batch, once.
+    """Make the next backward pass sum gradients over the ranks only for the `last` micro-batch.
 
-    Where weights are sharded on GPUs, each micro-batch is scattered, or every rank would hold gradients of the whole
-    network; only the replicas wait for the last one.
+    Where weights are sharded on GPUs, every micro-batch is reduce-scattered, or each rank would hold gradients of the
+    whole network; only the sum over replicas waits for the last one.
     """
     if mesh.world_size == 1:
         return
@@ -316,12 +321,12 @@ def sync_gradients(policy: nn.Module, mesh: Mesh, last: bool) -> None:
         policy.set_requires_gradient_sync(last)
 
 
-def _told(name: str, default: int) -> int:
+def _from_env(name: str, default: int) -> int:
     return int(os.environ.get(name, default))
 
 
 def _lost(error: RuntimeError) -> bool:
-    """Whether a collective failed because of another process; gloo has no type of its own for it."""
+    """Return whether a collective failed because of another process; gloo has no error type of its own for it."""
     words = str(error).lower()
     return isinstance(error, dist.DistError) or any(
         word in words for word in ("gloo", "connection", "nccl", "timed out")

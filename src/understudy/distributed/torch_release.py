@@ -1,4 +1,4 @@
-"""What a run asks for that older releases of torch lack. Everything else works with torch 2.7."""
+"""Features that older releases of torch lack. Everything else works with torch 2.7."""
 
 import ctypes
 from typing import TYPE_CHECKING
@@ -10,22 +10,22 @@ if TYPE_CHECKING:
 
 
 def has_gradient_sum() -> bool:
-    """Whether FSDP2 can sum gradients over the ranks (torch 2.8); before, it only takes their mean."""
+    """Return whether FSDP2 can sum gradients over the ranks (torch 2.8); before, it only averages them."""
     from torch.distributed.fsdp import FSDPModule
 
     return hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
 
 
 def has_grad_dtype() -> bool:
-    """Whether a bfloat16 weight can have a float32 gradient (torch 2.10)."""
+    """Return whether a bfloat16 weight can have a float32 gradient (torch 2.10)."""
     return hasattr(torch.Tensor, "grad_dtype")
 
 
 def leave_groups_alive() -> None:
-    """Keep this process's process groups from ever being freed, where freeing them may never end.
+    """Keep the process groups of this process alive, where freeing them may deadlock.
 
-    Before torch 2.8 a group is freed with the interpreter's lock held and waits for a lock of its threads; a thread
-    that holds that one to let go of a tensor wants the interpreter's. A run's few idle threads stay instead.
+    Before torch 2.8 a group is freed with the interpreter's lock held and waits for a lock of its threads. A thread
+    that holds that lock to free a tensor waits for the interpreter's. The few idle threads of a run stay instead.
     """
     if not has_gradient_sum():
         for group in torch.distributed.distributed_c10d._world.pg_map:
@@ -33,7 +33,7 @@ def leave_groups_alive() -> None:
 
 
 def missing_feature(config: "TrainConfig", world: int) -> str | None:
-    """One line about what `config` on `world` processes needs and this torch does not have; None: nothing."""
+    """Return one line about a feature that `config` on `world` processes needs and this torch lacks; None: none."""
     here = f"this is torch {torch.__version__}"
     if world > 1 and not has_gradient_sum():
         return f"parallel: {world} processes need torch 2.8, whose FSDP2 can sum gradients, and {here}: run one process"

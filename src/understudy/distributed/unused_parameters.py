@@ -1,8 +1,8 @@
-"""Parameters that a loss does not reach, by name, before the first backward pass.
+"""Report of parameters that the loss does not reach, before the first backward pass.
 
-One that no rank's loss reaches stays as it is for the whole run, which its owner would rather know. One that only some
-ranks' losses reach would be worse: the others would wait for a gradient that never comes. So the graph is walked once,
-in the first step of a process, and the ranks compare.
+A parameter that no rank's loss reaches would silently stay untrained. One that only some ranks' losses reach would make
+the other ranks wait for a gradient that never comes. So the first step of a process walks the graph once, and the ranks
+compare.
 """
 
 import sys
@@ -22,11 +22,11 @@ SHOWN = 8
 
 @contextmanager
 def record_leaves(policy: nn.Module, mesh: Mesh, noted: bool = True) -> Iterator[Leaves]:
-    """Names of the tensors that a forward pass inside this computes with. Nothing where they are not to be `noted`.
+    """Record the names of the weights that a forward pass within this context uses; with `noted` False nothing.
 
-    A sharded module has its gathered weights only while it computes: the policy's own group, too, from the beginning of
-    its forward pass to the end. So each sharded module's weights are noted when it is called, and those of the policy
-    itself when the first of them is called.
+    A sharded module has its gathered weights only during its forward pass, and the policy's own group only during that
+    of the policy. So the weights of each sharded module are recorded when it is called, and those of the policy itself
+    when the first of these modules is called.
     """
     leaves: Leaves = {}
     if not noted:
@@ -50,7 +50,7 @@ def record_leaves(policy: nn.Module, mesh: Mesh, noted: bool = True) -> Iterator
 
 
 def _gathered_alone(policy: nn.Module, mesh: Mesh) -> list[nn.Module]:
-    """The modules inside a policy whose weights are gathered when they are called."""
+    """Modules inside a policy whose weights are gathered at their call."""
     if mesh.world_size == 1:
         return []
     from torch.distributed.fsdp import FSDPModule
@@ -59,10 +59,10 @@ def _gathered_alone(policy: nn.Module, mesh: Mesh) -> list[nn.Module]:
 
 
 def check_unused_parameters(policy: nn.Module, leaves: Leaves, loss: Tensor, mesh: Mesh) -> None:
-    """Tell which trained parameters `loss` does not reach; all ranks call this together.
+    """Print the trained parameters that `loss` does not reach; all ranks call this together.
 
     Raises:
-        ConfigError: on all ranks, where they differ in it; names parameters and ranks.
+        ConfigError: on all ranks, where the ranks differ; names parameters and ranks.
     """
     reached = {leaves[leaf] for leaf in _leaves_below(loss) if leaf in leaves}
     trained = [name for name, parameter in policy.named_parameters() if parameter.requires_grad]
@@ -71,20 +71,20 @@ def check_unused_parameters(policy: nn.Module, leaves: Leaves, loss: Tensor, mes
     for rank, names in enumerate(unused):
         if odd := [name for name in names if name not in everywhere]:
             raise ConfigError(
-                f"the loss of rank {rank} does not reach {_listed(odd)}, and that of another rank does: all must use "
-                "the same parameters in each step, or they would wait for each other; give every sample a (zero) share "
+                f"the loss of rank {rank} does not reach {_listed(odd)}, and that of another rank does: all ranks must "
+                "use the same parameters in each step, or they wait for each other; give every sample a (zero) share "
                 "in them, or name them in optim.freeze"
             )
     if everywhere and mesh.rank == 0:
         print(
-            f"no gradient reaches {_listed([name for name in trained if name in everywhere])}: they stay as they are "
+            f"no gradient reaches {_listed([name for name in trained if name in everywhere])}: they stay untrained "
             "(naming them in optim.freeze saves their moments)",
             file=sys.stderr,
         )
 
 
 def _leaves_below(loss: Tensor) -> Iterator[Tensor]:
-    """The tensors that autograd would give a gradient to."""
+    """Yield the tensors that autograd gives a gradient to."""
     nodes = [loss.grad_fn] if loss.grad_fn is not None else []
     seen = set(nodes)
     while nodes:

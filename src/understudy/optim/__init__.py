@@ -3,7 +3,7 @@
 adamw             AdamW with float32 state
 bf16_split        bfloat16 weights and the 16 bits they drop
 master_weights    float32 master weights for any torch optimizer
-state             what both need: names, dtypes, norms
+state             names, dtypes and norms, for both storages
 param_groups      parameter groups, frozen parameters and the moving average (EMA)
 lr_schedule       the learning rate as a function of the step
 """

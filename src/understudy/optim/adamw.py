@@ -1,12 +1,10 @@
-"""AdamW in float32, however the weights are kept: the one optimizer of a run.
+"""AdamW in float32 for both storages of the weights: the one optimizer of a run.
 
-A float32 weight (whole, or this rank's shard of it: AdamW is elementwise) is stepped by torch's fused kernel as it is.
-A bfloat16 weight is the upper half of a float32 one whose lower half, `lo`, is in the optimizer's state
-(`bf16_split.py`). `master` gives the float32 truth of either, so averages, checkpoints and exports see one kind of
-weight.
+Torch's fused kernel updates a float32 weight, whole or this rank's shard of it: AdamW is elementwise. A bfloat16 weight
+is the upper half of a float32 one whose lower half, `lo`, is in the optimizer's state (`bf16_split.py`). `master`
+returns the float32 value of either, so averages, checkpoints and exports get one kind of weight.
 
-State is made with the optimizer, not in its first step: a fresh run and a resumed one are the same thing, and a
-checkpoint can be loaded in place.
+The constructor makes the state, not the first step: a checkpoint loads in place, in a fresh run as in a resumed one.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,12 +25,11 @@ class Float32AdamW(Optimizer):
         model.to(torch.bfloat16)
         optimizer = Float32AdamW(model.named_parameters(), masters=masters)
 
-    Without `masters` the 16 low bits start at zero: what the cast dropped is gone. Under DistributedDataParallel, which
-    broadcasts weights and not their low bits, build from the same masters on every rank.
+    Without `masters` the 16 low bits start at zero: the bits that the cast dropped are lost. DistributedDataParallel
+    broadcasts weights and not their low bits, so build from the same masters on every rank.
 
-    A bfloat16 weight that someone else writes (`model.load_state_dict`, a broadcast) no longer belongs to its low bits:
-    the next step refuses, until `set_master` or `load_state_dict` says what is true. A write through `.data` goes
-    unseen.
+    A write to a bfloat16 weight from outside (`model.load_state_dict`, a broadcast) leaves its low bits behind: the
+    next step raises, until `set_master` or `load_state_dict` gives both. A write through `.data` is not detected.
 
     Args:
         params: as for any torch optimizer; named parameters make its state independent of their order.
@@ -57,7 +54,7 @@ class Float32AdamW(Optimizer):
     ) -> None:
         self._compiled = compiled
         self._versions: dict[Tensor, int] = {}  # of each bfloat16 weight when it last belonged to its low bits
-        # "fused" is what torch's loading reads to put step counts on the weight's device.
+        # torch reads "fused" on loading, to put step counts on the weight's device.
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "fused": True})
         if masters is not None:
             for parameter, master in given_masters(self.param_groups, masters).items():
@@ -88,25 +85,25 @@ class Float32AdamW(Optimizer):
 
     @torch.no_grad()
     def master(self, parameter: Tensor) -> Tensor:
-        """The float32 truth of a parameter: a new tensor for a bfloat16 one, the weight itself otherwise.
+        """Return the float32 value of a parameter: a new tensor for a bfloat16 one, the weight itself otherwise.
 
-        A DTensor of the same layout where the parameter is one. A parameter that is not stepped here (a frozen one) is
-        its own truth.
+        It is a DTensor of the same layout where the parameter is one. A frozen parameter is its own master.
         """
         lo = self.state.get(parameter, {}).get("lo")
         return parameter.detach() if lo is None else _like(parameter, join(local(parameter), local(lo)))
 
     @torch.no_grad()
     def local_master(self, parameter: Tensor) -> Tensor:
-        """This rank's part of `master`, as a plain tensor: for what is done at every step."""
+        """Return this rank's shard of `master` as a plain tensor."""
         lo = self.state.get(parameter, {}).get("lo")
         return local(parameter) if lo is None else join(local(parameter), local(lo))
 
     @torch.no_grad()
     def set_master(self, parameter: Tensor, master: Tensor) -> None:
-        """Set the truth; the live weight follows by the same split. float32, of the parameter's shape.
+        """Set the float32 value of a parameter; the live weight follows by the same split.
 
-        Raises ValueError for another dtype or shape.
+        Raises:
+            ValueError: `master` is not float32 of the parameter's shape.
         """
         check_master("the parameter", parameter, master)
         lo = self.state.get(parameter, {}).get("lo")
@@ -120,16 +117,17 @@ class Float32AdamW(Optimizer):
     def step(
         self, closure: Callable[[], Any] | None = None, *, scale: Tensor | None = None, skip: Tensor | None = None
     ) -> Any:
-        """One AdamW step for every parameter that has a gradient; returns the closure's loss, if one is given.
+        """Update every parameter that has a gradient; returns the closure's loss, if one is given.
 
         Args:
+            closure: computes the loss, called once before the update.
             scale: float32, 0-d, on the weights' device, multiplies the gradients (clipping): float32 ones in place,
                 bfloat16 ones only inside the step, since scaling those in place would round them again.
-            skip: float32, 0-d, there too: 1 leaves weights, moments and step counts as they were, bit for bit, whatever
-                the gradients. Both are read on the device, so nothing waits for the host.
+            skip: float32, 0-d, there too: 1 leaves weights, moments and step counts unchanged, bit for bit, for any
+                gradients. Both are read on the device, so nothing waits for the host.
 
         Raises:
-            RuntimeError: a bfloat16 weight was written behind this optimizer's back.
+            RuntimeError: a bfloat16 weight was written from outside.
         """
         loss = None
         if closure is not None:
@@ -153,12 +151,12 @@ class Float32AdamW(Optimizer):
         for name, p in named_parameters(self.param_groups):
             if self._versions.get(p, local(p)._version) != local(p)._version:
                 raise RuntimeError(
-                    f"{name} was written since the last step, and its low bits were not: give its float32 truth to "
+                    f"{name} was written since the last step, and its low bits were not: give its float32 value to "
                     f"set_master, or load the optimizer's state after the model's"
                 )
 
     def _step_whole(self, params: list[Tensor], group: dict[str, Any], scale: Tensor | None, skip: Tensor) -> None:
-        """All float32 parameters of a group in one call of torch's fused kernel."""
+        """Update all float32 parameters of a group in one call of torch's fused kernel."""
         if not params:
             return
         states = [self.state[p] for p in params]
@@ -177,7 +175,7 @@ class Float32AdamW(Optimizer):
         )
 
     def _step_split(self, params: list[Tensor], group: dict[str, Any], scale: Tensor, skip: Tensor) -> None:
-        """bfloat16 parameters, one after another: what a step needs besides its state is one float32 parameter big."""
+        """Update bfloat16 parameters one by one, so that the temporary memory is that of one float32 parameter."""
         for p in params:
             assert p.grad is not None
             state = self.state[p]

@@ -6,7 +6,7 @@ A float32 word is kept as `hi`, the nearest bfloat16 (ties away from zero), and 
 
 Where lo >= 0x8000, hi was rounded up by one and int16(lo) is smaller by the same 2^16, so the sum is exact: a
 bijection on all 2^32 words. With the usual rounding to even there is none: 65,537 words (two of them ties) round to
-every even bfloat16, one more than 16 bits can tell apart. NaN becomes 0x7FC00000 first, or the carry would turn
+every even bfloat16, one more than 16 bits can distinguish. NaN becomes 0x7FC00000 first, or the carry would turn
 0x7FFFFFFF into -0.0.
 
 The model computes with `hi`; `lo` and the moments are ordinary optimizer state. 14 bytes per parameter with its
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 LINE = 64
-"""Elements; a multiple of what any CPU computes at once."""
+"""Elements of a full line: a multiple of any CPU's vector width."""
 
 
 def split_(x: Tensor, hi: Tensor, lo: Tensor) -> None:
@@ -85,13 +85,14 @@ def adamw_whole_(
 
 @contextmanager
 def _in_full_lines(kept: list[list[Tensor]], steps: list[Tensor]) -> Iterator[tuple[list[list[Tensor]], list[Tensor]]]:
-    """The same elements in tensors whose sizes are multiples of LINE; what is done to them is done to `kept`.
+    """Yield the elements of `kept` in tensors whose sizes are multiples of LINE, and write changes back to `kept`.
 
-    On a CPU torch's fused kernel treats what does not fill a vector register by other instructions, which round
-    differently. Which elements those are depends on where a tensor was cut; in full lines there are none.
+    On a CPU torch's fused kernel computes the elements that do not fill a vector register by other instructions, which
+    round differently. Their positions depend on the cuts of a tensor; in full lines there are none.
 
     Args:
-        kept: weights, gradients, first and second moments; steps: one per weight.
+        kept: weights, gradients, first and second moments.
+        steps: one per weight.
     """
     flat = [[t.view(-1) for t in tensors] for tensors in kept]
     rest = [t.numel() % LINE for t in flat[0]]
@@ -198,7 +199,7 @@ def adamw_split_pointwise_(
 ) -> None:
     """The step of `adamw_split_` as one pointwise expression, for `torch.compile`: join, `adamw_pointwise`, split.
 
-    What it keeps it keeps exactly: the same arithmetic on a float32 weight gives the same bits.
+    The split is exact: the same arithmetic on a float32 weight gives the same bits.
     """
     weight = join(hi, lo)
     stepped, m, v = adamw_pointwise(weight, grad, exp_avg, exp_avg_sq, step, lr, scale, **hyper)

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the optimizer step: nothing to save, nothing to restore, nothing to drift."""
+"""Learning rate as a pure function of the optimizer step, without a state to save or restore."""
 
 import math
 from typing import Protocol
@@ -18,13 +18,15 @@ class Schedule(Protocol):
 
 
 def lr_factor(step: int, schedule: Schedule, steps: int) -> float:
-    """Factor in [0, 1] on the learning rate for optimizer step `step` (0, 1, 2, ...).
+    """Return the factor in [0, 1] on the learning rate for optimizer step `step` (0, 1, 2, ...).
 
-    Linear warm-up over `schedule.warmup` steps (step 0 already moves: factor 1 / warmup), then from 1 down to
-    `schedule.final` along a cosine or a line, reached at the schedule's end and kept behind it; or 1 throughout.
+    Linear warm-up over `schedule.warmup` steps (factor 1 / warmup at step 0), then a decay from 1 to `schedule.final`
+    along a cosine or a line, constant behind its end; with kind "constant" 1 after the warm-up.
 
     Args:
-        steps: length of the run, which is where the decay ends unless `schedule.steps` says otherwise.
+        step: number of steps done.
+        schedule: the settings.
+        steps: length of the run; the decay ends there unless `schedule.steps` is set.
     """
     if step < schedule.warmup:
         return (step + 1) / schedule.warmup

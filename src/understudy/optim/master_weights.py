@@ -1,11 +1,11 @@
-"""Float32 masters beside bfloat16 weights, for any torch optimizer in anybody's training loop.
+"""Float32 masters beside bfloat16 weights, for any torch optimizer in any training loop.
 
-`MasterWeights(optimizer)` is itself an optimizer and shares the wrapped one's parameter groups, so schedulers, hooks,
-Accelerate and DistributedDataParallel see what they saw before. Only while the wrapped optimizer steps, loads or saves
-does it see the masters in the place of the live weights: its moments are then float32, its own loading casts nothing.
+`MasterWeights(optimizer)` is itself an optimizer and shares the parameter groups of the wrapped one, so schedulers,
+hooks, Accelerate and DistributedDataParallel work unchanged. The wrapped optimizer gets the masters in place of the
+live weights only while it steps, loads or saves. Its moments are therefore float32, and its own loading casts nothing.
 
-The weights' own storage is never swapped for another dtype: that would drop the gradient hooks by which
-DistributedDataParallel reduces, and ranks would drift apart in silence.
+The storage of the weights never changes its dtype: that would drop the gradient hooks of DistributedDataParallel, and
+ranks would silently diverge.
 """
 
 from collections import defaultdict
@@ -44,7 +44,7 @@ class MasterWeights(Optimizer):
         model.to(torch.bfloat16)
         optimizer = MasterWeights(torch.optim.AdamW(model.named_parameters(), lr=1e-4), masters=masters)
 
-    What differs from an ordinary optimizer:
+    Differences from an ordinary optimizer:
 
     - Call `step`, `state_dict` and `load_state_dict` on the wrapper; the wrapped optimizer's `step` refuses.
     - Clip with `optimizer.clip_grad_norm_(max_norm)`. `torch.nn.utils.clip_grad_norm_` (and Accelerate's) works in
@@ -52,19 +52,19 @@ class MasterWeights(Optimizer):
       AcceleratedOptimizer that `accelerator.prepare(optimizer)` returns does not forward it.
     - Wrap in this order: model to its device, DistributedDataParallel, optimizer, MasterWeights. Masters follow a
       later move to another device, but a broadcast of other weights is refused (next point).
-    - Weights written by others (`model.load_state_dict`, a broadcast) no longer agree with their masters. The next step
-      refuses rather than undo the write: `set_master` or `reset_masters` says which is true. A write through `.data`
-      goes unseen.
+    - Weights written from outside (`model.load_state_dict`, a broadcast) differ from their masters. The next step
+      raises instead of undoing the write, until `set_master` or `reset_masters` settles the value. A write through
+      `.data` is not detected.
     - A closure is called once, before the step.
-    - Parameters of other dtypes are stepped as they are.
+    - Parameters of other dtypes are updated directly.
 
     16 bytes per bfloat16 parameter with AdamW (weight 2, gradient 2, master 4, moments 8), and 4 more during a step
     for its float32 gradient.
 
     Args:
-        optimizer: built over the live weights. Moments it already has are taken over as float32.
+        optimizer: built over the live weights. Its existing moments become float32.
         masters: float32 values by name for every bfloat16 parameter; the live weights become these, rounded.
-        skip_nonfinite: leave masters, moments and weights as they are, bit for bit, when the float32 norm of the
+        skip_nonfinite: leave masters, moments and weights unchanged, bit for bit, when the float32 norm of the
             gradient is not finite, and count it in `skipped`. Costs a wait for the device in each step. Ranks of
             DistributedDataParallel agree without asking, since they hold the same reduced gradient.
 
@@ -122,7 +122,7 @@ class MasterWeights(Optimizer):
 
     @contextmanager
     def _on_masters(self) -> Iterator[Optimizer]:
-        """Inside, the wrapped optimizer has the masters where it had the live weights, in groups and in state."""
+        """Put the masters in place of the live weights in the wrapped optimizer, within this context."""
         inner, live = self.optimizer, [group["params"] for group in self.param_groups]
         weights = {master: p for p, master in self._masters.items()}
         self._inside = True
@@ -148,12 +148,12 @@ class MasterWeights(Optimizer):
         self._own(self.param_groups[-1:])
 
     def master(self, parameter: Tensor) -> Tensor:
-        """The float32 truth of a parameter, not a copy; the parameter itself where it is not bfloat16."""
+        """Return the float32 master of a parameter, not a copy; the parameter itself where it is not bfloat16."""
         return self._masters[parameter].detach()
 
     @torch.no_grad()
     def set_master(self, parameter: Tensor, master: Tensor) -> None:
-        """Set the truth, float32 and of the parameter's shape; the live weight follows, rounded."""
+        """Set the master of a parameter, float32 and of its shape; the live weight follows, rounded."""
         own = self._masters[parameter]
         if own is not parameter:
             check_master("the parameter", parameter, master)
@@ -161,23 +161,23 @@ class MasterWeights(Optimizer):
         self._round(parameter)
 
     def reset_masters(self) -> None:
-        """Take the live weights as the truth wherever they no longer agree with their masters."""
+        """Set the masters that differ from their live weights to these weights."""
         for p, master in self._masters.items():
             if not self._agrees(p):
                 master.data.copy_(p.detach())
                 self._versions[p] = p._version
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Global norm of the gradients in float32, 0-d; the next step uses them scaled down to at most `max_norm`.
+        """Return the global norm of the gradients, float32, 0-d; the next step scales them down to at most `max_norm`.
 
-        The scaling happens in float32, in the step; the live gradients stay as they are until then.
+        The step scales in float32; the live gradients stay unchanged until then.
         """
         norm = grad_norm(list(self._masters))
         self._scale = clip_factor(norm, max_norm)
         return norm
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's; forgets a clip that no step has used."""
+        """As torch's; also drops a clip that no step has used."""
         self._scale = None
         super().zero_grad(set_to_none=set_to_none)
 
@@ -186,7 +186,7 @@ class MasterWeights(Optimizer):
         """One step of the wrapped optimizer on the masters; returns the closure's loss, if one is given.
 
         Raises:
-            RuntimeError: weights that are not this optimizer's any more, or disagree with their masters.
+            RuntimeError: weights that left this optimizer, or differ from their masters.
             ValueError: the wrapped optimizer made moments of fewer than 32 bits.
         """
         loss = None
@@ -230,14 +230,14 @@ class MasterWeights(Optimizer):
         return master is parameter or torch.equal(master.detach().to(parameter), parameter.detach())
 
     def _check_weights(self) -> None:
-        """Refuse what a step would get wrong; follow weights that moved to another device."""
+        """Check the weights before a step; move masters to the device of their weights."""
         moved = False
         for name, p in named_parameters(self.param_groups):
             master = self._masters.get(p)
             if master is None:
                 refuse_sharded(name, p)
                 raise RuntimeError(
-                    f"{name} was put in the groups by others. DeepSpeed does so, and keeps float32 masters itself: "
+                    f"{name} was added to the groups from outside. DeepSpeed does so, and keeps masters itself: "
                     f"give it the bare optimizer. New parameters come through add_param_group"
                 )
             if master is p and p.dtype == torch.bfloat16:
@@ -248,7 +248,7 @@ class MasterWeights(Optimizer):
                 if not self._agrees(p):
                     raise RuntimeError(
                         f"{name} was written since the last step and its master was not: call reset_masters() if the "
-                        f"weights are right, set_master(parameter, float32) if you have the truth of them"
+                        f"weights are right, set_master(parameter, float32) if you have their float32 values"
                     )
                 self._versions[p] = p._version
         if moved:
@@ -256,7 +256,7 @@ class MasterWeights(Optimizer):
                 inner.load_state_dict(inner.state_dict())
 
     def _check_steps(self) -> None:
-        """Refuse an optimizer that keeps weights of its own beside its groups (ZeroRedundancyOptimizer does so)."""
+        """Raise for an optimizer that keeps weights of its own beside its groups (as ZeroRedundancyOptimizer does)."""
         for name, p in named_parameters(self.param_groups):
             if self._masters[p] is not p and p._version != self._versions[p]:
                 raise RuntimeError(
@@ -265,7 +265,7 @@ class MasterWeights(Optimizer):
                 )
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's, and each bfloat16 parameter's master under "master" in its state."""
+        """Return the wrapped optimizer's state, with the master of each bfloat16 parameter under "master"."""
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         with self._on_masters() as inner:
@@ -281,7 +281,7 @@ class MasterWeights(Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Masters, moments and groups; live weights become the masters, rounded.
+        """Load masters, moments and groups; live weights become the masters, rounded.
 
         By name where both sides have names, whatever the order; else by order, as torch does. Nothing is cast below
         float32. The argument's name is the one by which torch's distributed checkpoints pass it.

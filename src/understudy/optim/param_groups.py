@@ -1,7 +1,7 @@
-"""Which weights are trained, in which groups, and their moving average.
+"""Frozen parameters, groups of parameters, weights of loss terms, and the moving average of the weights.
 
-A pattern is a shell's (`eyes.*`, `*.bias`) and is compared with parameter names as `policy.named_parameters()` has
-them. One that fits nothing is an error: a misspelt one would go unnoticed for a whole run.
+Patterns are those of a shell (`vision.*`, `*.bias`), compared with the names of `policy.named_parameters()`. A pattern
+that fits no parameter is an error.
 """
 
 import copy
@@ -18,69 +18,103 @@ from understudy.optim.adamw import Float32AdamW
 from understudy.optim.state import local
 
 Policy = TypeVar("Policy", bound=nn.Module)
+NO_RENAMES: Mapping[str, str] = {}
 
 
 class OptimSettings(Protocol):
-    """Settings of the optimizer that are read here; `OptimConfig` of a run has them."""
+    """Settings of the optimizer that this module reads; `OptimConfig` of a run has them."""
 
     @property
-    def weight_decay(self) -> float: ...
+    def weight_decay(self) -> float:
+        """Weight decay of matrices."""
+        ...
+
     @property
-    def lr_scale(self) -> Mapping[str, float]: ...
+    def lr_scale(self) -> Mapping[str, float]:
+        """Pattern -> factor on the learning rate."""
+        ...
+
     @property
-    def weight_decay_of(self) -> Mapping[str, float]: ...
+    def weight_decay_of(self) -> Mapping[str, float]:
+        """Pattern -> weight decay."""
+        ...
+
     @property
-    def freeze(self) -> tuple[str, ...]: ...
+    def freeze(self) -> tuple[str, ...]:
+        """Patterns of parameters that are not trained."""
+        ...
+
     @property
-    def loss_weights(self) -> Mapping[str, float]: ...
+    def loss_weights(self) -> Mapping[str, float]:
+        """Loss term -> weight."""
+        ...
 
 
 class EmaSettings(Protocol):
     """Settings of the moving average; `EmaConfig` of a run has them."""
 
     @property
-    def decay(self) -> float: ...
+    def decay(self) -> float:
+        """Largest share of the average that a step keeps."""
+        ...
+
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """Warm-up of the decay: "constant" or "power"."""
+        ...
+
     @property
-    def power(self) -> float: ...
+    def power(self) -> float:
+        """Exponent of "power"."""
+        ...
 
 
-def freeze(policy: nn.Module, config: OptimSettings) -> None:
-    """Stop training what `config.freeze` names, in place: before anything is sharded and an optimizer is made.
+def freeze(policy: nn.Module, config: OptimSettings, old_modules: Mapping[str, str] = NO_RENAMES) -> None:
+    """Freeze the parameters that `config.freeze` names, in place: before sharding and before the optimizer is made.
+
+    Args:
+        policy: the network.
+        config: its patterns are checked, those of `lr_scale` and `weight_decay_of` too.
+        old_modules: first parts of names in earlier releases -> those of today; patterns may use either.
 
     Raises:
         ConfigError: a pattern fits no parameter, or nothing is left to train.
     """
-    names = [name for name, _ in policy.named_parameters()]
+    names = [spelling for name, _ in policy.named_parameters() for spelling in _spellings(name, old_modules)]
     for setting in ("freeze", "lr_scale", "weight_decay_of"):
         _check_patterns(f"optim.{setting}", getattr(config, setting), names)
     for name, parameter in policy.named_parameters():
-        if _first(dict.fromkeys(config.freeze, True), name, False):
+        if _first(dict.fromkeys(config.freeze, True), _spellings(name, old_modules), False):
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in policy.parameters()):
-        raise ConfigError(f"optim.freeze: {', '.join(config.freeze)} is everything: nothing is left to train")
+        raise ConfigError(f"optim.freeze: {', '.join(config.freeze)} freezes every parameter: nothing is left to train")
 
 
-def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], config: OptimSettings) -> list[dict[str, Any]]:
+def parameter_groups(
+    named: Iterable[tuple[str, nn.Parameter]], config: OptimSettings, old_modules: Mapping[str, str] = NO_RENAMES
+) -> list[dict[str, Any]]:
     """Groups for a torch optimizer, in order of first appearance: one per weight decay and factor on the learning rate.
 
-    Matrices decay and vectors (biases, gains) do not, where no pattern says otherwise.
+    Matrices decay and vectors (biases, gains) do not, unless a pattern names them.
 
     Args:
-        named: names and parameters that are trained.
+        named: names and parameters to train.
+        config: the patterns.
+        old_modules: as in `freeze`.
+
     Returns:
         {"params": [(name, parameter), ...], "weight_decay": ..., "lr_scale": ...} each.
     """
     groups: dict[tuple[float, float], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in named:
-        decay = _first(config.weight_decay_of, name, config.weight_decay if parameter.ndim >= 2 else 0.0)
-        groups.setdefault((decay, _first(config.lr_scale, name, 1.0)), []).append((name, parameter))
+        names = _spellings(name, old_modules)
+        decay = _first(config.weight_decay_of, names, config.weight_decay if parameter.ndim >= 2 else 0.0)
+        groups.setdefault((decay, _first(config.lr_scale, names, 1.0)), []).append((name, parameter))
     return [{"params": members, "weight_decay": d, "lr_scale": scale} for (d, scale), members in groups.items()]
 
 
 def loss_weights(terms: Iterable[str], config: OptimSettings) -> dict[str, float]:
-    """Weight by name of each loss term that is to be computed, of those that a policy has.
+    """Return the weight of each loss term to compute; terms without a setting weigh 1, terms that weigh 0 are left out.
 
     Raises:
         ConfigError: a weight for a term that the policy does not have, or no term with a weight.
@@ -95,15 +129,15 @@ def loss_weights(terms: Iterable[str], config: OptimSettings) -> dict[str, float
 
 
 def make_average(policy: Policy) -> Policy:
-    """A second policy that holds the moving average of the weights, in float32; it starts as a copy."""
+    """Copy a policy to hold the moving average of its weights, in float32."""
     return copy.deepcopy(policy).requires_grad_(False).eval()
 
 
 def ema_decay(step: int, config: EmaSettings) -> float:
-    """Share of the average that optimizer step `step` (1, 2, ...) leaves as it is; depends on the step alone.
+    """Return the share of the average that optimizer step `step` (1, 2, ...) keeps.
 
-    `constant` comes with a ramp (as in TensorFlow's ExponentialMovingAverage with `num_updates`), `power` is one all
-    the way (as in diffusers' EMAModel, which robot policies took over): the first weights are to be forgotten.
+    Both kinds start low, so that the first weights fade: `constant` with a ramp (as TensorFlow's
+    ExponentialMovingAverage with `num_updates`), `power` throughout (as diffusers' EMAModel).
     """
     ramp = (1 + step) / (10 + step) if config.kind == "constant" else 1 - (1 + step) ** -config.power
     return min(config.decay, ramp)
@@ -111,19 +145,27 @@ def ema_decay(step: int, config: EmaSettings) -> float:
 
 @torch.no_grad()
 def update_average(average: nn.Module, policy: nn.Module, optimizer: Float32AdamW, decay: float) -> None:
-    """average += (1 - decay) * (truth - average), on each rank's part, where the truth are the float32 weights.
+    """Compute average += (1 - decay) * (weights - average) from the float32 weights, on each rank's shard.
 
-    A skipped optimizer step counts like one that did not move the weights.
+    A skipped optimizer step counts as a step that did not change the weights.
     """
     pairs = [(a, p) for a, p in zip(average.parameters(), policy.parameters(), strict=True) if p.requires_grad]
-    for low in range(0, len(pairs), 64):  # the truth of bfloat16 weights is made anew, so not of all at once
+    for low in range(0, len(pairs), 64):  # float32 values of bfloat16 weights are temporary, so in groups
         some = pairs[low : low + 64]
-        averages, truths = [local(a) for a, _ in some], [optimizer.local_master(p) for _, p in some]
-        torch._foreach_lerp_(averages, truths, 1 - decay)
+        averages, masters = [local(a) for a, _ in some], [optimizer.local_master(p) for _, p in some]
+        torch._foreach_lerp_(averages, masters, 1 - decay)
 
 
-def _first(patterns: Mapping[str, Any], name: str, default: Any) -> Any:
-    return next((value for pattern, value in patterns.items() if fnmatchcase(name, pattern)), default)
+def _spellings(name: str, old_modules: Mapping[str, str]) -> list[str]:
+    """Names of a parameter: today's, and that of earlier releases where it differs."""
+    first, dot, rest = name.partition(".")
+    return [name, *(f"{old}{dot}{rest}" for old, new in old_modules.items() if new == first)]
+
+
+def _first(patterns: Mapping[str, Any], names: list[str], default: Any) -> Any:
+    """Value of the first pattern that fits one of `names`."""
+    fitting = (value for pattern, value in patterns.items() if any(fnmatchcase(name, pattern) for name in names))
+    return next(fitting, default)
 
 
 def _check_patterns(setting: str, patterns: Iterable[str], names: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What both storages of the float32 truth need of an optimizer: names, dtypes, norms, and whom they refuse."""
+"""Helpers of both optimizers with float32 masters: names, dtypes, norms, and checks of the parameters."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,20 +11,23 @@ Groups = Sequence[Mapping[str, Any]]
 
 
 def named_parameters(groups: Groups) -> Iterator[tuple[str, Tensor]]:
-    """(name, parameter) in group order; the name says "parameter 3 of group 0" where the optimizer was given none."""
+    """Yield (name, parameter) in group order; unnamed ones are "parameter 3 of group 0"."""
     for number, group in enumerate(groups):
         names = group.get("param_names") or [f"parameter {i} of group {number}" for i in range(len(group["params"]))]
         yield from zip(names, group["params"], strict=True)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor (DTensor), any other tensor as it is."""
+    """Return this rank's shard of a DTensor, and any other tensor unchanged."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def plain_names(names: Sequence[str]) -> list[str]:
-    """Names as the bare model has them, whatever wrapped it: DistributedDataParallel's `module.`, torch.compile's
-    `_orig_mod.`, activation checkpointing's `_checkpoint_wrapped_module.`; as given where they would coincide."""
+    """Return names without the prefixes of wrappers, or the names as given where two would coincide.
+
+    Prefixes: DistributedDataParallel's `module.`, torch.compile's `_orig_mod.`, activation checkpointing's
+    `_checkpoint_wrapped_module.`.
+    """
     plain = [name.removeprefix("module.") for name in names]
     for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module."):
         plain = [name.replace(wrapper, "") for name in plain]
@@ -52,7 +55,7 @@ def check_moments(optimizer: Optimizer) -> None:
 
 
 def refuse_sharded(name: str, parameter: Tensor) -> None:
-    """Raise TypeError for a parameter of FSDP (1 or 2) or DeepSpeed: those keep the float32 truth themselves."""
+    """Raise TypeError for a parameter of FSDP (1 or 2) or DeepSpeed: those keep float32 masters themselves."""
     if hasattr(parameter, "placements"):  # DTensor, without importing torch.distributed.tensor
         raise TypeError(
             f"{name} is a DTensor (FSDP2 or tensor parallel): shard float32 weights and compute in bfloat16 with "
@@ -62,7 +65,7 @@ def refuse_sharded(name: str, parameter: Tensor) -> None:
 
 
 def refuse_foreign(name: str, parameter: Tensor) -> None:
-    """Raise TypeError for a parameter that FSDP1's or DeepSpeed's machinery owns."""
+    """Raise TypeError for a parameter of FSDP1 or DeepSpeed."""
     if getattr(parameter, "_is_flat_param", False) or getattr(parameter, "_fsdp_flattened", False):
         raise TypeError(
             f"{name} belongs to FullyShardedDataParallel: keep float32 weights and give it "
@@ -73,7 +76,7 @@ def refuse_foreign(name: str, parameter: Tensor) -> None:
 
 
 def grad_norm(parameters: Sequence[Tensor]) -> Tensor:
-    """Global 2-norm of the gradients that there are: float32, 0-d, whatever their dtype.
+    """Compute the global 2-norm of the existing gradients in float32, 0-d, from any dtype.
 
     `torch.nn.utils.clip_grad_norm_` works in the gradients' dtype: bfloat16 gradients give a norm of 8 bits.
     """
@@ -85,19 +88,19 @@ def grad_norm(parameters: Sequence[Tensor]) -> Tensor:
 
 
 def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
-    """What gradients of global norm `norm` are multiplied by so that it becomes at most `max_norm`; never above 1."""
+    """Return the factor, at most 1, that scales gradients of global norm `norm` down to `max_norm`."""
     return (max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
 def in_order_of(groups: Groups, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """The state dict with its groups and parameters in this optimizer's order: torch itself loads by order alone.
+    """Reorder the groups and parameters of a state dict as in this optimizer: torch itself loads by order alone.
 
     Groups are matched by the set of their parameters' plain names, so a state saved under DistributedDataParallel loads
-    without it. Where the optimizer or the file has no names, order is all there is, and the numbers of groups and
-    parameters must agree.
+    without it. Where the optimizer or the file has no names, the order counts, and the numbers of groups and parameters
+    must agree.
 
     Raises:
-        ValueError: names that one side has and the other has not, or other groups.
+        ValueError: the names or the groups of the two differ.
     """
     saved: list[dict[str, Any]] = list(state_dict["param_groups"])
     named = all("param_names" in group for group in [*groups, *saved])
@@ -131,9 +134,9 @@ def _plain_by_group(groups: Groups) -> list[list[str]]:
 
 
 def given_masters(groups: Groups, masters: Mapping[str, Tensor]) -> dict[Tensor, Tensor]:
-    """The given float32 tensors by parameter, for the parameters that are named in `groups`.
+    """Return the given float32 tensors by parameter, for the bfloat16 parameters of `groups`.
 
-    Names without a parameter here (buffers, frozen weights) are left alone, so a whole model's dict can be given.
+    Names without a parameter here (buffers, frozen weights) are ignored, so a whole model's dict can be given.
 
     Raises:
         ValueError: the optimizer has no names, a bfloat16 parameter has no master, or one has another dtype or shape.

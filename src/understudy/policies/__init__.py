@@ -1,9 +1,13 @@
-"""Networks: tensors in, per-sample losses or actions out. Imports torch only.
+"""Networks: tensors in, per-sample losses or actions out.
 
+registry      types of policies by name, their settings and configs
+policy        `Policy`, the base class of all of them
+draws         random numbers of a policy, keyed by position
 losses        per-sample losses
 batch         checks of the batch
 common        layers, normalisation, flow matching and augmentation
 flow          the small flow-matching policy
+inference     `load_policy`: a saved policy that acts on observations
 pretrained    a policy as a folder: weights, config, normalisation
 replaced      replace such a folder in one step
 """

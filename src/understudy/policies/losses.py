@@ -1,9 +1,8 @@
-"""Per-sample losses: what every policy returns, and how a scalar is derived from it.
+"""Per-sample losses of a policy, and the scalar that follows from them.
 
-A policy answers `dict[str, Loss]`, one entry per loss term. Keeping sum and count per sample lets a run divide by the
-*global* count (so ranks and micro-batches never weigh samples differently) and lets a validation bucket samples by
-task, all from the same numbers. There is no second code path for the scalar: asking for the per-sample values, or for
-those of each draw and dimension, cannot change it.
+A policy returns `dict[str, Loss]`, one entry per loss term. With sum and count per sample a run divides by the *global*
+count, so that ranks and micro-batches never weigh samples differently, and a validation groups samples by task. The
+scalar comes from the same numbers: computing the details of each draw and dimension cannot change it.
 """
 
 from collections.abc import Mapping
@@ -14,27 +13,33 @@ from torch import Tensor
 
 
 class Detail(NamedTuple):
-    """A loss term by draw and dimension. `sum`: float32 [B, D, A], over slots; `count`: int64 [B, A], the elements
-    behind the sum of each draw, of which all have the same."""
+    """A loss term by draw and dimension.
+
+    `sum`: float32 [B, D, A], over slots. `count`: int64 [B, A], elements per draw; equal for all draws.
+    """
 
     sum: Tensor
     count: Tensor  # type: ignore[assignment]  # as in Loss
+    order: Tensor | None = None
+    """int64 [B, D]: indices of the draws in the order of a validation's table; None: as they are."""
 
 
 class Loss(NamedTuple):
     """One loss term of a batch. `sum`: float32 [B], `count`: int64 [B], the number of elements behind each sum."""
 
     sum: Tensor
-    count: Tensor  # type: ignore[assignment]  # the field hides tuple.count, which nobody needs here
+    count: Tensor  # type: ignore[assignment]  # the field hides tuple.count
     detail: Detail | None = None
-    """The same in parts, where it was asked for: equal to `sum` up to the rounding of sums, and to `count` exactly."""
+    """The same by draw and dimension, on request; it adds up to `sum` up to rounding, and to `count` exactly."""
 
 
 def valid_elements(is_pad: Tensor, draws: int, dim: int, dim_is_pad: Tensor | None = None) -> Tensor:
-    """Elements of each sample behind a masked loss: int64 [B], draws * real dimensions * unpadded slots.
+    """Count the elements of each sample behind a masked loss: int64 [B], draws * real dimensions * unpadded slots.
 
     Args:
         is_pad: bool [B, T], slots.
+        draws: per sample.
+        dim: width of the target.
         dim_is_pad: bool [B, dim], dimensions that the sample's robot does not have; None: it has all.
     """
     real = dim if dim_is_pad is None else (~dim_is_pad).sum(dim=1)
@@ -44,13 +49,14 @@ def valid_elements(is_pad: Tensor, draws: int, dim: int, dim_is_pad: Tensor | No
 def masked_squared_error(
     predicted: Tensor, target: Tensor, is_pad: Tensor, dim_is_pad: Tensor | None = None, detail: bool = False
 ) -> Loss:
-    """Squared error summed per sample over every element whose slot and dimension are not padded.
+    """Sum the squared error per sample over every element whose slot and dimension are not padded.
 
     Args:
         predicted, target: float32 [B, D, T, A]; D draws of noise and time for the same sample.
         is_pad: bool [B, T]; True where the target repeats a frame beyond the episode.
         dim_is_pad: bool [B, A]; True where the sample's robot has no such dimension. None: it has all.
-        detail: tell it by draw and dimension too.
+        detail: also fill `Loss.detail`.
+
     Returns:
         Loss whose count is `valid_elements`.
 
@@ -68,7 +74,7 @@ def masked_squared_error(
 
 
 def scalar(losses: Mapping[str, Loss]) -> Tensor:
-    """The number to report or, on a single device, to back-propagate: each term's sum / count, added up. float32 [].
+    """Add up sum / count of each term, float32 []: the loss of a batch on a single device.
 
     A batch without a single valid element has loss 0 (and gradient 0), not NaN.
     """

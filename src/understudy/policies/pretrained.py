@@ -1,6 +1,7 @@
-"""A policy on disk: model.safetensors, config.json and normalisation.json in one folder, written whole or not at all.
+"""A policy on disk: model.safetensors, config.json and normalisation.json in one folder, written atomically.
 
-That is all a robot needs, readable without this package.
+A robot needs nothing else, and can read it without this package. config.json has the type of the policy, its settings,
+the facts of its data, and under `metadata` the names of dimensions and cameras of each norm head.
 """
 
 import json
@@ -8,29 +9,51 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from understudy.policies.registry import policy_type, stored_type
 from understudy.policies.replaced import recover, replacement
 
 WEIGHTS, CONFIG, NORMALISATION = "model.safetensors", "config.json", "normalisation.json"
-Config = TypeVar("Config")
+METADATA = "metadata"
+"""Key of config.json with facts about the robots."""
 
 
-def save(directory: str | Path, config: Any, normalisation: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+class Saved(NamedTuple):
+    """Content of a policy folder."""
+
+    config: Any
+    """A `PolicyConfig` of the stored type."""
+    normalisation: dict[str, Any]
+    weights: dict[str, Tensor]
+    """As stored, under the names of the release that wrote them."""
+    metadata: dict[str, Any]
+    """Facts about the robots; empty in folders of earlier releases."""
+
+
+def save(
+    directory: str | Path,
+    config: Any,
+    normalisation: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
     """Write the three files beside `directory`, flush them to the disk, then rename: no reader ever sees half a policy.
 
-    Raises FileExistsError where `directory` is anything but a policy of this type or an empty folder (`replaceable`).
+    Raises:
+        FileExistsError: `directory` is anything but a policy of this type or an empty folder (`check_replaceable`).
     """
-    target, kind = Path(directory).resolve(), type(config).__name__
-    replaceable(target, kind)
+    target = Path(directory).resolve()
+    check_replaceable(target, config.type)
     with replacement(target) as fresh:
-        (fresh / CONFIG).write_text(json.dumps({"type": kind, **asdict(config)}, indent=2) + "\n")
+        content = {**asdict(config), **({METADATA: dict(metadata)} if metadata else {})}
+        (fresh / CONFIG).write_text(json.dumps({"type": config.type, **content}, indent=2) + "\n")
         (fresh / NORMALISATION).write_text(json.dumps(normalisation, indent=2) + "\n")
-        # safetensors wants plain contiguous CPU tensors; an fp32 weight stays bit for bit what it is.
+        # safetensors wants plain contiguous CPU tensors; a float32 weight keeps its bits.
         plain = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
         try:
             save_file(plain, fresh / WEIGHTS, metadata={"format": "pt"})
@@ -38,17 +61,17 @@ def save(directory: str | Path, config: Any, normalisation: Mapping[str, Any], w
             raise OSError(f"{target / WEIGHTS} cannot be written: {error}") from error
         # safetensors makes a file that its owner alone may read.
         (fresh / WEIGHTS).chmod((fresh / CONFIG).stat().st_mode & 0o777)
-        replaceable(target, kind)  # it took a while
+        check_replaceable(target, config.type)  # again: writing took a while
 
 
-def replaceable(directory: str | Path, kind: str) -> None:
-    """Check that `save` may write there: nothing is there, or an empty folder, or a policy of type `kind` alone.
+def check_replaceable(directory: str | Path, kind: str) -> None:
+    """Check that `save` may write there: the folder is absent, empty, or holds a policy of type `kind` alone.
 
     Raises:
-        FileExistsError: something else is there; names what, and what to do.
+        FileExistsError: something else is there; the message names it and the remedy.
     """
     target = Path(directory).resolve()
-    fix = "name a folder that is not there yet, or move this one away"
+    fix = "name a folder that does not exist yet, or move this one away"
     if not os.path.lexists(target):
         return
     if not target.is_dir():
@@ -60,19 +83,20 @@ def replaceable(directory: str | Path, kind: str) -> None:
         return
     for entry in entries:
         if entry.name not in (CONFIG, NORMALISATION, WEIGHTS) or entry.is_symlink() or not entry.is_file():
-            raise FileExistsError(f"{directory} holds {entry.name}, which is not of a policy: {fix}")
+            raise FileExistsError(f"{directory} holds {entry.name}, which is no file of a policy: {fix}")
     try:
-        found = _object(target / CONFIG).get("type")
+        found = stored_type(_object(target / CONFIG))
     except (OSError, ValueError):
         found = None
     if found != kind:
-        raise FileExistsError(f"{directory} holds no {kind}, and is not replaced: {fix}")
+        raise FileExistsError(f"{directory} holds no policy of type {kind}, and is not replaced: {fix}")
 
 
-def load(directory: str | Path, kind: type[Config]) -> tuple[Config, dict[str, Any], dict[str, Tensor]]:
-    """The config (of dataclass `kind`), the normalisation and the weights of a saved policy.
+def load(directory: str | Path) -> Saved:
+    """Read a saved policy of any registered type.
 
-    Raises FileNotFoundError for a missing folder or file and ValueError for a content that is not a `kind`'s.
+    Raises:
+        FileNotFoundError: a missing folder or file. ValueError: a content that is not a policy's.
     """
     source = Path(directory)
     if not source.exists() and source.parent.is_dir():
@@ -81,18 +105,34 @@ def load(directory: str | Path, kind: type[Config]) -> tuple[Config, dict[str, A
         if not (source / name).is_file():
             raise FileNotFoundError(f"{source} holds no policy: {name} is missing")
     stored = _object(source / CONFIG)
-    if stored.pop("type", None) != kind.__name__:
-        raise ValueError(f"{source / CONFIG} does not describe a {kind.__name__}")
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    if unknown := sorted(set(stored) - known):
-        raise ValueError(f"{source / CONFIG} has fields that {kind.__name__} does not know: {unknown}")
-    # JSON has lists where the frozen config has tuples.
-    config = kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()})
+    metadata = stored.pop(METADATA, {})
+    try:
+        config = read_config(stored)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{source / CONFIG}: {error}") from error
     try:
         weights = load_file(source / WEIGHTS)
     except SafetensorError as error:
         raise ValueError(f"{source / WEIGHTS} cannot be read: {error}") from error
-    return config, _object(source / NORMALISATION), weights
+    return Saved(config, _object(source / NORMALISATION), weights, metadata)
+
+
+def read_metadata(directory: str | Path) -> dict[str, Any]:
+    """Read the facts about the robots of a saved policy; empty in folders of earlier releases."""
+    return dict(_object(Path(directory) / CONFIG).get(METADATA, {}))
+
+
+def read_config(stored: Mapping[str, Any]) -> Any:
+    """Build the config of a policy from its JSON, of this or an earlier release.
+
+    Raises:
+        ValueError: an unknown type or field, a value that breaks a rule.
+    """
+    kind = policy_type(stored_type(stored)).config
+    known = {field.name for field in fields(kind)} | set(kind.OLD_NAMES)
+    if unknown := sorted(set(stored) - known):
+        raise ValueError(f"a policy of type {stored_type(stored)} has no fields {unknown}")
+    return kind.from_mapping(stored)
 
 
 def _object(path: Path) -> dict[str, Any]:

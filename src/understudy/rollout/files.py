@@ -1,4 +1,4 @@
-"""What rollouts leave on disk: figures as JSON, and for every film a strip of images and an animation."""
+"""Files of rollouts: figures as JSON, and for every film a strip of images and an animation."""
 
 import json
 from pathlib import Path
@@ -12,9 +12,13 @@ if TYPE_CHECKING:
 
 
 def write_result(result: RolloutResult, folder: Path) -> Path:
-    """Write `<world>-seed<seed>[-swapped].json`, and for every film a strip of images (PNG) and the whole of it as an
-    animation (WebP) beside it; returns the JSON's path. The JSON is `to_json`, and `pictures` and `films`: episode ->
-    file name. The same evaluation again replaces its files."""
+    """Write `<world>-seed<seed>[-swapped].json`, with a strip of images (PNG) and an animation (WebP) per film.
+
+    The JSON is `to_json`, with `pictures` and `films`: episode -> file name. The same evaluation replaces its files.
+
+    Returns:
+        Path of the JSON.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{result.world}-seed{result.seed}{'-swapped' if result.swap_text else ''}"
     pictures, films = {}, {}
@@ -29,11 +33,11 @@ def write_result(result: RolloutResult, folder: Path) -> Path:
 
 
 STRIP = 8
-"""Images of a strip."""
+"""Number of frames of a strip."""
 
 
 def _write_strip(film: "np.ndarray", path: Path) -> None:
-    """`STRIP` images of a film (T, H, W, 3) side by side, evenly from first to last, as PNG."""
+    """Write `STRIP` frames of a film (T, H, W, 3) side by side, evenly from first to last, as PNG."""
     import numpy as np
     from PIL import Image
 
@@ -42,7 +46,7 @@ def _write_strip(film: "np.ndarray", path: Path) -> None:
 
 
 def _write_film(film: "np.ndarray", path: Path, fps: float) -> None:
-    """A film (T, H, W, 3) as an animated WebP that plays again and again, at most 20 images a second of it."""
+    """Write a film (T, H, W, 3) as a looping animated WebP with at most 20 frames per second."""
     from PIL import Image
 
     every = max(1, round(fps / 20))

@@ -1,18 +1,17 @@
-"""Closed-loop evaluation: a policy plays episodes in a simulated world that nothing was recorded in.
+"""Closed-loop evaluation: a policy plays episodes in simulated environments, on layouts that no recording has.
 
-Several worlds are played side by side so that the policy predicts for all of them at once. Layouts, instructions and
+Several environments run side by side so that the policy predicts for all of them at once. Layouts, instructions and
 noise follow from (seed, episode, step) alone.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from understudy.config.data import DataConfig
 from understudy.config.rollout import Play
-from understudy.rollout.adapter import PICTURES, EnvAdapter, check_env, make_adapter
+from understudy.rollout.adapter import IMAGES, EnvAdapter, check_env, make_adapter
 from understudy.rollout.result import Episode, RolloutResult
 
 if TYPE_CHECKING:
@@ -20,29 +19,38 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from understudy.envs.env import Env
+    from understudy.policies.draws import Draws, RandomSpec, Use
 
 
 class Actor(Protocol):
-    """What is played: `FlowPolicy`, or anything of its shape."""
+    """Policy that can be played: `policies.policy.Policy`, or anything with these members."""
 
     @property
     def config(self) -> Any:
-        """With `chunk` (T), `action_dim` (A) and `noise_dim`, the width of its noise: A, or more with a future."""
+        """Has `chunk` (T) and `action_dim` (A)."""
         ...
 
-    def sample_actions(self, batch: Mapping[str, Any], noise: "Tensor", steps: int = 10) -> "Tensor":
-        """Pictures uint8 [B, C, H, W], vectors float32 [B, …], B strings `task`, noise [B, T, noise_dim]: [B, T, A]."""
+    def random_spec(self, use: "Use") -> "Mapping[str, RandomSpec]":
+        """Random numbers that `act` takes."""
+        ...
+
+    def preprocess(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Prepare a batch on the CPU before `act`."""
+        ...
+
+    def act(self, batch: Mapping[str, Any], draws: "Draws", steps: int = 10) -> "Tensor":
+        """Images uint8 [B, C, H, W], vectors float32 [B, …] and B strings `task` -> actions [B, T, A]."""
         ...
 
 
 @dataclass
 class _Lane:
-    """One world and the episode it is in."""
+    """One environment and its current episode."""
 
     world: "Env"
     episode: int
     scene: str
-    told: str
+    instruction: str
     seed: int
     observation: "dict[str, np.ndarray]"
     taken: str | None = None
@@ -64,7 +72,7 @@ def rollout(
     device: str = "cpu",
     wired: EnvAdapter | None = None,
 ) -> RolloutResult:
-    """Play `episodes` episodes, going through the world's tasks in turn.
+    """Play `episodes` episodes, through the tasks of the environment in turn.
 
     Args:
         policy: see `Actor`; it computes on `device`.
@@ -72,20 +80,19 @@ def rollout(
             a batch's size changes the rounding of the policy's arithmetic.
         seed: in [0, 2**32): layouts are `layout_seed(seed, episode, evaluation=True)`.
         execute: actions of each chunk to execute before predicting anew, at most the policy's chunk.
-        swap_text: tell another task than the scene's; only in a world whose tasks share one scene.
-        films: keep the pictures of this many first episodes.
-        wired: what the policy calls what the world shows; None: the same names, and its only head.
+        swap_text: give an instruction of another task than the scene's; only where the tasks share one scene.
+        films: number of first episodes whose frames are kept.
+        wired: keys of the environment for those of the policy; None: the same keys, and the only head.
     Raises:
         ValueError: settings that cannot be played.
     """
     import numpy as np
-    import torch
 
-    from understudy.order import sample_normal
+    from understudy.policies.draws import make_draws
     from understudy.progress import Progress
 
     chunk, width = policy.config.chunk, policy.config.action_dim
-    drawn = (chunk, policy.config.noise_dim)
+    spec = policy.random_spec("act")
     world = worlds[0]
     if not 1 <= execute <= chunk:
         raise ValueError(f"execute={execute}: the policy predicts {chunk} actions at once, so 1 to {chunk}")
@@ -101,9 +108,11 @@ def rollout(
     with Progress(episodes, "rollout", "episode") as progress:
         while lanes:
             at = np.array([lane.episode * world.max_steps + lane.step for lane in lanes])
-            noise = torch.from_numpy(sample_normal(seed, "rollout", at, drawn)).to(device)
-            batch = (wired or _own(world)).batch([x.observation for x in lanes], [x.told for x in lanes], device)
-            actions = policy.sample_actions(batch, noise, steps).cpu().numpy()[..., :moved]
+            draws = {name: values.to(device) for name, values in make_draws(spec, seed, at, "rollout").items()}
+            batch = policy.preprocess(
+                (wired or _own(world)).batch([x.observation for x in lanes], [x.instruction for x in lanes], device)
+            )
+            actions = policy.act(batch, draws, steps).cpu().numpy()[..., :moved]
             for lane, plan in zip(lanes, actions):
                 for move in plan[:execute]:
                     _act(lane, move, films)
@@ -121,14 +130,14 @@ def rollout(
         execute=execute,
         steps=steps,
         swap_text=swap_text,
-        episodes=tuple(Episode(x.episode, x.seed, x.scene, x.told, x.taken, x.step) for x in finished),
+        episodes=tuple(Episode(x.episode, x.seed, x.scene, x.instruction, x.taken, x.step) for x in finished),
         films={lane.episode: np.stack(lane.film) for lane in finished if lane.film},
         fps=world.fps,
     )
 
 
 def _begin(world: "Env", waiting: Any, seed: int, swap_text: bool, films: int) -> _Lane | None:
-    """The next waiting episode, set up in `world`; None when there is none."""
+    """Start the next waiting episode in `world`; None when there is none."""
     from understudy.envs.env import layout_seed
 
     episode = next(waiting, None)
@@ -136,10 +145,10 @@ def _begin(world: "Env", waiting: Any, seed: int, swap_text: bool, films: int) -
         return None
     tasks = world.tasks
     scene = episode % len(tasks)
-    # Other tasks in turn, so that every pair (scene, told) comes equally often.
-    told = (scene + 1 + episode // len(tasks) % (len(tasks) - 1)) % len(tasks) if swap_text else scene
+    # Other tasks in turn, so that every pair (scene, instruction) is equally frequent.
+    asked = (scene + 1 + episode // len(tasks) % (len(tasks) - 1)) % len(tasks) if swap_text else scene
     layout = layout_seed(seed, episode, evaluation=True)
-    lane = _Lane(world, episode, tasks[scene], tasks[told], layout, world.reset(layout, tasks[scene]))
+    lane = _Lane(world, episode, tasks[scene], tasks[asked], layout, world.reset(layout, tasks[scene]))
     _film(lane, films)
     return lane
 
@@ -152,18 +161,18 @@ def _act(lane: _Lane, action: "np.ndarray", films: int) -> None:
 
 
 def _film(lane: _Lane, films: int) -> None:
-    camera = next((key for key in lane.world.features if key.startswith(PICTURES)), None)
+    camera = next((key for key in lane.world.features if key.startswith(IMAGES)), None)
     if lane.episode < films and camera is not None:
         lane.film.append(lane.observation[camera])
 
 
 def _own(world: "Env") -> EnvAdapter:
-    """Everything that the world shows, under its own names."""
+    """Make the adapter with the environment's own keys."""
     return EnvAdapter(names={key: key for key in world.features if key != "action"})
 
 
 def prepare_env(data: DataConfig, frozen: Mapping[str, Any], play: Play) -> "tuple[EnvAdapter, Env]":
-    """What connects the policy to the world, and such a world: nothing is missing, all widths fit.
+    """Make the adapter and the environment of a rollout, and check that keys and widths fit.
 
     Args:
         data: of the run's settings. frozen: `policy` and `normalisation`, and `sources` where it is a run's order.json.
@@ -200,13 +209,13 @@ def rollout_saved_policy(
     """
     from understudy.envs.registry import open_env
     from understudy.errors import ConfigError
-    from understudy.policies.flow.model import FlowPolicy
-    from understudy.policies.pretrained import CONFIG, NORMALISATION
+    from understudy.policies.policy import load
 
     try:
-        policy = FlowPolicy.load(folder)
-        told = [json.loads((folder / name).read_text()) for name in (CONFIG, NORMALISATION)]
-        wired, world = prepare_env(data, {"policy": told[0], "normalisation": told[1], "sources": sources}, play)
+        policy = load(folder)
+        wired, world = prepare_env(
+            data, {"policy": asdict(policy.config), "normalisation": policy.units.arrays(), "sources": sources}, play
+        )
         more = min(play.parallel, play.episodes) - 1
         worlds = [world, *(open_env(play.world, play.size, wired.cameras, play.tasks) for _ in range(more))]
         return rollout(

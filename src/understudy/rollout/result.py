@@ -1,4 +1,4 @@
-"""What rollouts showed: one line per episode, success per task with its interval, and that as JSON or as a table."""
+"""Results of rollouts: episodes, success per task with its interval, as JSON or as a table."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,10 +12,10 @@ Z95 = 1.959963984540054  # standard normal quantile at 0.975
 
 
 def wilson_interval(successes: int, count: int, z: float = Z95) -> tuple[float, float]:
-    """Confidence interval of a success rate, 95 % unless told; (0, 1) when nothing was tried.
+    """Compute the confidence interval of a success rate, 95 % by default; (0, 1) for no episodes.
 
-    Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927): unlike the textbook
-    interval it is right near 0 and 1 and never leaves them, which matters with 30 rollouts.
+    Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927). Unlike the textbook
+    interval it is accurate near 0 and 1 and never leaves [0, 1], which matters with 30 rollouts.
     """
     if not 0 <= successes <= count:
         raise ValueError(f"{successes} successes of {count}: not a count")
@@ -24,7 +24,7 @@ def wilson_interval(successes: int, count: int, z: float = Z95) -> tuple[float, 
     rate, z2 = successes / count, z * z
     centre = (rate + z2 / (2 * count)) / (1 + z2 / count)
     half = z / (1 + z2 / count) * sqrt(rate * (1 - rate) / count + z2 / (4 * count * count))
-    # At the ends the bound is 0 or 1 exactly; rounding must not say otherwise.
+    # At the ends the bound is exactly 0 or 1, without rounding.
     return (0.0 if successes == 0 else centre - half), (1.0 if successes == count else centre + half)
 
 
@@ -36,22 +36,22 @@ class Episode:
     seed: int
     """Layout seed of the scene."""
     scene: str
-    """The task that the scene was set up with."""
+    """Task of the scene."""
     told: str
-    """The instruction that the policy read: `scene`, unless the text was swapped."""
+    """Instruction of the policy: `scene`, unless the text was swapped."""
     taken: str | None
-    """The task that was done first, whichever; None when the steps ran out."""
+    """Task that was completed first; None when the steps ran out."""
     steps: int
 
     @property
     def success(self) -> bool:
-        """Whether what was told was done."""
+        """Whether the instruction was completed."""
         return self.taken == self.told
 
 
 @dataclass(frozen=True)
 class RolloutResult:
-    """All episodes of an evaluation, and how they were played."""
+    """All episodes of an evaluation, and its settings."""
 
     world: str
     seed: int
@@ -62,21 +62,22 @@ class RolloutResult:
     swap_text: bool
     episodes: tuple[Episode, ...]
     films: "Mapping[int, np.ndarray]" = field(default_factory=dict, repr=False)
-    """Pictures of some episodes: episode -> uint8 (steps + 1, H, W, 3), the world's first camera. Not in the JSON."""
+    """Frames of some episodes: episode -> uint8 (steps + 1, H, W, 3), the first camera. Not in the JSON."""
     fps: float = 10
-    """Frames per second of the world."""
+    """Frames per second of the environment."""
 
     @property
     def successes(self) -> int:
+        """Number of successful episodes."""
         return sum(episode.success for episode in self.episodes)
 
     @property
     def took_scene(self) -> int:
-        """Episodes that did the scene's own task: with swapped text those that did not listen."""
+        """Number of episodes that completed the scene's own task; with swapped text they ignored the instruction."""
         return sum(episode.taken == episode.scene for episode in self.episodes)
 
     def per_task(self) -> dict[str, tuple[int, int]]:
-        """Instruction -> (successes, episodes), in order of first appearance."""
+        """Return instruction -> (successes, episodes), in order of first appearance."""
         table: dict[str, tuple[int, int]] = {}
         for episode in self.episodes:
             successes, count = table.get(episode.told, (0, 0))
@@ -104,11 +105,11 @@ class RolloutResult:
         }
 
     def headline(self) -> str:
-        """The line that machines read: `success 27/30`, or `swapped-text success 26/30`."""
+        """Format the line for machines: `success 27/30`, or `swapped-text success 26/30`."""
         return f"{'swapped-text ' if self.swap_text else ''}success {self.successes}/{len(self.episodes)}"
 
     def table(self) -> str:
-        """Success per task with its 95 % interval, for people; the headline is its last line."""
+        """Format success per task with its 95 % interval; the headline is the last line."""
         rows = [("task", "success", "", "95 % interval")]
         total = (self.successes, len(self.episodes))
         for task, (successes, count) in [*self.per_task().items(), ("all", total)]:

@@ -17,3 +17,40 @@ resume_check           which settings may change on resume
 startup_summary        the table that is printed before the first step
 background_rollouts    rollouts during training, in a process of their own
 """
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+class _CallablePackage(ModuleType):
+    """This package as the function `understudy.train`, which has its name."""
+
+    def __call__(self, config: Any) -> Path:
+        """Train a policy to the end, or until a signal stops the run.
+
+        Args:
+            config: a `TrainConfig`, a mapping of settings, or the path of a settings file.
+
+        Returns:
+            The run directory; `understudy.load_policy` reads its policy.
+
+        Raises:
+            ConfigError: settings that cannot be used, or an existing run in that directory.
+            DatasetError: the dataset cannot be used.
+        """
+        from understudy.config.schema import complete, load, validate
+        from understudy.config.train import TrainConfig
+        from understudy.train.run import train
+
+        if isinstance(config, Mapping):
+            config = validate(TrainConfig, config)
+        elif isinstance(config, str | Path):
+            config = load(TrainConfig, config)
+        train(complete(config))
+        return Path(config.out)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

@@ -1,13 +1,13 @@
-"""The setting `precision`: how the weights are kept, what the network computes in, and what a checkpoint holds of it.
+"""The setting `precision`: storage of the weights, precision of the arithmetic, tensors of a checkpoint.
 
     precision     weights                     arithmetic  gradients  moments   bytes per parameter
     fp32          float32                     float32     float32    float32   16 / shards
     bf16          float32                     bfloat16    float32    float32   16 / shards
     bf16-split    bfloat16 and 16 low bits    bfloat16    bfloat16   float32   14
 
-The truth is float32 with all three, and a checkpoint holds that truth and nothing of its storage: one written with any
-of them is loaded with any other, on any mesh, bit for bit. The sequence is: build the policy in float32 (or load it),
-`store`, shard, `make_optimizer`; whoever casts weights before `store` has thrown their low bits away.
+The weights are float32 with all three, and a checkpoint holds their float32 values independent of the storage: one
+written with any of the settings loads with any other, on any mesh, bit for bit. The sequence is: build the policy in
+float32 (or load it), `store`, shard, `make_optimizer`. Casting weights before `store` loses their low bits.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from understudy.distributed.torch_release import has_grad_dtype
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.param_groups import parameter_groups
 from understudy.optim.state import check_moments, local
-from understudy.policies.flow.model import FlowPolicy
+from understudy.policies.policy import Policy
 
 if TYPE_CHECKING:
     from understudy.config.train import TrainConfig
@@ -30,17 +30,19 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 def compute_dtype(precision: str) -> Literal["float32", "bfloat16"]:
-    """What the network computes in: `FlowPolicyConfig.compute`."""
+    """Return the precision of the network's arithmetic (`PolicyConfig.compute`)."""
     return "float32" if precision == "fp32" else "bfloat16"
 
 
-def store(policy: FlowPolicy, config: "TrainConfig") -> dict[str, Tensor]:
-    """Put the weights of a float32 policy into their storage, in place, before anything is sharded.
+def store(policy: Policy, config: "TrainConfig") -> dict[str, Tensor]:
+    """Convert the weights of a float32 policy to their storage, in place, before sharding.
 
-    With bf16-split every trained parameter becomes bfloat16, small ones too, since FSDP2 wants one dtype in a group.
-    Float32 stay those of modules that compute in float32 anyway, frozen ones, and buffers (statistics).
+    With bf16-split every trained parameter becomes bfloat16, small ones too, since FSDP2 needs one dtype per group.
+    Frozen parameters, buffers (statistics) and the parameters of float32 modules stay float32.
 
-    Returns the float32 values of what became bfloat16, by name, for `make_optimizer`; empty with the other settings.
+    Returns:
+        Float32 values of the parameters that became bfloat16, by name, for `make_optimizer`; empty with the other
+        settings.
 
     Raises:
         ValueError: a trained parameter is not float32.
@@ -59,14 +61,18 @@ def store(policy: FlowPolicy, config: "TrainConfig") -> dict[str, Tensor]:
     return masters
 
 
-def make_optimizer(policy: nn.Module, config: "TrainConfig", masters: Mapping[str, Tensor]) -> Float32AdamW:
-    """The optimizer over the stored and sharded policy; `masters` is what `store` returned.
+def make_optimizer(policy: Policy, config: "TrainConfig", masters: Mapping[str, Tensor]) -> Float32AdamW:
+    """Make the optimizer over the stored and sharded policy; `masters` is the result of `store`.
 
-    Split weights are stepped by the compiled kernel on a GPU that can have one, else by its specification.
+    Split weights are updated by the compiled kernel on a GPU with a compiler, else by its specification.
     """
     optim, device = config.optim, next(policy.parameters()).device
     optimizer = Float32AdamW(
-        parameter_groups([(name, p) for name, p in policy.named_parameters() if p.requires_grad], optim),
+        parameter_groups(
+            [(name, p) for name, p in policy.named_parameters() if p.requires_grad],
+            optim,
+            policy.config.OLD_MODULES,
+        ),
         lr=optim.lr,
         betas=(optim.beta1, optim.beta2),
         eps=optim.eps,
@@ -84,10 +90,10 @@ def make_optimizer(policy: nn.Module, config: "TrainConfig", masters: Mapping[st
 
 
 def named_tensors(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module | None = None) -> dict[str, Tensor]:
-    """All that a checkpoint must hold, by name: weights and average in float32, moments and step counts.
+    """Return the tensors of a checkpoint by name: weights and average in float32, moments and step counts.
 
-    Filling these in place and then calling `restore` brings the training back. Split weights come joined, 4 bytes per
-    parameter more while the mapping lives; everything else is what it is, live.
+    To resume, fill them in place and call `restore`. Split weights are joined copies, 4 bytes per parameter; all other
+    tensors are the live ones.
     """
     tensors = {f"weights/{name}": tensor for name, tensor in policy.state_dict().items()}
     for name, parameter in policy.named_parameters():
@@ -100,7 +106,7 @@ def named_tensors(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module
 
 
 def restore(policy: nn.Module, optimizer: Float32AdamW, tensors: Mapping[str, Tensor]) -> None:
-    """Take over what was loaded into `named_tensors`. Raises ValueError where a moment came back in fewer bits."""
+    """Set the masters from loaded `named_tensors`. Raises ValueError where a moment has fewer than 32 bits."""
     for name, parameter in policy.named_parameters():
         if parameter in optimizer.state:
             optimizer.set_master(parameter, tensors[f"weights/{name}"])
@@ -108,7 +114,7 @@ def restore(policy: nn.Module, optimizer: Float32AdamW, tensors: Mapping[str, Te
 
 
 def table(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module | None, compute: str) -> str:
-    """What is kept in which precision, and its bytes on this rank: one line per group of parameters, for the eye."""
+    """Format dtypes and bytes on this rank of each group of parameters, one line each."""
     rows = [("", "parameters", "kept in", "computes in", "gradients", "optimizer state", "B/param", "MiB")]
 
     def row(label: str, params: list[Tensor], gradients: bool) -> None:

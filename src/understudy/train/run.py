@@ -37,7 +37,7 @@ from understudy.train.loop import run_steps, versions, whole_weights
 from understudy.train.resume_check import review
 from understudy.train.run_record import decided, first_weights, order_now, sources_of
 from understudy.train.startup_summary import started
-from understudy.train.state import TrainState, init_train_state
+from understudy.train.state import TrainState, init_train_state, stored_names
 from understudy.train.track.trackers import Log
 
 DONE, STOPPED = 0, 75
@@ -290,7 +290,7 @@ def _carry_on(
                         print(f"{told} samples could not be read, neighbours stood in: {journal}", file=sys.stderr)
                 if whole_run:
                     whole = whole_weights(training)
-                    mesh.first(lambda: training.eval_policy.save(run.policy, whole))
+                    mesh.first(lambda: training.eval_policy.save(run.policy, whole, saved.get("metadata")))
                     if rollouts.finished(log, mesh, stop):
                         return DONE
     if mesh.rank == 0:
@@ -302,7 +302,8 @@ def _carry_on(
 def _loaded(training: TrainState, saver: Saver, path: Path) -> dict[str, Any]:
     """Put a checkpoint into `training`; returns its state."""
     tensors = training.tensors()
-    state = saver.load(path, tensors)
+    names = stored_names(tensors, checkpoint.tensor_names(path), training.policy.config.OLD_MODULES)
+    state = saver.load(path, names)
     precision.restore(training.policy, training.optimizer, tensors)
     return state
 

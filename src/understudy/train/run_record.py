@@ -47,6 +47,7 @@ def decided(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, Any]:
         "files": file_digests(data, cache),
         "normalisation": first.normalisation if first else computed,
         "policy": asdict(network),
+        "metadata": data.metadata(),
         "init": first.digest if first else None,
         "sources": [
             {

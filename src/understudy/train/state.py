@@ -1,12 +1,12 @@
-"""What a run holds in memory: policy, optimizer and average on the mesh, made, stepped and judged.
+"""State of a run in memory: policy, optimizer and moving average on the mesh.
 
-Made in one sequence, the only one that is right: build in float32 -> freeze -> copy for the average -> store (which may
-keep the weights in bfloat16) -> to the device -> activation checkpoint per block -> compile per block -> shard ->
-optimizer.
+`init_train_state` makes it in the one correct sequence: build in float32 -> freeze -> copy for the average -> store
+(which may keep the weights in bfloat16) -> activation checkpointing per block -> to the device -> compile per block ->
+shard -> optimizer.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -26,21 +26,27 @@ from understudy.optim.adamw import Float32AdamW
 from understudy.optim.lr_schedule import lr_factor
 from understudy.optim.param_groups import ema_decay, freeze, loss_weights, make_average, update_average
 from understudy.order.random.keys import make_key
-from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
+from understudy.policies.draws import make_draws
+from understudy.policies.policy import Policy, current_name
+from understudy.policies.registry import policy_type
 from understudy.train import precision
 from understudy.train.data.data import RunData
-from understudy.train.eval.validate import DRAWS, evaluate
+from understudy.train.eval.validate import evaluate
 from understudy.train.profiling.timer import NULL, Timer
 from understudy.train.step import (
-    Draws,
     StepResult,
-    apply_augmentation,
     batch_to_device,
+    drop_instructions,
     optimizer_step,
+    shift_cameras,
     split_micro_batches,
     to_device,
 )
 from understudy.train.task_modes import mode_of
+
+
+class PreparedBatch(dict[str, Any]):
+    """A batch that went through `TrainState.prepare`."""
 
 
 @dataclass
@@ -49,22 +55,22 @@ class TrainState:
 
     config: TrainConfig
     mesh: Mesh
-    policy: FlowPolicy
+    policy: Policy
     optimizer: Float32AdamW
-    average: FlowPolicy | None
-    draws: Draws
+    average: Policy | None
+    """Moving average of the weights, where the run keeps one."""
     weights: dict[str, float]
-    """Of the loss terms that are computed, by name."""
+    """Weights of the loss terms to compute, by name."""
     heads: Tensor | None = None
-    """int64 [sources]: the norm head of each; None where there is one head."""
+    """int64 [sources]: the norm head of each source; None where there is one head."""
     step: int = 0
-    """Optimizer steps behind it."""
+    """Optimizer steps done."""
     checked: bool = False
-    """Whether a step of this process has been looked at for parameters that the loss does not reach."""
+    """Whether this process has checked a step for parameters that the loss does not reach."""
 
     @property
-    def eval_policy(self) -> FlowPolicy:
-        """The weights to judge and to hand out."""
+    def eval_policy(self) -> Policy:
+        """Weights to evaluate and to export: the moving average, where the run keeps one."""
         return self.average or self.policy
 
     @property
@@ -73,14 +79,17 @@ class TrainState:
         return self.config.optim.lr * lr_factor(self.step, self.config.schedule, self.config.steps)
 
     def train_step(self, batch: Mapping[str, Any], timer: Timer = NULL) -> StepResult:
-        """One optimizer step from this rank's share of a global batch, as the loader hands it out."""
+        """Run one optimizer step on this rank's share of a global batch, as the loader returns it."""
         config, device = self.config, self.mesh.device
         with timer("host to device"):
-            noise, time = (to_device(draw, device) for draw in self.draws.noise_and_time(batch["position"]))
-            batch = apply_augmentation(
-                batch_to_device(self._marked(batch), device), self.policy.config.cameras, config.augment, config.seed
+            if not isinstance(batch, PreparedBatch):
+                batch = self.prepare(batch)
+            draws = make_draws(self.policy.random_spec("train"), config.seed, batch["position"])
+            draws = {name: to_device(values, device) for name, values in draws.items()}
+            here = shift_cameras(
+                batch_to_device(batch, device), self.policy.config.cameras, config.augment, config.seed
             )
-            parts = split_micro_batches(batch, noise, time, num_micro_batches(config, self.mesh))
+            parts = split_micro_batches(here, draws, num_micro_batches(config, self.mesh))
         result = optimizer_step(
             self.policy,
             self.optimizer,
@@ -98,8 +107,16 @@ class TrainState:
                 update_average(self.average, self.policy, self.optimizer, ema_decay(self.step, config.optim.ema))
         return result
 
+    def prepare(self, batch: Mapping[str, Any]) -> "PreparedBatch":
+        """Add marks, drop instructions and run the policy's preprocessing: all host work of a batch.
+
+        It changes no state, so that loader threads may call it.
+        """
+        marked = drop_instructions(self._marked(batch), self.config.augment, self.config.seed)
+        return PreparedBatch(self.policy.preprocess(marked))
+
     def _marked(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """The batch with what a policy cannot know of its samples: int64 [B] each, where there is a choice."""
+        """Add norm head and task mode of each sample, int64 [B], where there is more than one."""
         marks: dict[str, Tensor] = {}
         if self.heads is not None:
             marks["head"] = self.heads[batch["source"]]
@@ -110,14 +127,14 @@ class TrainState:
     def evaluate(
         self, held: HeldOut, *, per_dim: bool = False, asked: Callable[[], bool] = lambda: False
     ) -> dict[str, Any]:
-        """`evaluate` of the weights that `val_weights` chooses."""
+        """Validate the weights of `val_weights`; see `eval/validate.py`."""
         config, network = self.config, self.eval_policy if self.config.val_weights == "average" else self.policy
         threads = fair_threads(self.mesh) if config.loader_threads == "auto" else config.loader_threads
         try:
             return evaluate(
                 network,
                 held,
-                replace(self.draws, draws=DRAWS),
+                config.seed,
                 self.mesh,
                 self.weights,
                 mode=config.judged_mode(),
@@ -131,12 +148,29 @@ class TrainState:
             reshard_weights(network, self.mesh)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that a checkpoint must hold, by name (`precision.named_tensors`)."""
+        """Tensors of a checkpoint, by name (`precision.named_tensors`)."""
         return precision.named_tensors(self.policy, self.optimizer, self.average)
 
 
+def stored_names(tensors: Mapping[str, Tensor], stored: Collection[str], old: Mapping[str, str]) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint under the names that `stored` has for them, of this or an earlier release.
+
+    Args:
+        tensors: by today's names, "weights/…" and so on.
+        stored: names in the checkpoint.
+        old: first parts of parameter names in earlier releases -> those of today.
+    """
+    earlier = {new: name for name, new in old.items()}
+
+    def name_of(name: str) -> str:
+        kind, _, parameter = name.partition("/")
+        return name if name in stored else f"{kind}/{current_name(parameter, earlier)}"
+
+    return {name_of(name): tensor for name, tensor in tensors.items()}
+
+
 class _Weightless(TorchFunctionMode):
-    """Tensors of a million elements or more have a shape and no memory."""
+    """Make tensors of a million elements or more on the meta device: a shape without memory."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})
@@ -147,18 +181,19 @@ class _Weightless(TorchFunctionMode):
         return func(*args, **named)
 
 
-def _refuse_what_has_no_room(network: FlowPolicyConfig, normalisation: Mapping[str, Any], mesh: Mesh) -> None:
-    """Raise ConfigError where the float32 weights alone, made whole in each process, are more than the machine has."""
+def _check_memory(network: Any, normalisation: Mapping[str, Any], mesh: Mesh) -> None:
+    """Raise ConfigError where the float32 weights alone, whole in each process, exceed the memory of the machine."""
     try:
         with torch.random.fork_rng(devices=[]), _Weightless():
-            count = sum(weight.numel() for weight in FlowPolicy(network, normalisation).parameters())
-    except (ValueError, RuntimeError):  # whoever makes it says why
+            policy = policy_type(network.type).build(network, normalisation)
+            count = sum(weight.numel() for weight in policy.parameters())
+    except (ValueError, RuntimeError):  # `init_train_state` reports the reason
         return
     needed, here = 4 * count * mesh.local_world_size, memory()
     if needed > here:
         raise ConfigError(
             f"policy: {count:,} parameters take {needed / 1e9:,.0f} GB in {mesh.local_world_size} processes, and this "
-            f"machine has {here / 1e9:,.0f} GB: make policy.width, policy.layers or policy.channels smaller"
+            f"machine has {here / 1e9:,.0f} GB: choose a smaller network (policy.*)"
         )
 
 
@@ -169,45 +204,41 @@ def init_train_state(
     mesh: Mesh,
     weights: Mapping[str, Tensor] | None = None,
 ) -> TrainState:
-    """The state at step 0: a function of settings and dataset; the global generator is left as it was.
+    """Make the state at step 0, a function of settings and dataset; the global generator does not change.
 
     Args:
-        weights: a policy's state dict, float32, to begin with instead of fresh ones.
+        config: settings of the run.
+        data: its sources.
+        normalisation: of the policy.
+        mesh: the processes.
+        weights: state dict to start from, float32; None: fresh weights.
+
     Raises:
-        ConfigError: settings that name what the policy does not have, or that do not go with the mesh or the machine.
+        ConfigError: settings that the policy, the mesh or the machine cannot serve.
     """
-    _refuse_what_has_no_room(data.policy_config(config), normalisation, mesh)
+    network = data.policy_config(config)
+    _check_memory(network, normalisation, mesh)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(make_key(config.seed, "first weights"))
         try:
-            policy = FlowPolicy(data.policy_config(config), normalisation)
-        except ValueError as error:  # what cannot be learnt, or could not be told back to a robot
+            policy: Policy = policy_type(network.type).build(network, normalisation)
+        except ValueError as error:  # a normalisation that cannot be inverted, for example
             raise ConfigError(f"no policy can be made for this data: {error}") from error
     if lacking := [mode for mode, share in config.mode_weights().items() if share and mode not in policy.modes]:
         raise ConfigError(f"mode: {lacking[0]}: this policy can be trained in {', '.join(policy.modes)}")
     if weights is not None:
-        policy.load_state_dict(weights)
-    terms = loss_weights(policy.terms, config.optim)
-    freeze(policy, config.optim)
+        policy.load_weights(weights)
+    terms = loss_weights(policy.loss_terms, config.optim)
+    freeze(policy, config.optim, policy.config.OLD_MODULES)
     average = make_average(policy) if config.optim.ema.decay else None
     masters = precision.store(policy, config)
     apply_activation_checkpointing(policy.blocks(), config.activation_checkpoint)  # the average is never trained
-    for network in (policy, average):
-        if network is not None:
-            network.to(mesh.device)
+    for module in (policy, average):
+        if module is not None:
+            module.to(mesh.device)
             if config.compile:
-                compile_blocks(network.blocks(), mesh.device)
-            shard(
-                network,
-                mesh,
-                config,
-                network.blocks(),
-                network.float32_modules(),
-                ("losses", "sample_actions", "sample_future"),
-            )
+                compile_blocks(module.blocks(), mesh.device)
+            shard(module, mesh, config, module.blocks(), module.float32_modules(), module.forward_methods)
     optimizer = precision.make_optimizer(policy, config, masters)
-    shape = policy.config
-    future = shape.state_dim if shape.future else 0
-    draws = Draws(config.seed, config.policy.draws, config.data.chunk, shape.action_dim, future)
     heads = torch.from_numpy(data.head_of_source) if len(data.heads) > 1 else None
-    return TrainState(config, mesh, policy, optimizer, average, draws, terms, heads)
+    return TrainState(config, mesh, policy, optimizer, average, terms, heads)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.policies.common.augment import drop_texts, shift_pictures
+from understudy.policies.common.augment import drop_texts, shift_images
 
 
 def _pictures(count: int, height: int = 7, width: int = 9) -> torch.Tensor:
@@ -16,8 +16,8 @@ def _pictures(count: int, height: int = 7, width: int = 9) -> torch.Tensor:
 
 def test_the_middle_draw_moves_nothing() -> None:
     pictures = _pictures(3)
-    assert torch.equal(shift_pictures(pictures, torch.full((3, 2), 0.5), reach=2), pictures)
-    assert torch.equal(shift_pictures(pictures, torch.rand(3, 2), reach=0), pictures)
+    assert torch.equal(shift_images(pictures, torch.full((3, 2), 0.5), reach=2), pictures)
+    assert torch.equal(shift_images(pictures, torch.rand(3, 2), reach=0), pictures)
 
 
 @settings(max_examples=30)
@@ -27,19 +27,19 @@ def test_a_shift_is_a_crop_of_the_picture_with_its_edges_repeated(reach: int, do
     padded = torch.nn.functional.pad(pictures.float(), (reach,) * 4, mode="replicate").to(torch.uint8)
     y, x = int(down * (2 * reach + 1)), int(right * (2 * reach + 1))
     expected = padded[:, :, y : y + 7, x : x + 9]
-    assert torch.equal(shift_pictures(pictures, torch.tensor([[down, right]]), reach), expected)
+    assert torch.equal(shift_images(pictures, torch.tensor([[down, right]]), reach), expected)
 
 
 def test_every_move_is_equally_likely_and_reaches_both_ends() -> None:
     line = torch.arange(11, dtype=torch.uint8).view(1, 1, 1, 11).expand(5000, 1, 1, 11)
-    moves = shift_pictures(line, torch.rand(5000, 2, generator=torch.Generator().manual_seed(0)), 2)[:, 0, 0, 5]
+    moves = shift_images(line, torch.rand(5000, 2, generator=torch.Generator().manual_seed(0)), 2)[:, 0, 0, 5]
     assert torch.bincount(moves.long() - 3).tolist() == pytest.approx([1000] * 5, rel=0.12)
 
 
 def test_each_picture_is_moved_by_its_own_draw_in_any_batch() -> None:
     pictures, draws = _pictures(5), torch.rand(5, 2, generator=torch.Generator().manual_seed(1))
-    whole = shift_pictures(pictures, draws, reach=2)
-    parts = [shift_pictures(pictures[b : b + 1], draws[b : b + 1], reach=2) for b in range(5)]
+    whole = shift_images(pictures, draws, reach=2)
+    parts = [shift_images(pictures[b : b + 1], draws[b : b + 1], reach=2) for b in range(5)]
     assert torch.equal(whole, torch.cat(parts))
     assert not torch.equal(whole, pictures)
     assert whole.dtype == torch.uint8
@@ -47,9 +47,9 @@ def test_each_picture_is_moved_by_its_own_draw_in_any_batch() -> None:
 
 def test_a_draw_per_picture_or_an_error() -> None:
     with pytest.raises(ValueError, match=r"\(2, 2\)"):
-        shift_pictures(_pictures(2), torch.rand(3, 2), 1)
+        shift_images(_pictures(2), torch.rand(3, 2), 1)
     with pytest.raises(ValueError, match="reach=-1"):
-        shift_pictures(_pictures(2), torch.rand(2, 2), -1)
+        shift_images(_pictures(2), torch.rand(2, 2), -1)
 
 
 def test_texts_are_dropped_by_their_draw() -> None:

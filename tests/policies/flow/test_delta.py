@@ -103,7 +103,7 @@ def test_a_policy_of_differences_acts_rightly_where_it_has_never_been() -> None:
         for _ in range(150):
             noise, time = torch.randn(32, 2, 2, 2, generator=generator), torch.rand(32, 2, generator=generator)
             optimizer.zero_grad()
-            scalar(model.losses(lessons(-1, 1), noise, time)).backward()
+            scalar(model.flow_losses(lessons(-1, 1), noise, time)).backward()
             optimizer.step()
         far = lessons(4, 5)
         acted = model.sample_actions(far, torch.randn(32, 2, 2, generator=generator))
@@ -125,4 +125,4 @@ def test_a_wide_batch_of_differences_trains() -> None:
     moved["action"][..., 0] += 5.0
     there = [model.units.actions(each) for each in (data, moved)]
     torch.testing.assert_close(*there, rtol=1e-5, atol=1e-5)
-    assert torch.isfinite(scalar(model.losses(moved, noise, time)))
+    assert torch.isfinite(scalar(model.flow_losses(moved, noise, time)))

@@ -50,12 +50,12 @@ def test_without_a_future_the_network_and_its_first_weights_are_what_they_were()
         ("text.out.bias", (32,)),
         ("fuse.weight", (32, 34)),
         ("fuse.bias", (32,)),
-        ("fuse_again.weight", (32, 32)),
-        ("fuse_again.bias", (32,)),
+        ("fuse2.weight", (32, 32)),
+        ("fuse2.bias", (32,)),
         ("time.weight", (32, 64)),
         ("time.bias", (32,)),
-        ("enter.weight", (32, 12)),
-        ("enter.bias", (32,)),
+        ("in_proj.weight", (32, 12)),
+        ("in_proj.bias", (32,)),
         *[
             (f"layers.{n}.{name}", shape)
             for n in range(2)
@@ -68,16 +68,16 @@ def test_without_a_future_the_network_and_its_first_weights_are_what_they_were()
                 ("shrink.bias", (32,)),
             )
         ],
-        ("leave.weight", (12, 32)),
-        ("leave.bias", (12,)),
+        ("out_proj.weight", (12, 32)),
+        ("out_proj.bias", (12,)),
     ]
-    assert (policy().terms, policy().modes) == (("flow", "dynamics"), MODES)
-    assert (policy(future=False).terms, policy(future=False).modes) == (("flow",), (POLICY,))
+    assert (policy().loss_terms, policy().modes) == (("flow", "dynamics"), MODES)
+    assert (policy(future=False).loss_terms, policy(future=False).modes) == (("flow",), (POLICY,))
 
 
 def test_a_mode_zeroes_its_loss_and_nothing_else() -> None:
     model, (data, noise, time) = policy(), lessons([0, 1, 2, 0])
-    found = model.losses(data, noise, time, detail=True)
+    found = model.flow_losses(data, noise, time, detail=True)
     steps = (~data["action_is_pad"]).sum(dim=1), (~data["observation.state_is_pad"][:, 1:]).sum(dim=1)
     for term, valid, width in zip(("flow", "dynamics"), steps, (3, 2)):
         lesson = torch.tensor([term in TRAINS[MODES[mode]] for mode in data["mode"].tolist()])
@@ -87,17 +87,17 @@ def test_a_mode_zeroes_its_loss_and_nothing_else() -> None:
         assert detail is not None
         assert (detail.sum.shape, detail.count.shape) == ((4, 2, width), (4, width))
         torch.testing.assert_close(detail.sum.sum(dim=(1, 2)), found[term].sum)
-        assert int(model.counts(data, 2)[term]) == int(found[term].count.sum())
+        assert int(model.counts(data, {"flow time": time})[term]) == int(found[term].count.sum())
     for b in range(4):  # whatever the others are lessons in
         one = {key: value[b : b + 1] for key, value in data.items()}
-        alone = model.losses(one, noise[b : b + 1], time[b : b + 1])
+        alone = model.flow_losses(one, noise[b : b + 1], time[b : b + 1])
         for term, loss in alone.items():
             torch.testing.assert_close(loss.sum, found[term].sum[b : b + 1], rtol=1e-4, atol=1e-4)
-    assert set(model.losses(data, noise, time, terms=["dynamics"])) == {"dynamics"}
+    assert set(model.flow_losses(data, noise, time, terms=["dynamics"])) == {"dynamics"}
     without = {key: value for key, value in data.items() if key != "mode"}
     assert torch.equal(
-        model.losses(without, noise, time)["flow"].sum,
-        model.losses(data | {"mode": torch.zeros(4, dtype=torch.int64)}, noise, time)["flow"].sum,
+        model.flow_losses(without, noise, time)["flow"].sum,
+        model.flow_losses(data | {"mode": torch.zeros(4, dtype=torch.int64)}, noise, time)["flow"].sum,
     )
 
 
@@ -105,26 +105,26 @@ def test_a_mode_zeroes_its_loss_and_nothing_else() -> None:
 def test_what_is_given_comes_without_noise_and_without_a_time(mode: str, own: slice) -> None:
     model, (data, noise, time) = policy(), lessons([MODES.index(mode)] * 4)
     term = TRAINS[mode][0]
-    before = model.losses(data, noise, time)[term].sum
+    before = model.flow_losses(data, noise, time)[term].sum
     other, times = noise.clone(), time.clone()
     other[..., own] += 3
     times[..., 0 if mode == FORWARD else 1] = 0.9
-    assert torch.equal(model.losses(data, other, times)[term].sum, before)
-    assert not torch.equal(model.losses(data, noise + 0.1, time)[term].sum, before)
+    assert torch.equal(model.flow_losses(data, other, times)[term].sum, before)
+    assert not torch.equal(model.flow_losses(data, noise + 0.1, time)[term].sum, before)
     key = "action" if mode == FORWARD else "observation.state"
     moved = data | {key: data[key] + 0.5}
-    assert not torch.equal(model.losses(moved, noise, time)[term].sum, before)  # and it matters
+    assert not torch.equal(model.flow_losses(moved, noise, time)[term].sum, before)  # and it matters
 
 
 @pytest.mark.parametrize("poison", [float("nan"), 1e6])
 def test_states_behind_the_end_of_an_episode_reach_nothing(poison: float) -> None:
     model, (data, noise, time) = policy(), lessons([0, 1, 2, 0])
-    found = model.losses(data, noise, time)
+    found = model.flow_losses(data, noise, time)
     scalar(found).backward()
     before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     other = copy.deepcopy(data)
     other["observation.state"][data["observation.state_is_pad"] & (torch.arange(5) > 0)] = poison
-    again = model.losses(other, noise, time)
+    again = model.flow_losses(other, noise, time)
     assert all(torch.equal(found[term].sum, again[term].sum) for term in found)
     model.zero_grad()
     scalar(again).backward()
@@ -138,13 +138,13 @@ def test_a_batch_that_by_chance_has_one_mode_gives_every_weight_a_gradient(numbe
     model, (data, noise, time) = policy(), lessons([number] * 4)
 
     class One:
-        rank, world = 0, 1
+        rank, world_size = 0, 1
 
         def gather(self, value: Any) -> list[Any]:
             return [value]
 
     with record_leaves(model, One()) as leaves:  # type: ignore[arg-type]
-        found = model.losses(data, noise, time)
+        found = model.flow_losses(data, noise, time)
     loss = scalar(found)
     check_unused_parameters(model, leaves, loss, One())  # type: ignore[arg-type]
     loss.backward()
@@ -162,17 +162,17 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     ]
     for broken, n, t, message in wrong:
         with pytest.raises(ValueError, match=message):
-            model.losses(broken, n, t)
+            model.flow_losses(broken, n, t)
     plain = policy(future=False)
-    with pytest.raises(ValueError, match="without a future is trained in mode 'policy' alone"):
-        plain.losses(batch(2) | {"mode": torch.tensor([0, 1])}, *draws(2))
-    with pytest.raises(ValueError, match="none does, it was made without a future"):
+    with pytest.raises(ValueError, match="without a future is trained in mode 'policy' only"):
+        plain.flow_losses(batch(2) | {"mode": torch.tensor([0, 1])}, *draws(2))
+    with pytest.raises(ValueError, match="use a policy with a future"):
         plain.sample_future(batch(2), draws(2)[0][:, 0])
     with pytest.raises(
         ValueError, match=r"mode 'forward_dynamics' does not lead to actions.*policy or inverse_dynamics"
     ):
         model.sample_actions(data, noise[:, 0], mode=FORWARD)
-    with pytest.raises(ValueError, match="state_dim=0"):
+    with pytest.raises(ValueError, match="state_dim"):
         policy(state_dim=0)
 
 
@@ -242,7 +242,7 @@ def test_it_learns_forward_and_inverse_dynamics_of_a_cart() -> None:
     def judged() -> list[float]:
         noise, time = torch.randn(96, 2, 2, 2, generator=generator), torch.rand(96, 2, 2, generator=generator)
         with torch.no_grad():
-            return [float(scalar(model.losses(drive(96, mode), noise, time))) for mode in (1, 2)]
+            return [float(scalar(model.flow_losses(drive(96, mode), noise, time))) for mode in (1, 2)]
 
     first = judged()
     optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
@@ -250,7 +250,7 @@ def test_it_learns_forward_and_inverse_dynamics_of_a_cart() -> None:
         optimizer.param_groups[0]["lr"] = 4e-3 * (1 - step / 240)
         noise, time = torch.randn(96, 2, 2, 2, generator=generator), torch.rand(96, 2, 2, generator=generator)
         optimizer.zero_grad()
-        scalar(model.losses(drive(96), noise, time)).backward()
+        scalar(model.flow_losses(drive(96), noise, time)).backward()
         optimizer.step()
     assert all(after < 0.3 * before for before, after in zip(first, judged(), strict=True))
     truth, noise = drive(64, 1), torch.randn(64, 2, 2, generator=generator)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from understudy.policies.common.affine import Affine
 from understudy.policies.flow.text import PAD, START, TextEncoder, byte_tokens
-from understudy.policies.flow.vision import PictureEncoder, keypoints
+from understudy.policies.flow.vision import ImageEncoder, keypoints
 
 FINITE = st.floats(-1e4, 1e4, width=32)
 
@@ -67,7 +67,7 @@ def test_sentences_that_differ_in_a_word_start_out_unrelated() -> None:
 
 def test_a_fresh_eye_looks_at_other_places_for_other_words() -> None:
     torch.manual_seed(0)
-    encoder = PictureEncoder(1, (64, 64), channels=24, blocks=3, points=32, condition=192)
+    encoder = ImageEncoder(1, (64, 64), channels=24, blocks=3, points=32, condition=192)
     picture = torch.full((1, 3, 64, 64), 200, dtype=torch.uint8)
     for block, row in enumerate((8, 28, 48)):  # a red, a green, a blue block
         picture[:, :, row : row + 8, 8 + 20 * block : 16 + 20 * block] = 0
@@ -87,7 +87,7 @@ def test_the_order_of_the_letters_matters() -> None:
 def test_a_colour_is_found_to_the_pixel() -> None:
     """A filter that asks for red puts its keypoint on the middle of a red block, wherever that is."""
     torch.manual_seed(0)
-    encoder = PictureEncoder(1, (64, 64), channels=8, blocks=1, points=2, condition=6)
+    encoder = ImageEncoder(1, (64, 64), channels=8, blocks=1, points=2, condition=6)
     torch.nn.init.zeros_(encoder.colours.weight)
     encoder.colours.bias.data = torch.tensor([3.0, -3.0, -3.0])
     for top, left in ((5, 40), (6, 41), (30, 9)):
@@ -110,7 +110,7 @@ def test_a_keypoint_is_where_its_map_peaks(row: int, column: int) -> None:
 
 def test_a_picture_is_encoded_the_same_in_any_batch() -> None:
     torch.manual_seed(0)
-    encoder = PictureEncoder(1, (16, 16), channels=8, blocks=2, points=4, condition=6)
+    encoder = ImageEncoder(1, (16, 16), channels=8, blocks=2, points=4, condition=6)
     pictures, told = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8), torch.randn(3, 6)
     together = encoder([pictures], told)
     for b in range(3):

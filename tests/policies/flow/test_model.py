@@ -14,14 +14,14 @@ def test_same_batch_noise_and_time_give_the_same_numbers_and_no_generator_is_tou
     data, (noise, time) = batch(3), draws(3)
     model = policy()
     state = torch.get_rng_state()
-    first = model.losses(data, noise, time)["flow"].sum
+    first = model.flow_losses(data, noise, time)["flow"].sum
     actions = model.sample_actions(data, noise[:, 0])
     torch.rand(7)
     torch.manual_seed(99)
-    assert torch.equal(model.losses(data, noise, time)["flow"].sum, first)
+    assert torch.equal(model.flow_losses(data, noise, time)["flow"].sum, first)
     assert torch.equal(model.sample_actions(data, noise[:, 0]), actions)
     torch.set_rng_state(state)
-    model.losses(data, noise, time)
+    model.flow_losses(data, noise, time)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -49,7 +49,7 @@ def test_any_number_of_cameras_with_or_without_state(cameras: tuple[str, ...], s
     model = policy(cameras=cameras, state_dim=state_dim)
     assert set(model.input_keys) == {*cameras, "task"} | ({"observation.state"} if state_dim else set())
     only = {key: data[key] for key in (*model.input_keys, "action", "action_is_pad")}  # asks for nothing else
-    scalar(model.losses(only, noise, time)).backward()
+    scalar(model.flow_losses(only, noise, time)).backward()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
     assert model.sample_actions(only, noise[:, 0]).shape == (3, 4, 3)
 
@@ -106,7 +106,7 @@ def test_it_learns_to_tell_texts_pictures_and_states_apart() -> None:
     for _ in range(120):
         noise, time = torch.randn(3, 8, 4, 3, generator=generator), torch.rand(3, 8, generator=generator)
         optimizer.zero_grad()
-        scalar(model.losses(three, noise, time)).backward()
+        scalar(model.flow_losses(three, noise, time)).backward()
         optimizer.step()
     acted = model.sample_actions(three, torch.randn(3, 4, 3, generator=generator))
     assert (acted - three["action"]).mean(dim=(1, 2)).abs().max() < 0.4  # they are 1 apart
@@ -117,7 +117,7 @@ def test_bfloat16_computes_in_bfloat16_and_stays_near() -> None:
     full, half = policy(), policy(compute="bfloat16")
     seen: list[torch.dtype] = []
     half.fuse.register_forward_hook(lambda _, __, out: seen.append(out.dtype))
-    loss, exact = half.losses(data, noise, time)["flow"], full.losses(data, noise, time)["flow"]
+    loss, exact = half.flow_losses(data, noise, time)["flow"], full.flow_losses(data, noise, time)["flow"]
     assert seen == [torch.bfloat16]
     assert loss.sum.dtype == torch.float32
     assert all(p.dtype == torch.float32 for p in half.parameters())
@@ -149,13 +149,13 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         (data | {"action_is_pad": data["action_is_pad"][:, :3]}, noise, time, r"action_is_pad has shape \(2, 3\)"),
         (data, noise[:, 0], time, "noise has shape"),
         (data, noise, time[:, :1], "time has shape"),
-        (data | {CAMERAS[0]: data[CAMERAS[0]].float()}, noise, time, "pictures are uint8"),
+        (data | {CAMERAS[0]: data[CAMERAS[0]].float()}, noise, time, "images are uint8"),
         (data | {CAMERAS[0]: data[CAMERAS[0]][:, None]}, noise, time, f"{CAMERAS[0]} has shape"),
         (data | {"observation.state": torch.zeros(2, 5)}, noise, time, r"expected \(2, 2\)"),
     ]
     for broken, n, t, message in wrong:
         with pytest.raises(ValueError, match=message):
-            model.losses(broken, n, t)
+            model.flow_losses(broken, n, t)
     with pytest.raises(ValueError, match=r"noise has shape \(1, 4, 3\)"):
         model.sample_actions(data, noise[:1, 0])
 
@@ -163,11 +163,11 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"chunk": 0}, "chunk=0"),
-        ({"state_dim": -1}, "state_dim=-1"),
-        ({"channels": 12}, "multiples of 8"),
-        ({"picture": (64, 30)}, "picture="),
-        ({"points": 3}, "points=3"),
+        ({"chunk": 0}, "chunk: 0"),
+        ({"state_dim": -1}, "state_dim: -1"),
+        ({"channels": 12}, "multiple of 8"),
+        ({"picture": (64, 30)}, "picture: "),
+        ({"points": 3}, "points: 3"),
     ],
 )
 def test_impossible_configs_are_refused(changes: dict[str, Any], message: str) -> None:

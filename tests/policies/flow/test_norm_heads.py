@@ -88,7 +88,7 @@ def test_one_head_is_the_same_bits_however_it_is_written() -> None:
 
 def test_a_head_that_is_not_said_or_not_there_is_refused() -> None:
     affine, x = Affine([[0.0], [1.0]], [[1.0], [1.0]]), torch.zeros(2, 1)
-    with pytest.raises(ValueError, match="2 norm heads: tell"):
+    with pytest.raises(ValueError, match="2 norm heads: give"):
         affine.normalise(x)
     for head in ([0, 2], [-1, 0]):
         with pytest.raises(ValueError, match=r"head \[.*\]: there are 2 norm heads"):
@@ -100,7 +100,7 @@ def test_a_head_that_is_not_said_or_not_there_is_refused() -> None:
     data, (noise, time) = mixed(), draws(4)
     del data["head"]
     with pytest.raises(ValueError, match="arm::joint, hand::joint"):
-        two().losses(data, noise, time)
+        two().flow_losses(data, noise, time)
     with pytest.raises(ValueError, match="arm::joint, hand::joint"):
         two().sample_actions(data, noise[:, 0])
 
@@ -114,35 +114,37 @@ def test_a_single_head_changes_no_bit_of_the_policy() -> None:
     rows = {key: {name: [row] for name, row in maps.items()} for key, maps in NORMALISATION.items()}
     new = FlowPolicy(config(), {"heads": ["robot::joint"], **rows, "delta": [[False] * 3]})
     new.load_state_dict(old.state_dict())
-    assert (old.heads, new.heads) == (("",), ("robot::joint",))
+    assert (old.norm_heads, new.norm_heads) == (("",), ("robot::joint",))
     for told in (data, data | {"head": torch.zeros(3, dtype=torch.int64)}):
-        losses = [model.losses(told, noise, time)["flow"] for model in (old, new)]
+        losses = [model.flow_losses(told, noise, time)["flow"] for model in (old, new)]
         assert torch.equal(losses[0].sum, losses[1].sum)
         assert torch.equal(old.sample_actions(told, noise[:, 0]), new.sample_actions(told, noise[:, 0]))
 
 
 def test_a_sample_among_other_robots_is_as_among_its_own() -> None:
     model, data, (noise, time) = two(), mixed(), draws(4)
-    whole, acted = model.losses(data, noise, time)["flow"], model.sample_actions(data, noise[:, 0])
+    whole, acted = model.flow_losses(data, noise, time)["flow"], model.sample_actions(data, noise[:, 0])
     for b in range(4):
         one = {key: value[b : b + 1] for key, value in data.items()}
-        alone = model.losses(one, noise[b : b + 1], time[b : b + 1])["flow"]
+        alone = model.flow_losses(one, noise[b : b + 1], time[b : b + 1])["flow"]
         torch.testing.assert_close(alone.sum, whole.sum[b : b + 1], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(model.sample_actions(one, noise[b : b + 1, 0]), acted[b : b + 1])
     assert whole.count.tolist() == [2 * 3 * 4, 2 * 1 * 3, 2 * 3 * 2, 2 * 1 * 1]  # draws, dimensions, slots
-    assert int(model.counts(data, 2)["flow"]) == int(whole.count.sum())
+    assert int(model.counts(data, {"flow time": time})["flow"]) == int(whole.count.sum())
 
 
 def test_the_mask_follows_from_the_head_where_the_batch_has_none() -> None:
     """As on a robot, which does not know how wide the others are."""
     model, data, (noise, time) = two(), mixed(), draws(4)
     bare = {key: value for key, value in data.items() if not key.endswith("dim_is_pad")}
-    assert torch.equal(model.losses(bare, noise, time)["flow"].sum, model.losses(data, noise, time)["flow"].sum)
+    assert torch.equal(
+        model.flow_losses(bare, noise, time)["flow"].sum, model.flow_losses(data, noise, time)["flow"].sum
+    )
     assert torch.equal(model.sample_actions(bare, noise[:, 0]), model.sample_actions(data, noise[:, 0]))
-    told = single().losses(
+    told = single().flow_losses(
         batch(4) | {"action_dim_is_pad": data["action_dim_is_pad"], "action": data["action"]}, noise, time
     )
-    assert torch.equal(told["flow"].count, model.losses(data, noise, time)["flow"].count)
+    assert torch.equal(told["flow"].count, model.flow_losses(data, noise, time)["flow"].count)
 
 
 @pytest.mark.parametrize("where", ["steps", "action dims", "state dims", "noise of dims"])
@@ -156,7 +158,7 @@ def test_what_stands_in_a_masked_place_reaches_nothing(where: str, poison: float
         data = {key: value for key, value in data.items() if not key.endswith("dim_is_pad")}
     if masked_by == "batch":
         data = {key: value for key, value in data.items() if key != "head"}
-    loss = model.losses(data, noise, time, detail=True)["flow"]
+    loss = model.flow_losses(data, noise, time, detail=True)["flow"]
     before, acted = gradients(model, loss), model.sample_actions(data, noise[:, 0])
     other = copy.deepcopy(data)
     if where == "steps":
@@ -167,7 +169,7 @@ def test_what_stands_in_a_masked_place_reaches_nothing(where: str, poison: float
         other["observation.state"][state_dims] = poison
     else:
         noise = torch.where(dims[:, None, None], poison, noise)
-    again = model.losses(other, noise, time, detail=True)["flow"]
+    again = model.flow_losses(other, noise, time, detail=True)["flow"]
     assert torch.equal(loss.sum, again.sum)
     assert loss.detail is not None
     assert again.detail is not None
@@ -180,7 +182,7 @@ def test_what_stands_in_a_masked_place_reaches_nothing(where: str, poison: float
 def test_a_dimension_is_masked_that_the_head_or_the_batch_masks() -> None:
     model, data, (noise, time) = two(), mixed(2), draws(2)
     data["action_dim_is_pad"] = torch.tensor([[False, True, False], [False, False, False]])
-    assert model.losses(data, noise, time)["flow"].count.tolist() == [2 * 2 * 4, 2 * 1 * 3]
+    assert model.flow_losses(data, noise, time)["flow"].count.tolist() == [2 * 2 * 4, 2 * 1 * 3]
 
 
 def test_negative_control_a_mask_by_product_lets_nan_poison_all() -> None:
@@ -198,7 +200,7 @@ def test_negative_control_a_mask_by_product_lets_nan_poison_all() -> None:
 def test_a_nan_in_a_real_dimension_is_seen_by_its_own_sample_alone() -> None:
     model, data, (noise, time) = two(), mixed(), draws(4)
     data["action"][1, 0, 0] = float("nan")
-    assert torch.isfinite(model.losses(data, noise, time)["flow"].sum).tolist() == [True, False, True, True]
+    assert torch.isfinite(model.flow_losses(data, noise, time)["flow"].sum).tolist() == [True, False, True, True]
 
 
 # -- cameras
@@ -208,10 +210,10 @@ def test_the_picture_of_a_missing_camera_does_not_matter_and_that_it_is_missing_
     model, data, (noise, time) = single(), batch(4), draws(4)
     lacks = torch.tensor([False, True, False, True])
     data[f"{CAMERAS[1]}_is_missing"] = lacks
-    loss, acted = model.losses(data, noise, time)["flow"], model.sample_actions(data, noise[:, 0])
+    loss, acted = model.flow_losses(data, noise, time)["flow"], model.sample_actions(data, noise[:, 0])
     before = gradients(model, loss)
     other = data | {CAMERAS[1]: torch.where(lacks[:, None, None, None], 255 - data[CAMERAS[1]], data[CAMERAS[1]])}
-    again = model.losses(other, noise, time)["flow"]
+    again = model.flow_losses(other, noise, time)["flow"]
     assert torch.equal(loss.sum, again.sum)
     assert same(before, gradients(model, again))
     assert torch.equal(acted, model.sample_actions(other, noise[:, 0]))
@@ -219,16 +221,16 @@ def test_the_picture_of_a_missing_camera_does_not_matter_and_that_it_is_missing_
     changed = (present != acted).flatten(1).any(dim=1)
     assert changed.tolist() == lacks.tolist()
     with pytest.raises(ValueError, match=rf"{CAMERAS[1]}_is_missing has shape"):
-        model.losses(data | {f"{CAMERAS[1]}_is_missing": lacks[:3]}, noise, time)
+        model.flow_losses(data | {f"{CAMERAS[1]}_is_missing": lacks[:3]}, noise, time)
 
 
 def test_a_camera_that_nobody_has_gets_a_gradient_of_zero() -> None:
     """A gradient on all ranks, or they would wait for each other."""
     model, data, (noise, time) = single(cameras=CAMERAS[:1]), batch(2), draws(2)
     data[f"{CAMERAS[0]}_is_missing"] = torch.tensor([True, True])
-    scalar(model.losses(data, noise, time)).backward()
-    assert model.eyes is not None
-    assert all(p.grad is not None and (p.grad == 0).all() for p in model.eyes.parameters())
+    scalar(model.flow_losses(data, noise, time)).backward()
+    assert model.vision is not None
+    assert all(p.grad is not None and (p.grad == 0).all() for p in model.vision.parameters())
 
 
 # -- in detail
@@ -259,11 +261,11 @@ def test_details_add_up_in_any_groups_and_change_nothing(seed: int) -> None:
 
 def test_details_of_a_policy_are_those_of_its_draws_and_dimensions() -> None:
     model, data, (noise, time) = two(), mixed(), draws(4)
-    plain, told = (model.losses(data, noise, time, detail=d)["flow"] for d in (False, True))
+    plain, told = (model.flow_losses(data, noise, time, detail=d)["flow"] for d in (False, True))
     assert torch.equal(plain.sum, told.sum)
     assert told.detail is not None
     for d in range(2):
-        one = model.losses(data, noise[:, d : d + 1], time[:, d : d + 1])["flow"]
+        one = model.flow_losses(data, noise[:, d : d + 1], time[:, d : d + 1])["flow"]
         torch.testing.assert_close(told.detail.sum[:, d].sum(dim=1), one.sum, rtol=1e-4, atol=1e-4)
         assert torch.equal(told.detail.count.sum(dim=1), one.count)
 
@@ -275,14 +277,14 @@ def test_two_heads_survive_the_disk(tmp_path: Any) -> None:
     model, data, (noise, _) = two(), mixed(), draws(4)
     model.save(tmp_path / "policy")
     back = FlowPolicy.load(tmp_path / "policy")
-    assert (back.heads, back.units.arrays()) == (model.heads, model.units.arrays())
+    assert (back.norm_heads, back.units.arrays()) == (model.norm_heads, model.units.arrays())
     assert torch.equal(back.sample_actions(data, noise[:, 0]), model.sample_actions(data, noise[:, 0]))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"heads": ["a"]}, "2 norm heads of 1"),
+        ({"heads": ["a"]}, "2 norm heads, expected 1"),
         ({"heads": ["a", "a"]}, "one name for each"),
         ({"heads": []}, "at least one"),
         ({"dims": {"action": [4, 1]}}, "dims"),

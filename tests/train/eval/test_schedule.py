@@ -28,7 +28,6 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.data import open_data
 from understudy.train.eval import validate
 from understudy.train.eval.validate import ValidationFailed, evaluate
-from understudy.train.step import Draws
 from understudy.train.track import trackers
 from understudy.video.packets import open_packets
 
@@ -238,10 +237,9 @@ def test_a_held_out_frame_that_cannot_be_read_is_left_out(
     config = config_of(data, out)
     with parallel.join_mesh(config) as mesh, small_chunks():
         policy = FlowPolicy.load(out / "policy")
-        draws = Draws(config.seed, validate.DRAWS, config.data.chunk, policy.config.action_dim)
         options: dict[str, Any] = {"open_loop": 1, "per_dim": True}
-        without = evaluate(policy, held.only(chosen), draws, mesh, {"flow": 1.0}, **options)
-        left_out = evaluate(policy, held_out_of(root, True), draws, mesh, {"flow": 1.0}, **options)
+        without = evaluate(policy, held.only(chosen), config.seed, mesh, {"flow": 1.0}, **options)
+        left_out = evaluate(policy, held_out_of(root, True), config.seed, mesh, {"flow": 1.0}, **options)
     assert left_out["loss"] == pytest.approx(without["loss"], rel=1e-5)
     assert left_out["se"] == pytest.approx(without["se"], rel=1e-4)
     (one,), (two,) = left_out["sources"].values(), without["sources"].values()

@@ -24,6 +24,7 @@ from understudy.data.format.features import Feature
 from understudy.distributed import mesh as parallel
 from understudy.distributed.mesh import Mesh
 from understudy.load.eval.validation_data import HeldOut, ahead, dealt, sample_identity, source_key
+from understudy.policies.draws import make_draws
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import Detail, Loss
 from understudy.report.run.tables import told
@@ -31,12 +32,11 @@ from understudy.train.data.data import RunData, open_data
 from understudy.train.eval import validate
 from understudy.train.eval.metrics import TermFound, figures, grouped
 from understudy.train.eval.open_loop import STEPS
-from understudy.train.eval.validate import DRAWS, evaluate
-from understudy.train.step import Draws
+from understudy.train.eval.validate import evaluate
 from understudy.train.track.metrics_file import finite
 
 FLOW = {"flow": 1.0}
-DRAWN = Draws(7, DRAWS, 3, 4)
+DRAWS, SEED = FlowPolicy.validation_draws, 7
 
 
 WIDE = {"wide": 4, "small": 4, "two": 2}  # joints
@@ -89,7 +89,7 @@ def untrained(sources: tuple[SourceConfig, ...], data: RunData) -> FlowPolicy:
 @pytest.fixture(scope="module")
 def whole(sources: tuple[SourceConfig, ...], mesh: Mesh) -> dict[str, Any]:
     data, held = opened(sources)
-    return evaluate(untrained(sources, data), held, DRAWN, mesh, FLOW, open_loop=2, per_dim=True)
+    return evaluate(untrained(sources, data), held, SEED, mesh, FLOW, open_loop=2, per_dim=True)
 
 
 # -- what the numbers are
@@ -116,7 +116,9 @@ def test_it_is_what_a_slow_obvious_computation_finds(sources: tuple[SourceConfig
                     batch[f"{WRIST}_is_missing"] = torch.tensor([False])
                 at = sample_identity(np.array([episode]), np.array([frame]), source_key(name))
                 with torch.no_grad():
-                    loss = policy.losses(batch, *DRAWN.noise_and_time(at), detail=True)["flow"]
+                    loss = policy.losses(batch, make_draws(policy.random_spec("validation"), SEED, at), detail=True)[
+                        "flow"
+                    ]
                 assert loss.detail is not None
                 row = {"source": name, "head": data.heads[data.head_of_source[number]], "task": one["task"]}
                 row |= {"episode": (name, episode), "sum": float(loss.sum), "count": int(loss.count)}
@@ -186,7 +188,7 @@ def test_it_is_what_a_slow_obvious_computation_finds(sources: tuple[SourceConfig
 def validate_noise(at: torch.Tensor) -> np.ndarray:
     from understudy.order import sample_normal
 
-    return sample_normal(DRAWN.seed, "open loop", at.numpy(), (3, 4))
+    return sample_normal(SEED.seed, "open loop", at.numpy(), (3, 4))
 
 
 def test_each_held_out_sample_is_counted_once(sources: tuple[SourceConfig, ...], whole: dict[str, Any]) -> None:
@@ -315,7 +317,7 @@ def test_an_open_loop_error_of_joints_that_never_move_is_none_and_not_the_best(
     data, held = opened(sources[1:2])
     policy = untrained(sources[1:2], data)
     policy.units.action.spread.zero_()
-    result = evaluate(policy, held, Draws(7, DRAWS, 3, 2), mesh, FLOW, open_loop=1)
+    result = evaluate(policy, held, SEED, mesh, FLOW, open_loop=1)
     assert result["open_loop"]["normalised"] is result["open_loop"]["sources"]["two"]["normalised"] is None
     assert result["open_loop"]["sources"]["two"]["mse"]["0"] > 0
     assert "open_loop" not in figures(result)
@@ -337,11 +339,11 @@ def several(sources: tuple[SourceConfig, ...], shards: int, sizes: list[int]) ->
                 config,
                 policy.blocks(),
                 policy.float32_modules(),
-                ("losses", "sample_actions", "sample_future"),
+                policy.forward_methods,
             )
             validate.BATCH = size
             every = 9 if size == 4 else 2  # 9: chunks of which no frame is acted on
-            out.append(evaluate(policy, held, DRAWN, mesh, FLOW, open_loop=every, per_dim=True, threads=1 + mesh.rank))
+            out.append(evaluate(policy, held, SEED, mesh, FLOW, open_loop=every, per_dim=True, threads=1 + mesh.rank))
     return out
 
 
@@ -370,7 +372,9 @@ def test_the_mean_of_means_is_another_number(
         for low in range(0, len(held), size):
             part = slice(low, min(low + size, len(held)))
             with torch.no_grad():
-                loss = policy.losses(held.batch(part), *DRAWN.noise_and_time(held.identity(part)))["flow"]
+                loss = policy.losses(
+                    held.batch(part), make_draws(policy.random_spec("validation"), SEED, held.identity(part))
+                )["flow"]
             means.append(float(loss.sum.sum() / loss.count.sum()))
         return float(np.mean(means))
 
@@ -385,7 +389,7 @@ def test_the_sequence_of_the_sources_changes_nothing(
 ) -> None:
     data, held = opened(sources[::-1])
     assert data.names == ("small", "two", "wide")
-    again = evaluate(untrained(sources, data), held, DRAWN, mesh, FLOW, open_loop=2, per_dim=True, threads=3, memory=0)
+    again = evaluate(untrained(sources, data), held, SEED, mesh, FLOW, open_loop=2, per_dim=True, threads=3, memory=0)
     assert again == whole
 
 
@@ -409,7 +413,7 @@ def test_the_only_dataset_of_a_run_is_known_without_its_name(sources: tuple[Sour
 
 def test_it_repeats_to_the_bit_and_leaves_no_trace(sources: tuple[SourceConfig, ...], mesh: Mesh) -> None:
     data, held = opened(sources[1:2])
-    policy, drawn = untrained(sources, data), Draws(7, DRAWS, 3, 2)
+    policy, drawn = untrained(sources, data), SEED
     policy.train()
     torch.manual_seed(5)
     state = torch.get_rng_state()
@@ -422,7 +426,7 @@ def test_it_repeats_to_the_bit_and_leaves_no_trace(sources: tuple[SourceConfig, 
     assert torch.equal(torch.get_rng_state(), state)
     assert policy.training
     assert all(p.grad is None for p in policy.parameters())
-    assert evaluate(policy, held, Draws(8, DRAWS, 3, 2), mesh, FLOW, open_loop=1) != first
+    assert evaluate(policy, held, 8, mesh, FLOW, open_loop=1) != first
 
 
 def test_dropout_is_off_and_on_again(
@@ -435,7 +439,7 @@ def test_dropout_is_off_and_on_again(
     policy.layers[0].register_forward_hook(lambda module, arguments, result: drop(result))
 
     def found() -> dict[str, Any]:
-        return evaluate(policy, held, DRAWN, mesh, FLOW, open_loop=2, per_dim=True)
+        return evaluate(policy, held, SEED, mesh, FLOW, open_loop=2, per_dim=True)
 
     for training in (True, False):
         policy.train(training)
@@ -456,8 +460,8 @@ def test_pictures_that_are_resized_as_they_are_read_are_those_that_stay_decoded(
     assert {
         k for k, v in given.items() if not (torch.equal(v, kept[k]) if torch.is_tensor(v) else v == kept[k])
     } == set()
-    first = evaluate(policy, held, DRAWN, mesh, FLOW)
-    assert evaluate(policy, held.resident(1 << 30), DRAWN, mesh, FLOW, threads=2) == first
+    first = evaluate(policy, held, SEED, mesh, FLOW)
+    assert evaluate(policy, held.resident(1 << 30), SEED, mesh, FLOW, threads=2) == first
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,7 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.checkpoint.saver import Saver
 from understudy.train.data.data import open_data
 from understudy.train.eval.metrics import figures
-from understudy.train.eval.validate import DRAWS, evaluate
-from understudy.train.step import Draws
+from understudy.train.eval.validate import evaluate
 from understudy.train.track import metrics_file
 
 
@@ -124,9 +123,8 @@ def test_the_training_of_a_mixture_does_not_notice(
     policy.load_state_dict({k.removeprefix("weights/"): t for k, t in one.items() if k.startswith("weights/")})
     held = HeldOut.of(open_data(config), mixed=True)
     assert held is not None
-    draws = Draws(config.seed, DRAWS, config.data.chunk, policy.config.action_dim)
     with parallel.join_mesh(config) as mesh:
-        live = evaluate(policy, held, draws, mesh, {"flow": 1.0}, open_loop=config.val_open_loop)
+        live = evaluate(policy, held, config.seed, mesh, {"flow": 1.0}, open_loop=config.val_open_loop)
     assert now[8] == {"kind": "val", "step": 8, **live}
 
 
@@ -145,7 +143,7 @@ def test_a_policy_that_foresees_is_judged_in_a_mode_that_it_learns(
     (record,) = series(tmp_path / "r", "val")
     assert list(record["terms"]) == list(record["sources"]["two"]["terms"]) == terms
     assert record["loss"] == pytest.approx(sum(term["loss"] for term in record["terms"].values()))
-    assert sum(part["loss"] for part in record["time"]) / DRAWS == pytest.approx(record["loss"])
+    assert sum(part["loss"] for part in record["time"]) / FlowPolicy.validation_draws == pytest.approx(record["loss"])
     assert ("open_loop" in record) == ("flow" in terms)
     assert run.judge(tmp_path / "r") == {key: value for key, value in record.items() if key != "kind"}
 

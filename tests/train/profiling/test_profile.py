@@ -156,7 +156,7 @@ def test_operations_are_those_that_a_step_needs() -> None:
     for kept in ("none", "selective", "full"):
         model = policy()
         apply_activation_checkpointing(model.blocks(), kept)
-        counts[kept] = flops.counted(lambda m=model: scalar(m.losses(batch(3), *draws(3))).backward(), model)
+        counts[kept] = flops.counted(lambda m=model: scalar(m.flow_losses(batch(3), *draws(3))).backward(), model)
     assert counts["none"] == counts["selective"] == counts["full"] > 0  # what is repeated is not counted
 
 

@@ -1,8 +1,8 @@
-"""Normalisation as the policy applies it: one affine map per key and norm head, in float32, and its inverse.
+"""Normalisation by one affine map per key and norm head, in float32, and its inverse.
 
-Every way of normalising (mean and deviation, range, quantiles) is an offset and a spread per dimension; which numbers
-they are is decided where the data is known, and handed in as plain arrays. Robots that differ have maps of their own,
-the heads: each sample says which is its. The formula is written here and nowhere else.
+Every kind of normalisation (mean and deviation, range, quantiles) is an offset and a spread per dimension. The numbers
+come as plain arrays. Robots that differ have maps of their own, the heads; each sample names its head. This is the only
+place with the formula.
 """
 
 from collections.abc import Mapping
@@ -13,17 +13,16 @@ from torch import Tensor, nn
 
 
 class Affine(nn.Module):
-    """(x - offset) / spread per dimension; a constant dimension (spread 0) becomes 0 and comes back as its constant.
+    """Map (x - offset) / spread per dimension; a constant dimension (spread 0) becomes 0, and its constant in reverse.
 
-    The buffers, float32 [H, dim], are not part of the state dict: they are no weights, and the saved policy keeps them
-    in `normalisation.json`, one truth.
+    The buffers, float32 [H, dim], are not part of the state dict: a saved policy has them in `normalisation.json`.
     """
 
     offset: Tensor
     spread: Tensor
 
     def __init__(self, offset: Any, spread: Any) -> None:
-        """offset, spread: [H, dim] arrays, or [dim] of the only head; finite, spread >= 0. Raises ValueError else."""
+        """Make the map from [H, dim] arrays, or [dim] of the only head; finite, spread >= 0, else ValueError."""
         super().__init__()
         try:
             offset, spread = (torch.as_tensor(array, dtype=torch.float32).clone() for array in (offset, spread))
@@ -38,12 +37,14 @@ class Affine(nn.Module):
         self.register_buffer("spread", spread.view(-1, spread.shape[-1]), persistent=False)
 
     def normalise(self, x: Tensor, head: Tensor | None = None) -> Tensor:
-        """[..., dim] in the robot's units -> float32 [..., dim].
+        """Normalise [..., dim] in the robot's units to float32 [..., dim].
 
         Args:
+            x: the values.
             head: int64 [B], the row of each sample x[b]; None: the only one.
+
         Raises:
-            ValueError: no `head` where there are several, or one that there is not.
+            ValueError: `head` is missing where there are several, or out of range.
         """
         offset, spread = self._rows(x, head)
         constant = spread == 0
@@ -51,18 +52,21 @@ class Affine(nn.Module):
         return torch.where(constant, 0.0, scaled)
 
     def unnormalise(self, x: Tensor, head: Tensor | None = None) -> Tensor:
-        """The inverse: float32 [..., dim] -> float32 [..., dim] in the robot's units. Arguments and errors as there."""
+        """Invert `normalise`: float32 [..., dim] -> float32 [..., dim] in the robot's units."""
         offset, spread = self._rows(x, head)
         return x.float() * spread + offset
 
     def arrays(self) -> dict[str, list[list[float]]]:
-        """offset and spread as [H][dim] lists; float32 -> float64 -> text -> float32 is exact."""
+        """Return offset and spread as [H][dim] lists; float32 -> float64 -> text -> float32 is exact."""
         return {"offset": self.offset.tolist(), "spread": self.spread.tolist()}
 
     @staticmethod
-    def of(arrays: Mapping[str, Any], key: str, dim: int, heads: int = 1) -> "Affine":
-        """The maps of one key from {"offset": ..., "spread": ...}. Raises ValueError when they are not `dim` wide, or
-        not as many as `heads`."""
+    def from_arrays(arrays: Mapping[str, Any], key: str, dim: int, heads: int = 1) -> "Affine":
+        """Make the maps of one key from {"offset": ..., "spread": ...}.
+
+        Raises:
+            ValueError: they are not `dim` wide, or not as many as `heads`.
+        """
         missing = {"offset", "spread"} - set(arrays)
         if missing:
             raise ValueError(f"normalisation of {key!r} lacks {sorted(missing)}")
@@ -71,7 +75,7 @@ class Affine(nn.Module):
         if width != dim:
             raise ValueError(f"normalisation of {key!r} is {width} wide, the policy expects {dim}")
         if rows != heads:
-            raise ValueError(f"normalisation of {key!r} is there for {rows} norm heads of {heads}")
+            raise ValueError(f"normalisation of {key!r} has {rows} norm heads, expected {heads}")
         return affine
 
     def _rows(self, x: Tensor, head: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -86,14 +90,14 @@ class Affine(nn.Module):
 
 
 def of_head(table: Tensor, head: Tensor | None) -> Tensor:
-    """Each sample's row of a table [H, dim]: [B, dim] by head, int64 [B]; [1, dim], the only one, where that is None.
+    """Return each sample's row of a table [H, dim]: [B, dim] by head, int64 [B]; the only row [1, dim] for None.
 
     Raises:
-        ValueError: no head where there are several, or one that there is not. (On a GPU that ends the process.)
+        ValueError: `head` is missing where there are several, or out of range. (On a GPU that ends the process.)
     """
     if head is None:
         if len(table) != 1:
-            raise ValueError(f"there are {len(table)} norm heads: tell which each sample is of, head [B]")
+            raise ValueError(f"there are {len(table)} norm heads: give the head of each sample, head [B]")
         return table
     if head.ndim != 1 or head.dtype != torch.int64:
         raise ValueError(f"head is {head.dtype} of shape {tuple(head.shape)}, expected int64 (B,)")

@@ -17,22 +17,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 VECTOR = 64
-"""Numbers that no machine takes more of at once (AVX-512: twice 16 of float32)."""
+"""Numbers: at least the vector width of any CPU (AVX-512: twice 16 of float32)."""
 
 
 def noisy_actions(actions: Tensor, noise: Tensor, time: Tensor) -> Tensor:
-    """Point x_t on the straight path. actions, noise [..., T, A] float32, time [...] in [0, 1] -> [..., T, A]."""
+    """Compute x_t on the straight path. actions, noise [..., T, A] float32, time [...] in [0, 1] -> [..., T, A]."""
     t = time[..., None, None]
     return t * noise + (1 - t) * actions
 
 
 def velocity(actions: Tensor, noise: Tensor) -> Tensor:
-    """The path's velocity, which the network learns to predict; the same at every time. [..., T, A]."""
+    """Compute the velocity of the path, the target of the network; equal at every time. [..., T, A]."""
     return noise - actions
 
 
 def spread_times(uniform: Tensor) -> Tensor:
-    """Flow times from uniform draws, one stratum per draw of a sample.
+    """Map uniform draws to flow times, one stratum per draw of a sample.
 
     Args:
         uniform: float32 [B, D] in [0, 1), independent.
@@ -44,14 +44,14 @@ def spread_times(uniform: Tensor) -> Tensor:
     draws = uniform.shape[1]
     strata = torch.arange(draws, dtype=uniform.dtype, device=uniform.device)
     places = (strata + uniform) / draws
-    # Behind the last whole vector of the machine torch takes powers one by one, and rounds them otherwise: a sample's
-    # times would depend on how many are drawn with it, and so on the number of processes. Padded, all are whole.
+    # Behind the last full vector torch computes powers one by one, with another rounding. A sample's times would then
+    # depend on the number of samples drawn with it, and so on the number of processes. Padding fills all vectors.
     padded = F.pad(places.flatten(), (0, -places.numel() % VECTOR))
     return padded.pow(2.0 / 3.0)[: places.numel()].view_as(places)
 
 
 def euler(field: Callable[[Tensor, Tensor], Tensor], noise: Tensor, steps: int) -> Tensor:
-    """Walk the learned velocity field from noise (t = 1) to actions (t = 0) in equal Euler steps.
+    """Integrate the learned velocity field from noise (t = 1) to actions (t = 0) in equal Euler steps.
 
     Args:
         field: (x [B, T, A], time [B]) -> velocity [B, T, A].

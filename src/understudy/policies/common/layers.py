@@ -1,7 +1,7 @@
-"""The few layers the policies are made of. Each says its precision: parameters are cast to the input's dtype.
+"""Layers of the policies with explicit precision: parameters are cast to the input's dtype.
 
-Parameters stay in the dtype they are stored in (float32 for training); computation happens in the dtype of what flows
-in, and normalisation layers compute in float32. No autocast: what runs in which precision can be read here.
+Parameters keep their stored dtype (float32 for training). Layers compute in the dtype of their input, normalisation
+layers in float32. There is no autocast: this file shows the precision of each operation.
 """
 
 import torch
@@ -13,6 +13,7 @@ class Linear(nn.Linear):
     """y = x W^T + b in x's dtype."""
 
     def forward(self, input: Tensor) -> Tensor:
+        """Map [..., in] to [..., out]."""
         return F.linear(input, self.weight.to(input.dtype), None if self.bias is None else self.bias.to(input.dtype))
 
 
@@ -20,6 +21,7 @@ class Conv1d(nn.Conv1d):
     """1-D convolution in x's dtype, zero padding as given."""
 
     def forward(self, input: Tensor) -> Tensor:
+        """Convolve the input."""
         bias = None if self.bias is None else self.bias.to(input.dtype)
         return self._conv_forward(input, self.weight.to(input.dtype), bias)
 
@@ -28,32 +30,33 @@ class Conv2d(nn.Conv2d):
     """2-D convolution in x's dtype, zero padding as given."""
 
     def forward(self, input: Tensor) -> Tensor:
+        """Convolve the input."""
         bias = None if self.bias is None else self.bias.to(input.dtype)
         return self._conv_forward(input, self.weight.to(input.dtype), bias)
 
 
 def layer_norm(x: Tensor) -> Tensor:
-    """Zero mean, unit variance over the last dimension, computed in float32, without learned scale."""
+    """Normalise to zero mean and unit variance over the last dimension, computed in float32, without learned scale."""
     return F.layer_norm(x.float(), x.shape[-1:]).to(x.dtype)
 
 
 def group_norm(x: Tensor, groups: int) -> Tensor:
-    """Zero mean, unit variance over each group of channels and all places of [B, C, H, W], computed in float32.
+    """Normalise to zero mean and unit variance over each group of channels and all places of [B, C, H, W], in float32.
 
-    Per sample, so a sample's output does not depend on which others are in its batch (batch norm's would).
+    It works per sample, so the output of a sample does not depend on the rest of its batch (batch norm's would).
     """
     return F.group_norm(x.float(), groups).to(x.dtype)
 
 
 def zero_init(layer: Linear) -> Linear:
-    """The layer with weight and bias 0: a residual or modulation that starts as the identity."""
+    """Set weight and bias of a layer to 0: a residual or modulation that starts as the identity."""
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
 
 
 def sinusoids(time: Tensor, dim: int, min_period: float = 4e-3, max_period: float = 4.0) -> Tensor:
-    """Sine-cosine features of a time in [0, 1], with the log-spaced periods of pi0. [...] -> float32 [..., dim]."""
+    """Compute sine-cosine features of times in [0, 1], with pi0's log-spaced periods. [...] -> float32 [..., dim]."""
     if dim % 2:
         raise ValueError(f"dim={dim}: sine-cosine features come in pairs, use an even number")
     exponents = torch.linspace(0.0, 1.0, dim // 2, device=time.device)
@@ -65,11 +68,13 @@ class Layer(nn.Module):
     """A residual MLP layer modulated by the condition (adaLN-zero, Peebles & Xie 2023, "Scalable Diffusion Models")."""
 
     def __init__(self, width: int) -> None:
+        """Build the layer for vectors of `width`."""
         super().__init__()
         self.modulate = zero_init(Linear(width, 3 * width))
         self.grow = Linear(width, 2 * width)
         self.shrink = Linear(2 * width, width)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        """Map x and condition, [..., width] each, to [..., width]."""
         scale, shift, gate = self.modulate(condition).chunk(3, dim=-1)
         return x + gate * self.shrink(F.gelu(self.grow(layer_norm(x) * (1 + scale) + shift)))

@@ -1,10 +1,10 @@
-"""Task modes: what a sample is a lesson in. Which of the streams is given, and which are to be found from noise.
+"""Task modes of a sample: the streams that are inputs, and the streams that the network predicts.
 
-    policy              what to do, and what comes of it     trains both losses
-    forward_dynamics    the actions are given                trains the loss of the future alone
-    inverse_dynamics    the future is given                  trains the loss of the actions alone
+    policy              actions and future are predicted    trains both losses
+    forward_dynamics    the actions are given               trains the loss of the future only
+    inverse_dynamics    the future is given                 trains the loss of the actions only
 
-A stream that is given enters the network as it is, at flow time 0. A policy without a future learns the first alone.
+A given stream enters the network without noise, at flow time 0. A policy without a future has the first mode only.
 No torch here, so that settings can be checked without it.
 """
 
@@ -13,7 +13,7 @@ FLOW, DYNAMICS = "flow", "dynamics"
 
 POLICY, FORWARD, INVERSE = "policy", "forward_dynamics", "inverse_dynamics"
 MODES = (POLICY, FORWARD, INVERSE)
-"""In the sequence of the numbers that a batch has under `mode`."""
+"""Modes; their positions are the numbers under `mode` in a batch."""
 
 TRAINS = {POLICY: (FLOW, DYNAMICS), FORWARD: (DYNAMICS,), INVERSE: (FLOW,)}
-"""The loss terms that a mode trains, of those that a policy has; the stream of any other is given."""
+"""Loss terms that each mode trains, of those that a policy has; the streams of the others are given."""

@@ -1,11 +1,11 @@
-"""Between the robot's units and the network's numbers: norm heads, missing dimensions, differences; and back.
+"""Conversion between the robot's units and the network's: norm heads, missing dimensions, differences to the state.
 
-A norm head is what robots with one body and one way of control share: a normalisation of their own, and how many
-dimensions they have. Behind those a vector is padded to the width of the widest, and everything here is 0 there,
-whatever the batch holds: neither NaN nor noise in a dimension that a robot does not have reaches the network.
+Robots with one body and one control mode share a norm head: its normalisation and its number of dimensions. Vectors are
+padded to the width of the widest robot. All values behind a robot's own dimensions are 0 here for any content of the
+batch: neither NaN nor noise in a dimension that a robot does not have reaches the network.
 
-Actions may be learnt as differences to the state of now, dimension by dimension (a gripper's often are not): taken
-before they are normalised, added again behind the network.
+Actions may be learnt as differences to the current state, dimension by dimension (a gripper's often are not). The state
+is subtracted before the normalisation and added again behind the network.
 """
 
 from collections.abc import Mapping
@@ -29,16 +29,18 @@ class Units(nn.Module):
     """bool [H, A]: the dimensions that are differences; None where none is."""
 
     def __init__(self, normalisation: Mapping[str, Any], widths: Mapping[str, int]) -> None:
-        """normalisation, of H heads:
+        """Read the normalisation of H heads.
 
-            "heads": H names; without it there is one, and what follows may lack its first dimension
+            "heads": H names; without it there is one, and the arrays may lack their first dimension
             "action", "observation.state": {"offset": [H][dim], "spread": [H][dim]}, see `affine.py`
             "delta": bool [H][A], the dimensions of the action that are learnt as difference to that of the same number
                 of the state; without it none
             "dims": {"action": [H], "observation.state": [H]}, how many dimensions are a head's own; without it all
 
-        widths: of the keys that the policy uses. Raises ValueError when an entry is missing, of the wrong width, or
-        cannot be undone.
+        `widths` are those of the keys that the policy uses.
+
+        Raises:
+            ValueError: an entry is missing, of the wrong width, or cannot be inverted.
         """
         super().__init__()
         for key in widths:
@@ -49,8 +51,8 @@ class Units(nn.Module):
             raise ValueError(f"normalisation names the heads {list(self.heads)}: one name for each, at least one")
         count = len(self.heads)
         # Module names may not contain dots.
-        self.action = Affine.of(normalisation[ACTION], ACTION, widths[ACTION], count)
-        self.state = Affine.of(normalisation[STATE], STATE, widths[STATE], count) if STATE in widths else None
+        self.action = Affine.from_arrays(normalisation[ACTION], ACTION, widths[ACTION], count)
+        self.state = Affine.from_arrays(normalisation[STATE], STATE, widths[STATE], count) if STATE in widths else None
         self.widths = dict(widths)
         self.dims: dict[str, list[int]] = {}
         for key, width in widths.items():
@@ -67,50 +69,49 @@ class Units(nn.Module):
         self.register_buffer("delta", delta if delta.any() else None, persistent=False)
 
     def head(self, batch: Mapping[str, Any]) -> Tensor | None:
-        """int64 [B], or None where there is only one head and the batch says nothing. Raises ValueError otherwise."""
+        """Return the head of each sample, int64 [B]; None where there is one head and the batch names none."""
         if HEAD not in batch and len(self.heads) > 1:
             names = ", ".join(self.heads)
             raise ValueError(f"the policy has the norm heads {names}: the batch must number each sample's, 'head' [B]")
         return batch.get(HEAD)
 
     def dim_is_pad(self, key: str, batch: Mapping[str, Any]) -> Tensor | None:
-        """bool [B, dim], True where a sample's robot has no such dimension, by its head or by the batch's
-        `<key>_dim_is_pad`; None where all have all."""
+        """Return the padded dimensions, bool [B, dim], by head and by `<key>_dim_is_pad`; None where there are none."""
         past: Tensor | None = getattr(self, f"{_short(key)}_past")
         found = None
         if past is not None:
             found = of_head(past, self.head(batch))  # [B, dim]; [1, dim] of the only head
-        if (told := batch.get(f"{key}_dim_is_pad")) is not None:
-            check_shape(f"{key}_dim_is_pad", told, (None, self.widths[key]))
-            found = told if found is None else found | told
+        if (given := batch.get(f"{key}_dim_is_pad")) is not None:
+            check_shape(f"{key}_dim_is_pad", given, (None, self.widths[key]))
+            found = given if found is None else found | given
         return found
 
     def actions(self, batch: Mapping[str, Any]) -> Tensor:
-        """The batch's `action` [B, T, A], normalised, float32; differences where its head learns those."""
+        """Normalise `action` [B, T, A] of a batch, float32; differences to the state where its head learns those."""
         actions, head = value_of(batch, ACTION).float(), self.head(batch)
         if (now := self._learnt_from(batch)) is not None:
             actions = actions - now[:, None]
         return blanked(self.action.normalise(actions, head), self.dim_is_pad(ACTION, batch))
 
     def robot_actions(self, x: Tensor, batch: Mapping[str, Any]) -> Tensor:
-        """The inverse: float32 [B, T, A] -> in the robot's units; 0 behind its own dimensions."""
+        """Convert normalised actions, float32 [B, T, A], to the robot's units; 0 behind its own dimensions."""
         actions = self.action.unnormalise(x, self.head(batch))
         if (now := self._learnt_from(batch)) is not None:
             actions = actions + now[:, None]
         return blanked(actions, self.dim_is_pad(ACTION, batch))
 
     def states(self, batch: Mapping[str, Any], values: Tensor) -> Tensor:
-        """States of the batch's samples, [B, ..., S], normalised, float32."""
+        """Normalise states [B, ..., S] of the samples of a batch, float32."""
         assert self.state is not None
         return blanked(self.state.normalise(values, self.head(batch)), self.dim_is_pad(STATE, batch))
 
     def robot_states(self, x: Tensor, batch: Mapping[str, Any]) -> Tensor:
-        """The inverse: float32 [B, ..., S] -> in the robot's units; 0 behind its own dimensions."""
+        """Convert normalised states, float32 [B, ..., S], to the robot's units; 0 behind its own dimensions."""
         assert self.state is not None
         return blanked(self.state.unnormalise(x, self.head(batch)), self.dim_is_pad(STATE, batch))
 
     def arrays(self) -> dict[str, Any]:
-        """The normalisation, as JSON has it; `Units` of it is the same to the bit."""
+        """Return the normalisation as JSON values; `Units` of it is equal to the bit."""
         found: dict[str, Any] = {"heads": list(self.heads), ACTION: self.action.arrays()}
         if self.state is not None:
             found[STATE] = self.state.arrays()
@@ -118,7 +119,7 @@ class Units(nn.Module):
         return found | {"delta": (none if self.delta is None else self.delta).tolist(), "dims": dict(self.dims)}
 
     def _learnt_from(self, batch: Mapping[str, Any]) -> Tensor | None:
-        """What is subtracted from the actions: float32 [B, A], the state of now where they are differences, else 0."""
+        """Values to subtract from the actions, float32 [B, A]: the current state where they are differences, else 0."""
         if self.delta is None:
             return None
         mask = of_head(self.delta, self.head(batch))  # [B, A]
@@ -132,19 +133,19 @@ class Units(nn.Module):
             of = f"of head {self.heads[head]!r} " if len(self.heads) > 1 else ""
             have = f"{own} wide" if own else "no input of this policy"
             raise ValueError(
-                f"action[{dim}] {of}is learnt as difference to the state, and could not be told back: "
+                f"action[{dim}] {of}is learnt as difference to the state, and cannot be inverted: "
                 f"its action is {self.dims[ACTION][head]} wide, its state {have}; learn it as it is"
             )
 
 
 def state_now(batch: Mapping[str, Any]) -> Tensor:
-    """The state at the time of acting [B, S], of `observation.state` [B, S] or [B, 1 + T, S], the future behind it."""
+    """Return the current state [B, S] of `observation.state` [B, S] or [B, 1 + T, S] with its future."""
     state: Tensor = value_of(batch, STATE)
     return state[:, 0] if state.ndim == 3 else state
 
 
 def blanked(x: Tensor, dim_is_pad: Tensor | None) -> Tensor:
-    """x [B, ..., dim] with 0 in the dimensions that `dim_is_pad` [B, dim] names."""
+    """Return x [B, ..., dim] with 0 in the padded dimensions of `dim_is_pad` [B, dim]."""
     if dim_is_pad is None:
         return x
     rows, dim = dim_is_pad.shape

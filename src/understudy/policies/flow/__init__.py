@@ -1,6 +1,7 @@
 """A flow-matching policy of about a million parameters.
 
-model     `FlowPolicy` and its config
+config    settings and config
+model     `FlowPolicy`
 vision    the image encoder
 text      instructions as UTF-8 bytes
 """

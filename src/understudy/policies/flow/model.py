@@ -1,94 +1,45 @@
-"""FlowPolicy: pictures, state and text in, a chunk of actions out, by flow matching. About a million parameters.
+"""FlowPolicy: images, state and text in, a chunk of actions out, by flow matching. About a million parameters.
 
-The whole model reads top to bottom: encode what the robot sees and is told into one vector, then let a residual MLP
-predict the velocity of the whole chunk at once (`policies/common/flow_matching.py` has the path and the convention of
-time). Everything random is an argument, so the same batch, noise and time give the same numbers anywhere. In and out
-are the robot's units: the normalisation belongs to the policy and is saved with it (`policies/common/units.py`).
+The model reads top to bottom: encode images, state and instruction into one vector, then let a residual MLP predict
+the velocity of the whole chunk at once. `policies/common/flow_matching.py` has the path and the convention of time.
+All random numbers are arguments, so the same batch, noise and time give the same numbers anywhere. Inputs and outputs
+are in the robot's units: the normalisation belongs to the policy and is saved with it (`policies/common/units.py`).
 
-With `future` the same network also learns what comes of the actions: the states that follow are a second stream beside
-the chunk of actions, with a flow time of its own, and whichever is given (time 0) the other is found from it: forward
-and inverse dynamics (`policies/common/modes.py`), as in Zhu et al. 2025, "Unified World Models".
+With `future` the same network also predicts the states that follow. They are a second stream beside the chunk of
+actions, with a flow time of its own. Given one stream (time 0), the network finds the other: forward and inverse
+dynamics (`policies/common/modes.py`), as in Zhu et al. 2025, "Unified World Models".
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from understudy.batch_keys import ACTION, MODE, STATE, TASK
-from understudy.policies import pretrained
 from understudy.policies.batch import check_shape, value_of
-from understudy.policies.common.flow_matching import euler, noisy_actions, velocity
+from understudy.policies.common.flow_matching import euler, noisy_actions, spread_times, velocity
 from understudy.policies.common.layers import Layer, Linear, layer_norm, sinusoids, zero_init
 from understudy.policies.common.modes import DYNAMICS, FLOW, FORWARD, MODES, POLICY, TRAINS
 from understudy.policies.common.units import Units, blanked, state_now
+from understudy.policies.draws import Draws, RandomSpec, Use
+from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.text import TextEncoder
-from understudy.policies.flow.vision import PictureEncoder
+from understudy.policies.flow.vision import ImageEncoder
 from understudy.policies.losses import Loss, masked_squared_error, valid_elements
-
-
-@dataclass(frozen=True)
-class FlowPolicyConfig:
-    """What a FlowPolicy is. The first block comes from the dataset's features, the rest is the network."""
-
-    action_dim: int
-    """Width of one action."""
-    state_dim: int = 0
-    """Width of `observation.state`; 0: the policy has no state."""
-    cameras: tuple[str, ...] = ()
-    """Keys of the pictures, in the order they are encoded; empty: the policy is blind."""
-    chunk: int = 8
-    """Actions predicted at once (T)."""
-    picture: tuple[int, int] = (64, 64)
-    """Height and width the network sees; pictures of another size are area-averaged to it."""
-    text_bytes: int = 96
-    """Length of the instruction in bytes, with its start token; longer ones are cut."""
-    channels: int = 24
-    """Channels of the picture network (a multiple of 8)."""
-    blocks: int = 3
-    """Residual blocks of the picture network."""
-    points: int = 32
-    """Keypoints read from each picture (even: half from the network's maps, half from the plain colours)."""
-    width: int = 192
-    """Width of the condition and of the action network."""
-    layers: int = 3
-    """Residual layers of the action network."""
-    compute: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the network's arithmetic; normalisation, the flow and the loss are float32 always."""
-    future: bool = False
-    """Also learn the states that follow each action of the chunk, and thereby forward and inverse dynamics."""
-
-    @property
-    def noise_dim(self) -> int:
-        """Width of the noise that a slot of the chunk begins as: of the action, and of the state behind it."""
-        return self.action_dim + (self.state_dim if self.future else 0)
-
-    def __post_init__(self) -> None:
-        for name in ("action_dim", "chunk", "text_bytes", "channels", "blocks", "points", "width", "layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
-        if self.state_dim < 0:
-            raise ValueError(f"state_dim={self.state_dim}: must be 0 (no state) or more")
-        if self.future and not self.state_dim:
-            raise ValueError(f"future={self.future}, state_dim=0: without a state there is no future to learn")
-        if self.channels % 8 or self.width % 8:
-            raise ValueError(f"channels={self.channels}, width={self.width}: both must be multiples of 8")
-        if self.points % 2:
-            raise ValueError(f"points={self.points}: must be even, half of them look at colours")
-        if len(self.picture) != 2 or any(side < 8 or side % 4 for side in self.picture):
-            raise ValueError(f"picture={self.picture}: height and width must be multiples of 4, at least 8")
-
+from understudy.policies.policy import Policy
 
 KEY_OF = {FLOW: ACTION, DYNAMICS: STATE}
-"""Where a batch has what a loss term is about."""
+"""Key of a batch that each loss term predicts."""
+
+VALIDATION_DRAWS = 8
+"""Noises and flow times per sample of a validation."""
 
 
 class _Stream(NamedTuple):
-    """What one loss term is about: the chunk of actions, or the states that follow."""
+    """Target of one loss term: the chunk of actions, or the states that follow."""
 
     clean: Tensor
     """float32 [B, T, dim], normalised, 0 in padded slots and dimensions."""
@@ -97,27 +48,32 @@ class _Stream(NamedTuple):
     dim_is_pad: Tensor | None
     """bool [B, dim]."""
     given: Tensor | None
-    """bool [B], True where the sample's mode gives it instead of asking for it; None: nowhere."""
+    """bool [B], True where the sample's mode gives the target as an input; None: nowhere."""
 
 
-class FlowPolicy(nn.Module):
-    """The policy. `FlowPolicy(config, normalisation)` with freshly drawn weights (from torch's generator), or `load`.
+class FlowPolicy(Policy):
+    """Flow-matching policy. `FlowPolicy(config, normalisation)` has fresh weights from torch's generator.
 
-    A batch is a dict with the keys of `input_keys`: each camera uint8 [B, 3, H, W]; `observation.state` [B, S]; `task`
-    a sequence of B strings; for training also `action` [B, T, A] and `action_is_pad` bool [B, T].
-
-    Where robots differ, also `head` int64 [B] (see `policies/common/units.py`; needed where there are several),
-    `action_dim_is_pad` bool [B, A] and `observation.state_dim_is_pad` bool [B, S], and `<camera>_is_missing` bool [B]:
-    what they name counts nothing and reaches nothing, whatever stands there. With `future`: to train
-    `observation.state` [B, 1 + T, S], of now and after each action, `observation.state_is_pad` bool [B, 1 + T], and
-    where it is not always "policy" `mode` int64 [B] (`modes.MODES`); to act [B, S] is enough.
+    For the keys of a batch see `Policy`. Padded dimensions and missing cameras count nothing and reach nothing,
+    whatever values the batch holds there. With `future`, training needs `observation.state` [B, 1 + T, S], of now and
+    after each action, and `observation.state_is_pad` bool [B, 1 + T]. It also needs `mode` int64 [B] (`modes.MODES`)
+    unless all samples have mode "policy". To act, [B, S] is enough.
     """
 
-    def __init__(self, config: FlowPolicyConfig, normalisation: Mapping[str, Any]) -> None:
-        """normalisation: {"heads": [...], "action": {"offset": [H][A], "spread": [H][A]}, "observation.state": ...,
-        "delta": ..., "dims": ...}; see `policies/common/units.py`.
+    forward_methods: ClassVar[tuple[str, ...]] = ("losses", "act", "sample_actions", "sample_future")
+    validation_draws = VALIDATION_DRAWS
+    config: FlowPolicyConfig
 
-        Raises ValueError when an entry is missing, of the wrong width, or cannot be undone.
+    def __init__(self, config: FlowPolicyConfig, normalisation: Mapping[str, Any]) -> None:
+        """Build the network.
+
+        Args:
+            config: see `FlowPolicyConfig`.
+            normalisation: {"heads": [...], "action": {"offset": [H][A], "spread": [H][A]}, "observation.state": ...,
+                "delta": ..., "dims": ...}; see `policies/common/units.py`.
+
+        Raises:
+            ValueError: an entry is missing, of the wrong width, or cannot be inverted.
         """
         super().__init__()
         self.config = config
@@ -126,8 +82,8 @@ class FlowPolicy(nn.Module):
         )
         width = config.width
         self.text = TextEncoder(config.text_bytes, 64, width)
-        self.eyes = (
-            PictureEncoder(
+        self.vision = (
+            ImageEncoder(
                 len(config.cameras), config.picture, config.channels, config.blocks, config.points, condition=width
             )
             if config.cameras
@@ -135,49 +91,57 @@ class FlowPolicy(nn.Module):
         )
         seen = len(config.cameras) * 2 * config.points
         self.fuse = Linear(seen + config.state_dim + width, width)
-        self.fuse_again = Linear(width, width)
+        self.fuse2 = Linear(width, width)
         self.time = Linear(64 * len(self._streams), width)
-        self.enter = Linear(config.chunk * config.noise_dim, width)
+        self.in_proj = Linear(config.chunk * config.noise_dim, width)
         self.layers = nn.ModuleList(Layer(width) for _ in range(config.layers))
-        self.leave = zero_init(Linear(width, config.chunk * config.noise_dim))
+        self.out_proj = zero_init(Linear(width, config.chunk * config.noise_dim))
 
     @property
-    def input_keys(self) -> tuple[str, ...]:
-        """Keys a batch must have to act: the cameras, `observation.state` where used, `task`."""
-        return (*self.config.cameras, *((STATE,) if self.config.state_dim else ()), TASK)
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """Names of the norm heads, in the sequence of the numbers that a batch has under `head`."""
-        return self.units.heads
-
-    @property
-    def terms(self) -> tuple[str, ...]:
-        """Names of the loss terms."""
+    def loss_terms(self) -> tuple[str, ...]:
+        """Names of the loss terms: `flow` of the actions, and with a future `dynamics` of the states."""
         return self._streams
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """The task modes that it can be trained in."""
+        """Task modes that the policy can be trained in."""
         return MODES if self.config.future else (POLICY,)
 
     def blocks(self) -> list[nn.Module]:
-        """Where the network may be cut: modules that are given tensors of the same shapes in every step, hold much of
-        it, and not one another. A run recomputes, compiles and shards these one by one. (The text encoder is given
-        sentences, as many as differ.)"""
-        return [*(self.eyes.blocks if self.eyes is not None else ()), *self.layers]
+        """Modules to recompute, compile and shard one by one. The text encoder is none: its shapes change."""
+        return [*(self.vision.blocks if self.vision is not None else ()), *self.layers]
 
     def float32_modules(self) -> list[nn.Module]:
-        """Modules that compute in float32 from float32 weights whatever `config.compute` says."""
+        """The layer of the text encoder whose output is a phase in radians."""
         return [self.text.out]
 
-    def counts(self, batch: Mapping[str, Any], draws: int) -> dict[str, Tensor]:
-        """Valid elements of a batch per loss term with `draws` draws per sample, int64 []: known before any loss is,
-        so that a step can divide by the count over all ranks and micro-batches."""
+    def random_spec(self, use: Use) -> dict[str, RandomSpec]:
+        """Noise and flow time of D draws per sample, one time per stratum; to act one noise.
+
+        With a future its noise and times are independent of the actions'. Both streams have one time per stratum, and
+        "future stratum" is the random pairing of the two.
+        """
+        config, draws = self.config, VALIDATION_DRAWS if use == "validation" else self.config.draws
+        if use == "act":
+            return {"noise": RandomSpec("normal", (config.chunk, config.noise_dim))}
+        spec = {
+            "flow noise": RandomSpec("normal", (draws, config.chunk, config.action_dim)),
+            "flow time": RandomSpec("uniform", (draws,), spread_times),
+        }
+        if config.future:
+            spec |= {
+                "future noise": RandomSpec("normal", (draws, config.chunk, config.state_dim)),
+                "future time": RandomSpec("uniform", (draws,), spread_times),
+                "future stratum": RandomSpec("uniform", (draws,), partial(torch.argsort, dim=1)),
+            }
+        return spec
+
+    def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
+        """Number of valid elements in a batch per loss term, int64 []."""
         return {
             term: valid_elements(
                 _uncounted(self._is_pad(batch, term), self._given(batch, term)),
-                draws,
+                draws["flow time"].shape[1],
                 self._width(term),
                 self.units.dim_is_pad(KEY_OF[term], batch),
             ).sum()
@@ -185,6 +149,16 @@ class FlowPolicy(nn.Module):
         }
 
     def losses(
+        self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str] | None = None, detail: bool = False
+    ) -> dict[str, Loss]:
+        """Flow-matching loss per sample (`flow_losses`) from the draws of `random_spec`."""
+        noise, time = draws["flow noise"], draws["flow time"]
+        if self.config.future:
+            noise = torch.cat([noise, draws["future noise"]], dim=3)
+            time = torch.stack([time, draws["future time"].gather(1, draws["future stratum"])], dim=2)
+        return self.flow_losses(batch, noise, time, terms, detail)
+
+    def flow_losses(
         self,
         batch: Mapping[str, Any],
         noise: Tensor,
@@ -192,19 +166,21 @@ class FlowPolicy(nn.Module):
         terms: Collection[str] | None = None,
         detail: bool = False,
     ) -> dict[str, Loss]:
-        """Flow-matching loss per sample.
+        """Flow-matching loss per sample at given noise and flow times.
 
         Args:
             batch: see the class.
-            noise: float32 [B, D, T, A], standard normal; D independent draws per sample share one look at the pictures,
-                which is most of the cost. With a future [B, D, T, A + S], the noise of the states behind.
-            time: float32 [B, D] in [0, 1], 1 is noise (see `flow.spread_times`). With a future [B, D, 2], of the
-                actions and of the states.
-            terms: those to compute, of `self.terms`; None: all.
-            detail: also by draw and dimension; the rest is the same to the bit.
+            noise: float32 [B, D, T, A], standard normal; the D independent draws of a sample share one pass over its
+                images, which is most of the cost. With a future [B, D, T, A + S], the noise of the states behind.
+            time: float32 [B, D] in [0, 1], 1 is noise (see `spread_times`). With a future [B, D, 2], of the actions
+                and of the states.
+            terms: loss terms to compute, of `loss_terms`; None: all.
+            detail: also by draw and dimension; the rest is equal to the bit.
+
         Returns:
             {"flow": Loss, "dynamics": Loss}, the second with a future: mean squared velocity error in normalised units
-            over unpadded slots and dimensions; 0 elements of a sample whose mode gives what a term is about.
+            over unpadded slots and dimensions. A sample whose mode gives the target of a term has 0 elements there.
+
         Raises:
             ValueError: a missing key or a wrong shape, by name.
         """
@@ -214,7 +190,8 @@ class FlowPolicy(nn.Module):
         streams = [self._stream(batch, term) for term in self._streams]
         check_shape("noise", noise, (len(streams[0].clean), None, self.config.chunk, self.config.noise_dim))
         check_shape("time", time, (*noise.shape[:2], *((len(streams),) if len(streams) > 1 else ())))
-        noises, times = self._split(noise), list(time.view(*noise.shape[:2], -1).unbind(dim=2))  # one per stream
+        noises, drawn = self._split(noise), time.view(*noise.shape[:2], -1).unbind(dim=2)  # one per stream
+        times = list(drawn)
         points, targets = [], []
         for number, (stream, own) in enumerate(zip(streams, noises)):
             if stream.given is not None:
@@ -223,19 +200,31 @@ class FlowPolicy(nn.Module):
             points.append(blanked(noisy_actions(clean, own, times[number]), stream.dim_is_pad))
             targets.append(velocity(clean, own))
         predicted = self._velocity(torch.cat(points, dim=3), torch.stack(times, dim=2), self._condition(batch))
-        return {
+        found = {
             term: masked_squared_error(each, target, _uncounted(s.is_pad, s.given), s.dim_is_pad, detail)
             for term, each, target, s in zip(self._streams, self._split(predicted), targets, streams)
             if term in wanted
         }
+        if detail:  # the d-th earliest of a sample's stratified times lies in the d-th interval
+            order = {term: own.argsort(dim=1) for term, own in zip(self._streams, drawn)}
+            found = {t: x._replace(detail=x.detail and x.detail._replace(order=order[t])) for t, x in found.items()}
+        return found
+
+    @torch.no_grad()
+    def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+        """Sample actions from the noise of `random_spec("act")`; see `sample_actions`."""
+        return self.units.robot_actions(self._sample(batch, draws["noise"], steps, mode, FLOW), batch)
 
     @torch.no_grad()
     def sample_actions(self, batch: Mapping[str, Any], noise: Tensor, steps: int = 10, mode: str = POLICY) -> Tensor:
-        """Actions for what the robot sees now: `steps` Euler steps from noise float32 [B, T, A], or [B, T, A + S] with
-        a future.
+        """Sample actions for the observations of a batch.
 
         Args:
-            mode: "policy", or "inverse_dynamics": those that lead to the future that the batch has (as for training).
+            batch: see the class.
+            noise: float32 [B, T, A], standard normal; with a future [B, T, A + S].
+            steps: Euler steps.
+            mode: "policy", or "inverse_dynamics": the actions that lead to the future in the batch (as for training).
+
         Returns:
             float32 [B, T, A] in the robot's units, not clipped to any limits; 0 behind a robot's own dimensions.
         """
@@ -243,46 +232,31 @@ class FlowPolicy(nn.Module):
 
     @torch.no_grad()
     def sample_future(self, batch: Mapping[str, Any], noise: Tensor, steps: int = 10, mode: str = FORWARD) -> Tensor:
-        """States that follow, of a policy with a future: `steps` Euler steps from noise float32 [B, T, A + S].
+        """Sample the states that follow, with a policy that has a future.
 
         Args:
-            mode: "forward_dynamics": after the batch's `action` [B, T, A]; "policy": after what it would do itself.
+            batch: see the class.
+            noise: float32 [B, T, A + S], standard normal.
+            steps: Euler steps.
+            mode: "forward_dynamics": after the batch's `action` [B, T, A]; "policy": after the policy's own actions.
+
         Returns:
             float32 [B, T, S] in the robot's units; 0 behind a robot's own dimensions.
         """
         return self.units.robot_states(self._sample(batch, noise, steps, mode, DYNAMICS), batch)
 
-    def save(self, directory: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Write model.safetensors (float32), config.json and normalisation.json; an older folder is replaced whole.
-
-        weights: those to write, by name, where this policy does not hold them whole.
-        """
-        pretrained.save(directory, self.config, self.units.arrays(), self.state_dict() if weights is None else weights)
-
-    @staticmethod
-    def load(directory: str | Path) -> "FlowPolicy":
-        """The saved policy, every weight and normalisation bit-equal, on the CPU. Raises ValueError or OSError."""
-        config, normalisation, weights = pretrained.load(directory, FlowPolicyConfig)
-        with torch.random.fork_rng(devices=[]):  # fresh weights are drawn and replaced: leave no trace of that
-            policy = FlowPolicy(config, normalisation)
-        try:
-            policy.load_state_dict(weights)
-        except RuntimeError as error:
-            raise ValueError(f"{directory}: the weights are not those of this config: {error}") from error
-        return policy
-
     # -- inside ---------------------------------------------------------------------------------------------------
 
     @property
     def _streams(self) -> tuple[str, ...]:
-        """What is found from noise side by side, by its loss term; a policy made from this one may have more terms."""
+        """Names of the streams that are found from noise side by side, by their loss terms."""
         return (FLOW, DYNAMICS) if self.config.future else (FLOW,)
 
     def _stream(self, batch: Mapping[str, Any], term: str) -> _Stream:
-        """What `term` is about, of a batch for training.
+        """Target of `term` in a batch for training.
 
-        What stands in a padded slot must not matter, and x_t at a padded slot is an input of the network: so the
-        values are replaced here, before they meet anything. Such a slot carries noise only, a padded dimension nothing.
+        Values in padded slots must not matter, and x_t at a padded slot is an input of the network. So the values are
+        replaced here, before any arithmetic: such a slot carries noise only, a padded dimension 0.
         """
         clean, is_pad = self._values(batch, term), self._is_pad(batch, term)
         clean = torch.where(is_pad[..., None], torch.zeros_like(clean), clean)
@@ -305,13 +279,11 @@ class FlowPolicy(nn.Module):
         return is_pad[:, -self.config.chunk :]
 
     def _given(self, batch: Mapping[str, Any], term: str) -> Tensor | None:
-        """Samples whose mode gives what `term` is about, bool [B]; None: there are no modes."""
+        """Samples whose mode gives the target of `term`, bool [B]; None: there are no modes."""
         if MODE not in batch:
             return None
         if not self.config.future:
-            raise ValueError(
-                f"the batch has {MODE!r}, and a policy without a future is trained in mode {POLICY!r} alone"
-            )
+            raise ValueError(f"the batch has {MODE!r}; a policy without a future is trained in mode {POLICY!r} only")
         given = torch.zeros_like(batch[MODE], dtype=torch.bool)
         for number, mode in enumerate(MODES):
             if term not in TRAINS[mode]:
@@ -319,44 +291,44 @@ class FlowPolicy(nn.Module):
         return given
 
     def _condition(self, batch: Mapping[str, Any]) -> Tensor:
-        """What the robot sees, feels and is told: [B, width]."""
+        """Condition of the action network from images, state and instruction: [B, width]."""
         dtype = getattr(torch, self.config.compute)
-        told = self.text(value_of(batch, TASK), dtype)  # [B, width]
-        parts = [told]
-        if self.eyes is not None:
-            pictures = [value_of(batch, key) for key in self.config.cameras]
+        text_emb = self.text(value_of(batch, TASK), dtype)  # [B, width]
+        parts = [text_emb]
+        if self.vision is not None:
+            images = [value_of(batch, key) for key in self.config.cameras]
             missing: list[Tensor | None] = [batch.get(f"{key}_is_missing") for key in self.config.cameras]
-            for key, picture, lacks in zip(self.config.cameras, pictures, missing):
-                check_shape(key, picture, (len(told), 3, None, None))
-                if picture.dtype != torch.uint8:
-                    raise ValueError(f"{key} is {picture.dtype}, pictures are uint8")
+            for key, image, lacks in zip(self.config.cameras, images, missing):
+                check_shape(key, image, (len(text_emb), 3, None, None))
+                if image.dtype != torch.uint8:
+                    raise ValueError(f"{key} is {image.dtype}, images are uint8")
                 if lacks is not None:
-                    check_shape(f"{key}_is_missing", lacks, (len(told),))
-            parts.append(self.eyes(pictures, told, missing))
+                    check_shape(f"{key}_is_missing", lacks, (len(text_emb),))
+            parts.append(self.vision(images, text_emb, missing))
         if self.config.state_dim:
             state = value_of(batch, STATE)
             slots = (1 + self.config.chunk,) if self.config.future and state.ndim == 3 else ()
-            check_shape(STATE, state, (len(told), *slots, self.config.state_dim))
+            check_shape(STATE, state, (len(text_emb), *slots, self.config.state_dim))
             parts.append(self.units.states(batch, state_now(batch)))
         fused = self.fuse(torch.cat([part.to(dtype) for part in parts], dim=1))
-        return self.fuse_again(F.gelu(fused))
+        return self.fuse2(F.gelu(fused))
 
     def _velocity(self, x: Tensor, time: Tensor, condition: Tensor) -> Tensor:
         """Predicted velocity of D points per sample: x [B, D, T, A + S], time [B, D, K] of the K streams, condition
         [B, width] -> as x."""
         spread = sinusoids(time, 64).flatten(2).to(condition.dtype)  # [B, D, 64 K]
-        told = F.gelu(condition[:, None] + self.time(spread))  # [B, D, width]
-        h = self.enter(x.flatten(2).to(condition.dtype))  # [B, D, width]
+        modulation = F.gelu(condition[:, None] + self.time(spread))  # [B, D, width]
+        h = self.in_proj(x.flatten(2).to(condition.dtype))  # [B, D, width]
         for layer in self.layers:
-            h = layer(h, told)
-        return self.leave(layer_norm(h)).float().view(x.shape)
+            h = layer(h, modulation)
+        return self.out_proj(layer_norm(h)).float().view(x.shape)
 
     def _sample(self, batch: Mapping[str, Any], noise: Tensor, steps: int, mode: str, term: str) -> Tensor:
-        """What `term` is about, found from noise [B, T, A + S] in `mode`: normalised, [B, T, dim]."""
+        """Sample the target of `term` from noise [B, T, A + S] in `mode`: normalised, [B, T, dim]."""
         if mode not in self.modes or term not in self._streams or term not in TRAINS[mode]:
             able = [each for each in self.modes if term in TRAINS[each] and term in self._streams]
-            what = f"mode {mode!r} does not lead to {'actions' if term == FLOW else 'states'} with this policy"
-            raise ValueError(f"{what}: {' or '.join(able) or 'none does, it was made without a future'}")
+            reason = f"mode {mode!r} does not lead to {'actions' if term == FLOW else 'states'} with this policy"
+            raise ValueError(f"{reason}: use {' or '.join(able) or 'a policy with a future'}")
         check_shape("noise", noise, (None, self.config.chunk, self.config.noise_dim))
         condition = self._condition(batch)
         check_shape("noise", noise, (len(condition), self.config.chunk, self.config.noise_dim))
@@ -379,7 +351,7 @@ class FlowPolicy(nn.Module):
         return self._split(found)[self._streams.index(term)]
 
     def _given_stream(self, batch: Mapping[str, Any], term: str) -> Tensor:
-        """What a mode gives, to sample the rest: [B, T, dim]; slots are padded where the batch says so."""
+        """Stream that a mode gives as an input, [B, T, dim]; slots are padded where the batch has a mask."""
         if f"{KEY_OF[term]}_is_pad" not in batch:
             return self._values(batch, term)
         return self._stream(batch, term).clean
@@ -393,5 +365,5 @@ class FlowPolicy(nn.Module):
 
 
 def _uncounted(is_pad: Tensor, given: Tensor | None) -> Tensor:
-    """Slots that count nothing, bool [B, T]: without a target, or all of them where it is given."""
+    """Slots that count nothing, bool [B, T]: slots without a target, and all slots of a given target."""
     return is_pad if given is None else is_pad | given[:, None]

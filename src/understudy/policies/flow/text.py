@@ -1,7 +1,6 @@
 """Instructions as UTF-8 bytes: any language, no vocabulary file, nothing to download.
 
-Enough to tell a few hundred instructions apart; not a language model, so a wording never seen in training means
-nothing to it.
+It distinguishes a few hundred instructions. It is no language model: a wording absent from training carries no meaning.
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ START, PAD = 256, 257  # after the 256 byte values; START makes the empty text a
 
 
 def byte_tokens(texts: Sequence[str], length: int) -> Tensor:
-    """UTF-8 bytes behind a START token, cut or padded to `length`. int64 [len(texts), length]."""
+    """Encode texts as UTF-8 bytes behind a START token, cut or padded to `length`: int64 [len(texts), length]."""
     tokens = torch.full((len(texts), length), PAD, dtype=torch.int64)
     for row, text in enumerate(texts):
         ids = [START, *text.encode("utf-8")[: length - 1]]
@@ -26,18 +25,21 @@ def byte_tokens(texts: Sequence[str], length: int) -> Tensor:
 
 
 class TextEncoder(nn.Module):
-    """Byte tokens -> one vector per text, by word detectors: convolutions over the bytes, then the maximum over places
-    (Kim 2014, "Convolutional Neural Networks for Sentence Classification"), then the sine of a random projection to
-    pull the sentences apart (random Fourier features, Rahimi & Recht 2007).
+    """Byte tokens -> one vector per text.
 
-    The pulling apart matters. Sentences of a dataset often differ in one word, and a mean over their tokens differs by
-    a tenth: a policy then learns the training scenes by heart before it finds out that the words say something. Here
-    two different sentences start out nearly orthogonal.
+    Convolutions over the bytes detect words, then the maximum over places (Kim 2014, "Convolutional Neural Networks for
+    Sentence Classification"). The sine of a random projection separates the sentences (random Fourier features, Rahimi
+    & Recht 2007).
+
+    The separation matters. Sentences of a dataset often differ in one word, and a mean over their tokens differs by a
+    tenth: a policy then memorises the training scenes before it uses the words. Here two different sentences start
+    nearly orthogonal.
 
     Texts repeat within a batch (a dataset has few tasks), so each distinct one is encoded once.
     """
 
     def __init__(self, length: int, width: int, out: int) -> None:
+        """Build the encoder of `length` bytes, embedded in `width` numbers, to vectors of `out` numbers."""
         super().__init__()
         self.length = length
         self.embed = nn.Embedding(PAD + 1, width)
@@ -47,7 +49,7 @@ class TextEncoder(nn.Module):
         nn.init.normal_(self.out.weight, std=FREQUENCY * out**-0.5)
 
     def forward(self, texts: Sequence[str], dtype: torch.dtype) -> Tensor:
-        """texts: B strings -> [B, out] in -1..1, in `dtype`, on the parameters' device."""
+        """Encode B strings as [B, out] in -1..1, in `dtype`, on the parameters' device."""
         device = self.embed.weight.device
         distinct = sorted(set(texts))
         where = {text: row for row, text in enumerate(distinct)}

@@ -122,6 +122,12 @@ def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
     return tensors
 
 
+def tensor_names(path: Path) -> list[str]:
+    """Names of the tensors of a checkpoint; raises as `load` does."""
+    with _told(f"{path}: cannot be loaded", instead=path):
+        return list(_contents(path))
+
+
 def read_state(path: Path) -> dict[str, Any]:
     """state.json of a checkpoint.
 

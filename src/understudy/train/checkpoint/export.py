@@ -1,16 +1,15 @@
-"""`understudy export`: a policy out of a run's checkpoint, as a robot loads it; and a run's first weights out of one.
+"""`understudy export`: write the policy of a checkpoint for a robot; and read it as the start of a new run.
 
-A folder with model.safetensors, config.json and normalisation.json (`policies/pretrained.py`), whole, whatever mesh and
-storage the run had; neither dataset nor processes are needed. bf16 halves the file and rounds each weight to the
-nearest; the normalisation stays float32. It is no checkpoint: moments, position and the other 16 bits stay in the run.
+The result is a folder with model.safetensors, config.json and normalisation.json (`policies/pretrained.py`). It does
+not depend on mesh and storage of the run, and needs neither dataset nor processes. bf16 halves the file and rounds each
+weight to the nearest; the normalisation stays float32. Moments and position stay in the run.
 
-Back: `train --init-from FOLDER` begins a new run with these weights and this normalisation, so that its policy at step
-0 answers as the exported one does.
+`train --init-from FOLDER` starts a new run with these weights and this normalisation: its policy at step 0 gives the
+same actions as the exported one.
 """
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,36 +18,36 @@ from understudy.config.declare import Ge, Positional
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from understudy.policies.flow.model import FlowPolicyConfig
-
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """A policy from a run, in one folder that needs nothing else."""
+    """Export the policy of a run to one self-sufficient folder."""
 
     run: Positional[str] = ""
     """Run directory."""
     out: str = ""
-    """Folder to write. An earlier export there is replaced, anything else is refused. None named: RUN/export."""
+    """Folder to write; an earlier export there is replaced, anything else is an error. The default is RUN/export."""
     dtype: Literal["fp32", "bf16"] = "fp32"
-    """What weights are stored in."""
+    """Dtype of the stored weights."""
     checkpoint: Annotated[int, Ge(0)] | Literal["latest", "best"] = "latest"
-    """Step of the checkpoint, or which one; `best` has the lowest held-out loss of those that are kept, or what
-    `keep_best` says."""
+    """Step of the checkpoint, or `latest`, or `best`: the lowest validation loss of those on disk, or the lowest
+    figure of `keep_best`."""
 
     def problems(self) -> list[str]:
+        """List missing settings."""
         return [] if self.run else ["run: required, the directory of a run"]
 
 
 def export(config: ExportConfig) -> None:
-    """Write the folder and say where it is.
+    """Write the folder and print its path.
 
     Raises:
-        ConfigError: no run, no such checkpoint, something else where the folder would go.
-        CheckpointError: it cannot be read. OSError: the folder not written.
+        ConfigError: no run, no such checkpoint, or something else in place of the folder.
+        CheckpointError: the checkpoint cannot be read. OSError: the folder cannot be written.
     """
     from understudy.errors import ConfigError
     from understudy.policies import pretrained
+    from understudy.policies.policy import current_name
     from understudy.train.checkpoint.run_dir import RunDir
 
     run = RunDir(Path(config.run))
@@ -58,19 +57,20 @@ def export(config: ExportConfig) -> None:
         Path(config.out or run.root / "export"),
     )
     frozen = run.frozen()
-    network = _policy(frozen["policy"])
+    network = pretrained.read_config(frozen["policy"])
     try:
-        pretrained.replaceable(target, type(network).__name__)
+        pretrained.check_replaceable(target, network.type)
     except FileExistsError as error:
         raise ConfigError(f"out: {error}") from error
     weights = policy_weights(source, config.dtype)
-    pretrained.save(target, network, frozen["normalisation"], weights)
+    weights = {current_name(name, network.OLD_MODULES): tensor for name, tensor in weights.items()}
+    pretrained.save(target, network, frozen["normalisation"], weights, frozen.get("metadata"))
     size = sum(weight.numel() for weight in weights.values())
     print(f"{target}: {size:,} weights in {config.dtype} of {source.name}")
 
 
 def policy_weights(checkpoint: Path, dtype: str = "fp32") -> "dict[str, Tensor]":
-    """The policy's state dict out of a checkpoint: the average where the run keeps one, else the weights."""
+    """Read the policy's state dict from a checkpoint: the moving average where the run keeps one, else the weights."""
     import torch
 
     from understudy.train.checkpoint.checkpoint import read_tensors
@@ -85,33 +85,31 @@ def policy_weights(checkpoint: Path, dtype: str = "fp32") -> "dict[str, Tensor]"
 
 @dataclass(frozen=True)
 class InitialPolicy:
-    """What a run begins with that begins from an exported policy."""
+    """Start of a run from an exported policy."""
 
     normalisation: dict[str, Any]
     weights: "dict[str, Tensor]"
     """float32."""
     digest: str
-    """Of the file of weights."""
+    """SHA-256 of the file of weights."""
 
 
-def read_initial_policy(path: str | Path, wanted: "FlowPolicyConfig") -> InitialPolicy:
-    """An exported policy to begin with.
+def read_initial_policy(path: str | Path, wanted: Any) -> InitialPolicy:
+    """Read an exported policy to start from.
 
     Raises:
         ConfigError: there is none, or it is another network than `wanted`; names each setting that differs.
     """
     from understudy.errors import ConfigError
     from understudy.policies import pretrained
-    from understudy.policies.flow.model import FlowPolicyConfig
+    from understudy.policies.registry import network_differences
 
     try:
-        config, normalisation, weights = pretrained.load(path, FlowPolicyConfig)
+        config, normalisation, weights, _ = pretrained.load(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"init_from: {error}") from error
-    theirs, ours = asdict(config), asdict(wanted)
-    odd = [f"{name}: {theirs[name]} there, {ours[name]} here" for name in ours if theirs[name] != ours[name]]
-    if odd := [line for line in odd if not line.startswith("compute:")]:  # arithmetic is this run's own choice
-        lines = "\n".join(f"  {line}" for line in odd)
+    if differences := network_differences(config, wanted):
+        lines = "\n".join(f"  {line}" for line in differences)
         raise ConfigError(
             f"init_from: {path} holds another network; set policy.*, data.* and mode as there, or name another\n{lines}"
         )
@@ -120,9 +118,11 @@ def read_initial_policy(path: str | Path, wanted: "FlowPolicyConfig") -> Initial
 
 
 def find_checkpoint(checkpoints: Path, which: int | str, metric: str) -> Path:
-    """A checkpoint by its step, "latest" or "best": by `metric` of its validation, by its loss where that is "none".
+    """Return the path of a checkpoint by its step, "latest", or "best": the lowest `metric` ("none": loss).
 
-    Raises ConfigError when there is none."""
+    Raises:
+        ConfigError: there is none.
+    """
     from understudy.errors import ConfigError
     from understudy.train.checkpoint import checkpoint
 
@@ -135,12 +135,3 @@ def find_checkpoint(checkpoints: Path, which: int | str, metric: str) -> Path:
         known = ", ".join(map(str, there)) or "none yet"
         raise ConfigError(f"checkpoint: there is no {which} one in {checkpoints}; there are: {known}")
     return found
-
-
-def _policy(stored: Mapping[str, Any]) -> "FlowPolicyConfig":
-    from understudy.policies.flow.model import FlowPolicyConfig
-
-    known = {field.name for field in fields(FlowPolicyConfig)}
-    # JSON has lists where the frozen config has tuples.
-    network: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in stored.items() if n in known}
-    return FlowPolicyConfig(**network)

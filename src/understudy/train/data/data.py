@@ -7,7 +7,7 @@ with any source is told at once.
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from understudy.errors import DatasetError, SourceFailed
 from understudy.load.loader import Loader
 from understudy.load.mixture import Mixture
 from understudy.order import Order
-from understudy.policies.flow.model import FlowPolicyConfig
+from understudy.policies.registry import policy_type
 from understudy.storage.options import Remote
 from understudy.train.data.fingerprint import digests
 from understudy.train.data.sources import Begun, Parts, Source, opened, parts, picture_size
@@ -79,18 +79,35 @@ class RunData:
             "mode": config.data.order,
         }
 
-    def policy_config(self, config: TrainConfig) -> FlowPolicyConfig:
+    def metadata(self) -> dict[str, Any]:
+        """Facts about the robots for an exported policy: per norm head names of dimensions, cameras, fps.
+
+        Of a head with several sources it has those of the first one.
+        """
+        heads = {}
+        for number, head in enumerate(self.heads):
+            first = int(np.flatnonzero(self.head_of_source == number)[0])
+            part = self.training[first]
+            features = part.catalog.features
+            heads[head] = {
+                "sources": [name for name, own in zip(self.names, self.head_of_source) if own == number],
+                "fps": part.catalog.fps,
+                "action_names": features[ACTION].dimension_names,
+                "state_names": features[STATE].dimension_names if STATE in part.keys else [],
+                "cameras": [camera for camera in self.cameras if camera not in part.absent],
+            }
+        return {"fps": self.training[0].catalog.fps, "heads": heads}
+
+    def policy_config(self, config: TrainConfig) -> Any:
         """The policy for this data: its cameras, the widest state and action, and the chosen network."""
-        network = {f.name: getattr(config.policy, f.name) for f in fields(config.policy) if f.name != "draws"}
-        if config.learns_dynamics():
-            network["future"] = True
-        return FlowPolicyConfig(
+        return policy_type(config.policy.type).make_config(
+            config.policy,
             action_dim=max(_width(part, ACTION) for part in self.training),
             state_dim=max(_width(part, STATE) for part in self.training),
             cameras=self.cameras,
             chunk=config.data.chunk,
             compute=compute_dtype(config.precision),
-            **network,
+            future=config.learns_dynamics(),
         )
 
 

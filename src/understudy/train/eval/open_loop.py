@@ -1,8 +1,8 @@
-"""Open-loop action error: how far sampled actions are from those that were recorded, on each n-th held-out frame.
+"""Open-loop action error: distance between sampled and recorded actions on every N-th validation frame.
 
-The policy sees what the demonstrator saw and proposes a chunk of actions, from noise that belongs to the sample; the
-difference to the recorded chunk is told per joint in the robot's units, over the steps that the episode still had. It
-is not success: a policy may do the same thing another way.
+The policy gets the recorded observation and predicts a chunk of actions, from noise that belongs to the sample. The
+error is the difference to the recorded chunk per joint in the robot's units, over the remaining steps of the episode.
+It does not measure success: a policy may reach the goal by other actions.
 """
 
 import math
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from understudy.batch_keys import ACTION
 from understudy.load.eval.validation_data import HeldOut
-from understudy.order import sample_normal
 from understudy.policies.common.affine import of_head
-from understudy.policies.flow.model import FlowPolicy
+from understudy.policies.draws import make_draws
+from understudy.policies.policy import Policy
 from understudy.train.step import to_device
 
 STEPS = 10
@@ -25,12 +25,14 @@ STEPS = 10
 
 
 class OpenLoop:
-    """Open-loop errors over a line of held-out frames.
+    """Open-loop errors over validation frames.
 
     Args:
-        every: of each source each `every`-th held-out frame, from its first one on.
+        every: take every N-th validation frame of each source, from its first one on.
         seed: of the noise.
-        width: of an action. mode: in which the policy proposes them, one that does.
+        width: of an action.
+        mode: task mode that leads to actions.
+        held: the frames.
     """
 
     def __init__(self, every: int, seed: int, width: int, mode: str, held: HeldOut) -> None:
@@ -38,22 +40,21 @@ class OpenLoop:
         self._chosen = np.flatnonzero(held.place % every == 0)
         rows = {"squared": width, "absolute": width, "count": width, "normalised": 1, "elements": 1}
         self.shapes = {name: (size, len(self._chosen)) for name, size in rows.items()}
-        """(numbers, chosen samples) of what is told of each sample: sums over the steps of the chunk."""
+        """Shapes (numbers, chosen samples) of the figures per sample: sums over the steps of the chunk."""
 
-    def errors(self, policy: FlowPolicy, batch: Mapping[str, Any], part: slice) -> dict[str, tuple[Tensor, Tensor]]:
-        """Of the chosen samples of a chunk, by name of `shapes`: (which they are int64 [n], float [numbers, n]).
+    def errors(self, policy: Policy, batch: Mapping[str, Any], part: slice) -> dict[str, tuple[Tensor, Tensor]]:
+        """Compute the figures of the chosen samples of a chunk, by name of `shapes`: (indices int64 [n], [numbers, n]).
 
-        At least one forward pass is made, so that all ranks make equally many.
+        There is at least one forward pass, so that all ranks run equally many.
         """
         first, last = np.searchsorted(self._chosen, [part.start, part.stop])
         chosen = self._chosen[first:last] - part.start
         some = torch.from_numpy(chosen if len(chosen) else np.zeros(1, np.int64))
         here = {key: _rows(value, some) for key, value in batch.items()}
-        shape = (policy.config.chunk, policy.config.noise_dim)
-        identity = self._held.identity(part)[some].numpy()
-        noise = torch.from_numpy(sample_normal(self._seed, "open loop", identity, shape))
         recorded = here[ACTION]
-        proposed = policy.sample_actions(here, to_device(noise, recorded.device), STEPS, self._mode)
+        draws = make_draws(policy.random_spec("act"), self._seed, self._held.identity(part)[some], "open loop")
+        draws = {name: to_device(values, recorded.device) for name, values in draws.items()}
+        proposed = policy.act(here, draws, STEPS, self._mode)
         if not len(chosen):
             return {}
         absent = here[f"{ACTION}_is_pad"][..., None].expand(recorded.shape)  # [n, T, A]
@@ -77,11 +78,13 @@ class OpenLoop:
         return {name: (columns, values) for name, values in found.items()}
 
     def result(self, found: Mapping[str, np.ndarray], readable: np.ndarray) -> dict[str, Any]:
-        """From float64 arrays of `shapes`, by name, without the samples of the line that are not `readable`, bool (N,):
+        """Average the figures, float64 arrays of `shapes` by name, over the samples that are `readable`, bool (N,).
 
-        {"every", "normalised": mean squared error in units of the normalisation's spread, over all samples, joints and
-        steps alike (joints that never move left out; None where none does), "sources": {name: {"samples", "normalised",
-        "mse": {joint: mean squared error in the robot's units}, "mae": {joint: mean absolute error}}}}.
+        Returns:
+            {"every", "normalised": mean squared error in units of the normalisation's spread, over all samples, joints
+            and steps (without joints that never move; None where none does), "sources": {name: {"samples",
+            "normalised", "mse": {joint: mean squared error in the robot's units}, "mae": {joint: mean absolute
+            error}}}}.
         """
         counted = readable[self._chosen]
         found, source = (
@@ -115,6 +118,6 @@ def _rows(value: Any, some: Tensor) -> Any:
 
 
 def _ratio(sums: np.ndarray, counts: np.ndarray) -> float | None:
-    """None where there is nothing to divide by: 0 would be taken for the best that there can be."""
+    """Sum of `sums` / sum of `counts`; None for no counts, since 0 would be the best figure."""
     count = math.fsum(counts)
     return math.fsum(sums) / count if count else None

@@ -1,10 +1,10 @@
-"""Held-out losses: one pass over held-out frames of all sources, the same number for the same weights every time.
+"""Validation losses: one pass over validation frames of all sources, the same number for the same weights.
 
-Noise and flow times belong to the *sample* (its source, episode and frame) and the times of a sample are stratified, so
-two evaluations differ only if the weights do: not by step, not by what training drew. Chunks are cut from the whole
-line of samples (`load/eval/validation_data.py`), whoever computes them, and every sample's sums are brought together
-before they are added up: so one rank, two and three find the same bits, with any number of threads. Nothing here reads
-or advances a generator, so training cannot notice.
+Random numbers belong to the *sample* (its source, episode and frame), and the flow times of a sample are stratified. So
+two evaluations differ only if the weights do. Chunks are cut from the whole list of samples
+(`load/eval/validation_data.py`), independent of ranks, and the sums of all samples are gathered before they are added.
+So any number of ranks and threads gives the same bits. Nothing here reads or advances a generator, so validation does
+not affect training.
 """
 
 import sys
@@ -19,38 +19,38 @@ from understudy.batch_keys import MODE, TASK
 from understudy.distributed.mesh import Mesh
 from understudy.errors import DatasetError, RankError
 from understudy.load.eval.validation_data import UNREADABLE, HeldOut, ahead, dealt
-from understudy.policies.common.modes import DYNAMICS, FLOW, MODES, POLICY, TRAINS
-from understudy.policies.flow.model import FlowPolicy
+from understudy.policies.common.modes import FLOW, MODES, POLICY, TRAINS
+from understudy.policies.draws import make_draws
+from understudy.policies.losses import Loss
+from understudy.policies.policy import Policy
 from understudy.progress import Progress, tqdm
 from understudy.train.eval.metrics import TermFound, by_dimension, grouped
 from understudy.train.eval.open_loop import OpenLoop
-from understudy.train.step import Draws, batch_to_device, to_device
+from understudy.train.step import batch_to_device, to_device
 
 BATCH = 128
 """Samples of a chunk."""
-DRAWS = 8
-"""Noises and times per held-out sample."""
 MEMORY = 1 << 30
-"""Bytes of chunks that are read ahead, unless told otherwise; one chunk is read whatever it takes."""
+"""Default size of prefetched chunks in bytes; at least one chunk is read."""
 
 
 FEW, CAP = 16, 0.01
-"""Held-out frames that may be unreadable where such are left out: so many, or this share of them."""
+"""Largest number, or share, of unreadable validation frames that may be left out."""
 
 
 class ValidationStopped(Exception):
-    """A validation was asked to stop before its end."""
+    """A validation was stopped before its end."""
 
 
 class ValidationFailed(DatasetError):
-    """Held-out frames cannot be read, so there is no validation."""
+    """Validation frames cannot be read, so there is no validation."""
 
 
 @torch.no_grad()
 def evaluate(
-    policy: FlowPolicy,
+    policy: Policy,
     held: HeldOut,
-    draws: Draws,
+    seed: int,
     mesh: Mesh,
     weights: Mapping[str, float],
     *,
@@ -61,30 +61,37 @@ def evaluate(
     memory: int = MEMORY,
     asked: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Losses of `policy` on every frame of the line; all ranks call this together and get the same.
+    """Compute the losses of `policy` on every validation frame; all ranks call this together and get the same result.
 
     Args:
-        draws: shapes and seed of the draws, `draws.draws` per sample.
+        policy: its weights do not change.
+        held: the samples.
+        seed: of the random numbers; they belong to the sample, not to the step.
+        mesh: the ranks.
         weights: of the loss terms, by name.
-        mode: what each sample is a lesson in (`policies/common/modes.py`).
-        open_loop: also compare sampled actions with the recorded ones on each `open_loop`-th frame of a source; 0, or a
-            mode in which actions are given: not.
-        per_dim: also tell the action's loss by dimension, per source.
-        threads, memory: for reading ahead; the result does not depend on them.
-        asked: whether this rank was asked to stop: then all leave after the chunk that they are at.
+        mode: task mode of all samples (`policies/common/modes.py`).
+        open_loop: also compare sampled actions with the recorded ones on every `open_loop`-th frame of a source; 0, or
+            a mode in which actions are given, disables it.
+        per_dim: also compute the loss of the actions by dimension, per source.
+        threads: for prefetching; the result does not depend on it.
+        memory: bytes for prefetching; the result does not depend on it.
+        asked: returns whether this rank should stop; then all ranks stop after the current chunk.
+
     Returns:
-        `groups.grouped`, with `held_out`, the number of held-out frames, of which those of the line were judged; with
-        `open_loop` also {"open_loop": `OpenLoop.result`}; with `per_dim` each source also has "dims": {joint: loss}.
-        `unreadable` is the number of samples that were left out, where there are any.
+        `metrics.grouped`, with `held_out`, the number of validation frames before sampling. With `open_loop` it has
+        "open_loop" (`OpenLoop.result`), with `per_dim` each source has "dims": {joint: loss}. `unreadable` is the
+        number of samples that were left out, where there are any.
+
     Raises:
-        ValidationStopped: on all ranks: one was asked to stop. ValidationFailed: on all ranks: what one cannot read.
+        ValidationStopped: on all ranks, one was asked to stop. ValidationFailed: on all ranks, one cannot read a frame.
     """
     width, count = policy.config.action_dim, len(held)
-    rows = {"sum": 1, "count": 1, "draws": draws.draws}
+    rows = {"sum": 1, "count": 1, "draws": policy.validation_draws}
     layout = {(term, name): (size, count) for term in weights for name, size in rows.items()}
-    if per_dim and FLOW in weights:
+    action_term = policy.loss_terms[0]
+    if per_dim and action_term in weights:
         layout |= {("dims", "sum"): (width, count), ("dims", "count"): (width, count)}
-    sampler = OpenLoop(open_loop, draws.seed, width, mode, held) if open_loop and FLOW in TRAINS[mode] else None
+    sampler = OpenLoop(open_loop, seed, width, mode, held) if open_loop and FLOW in TRAINS[mode] else None
     layout |= {("open loop", name): shape for name, shape in (sampler.shapes.items() if sampler else ())}
     sizes = [rows * columns for rows, columns in layout.values()]
     found = torch.zeros(sum(sizes), dtype=torch.float64, device=mesh.device)
@@ -98,9 +105,9 @@ def evaluate(
     tasks: dict[int, list[str]] = {}  # of this rank's chunks
     known: dict[str, str] = {}  # each text once, for the way to the other ranks
     wrong: dict[int, str] = {}  # samples that cannot be read
-    # A rank that has no chunk in the last turn computes one that is not counted: a forward pass may gather weights from
-    # all ranks.
-    reading = ahead(lambda number: held.read(chunks[number]), own or [0], threads, memory)
+    # A rank without a chunk in the last turn computes one that is not counted, since a forward pass may gather weights
+    # from all ranks.
+    reading = ahead(lambda number: policy.preprocess(held.read(chunks[number])), own or [0], threads, memory)
     training = policy.training
     policy.eval()
     try:
@@ -123,21 +130,22 @@ def evaluate(
                     if mode != POLICY:
                         batch[MODE] = torch.full((part.stop - part.start,), MODES.index(mode))
                     here = batch_to_device(batch, mesh.device)
-                    noise, time = (to_device(draw, mesh.device) for draw in draws.noise_and_time(held.identity(part)))
-                losses = policy.losses(here, noise, time, terms=list(weights), detail=True)
+                    draws = make_draws(policy.random_spec("validation"), seed, held.identity(part))
+                    draws = {name: to_device(values, mesh.device) for name, values in draws.items()}
+                losses = policy.losses(here, draws, terms=list(weights), detail=True)
                 errors = sampler.errors(policy, here, part) if sampler else {}
                 if turn < len(own):
                     tasks[number] = [known.setdefault(task, task) for task in batch[TASK]]
                     wrong |= {part.start + row: why for row, why in unreadable.items()}
-                    _write(at, part, losses, time)
+                    _write(at, part, losses, action_term)
                     for name, (columns, values) in errors.items():
                         at["open loop", name][:, columns] = values.double()
                 bar.update()
     finally:
         reading.close()
         policy.train(training)
-    told = {number: names for of_rank in mesh.gather(tasks) for number, names in of_rank.items()}
-    names = [name for number in range(len(chunks)) for name in told[number]]
+    texts = {number: names for of_rank in mesh.gather(tasks) for number, names in of_rank.items()}
+    names = [name for number in range(len(chunks)) for name in texts[number]]
     each = {name: part.numpy() for name, part in parts(mesh.sum(found).cpu()).items()}
     total, readable = held.total, np.ones(count, bool)
     if left_out := {sample: why for of_rank in mesh.gather(wrong) for sample, why in of_rank.items()}:
@@ -160,15 +168,15 @@ def evaluate(
 
 
 def _failure(mesh: Mesh, error: Exception | None) -> Exception:
-    """What all ranks raise, together, when some cannot read a chunk; `error` is that of this one."""
+    """Make the error that all ranks raise where some cannot read a chunk; `error` is that of this rank."""
     known = None if error is None else (isinstance(error, DatasetError), str(error) or repr(error))
     wrong_input, words = next(each for each in mesh.gather(known) if each is not None)
     made: Exception
     if wrong_input:
         fix = "data.on_bad_frame substitute leaves out the few frames that cannot be read"
-        made = ValidationFailed(f"held-out frames cannot be judged: {words}", fix=fix)
+        made = ValidationFailed(f"validation frames cannot be read: {words}", fix=fix)
     else:
-        made = RankError(f"held-out frames cannot be judged: {words}")
+        made = RankError(f"validation frames cannot be read: {words}")
     made.__cause__ = error
     return made
 
@@ -176,7 +184,7 @@ def _failure(mesh: Mesh, error: Exception | None) -> Exception:
 def _check_few(left_out: Mapping[int, str], count: int, first: bool) -> None:
     """Warn about unreadable samples, of `count`. Raises ValidationFailed where they are many, as in training."""
     words, allowed = left_out[min(left_out)], max(FEW, int(CAP * count))
-    what = f"{len(left_out)} of {count} held-out frames cannot be read"
+    what = f"{len(left_out)} of {count} validation frames cannot be read"
     if len(left_out) > allowed:
         fix = "repair the dataset, or leave these episodes out"
         raise ValidationFailed(f"{what}, {allowed} are allowed; the first: {words}", fix=fix)
@@ -184,14 +192,17 @@ def _check_few(left_out: Mapping[int, str], count: int, first: bool) -> None:
         tqdm.write(f"{what} and are left out of the validation; the first: {words}", file=sys.stderr)
 
 
-def _write(at: Mapping[tuple[str, str], Tensor], part: slice, losses: Mapping[str, Any], time: Tensor) -> None:
-    """The losses of a chunk to their places; time [B, D], or [B, D, 2] of a policy with two streams, one per term."""
+def _write(at: Mapping[tuple[str, str], Tensor], part: slice, losses: Mapping[str, Loss], action_term: str) -> None:
+    """Write the losses of a chunk to their places; the draws of a sample in the order of its strata."""
     for term, loss in losses.items():
-        own = time if time.ndim == 2 else time[:, :, (FLOW, DYNAMICS).index(term)]
-        # A sample's times are stratified: the d-th earliest lies in the d-th interval.
-        of_draw = loss.detail.sum.double().sum(dim=2).gather(1, own.argsort(dim=1))
         at[term, "sum"][0, part], at[term, "count"][0, part] = loss.sum, loss.count
+        if loss.detail is None:
+            at[term, "draws"][:, part] = loss.sum / len(at[term, "draws"])
+            continue
+        of_draw = loss.detail.sum.double().sum(dim=2)
+        if loss.detail.order is not None:
+            of_draw = of_draw.gather(1, loss.detail.order)
         at[term, "draws"][:, part] = of_draw.T
-        if term == FLOW and ("dims", "sum") in at:
+        if term == action_term and ("dims", "sum") in at:
             at["dims", "sum"][:, part] = loss.detail.sum.double().sum(dim=1).T
             at["dims", "count"][:, part] = (loss.detail.count * loss.detail.sum.shape[1]).T

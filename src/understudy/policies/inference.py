@@ -1,0 +1,114 @@
+"""A saved policy that acts on observations of a robot: one folder in, actions in the robot's units out."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from understudy.batch_keys import ACTION, HEAD, STATE, TASK
+from understudy.policies import pretrained
+from understudy.policies.draws import generate_draws
+from understudy.policies.policy import Policy, load
+
+
+def load_policy(directory: str | Path, *, device: str | torch.device = "cpu", head: str | None = None) -> "RobotPolicy":
+    """Load a policy from an exported folder, or from the run directory that holds one.
+
+    Args:
+        directory: the folder of `understudy export`, `RUN/policy`, or `RUN`.
+        device: device of the arithmetic.
+        head: norm head of the robot; needed where the policy has several.
+
+    Raises:
+        ValueError: the folder holds no policy, or `head` is missing or unknown. OSError: it cannot be read.
+    """
+    folder = Path(directory)
+    if not (folder / pretrained.CONFIG).is_file() and (folder / "policy" / pretrained.CONFIG).is_file():
+        folder = folder / "policy"
+    policy = load(folder).to(device).eval()
+    return RobotPolicy(policy, pretrained.read_metadata(folder), head)
+
+
+class RobotPolicy:
+    """A policy for one robot.
+
+    `policy` is the network, `metadata` the facts of config.json about the robot of `head`: `action_names`,
+    `state_names`, `cameras`, `fps`.
+    """
+
+    def __init__(self, policy: Policy, metadata: Mapping[str, Any], head: str | None = None) -> None:
+        """Choose the norm head.
+
+        Raises:
+            ValueError: `head` is missing where there are several, or unknown.
+        """
+        names = policy.norm_heads
+        if head is None and len(names) > 1:
+            raise ValueError(f"the policy has the norm heads {', '.join(names)}: name the robot's with head=")
+        if head is not None and head not in names:
+            raise ValueError(f"head={head!r}: the policy has {', '.join(names)}")
+        self.policy = policy
+        self.head = names.index(head) if head is not None else 0
+        self.metadata: dict[str, Any] = dict(metadata.get("heads", {}).get(names[self.head], {}))
+
+    @property
+    def action_dim(self) -> int:
+        """Width of this robot's actions."""
+        return self.policy.units.dims[ACTION][self.head]
+
+    def act(
+        self, observation: Mapping[str, Any], *, steps: int = 10, generator: torch.Generator | None = None
+    ) -> np.ndarray:
+        """Predict the next actions.
+
+        Args:
+            observation: numpy arrays or tensors by key, of one moment or of a batch. Images are uint8 [H, W, 3] or
+                [3, H, W], states [S] or narrower than the policy's, `task` is a string. A batch has one more dimension
+                in front, and a list of strings. A camera that the robot lacks is left out.
+            steps: integration steps, where the policy samples.
+            generator: CPU generator of the random numbers; None is torch's default one.
+
+        Returns:
+            float32 [T, A], or [B, T, A] of a batch, in the robot's units, not clipped.
+
+        Raises:
+            ValueError: a missing key, a wrong shape or dtype, by name.
+        """
+        policy, config = self.policy, self.policy.config
+        single = isinstance(observation.get(TASK, ""), str)
+        batch: dict[str, Any] = {TASK: [observation.get(TASK, "")] if single else list(observation[TASK])}
+        rows = len(batch[TASK])
+        device = next(policy.parameters()).device
+
+        def tensor(key: str) -> Tensor:
+            value = torch.as_tensor(observation[key])
+            return (value[None] if single else value).to(device)
+
+        if config.state_dim:
+            if STATE not in observation:
+                raise ValueError(f"the observation has {sorted(observation)}, the policy needs {STATE!r}")
+            state = tensor(STATE).float()
+            batch[STATE] = torch.nn.functional.pad(state, (0, max(0, config.state_dim - state.shape[-1])))
+        lacking = [camera for camera in config.cameras if camera not in observation]
+        if lacking and set(lacking) & set(self.metadata.get("cameras", config.cameras)):
+            raise ValueError(f"the observation has {sorted(observation)}, the policy needs {lacking[0]!r}")
+        for camera in config.cameras:
+            if camera in lacking:
+                batch[camera] = torch.zeros((rows, 3, *config.picture), dtype=torch.uint8, device=device)
+                batch[f"{camera}_is_missing"] = torch.ones(rows, dtype=torch.bool, device=device)
+                continue
+            image = tensor(camera)
+            if image.ndim == 4 and image.shape[-1] == 3 and image.shape[1] != 3:
+                image = image.permute(0, 3, 1, 2).contiguous()
+            batch[camera] = image
+        if len(policy.norm_heads) > 1:
+            batch[HEAD] = torch.full((rows,), self.head, dtype=torch.int64, device=device)
+        batch = policy.preprocess(batch)
+        draws = generate_draws(policy.random_spec("act"), rows, generator)
+        with torch.no_grad():
+            actions = policy.act(batch, {name: values.to(device) for name, values in draws.items()}, steps)
+        found: np.ndarray = actions[..., : self.action_dim].float().cpu().numpy()
+        return found[0] if single else found

@@ -1,0 +1,171 @@
+"""Policy: what training, validation, export, rollouts and robots need of a network.
+
+`understudy.policies.registry` lists the types. A new one derives `Policy`, implements `loss_terms`, `counts`, `losses`
+and `act`, and is trained, resumed, validated, exported and played without a change elsewhere.
+"""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from understudy.batch_keys import STATE, TASK
+from understudy.policies import pretrained
+from understudy.policies.common.modes import POLICY
+from understudy.policies.common.units import Units
+from understudy.policies.draws import Draws, RandomSpec, Use
+from understudy.policies.losses import Loss
+from understudy.policies.registry import policy_type
+
+
+class Policy(nn.Module):
+    """Base class of policies.
+
+    A policy is a function of its arguments: the batch and all random numbers come in, per-sample losses or actions come
+    out. Batch and actions are in the robot's units; `units` normalises them.
+
+    A batch has the keys of `input_keys`: each camera uint8 [B, 3, H, W], `observation.state` [B, S], `task` B strings.
+    For training it also has `action` [B, T, A] and `action_is_pad` bool [B, T]. Where robots differ, it has `head`
+    int64 [B], `<key>_dim_is_pad` bool [B, dim] and `<camera>_is_missing` bool [B].
+    """
+
+    forward_methods: ClassVar[tuple[str, ...]] = ("losses", "act")
+    """Methods besides `forward` that compute with the weights; on several processes they gather the weights first."""
+    validation_draws: int = 1
+    """Independent draws per sample in a validation: the second axis of `Detail.sum`."""
+    config: Any
+    """A `PolicyConfig` with the settings of this type."""
+    units: Units
+    """Normalisation of states and actions, and its inverse."""
+
+    @property
+    def input_keys(self) -> tuple[str, ...]:
+        """Keys that a batch must have to act: the cameras, `observation.state` where used, `task`."""
+        return (*self.config.cameras, *((STATE,) if self.config.state_dim else ()), TASK)
+
+    @property
+    def norm_heads(self) -> tuple[str, ...]:
+        """Names of the norm heads; their positions are the numbers under `head` in a batch."""
+        return self.units.heads
+
+    @property
+    def loss_terms(self) -> tuple[str, ...]:
+        """Names of the loss terms; the first is the loss of the actions."""
+        raise NotImplementedError
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Task modes that the policy can be trained in (`common/modes.py`)."""
+        return (POLICY,)
+
+    def random_spec(self, use: Use) -> dict[str, RandomSpec]:
+        """Random numbers per sample that `losses` ("train", "validation") or `act` ("act") takes; none by default."""
+        return {}
+
+    def preprocess(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Prepare a batch on the CPU, in loader threads: tokenise texts, say. Called before `losses` and `act`.
+
+        It reads neither weights nor random numbers, so that threads may run it beside a step.
+        """
+        return batch
+
+    def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
+        """Number of valid elements in a batch per loss term, int64 []: the divisor of the loss, known before it."""
+        raise NotImplementedError
+
+    def losses(
+        self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str] | None = None, detail: bool = False
+    ) -> dict[str, Loss]:
+        """Compute the sum and the count of each loss term for each sample.
+
+        Args:
+            batch: see the class.
+            draws: the numbers of `random_spec`, [B, ...] each.
+            terms: loss terms to compute; None: all.
+            detail: also fill `Loss.detail`, where the policy can.
+        """
+        raise NotImplementedError
+
+    def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+        """Predict actions, float32 [B, T, A] in the robot's units; 0 in dimensions that a robot does not have.
+
+        Args:
+            batch: see the class.
+            draws: the numbers of `random_spec("act")`.
+            steps: integration steps, where the policy samples.
+            mode: task mode, one of `modes` that leads to actions.
+        """
+        raise NotImplementedError
+
+    def blocks(self) -> list[nn.Module]:
+        """Modules to recompute, compile and shard one by one: called with equal shapes every step, not nested."""
+        return []
+
+    def float32_modules(self) -> list[nn.Module]:
+        """Modules that compute in float32 from float32 weights whatever `config.compute` is."""
+        return []
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy a state dict into the policy; names of earlier releases are accepted.
+
+        Raises:
+            ValueError: names or shapes differ.
+        """
+        try:
+            self.load_state_dict(
+                {current_name(name, self.config.OLD_MODULES): tensor for name, tensor in weights.items()}
+            )
+        except RuntimeError as error:
+            raise ValueError(f"the weights are not those of this config: {error}") from error
+
+    def save(
+        self,
+        directory: str | Path,
+        weights: Mapping[str, Tensor] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write model.safetensors, config.json and normalisation.json; an older policy there is replaced atomically.
+
+        Args:
+            directory: the folder.
+            weights: state dict to write; None: that of this policy.
+            metadata: facts about the robots for config.json: names of dimensions, cameras, fps.
+        """
+        weights = self.state_dict() if weights is None else weights
+        pretrained.save(directory, self.config, self.units.arrays(), weights, metadata)
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Self:
+        """Load a saved policy on the CPU, every weight and normalisation bit-equal.
+
+        Raises:
+            ValueError: the folder holds no policy of this class, or a damaged one. OSError: it cannot be read.
+        """
+        policy = load(directory)
+        if not isinstance(policy, cls):
+            raise ValueError(f"{directory} holds a {type(policy).__name__}, not a {cls.__name__}")
+        return policy
+
+
+def load(directory: str | Path) -> Policy:
+    """Load a saved policy of any registered type on the CPU; torch's random generators do not change.
+
+    Raises:
+        ValueError: the folder holds no policy, or a damaged one. OSError: it cannot be read.
+    """
+    saved = pretrained.load(directory)
+    with torch.random.fork_rng(devices=[]):  # building draws fresh weights, which are then replaced
+        policy = policy_type(saved.config.type).build(saved.config, saved.normalisation)
+    try:
+        policy.load_weights(saved.weights)
+    except ValueError as error:
+        raise ValueError(f"{directory}: {error}") from error
+    return policy
+
+
+def current_name(name: str, old_modules: Mapping[str, str]) -> str:
+    """Return today's name of a parameter: its first part replaced where an earlier release called it otherwise."""
+    first, dot, rest = name.partition(".")
+    return f"{old_modules.get(first, first)}{dot}{rest}"

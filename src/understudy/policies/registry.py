@@ -1,0 +1,185 @@
+"""Types of policies by name, and the base classes of their settings and configs. No torch until one is built.
+
+A policy type has two dataclasses: its settings, derived from `PolicySettings`, and its config, derived from these
+settings and `PolicyConfig`. A run writes the settings, the data add the facts, and the config builds the network:
+
+    @dataclass(frozen=True, kw_only=True)
+    class MySettings(PolicySettings):
+        type: Literal["mine"] = "mine"
+        width: int = 64
+
+    @dataclass(frozen=True, kw_only=True)
+    class MyConfig(MySettings, PolicyConfig):
+        pass
+
+    MINE = PolicyType(MySettings, MyConfig, "my_package.model:MyPolicy")
+
+An installed package registers a type by an entry point of the group `understudy.policies`, named as the `type`:
+
+    [project.entry-points."understudy.policies"]
+    mine = "my_package:MINE"
+"""
+
+import builtins
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, Literal, Self
+
+GROUP = "understudy.policies"
+"""Group of the entry points."""
+
+BUILT_IN = {"flow": "understudy.policies.flow.config:FLOW"}
+"""Types of this package, in the form of entry points."""
+
+OLD_TYPES = {"FlowPolicyConfig": "flow"}
+"""Types in config.json of earlier releases -> those of today."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySettings:
+    """Settings of a policy; `type` selects the class, `flow` where a file names none."""
+
+    OLD_NAMES: ClassVar[Mapping[str, str]] = {}
+    """Field names of earlier releases -> names of today; read from files, never written."""
+    OLD_MODULES: ClassVar[Mapping[str, str]] = {}
+    """First parts of parameter names in earlier releases -> those of today, for weights and patterns."""
+    RUN_ONLY: ClassVar[tuple[str, ...]] = ("compute",)
+    """Fields that the weights do not depend on: two configs that differ in these alone describe one network."""
+
+    type: str = "flow"
+    """Type of the policy."""
+    picture: tuple[int, int] = (64, 64)
+    """Height and width of the network's images; images of another size are area-averaged."""
+
+    def problems(self) -> list[str]:
+        """List the rules that the values break, one line `field: value: rule` each."""
+        return []
+
+    @classmethod
+    def select(cls, values: Mapping[str, Any]) -> "builtins.type[PolicySettings]":
+        """Return the settings class that `values` name by their `type`.
+
+        Raises:
+            ValueError: there is no such type.
+        """
+        return policy_type(stored_type(values)).settings
+
+    @classmethod
+    def from_mapping(cls, stored: Mapping[str, Any]) -> Self:
+        """Read the fields of this class from JSON: lists become tuples, old names today's; other keys are ignored."""
+        named = {cls.OLD_NAMES.get(name, name): value for name, value in stored.items()}
+        known = {field.name for field in fields(cls)} - {"type"}
+        values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in named.items() if n in known}
+        return cls(**values)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        """Validate a field of this base class as the class that its `type` names."""
+        if cls is not PolicySettings:
+            return handler(source)
+        from pydantic import TypeAdapter
+        from pydantic_core import PydanticCustomError, core_schema
+
+        def check(value: Any) -> PolicySettings:
+            if isinstance(value, PolicySettings):
+                value = asdict(value)
+            if not isinstance(value, Mapping):
+                raise PydanticCustomError("policy", "expected settings of a policy")
+            try:
+                chosen = cls.select(value)
+            except ValueError as error:
+                raise PydanticCustomError("policy_type", "{reason}", {"reason": str(error)}) from error
+            checked: PolicySettings = TypeAdapter(chosen).validate_python(dict(value))
+            return checked
+
+        return core_schema.no_info_plain_validator_function(check)
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """Facts of a run that every policy is built from; they follow from the data and from the run's settings."""
+
+    action_dim: int
+    """Width of an action; of several robots the widest."""
+    state_dim: int = 0
+    """Width of `observation.state`; 0: the policy has no state."""
+    cameras: tuple[str, ...] = ()
+    """Keys of the images, in the order of the network; empty: the policy has no images."""
+    chunk: int = 8
+    """Actions predicted at once (T)."""
+    compute: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the network's arithmetic; normalisation and loss are always float32."""
+    future: bool = False
+    """Whether the run also trains on the states that follow each action of the chunk (task modes)."""
+
+
+def network_differences(one: Any, two: Any) -> list[str]:
+    """List the fields, with both values, in which two configs describe different networks."""
+    if type(one) is not type(two):
+        return [f"type: {one.type} there, {two.type} here"]
+    theirs, ours = asdict(one), asdict(two)
+    names = [name for name in ours if name not in one.RUN_ONLY and theirs[name] != ours[name]]
+    return [f"{name}: {theirs[name]} there, {ours[name]} here" for name in names]
+
+
+@dataclass(frozen=True)
+class PolicyType:
+    """One type of policy: its settings, its config, and the function that builds it."""
+
+    settings: type[PolicySettings]
+    """Settings that a run chooses."""
+    config: type[Any]
+    """Settings and facts of the data, derived from `settings` and `PolicyConfig`."""
+    builder: str | Callable[[Any, Mapping[str, Any]], Any]
+    """(config, normalisation) -> policy with fresh float32 weights; as "module:name" it is imported when needed."""
+
+    def build(self, config: Any, normalisation: Mapping[str, Any]) -> Any:
+        """Build the policy (`policies.policy.Policy`) with fresh weights from torch's generator.
+
+        Raises:
+            ValueError: the normalisation does not fit the config.
+        """
+        make = _imported(self.builder) if isinstance(self.builder, str) else self.builder
+        return make(config, normalisation)
+
+    def make_config(self, settings: PolicySettings, **facts: Any) -> Any:
+        """Join the settings of a run and the facts of its data."""
+        return self.config(**{field.name: getattr(settings, field.name) for field in fields(settings)}, **facts)
+
+
+def policy_type(name: str) -> PolicyType:
+    """Return the type of this name; built-in types come first, then entry points.
+
+    Raises:
+        ValueError: there is no such type, or the entry point is no `PolicyType`.
+    """
+    points = {point.name: point.value for point in entry_points(group=GROUP)} | BUILT_IN
+    if name not in points:
+        close = get_close_matches(str(name), points, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(points))}"
+        raise ValueError(f"no policy type {name!r}; {hint}")
+    entry = _imported(points[name])
+    if not isinstance(entry, PolicyType):
+        raise ValueError(f"policy type {name!r}: {points[name]} is a {type(entry).__name__}, not a PolicyType")
+    return entry
+
+
+def stored_type(stored: Mapping[str, Any]) -> str:
+    """Return the `type` of a stored config; `flow` where there is none, as in records of earlier releases.
+
+    Raises:
+        ValueError: it is no name.
+    """
+    name = stored.get("type", "flow")
+    if not isinstance(name, str):
+        raise ValueError(f"type: {name!r}: expected the name of a policy type")
+    return OLD_TYPES.get(name, name)
+
+
+def _imported(target: str) -> Any:
+    """Import the object that "module:name" names."""
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)

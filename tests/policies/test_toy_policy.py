@@ -1,0 +1,220 @@
+"""A policy of another package: behaviour cloning by regression, registered by an entry point, used by everything."""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from support.runs import same_run, series, tiny_config, tiny_dataset
+from understudy.batch_keys import ACTION, STATE
+from understudy.cli.main import main
+from understudy.config.schema import load, plain, validate
+from understudy.config.train import TrainConfig
+from understudy.envs.env import Outcome, vector_feature
+from understudy.errors import ConfigError
+from understudy.policies.common.units import Units
+from understudy.policies.inference import load_policy
+from understudy.policies.losses import Loss, masked_squared_error, valid_elements
+from understudy.policies.policy import Policy
+from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType, policy_type
+from understudy.rollout.play import rollout
+from understudy.train import run
+
+# -- the policy -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToySettings(PolicySettings):
+    """Settings of the regression."""
+
+    type: Literal["toy"] = "toy"
+    hidden: int = 16
+
+
+@dataclass(frozen=True)
+class ToyConfig(ToySettings, PolicyConfig):
+    """Config of the regression."""
+
+
+class ToyPolicy(Policy):
+    """Two linear layers from state and mean colour to the chunk of actions, trained by squared error."""
+
+    def __init__(self, config: ToyConfig, normalisation: Any) -> None:
+        super().__init__()
+        self.config = config
+        self.units = Units(normalisation, {ACTION: config.action_dim, STATE: config.state_dim})
+        self.hidden = nn.Linear(config.state_dim + 3 * len(config.cameras), config.hidden)
+        self.out = nn.Linear(config.hidden, config.chunk * config.action_dim)
+
+    @property
+    def loss_terms(self) -> tuple[str, ...]:
+        return ("regression",)
+
+    def preprocess(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {**batch, "words": torch.tensor([len(text.split()) for text in batch["task"]])}
+
+    def counts(self, batch: Any, draws: Any) -> dict[str, Tensor]:
+        return {"regression": valid_elements(batch["action_is_pad"], 1, self.config.action_dim).sum()}
+
+    def losses(self, batch: Any, draws: Any, terms: Any = None, detail: bool = False) -> dict[str, Loss]:
+        predicted, target = self._predict(batch), self.units.actions(batch)
+        return {"regression": masked_squared_error(predicted[:, None], target[:, None], batch["action_is_pad"])}
+
+    @torch.no_grad()
+    def act(self, batch: Any, draws: Any, steps: int = 10, mode: str = "policy") -> Tensor:
+        return self.units.robot_actions(self._predict(batch), batch)
+
+    def blocks(self) -> list[nn.Module]:
+        return [self.hidden]
+
+    def _predict(self, batch: Any) -> Tensor:
+        assert len(batch["words"]) == len(batch["task"])  # `preprocess` ran
+        colours = [batch[camera].float().mean(dim=(2, 3)) / 255 for camera in self.config.cameras]
+        x = torch.cat([self.units.states(batch, batch[STATE]), *colours], dim=1)
+        return self.out(torch.relu(self.hidden(x))).view(-1, self.config.chunk, self.config.action_dim)
+
+
+TOY = PolicyType(ToySettings, ToyConfig, ToyPolicy)
+
+# -- its use ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The metadata of an installed package that registers the policy, on sys.path."""
+    site = tmp_path_factory.mktemp("site")
+    info = site / "toy_policy-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-policy\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[understudy.policies]\ntoy = toy_policy_package:TOY\n")
+    module = type(sys)("toy_policy_package")
+    module.TOY = TOY  # type: ignore[attr-defined]
+    sys.path.insert(0, str(site))
+    sys.modules["toy_policy_package"] = module
+    yield
+    sys.path.remove(str(site))
+    del sys.modules["toy_policy_package"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_dataset(tmp_path_factory.mktemp("toy") / "dataset")
+
+
+def config(data: Path, out: Path, **changes: Any) -> TrainConfig:
+    return tiny_config(data, out, policy=ToySettings(picture=(16, 16)), **changes)
+
+
+@pytest.fixture(scope="module")
+def trained(installed: None, data: Path) -> Path:
+    """A whole run with validations, open-loop errors and checkpoints."""
+    assert run.train(config(data, data.parent / "whole")) == run.DONE
+    return data.parent / "whole"
+
+
+def test_policy_type_finds_entry_points(installed: None) -> None:
+    assert policy_type("toy") is TOY
+    with pytest.raises(ValueError, match="toy"):
+        policy_type("tov")
+
+
+def test_settings_of_another_type_are_read_written_and_checked(installed: None, tmp_path: Path) -> None:
+    read = validate(TrainConfig, {"policy": {"type": "toy", "hidden": 4}})
+    assert read.policy == ToySettings(hidden=4)
+    (tmp_path / "c.json").write_text(json.dumps(plain(read)))
+    assert load(TrainConfig, tmp_path / "c.json").policy == ToySettings(hidden=4)
+    with pytest.raises(ConfigError, match=r"policy\.width"):
+        validate(TrainConfig, {"policy": {"type": "toy", "width": 4}})
+
+
+def test_run_trains_and_validates_another_policy(trained: Path) -> None:
+    losses = [record["loss"] for record in series(trained)]
+    assert losses[-1] < losses[0]
+    last = series(trained, "val")[-1]
+    assert 0 < last["loss"] < np.inf
+    assert last["open_loop"]["normalised"] > 0
+    assert json.loads((trained / "policy/config.json").read_text())["type"] == "toy"
+
+
+def test_run_resumes_another_policy(trained: Path, data: Path, tmp_path: Path) -> None:
+    half = config(data, tmp_path / "r", steps=7)
+    half = replace(half, schedule=replace(half.schedule, **{decay_field(half): 12}))
+    assert run.train(half) == run.DONE
+    assert run.resume(replace(half, steps=12)) == run.DONE
+    assert series(tmp_path / "r") == series(trained)
+    with pytest.raises(ConfigError, match="hidden"):
+        run.resume(replace(half, steps=14, policy=ToySettings(picture=(16, 16), hidden=8)))
+
+
+def decay_field(made: TrainConfig) -> str:
+    return "decay_steps" if hasattr(made.schedule, "decay_steps") else "steps"
+
+
+def test_command_line_trains_another_policy(installed: None, data: Path, tmp_path: Path) -> None:
+    asked = ["--data.root", str(data), "--steps", "2", "--policy.type", "toy", "--policy.hidden", "4"]
+    assert main(["train", *asked, "--out", str(tmp_path / "r"), "--val-every", "0"]) == 0
+    assert load_policy(tmp_path / "r").policy.config.hidden == 4
+
+
+def test_export_and_init_from_another_policy(trained: Path, data: Path, tmp_path: Path) -> None:
+    assert main(["export", str(trained), "--out", str(tmp_path / "export")]) == 0
+    for file in ("config.json", "normalisation.json", "model.safetensors"):
+        assert (tmp_path / "export" / file).read_bytes() == (trained / "policy" / file).read_bytes()
+    assert run.train(config(data, tmp_path / "next", steps=1, init_from=str(tmp_path / "export"))) == run.DONE
+    other = tiny_config(data, tmp_path / "flow", init_from=str(tmp_path / "export"))
+    with pytest.raises(ConfigError, match="type"):
+        run.train(other)
+
+
+def test_load_policy_acts_without_the_run(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "robot").mkdir()
+    for file in (trained / "policy").iterdir():
+        (tmp_path / "robot" / file.name).write_bytes(file.read_bytes())
+    policy = load_policy(tmp_path / "robot")
+    (camera,) = policy.metadata["cameras"]
+    size = policy.policy.config.state_dim
+    observation = {STATE: np.zeros(size, np.float32), camera: np.zeros((24, 32, 3), np.uint8), "task": "pick"}
+    actions = policy.act(observation)
+    assert actions.shape == (3, policy.action_dim) == (3, len(policy.metadata["action_names"]))
+    batch = {STATE: np.zeros((2, size)), camera: torch.zeros(2, 3, 24, 32, dtype=torch.uint8), "task": ["pick", "put"]}
+    np.testing.assert_allclose(policy.act(batch)[0], actions, rtol=1e-5)
+    with pytest.raises(ValueError, match=camera):
+        policy.act({key: value for key, value in observation.items() if key != camera})
+
+
+class Reacher:
+    """An environment of two numbers that move by the actions."""
+
+    name, fps, max_steps, one_scene, noise, tasks = "reacher", 10, 4, False, 0.1, ("reach",)
+    features: ClassVar[dict[str, Any]] = {STATE: vector_feature(["x", "y"]), ACTION: vector_feature(["dx", "dy"])}
+
+    def reset(self, seed: int, task: str) -> dict[str, np.ndarray]:
+        self.place, self.done = np.zeros(2, np.float32), 0
+        return {STATE: self.place}
+
+    def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], Outcome]:
+        self.place, self.done = self.place + action, self.done + 1
+        return {STATE: self.place}, Outcome(None, self.done >= self.max_steps)
+
+    def expert(self) -> np.ndarray:
+        return np.zeros(2, np.float32)
+
+
+def test_rollout_plays_another_policy(installed: None) -> None:
+    unit = {"offset": [0.0] * 2, "spread": [1.0] * 2}
+    policy = ToyPolicy(ToyConfig(2, 2, chunk=2), {ACTION: unit, STATE: unit})
+    env = Reacher()
+    result = rollout(policy, [env], 2, execute=2)
+    assert [episode.steps for episode in result.episodes] == [env.max_steps] * 2
+
+
+def test_two_runs_of_another_policy_are_equal(trained: Path, data: Path, tmp_path: Path) -> None:
+    assert run.train(config(data, tmp_path / "again")) == run.DONE
+    same_run(trained, tmp_path / "again")
