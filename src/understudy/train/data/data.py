@@ -94,7 +94,7 @@ class RunData:
                 "fps": part.catalog.fps,
                 "action_names": features[ACTION].dimension_names,
                 "state_names": features[STATE].dimension_names if STATE in part.keys else [],
-                "cameras": [camera for camera in self.cameras if camera not in part.absent],
+                "cameras": [camera for camera in self.cameras if camera not in part.missing_cameras],
             }
         return {"fps": self.training[0].catalog.fps, "heads": heads}
 
