@@ -99,7 +99,7 @@ def child(root: str, apart: bool) -> None:
     from understudy.storage import mapped
 
     if apart:
-        mapped.LEAST = sys.maxsize
+        mapped.MIN_ROWS = sys.maxsize
     begun, before = time.process_time(), _measure_memory()
     data = EpisodeDataset(Catalog.open(root), {"action": [0, 1 / FPS]})
     spent = time.process_time() - begun

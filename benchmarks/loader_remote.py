@@ -121,7 +121,7 @@ def read(root: str, cache: Path, counter: Path, batches: int, memory: int) -> di
 
 def stretch(root: str, cache: str, counter: str, batches: int, memory: int) -> dict[str, Any]:
     """Read the first batches, of which the first third is not timed, or (0) a whole epoch with the codec left out."""
-    from understudy import Catalog, EpisodeDataset, Loader, Remote
+    from understudy import Catalog, EpisodeDataset, Loader, RemoteOptions
     from understudy.load.fit_order import fit_order
     from understudy.video.index import Mp4Index
     from understudy.video.packets import open_packets
@@ -130,7 +130,7 @@ def stretch(root: str, cache: str, counter: str, batches: int, memory: int) -> d
         return int(Path(counter).read_text() or 0) if Path(counter).exists() else 0
 
     before, begin = count(), time.perf_counter()
-    catalog = Catalog.open(root, Remote(cache=cache))
+    catalog = Catalog.open(root, RemoteOptions(cache=cache))
     data = EpisodeDataset(catalog, delta_timestamps={"action": [i / catalog.fps for i in range(CHUNK)]})
     (camera,) = catalog.camera_keys
     order = fit_order([data], memory=memory, batch_size=BATCH, seed=0, frames_in_flight=len(data) // 2)[0]

@@ -9,12 +9,12 @@ from understudy import addresses
 from understudy.data.format.catalog import Catalog
 from understudy.errors import DatasetError
 from understudy.storage.files import Files
-from understudy.storage.options import Remote
+from understudy.storage.options import RemoteOptions
 
 
 @pytest.fixture(autouse=True)
 def _nothing_put_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(addresses, "_whole", {})
+    monkeypatch.setattr(addresses, "_full_addresses", {})
     monkeypatch.delenv(addresses.VARIABLE, raising=False)
 
 
@@ -44,48 +44,51 @@ def _nothing_put_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_is_shown(address: str, seen: str) -> None:
-    assert addresses.shown(address) == seen
-    assert addresses.shown(seen) == seen
+    assert addresses.strip_credentials(address) == seen
+    assert addresses.strip_credentials(seen) == seen
 
 
 def test_what_was_put_aside_is_found() -> None:
     given: dict[str, str] = {}
     first, second = "http://h/t?part=1", "http://u:PASS@h/t/?part=2"
-    assert addresses.put_aside(first, given) == "http://h/t"
-    assert addresses.put_aside(first, given) == "http://h/t"
-    name = addresses.put_aside(second, given)
+    assert addresses.remember_credentials(first, given) == "http://h/t"
+    assert addresses.remember_credentials(first, given) == "http://h/t"
+    name = addresses.remember_credentials(second, given)
     assert name != "http://h/t", "another dataset, as far as anyone can tell"
-    assert addresses.put_aside(name, {}) == name
-    assert addresses.whole("http://h/t") == addresses.whole("http://h/t/") == first
-    assert addresses.whole(name) == second
-    assert addresses.whole("http://h/other") == "http://h/other"
-    assert not addresses.is_put_aside("http://h/other")
-    addresses.put_aside("http://h/t?part=9", {}, fresh=False)
-    assert addresses.whole("http://h/t") == first
-    addresses.put_aside("http://h/t?part=9", {})
-    assert addresses.whole("http://h/t") == "http://h/t?part=9"
-    assert addresses.put_aside("/data/t", given) == "/data/t"
+    assert addresses.remember_credentials(name, {}) == name
+    assert addresses.restore_credentials("http://h/t") == addresses.restore_credentials("http://h/t/") == first
+    assert addresses.restore_credentials(name) == second
+    assert addresses.restore_credentials("http://h/other") == "http://h/other"
+    assert not addresses.has_credentials("http://h/other")
+    addresses.remember_credentials("http://h/t?part=9", {}, fresh=False)
+    assert addresses.restore_credentials("http://h/t") == first
+    addresses.remember_credentials("http://h/t?part=9", {})
+    assert addresses.restore_credentials("http://h/t") == "http://h/t?part=9"
+    assert addresses.remember_credentials("/data/t", given) == "/data/t"
 
 
 def test_one_with_and_one_without_a_query_stay_two() -> None:
     for pair in (("http://h/t", "http://h/t?part=2"), ("http://h/t?part=2", "http://h/t")):
         given: dict[str, str] = {}
-        one, two = (addresses.put_aside(address, given) for address in pair)
+        one, two = (addresses.remember_credentials(address, given) for address in pair)
         assert one != two
-        assert [addresses.whole(one).partition("#")[0], addresses.whole(two).partition("#")[0]] == list(pair)
+        assert [
+            addresses.restore_credentials(one).partition("#")[0],
+            addresses.restore_credentials(two).partition("#")[0],
+        ] == list(pair)
 
 
 def test_the_environment_names_whole_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = "http://u:PASS@h/t?part=1", "http://u:PASS@h/t?part=2"
     monkeypatch.setenv(addresses.VARIABLE, f"{one}\n {two}  https://TOKEN@h/x/")
-    assert addresses.whole("http://h/t") == one
-    assert addresses.whole("http://h/t#2") == two
-    assert addresses.whole("https://h/x") == "https://TOKEN@h/x/"
+    assert addresses.restore_credentials("http://h/t") == one
+    assert addresses.restore_credentials("http://h/t#2") == two
+    assert addresses.restore_credentials("https://h/x") == "https://TOKEN@h/x/"
 
 
 def test_messages_are_scrubbed() -> None:
-    addresses.put_aside("http://user:p%40ssw0rd@h/t?sig=SIGNATURE&v=1", {})
-    seen = addresses.scrubbed("GET /t?sig=SIGNATURE&v=1 for user:p%40ssw0rd, p@ssw0rd, SIGNATURE, dXNlcjpwQHNzdzByZA==")
+    addresses.remember_credentials("http://user:p%40ssw0rd@h/t?sig=SIGNATURE&v=1", {})
+    seen = addresses.redact("GET /t?sig=SIGNATURE&v=1 for user:p%40ssw0rd, p@ssw0rd, SIGNATURE, dXNlcjpwQHNzdzByZA==")
     for secret in ("SIGNATURE", "ssw0rd", "dXNlcjpwQHNzdzByZA"):
         assert secret not in seen
     error = DatasetError("at http://x:PASS@g/y?k=K it fails", where="http://a:PASS@g/z", fix="see http://h/t?a=PASS")
@@ -101,7 +104,7 @@ def test_files_show_no_credentials_and_open_with_them() -> None:
         for seen in (files.root, files.where("meta/info.json"), repr(files)):
             assert "PASS" not in seen
             assert "SECRET" not in seen
-    assert "SECRET" not in repr(Remote(storage_options={"secret": "SECRET"}))
+    assert "SECRET" not in repr(RemoteOptions(storage_options={"secret": "SECRET"}))
     with pytest.raises(DatasetError) as caught:
         Catalog.open(full)
     assert "PASS" not in str(caught.value)

@@ -95,7 +95,7 @@ def test_the_catalog_and_the_order_need_no_torch(data: Path) -> None:
 import understudy as us
 catalog = us.Catalog.open(sys.argv[1])
 catalog.report()
-us.Order, us.Remote, us.DatasetError
+us.Order, us.RemoteOptions, us.DatasetError
 print(json.dumps([len(catalog.episodes.lengths), "torch" in sys.modules]))
 """
     assert without(ALL | {"torch"}, code, data) == [10, False]
@@ -118,7 +118,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules} & BLOCK
 
 CALLS = """
 calls, told = json.loads(sys.argv[1]), []
-from understudy import cli
+from understudy.cli import main as cli
 for call in calls:
     with redirect_stderr(io.StringIO()) as err, redirect_stdout(io.StringIO()):
         code = cli.main(call)
@@ -176,16 +176,16 @@ def test_a_run_without_matplotlib_trains_and_says_so(data: Path, tmp_path: Path)
 
 def test_library_code_names_the_extra(data: Path) -> None:
     code = """
-from understudy.extras import MissingExtra
+from understudy.extras import MissingExtraError
 told = {}
 for name in sys.argv[1:]:
     try:
         importlib.import_module(f"understudy.{name}")
-    except MissingExtra as error:
+    except MissingExtraError as error:
         told[name] = str(error)
 print(json.dumps(told))
 """
-    names = {"train.config": "train", "train.run": "train", "tools.report": "train", "worlds.tabletop": "demo"}
+    names = {"config.train": "train", "train.run": "train", "report.run.page": "train", "envs.tabletop.sim": "demo"}
     told = without(ALL, code, *names)
     assert {name: re.findall(r"understudy\[(\w+)\]", said) for name, said in told.items()} == {
         name: [extra] for name, extra in names.items()

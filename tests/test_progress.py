@@ -37,7 +37,7 @@ def test_a_log_gets_a_line_now_and_then(clock: Clock, capsys: pytest.CaptureFixt
     said = capsys.readouterr().err
     lines = said.splitlines()
     assert "\r" not in said
-    assert 99 / progress.EVERY - 1 < len(lines) <= 99 / progress.EVERY + 1
+    assert 99 / progress.MIN_INTERVAL - 1 < len(lines) <= 99 / progress.MIN_INTERVAL + 1
     assert all(LINE.match(line) for line in lines)
     first = LINE.match(lines[0])
     assert first is not None
@@ -51,7 +51,7 @@ def test_a_log_of_days_does_not_grow_with_every_half_minute(clock: Clock, capsys
         for _ in range(3 * 8640):  # three days
             clock.now += 10.0
             bar.update()
-    assert 3 * 86400 / progress.SELDOM < len(capsys.readouterr().err.splitlines()) < 600
+    assert 3 * 86400 / progress.MAX_INTERVAL < len(capsys.readouterr().err.splitlines()) < 600
 
 
 def test_work_that_is_done_at_once_is_not_worth_a_line(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,9 +20,15 @@ _MODULES = {
 }
 
 __all__ = sorted([*_MODULES, "train"])
+_RENAMED = {"Remote": "RemoteOptions"}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        from understudy.deprecation import warn_renamed
+
+        warn_renamed(f"understudy.{name}", f"understudy.{_RENAMED[name]}")
+        name = _RENAMED[name]
     if name == "train":  # the package is callable: `us.train(config)` and `understudy.train.run` both work
         return import_module("understudy.train")
     if name in _MODULES:

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 VARIABLE = "UNDERSTUDY_ADDRESSES"
 """Whole addresses, with white space between them. A dataset at one of them is opened with its secrets."""
-AGAIN = f"~/.netrc, the whole address in {VARIABLE} or as --data.root; a run's folder keeps no credentials"
+CREDENTIALS_HINT = f"~/.netrc, the whole address in {VARIABLE} or as --data.root; a run's folder keeps no credentials"
 """Where credentials can be given, for messages."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -27,10 +27,10 @@ _PUBLIC_USERS = {"github", "git", "abfs", "abfss", "wasb", "wasbs"}  # what stan
 _LEAST = 4  # characters of a secret that is looked for on its own; a shorter one would be found in every text
 _LEAST_VALUE = 8  # the same for a value in a query, most of which are no secrets
 
-_whole: dict[str, str] = {}  # address as it is shown -> the whole, of this process
+_full_addresses: dict[str, str] = {}  # address as it is shown -> the whole, of this process
 
 
-def shown(address: str) -> str:
+def strip_credentials(address: str) -> str:
     """An address, perhaps behind "simplecache::" or "--data.root=", without user, password and query; anything else as
     it is. Spaces and quotes belong to it: what follows them may be a query. Two datasets that differ only in what is
     taken away have the same one, but for `#2`, `#3`, which `put_aside` gives them."""
@@ -55,7 +55,7 @@ def _shown(url: str) -> str:
     return f"{scheme}://{host}{slash}{path}{number[0] if number else ''}"
 
 
-def put_aside(address: str, given: MutableMapping[str, str], fresh: bool = True) -> str:
+def remember_credentials(address: str, given: MutableMapping[str, str], fresh: bool = True) -> str:
     """`shown(address)`, and the whole is kept for `whole`. What is no URL stays as it is.
 
     Args:
@@ -65,13 +65,13 @@ def put_aside(address: str, given: MutableMapping[str, str], fresh: bool = True)
     if "://" not in address:
         return address
     name = _name(address, given)
-    if name != address and (fresh or name.rstrip("/") not in _whole):
-        _whole[name.rstrip("/")] = address
+    if name != address and (fresh or name.rstrip("/") not in _full_addresses):
+        _full_addresses[name.rstrip("/")] = address
     return name
 
 
 def _name(address: str, given: MutableMapping[str, str]) -> str:
-    plain, number = shown(address), 1
+    plain, number = strip_credentials(address), 1
     name = plain
     while given.setdefault(name.rstrip("/"), address) != address:
         number += 1
@@ -79,27 +79,27 @@ def _name(address: str, given: MutableMapping[str, str]) -> str:
     return name
 
 
-def whole(address: str) -> str:
+def restore_credentials(address: str) -> str:
     """The address with its secrets, as it was put aside, or as the environment has it; itself where neither is so."""
-    if shown(address) != address:
+    if strip_credentials(address) != address:
         return address
     key = address.rstrip("/")
-    if key in _whole:
-        return _whole[key]
+    if key in _full_addresses:
+        return _full_addresses[key]
     given: dict[str, str] = {}
     for one in os.environ.get(VARIABLE, "").split():
         _name(one, given)
     return given.get(key, address)
 
 
-def is_put_aside(address: str) -> bool:
+def has_credentials(address: str) -> bool:
     """Whether this process was given the address with secrets."""
-    return address.rstrip("/") in _whole
+    return address.rstrip("/") in _full_addresses
 
 
-def scrubbed(text: str) -> str:
+def redact(text: str) -> str:
     """A text for people without the secrets of any address in it, nor those that were put aside."""
-    for address in (*_whole.values(), *os.environ.get(VARIABLE, "").split()):
+    for address in (*_full_addresses.values(), *os.environ.get(VARIABLE, "").split()):
         for secret in _secrets(address):
             if secret in text:
                 text = text.replace(secret, "***")

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-NEW = ".understudy-new"
+DRAFT_SUFFIX = ".understudy-new"
 """How the name of a file ends until it is whole."""
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
     """Replace a file by `text` so that a reader, or a kill at any instant, finds the old one or the new one."""
-    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}{NEW}")
-    with naming(path):
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}{DRAFT_SUFFIX}")
+    with path_in_errors(path):
         try:
             with new.open("x", encoding="utf-8") as file:
                 file.write(text)
@@ -27,12 +27,12 @@ def write_whole(path: Path, text: str) -> None:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def path_in_errors(path: Path) -> Iterator[None]:
     """The system's error about an open file, which names none, as one about `path`."""
     try:
         yield
     except OSError as error:
-        if error.errno is None or (error.filename is not None and not str(error.filename).endswith(NEW)):
+        if error.errno is None or (error.filename is not None and not str(error.filename).endswith(DRAFT_SUFFIX)):
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
 

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -48,5 +49,15 @@ def renamed_arguments(**renamed: str) -> Callable[[F], F]:
             return function(*args, **kwargs)
 
         return wrapper  # type: ignore[return-value]
+
+    return decorate
+
+
+def renamed_fields(**renamed: str) -> Callable[[type[C]], type[C]]:
+    """Accept the old names of a dataclass's fields as arguments: `@renamed_fields(threads="num_threads")`."""
+
+    def decorate(cls: type[C]) -> type[C]:
+        cls.__init__ = renamed_arguments(**renamed)(cls.__init__)  # type: ignore[method-assign]
+        return cls
 
     return decorate

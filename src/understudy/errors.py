@@ -1,6 +1,6 @@
 """Errors that a user sees. `UnderstudyError` is the base of all of them."""
 
-from understudy.addresses import scrubbed
+from understudy.addresses import redact
 
 
 class UnderstudyError(Exception):
@@ -27,7 +27,7 @@ class DatasetError(UnderstudyError, ValueError):
     """
 
     def __init__(self, what: str, *, where: object = None, fix: str = "") -> None:
-        what, fix, where = scrubbed(what), scrubbed(fix), scrubbed(where) if isinstance(where, str) else where
+        what, fix, where = redact(what), redact(fix), redact(where) if isinstance(where, str) else where
         self.what, self.where, self.fix = what, where, fix
         text = f"{where}: {what}" if where is not None else what
         super().__init__(f"{text} ({fix})" if fix else text)
@@ -36,15 +36,15 @@ class DatasetError(UnderstudyError, ValueError):
         return (_rebuild, (type(self), self.what, self.where, self.fix))
 
 
-class MissingFile(DatasetError):
+class MissingFileError(DatasetError):
     """There is no such file: the one failure that may be an answer."""
 
 
-class LfsPointer(DatasetError):
+class LfsPointerError(DatasetError):
     """The file is what git LFS leaves in a clone until the file itself is downloaded."""
 
 
-class SourceFailed(DatasetError):
+class SourceError(DatasetError):
     """The source gave no answer, or is no longer what it was. This says nothing about the data: it is no bad picture or
     row, and nothing may stand in for what could not be read."""
 

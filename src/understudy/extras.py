@@ -23,44 +23,44 @@ EXTRAS = {
 INCLUDES = {"report": ("train",), "demo": ("report",), "sim": ("demo",), "hub": ("remote",), "s3": ("remote",)}
 
 
-class MissingExtra(UnderstudyError, ModuleNotFoundError):
+class MissingExtraError(UnderstudyError, ModuleNotFoundError):
     """A package is not installed; the message is one line with the pip command that brings it."""
 
 
-def need(extra: str) -> None:
+def require(extra: str) -> None:
     """Raise MissingExtra unless all that `extra` brings is installed. Imports nothing."""
     absent = next(filter(_absent, _modules(extra)), None)
     if absent is not None:
         raise _error(absent, extra)
 
 
-def has(extra: str) -> bool:
+def is_installed(extra: str) -> bool:
     """Whether all that `extra` brings is installed. Imports nothing."""
     return not any(map(_absent, _modules(extra)))
 
 
 @contextmanager
-def required() -> Iterator[None]:
+def optional_imports() -> Iterator[None]:
     """A block of imports: a package of an extra that is not installed becomes a MissingExtra."""
     try:
         yield
     except ModuleNotFoundError as error:
-        if known := describe(error):
+        if known := describe_missing(error):
             raise known from error
         raise
 
 
-def describe(error: ImportError) -> MissingExtra | None:
+def describe_missing(error: ImportError) -> MissingExtraError | None:
     """The same as one line, or None: what could not be imported is no package of an extra."""
-    if isinstance(error, MissingExtra):
+    if isinstance(error, MissingExtraError):
         return error
     name = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if name in modules), None)
     return None if extra is None or not _absent(name) else _error(name, extra)
 
 
-def _error(module: str, extra: str) -> MissingExtra:
-    return MissingExtra(f"{module} is not installed: pip install 'understudy[{extra}]'", name=module)
+def _error(module: str, extra: str) -> MissingExtraError:
+    return MissingExtraError(f"{module} is not installed: pip install 'understudy[{extra}]'", name=module)
 
 
 def _modules(extra: str) -> list[str]:

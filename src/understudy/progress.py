@@ -10,14 +10,14 @@ import time
 from types import TracebackType
 from typing import Any
 
-from understudy.extras import required
+from understudy.extras import optional_imports
 
-with required():
+with optional_imports():
     from tqdm import tqdm
 
 __all__ = ["Progress", "tqdm"]
 
-EVERY, SELDOM = 30.0, 600.0
+MIN_INTERVAL, MAX_INTERVAL = 30.0, 600.0
 """Seconds between two lines of a log: at first, and of work that takes days."""
 
 
@@ -53,7 +53,7 @@ class Progress:
             self._bar.update(count)
         elif self._lines:
             now = time.monotonic()
-            if now - self._since >= max(EVERY, min(SELDOM, (now - self._began) / 20)):
+            if now - self._since >= max(MIN_INTERVAL, min(MAX_INTERVAL, (now - self._began) / 20)):
                 self._line()
 
     def note(self, text: str) -> None:

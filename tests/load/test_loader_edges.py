@@ -17,7 +17,7 @@ import torch
 from support.batches import batches, least_memory, same
 from support.datasets import Spec, episode_pictures, write_dataset, write_video
 from understudy.bytesize import parse_bytes
-from understudy.cancel import Stopped, give_up_when
+from understudy.cancel import Cancelled, cancel_when
 from understudy.data.dataset import EpisodeDataset
 from understudy.load.fit_order import fit_order
 from understudy.load.images import buffer_pool as buffers_
@@ -274,10 +274,10 @@ def test_picture_decoder_stops_within_a_group(at_once: int, tmp_path: Path) -> N
     ended: list[str] = []
 
     def reading() -> None:
-        give_up_when(lambda: len(fed) >= 5)
+        cancel_when(lambda: len(fed) >= 5)
         try:
             next(iter(FrameDecoder(packets, "here").frames(np.asarray([target]), at_once)))
-        except Stopped:
+        except Cancelled:
             ended.append("stopped")
 
     thread = threading.Thread(target=reading)

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from support.datasets import Spec, write_dataset
-from support.servers import Asked, RangeServer, change_patience, folder
+from support.servers import Asked, RangeServer, change_retry_policy, folder
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
-from understudy.errors import DatasetError, SourceFailed
+from understudy.errors import DatasetError, SourceError
 from understudy.load.batch_builder import BatchInProgress
 from understudy.load.images.clip_reader import Timings
 from understudy.load.loader import Batch, Loader
@@ -22,9 +22,9 @@ from understudy.load.prefetch import Prefetcher
 from understudy.load.workers import WorkerPool
 from understudy.order import Order
 from understudy.storage import web
-from understudy.storage.options import Remote
+from understudy.storage.options import RemoteOptions
 from understudy.storage.remote import RemoteSource
-from understudy.storage.retry import Patience
+from understudy.storage.retry import RetryPolicy
 from understudy.video import mp4
 
 TOP = "observation.images.top"
@@ -44,8 +44,8 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mp4, "_HEAD", 512)
 
 
-def opened(server: RangeServer, cache: Path, patience: Patience | None = None) -> EpisodeDataset:
-    remote = Remote(cache=str(cache), patience=patience or Patience(first=0.001))
+def opened(server: RangeServer, cache: Path, patience: RetryPolicy | None = None) -> EpisodeDataset:
+    remote = RemoteOptions(cache=str(cache), retry=patience or RetryPolicy(initial_backoff=0.001))
     return EpisodeDataset(Catalog.open(f"{server.url}/set", remote), delta_timestamps={TOP: [-0.1, 0]})
 
 
@@ -151,7 +151,7 @@ def test_loader_close_does_not_wait_for_a_silent_server(
         return "silence"
 
     with RangeServer(folder(root, "/set"), stall=100.0) as server:
-        data = opened(server, tmp_path, Patience(deadline=200.0, stall=100.0))
+        data = opened(server, tmp_path, RetryPolicy(deadline=200.0, stall=100.0))
         other = opened(server, tmp_path / "other")
         there = loader(data)
         first_of(there, monkeypatch)
@@ -189,11 +189,11 @@ def test_loader_raises_for_a_dead_server_and_substitutes_nothing(
         with Loader([data], order=order, num_threads=2, memory="2MB", on_bad_frame="substitute") as there:
             first_of(there, monkeypatch)
             server.fault = lambda n, asked: "500" if asked.path.endswith("mp4") else ""
-            change_patience(data.catalog.files, Patience(deadline=0.3, first=0.01, longest=0.05))
-            with pytest.raises(SourceFailed, match="the server answers 500"):
+            change_retry_policy(data.catalog.files, RetryPolicy(deadline=0.3, initial_backoff=0.01, max_backoff=0.05))
+            with pytest.raises(SourceError, match="the server answers 500"):
                 list(itertools.islice(there, 20))
             server.fault = lambda n, asked: ""
-            change_patience(data.catalog.files, Patience(first=0.001))
+            change_retry_policy(data.catalog.files, RetryPolicy(initial_backoff=0.001))
             position = there.position
             with loader(EpisodeDataset(root, delta_timestamps={TOP: [-0.1, 0]}), position) as local:
                 assert torch.equal(next(there)[TOP], next(local)[TOP]), "it goes on where it was"

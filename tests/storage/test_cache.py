@@ -14,18 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.servers import RangeServer, change_patience
+from support.servers import RangeServer, change_retry_policy
 from understudy.errors import DatasetError
 from understudy.storage.files import Files
-from understudy.storage.options import Remote, default_folder
+from understudy.storage.options import RemoteOptions, default_cache_folder
 from understudy.storage.remote import RemoteSource
-from understudy.storage.retry import Patience
+from understudy.storage.retry import RetryPolicy
 from understudy.storage.spans import Span, Spans
 
 DATA = np.random.default_rng(1).integers(0, 256, 400_000, np.uint8).tobytes()
 HEAD = 65_536  # bytes that come along when a file is opened
 PATH = "/set/a.mp4"
-QUICK = Patience(deadline=20.0, stall=10.0, first=0.001, longest=0.004)
+QUICK = RetryPolicy(deadline=20.0, stall=10.0, initial_backoff=0.001, max_backoff=0.004)
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def server() -> Iterator[RangeServer]:
         yield server
 
 
-def reader(server: RangeServer, cache: Path, budget: int = 1 << 30, patience: Patience = QUICK) -> RemoteSource:
+def reader(server: RangeServer, cache: Path, budget: int = 1 << 30, retry: RetryPolicy = QUICK) -> RemoteSource:
     """A source as another process of the host would open it: nothing is shared but the folder."""
-    found = Files(server.url + "/set", Remote(cache=str(cache), cache_bytes=budget, patience=patience)).source("a.mp4")
+    found = Files(server.url + "/set", RemoteOptions(cache=str(cache), cache_bytes=budget, retry=retry)).source("a.mp4")
     assert isinstance(found, RemoteSource)
     return found
 
@@ -115,7 +115,7 @@ def test_the_budget_is_kept_and_changes_no_byte(
             assert both[who].read(offset, size) == DATA[offset : offset + size]
             assert kept(cache) <= budget
         for one in both:
-            one._root.elsewhere.close()
+            one._root.remote_files.close()
         assert kept(cache) <= budget
 
 
@@ -131,7 +131,7 @@ def test_spans_that_overlap_a_place(ends: list[tuple[int, int]], gone: set[int],
         for span in spans:
             some.add(span)
         some.remove([str(i) for i in left])
-        near = some.near(start, end)
+        near = some.overlapping(start, end)
         assert [span.start for span in near] == sorted(span.start for span in near)
         wanted = {span.name for i, span in enumerate(spans) if i not in left and span.start < end and start < span.end}
         assert {span.name for span in near} == wanted
@@ -157,12 +157,12 @@ def test_the_folder_is_looked_at_when_others_have_claimed(
     sent = server.sent
     source.read(120_000, 15_000)
     assert server.sent == sent + 5_000
-    entry = other._root.elsewhere.cache.entry(other._key)
+    entry = other._root.remote_files.cache.entry(other._key)
     claims, _ = entry.claim(140_000, 5_000, 1 << 20)
-    mine = source._root.elsewhere.cache.entry(source._key)
+    mine = source._root.remote_files.cache.entry(source._key)
     for _ in range(2):  # it is under way, and may be there at any time
         assert mine.claim(140_000, 5_000, 1 << 20) == ([], True)
-    assert source._root.elsewhere.cache.room.reserve(5_000)
+    assert source._root.remote_files.cache.budget.reserve(5_000)
     entry.store(claims[0], DATA[140_000:145_000])
     assert mine.claim(140_000, 5_000, 1 << 20) == ([], False)
 
@@ -242,8 +242,8 @@ def test_a_claim_of_the_dead_is_free_and_one_of_the_idle_is_waited_for_but_not_f
     server: RangeServer, tmp_path: Path
 ) -> None:
     source, other = reader(server, tmp_path), reader(server, tmp_path)
-    change_patience(source._root, Patience(deadline=1.0, stall=5.0, first=0.001))
-    entry = other._root.elsewhere.cache.entry(other._key)
+    change_retry_policy(source._root, RetryPolicy(deadline=1.0, stall=5.0, initial_backoff=0.001))
+    entry = other._root.remote_files.cache.entry(other._key)
     claims, busy = entry.claim(100_000, 1_000, 1 << 20)
     assert (len(claims), busy) == (1, False)
     assert entry.claim(100_500, 1_000, 1 << 20)[1], "a part of it is being fetched"
@@ -258,7 +258,7 @@ def test_what_is_pinned_is_never_evicted(server: RangeServer, tmp_path: Path) ->
     budget = HEAD + 100_000
     source = reader(server, tmp_path, budget)
     source.prefetch(np.array([[100_000, 30_000], [150_000, 30_000]]))
-    until(lambda: kept(tmp_path) == HEAD + 60_000 and len(source._root.elsewhere.cache.entry(source._key).pins) == 2)
+    until(lambda: kept(tmp_path) == HEAD + 60_000 and len(source._root.remote_files.cache.entry(source._key).pins) == 2)
     other = reader(server, tmp_path, budget)
     for offset in range(200_000, 400_000, 20_000):
         other.read(offset, 20_000)  # far more than there is room for
@@ -304,11 +304,11 @@ def test_fetching_ahead_hides_the_latency_and_leaves_no_thread(server: RangeServ
 def test_closing_ends_a_transfer_that_stalls(server: RangeServer, tmp_path: Path) -> None:
     until(lambda: not threads())
     server.stall = 30.0
-    source = reader(server, tmp_path, patience=Patience(deadline=60.0, stall=30.0))
+    source = reader(server, tmp_path, retry=RetryPolicy(deadline=60.0, stall=30.0))
     server.fault = lambda n, asked: "stall"
     source.prefetch(np.array([[100_000, 10_000], [200_000, 10_000]]))
     until(lambda: sum(asked.sent == 6_666 for asked in server.log) == 2)
-    source._root.elsewhere.close()
+    source._root.remote_files.close()
     assert not threads()
     assert not list(tmp_path.glob("v1/objects/*/*/*.claim"))
     server.fault = lambda n, asked: ""
@@ -322,7 +322,7 @@ def test_ctrl_c_while_waiting(server: RangeServer, tmp_path: Path) -> None:
 
     def read() -> bool:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        source = reader(server, tmp_path, patience=Patience(deadline=200.0, stall=200.0))
+        source = reader(server, tmp_path, retry=RetryPolicy(deadline=200.0, stall=200.0))
         source.prefetch(np.array([[200_000, 10_000]]))
         source.read(200_000, 10_000)  # waits for the thread
         return True
@@ -350,11 +350,11 @@ def test_a_full_disk_costs_no_byte(server: RangeServer, tmp_path: Path, monkeypa
 
 def test_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert Remote().folder == default_folder() == str(tmp_path / "understudy")
-    assert Remote(cache="~/x").folder == os.path.expanduser("~/x")
+    assert RemoteOptions().folder == default_cache_folder() == str(tmp_path / "understudy")
+    assert RemoteOptions(cache="~/x").folder == os.path.expanduser("~/x")
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DatasetError, match="cache folder cannot be made"):
-        Files("http://127.0.0.1:9/x", Remote(cache=str(tmp_path / "file"))).read("y")
-    for bad in ({"cache_bytes": -1}, {"cache_bytes": True}, {"threads": 0}):
+        Files("http://127.0.0.1:9/x", RemoteOptions(cache=str(tmp_path / "file"))).read("y")
+    for bad in ({"cache_bytes": -1}, {"cache_bytes": True}, {"num_threads": 0}):
         with pytest.raises(ValueError, match="whole number"):
-            Remote(**bad)  # type: ignore[arg-type]
+            RemoteOptions(**bad)  # type: ignore[arg-type]

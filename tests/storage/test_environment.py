@@ -17,11 +17,11 @@ import pytest
 from support.servers import RangeServer
 from understudy.errors import DatasetError
 from understudy.storage.files import Files
-from understudy.storage.options import Remote
-from understudy.storage.retry import Patience
+from understudy.storage.options import RemoteOptions
+from understudy.storage.retry import RetryPolicy
 
 DATA = np.random.default_rng(4).integers(0, 256, 200_000, np.uint8).tobytes()
-QUICK = Patience(deadline=20.0, stall=10.0, first=0.001, longest=0.004)
+QUICK = RetryPolicy(deadline=20.0, stall=10.0, initial_backoff=0.001, max_backoff=0.004)
 PATH = "/set/a b.mp4"
 
 
@@ -40,8 +40,8 @@ def server() -> Iterator[RangeServer]:
         yield server
 
 
-def files_of(url: str, cache: Path, patience: Patience = QUICK, **options: object) -> Files:
-    return Files(url + "/set", Remote(options, str(cache / "cache"), patience=patience))
+def files_of(url: str, cache: Path, retry: RetryPolicy = QUICK, **options: object) -> Files:
+    return Files(url + "/set", RemoteOptions(options, str(cache / "cache"), retry=retry))
 
 
 def basic(user: str, password: str) -> str:
@@ -65,7 +65,7 @@ def test_closing_ends_a_transfer_through_a_proxy(
     server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", server.url)
-    files = files_of("http://far.invalid", tmp_path, Patience(deadline=60.0, stall=30.0))
+    files = files_of("http://far.invalid", tmp_path, RetryPolicy(deadline=60.0, stall=30.0))
     source = files.source("a b.mp4")
     server.fault, server.stall = lambda n, asked: "stall", 30.0
     source.prefetch(np.array([[100_000, 10_000]]))

@@ -32,7 +32,7 @@ CAMERAS = ("observation.images.top", "observation.images.wrist")
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the files; a table of two rows is large."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr(mapped, "LEAST", 2)
+    monkeypatch.setattr(mapped, "MIN_ROWS", 2)
     return tmp_path / "xdg" / "understudy" / "tables"
 
 
@@ -84,7 +84,7 @@ def test_the_second_maps_what_the_first_wrote(
     if version == "v2.1":
         edit_json(root / "meta/info.json", lambda info: info.update(chunks_size="many"))
     with monkeypatch.context() as plain:
-        plain.setattr(mapped, "LEAST", 1000)
+        plain.setattr(mapped, "MIN_ROWS", 1000)
         private = Catalog.open(root)
         assert files(tables) == []
     first = Catalog.open(root)
@@ -111,7 +111,7 @@ def test_samples_are_the_same(root: Path, tables: Path, monkeypatch: pytest.Monk
     windows = {"action": [-0.1, 0, 0.1]}
     shared = EpisodeDataset(root, windows, exclude_episodes=[1])
     assert len(files(tables)) == 2
-    monkeypatch.setattr(mapped, "LEAST", 1000)
+    monkeypatch.setattr(mapped, "MIN_ROWS", 1000)
     plain = EpisodeDataset(root, windows, exclude_episodes=[1])
     assert len(shared) == len(plain)
     for index in range(len(plain)):
@@ -196,7 +196,7 @@ def test_what_was_not_used_for_long_goes(tmp_path: Path, tables: Path, monkeypat
     monkeypatch.setattr(mapped, "BUDGET", 20_000)
     kept = []
     for number in range(4):
-        kept.append(mapped.shared({"a": np.full(1000, number)})["a"])
+        kept.append(mapped.share_arrays({"a": np.full(1000, number)})["a"])
         (newest,) = (path for path in map(tables.joinpath, files(tables)) if path.stat().st_mtime > time.time() - 60)
         os.utime(newest, (time.time() - 1000 + number,) * 2)
     assert 1 <= len(files(tables)) <= 2

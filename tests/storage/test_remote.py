@@ -15,22 +15,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.servers import FAULTS, Asked, RangeServer, change_patience
-from understudy.errors import DatasetError, SourceFailed
+from support.servers import FAULTS, Asked, RangeServer, change_retry_policy
+from understudy.errors import DatasetError, SourceError
 from understudy.storage.files import Files
-from understudy.storage.options import Remote
-from understudy.storage.retry import Patience, Transient, attempt
+from understudy.storage.options import RemoteOptions
+from understudy.storage.retry import RetryPolicy, TransientError, call_with_retries
 
 DATA = np.random.default_rng(0).integers(0, 256, 300_000, np.uint8).tobytes()
-QUICK = Patience(deadline=20.0, stall=10.0, first=0.001, longest=0.004)
+QUICK = RetryPolicy(deadline=20.0, stall=10.0, initial_backoff=0.001, max_backoff=0.004)
 SILENT = replace(QUICK, deadline=240.0, stall=0.15)  # on a busy machine honest answers are as late, too
 PATH = "/set/videos/a.mp4"
 
 
 def files_of(
-    server: RangeServer, cache: Path, patience: Patience = QUICK, under: str = "/set", **more: object
+    server: RangeServer, cache: Path, retry: RetryPolicy = QUICK, under: str = "/set", **more: object
 ) -> Files:
-    return Files(server.url + under, Remote(cache=str(cache), patience=patience, **more))  # type: ignore[arg-type]
+    return Files(server.url + under, RemoteOptions(cache=str(cache), retry=retry, **more))  # type: ignore[arg-type]
 
 
 @st.composite
@@ -82,11 +82,11 @@ def test_a_fault_for_ever_is_one_error(fault: str, tmp_path: Path) -> None:
     silent, slow = fault in ("stall", "silence"), fault in ("short", "truncate", "stall", "whole")
     believed = fault in ("416", "elsewhere", "unsaid")  # after so many times, not after so long
     deadline = 20.0 if slow or believed else 0.6
-    quick = Patience(deadline=deadline, stall=0.2 if silent else 10.0, first=0.001, longest=0.01)
+    quick = RetryPolicy(deadline=deadline, stall=0.2 if silent else 10.0, initial_backoff=0.001, max_backoff=0.01)
     with RangeServer({PATH: DATA}, lambda n, asked: fault if asked.first else "", stall=0.5) as server:
         files = files_of(server, tmp_path)
         source = files.source("videos/a.mp4")
-        change_patience(files, quick)
+        change_retry_policy(files, quick)
         opened = len(server.log)
         if slow:  # always some of it: slow, but all of it in the end
             assert source.read(200_000, 700) == DATA[200_000:200_700]
@@ -95,7 +95,7 @@ def test_a_fault_for_ever_is_one_error(fault: str, tmp_path: Path) -> None:
             source.read(200_000, 700)
     assert str(caught.value).startswith(f"{server.url}/set/videos/a.mp4: ")
     assert caught.value.fix
-    assert isinstance(caught.value, SourceFailed), "no bad picture: nothing may stand in for it"
+    assert isinstance(caught.value, SourceError), "no bad picture: nothing may stand in for it"
     if believed:
         assert len(server.log) == opened + 4, "a server that always does so is not asked for long"
 
@@ -117,7 +117,8 @@ def test_nothing_answers(tmp_path: Path) -> None:
         silent.bind(("127.0.0.1", 0))  # nobody else is given the port, and nobody listens there
         port = silent.getsockname()[1]
         files = Files(
-            f"http://127.0.0.1:{port}/set", Remote(cache=str(tmp_path), patience=Patience(deadline=0.2, first=0.01))
+            f"http://127.0.0.1:{port}/set",
+            RemoteOptions(cache=str(tmp_path), retry=RetryPolicy(deadline=0.2, initial_backoff=0.01)),
         )
         with pytest.raises(
             DatasetError, match=r"/set/x: no connection \(Failed to establish .*refused\) \((\d+ times|once)"
@@ -157,7 +158,9 @@ def test_retry_after_is_obeyed(tmp_path: Path) -> None:
 
     with RangeServer({PATH: DATA}) as server:
         server.answer = answer
-        quick = Patience(deadline=0.5, stall=1.0, first=0.001, longest=0.002)  # shorter than the wish, which is obeyed
+        quick = RetryPolicy(
+            deadline=0.5, stall=1.0, initial_backoff=0.001, max_backoff=0.002
+        )  # shorter than the wish, which is obeyed
         source = files_of(server, tmp_path, quick).source("videos/a.mp4")
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -176,20 +179,20 @@ class _Fails:
     def __call__(self) -> str:
         self.left -= 1
         if self.left >= 0:
-            raise Transient("no")
+            raise TransientError("no")
         return "yes"
 
 
 def test_pauses_grow_and_use_no_global_generator() -> None:
-    patience = Patience(first=0.1, longest=3.0)
+    retry = RetryPolicy(initial_backoff=0.1, max_backoff=3.0)
     before = random.getstate()
     for failures in range(1, 40):
         base = min(3.0, 0.1 * 2 ** (failures - 1))
-        pauses = [patience.pause(failures) for _ in range(20)]
+        pauses = [retry.pause(failures) for _ in range(20)]
         assert all(base / 2 <= pause <= base for pause in pauses)
         assert len(set(pauses)) > 10
     assert random.getstate() == before
-    assert attempt(_Fails(3), "x", Patience(first=0.001), threading.Event()) == "yes"
+    assert call_with_retries(_Fails(3), "x", RetryPolicy(initial_backoff=0.001), threading.Event()) == "yes"
 
 
 # One version
@@ -203,7 +206,7 @@ def test_a_change_in_mid_run_is_an_error(tmp_path: Path) -> None:
         there = source.read(100_000, 10)
         server.files[PATH] = other  # type: ignore[index]
         assert source.read(100_000, 10) == there, "what was fetched is of the old version"
-        with pytest.raises(SourceFailed, match=r"a\.mp4: it changed while it was read"):
+        with pytest.raises(SourceError, match=r"a\.mp4: it changed while it was read"):
             source.read(200_000, 10)
         with pytest.raises(DatasetError, match="changed"):
             pickle.loads(pickle.dumps(source)).read(100_000, 10)  # a copy is pinned to the same version
@@ -219,7 +222,7 @@ def test_a_file_written_after_the_run_began_is_an_error_even_when_first_met(tmp_
         files.read("info.json")
         copy = pickle.loads(pickle.dumps(files))
         for reader in (files, copy):
-            reader.elsewhere.store._opened -= 10  # type: ignore[attr-defined]
+            reader.remote_files.store._opened -= 10  # type: ignore[attr-defined]
         server.written[PATH] = time.time() - 5
         for reader in (files, copy):
             with pytest.raises(DatasetError, match="written after this run began"):

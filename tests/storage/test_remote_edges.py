@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 from support.servers import Asked, RangeServer
-from understudy.errors import DatasetError, SourceFailed
+from understudy.errors import DatasetError, SourceError
 from understudy.storage import cache as cache_module
 from understudy.storage import http, retry
 from understudy.storage.cache import DiskCache
 from understudy.storage.files import Files
-from understudy.storage.options import Remote
+from understudy.storage.options import RemoteOptions
 from understudy.storage.remote import RemoteSource
-from understudy.storage.retry import Patience, Transient, attempt
+from understudy.storage.retry import RetryPolicy, TransientError, call_with_retries
 
 DATA = np.random.default_rng(3).integers(0, 256, 300_000, np.uint8).tobytes()
-QUICK = Patience(deadline=20.0, stall=10.0, first=0.001, longest=0.004)
+QUICK = RetryPolicy(deadline=20.0, stall=10.0, initial_backoff=0.001, max_backoff=0.004)
 PATH = "/set/a.mp4"
 
 
@@ -33,8 +33,8 @@ def server() -> Iterator[RangeServer]:
         yield server
 
 
-def files_of(server: RangeServer, cache: Path, patience: Patience = QUICK, **more: object) -> Files:
-    return Files(server.url + "/set", Remote(cache=str(cache), patience=patience, **more))  # type: ignore[arg-type]
+def files_of(server: RangeServer, cache: Path, retry: RetryPolicy = QUICK, **more: object) -> Files:
+    return Files(server.url + "/set", RemoteOptions(cache=str(cache), retry=retry, **more))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410, 400])
@@ -42,10 +42,10 @@ def test_what_is_refused_in_mid_run_is_no_bad_picture(status: int, server: Range
     """Credentials that ended, a file that was taken away: nothing may stand in for what they hide."""
     source = files_of(server, tmp_path).source("a.mp4")
     server.answer = lambda asked: (status, {}, b"no")
-    with pytest.raises(SourceFailed, match=r"/set/a\.mp4: "):
+    with pytest.raises(SourceError, match=r"/set/a\.mp4: "):
         source.read(200_000, 10)
     if status in (401, 403):  # of a file that is opened late, too
-        with pytest.raises(SourceFailed, match="permission"):
+        with pytest.raises(SourceError, match="permission"):
             files_of(server, tmp_path).source("b")
 
 
@@ -58,7 +58,7 @@ def test_a_cache_that_is_locked_for_ever_is_no_bad_picture(
         raise DatasetError("another process holds a lock", where="x", fix="end that process")
 
     monkeypatch.setattr(cache_module.Entry, "claim", locked)
-    with pytest.raises(SourceFailed, match="holds a lock"):
+    with pytest.raises(SourceError, match="holds a lock"):
         source.read(200_000, 10)
 
 
@@ -70,28 +70,37 @@ def test_a_redirect_loop_is_told_at_once(server: RangeServer, tmp_path: Path) ->
 
 
 def test_wishes_to_wait_do_not_add_up_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "_LONGEST_WISH", 0.3)
+    monkeypatch.setattr(retry, "_MAX_RETRY_AFTER", 0.3)
     asked = 0
 
     def always() -> None:
         nonlocal asked
         asked += 1
-        raise Transient("the server answers 429", after=0.1)
+        raise TransientError("the server answers 429", after=0.1)
 
-    with pytest.raises(SourceFailed, match="429"), pytest.warns(UserWarning, match="asks to wait"):
-        attempt(always, "x", Patience(deadline=60.0, first=0.001, longest=0.002), threading.Event())
+    with pytest.raises(SourceError, match="429"), pytest.warns(UserWarning, match="asks to wait"):
+        call_with_retries(
+            always, "x", RetryPolicy(deadline=60.0, initial_backoff=0.001, max_backoff=0.002), threading.Event()
+        )
     assert 3 <= asked <= 4
 
 
 def test_only_the_same_oddity_again_and_again_is_believed() -> None:
-    failures = [Transient("odd", tries=2), Transient("slow"), Transient("odd", tries=2), Transient("slow")]
+    failures = [
+        TransientError("odd", tries=2),
+        TransientError("slow"),
+        TransientError("odd", tries=2),
+        TransientError("slow"),
+    ]
 
     def act() -> str:
         if failures:
             raise failures.pop()
         return "yes"
 
-    assert attempt(act, "x", Patience(first=0.001, longest=0.002), threading.Event()) == "yes"
+    assert (
+        call_with_retries(act, "x", RetryPolicy(initial_backoff=0.001, max_backoff=0.002), threading.Event()) == "yes"
+    )
 
 
 def test_what_others_evicted_is_claimed_anew(server: RangeServer, tmp_path: Path) -> None:
@@ -100,8 +109,8 @@ def test_what_others_evicted_is_claimed_anew(server: RangeServer, tmp_path: Path
     source.read(100_000, 1_000)
     (path,) = tmp_path.glob(f"v1/objects/*/*/{100_000:x}-*")
     path.unlink()
-    entry = source._root.elsewhere.cache.entry(source._key)
-    assert entry.take(100_000, 1_000) is None
+    entry = source._root.remote_files.cache.entry(source._key)
+    assert entry.read(100_000, 1_000) is None
     claims, busy = entry.claim(100_000, 1_000, 1 << 20)
     assert ([(claim.start, claim.end) for claim in claims], busy) == ([(100_000, 101_000)], False)
     entry.abandon(claims[0])
@@ -113,12 +122,12 @@ def test_a_wish_may_be_a_date_by_the_clock_of_the_server() -> None:
         "Date": email.utils.formatdate(then, usegmt=True),
         "Retry-After": email.utils.formatdate(then + 7, usegmt=True),
     }
-    assert http._after(dates) == 7.0
-    assert http._after(dates | {"Retry-After": email.utils.formatdate(then - 7, usegmt=True)}) == 0.0
-    assert http._after({"Retry-After": "3"}) == 3.0
-    assert http._after({"Retry-After": "soon"}) is None
-    assert http._after({}) is None
-    near = http._after({"Retry-After": email.utils.formatdate(time.time() + 60, usegmt=True)})
+    assert http._retry_after(dates) == 7.0
+    assert http._retry_after(dates | {"Retry-After": email.utils.formatdate(then - 7, usegmt=True)}) == 0.0
+    assert http._retry_after({"Retry-After": "3"}) == 3.0
+    assert http._retry_after({"Retry-After": "soon"}) is None
+    assert http._retry_after({}) is None
+    near = http._retry_after({"Retry-After": email.utils.formatdate(time.time() + 60, usegmt=True)})
     assert near is not None
     assert 0 < near <= 61
 
@@ -127,7 +136,7 @@ def test_compressed_answers_are_not_believed(server: RangeServer, tmp_path: Path
     source = files_of(server, tmp_path).source("a.mp4")
     server.headers = {"Content-Encoding": "gzip"}
     asked = len(server.log)
-    with pytest.raises(SourceFailed, match="compressed"):
+    with pytest.raises(SourceError, match="compressed"):
         source.read(200_000, 10)
     assert len(server.log) == asked + 4
     assert all(one.headers["accept-encoding"] == "identity" for one in server.log)
@@ -250,14 +259,16 @@ def test_few_files_are_open_whatever_is_fetched_ahead(tmp_path: Path, monkeypatc
             assert isinstance(source, RemoteSource)
             source.prefetch(np.array([[70_000 + 100 * i, 90] for i in range(10)]))
         until = time.monotonic() + 240
-        while files.elsewhere.fetcher._jobs or files.elsewhere.fetcher._idle < len(files.elsewhere.fetcher._threads):
+        while files.remote_files.fetcher._jobs or files.remote_files.fetcher._idle < len(
+            files.remote_files.fetcher._threads
+        ):
             assert time.monotonic() < until
             time.sleep(0.005)
         pinned = [
             name for name in map(_target, os.listdir("/proc/self/fd")) if str(tmp_path) in name and "/objects/" in name
         ]
         assert len(pinned) == 20
-        entries = files.elsewhere.cache._entries.values()
+        entries = files.remote_files.cache._entries.values()
         assert sum(len(entry.pins) for entry in entries) == 20, "what was let go may be pinned again"
         assert len(os.listdir("/proc/self/fd")) - before < 20 + 40
         newest = sources[-1]

@@ -13,15 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.servers import Asked, RangeServer
-from understudy.errors import SourceFailed
+from understudy.errors import SourceError
 from understudy.storage.files import Files
-from understudy.storage.options import Remote
+from understudy.storage.options import RemoteOptions
 from understudy.storage.prefetch import Fetcher
-from understudy.storage.retry import Patience
-from understudy.storage.timeouts import Late, within
+from understudy.storage.retry import RetryPolicy
+from understudy.storage.timeouts import DeadlineExceeded, call_with_timeout
 
 DATA = np.random.default_rng(5).integers(0, 256, 200_000, np.uint8).tobytes()
-HURRIED = Patience(deadline=0.5, stall=0.2, first=0.001, longest=0.004, slowest=1e7)
+HURRIED = RetryPolicy(deadline=0.5, stall=0.2, initial_backoff=0.001, max_backoff=0.004, min_rate=1e7)
 HEAD = b'HTTP/1.1 206 OK\r\nETag: "a"\r\nContent-Range: bytes 0-1/2\r\nContent-Length: 2\r\nX-Filler: '
 
 
@@ -54,25 +54,25 @@ def dribbling(said: bytes, pause: float = 0.05) -> Iterator[int]:
                 listener.shutdown(socket.SHUT_RDWR)
 
 
-def files_of(port: int, cache: Path, patience: Patience = HURRIED, scheme: str = "http") -> Files:
-    return Files(f"{scheme}://127.0.0.1:{port}/set", Remote(cache=str(cache), patience=patience))
+def files_of(port: int, cache: Path, retry: RetryPolicy = HURRIED, scheme: str = "http") -> Files:
+    return Files(f"{scheme}://127.0.0.1:{port}/set", RemoteOptions(cache=str(cache), retry=retry))
 
 
 def test_time_spent_in_a_head_counts(tmp_path: Path) -> None:
     """The whole head comes in the end, right and each byte soon after the one before: it is not waited for."""
-    with dribbling(HEAD + b"x" * 60 + b"\r\n\r\nok") as port, pytest.raises(SourceFailed, match="/set/a: no answer"):
+    with dribbling(HEAD + b"x" * 60 + b"\r\n\r\nok") as port, pytest.raises(SourceError, match="/set/a: no answer"):
         files_of(port, tmp_path).read("a")
 
 
 def test_a_head_that_comes_in_pieces_is_an_answer(tmp_path: Path) -> None:
-    patience = Patience(deadline=30.0, stall=30.0)
+    retry = RetryPolicy(deadline=30.0, stall=30.0)
     with dribbling(HEAD + b"x\r\n\r\nok", 0.0) as port:
-        assert files_of(port, tmp_path, patience).read("a") == b"ok"
+        assert files_of(port, tmp_path, retry).read("a") == b"ok"
 
 
 def test_time_spent_in_a_handshake_counts(tmp_path: Path) -> None:
     record = b"\x16\x03\x03\x40\x00" + bytes(200)  # the beginning of a record of 16 KiB
-    with dribbling(record) as port, pytest.raises(SourceFailed):
+    with dribbling(record) as port, pytest.raises(SourceError):
         files_of(port, tmp_path, scheme="https").read("a")
 
 
@@ -86,7 +86,7 @@ def test_time_spent_in_redirects_counts(tmp_path: Path) -> None:
             return None if len(name) > hops - 1 else (302, {"Location": f"/set/{name}x"}, b"")
 
         server.answer = answer
-        with pytest.raises(SourceFailed):
+        with pytest.raises(SourceError):
             files_of(server.port, tmp_path).read("x")
         assert len(server.log) < 2 * hops
 
@@ -104,20 +104,20 @@ def test_a_name_that_is_looked_up_for_ever(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
     with RangeServer({"/set/a": b"ok"}) as server:
-        files = Files(f"http://slow.invalid:{server.port}/set", Remote(cache=str(tmp_path), patience=HURRIED))
-        with pytest.raises(SourceFailed):
+        files = Files(f"http://slow.invalid:{server.port}/set", RemoteOptions(cache=str(tmp_path), retry=HURRIED))
+        with pytest.raises(SourceError):
             files.read("a")
         assert not found
         answered.set()
 
 
 def test_within_gives_results_and_errors_as_they_are() -> None:
-    assert within(60.0, lambda: 3) == 3
+    assert call_with_timeout(60.0, lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):
-        within(60.0, lambda: 1 // 0)
+        call_with_timeout(60.0, lambda: 1 // 0)
     never = threading.Event()
-    with pytest.raises(Late):
-        within(0.01, lambda: never.wait(20.0))
+    with pytest.raises(DeadlineExceeded):
+        call_with_timeout(0.01, lambda: never.wait(20.0))
     never.set()
 
 
@@ -144,9 +144,9 @@ def lying(server: RangeServer, total: int) -> None:
 def test_an_absurd_size_is_refused_by_name(path: str, tmp_path: Path) -> None:
     with RangeServer({f"/set/{path}": DATA}) as server:
         lying(server, 10**15)
-        patience = Patience(deadline=5.0, stall=5.0, first=0.001, longest=0.004)
-        with pytest.raises(SourceFailed) as caught:
-            files_of(server.port, tmp_path, patience).source(path)
+        retry = RetryPolicy(deadline=5.0, stall=5.0, initial_backoff=0.001, max_backoff=0.004)
+        with pytest.raises(SourceError) as caught:
+            files_of(server.port, tmp_path, retry).source(path)
         assert str(caught.value.where).endswith(f"/set/{path}")
         assert str(10**15) in caught.value.what
         assert len(server.log) == 1
@@ -158,9 +158,9 @@ def test_a_size_that_is_possible_and_wrong_ends_with_the_file(tmp_path: Path) ->
     pq.write_table(pa.table({"a": np.arange(50_000)}), table)
     with RangeServer({"/set/meta/tasks.parquet": table.read_bytes()}) as server:
         lying(server, 200 * 10**9)
-        patience = Patience(deadline=5.0, stall=5.0, first=0.001, longest=0.004)
-        with pytest.raises(SourceFailed):
-            files_of(server.port, tmp_path / "cache", patience).table("meta/tasks.parquet")
+        retry = RetryPolicy(deadline=5.0, stall=5.0, initial_backoff=0.001, max_backoff=0.004)
+        with pytest.raises(SourceError):
+            files_of(server.port, tmp_path / "cache", retry).table("meta/tasks.parquet")
         while any(thread.name == "understudy-fetch" for thread in threading.enumerate()):
             assert len(server.log) < 200
             time.sleep(0.01)
@@ -199,7 +199,7 @@ def test_jobs_are_made_when_a_thread_is_free() -> None:
 def test_sizes_that_cannot_be_are_not_believed(headers: dict[str, str], tmp_path: Path) -> None:
     with RangeServer({}) as server:
         server.answer = lambda asked: (206, {"ETag": '"a"', **headers}, DATA[:65536])
-        patience = Patience(deadline=5.0, stall=5.0, first=0.001, longest=0.004)
-        with pytest.raises(SourceFailed):
-            files_of(server.port, tmp_path, patience).source("a.mp4")
+        retry = RetryPolicy(deadline=5.0, stall=5.0, initial_backoff=0.001, max_backoff=0.004)
+        with pytest.raises(SourceError):
+            files_of(server.port, tmp_path, retry).source("a.mp4")
         assert len(server.log) == 4, "a server that always does so is not asked for long"

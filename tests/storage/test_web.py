@@ -22,15 +22,15 @@ from understudy.cli import main
 from understudy.config.schema import dump_yaml
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
-from understudy.errors import DatasetError, MissingFile, SourceFailed
+from understudy.errors import DatasetError, MissingFileError, SourceError
 from understudy.storage.files import Files
-from understudy.storage.options import Remote
-from understudy.storage.retry import Patience, Transient
-from understudy.storage.stores import tried
+from understudy.storage.options import RemoteOptions
+from understudy.storage.retry import RetryPolicy, TransientError
+from understudy.storage.stores import call_driver
 from understudy.video.open import open_video
 
 TOP, SIDE_CAM = "observation.images.top", "observation.images.side"
-QUICK = Patience(deadline=5.0, stall=5.0, first=0.001, longest=0.01)
+QUICK = RetryPolicy(deadline=5.0, stall=5.0, initial_backoff=0.001, max_backoff=0.01)
 
 
 @pytest.fixture(scope="module", params=["v2.1", "v3.0"])
@@ -73,16 +73,16 @@ def same(there: Catalog, here: Path) -> None:
 
 def test_https(root: Path, tmp_path: Path) -> None:
     with RangeServer(folder(root, "/a b/set")) as server:
-        same(Catalog.open(f"{server.url}/a%20b/set/", Remote(cache=str(tmp_path), patience=QUICK)), root)
+        same(Catalog.open(f"{server.url}/a%20b/set/", RemoteOptions(cache=str(tmp_path), retry=QUICK)), root)
         assert server.sent <= sum(map(len, folder(root).values())), "no byte twice"
     with pytest.raises(DatasetError, match="storage option 'colour' means nothing here"):
-        Catalog.open("https://127.0.0.1:1/x", Remote(storage_options={"colour": 1}, cache=str(tmp_path)))
+        Catalog.open("https://127.0.0.1:1/x", RemoteOptions(storage_options={"colour": 1}, cache=str(tmp_path)))
 
 
 def test_s3(root: Path, tmp_path: Path, s3: dict[str, Any]) -> None:
     fs = fsspec.filesystem("s3", **s3)
     fs.put(f"{root}/", f"set/{root.name}/", recursive=True)
-    remote = Remote(storage_options=s3, cache=str(tmp_path), patience=QUICK)
+    remote = RemoteOptions(storage_options=s3, cache=str(tmp_path), retry=QUICK)
     same(Catalog.open(f"s3://set/{root.name}", remote), root)
     with pytest.raises(DatasetError, match=r"s3://set/nowhere/meta/info\.json: this file is not there"):
         Catalog.open("s3://set/nowhere", remote)
@@ -105,7 +105,7 @@ def test_the_hub(root: Path, tmp_path: Path) -> None:
 
         def opened(address: str, token: str = "secret") -> Catalog:
             options = {"endpoint": hub.url, "token": token}
-            return Catalog.open(address, Remote(storage_options=options, cache=str(tmp_path), patience=QUICK))
+            return Catalog.open(address, RemoteOptions(storage_options=options, cache=str(tmp_path), retry=QUICK))
 
         first, address = hub.main, f"hf://datasets/{REPO}/inside"
         catalog = opened(address)
@@ -113,7 +113,9 @@ def test_the_hub(root: Path, tmp_path: Path) -> None:
         hub.push({path: data[::-1] for path, data in files.items()})  # `main` moves on in mid-run: we do not
         copy = pickle.loads(pickle.dumps(catalog))
         same(copy, root)
-        fresh = Files(address, Remote(storage_options={"endpoint": hub.url, "token": "secret"}, cache=str(tmp_path)))
+        fresh = Files(
+            address, RemoteOptions(storage_options={"endpoint": hub.url, "token": "secret"}, cache=str(tmp_path))
+        )
         name = "meta/info.json"
         assert fresh.read(name) == (root / name).read_bytes()[::-1]
         assert fresh.source(name).tag != catalog.files.source(name).tag
@@ -135,7 +137,7 @@ def test_another_driver(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """`memory://` stands for all that fsspec has; its answers carry no version, which is asked for after each."""
     fs = fsspec.filesystem("memory")
     fs.put(f"{root}/", f"/{root.name}/", recursive=True)
-    remote = Remote(cache=str(tmp_path), patience=QUICK)
+    remote = RemoteOptions(cache=str(tmp_path), retry=QUICK)
     same(Catalog.open(f"memory://{root.name}", remote), root)
     fs.pipe("/changing/a", b"1" * 100)
     source = Files("memory://changing", remote).source("a")
@@ -170,14 +172,14 @@ def _answered(status: int) -> OSError:
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (FileNotFoundError("a"), (MissingFile, "this file is not there")),
-        (_answered(404), (MissingFile, "this file is not there")),
+        (FileNotFoundError("a"), (MissingFileError, "this file is not there")),
+        (_answered(404), (MissingFileError, "this file is not there")),
         (IsADirectoryError("a"), (DatasetError, "a folder lies where a file should be")),
-        (PermissionError("Forbidden"), (SourceFailed, "no permission to read it: PermissionError: Forbidden")),
-        (_answered(403), (SourceFailed, r"no permission to read it \(403\)")),
+        (PermissionError("Forbidden"), (SourceError, "no permission to read it: PermissionError: Forbidden")),
+        (_answered(403), (SourceError, r"no permission to read it \(403\)")),
         (ValueError("no such region"), (DatasetError, "cannot be read: ValueError: no such region")),
-        (_answered(503), (Transient, "cannot be read .*503")),
-        (TimeoutError(), (Transient, r"cannot be read \(TimeoutError\)")),
+        (_answered(503), (TransientError, "cannot be read .*503")),
+        (TimeoutError(), (TransientError, r"cannot be read \(TimeoutError\)")),
     ],
     ids=lambda value: repr(value) if isinstance(value, Exception) else "",
 )
@@ -186,7 +188,7 @@ def test_what_a_driver_raises_may_pass_or_will_not(error: Exception, told: tuple
         raise error
 
     with pytest.raises(told[0], match=told[1]) as raised:
-        tried(act)
+        call_driver(act)
     assert type(raised.value) is told[0]
 
 
@@ -195,7 +197,7 @@ def test_containers_without_tables_are_read_too(tmp_path: Path) -> None:
     options = {"movflags": "frag_keyframe+empty_moov"}
     path = write_video(tmp_path / "fragmented.mp4", "h264-bframes", container=options)
     with RangeServer({"/set/a.mp4": path.read_bytes()}) as server:
-        files = Files(f"{server.url}/set", Remote(cache=str(tmp_path / "cache"), patience=QUICK))
+        files = Files(f"{server.url}/set", RemoteOptions(cache=str(tmp_path / "cache"), retry=QUICK))
         video = open_video(files.source("a.mp4"))
         assert np.array_equal(video.read(np.arange(video.count)), container_decode(path))
         assert server.sent == path.stat().st_size

@@ -32,7 +32,7 @@ def main(root: str, folder: str) -> None:
     def read(*_: object) -> None:
         raise AssertionError("it was read again")
 
-    mapped.LEAST = 2
+    mapped.MIN_ROWS = 2
     lerobot_v3.read_episodes = read  # type: ignore[assignment]
     table = Catalog.open(root).episodes
     print(*table.lengths.tolist(), *sorted(maps(Path(folder))))

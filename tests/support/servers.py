@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from understudy.storage.files import Files
-from understudy.storage.retry import Patience
+from understudy.storage.retry import RetryPolicy
 
 FAULTS = (
     "500",
@@ -235,9 +235,9 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(self.owner.stall)
 
 
-def change_patience(files: Files, patience: Patience) -> None:
+def change_retry_policy(files: Files, retry: RetryPolicy) -> None:
     """From here on: on a busy machine, what must work is not to be hurried by what must fail soon."""
-    files.elsewhere.settings = replace(files.elsewhere.settings, patience=patience)
+    files.remote_files.options = replace(files.remote_files.options, retry=retry)
 
 
 def folder(root: Path, under: str = "") -> dict[str, bytes]:

@@ -44,7 +44,7 @@ def server(served: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in another process."""
-    monkeypatch.setattr(addresses, "_whole", {})
+    monkeypatch.setattr(addresses, "_full_addresses", {})
     monkeypatch.delenv(addresses.VARIABLE, raising=False)
 
 

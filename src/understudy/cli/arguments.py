@@ -12,9 +12,9 @@ from typing import Any, get_origin, get_type_hints
 
 from understudy.config.schema import SUFFIXES, complete, load, plain, validate
 from understudy.errors import ConfigError
-from understudy.extras import required
+from understudy.extras import optional_imports
 
-with required():
+with optional_imports():
     import tyro
 
 RANKS = "--launch N does it with N processes on this host, as `torchrun --nproc-per-node N -m understudy …` would."

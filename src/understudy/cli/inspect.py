@@ -47,14 +47,14 @@ def inspect(config: InspectConfig) -> None:
     """Print the facts and write the page."""
     from understudy.data.format.catalog import Catalog
     from understudy.data.selection.select import select
-    from understudy.extras import need
+    from understudy.extras import require
     from understudy.report.dataset.facts import examine
     from understudy.report.dataset.page import page
     from understudy.report.dataset.text import told
     from understudy.report.html import refuse_foreign, write_page
 
     if config.page or not config.json:
-        need("report")
+        require("report")
     if config.page:
         refuse_foreign(Path(config.page))
     catalog = Catalog.open(

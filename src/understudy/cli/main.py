@@ -113,11 +113,11 @@ LOADING = ("demo", "train", "resume", "validate", "profile", "bench")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code. `--debug` shows the traceback of an error that is otherwise one line."""
-    from understudy.addresses import shown
+    from understudy.addresses import strip_credentials
 
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
-        sys.argv[1:] = map(shown, arguments)  # trackers write the command line down
+        sys.argv[1:] = map(strip_credentials, arguments)  # trackers write the command line down
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     if not debug:
@@ -149,9 +149,9 @@ def _one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """A warning as a person reads it; where in our code it was said is for --debug."""
-    from understudy.addresses import scrubbed
+    from understudy.addresses import redact
 
-    return scrubbed(f"{'note' if category is UserWarning else category.__name__}: {message}\n")
+    return redact(f"{'note' if category is UserWarning else category.__name__}: {message}\n")
 
 
 def overview() -> str:
@@ -184,19 +184,19 @@ def _unknown(word: str) -> str:
 
 def _guarded(name: str, arguments: list[str], debug: bool) -> int:
     """Parse and work; what a person can mend becomes one line, what only we can mend keeps its traceback."""
-    from understudy.addresses import scrubbed
+    from understudy.addresses import redact
     from understudy.errors import ConfigError, DatasetError
-    from understudy.extras import describe, need
+    from understudy.extras import describe_missing, require
 
     try:
         verb = VERBS[name]
-        need(verb.extra)
+        require(verb.extra)
         _named("video.native.loops:check_native_mode")()
         count, arguments = _launched(arguments) if verb.ranks else (None, arguments)
-        shown = "--print-config" in arguments
+        strip_credentials = "--print-config" in arguments
         arguments = [argument for argument in arguments if argument != "--print-config"]
         settings = settings_of(name, arguments)  # checked once here before every rank reads them too
-        if shown:
+        if strip_credentials:
             print(_named("config.schema:dump_yaml")(settings), end="")
             return 0
         if count is not None:
@@ -211,17 +211,17 @@ def _guarded(name: str, arguments: list[str], debug: bool) -> int:
         return FAILED
     except (ConfigError, DatasetError, KeyboardInterrupt, MemoryError, OSError) as error:
         if debug:
-            print(scrubbed(traceback.format_exc()), end="", file=sys.stderr)
+            print(redact(traceback.format_exc()), end="", file=sys.stderr)
         message = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or "not enough memory"
         rank = os.environ.get("RANK", "0")
-        print(f"understudy {name}{f', rank {rank}' if rank != '0' else ''}: {scrubbed(message)}", file=sys.stderr)
+        print(f"understudy {name}{f', rank {rank}' if rank != '0' else ''}: {redact(message)}", file=sys.stderr)
         if isinstance(error, KeyboardInterrupt):
             return INTERRUPTED
         return FAILED if isinstance(error, OSError | MemoryError) else WRONG_INPUT
     except Exception as error:
-        missing = describe(error) if isinstance(error, ImportError) else None
+        missing = describe_missing(error) if isinstance(error, ImportError) else None
         if missing is None or debug:
-            print(scrubbed(traceback.format_exc()), end="", file=sys.stderr)
+            print(redact(traceback.format_exc()), end="", file=sys.stderr)
         if missing is None:
             return FAILED
         print(f"understudy {name}: {missing}", file=sys.stderr)

@@ -12,11 +12,11 @@ __all__ = ["ExplainConfig", "explain"]
 
 def explain(config: ExplainConfig) -> int:
     """Print the choice and the table, draw the picture if one is asked for. Returns the exit code."""
-    from understudy.extras import need
+    from understudy.extras import require
     from understudy.report.order.text import described, render
 
     if config.picture:
-        need("report")
+        require("report")
     tables = read_tables(config)
     order = order_of(tables, config)
     print("\n".join([*map(described, tables), "", order.explain(), ""]), flush=True)

@@ -52,12 +52,12 @@ def profile(config: ProfileConfig) -> None:
     # Before torch is there: that memory of before a trace is freed in it is no news, nor that it begins and ends.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")
-    from understudy.atomic import write_whole
-    from understudy.extras import need
+    from understudy.atomic import write_text
+    from understudy.extras import require
     from understudy.report.html import refuse_foreign, write_page
     from understudy.train.profiling import profile as measuring
 
-    need("report")
+    require("report")
     _refuse_foreign_facts(Path(config.out, "profile.json"))
     refuse_foreign(Path(config.out, "profile.html"))
     found = measuring.profile(config, config.profile.warmup, config.profile.steps)
@@ -65,7 +65,7 @@ def profile(config: ProfileConfig) -> None:
         return
     facts, folder = found.plain(), Path(config.out)
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "profile.json", json.dumps(facts, indent=2) + "\n")
+    write_text(folder / "profile.json", json.dumps(facts, indent=2) + "\n")
     write_page(folder / "profile.html", page(found))
     print(json.dumps(facts) if config.json else f"{told(found)}\npage: {folder / 'profile.html'}")
 

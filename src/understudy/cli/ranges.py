@@ -69,7 +69,7 @@ class RangesConfig:
 
 def ranges(config: RangesConfig) -> None:
     """Write the file and print what it keeps."""
-    from understudy.atomic import write_whole
+    from understudy.atomic import write_text
     from understudy.data.format.catalog import Catalog
     from understudy.errors import DatasetError
 
@@ -80,7 +80,7 @@ def ranges(config: RangesConfig) -> None:
     if Path(config.out).exists():  # since the settings were checked
         raise DatasetError("is there already", where=config.out, fix="name another file")
     lines = [f"  {json.dumps(called[row], ensure_ascii=False)}: {json.dumps(own)}" for row, own in kept.items()]
-    write_whole(Path(config.out), "{\n" + ",\n".join(lines) + "\n}\n")
+    write_text(Path(config.out), "{\n" + ",\n".join(lines) + "\n}\n")
     facts |= {"out": config.out}
     print(json.dumps(facts, ensure_ascii=False) if config.json else told(facts, config))
 

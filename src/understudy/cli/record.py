@@ -125,11 +125,11 @@ def _note(config: RecordConfig) -> None:
     """Keep the settings beside the dataset."""
     import json
 
-    from understudy.atomic import write_whole
+    from understudy.atomic import write_text
     from understudy.config.schema import plain
 
     note = Path(config.out) / NOTE
-    write_whole(note, json.dumps({key: plain(config)[key] for key in FIXED}, indent=1) + "\n")
+    write_text(note, json.dumps({key: plain(config)[key] for key in FIXED}, indent=1) + "\n")
 
 
 def demonstrate(world: "Env", config: RecordConfig, episode: int) -> "tuple[list[dict[str, np.ndarray]], str, int]":

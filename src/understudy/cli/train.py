@@ -24,10 +24,10 @@ def resume(config: "TrainConfig") -> int:
 
 def _run(verb: str, config: "TrainConfig") -> int:
     from understudy.distributed.signals import Stopped, stop_signals
-    from understudy.extras import has
+    from understudy.extras import is_installed
 
     report = config.report and _speaks()
-    if report and not has("report"):
+    if report and not is_installed("report"):
         print("note: matplotlib is not installed, so no report.html: pip install 'understudy[report]'", file=sys.stderr)
         report = False
     try:

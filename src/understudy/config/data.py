@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Annotated, Literal
 
-from understudy.addresses import shown
+from understudy.addresses import strip_credentials
 from understudy.bytesize import parse_bytes
 from understudy.config.declare import Ge, Interval, Suppress
 
@@ -138,7 +138,7 @@ class DataConfig(DatasetConfig):
         taken = {source.name for source in self.mixed()}
         names: list[str] = []
         for source in self.mixed():
-            root = shown(source.root) if "://" in source.root else os.path.abspath(source.root)
+            root = strip_credentials(source.root) if "://" in source.root else os.path.abspath(source.root)
             name = folder = source.name or root.rstrip("/").rpartition("/")[2] or root
             number = 1
             while not source.name and name in taken:

@@ -1,8 +1,8 @@
 """What settings are declared with: bounds of values, and how the command line takes them. Needs the extra `train`."""
 
-from understudy.extras import required
+from understudy.extras import optional_imports
 
-with required():
+with optional_imports():
     from annotated_types import Ge, Gt, Interval, Le
     from tyro.conf import Positional, Suppress
 

@@ -13,9 +13,9 @@ from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from understudy.addresses import put_aside
+from understudy.addresses import remember_credentials
 from understudy.errors import ConfigError
-from understudy.extras import required
+from understudy.extras import optional_imports
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
             raise ConfigError(f"{path}: not valid TOML: {error}") from error
     if path.suffix == ".json":
         return _mapping(path, _json(path, text))
-    with required():
+    with optional_imports():
         import yaml
 
     try:
@@ -75,7 +75,7 @@ def validate(cls: type[T], content: Mapping[str, Any], where: object = None, fre
         ConfigError: lists *all* that is wrong, one `dotted.path: reason` a line; an unknown name comes with the nearest
             known one.
     """
-    with required():
+    with optional_imports():
         from pydantic import TypeAdapter, ValidationError
 
     found = [*_unknown_names(cls, content), *_unwritable(content)]
@@ -98,7 +98,7 @@ def without_credentials(config: T, fresh: bool = True) -> T:
 
     def of(value: Any) -> Any:
         if isinstance(value, str):
-            return put_aside(value, given, fresh)
+            return remember_credentials(value, given, fresh)
         if isinstance(value, Mapping):
             return {key: of(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -129,7 +129,7 @@ def load(cls: type[T], path: str | Path, fresh: bool = True) -> T:
 
 def dump_yaml(config: Any) -> str:
     """All settings, defaults included, as YAML that `load` reads back to an equal value."""
-    with required():
+    with optional_imports():
         import yaml
 
     return yaml.safe_dump(plain(config), sort_keys=False)  # ASCII: PyYAML would write U+0085 as a line break

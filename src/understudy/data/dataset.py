@@ -22,9 +22,9 @@ from understudy.data.read.video_frames import VideoFrames
 from understudy.data.selection.select import KeepRanges, select
 from understudy.data.windows import frame_offsets, reach, window
 from understudy.deprecation import renamed_arguments
-from understudy.errors import DatasetError, SourceFailed
-from understudy.storage.files import renamed
-from understudy.storage.mapped import dumps, loads, shared
+from understudy.errors import DatasetError, SourceError
+from understudy.storage.files import with_location
+from understudy.storage.mapped import dumps, loads, share_arrays
 
 _MAX_TRIES = 64  # videos to open in search of a readable one
 _TABLES = ("segments", "_stop", "_begins", "_ends")  # memory-mapped when large
@@ -115,9 +115,9 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         )
         rows = selection.segments
         begins, ends = rows[:, 0] * _EPISODE + rows[:, 1], np.cumsum(rows[:, 2] - rows[:, 1])
-        remote = self.catalog.files.remote
+        remote = self.catalog.files.options
         tables = {"segments": rows, "_stop": selection.stop, "_begins": begins, "_ends": ends}
-        tables = dict(shared(tables, remote.cache if remote is not None else ""))
+        tables = dict(share_arrays(tables, remote.cache if remote is not None else ""))
         self.segments, self._stop, self._begins, self._ends = (tables[name] for name in _TABLES)
         self._notes = selection.notes
         self.keep_report = selection.keep_report
@@ -166,7 +166,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         first = self.catalog.episodes.row_of(int(self.segments[0, 0]))
         path = self.catalog.data_path(first)
         where = f"{self.catalog.files.where(path)} (episode {int(self.segments[0, 0])})"
-        with renamed(where), self.catalog.files.parquet(path) as file:
+        with with_location(where), self.catalog.files.parquet(path) as file:
             columns = file.schema_arrow.names
         for key in keys:
             if key not in columns:
@@ -234,7 +234,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
                 continue
             try:
                 return int(self.video_frames.reader(camera, row).gop)
-            except SourceFailed:
+            except SourceError:
                 raise
             except DatasetError as wrong:
                 error = error or wrong

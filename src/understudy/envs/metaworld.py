@@ -18,9 +18,9 @@ import numpy as np
 
 from understudy.envs.env import Outcome, image_feature, select_by_name, vector_feature
 from understudy.envs.rays import RayCamera
-from understudy.extras import required
+from understudy.extras import optional_imports
 
-with required():
+with optional_imports():
     import mujoco
     from metaworld.env_dict import ENV_CLS_MAP
     from metaworld.policies import ENV_POLICY_MAP

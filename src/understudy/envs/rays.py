@@ -14,9 +14,9 @@ import copy
 
 import numpy as np
 
-from understudy.extras import required
+from understudy.extras import optional_imports
 
-with required():
+with optional_imports():
     import mujoco
 
 SKY = np.array([196, 208, 220], dtype=np.float32)  # colour where a ray hits nothing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from understudy.envs.env import Env
-from understudy.extras import MissingExtra
+from understudy.extras import MissingExtraError
 
 ENVS = ("tabletop", "metaworld")
 
@@ -21,7 +21,7 @@ def open_env(name: str, size: int = 64, cameras: Sequence[str] | None = None, ta
 
     Raises:
         ValueError: Unknown name, camera or task.
-        MissingExtra: The simulator is not installed; the message names the extra that installs it.
+        MissingExtraError: The simulator is not installed; the message names the extra that installs it.
     """
     if name not in ENVS:
         raise ValueError(f"unknown environment {name!r}; known: {', '.join(ENVS)}")
@@ -36,4 +36,4 @@ def open_env(name: str, size: int = 64, cameras: Sequence[str] | None = None, ta
     except ModuleNotFoundError as error:
         extra = "demo" if name == "tabletop" else "sim"
         message = f"the environment {name!r} needs {error.name}: pip install 'understudy[{extra}]'"
-        raise MissingExtra(message, name=error.name) from error
+        raise MissingExtraError(message, name=error.name) from error

@@ -11,8 +11,8 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from understudy.cancel import Stopped
-from understudy.errors import DatasetError, SourceFailed
+from understudy.cancel import Cancelled
+from understudy.errors import DatasetError, SourceError
 from understudy.load.first_runs import first_runs
 from understudy.load.images.clip_reader import ClipReader, DecodePolicy, Timings
 from understudy.load.images.cursors import ConversionJobs, Cursors, SampleImages, write_all
@@ -147,7 +147,7 @@ class BatchBuilder:
                     self._open_reader(source, camera, clip, policy).decode_next(decoded, self._timings)
                     own.add(decoded[0], i)
                 self._convert(jobs, views)
-        except SourceFailed:
+        except SourceError:
             raise  # says nothing about the frame
         except DatasetError as error:
             return str(error)
@@ -193,7 +193,7 @@ class BatchBuilder:
             other = timings.decode + timings.convert + timings.fetch - other
             timings.assemble += perf_counter() - begin - other
             if self._stopped():
-                raise Stopped
+                raise Cancelled
 
     def _decode(
         self, batch: BatchInProgress, own: Sequence[int], source: int, jobs: Mapping[str, ConversionJobs]
@@ -214,7 +214,7 @@ class BatchBuilder:
                 job.add(images, i)
 
     def _note_bad(self, batch: BatchInProgress, i: int, error: DatasetError) -> None:
-        if self._request.on_bad_frame == "raise" or isinstance(error, SourceFailed):
+        if self._request.on_bad_frame == "raise" or isinstance(error, SourceError):
             raise error
         batch.bad.setdefault(i, str(error))
 

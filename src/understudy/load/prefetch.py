@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from understudy.cancel import give_up_when
+from understudy.cancel import cancel_when
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
 from understudy.load.first_runs import first_round
@@ -75,7 +75,7 @@ class Prefetcher:
         return int(np.clip(_MARGIN * latency * rate, min(least, _MOST), _MOST))
 
     def _run(self) -> None:
-        give_up_when(lambda: self._stopping)
+        cancel_when(lambda: self._stopping)
         number, count = 0, 1  # the first batch alone, then as many at once as one look at the order is worth
         while True:
             with self._change:

@@ -12,8 +12,8 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from understudy.cancel import Stopped, give_up_when
-from understudy.errors import DatasetError, SourceFailed
+from understudy.cancel import Cancelled, cancel_when
+from understudy.errors import DatasetError, SourceError
 from understudy.load.bad_frames import Substitutes
 from understudy.load.batch_builder import SPAN, BatchBuilder, BatchInProgress
 from understudy.load.images.buffer_pool import BufferPool
@@ -78,7 +78,7 @@ class WorkerPool:
                 if self._error and self._error[0] <= number:
                     raise self._error[1]
                 if self._stopping:  # by another thread
-                    raise SourceFailed("the loader was closed while a batch was waited for", fix="close it afterwards")
+                    raise SourceError("the loader was closed while a batch was waited for", fix="close it afterwards")
                 self._change.wait()
             del self._batches[number]
             self._taken += 1
@@ -115,7 +115,7 @@ class WorkerPool:
 
     def _run(self, thread: int) -> None:
         """One thread: its part of each batch."""
-        give_up_when(self._stopped)  # reading from remote storage, too
+        cancel_when(self._stopped)  # reading from remote storage, too
         timings = self.timings[thread]
         builder = BatchBuilder(self._request, self._plan, self._shapes, self._stopped, timings)
         number = 0
@@ -137,7 +137,7 @@ class WorkerPool:
                         self._change.notify_all()
                 number += 1
                 del batch  # while this thread waits for room, the batch and its memory are the consumer's
-        except Stopped:
+        except Cancelled:
             pass
         except BaseException as error:
             with self._change:
@@ -239,7 +239,7 @@ class WorkerPool:
         """Why a row cannot be read; None if it can."""
         try:
             self._request.datasets[source].row_batch(np.asarray([episode]), np.asarray([frame]))
-        except SourceFailed:
+        except SourceError:
             raise  # says nothing about the row
         except DatasetError as error:
             return str(error)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy.extras import required
+from understudy.extras import optional_imports
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -122,10 +122,10 @@ def refuse_foreign(path: Path) -> None:
 
 def write_page(path: Path, text: str) -> None:
     """Write a page, or write it anew. Raises ConfigError where something else is there."""
-    from understudy.atomic import write_whole
+    from understudy.atomic import write_text
 
     refuse_foreign(path)
-    write_whole(path, text)
+    write_text(path, text)
 
 
 def section(title: str, *parts: str, note: str = "") -> str:
@@ -244,7 +244,7 @@ def chart(draw: "Callable[[Axes], None]", alt: str, *, height: float = 2.2, wide
 
 def axes(width: float, height: float, size: float = 9) -> "tuple[Figure, Axes]":
     """An empty chart in the page's style, inches at 72 per inch; draw on it and hand it to `svg`."""
-    with required():
+    with optional_imports():
         import matplotlib
         from matplotlib.figure import Figure
 
@@ -275,7 +275,7 @@ def log_scale(chart: "Axes") -> None:
 
 def svg(figure: "Figure", alt: str) -> str:
     """The figure as inline SVG: transparent, ink in the page's text colour, no identifier shared with another one."""
-    with required():
+    with optional_imports():
         import matplotlib
 
     for chart in figure.axes:

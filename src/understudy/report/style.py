@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy.extras import required
+from understudy.extras import optional_imports
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +39,7 @@ def foreign(path: str | None) -> list[str]:
 @contextmanager
 def picture(path: str, width: float, height: float, dpi: int) -> Iterator["Figure"]:
     """An empty figure, in inches, which is written to a .png, .svg or .pdf file when it has been drawn on."""
-    with required():
+    with optional_imports():
         import matplotlib
         from matplotlib.figure import Figure
 

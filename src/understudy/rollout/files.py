@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from understudy.atomic import write_whole
+from understudy.atomic import write_text
 from understudy.rollout.result import RolloutResult
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def write_result(result: RolloutResult, folder: Path) -> Path:
         _write_strip(film, folder / pictures[str(episode)])
         _write_film(film, folder / films[str(episode)], result.fps)
     path = folder / f"{name}.json"
-    write_whole(path, json.dumps(result.to_json() | {"pictures": pictures, "films": films}, indent=1) + "\n")
+    write_text(path, json.dumps(result.to_json() | {"pictures": pictures, "films": films}, indent=1) + "\n")
     return path
 
 

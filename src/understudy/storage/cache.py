@@ -29,8 +29,8 @@ from dataclasses import dataclass
 
 from understudy.errors import DatasetError
 from understudy.storage import locks
-from understudy.storage.cache_budget import Room
-from understudy.storage.spans import Span, Spans, claimed, cover, span_of, without
+from understudy.storage.cache_budget import CacheBudget
+from understudy.storage.spans import Span, Spans, cover, parse_claim, parse_span, subtract
 
 _STRIPES = 256
 _FRESH = 60.0  # seconds within which a span is not marked as used again
@@ -57,7 +57,7 @@ class DiskCache:
 
     def __init__(self, folder: str, budget: int) -> None:
         self.folder = os.path.join(folder, "v1")
-        self.room = Room(self.folder, budget)
+        self.budget = CacheBudget(self.folder, budget)
         self._entries: dict[str, Entry] = {}
         self._lock = threading.Lock()
         self._pinned: OrderedDict[tuple[Entry, str], int] = OrderedDict()  # descriptors, the first pinned first
@@ -96,14 +96,14 @@ class DiskCache:
                     (other, first), spare = self._pinned.popitem(last=False)
                     other.pins.pop(first, None)
         if spare is not None:
-            locks.drop(spare)
+            locks.release(spare)
 
     def unpin(self, keys: Iterable[tuple[Entry, str]]) -> None:
         """Let go of spans."""
         with self._lock:
             numbers = [self._pinned.pop(key) for key in keys if key in self._pinned]
         for number in numbers:
-            locks.drop(number)
+            locks.release(number)
 
 
 class Entry:
@@ -122,7 +122,7 @@ class Entry:
         self._damaged: set[str] = set()  # and not to be removed
         self._changed = threading.Condition()
 
-    def take(self, offset: int, size: int) -> bytes | None:
+    def read(self, offset: int, size: int) -> bytes | None:
         """Bytes [offset, offset + size), or None when some of them are not here (as far as this process knows)."""
         memory = bytearray(size)
         return bytes(memory) if self.fill(offset, memoryview(memory)) else None
@@ -130,7 +130,7 @@ class Entry:
     def fill(self, offset: int, memory: memoryview) -> bool:
         """Fill memory with the bytes from `offset` on; False when some of them are not here."""
         with self._changed:
-            spans = cover(self._spans.near(offset, offset + len(memory)), offset, offset + len(memory))
+            spans = cover(self._spans.overlapping(offset, offset + len(memory)), offset, offset + len(memory))
         return spans is not None and all(
             self._read(span, start, memory[start - offset : end - offset]) for span, start, end in spans
         )
@@ -178,7 +178,7 @@ class Entry:
         """Claim what is not here of [offset, offset + size), in parts of at most `part` bytes; and whether something of
         it is being fetched by others."""
         claims: list[Claim] = []
-        with locks.holding(self._stripe) as held:
+        with locks.hold(self._stripe) as held:
             if held is None:
                 raise DatasetError("another process holds a lock", where=self._stripe, fix="end that process")
             if not self._alone or os.pread(held, len(self._name), 0) != self._name:
@@ -186,22 +186,22 @@ class Entry:
                 os.pwrite(held, self._name, 0)
             busy = False
             with self._changed:
-                near = self._spans.near(offset, offset + size)
-                gaps = without([(offset, offset + size)], [(s.start, s.end) for s in near])
+                near = self._spans.overlapping(offset, offset + size)
+                gaps = subtract([(offset, offset + size)], [(s.start, s.end) for s in near])
                 under_way = list(self._claims.items())
             for path, (start, end) in under_way:
                 if start < offset + size and offset < end and gaps:
-                    number = locks.take(path)
+                    number = locks.acquire(path)
                     if number is None:
-                        left = without(gaps, [(start, end)])
+                        left = subtract(gaps, [(start, end)])
                         busy, gaps = busy or left != gaps, left
                     else:
                         try:
                             os.unlink(path)  # its owner died
                         except FileNotFoundError:  # no: it is a span by now
-                            busy, gaps = True, without(gaps, [(start, end)])
+                            busy, gaps = True, subtract(gaps, [(start, end)])
                         finally:
-                            locks.drop(number)
+                            locks.release(number)
             try:
                 for start, end in gaps:
                     for begin in range(start, end, part):
@@ -215,7 +215,7 @@ class Entry:
     def _claim(self, start: int, end: int) -> Claim:
         path = os.path.join(self._folder, f"{start:x}-{end:x}.claim")
         for _ in range(100):
-            if (number := locks.take(path, create=True)) is not None:
+            if (number := locks.acquire(path, create=True)) is not None:
                 with self._changed:
                     self._claims[path] = start, end
                     self._own.add(path)
@@ -236,9 +236,9 @@ class Entry:
         with self._changed:
             self._claims = {path: self._claims[path] for path in self._own}
             for name in names - before - self._damaged:
-                if (span := span_of(name)) is not None:
+                if (span := parse_span(name)) is not None:
                     self._spans.add(span)
-                elif name.endswith(".claim") and (whose := claimed(name)) is not None:
+                elif name.endswith(".claim") and (whose := parse_claim(name)) is not None:
                     self._claims[os.path.join(self._folder, name)] = whose
             self._alone = len(self._claims) == len(self._own)
             if gone := before - names:
@@ -254,12 +254,12 @@ class Entry:
                 view = view[os.write(claim.lock, view) :]
             os.rename(claim.path, os.path.join(self._folder, span.name))
         except OSError as error:  # a full disk costs speed, not samples
-            self._cache.room.release(len(data))
+            self._cache.budget.release(len(data))
             if not isinstance(error, FileNotFoundError):
-                self._cache.room.complain(error)
+                self._cache.budget.warn_unwritable(error)
             self.abandon(claim)
             return
-        pin = pin and locks.share(claim.lock)
+        pin = pin and locks.downgrade(claim.lock)
         with self._changed:
             self._spans.add(span)
             if pin:
@@ -268,13 +268,13 @@ class Entry:
         if pin:
             self._cache.pin(self, span.name, claim.lock)
         else:
-            locks.drop(claim.lock)
+            locks.release(claim.lock)
 
     def abandon(self, claim: Claim) -> None:
         """Give a claim back."""
         with contextlib.suppress(OSError):
             os.unlink(claim.path)
-        locks.drop(claim.lock)
+        locks.release(claim.lock)
         with self._changed:
             self._give_back(claim)
 
@@ -291,9 +291,9 @@ class Entry:
     def pin(self, offset: int, size: int) -> None:
         """Keep what is here of [offset, offset + size) from being evicted by anybody, until it was read to its end."""
         with self._changed:
-            inside = [span for span in self._spans.near(offset, offset + size) if span.name not in self.pins]
+            inside = [span for span in self._spans.overlapping(offset, offset + size) if span.name not in self.pins]
         for span in inside:
-            number = locks.take(os.path.join(self._folder, span.name), shared=True)
+            number = locks.acquire(os.path.join(self._folder, span.name), shared=True)
             if number is not None:
                 with self._changed:
                     self.pins[span.name] = span
@@ -304,7 +304,7 @@ class Entry:
         if not self.pins:
             return
         with self._changed:
-            near = self._spans.near(offset, offset + size)
+            near = self._spans.overlapping(offset, offset + size)
             done = [span.name for span in near if span.end <= offset + size and span.name in self.pins]
             for name in done:
                 del self.pins[name]

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 from understudy.errors import DatasetError
 from understudy.storage import locks
-from understudy.storage.spans import claimed, span_of
+from understudy.storage.spans import parse_claim, parse_span
 
 _FULL = 0.5  # seconds for which a cache full of pinned spans is not searched again
 
 
-class Room:
+class CacheBudget:
     """The bytes of all spans below a cache's folder, of all processes together. Safe in threads and across processes.
 
     Args:
@@ -27,7 +27,7 @@ class Room:
         self._folder, self._budget = folder, budget
         self._full_until = 0.0
 
-    def complain(self, error: OSError) -> None:
+    def warn_unwritable(self, error: OSError) -> None:
         """Say that the cache cannot be written: that costs speed, not samples."""
         warnings.warn(f"{self._folder}: cannot be written: {error.strerror}", stacklevel=3)
 
@@ -38,7 +38,7 @@ class Room:
         try:
             return self._reserve(count)
         except OSError as error:
-            self.complain(error)
+            self.warn_unwritable(error)
             return False
 
     def _reserve(self, count: int) -> bool:
@@ -68,7 +68,7 @@ class Room:
     @contextlib.contextmanager
     def _used(self) -> Iterator[int]:
         path = os.path.join(self._folder, "used")
-        with locks.holding(path) as file:
+        with locks.hold(path) as file:
             if file is None:
                 raise DatasetError("another process holds the cache's lock", where=path, fix="end that process")
             yield file
@@ -81,14 +81,14 @@ class Room:
             for entry in _entries(folder):
                 name = entry.name
                 if name.endswith(".claim"):
-                    start, end = claimed(name) or (0, 0)
-                    if (number := locks.take(entry.path)) is not None:
+                    start, end = parse_claim(name) or (0, 0)
+                    if (number := locks.acquire(entry.path)) is not None:
                         with contextlib.suppress(OSError):
                             os.unlink(entry.path)
                             end = start  # it was nobody's; else it is a span by now
-                        locks.drop(number)
+                        locks.release(number)
                     total += end - start
-                elif (span := span_of(name)) is not None:
+                elif (span := parse_span(name)) is not None:
                     with contextlib.suppress(OSError):
                         spans.append((entry.stat().st_mtime, span.end - span.start, entry.path))
                         total += span.end - span.start
@@ -96,11 +96,11 @@ class Room:
         for _, size, path in spans:
             if total <= goal:
                 break
-            if (number := locks.take(path)) is not None:  # else somebody pinned it
+            if (number := locks.acquire(path)) is not None:  # else somebody pinned it
                 with contextlib.suppress(OSError):
                     os.unlink(path)
                     total -= size
-                locks.drop(number)
+                locks.release(number)
                 with contextlib.suppress(OSError):
                     os.rmdir(os.path.dirname(path))  # the last of its file
         return total

@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from understudy import addresses
-from understudy.errors import DatasetError, LfsPointer, MissingFile
+from understudy.errors import DatasetError, LfsPointerError, MissingFileError
 from understudy.storage.source import ByteSource, LocalSource, as_file
 
 if TYPE_CHECKING:  # nothing of it is loaded for a folder of this machine
-    from understudy.storage.options import Remote
-    from understudy.storage.remote import Elsewhere
+    from understudy.storage.options import RemoteOptions
+    from understudy.storage.remote import RemoteFiles
 
 _BUFFER = 1 << 16  # of a file elsewhere; smaller ones come whole when they are opened
 _RESTORE = "restore the file or download the dataset again"
@@ -39,35 +39,39 @@ class Files:
 
     Args:
         root: a path, `file://` URL, or any URL fsspec knows (`memory://`, `https://`, `s3://`, `hf://`).
-        remote: how a root that is not on this machine is read.
+        options: how a root that is not on this machine is read.
     """
 
-    def __init__(self, root: str | os.PathLike[str], remote: Remote | None = None) -> None:
+    def __init__(self, root: str | os.PathLike[str], options: RemoteOptions | None = None) -> None:
         text = os.fspath(root)
         if text.startswith("file://"):
             text = unquote(urlsplit(text).path)
         self.is_local = "://" not in text
-        self.root = os.path.abspath(os.path.expanduser(text)) if self.is_local else addresses.shown(text).rstrip("/")
-        self._address = self.root if self.is_local else addresses.whole(text)
-        self.remote = remote
+        self.root = (
+            os.path.abspath(os.path.expanduser(text))
+            if self.is_local
+            else addresses.strip_credentials(text).rstrip("/")
+        )
+        self._address = self.root if self.is_local else addresses.restore_credentials(text)
+        self.options = options
         self._pin = ""
         self._forget()
 
     def _forget(self) -> None:
-        self._elsewhere: Elsewhere | None = None
+        self._remote_files: RemoteFiles | None = None
         self._lock = threading.Lock()
         _alive.add(self)
 
     def _now(self) -> str:
         """What pins the root to one version of what lies there."""
-        return self._pin if self._elsewhere is None else self._elsewhere.store.pin
+        return self._pin if self._remote_files is None else self._remote_files.store.pin
 
     def __getstate__(self) -> tuple[object, ...]:
-        return self.root, self._address, self.remote, self._now()
+        return self.root, self._address, self.options, self._now()
 
-    def __setstate__(self, state: tuple[str, str, Remote | None, str]) -> None:
-        root, address, remote, pin = state
-        self.__init__(root, remote)  # type: ignore[misc]
+    def __setstate__(self, state: tuple[str, str, RemoteOptions | None, str]) -> None:
+        root, address, options, pin = state
+        self.__init__(root, options)  # type: ignore[misc]
         self._address, self._pin = address, pin
 
     def where(self, path: str) -> str:
@@ -75,15 +79,15 @@ class Files:
         return f"{self.root}/{path}" if path else self.root
 
     @property
-    def elsewhere(self) -> Elsewhere:
+    def remote_files(self) -> RemoteFiles:
         """The root, where it is not on this machine; of this process alone."""
         with self._lock:
-            if self._elsewhere is None:
-                from understudy.storage.options import Remote
-                from understudy.storage.remote import Elsewhere
+            if self._remote_files is None:
+                from understudy.storage.options import RemoteOptions
+                from understudy.storage.remote import RemoteFiles
 
-                self._elsewhere = Elsewhere(self._address, self.root, self.remote or Remote(), self._pin)
-            return self._elsewhere
+                self._remote_files = RemoteFiles(self._address, self.root, self.options or RemoteOptions(), self._pin)
+            return self._remote_files
 
     def open(self, path: str) -> BinaryIO:
         """Open a file for reading at any place. Raises DatasetError naming it when that cannot be."""
@@ -95,7 +99,7 @@ class Files:
                 raise DatasetError("neither a file nor a folder", where=where, fix=_RESTORE)  # a pipe would wait
             return open(where, "rb")
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise MissingFile("this file is not there", where=where, fix=_RESTORE) from error
+            raise MissingFileError("this file is not there", where=where, fix=_RESTORE) from error
         except IsADirectoryError as error:
             raise DatasetError("a folder lies where a file should be", where=where, fix=_RESTORE) from error
         except PermissionError as error:
@@ -127,7 +131,7 @@ class Files:
         """What a file no longer says of itself once it has changed: size and times of change, elsewhere its etag or
         revision. Raises DatasetError where it is not there."""
         if not self.is_local:
-            there = self.elsewhere.stat(path)
+            there = self.remote_files.stat(path)
             return f"{there.size} {there.tag}"
         try:
             stat = os.stat(self.where(path))
@@ -140,19 +144,19 @@ class Files:
     def latency(self) -> float:
         """Seconds from asking for a span of a file to having it, as lately measured (nine of ten took no longer); 0 on
         this machine, and before anything was fetched."""
-        return 0.0 if self._elsewhere is None else self._elsewhere.latency.seconds
+        return 0.0 if self._remote_files is None else self._remote_files.latency.seconds
 
     def close(self) -> None:
         """Stop fetching ahead and leave no thread behind. Reading may go on."""
-        if self._elsewhere is not None:
-            self._elsewhere.close()
+        if self._remote_files is not None:
+            self._remote_files.close()
 
     def read(self, path: str) -> bytes:
         """The whole content of a small file."""
-        with guard(self.where(path), "cannot be read", _RESTORE), self.open(path) as handle:
+        with as_dataset_error(self.where(path), "cannot be read", _RESTORE), self.open(path) as handle:
             data = handle.read()
         if data.startswith(_LFS):
-            self.refuse_pointer(path)
+            self.check_not_pointer(path)
         return data
 
     def exists(self, path: str) -> bool:
@@ -164,8 +168,8 @@ class Files:
             if listed is not None:
                 return any(name == entry for entry, _ in listed)
             try:
-                self.elsewhere.stat(path)
-            except MissingFile:
+                self.remote_files.stat(path)
+            except MissingFileError:
                 return False
             return True
         try:
@@ -192,7 +196,7 @@ class Files:
                 raise DatasetError(
                     f"this folder cannot be listed: {_short(error)}", where=self.where(folder)
                 ) from error
-        return self.elsewhere.store.entries(folder)
+        return self.remote_files.store.entries(folder)
 
     def is_pointer(self, path: str) -> bool:
         """Whether a file is what git LFS leaves where the file itself was not downloaded."""
@@ -202,21 +206,21 @@ class Files:
         except DatasetError:
             return False
 
-    def refuse_pointer(self, path: str) -> None:
+    def check_not_pointer(self, path: str) -> None:
         """Raise LfsPointer where `is_pointer`: said in place of what a reader makes of it."""
         if self.is_pointer(path):
             fix = f"run `git lfs pull` in {self.root}"
-            raise LfsPointer("a git LFS pointer, not the file itself", where=self.where(path), fix=fix)
+            raise LfsPointerError("a git LFS pointer, not the file itself", where=self.where(path), fix=fix)
 
     @contextmanager
     def parquet(self, path: str) -> Iterator[pq.ParquetFile]:
         """An open parquet file; page checksums are verified where the writer left them. DatasetError on anything odd
         that happens inside the `with`."""
-        with guard(self.where(path), "not a readable parquet file", _RESTORE), self.open(path) as handle:
+        with as_dataset_error(self.where(path), "not a readable parquet file", _RESTORE), self.open(path) as handle:
             try:
                 opened = pq.ParquetFile(handle, page_checksum_verification=True)
             except Exception:
-                self.refuse_pointer(path)
+                self.check_not_pointer(path)
                 raise
             yield opened
 
@@ -232,7 +236,7 @@ class Files:
 
 
 @contextmanager
-def guard(where: object, what: str, fix: str) -> Iterator[None]:
+def as_dataset_error(where: object, what: str, fix: str) -> Iterator[None]:
     """Turn whatever a library raises on a broken file into one DatasetError: such libraries promise no error type."""
     try:
         yield
@@ -243,7 +247,7 @@ def guard(where: object, what: str, fix: str) -> Iterator[None]:
 
 
 @contextmanager
-def renamed(where: object) -> Iterator[None]:
+def with_location(where: object) -> Iterator[None]:
     """Let a DatasetError say more of where it is (which episode, too)."""
     try:
         yield

@@ -22,11 +22,11 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
-from understudy.addresses import shown
-from understudy.cancel import Stopped
-from understudy.errors import DatasetError, SourceFailed
-from understudy.storage.retry import Patience, Transient, is_over
-from understudy.storage.timeouts import limited, wait_until
+from understudy.addresses import strip_credentials
+from understudy.cancel import Cancelled
+from understudy.errors import DatasetError, SourceError
+from understudy.storage.retry import RetryPolicy, TransientError, should_stop
+from understudy.storage.timeouts import set_deadline, with_deadlines
 
 _CHUNK = 1 << 18
 _SKIP = 1 << 20  # bytes of a whole file that are skipped to reach the range; a server that sends more is refused
@@ -48,7 +48,7 @@ class Address:
 
 
 @dataclass(frozen=True)
-class Answer:
+class RangeResponse:
     """Bytes from the asked offset on, perhaps fewer than asked for, and what the server says of the file.
 
     Attributes:
@@ -69,11 +69,11 @@ class Answer:
     unchanged: bool = False
 
 
-class Rejected(Exception):
+class HttpStatusError(Exception):
     """The server answered with a status that will not pass by itself."""
 
     def __init__(self, status: int, where: str) -> None:
-        super().__init__(f"{status} from {shown(where)}")
+        super().__init__(f"{status} from {strip_credentials(where)}")
         self.status = status
 
 
@@ -109,8 +109,8 @@ class HttpClient:
         self._open: weakref.WeakSet[Any] = weakref.WeakSet()  # connections
 
     def get(
-        self, address: Address, offset: int, size: int, patience: Patience, stop: threading.Event, known: str = ""
-    ) -> Answer:
+        self, address: Address, offset: int, size: int, retry: RetryPolicy, stop: threading.Event, known: str = ""
+    ) -> RangeResponse:
         """Ask once for `size` > 0 bytes from `offset`.
 
         Args:
@@ -124,25 +124,25 @@ class HttpClient:
             headers["If-None-Match" if known.startswith(('"', "W/")) else "If-Modified-Since"] = known
         if self._pid != os.getpid():  # forked: connections are the parent's
             self._forget()
-        final, end = None, time.monotonic() + patience.deadline + size / patience.slowest
+        final, end = None, time.monotonic() + retry.deadline + size / retry.min_rate
         for _ in range(_REDIRECTS):
             at = final or address
-            wait_until(min(end, time.monotonic() + patience.stall), patience.stall)  # for the connection and the head
-            response = self._send(at, headers, patience)
+            set_deadline(min(end, time.monotonic() + retry.stall), retry.stall)  # for the connection and the head
+            response = self._send(at, headers, retry)
             try:
                 if further := response.get_redirect_location():
                     final = self._redirected(at, further)
                     with contextlib.suppress(Exception):  # to its end, and the connection can be used again
                         response.read(_CHUNK, decode_content=False)
                 elif known and response.status == 304:
-                    return Answer(unchanged=True, date=_time(response.headers.get("Date")))
+                    return RangeResponse(unchanged=True, date=_time(response.headers.get("Date")))
                 else:
-                    wait_until(end, patience.stall)
-                    return replace(_checked(response, at.url, offset, size, patience, end, stop), final=final)
+                    set_deadline(end, retry.stall)
+                    return replace(_checked(response, at.url, offset, size, retry, end, stop), final=final)
             finally:
                 response.close()  # if it was not read to its end
                 response.release_conn()
-        raise SourceFailed("its server redirects in a circle", fix="check the address")
+        raise SourceError("its server redirects in a circle", fix="check the address")
 
     def abort(self) -> None:
         """End what is under way, from any thread: whoever waits for an answer finds its connection broken."""
@@ -150,7 +150,7 @@ class HttpClient:
             with contextlib.suppress(OSError, AttributeError):  # it may just have ended by itself
                 connection.sock.shutdown(socket.SHUT_RDWR)
 
-    def _send(self, address: Address, headers: Mapping[str, str], patience: Patience) -> Any:
+    def _send(self, address: Address, headers: Mapping[str, str], retry: RetryPolicy) -> Any:
         route = self._route(address.url)
         from urllib3 import Timeout, exceptions
 
@@ -167,16 +167,16 @@ class HttpClient:
                 assert_same_host=False,
                 preload_content=False,
                 decode_content=False,
-                timeout=Timeout(min(10.0, patience.stall), patience.stall),
+                timeout=Timeout(min(10.0, retry.stall), retry.stall),
             )
         except exceptions.SSLError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise DatasetError("its certificate is not trusted", fix="set REQUESTS_CA_BUNDLE") from error
-            raise Transient(f"no safe connection ({_short(error)})") from error
+            raise TransientError(f"no safe connection ({_short(error)})") from error
         except (exceptions.HTTPError, OSError) as error:
             if isinstance(error, exceptions.TimeoutError) and not isinstance(error, exceptions.NewConnectionError):
-                raise Transient(f"no answer in {patience.stall:g} s") from error
-            raise Transient(f"no connection ({_short(error)})") from error
+                raise TransientError(f"no answer in {retry.stall:g} s") from error
+            raise TransientError(f"no connection ({_short(error)})") from error
 
     def _route(self, url: str) -> Route:
         """The environment is asked once for each host: it does not change, and to ask costs more than a request."""
@@ -224,18 +224,18 @@ def _found(session: Any, url: str, verify: bool | str | None, opened: weakref.We
     except OSError as error:
         raise DatasetError(f"no certificates: {_short(error)}", fix="set REQUESTS_CA_BUNDLE") from error
 
-    pool.ConnectionCls = limited(pool.ConnectionCls, opened)
+    pool.ConnectionCls = with_deadlines(pool.ConnectionCls, opened)
     return Route(pool, whole, dict(asked.headers))
 
 
 def _checked(
-    response: Any, where: str, offset: int, size: int, patience: Patience, end: float, stop: threading.Event
-) -> Answer:
+    response: Any, where: str, offset: int, size: int, retry: RetryPolicy, end: float, stop: threading.Event
+) -> RangeResponse:
     """The answer, once its head says that it is what was asked for."""
     status, headers = response.status, response.headers
     etag = headers.get("ETag", "")
     modified = _time(headers.get("Last-Modified"))
-    about = Answer(
+    about = RangeResponse(
         tag=etag or (headers.get("Last-Modified", "") if modified else ""),
         modified=modified,
         date=_time(headers.get("Date")),
@@ -244,65 +244,65 @@ def _checked(
         empty = _UNSATISFIED.fullmatch(headers.get("Content-Range", "").strip())
         if empty and int(empty[1]) <= offset:
             return replace(about, total=int(empty[1]))  # whoever knows the size can tell that it has changed
-        raise Transient(f"the server has no bytes {offset} to {offset + size}", tries=_REFUSED_TRIES)
+        raise TransientError(f"the server has no bytes {offset} to {offset + size}", tries=_REFUSED_TRIES)
     if status == 429 or status >= 500 or status in _PASSING:
-        raise Transient(f"the server answers {status}", after=_after(headers))
+        raise TransientError(f"the server answers {status}", after=_retry_after(headers))
     if status not in (200, 206):
-        raise Rejected(status, where)
+        raise HttpStatusError(status, where)
     if headers.get("Content-Encoding", "identity") not in ("identity", ""):
-        raise Transient(
+        raise TransientError(
             f"sent compressed ({headers['Content-Encoding']}) although plain was asked", tries=_REFUSED_TRIES
         )
     skip, total = 0, -1
     if status == 206:
         said = _RANGE.fullmatch(headers.get("Content-Range", "").strip())
         if said is None:
-            raise Transient("a part was sent without saying which", tries=_REFUSED_TRIES)
+            raise TransientError("a part was sent without saying which", tries=_REFUSED_TRIES)
         begin, behind = int(said[1]), int(said[2]) + 1
         if begin != offset or not begin < behind <= offset + size:
             what = f"bytes {begin} to {behind} were sent where {offset} to {offset + size} were asked"
-            raise Transient(what, tries=_REFUSED_TRIES)
+            raise TransientError(what, tries=_REFUSED_TRIES)
         size = behind - begin
         total = int(said[3]) if said[3] != "*" else -1
         if 0 <= total < behind:
-            raise Transient(f"bytes up to {behind} were sent of a file of {total}", tries=_REFUSED_TRIES)
+            raise TransientError(f"bytes up to {behind} were sent of a file of {total}", tries=_REFUSED_TRIES)
     else:  # the whole file: take the right part of it, if that is near
         length = headers.get("Content-Length", "")
         total = int(length) if _NUMBER.fullmatch(length) else -1
         if total < 0 or offset > _SKIP:
-            raise Transient("the server sends the whole file instead of a part", tries=_REFUSED_TRIES)
+            raise TransientError("the server sends the whole file instead of a part", tries=_REFUSED_TRIES)
         skip, size = offset, max(0, min(size, total - offset))
-    data = _body(response, skip, size, patience, end, stop)
+    data = _body(response, skip, size, retry, end, stop)
     if size and not data:
-        raise Transient("the connection ended before the first byte")
+        raise TransientError("the connection ended before the first byte")
     return replace(about, data=data, total=total)
 
 
-def _body(response: Any, skip: int, size: int, patience: Patience, end: float, stop: threading.Event) -> bytes:
+def _body(response: Any, skip: int, size: int, retry: RetryPolicy, end: float, stop: threading.Event) -> bytes:
     """`size` bytes behind `skip`; fewer where the connection ended. Raises Transient if not even one came."""
     parts: list[bytes] = []
     have = -skip
     try:
         while have < size:
-            if is_over(stop):
-                raise Stopped
+            if should_stop(stop):
+                raise Cancelled
             if time.monotonic() > end:
-                raise Transient(f"slower than {patience.slowest:g} bytes per second")
+                raise TransientError(f"slower than {retry.min_rate:g} bytes per second")
             part = response.read1(min(_CHUNK, size - have), decode_content=False)  # what is there, without waiting
             if not part:
                 break
             have += len(part)
             parts.append(part)
-    except (Stopped, Transient):
+    except (Cancelled, TransientError):
         raise
     except Exception as error:  # whatever a broken connection makes urllib3, http.client or ssl raise
         if have <= 0:
-            raise Transient(f"the connection broke ({_short(error)})") from error
+            raise TransientError(f"the connection broke ({_short(error)})") from error
     data = parts[0] if len(parts) == 1 and not skip else b"".join(parts)[skip:]
     return data
 
 
-def _after(headers: Mapping[str, str]) -> float | None:
+def _retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds of a `Retry-After` header: a number, or a date by the server's own clock."""
     text = headers.get("Retry-After", "").strip()
     if not text:

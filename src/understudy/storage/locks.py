@@ -28,7 +28,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def take(path: str, shared: bool = False, create: bool = False) -> int | None:
+def acquire(path: str, shared: bool = False, create: bool = False) -> int | None:
     """A locked descriptor of a file, or None when another holds it or there is no such file (any more)."""
     try:
         number = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
@@ -42,17 +42,17 @@ def take(path: str, shared: bool = False, create: bool = False) -> int | None:
     except BlockingIOError:
         pass
     except OSError as error:
-        drop(number)
+        release(number)
         what = f"its file system has no locks ({error.strerror})"
         raise DatasetError(what, where=path, fix="name a cache folder on a local disk") from error
     except BaseException:
-        drop(number)
+        release(number)
         raise
-    drop(number)
+    release(number)
     return None
 
 
-def share(number: int) -> bool:
+def downgrade(number: int) -> bool:
     """Hold a lock with others from now on that was held alone; False where one of them was quicker, and holds it."""
     try:
         fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -61,7 +61,7 @@ def share(number: int) -> bool:
     return True
 
 
-def drop(number: int) -> None:
+def release(number: int) -> None:
     """Give a lock back."""
     if number in _held:
         _held.discard(number)
@@ -71,15 +71,15 @@ def drop(number: int) -> None:
 
 
 @contextlib.contextmanager
-def holding(path: str, stop: threading.Event | None = None, wait: float = 600.0) -> Iterator[int | None]:
+def hold(path: str, stop: threading.Event | None = None, wait: float = 600.0) -> Iterator[int | None]:
     """Hold the lock of a file, which is made if needed; None where that could not be had in `wait` seconds."""
-    number, pause, end = take(path, create=True), 0.0005, time.monotonic() + wait
+    number, pause, end = acquire(path, create=True), 0.0005, time.monotonic() + wait
     while number is None and time.monotonic() < end and not (stop is not None and stop.is_set()):
         time.sleep(pause)
         pause = min(2 * pause, 0.02)
-        number = take(path, create=True)
+        number = acquire(path, create=True)
     try:
         yield number
     finally:
         if number is not None:
-            drop(number)
+            release(number)

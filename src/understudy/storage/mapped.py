@@ -30,7 +30,7 @@ import numpy as np
 
 from understudy.errors import DatasetError
 
-LEAST = 100_000
+MIN_ROWS = 100_000
 """Rows from which on a table is worth a file."""
 BUDGET = 16 << 30
 """Bytes of such files that are kept; the longest unused go first. Whoever has one mapped keeps it all the same."""
@@ -70,7 +70,7 @@ def once_per_host(key: str, make: Callable[[], tuple[Table, bool]], cache: str =
         found = _mapped(path)
         if found is None:
             try:
-                stack.enter_context(locks.holding(f"{path}.lock", wait=_WAIT))
+                stack.enter_context(locks.hold(f"{path}.lock", wait=_WAIT))
                 found = _mapped(path)
             except (OSError, DatasetError):
                 return make()[0]
@@ -84,9 +84,9 @@ def once_per_host(key: str, make: Callable[[], tuple[Table, bool]], cache: str =
         return _stored(path, table)
 
 
-def shared(arrays: Arrays, cache: str = "") -> Arrays:
+def share_arrays(arrays: Arrays, cache: str = "") -> Arrays:
     """The same arrays, mapped where they are large. Their name is the hash of what they hold."""
-    if max((len(array) for array in arrays.values()), default=0) < LEAST:
+    if max((len(array) for array in arrays.values()), default=0) < MIN_ROWS:
         return arrays
     digest = hashlib.blake2b(digest_size=20)
     for name, array in sorted(arrays.items()):
@@ -99,11 +99,11 @@ def shared(arrays: Arrays, cache: str = "") -> Arrays:
 
 def _folder(cache: str) -> Path | None:
     """A folder of this host that is ours, and where a file stays as it is while it is mapped; None: there is none."""
-    from understudy.storage.options import default_folder
+    from understudy.storage.options import default_cache_folder
 
     own = os.geteuid()
     beside = os.path.join(tempfile.gettempdir(), f"understudy-{own}")
-    for root in dict.fromkeys([cache, default_folder(), beside]):
+    for root in dict.fromkeys([cache, default_cache_folder(), beside]):
         folder = Path(root, "tables")
         if not root or _is_network(root):
             continue

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from understudy.storage.retry import Patience
+from understudy.deprecation import renamed_fields
+from understudy.storage.retry import RetryPolicy
 
 
+@renamed_fields(patience="retry", threads="num_threads")
 @dataclass(frozen=True)
-class Remote:
+class RemoteOptions:
     """How a dataset that is not on this machine is read.
 
     Attributes:
@@ -18,18 +20,18 @@ class Remote:
             https:// `headers`). Credentials that the drivers find by themselves need not be here.
         cache: a folder on a local disk, which all processes of this host share; "" for the user's cache folder.
         cache_bytes: what the cache may hold at most.
-        patience: deadlines and pauses.
-        threads: spans that are fetched ahead at the same time.
+        retry: deadlines and pauses.
+        num_threads: spans that are fetched ahead at the same time.
     """
 
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # credentials are among them
     cache: str = ""
     cache_bytes: int = 64 << 30
-    patience: Patience = field(default_factory=Patience)
-    threads: int = 8
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    num_threads: int = 8
 
     def __post_init__(self) -> None:
-        for name, least in (("cache_bytes", 0), ("threads", 1)):
+        for name, least in (("cache_bytes", 0), ("num_threads", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name}={value!r}: it must be a whole number, at least {least}")
@@ -37,10 +39,10 @@ class Remote:
     @property
     def folder(self) -> str:
         """The cache folder that is meant."""
-        return os.path.abspath(os.path.expanduser(self.cache)) if self.cache else default_folder()
+        return os.path.abspath(os.path.expanduser(self.cache)) if self.cache else default_cache_folder()
 
 
-def default_folder() -> str:
+def default_cache_folder() -> str:
     """`$XDG_CACHE_HOME/understudy`, or that system's usual place."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(home):

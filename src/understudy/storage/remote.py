@@ -20,13 +20,13 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from understudy.cancel import Stopped
-from understudy.errors import DatasetError, SourceFailed
+from understudy.cancel import Cancelled
+from understudy.errors import DatasetError, SourceError
 from understudy.storage import locks
 from understudy.storage.cache import Claim, DiskCache, Entry
-from understudy.storage.options import Remote
+from understudy.storage.options import RemoteOptions
 from understudy.storage.prefetch import Fetcher, Latency
-from understudy.storage.retry import Patience, attempt, is_over
+from understudy.storage.retry import RetryPolicy, call_with_retries, should_stop
 from understudy.storage.source import CHANGED, RESTART, ByteSource
 from understudy.storage.stores import FsspecStore, Stat, Store
 from understudy.storage.web import web_store
@@ -44,23 +44,23 @@ _LARGEST = {
 _FIRST_CONTACT = 15.0  # seconds for a server that has never answered: perhaps its name is misspelt
 
 
-class Root(Protocol):
-    """Whose files these are; `Files` is one. Pickles, and gives a fresh `elsewhere` after a fork."""
+class RemoteRoot(Protocol):
+    """Whose files these are; `Files` is one. Pickles, and gives fresh `remote_files` after a fork."""
 
     @property
-    def elsewhere(self) -> Elsewhere: ...
+    def remote_files(self) -> RemoteFiles: ...
 
 
-class Elsewhere:
+class RemoteFiles:
     """A root that is not on this machine. Safe in threads; not across a fork or a pickle, for which `Root` is."""
 
-    def __init__(self, address: str, root: str, settings: Remote, pin: str = "") -> None:
+    def __init__(self, address: str, root: str, options: RemoteOptions, pin: str = "") -> None:
         """address: with credentials, as it is opened. root: without, as it is shown."""
-        self.root, self.settings = root, settings
-        store = web_store(address, settings.storage_options, pin)
-        self.store: Store = store if store is not None else FsspecStore(address, dict(settings.storage_options))
-        self.cache = DiskCache(settings.folder, settings.cache_bytes)
-        self.fetcher = Fetcher(settings.threads)
+        self.root, self.options = root, options
+        store = web_store(address, options.storage_options, pin)
+        self.store: Store = store if store is not None else FsspecStore(address, dict(options.storage_options))
+        self.cache = DiskCache(options.folder, options.cache_bytes)
+        self.fetcher = Fetcher(options.num_threads)
         self.latency = Latency()
         self._reached = bool(pin)
         self._stats: dict[str, Stat] = {}
@@ -78,15 +78,13 @@ class Elsewhere:
         stop = _NEVER
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):  # nothing can be written there: each process asks for itself
-                stack.enter_context(locks.holding(f"{note}.lock", stop, wait=self.settings.patience.deadline))
+                stack.enter_context(locks.hold(f"{note}.lock", stop, wait=self.options.retry.deadline))
             known = _read_note(note)
-            found, head = self.again(lambda p: self.store.stat(path, known, p, stop), path, stop)
+            found, head = self.call(lambda p: self.store.stat(path, known, p, stop), path, stop)
             most = _LARGEST.get(os.path.splitext(path)[1], _LARGEST[""])
             if not 0 <= found.size <= most:
                 what = f"its server says that it has {found.size} bytes; no file of its kind has more than {most}"
-                raise SourceFailed(
-                    what, where=f"{self.root}/{path}", fix="mend the server, or copy the dataset to disk"
-                )
+                raise SourceError(what, where=f"{self.root}/{path}", fix="mend the server, or copy the dataset to disk")
             if head:
                 self._keep(self.cache.entry(self.key(path, found)), head)
             if found != known:
@@ -98,10 +96,10 @@ class Elsewhere:
         try:
             claims = entry.claim(0, len(head), len(head))[0]
         except OSError as error:
-            self.cache.room.complain(error)
+            self.cache.budget.warn_unwritable(error)
             return
         for claim in claims:
-            if self.cache.room.reserve(claim.end - claim.start):
+            if self.cache.budget.reserve(claim.end - claim.start):
                 entry.store(claim, head[claim.start : claim.end])
             else:
                 entry.abandon(claim)
@@ -111,17 +109,17 @@ class Elsewhere:
         said = json.dumps([self.store.name(path), stat.size, stat.tag])
         return hashlib.sha256(said.encode()).hexdigest()[:40]
 
-    def again(
-        self, act: Callable[[Patience], T], path: str, stop: threading.Event, patience: Patience | None = None
+    def call(
+        self, act: Callable[[RetryPolicy], T], path: str, stop: threading.Event, retry: RetryPolicy | None = None
     ) -> T:
         """What `act` gives, tried again while that may help; errors name the file."""
-        where, patience = f"{self.root}/{path}", patience or self.settings.patience
+        where, retry = f"{self.root}/{path}", retry or self.options.retry
         if not self._reached:
-            patience = replace(patience, deadline=min(patience.deadline, _FIRST_CONTACT))
+            retry = replace(retry, deadline=min(retry.deadline, _FIRST_CONTACT))
         try:
-            result = attempt(lambda: act(patience), where, patience, stop)
-        except Stopped:
-            raise SourceFailed(_CLOSED, where=where, fix=_CLOSE_LATER) from None
+            result = call_with_retries(lambda: act(retry), where, retry, stop)
+        except Cancelled:
+            raise SourceError(_CLOSED, where=where, fix=_CLOSE_LATER) from None
         except DatasetError as error:
             if error.where is not None:
                 raise
@@ -138,98 +136,98 @@ class Elsewhere:
 class RemoteSource(ByteSource):
     """One version of one file; see `ByteSource`."""
 
-    def __init__(self, root: Root, path: str) -> None:
-        elsewhere = root.elsewhere
-        self._root, self._path, self._stat = root, path, elsewhere.stat(path)
-        self.where, self.size, self.tag = f"{elsewhere.root}/{path}", self._stat.size, self._stat.tag
-        self._key = elsewhere.key(path, self._stat)
+    def __init__(self, root: RemoteRoot, path: str) -> None:
+        remote = root.remote_files
+        self._root, self._path, self._stat = root, path, remote.stat(path)
+        self.where, self.size, self.tag = f"{remote.root}/{path}", self._stat.size, self._stat.tag
+        self._key = remote.key(path, self._stat)
 
     def fill(self, offset: int, memory: memoryview) -> None:
         size = len(memory)
         if offset < 0 or offset + size > self.size:
             what = f"ends at byte {self.size}, where byte {offset + size} is needed"
             raise DatasetError(what, where=self.where, fix="the file is damaged: copy or record it again")
-        elsewhere = self._root.elsewhere
-        entry = elsewhere.cache.entry(self._key)
+        remote = self._root.remote_files
+        entry = remote.cache.entry(self._key)
         if not entry.fill(offset, memory):
             try:
-                memory[:] = self._obtain(elsewhere, entry, offset, size)
-            except SourceFailed:
+                memory[:] = self._obtain(remote, entry, offset, size)
+            except SourceError:
                 raise
             except DatasetError as error:  # it was there, and readable: that it is not now says nothing about the data
-                raise SourceFailed(error.what, where=error.where or self.where, fix=error.fix) from error
+                raise SourceError(error.what, where=error.where or self.where, fix=error.fix) from error
         entry.unpin(offset, size)
 
     def prefetch(self, spans: np.ndarray) -> None:
-        elsewhere = self._root.elsewhere
-        entry = elsewhere.cache.entry(self._key)
+        remote = self._root.remote_files
+        entry = remote.cache.entry(self._key)
         parts = ((at, n) for offset, size in spans.tolist() for at, n in _parts(offset, min(offset + size, self.size)))
-        elsewhere.fetcher.submit(partial(self._ahead, elsewhere, entry, at, n, True) for at, n in parts)
+        remote.fetcher.submit(partial(self._ahead, remote, entry, at, n, True) for at, n in parts)
 
     def prefetch_all(self) -> None:
         """Have the whole file fetched: it is small, or every byte of it is needed. The first part that cannot be had
         ends that: perhaps the file is not as long as its server says."""
-        elsewhere = self._root.elsewhere
-        entry = elsewhere.cache.entry(self._key)
+        remote = self._root.remote_files
+        entry = remote.cache.entry(self._key)
         failed = threading.Event()
 
         def fetch(offset: int, size: int, stop: threading.Event) -> None:
             try:
-                self._ahead(elsewhere, entry, offset, size, False, stop)
+                self._ahead(remote, entry, offset, size, False, stop)
             except BaseException:
                 failed.set()
                 raise
 
         parts = takewhile(lambda _: not failed.is_set(), _parts(0, self.size))
-        elsewhere.fetcher.submit(partial(fetch, at, n) for at, n in parts)
+        remote.fetcher.submit(partial(fetch, at, n) for at, n in parts)
 
     def close(self) -> None:
-        self._root.elsewhere.cache.entry(self._key).unpin_all()
+        self._root.remote_files.cache.entry(self._key).unpin_all()
 
     def __reduce__(self) -> tuple[object, ...]:
         return _reopened, (self._root, self._path, self.tag)
 
     def _ahead(
-        self, elsewhere: Elsewhere, entry: Entry, offset: int, size: int, pin: bool, stop: threading.Event
+        self, remote: RemoteFiles, entry: Entry, offset: int, size: int, pin: bool, stop: threading.Event
     ) -> None:
         """Have a span in the cache, as far as the cache has room for it, and pin it there."""
-        if entry.take(offset, size) is None:
-            patience = elsewhere.settings.patience
-            hurried = replace(patience, deadline=patience.deadline / 4)  # who needs it then has the whole deadline
-            self._fill(elsewhere, entry, offset, size, hurried, stop, None, pin)
+        if entry.read(offset, size) is None:
+            retry = remote.options.retry
+            hurried = replace(retry, deadline=retry.deadline / 4)  # who needs it then has the whole deadline
+            self._fill(remote, entry, offset, size, hurried, stop, None, pin)
         if pin:  # also what was there, or came by others
             entry.pin(offset, size)
 
-    def _obtain(self, elsewhere: Elsewhere, entry: Entry, offset: int, size: int) -> bytes:
+    def _obtain(self, remote: RemoteFiles, entry: Entry, offset: int, size: int) -> bytes:
         """Bytes of which some are not in the cache: fetch them, or wait for whoever fetches them."""
-        patience = elsewhere.settings.patience
-        alone = time.monotonic() + 2 * patience.deadline + size / patience.slowest
+        retry = remote.options.retry
+        alone = time.monotonic() + 2 * retry.deadline + size / retry.min_rate
         have: dict[int, bytes] = {}  # by place; the cache may have no room
         pause = 0.005
         while True:
             for begin, count in _gaps(offset, size, have):
-                data = entry.take(begin, count)
+                data = entry.read(begin, count)
                 if data is not None:
                     have[begin] = data
             gaps = _gaps(offset, size, have)
             if not gaps:
                 return _joined(offset, size, have)
             if time.monotonic() > alone:  # whoever claims it lives and does nothing: perhaps it was stopped
-                return self._fetch(elsewhere, offset, size, patience, _NEVER)
-            busy = [self._fill(elsewhere, entry, begin, count, patience, _NEVER, have) for begin, count in gaps]
+                return self._fetch(remote, offset, size, retry, _NEVER)
+            busy = [self._fill(remote, entry, begin, count, retry, _NEVER, have) for begin, count in gaps]
             if any(busy):
                 entry.wait(pause)  # threads of this process wake each other, for others it has to look
                 pause = min(1.5 * pause, 0.05)
-                if is_over(_NEVER):
-                    raise SourceFailed(_CLOSED, where=self.where, fix=_CLOSE_LATER)
+                if should_stop(_NEVER):
+                    raise SourceError(_CLOSED, where=self.where, fix=_CLOSE_LATER)
 
     def _fill(
         self,
-        elsewhere: Elsewhere,
+        remote: RemoteFiles,
         entry: Entry,
         offset: int,
         size: int,
-        patience: Patience,
+        retry: RetryPolicy,
         stop: threading.Event,
         have: dict[int, bytes] | None,
         pin: bool = False,
@@ -239,23 +237,23 @@ class RemoteSource(ByteSource):
         try:
             claims, busy = entry.claim(offset, size, _PART)
         except OSError as error:  # nothing can be written there
-            elsewhere.cache.room.complain(error)
+            remote.cache.budget.warn_unwritable(error)
             if have is not None:
-                have[offset] = self._fetch(elsewhere, offset, size, patience, stop)
+                have[offset] = self._fetch(remote, offset, size, retry, stop)
             return False
         left: list[Claim] = list(reversed(claims))
         try:
             while left:
                 claim = left[-1]
                 count = claim.end - claim.start
-                room = elsewhere.cache.room.reserve(count)
+                room = remote.cache.budget.reserve(count)
                 if not room and have is None:
                     break
                 try:
-                    data = self._fetch(elsewhere, claim.start, count, patience, stop)
+                    data = self._fetch(remote, claim.start, count, retry, stop)
                 except BaseException:
                     if room:
-                        elsewhere.cache.room.release(count)
+                        remote.cache.budget.release(count)
                     raise
                 if have is not None:
                     have[claim.start] = data
@@ -268,24 +266,24 @@ class RemoteSource(ByteSource):
                 entry.abandon(claim)
         return busy
 
-    def _fetch(self, elsewhere: Elsewhere, offset: int, size: int, patience: Patience, stop: threading.Event) -> bytes:
+    def _fetch(self, remote: RemoteFiles, offset: int, size: int, retry: RetryPolicy, stop: threading.Event) -> bytes:
         """Bytes from the source, short answers continued until all are there."""
         parts: list[bytes] = []
         have = 0
         while have < size:
             begun = time.monotonic()
-            get = partial(elsewhere.store.get, self._path, self._stat, offset + have, size - have, stop=stop)
-            part = elsewhere.again(lambda p, get=get: get(patience=p), self._path, stop, patience)  # type: ignore[misc]
-            elsewhere.latency.add(time.monotonic() - begun)
+            get = partial(remote.store.get, self._path, self._stat, offset + have, size - have, stop=stop)
+            part = remote.call(lambda p, get=get: get(retry=p), self._path, stop, retry)  # type: ignore[misc]
+            remote.latency.add(time.monotonic() - begun)
             parts.append(part)
             have += len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _reopened(root: Root, path: str, tag: str) -> RemoteSource:
+def _reopened(root: RemoteRoot, path: str, tag: str) -> RemoteSource:
     source = RemoteSource(root, path)
     if source.tag != tag:
-        raise SourceFailed(CHANGED, where=source.where, fix=RESTART)
+        raise SourceError(CHANGED, where=source.where, fix=RESTART)
     return source
 
 

@@ -13,41 +13,41 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from understudy.cancel import Stopped, is_gone
-from understudy.errors import SourceFailed
+from understudy.cancel import Cancelled, is_cancelled
+from understudy.errors import SourceError
 
 T = TypeVar("T")
-_LONGEST_WISH = 600.0  # seconds that a server may ask us to stay away, all its wishes together
+_MAX_RETRY_AFTER = 600.0  # seconds that a server may ask us to stay away, all its wishes together
 _count = itertools.count()
 _MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """How long to wait for a source.
 
     Attributes:
         deadline: seconds without any progress after which reading is given up.
         stall: seconds without a byte after which one request is given up and made again; also the longest that
             connecting and the head of the answer may take together.
-        first, longest: seconds between attempts, doubling from the one to the other, half of it jitter.
-        slowest: bytes per second; a read takes no longer than `deadline` and this rate allow.
+        initial_backoff, max_backoff: seconds between attempts, doubling from the one to the other, half of it jitter.
+        min_rate: bytes per second; a read takes no longer than `deadline` and this rate allow.
     """
 
     deadline: float = 120.0
     stall: float = 20.0
-    first: float = 0.2
-    longest: float = 10.0
-    slowest: float = 16384.0
+    initial_backoff: float = 0.2
+    max_backoff: float = 10.0
+    min_rate: float = 16384.0
 
     def pause(self, failures: int) -> float:
         """Seconds to wait after so many failures in a row (1, 2, ...). The jitter comes from a counter: no global
         generator is read or advanced."""
-        base = min(self.longest, self.first * 2.0 ** min(failures - 1, 30))
+        base = min(self.max_backoff, self.initial_backoff * 2.0 ** min(failures - 1, 30))
         return base * (0.5 + 0.5 * _fraction((os.getpid() << 32) + next(_count)))
 
 
-class Transient(Exception):
+class TransientError(Exception):
     """An attempt failed in a way that may pass.
 
     Attributes:
@@ -61,39 +61,39 @@ class Transient(Exception):
         self.what, self.after, self.tries = what, after, tries
 
 
-def is_over(stop: threading.Event) -> bool:
+def should_stop(stop: threading.Event) -> bool:
     """Whether to give up: `stop` is set, or the one this thread works for has gone."""
-    return stop.is_set() or is_gone()
+    return stop.is_set() or is_cancelled()
 
 
-def attempt(act: Callable[[], T], where: str, patience: Patience, stop: threading.Event) -> T:
+def call_with_retries(act: Callable[[], T], where: str, retry: RetryPolicy, stop: threading.Event) -> T:
     """What `act` gives, trying again on `Transient` failures. One success is progress: a caller that loops starts with
     the whole deadline again. Raises SourceFailed when that has passed, `Stopped` when it is over (`is_over`)."""
     begun, waited, failures, odd = time.monotonic(), 0.0, 0, 0
     while True:
-        if is_over(stop):
-            raise Stopped
+        if should_stop(stop):
+            raise Cancelled
         try:
             return act()
-        except Transient as error:
+        except TransientError as error:
             failures, odd = failures + 1, odd + 1 if error.tries is not None else 0
             spent = time.monotonic() - begun - waited
-            pause = patience.pause(failures)
-            if error.after is not None and waited + error.after > _LONGEST_WISH:
-                raise SourceFailed(
+            pause = retry.pause(failures)
+            if error.after is not None and waited + error.after > _MAX_RETRY_AFTER:
+                raise SourceError(
                     f"{error.what}, and the server asks to wait {error.after:.0f} s", where=where, fix="try again later"
                 ) from error
-            if (error.tries is not None and odd >= error.tries) or spent + pause > patience.deadline:
+            if (error.tries is not None and odd >= error.tries) or spent + pause > retry.deadline:
                 times = "once" if failures == 1 else f"{failures} times in {spent:.1f} s"
                 fix = "check the connection and the server, then run again: what was fetched is kept"
-                raise SourceFailed(f"{error.what} ({times})", where=where, fix=fix) from error
+                raise SourceError(f"{error.what} ({times})", where=where, fix=fix) from error
             if error.after is not None and error.after > pause:
                 pause = error.after
                 waited += pause  # the server's wish does not count against our deadline
-                if pause > patience.longest:
+                if pause > retry.max_backoff:
                     warnings.warn(f"{where}: {error.what}; the server asks to wait {pause:.0f} s", stacklevel=2)
             end = time.monotonic() + pause
-            while (left := end - time.monotonic()) > 0 and not is_over(stop):
+            while (left := end - time.monotonic()) > 0 and not should_stop(stop):
                 stop.wait(min(left, 0.1))
 
 

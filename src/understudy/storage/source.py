@@ -13,7 +13,7 @@ from typing import BinaryIO, Protocol, cast
 
 import numpy as np
 
-from understudy.errors import DatasetError, SourceFailed
+from understudy.errors import DatasetError, SourceError
 
 CHANGED = "it changed while it was read"
 RESTART = "start again once nothing writes to it any more"
@@ -95,7 +95,7 @@ class LocalSource(ByteSource):
             what = f"ends at byte {offset + have}, where byte {offset + size} is needed"
             raise DatasetError(what, where=self.where, fix="the file is damaged: copy or record it again")
         if _tag(there) != self.tag:
-            raise SourceFailed(CHANGED, where=self.where, fix=RESTART)
+            raise SourceError(CHANGED, where=self.where, fix=RESTART)
 
     def prefetch(self, spans: np.ndarray) -> None:
         return None

@@ -56,13 +56,13 @@ class Spans:
         self._starts = [span.start for span in self._spans]
         self._reach = list(accumulate((span.end for span in self._spans), max))
 
-    def near(self, start: int, end: int) -> list[Span]:
+    def overlapping(self, start: int, end: int) -> list[Span]:
         """Those that overlap [start, end), by start."""
         low, high = bisect.bisect_right(self._reach, start), bisect.bisect_left(self._starts, end)
         return [span for span in self._spans[low:high] if span.end > start]
 
 
-def span_of(name: str) -> Span | None:
+def parse_span(name: str) -> Span | None:
     """The span of a file name, None where it is not the name of one."""
     try:
         start, end, crc = (int(part, 16) for part in name.split("-"))
@@ -71,7 +71,7 @@ def span_of(name: str) -> Span | None:
     return Span(start, end, name, crc)
 
 
-def claimed(name: str) -> tuple[int, int] | None:
+def parse_claim(name: str) -> tuple[int, int] | None:
     """What is being fetched, by the name of its claim; None where it is not the name of one."""
     try:
         start, end = (int(part, 16) for part in name.removesuffix(".claim").split("-"))
@@ -95,7 +95,7 @@ def cover(spans: list[Span], start: int, end: int) -> list[tuple[Span, int, int]
     return found
 
 
-def without(gaps: list[tuple[int, int]], there: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def subtract(gaps: list[tuple[int, int]], there: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """The intervals `gaps` less those of `there`."""
     for begin, end in there:
         left = []

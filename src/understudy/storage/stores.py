@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
-from understudy.addresses import AGAIN, shown
-from understudy.errors import DatasetError, MissingFile, SourceFailed
-from understudy.storage.retry import Patience, Transient
+from understudy.addresses import CREDENTIALS_HINT, strip_credentials
+from understudy.errors import DatasetError, MissingFileError, SourceError
+from understudy.storage.retry import RetryPolicy, TransientError
 from understudy.storage.source import CHANGED, RESTART
-from understudy.storage.timeouts import within
+from understudy.storage.timeouts import call_with_timeout
 
 _LISTED = 900.0  # seconds for one listing; a thousand entries take about a tenth of one
 _TAGS = ("etag", "sha256", "md5hash", "contentmd5", "md5", "crc32c", "checksum", "xethash", "generation", "versionid")
@@ -44,14 +44,14 @@ class Store(Protocol):
     def name(self, path: str) -> str:
         """What tells this file from all others of the world, whatever credentials it is read with."""
 
-    def stat(self, path: str, known: Stat | None, patience: Patience, stop: threading.Event) -> tuple[Stat, bytes]:
+    def stat(self, path: str, known: Stat | None, retry: RetryPolicy, stop: threading.Event) -> tuple[Stat, bytes]:
         """What the file is now, and its first bytes where they came along. `known`: what it was, which saves them.
 
         Raises:
             DatasetError: it is not there, is forbidden, or does not say what version it is. Transient: may pass.
         """
 
-    def get(self, path: str, stat: Stat, offset: int, size: int, patience: Patience, stop: threading.Event) -> bytes:
+    def get(self, path: str, stat: Stat, offset: int, size: int, retry: RetryPolicy, stop: threading.Event) -> bytes:
         """At least one and at most `size` bytes from `offset`, surely of the version `stat`.
 
         Raises:
@@ -84,28 +84,28 @@ class FsspecStore:
         return fs, f"{base.rstrip('/')}/{path}" if path else base
 
     def name(self, path: str) -> str:
-        return f"{shown(self._root).rstrip('/')}/{path}"
+        return f"{strip_credentials(self._root).rstrip('/')}/{path}"
 
-    def stat(self, path: str, known: Stat | None, patience: Patience, stop: threading.Event) -> tuple[Stat, bytes]:
+    def stat(self, path: str, known: Stat | None, retry: RetryPolicy, stop: threading.Event) -> tuple[Stat, bytes]:
         fs, full = self._full(path)
         fs.invalidate_cache(fs._parent(full))
-        info = tried(lambda: fs.info(full))
+        info = call_driver(lambda: fs.info(full))
         if info.get("type") == "directory":
             raise DatasetError("a folder lies where a file should be", fix="restore the file")
         return Stat(size_of(info), _version(info)), b""
 
-    def get(self, path: str, stat: Stat, offset: int, size: int, patience: Patience, stop: threading.Event) -> bytes:
+    def get(self, path: str, stat: Stat, offset: int, size: int, retry: RetryPolicy, stop: threading.Event) -> bytes:
         fs, full = self._full(path)
-        data = tried(lambda: _cat(fs, full, offset, offset + size, patience))
-        if self.stat(path, None, patience, stop)[0] != stat:
-            raise SourceFailed(CHANGED, fix=RESTART)
+        data = call_driver(lambda: _cat(fs, full, offset, offset + size, retry))
+        if self.stat(path, None, retry, stop)[0] != stat:
+            raise SourceError(CHANGED, fix=RESTART)
         if not data or len(data) > size:
-            raise Transient(f"{len(data)} bytes came where {size} were asked", tries=4)
+            raise TransientError(f"{len(data)} bytes came where {size} were asked", tries=4)
         return bytes(data)
 
     def entries(self, folder: str) -> list[tuple[str, bool]] | None:
         fs, full = self._full(folder)
-        return listing(fs, full)
+        return list_folder(fs, full)
 
     def abort(self) -> None:
         return None
@@ -127,7 +127,7 @@ def open_fs(root: str, options: dict[str, Any]) -> tuple[Any, str]:
     return fs, base
 
 
-def listing(fs: Any, full: str) -> list[tuple[str, bool]] | None:
+def list_folder(fs: Any, full: str) -> list[tuple[str, bool]] | None:
     """(name, is a folder) of each entry of a folder, sorted; [] where there is none; None where listing fails."""
     try:
         found = _ls(fs, full)
@@ -140,7 +140,7 @@ def listing(fs: Any, full: str) -> list[tuple[str, bool]] | None:
 
 def _ls(fs: Any, full: str) -> Any:
     if not fs.async_impl:
-        return within(_LISTED, lambda: fs.ls(full, detail=True))
+        return call_with_timeout(_LISTED, lambda: fs.ls(full, detail=True))
     from fsspec.asyn import sync  # `ls` of these file systems waits for ever; this ends
 
     return sync(fs.loop, fs._ls, full, detail=True, timeout=_LISTED)
@@ -152,7 +152,7 @@ def short(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 
 
-def tried(act: Callable[[], Any]) -> Any:
+def call_driver(act: Callable[[], Any]) -> Any:
     """What a driver gives; its failures may pass unless they say that they will not.
 
     Raises:
@@ -160,42 +160,42 @@ def tried(act: Callable[[], Any]) -> Any:
     """
     try:
         return act()
-    except (DatasetError, Transient):
+    except (DatasetError, TransientError):
         raise
     except FileNotFoundError as error:
-        raise refused(404) from error
+        raise status_error(404) from error
     except IsADirectoryError as error:
         raise DatasetError("a folder lies where a file should be", fix="restore the file") from error
     except PermissionError as error:
-        raise SourceFailed(f"no permission to read it: {short(error)}", fix="give credentials that may") from error
+        raise SourceError(f"no permission to read it: {short(error)}", fix="give credentials that may") from error
     except (ImportError, ValueError, TypeError, NotImplementedError) as error:
         raise DatasetError(f"cannot be read: {short(error)}", fix="check the address and its options") from error
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status in (401, 403, 404, 410):
-            raise refused(status) from error
-        raise Transient(f"cannot be read ({short(error)})") from error
+            raise status_error(status) from error
+        raise TransientError(f"cannot be read ({short(error)})") from error
 
 
-def refused(status: int, hides: bool = False) -> DatasetError:
+def status_error(status: int, hides: bool = False) -> DatasetError:
     """What an HTTP status says that will not pass. `hides`: what is not there looks forbidden (see `web.Site`)."""
     if status in (404, 410):
-        return MissingFile("this file is not there", fix="check the address, or restore the file")
+        return MissingFileError("this file is not there", fix="check the address, or restore the file")
     if status == 403 and hides:
         fix = "check the address, restore the file, or give credentials that may read it"
-        return MissingFile("this file is not there, or may not be read (403)", fix=fix)
+        return MissingFileError("this file is not there, or may not be read (403)", fix=fix)
     if status in (401, 403):
-        fix = f"check the address, or give credentials that may: {AGAIN}"
-        return SourceFailed(f"no permission to read it ({status})", fix=fix)
-    return SourceFailed(f"the server answers {status}", fix="check the address")
+        fix = f"check the address, or give credentials that may: {CREDENTIALS_HINT}"
+        return SourceError(f"no permission to read it ({status})", fix=fix)
+    return SourceError(f"the server answers {status}", fix="check the address")
 
 
-def _cat(fs: Any, full: str, start: int, end: int, patience: Patience) -> Any:
+def _cat(fs: Any, full: str, start: int, end: int, retry: RetryPolicy) -> Any:
     if not fs.async_impl:
         return fs.cat_file(full, start=start, end=end)
     from fsspec.asyn import sync  # cat_file of these file systems waits for ever; this ends
 
-    limit = patience.deadline + (end - start) / patience.slowest
+    limit = retry.deadline + (end - start) / retry.min_rate
     return sync(fs.loop, fs._cat_file, full, start=start, end=end, timeout=limit)
 
 

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from http.client import HTTPResponse
 from typing import Any, TypeVar
 
-from understudy.cancel import is_gone
+from understudy.cancel import is_cancelled
 
 T = TypeVar("T")
 _LOOK = 0.1  # seconds between two looks whether somebody still waits
 
 
-class Late(Exception):
+class DeadlineExceeded(Exception):
     """The time for it has passed; what was begun may still be under way in a thread of its own."""
 
 
@@ -33,12 +33,12 @@ class _Limit(threading.local):
 _limit = _Limit()
 
 
-def wait_until(end: float, stall: float) -> None:
+def set_deadline(end: float, stall: float) -> None:
     """Set when the requests of this thread end: at `end`, or after `stall` seconds without a byte."""
     _limit.end, _limit.stall = end, stall
 
 
-def within(seconds: float, act: Callable[[], T]) -> T:
+def call_with_timeout(seconds: float, act: Callable[[], T]) -> T:
     """What `act()` gives or raises. Raises Late after so many seconds, or once whoever this thread works for has gone
     (`cancel.give_up_when`): `act` then goes on in its thread, and nobody hears of its result."""
     said: list[tuple[T | None, BaseException | None]] = []
@@ -57,8 +57,8 @@ def within(seconds: float, act: Callable[[], T]) -> T:
         run()
     end = time.monotonic() + seconds
     while not done.wait(max(0.0, min(_LOOK, end - time.monotonic()))):
-        if time.monotonic() >= end or is_gone():
-            raise Late
+        if time.monotonic() >= end or is_cancelled():
+            raise DeadlineExceeded
     result, error = said[0]
     if error is not None:
         raise error
@@ -98,7 +98,7 @@ class _Response(HTTPResponse):
         self.fp: Any = io.BufferedReader(_Raw(self.fp.detach(), sock))  # nothing was read of it yet
 
 
-def limited(kind: Any, opened: Any) -> Any:
+def with_deadlines(kind: Any, opened: Any) -> Any:
     """A class of urllib3's connections that keeps to `wait_until`. What is connected is put down in `opened`."""
     from urllib3.exceptions import ConnectTimeoutError
 
@@ -109,8 +109,8 @@ def limited(kind: Any, opened: Any) -> Any:
         def connect(self) -> None:
             left = min(_limit.end - time.monotonic(), _limit.stall or float("inf"))
             try:
-                within(min(left, threading.TIMEOUT_MAX), self._connect)
-            except Late:
+                call_with_timeout(min(left, threading.TIMEOUT_MAX), self._connect)
+            except DeadlineExceeded:
                 self.given_up = True
                 raise ConnectTimeoutError(self, "it took too long to connect") from None
             opened.add(self)

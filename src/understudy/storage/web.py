@@ -13,18 +13,18 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from understudy.errors import DatasetError, SourceFailed
-from understudy.storage.http import Address, Answer, HttpClient, Rejected
-from understudy.storage.retry import Patience, Transient
+from understudy.errors import DatasetError, SourceError
+from understudy.storage.http import Address, HttpClient, HttpStatusError, RangeResponse
+from understudy.storage.retry import RetryPolicy, TransientError
 from understudy.storage.source import CHANGED, RESTART
-from understudy.storage.stores import Stat, listing, open_fs, refused, short, size_of, tried
+from understudy.storage.stores import Stat, call_driver, list_folder, open_fs, short, size_of, status_error
 
 HEAD = 1 << 16  # bytes that come along when a file is opened: small files whole, the index of many videos
 _SIGNED = 3600  # seconds for which an address is signed
 _KEPT = 600.0  # seconds for which an address that was signed or redirected to is used again
 
 
-class Site(Protocol):
+class WebBackend(Protocol):
     """What differs between the kinds of web addresses."""
 
     pin: str
@@ -51,7 +51,7 @@ class WebStore:
         opened: seconds since 1970 of that first answer; 0 before it.
     """
 
-    def __init__(self, site: Site, client: HttpClient, opened: float = 0.0) -> None:
+    def __init__(self, site: WebBackend, client: HttpClient, opened: float = 0.0) -> None:
         self.site, self._client, self._opened = site, client, opened
         self._kept: dict[str, tuple[Address, float]] = {}
 
@@ -65,14 +65,14 @@ class WebStore:
     def entries(self, folder: str) -> list[tuple[str, bool]] | None:
         return self.site.entries(folder)
 
-    def stat(self, path: str, known: Stat | None, patience: Patience, stop: threading.Event) -> tuple[Stat, bytes]:
-        there = tried(lambda: self.site.stat(path))
+    def stat(self, path: str, known: Stat | None, retry: RetryPolicy, stop: threading.Event) -> tuple[Stat, bytes]:
+        there = call_driver(lambda: self.site.stat(path))
         if there is not None:
             return there, b""
-        answer = self._ask(path, 0, HEAD, patience, stop, known.tag if known else "")
+        answer = self._ask(path, 0, HEAD, retry, stop, known.tag if known else "")
         modified = known.modified if answer.unchanged and known else answer.modified
         if self._opened and self._opened < modified <= (answer.date or modified):  # in its future: a writer's clock
-            raise SourceFailed("it was written after this run began to read the dataset", fix=RESTART)
+            raise SourceError("it was written after this run began to read the dataset", fix=RESTART)
         self._opened = self._opened or answer.date
         if answer.unchanged and known:
             return known, b""
@@ -83,40 +83,40 @@ class WebStore:
             raise DatasetError(what, fix="copy the dataset to disk, or serve it with one of them")
         return Stat(answer.total, answer.tag, answer.modified), answer.data
 
-    def get(self, path: str, stat: Stat, offset: int, size: int, patience: Patience, stop: threading.Event) -> bytes:
-        answer = self._ask(path, offset, size, patience, stop)
+    def get(self, path: str, stat: Stat, offset: int, size: int, retry: RetryPolicy, stop: threading.Event) -> bytes:
+        answer = self._ask(path, offset, size, retry, stop)
         if answer.total not in (-1, stat.size) or (answer.tag and not self.site.pin and answer.tag != stat.tag):
-            raise SourceFailed(CHANGED, fix=RESTART)
+            raise SourceError(CHANGED, fix=RESTART)
         if not answer.tag and not self.site.pin:
-            raise Transient("the server does not say any more which version it sends", tries=4)
+            raise TransientError("the server does not say any more which version it sends", tries=4)
         if not answer.data:
-            raise Transient(f"the server has no bytes from {offset} on, where the file has {stat.size}", tries=4)
+            raise TransientError(f"the server has no bytes from {offset} on, where the file has {stat.size}", tries=4)
         return answer.data
 
     def abort(self) -> None:
         self._client.abort()
 
     def _ask(
-        self, path: str, offset: int, size: int, patience: Patience, stop: threading.Event, known: str = ""
-    ) -> Answer:
+        self, path: str, offset: int, size: int, retry: RetryPolicy, stop: threading.Event, known: str = ""
+    ) -> RangeResponse:
         kept, until = self._kept.get(path, (None, 0.0))
         if kept is not None and time.monotonic() < until:
             try:
-                return self._client.get(kept, offset, size, patience, stop, known)
-            except Rejected:  # a signature or redirect that is no longer good
+                return self._client.get(kept, offset, size, retry, stop, known)
+            except HttpStatusError:  # a signature or redirect that is no longer good
                 self._kept.pop(path, None)
-        address = tried(lambda: self.site.address(path))
+        address = call_driver(lambda: self.site.address(path))
         try:
-            answer = self._client.get(address, offset, size, patience, stop, known)
-        except Rejected as error:
-            raise refused(error.status, self.site.hides) from error
+            answer = self._client.get(address, offset, size, retry, stop, known)
+        except HttpStatusError as error:
+            raise status_error(error.status, self.site.hides) from error
         if answer.final:
             address = answer.final
         self._kept[path] = (address, time.monotonic() + _KEPT)
         return answer
 
 
-class Plain:
+class HttpBackend:
     """https:// and http://, with no listings."""
 
     pin, hides = "", False
@@ -138,7 +138,7 @@ class Plain:
         return None
 
 
-class Bucket:
+class S3Backend:
     """s3://: s3fs lists and signs."""
 
     pin, hides = "", True
@@ -166,13 +166,13 @@ class Bucket:
 
     def entries(self, folder: str) -> list[tuple[str, bool]] | None:
         fs, base = self._open()
-        return listing(fs, f"{base.rstrip('/')}/{folder}" if folder else base)
+        return list_folder(fs, f"{base.rstrip('/')}/{folder}" if folder else base)
 
     def stat(self, path: str) -> Stat | None:
         return None
 
 
-class Hub:
+class HubBackend:
     """hf://datasets/...: a repository at one commit, which cannot change; huggingface_hub lists and resolves.
 
     Args:
@@ -216,7 +216,7 @@ class Hub:
 
     def entries(self, folder: str) -> list[tuple[str, bool]] | None:
         with self._lock:
-            return listing(self._fs, self._full(folder))
+            return list_folder(self._fs, self._full(folder))
 
     def stat(self, path: str) -> Stat | None:
         with self._lock:
@@ -241,10 +241,10 @@ def web_store(root: str, options: Mapping[str, Any], pin: str = "") -> WebStore 
         verify = asked.pop("verify", None)
         if asked:
             raise DatasetError(f"storage option {min(asked)!r} means nothing here", where=root, fix="headers, verify")
-        return WebStore(Plain(root, headers), HttpClient(verify), float(pin or 0))
+        return WebStore(HttpBackend(root, headers), HttpClient(verify), float(pin or 0))
     if protocol in ("s3", "s3a"):
         verify = _verify(options.get("client_kwargs", {}))
-        return WebStore(Bucket(root, options), HttpClient(verify), float(pin or 0))
+        return WebStore(S3Backend(root, options), HttpClient(verify), float(pin or 0))
     if protocol == "hf" and not root.startswith("hf://buckets/"):
-        return WebStore(Hub(root, options, pin), HttpClient())
+        return WebStore(HubBackend(root, options, pin), HttpClient())
     return None

@@ -29,7 +29,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from understudy.atomic import write_whole
+from understudy.atomic import write_text
 from understudy.config.schema import plain
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
@@ -311,7 +311,7 @@ def main() -> int:
         config, policy = run.settings(), _waiting(run, step)
         result = rollout_saved_policy(policy, config.data, run.frozen().get("sources"), config.rollout)
         told = {"step": step, "play": _settings(config), "weights": _digest(policy), **result.to_json()}
-        write_whole(_result(run, step), json.dumps(told, indent=1) + "\n")
+        write_text(_result(run, step), json.dumps(told, indent=1) + "\n")
     except (ConfigError, OSError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 
-from understudy.addresses import AGAIN, is_put_aside
-from understudy.atomic import write_whole
+from understudy.addresses import CREDENTIALS_HINT, has_credentials
+from understudy.atomic import write_text
 from understudy.config.schema import differences, dump_yaml, plain, validate, without_credentials
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.distributed.signals import Stop, Stopped, stop_signals
 from understudy.errors import ConfigError, DatasetError
 from understudy.load.eval.validation_data import HeldOut
-from understudy.storage.options import Remote
+from understudy.storage.options import RemoteOptions
 from understudy.train import precision
 from understudy.train.background_rollouts import Rollouts
 from understudy.train.checkpoint import checkpoint
@@ -62,8 +62,8 @@ def train(config: TrainConfig) -> int:
             held = validated_on(config, data)
         mesh.first(lambda: run.begin(config, decided(config, data, mesh)))
         for address in dict.fromkeys(source.root for source in config.data.mixed()) if mesh.rank == 0 else ():
-            if is_put_aside(address):
-                print(f"{address}: to resume, give its credentials again: {AGAIN}", file=sys.stderr)
+            if has_credentials(address):
+                print(f"{address}: to resume, give its credentials again: {CREDENTIALS_HINT}", file=sys.stderr)
         try:
             return _carry_on(run, config, config, data, held, mesh, stop)
         except (ConfigError, DatasetError):
@@ -95,12 +95,12 @@ def resume(config: TrainConfig) -> int:
             edited = bool(differences(run.settings(), config))
             before = run.config.read_text(encoding="utf-8")
         if edited:
-            mesh.first(lambda: write_whole(run.config, dump_yaml(config)))
+            mesh.first(lambda: write_text(run.config, dump_yaml(config)))
         try:
             return _carry_on(run, config, then, data, held, mesh, stop)
         except ConfigError:
             if edited and mesh.rank == 0:
-                write_whole(run.config, before)  # or the run would be refused from now on, whatever it is told
+                write_text(run.config, before)  # or the run would be refused from now on, whatever it is told
             raise
 
     return _together(run, config, work)
@@ -170,7 +170,7 @@ def _same_files(run: RunDir, before: Any, data: RunData, config: TrainConfig) ->
         what = "began with a version that did not look at data and video files; whether they changed is not known"
         print(f"{run.root}: {what}", file=sys.stderr)
         return
-    now = file_digests(data, Path(Remote(cache=config.data.cache).folder))
+    now = file_digests(data, Path(RemoteOptions(cache=config.data.cache).folder))
     lines = [f"  {name}: {place(before[name], now[name] or [])}" for name in changed(before, now)]
     if not lines:
         return

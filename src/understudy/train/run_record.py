@@ -19,7 +19,7 @@ from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.errors import ConfigError
 from understudy.order import Order
-from understudy.storage.options import Remote
+from understudy.storage.options import RemoteOptions
 from understudy.train.checkpoint.export import read_initial_policy
 from understudy.train.data.data import RunData, file_digests, fingerprint, normalisation
 from understudy.train.inner_loop import new_order
@@ -34,7 +34,7 @@ def decided(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, Any]:
     """
     network = data.policy_config(config)
     first = read_initial_policy(config.init_from, network) if config.init_from else None
-    cache = Path(Remote(cache=config.data.cache).folder)
+    cache = Path(RemoteOptions(cache=config.data.cache).folder)
     computed = normalisation(data, config.data.normalise, cache)
     if first is not None:
         _check_units(config.init_from, first.normalisation, computed)

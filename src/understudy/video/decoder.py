@@ -22,7 +22,7 @@ from itertools import chain
 import av
 import numpy as np
 
-from understudy.cancel import Stopped, is_gone
+from understudy.cancel import Cancelled, is_cancelled
 from understudy.errors import DatasetError
 from understudy.video.codec_pool import CodecKey, PooledContext, borrow, decoder_bytes, frame_bytes, give_back
 from understudy.video.native.loops import decode_packets, load_loops
@@ -151,8 +151,8 @@ class FrameDecoder:
         context, reason = self._context, ""
         stop = min(positions[count - 1] + self._reorder, read_limit) + 1
         while context is not None and not reason and self._expected < position + count and self._next < stop:
-            if is_gone():  # checked here because the way to a frame in a long group takes seconds
-                raise Stopped
+            if is_cancelled():  # checked here because the way to a frame in a long group takes seconds
+                raise Cancelled
             first = self._next
             most = run_length if self._expected >= position else min(run_length, _APPROACH)
             try:
@@ -237,8 +237,8 @@ class FrameDecoder:
             if self._expected > position:
                 return self._fail("it comes before the first key frame")
             at = self._next
-            if is_gone():  # checked here because the way to a frame in a long group takes seconds
-                raise Stopped
+            if is_cancelled():  # checked here because the way to a frame in a long group takes seconds
+                raise Cancelled
             if at > last:
                 reason = self._drain(position) or "the decoder does not output it"
                 break

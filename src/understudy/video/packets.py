@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import av
 import numpy as np
 
-from understudy.errors import DatasetError, SourceFailed
+from understudy.errors import DatasetError, SourceError
 from understudy.storage.source import ByteSource, LocalSource, as_file
 from understudy.video.index import PacketRun, PacketTable, VideoIndex
 from understudy.video.mp4 import UnknownLayout, read_mp4
@@ -187,7 +187,7 @@ class Mp4Packets:
             self._source.fill(begin, window.view[:count])
             window.owner, window.base, window.first, window.stop = self._owner, begin, i, last + 1
         except DatasetError as error:
-            if last > i and not isinstance(error, SourceFailed):  # the bad bytes may be those of a later packet
+            if last > i and not isinstance(error, SourceError):  # the bad bytes may be those of a later packet
                 return self._read(i, i)
             where = f"{self.path}, frame {int(self.index.display[i])}"
             raise type(error)(error.what, where=where, fix=error.fix) from error

@@ -14,8 +14,8 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import EpisodeTable, FileTable, Videos
 from understudy.data.format.missing_files import find_missing, has_any_file
-from understudy.errors import DatasetError, LfsPointer
-from understudy.storage.options import Remote
+from understudy.errors import DatasetError, LfsPointerError
+from understudy.storage.options import RemoteOptions
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 POINTER = (
@@ -68,7 +68,7 @@ def test_missing_files_a_camera_is_looked_for_where_the_template_points(copy: Ma
     assert identity(EpisodeDataset(catalog)[0][WRIST].numpy()) == (1, 0, 0)
     for camera in (WRIST, TOP):
         with RangeServer(folder(root)) as server:
-            there = Catalog.open(server.url, Remote(cache=str(tmp_path / f"cache {camera}")))
+            there = Catalog.open(server.url, RemoteOptions(cache=str(tmp_path / f"cache {camera}")))
         assert there.camera_keys == Catalog.open(root).camera_keys
         assert there.cameras_without_files == Catalog.open(root).cameras_without_files
         for place in (root / "videos").glob(f"*/{camera}"):
@@ -218,7 +218,7 @@ def test_missing_files_git_lfs_pointers_are_called_that_and_counted(copy: Make, 
     assert all("git LFS pointers" in line and "git lfs pull" in line for line in lines)
     count = len(files) if pattern == "*.parquet" else len(files) // 2 if version == "v2.1" else None
     assert count is None or all(f"{count} of {count} files" in line for line in lines)
-    with pytest.raises(LfsPointer, match="git lfs pull"):
+    with pytest.raises(LfsPointerError, match="git lfs pull"):
         EpisodeDataset(root)[0]
 
 
@@ -234,7 +234,7 @@ def test_missing_files_git_lfs_pointers_are_called_that_and_counted(copy: Make, 
 def test_missing_files_a_pointer_in_the_metadata_is_called_that(copy: Make, version: str, name: str) -> None:
     root = copy(version)
     (root / name).write_bytes(POINTER)
-    with pytest.raises(LfsPointer, match="git lfs pull") as caught:
+    with pytest.raises(LfsPointerError, match="git lfs pull") as caught:
         Catalog.open(root)
     assert str(caught.value.where).endswith(name)
 
@@ -252,7 +252,7 @@ def test_missing_files_a_pointer_in_place_of_a_image_is_called_that(tmp_path: Pa
     kind = table.schema.field(at).type
     links = pa.array([{"bytes": None, "path": "images/0.png"}] * len(table), kind)
     pq.write_table(table.set_column(at, TOP, links), file)
-    with pytest.raises(LfsPointer, match="git lfs pull"):
+    with pytest.raises(LfsPointerError, match="git lfs pull"):
         EpisodeDataset(tmp_path / "d")[0]
 
 

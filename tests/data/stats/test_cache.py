@@ -17,8 +17,8 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.stats import cache as stats_cache
 from understudy.data.stats import norm_heads, summary
 from understudy.data.stats.norm_heads import Member, compute_normalisation
-from understudy.storage.options import Remote
-from understudy.storage.retry import Patience
+from understudy.storage.options import RemoteOptions
+from understudy.storage.retry import RetryPolicy
 
 ACTION, STATE = "action", "observation.state"
 
@@ -149,7 +149,9 @@ def test_cache_a_dataset_elsewhere_goes_by_what_its_server_says(root: Path, tmp_
     with RangeServer(files) as server:
 
         def again() -> dict[str, Any]:
-            remote = Remote(cache=str(tmp_path / "bytes"), patience=Patience(deadline=20.0, first=0.001))
+            remote = RemoteOptions(
+                cache=str(tmp_path / "bytes"), retry=RetryPolicy(deadline=20.0, initial_backoff=0.001)
+            )
             return made(Catalog.open(f"{server.url}/d", remote), tmp_path / "c")
 
         before = again()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.calls import recorded_calls
-from understudy.atomic import write_whole
+from understudy.atomic import write_text
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.errors import ConfigError
 from understudy.train.checkpoint import checkpoint
@@ -214,10 +214,10 @@ def test_one_process_holds_a_run(tmp_path: Path) -> None:
 
 def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "f"
-    write_whole(path, "old")
+    write_text(path, "old")
     monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError("killed here")))
     with pytest.raises(OSError, match="killed"):
-        write_whole(path, "new")
+        write_text(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -230,7 +230,7 @@ def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match=r"order\.json'$"):
-        write_whole(tmp_path / "order.json", "x")
+        write_text(tmp_path / "order.json", "x")
     assert (tmp_path / "order.json.new").read_text() == "mine"
     assert len(list(tmp_path.iterdir())) == 1
     file = metrics_file.MetricsFile(tmp_path / "metrics.jsonl")
@@ -258,6 +258,6 @@ def test_what_a_checkpoint_stands_for_is_on_the_disk_before_its_name(
     assert flushed[-2:] == ["state.json", "step-00000001.tmp"]  # the folder knows all its entries when it is flushed
     assert ("fsync", tmp_path) in calls[named:]
     calls.clear()
-    write_whole(tmp_path / "f", "x")
+    write_text(tmp_path / "f", "x")
     assert [call for call, _ in calls] == ["fsync", "rename", "fsync"]
     assert calls[-1][1] == tmp_path

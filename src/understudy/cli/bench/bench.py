@@ -70,11 +70,11 @@ class BenchConfig:
 
 def bench(config: BenchConfig) -> None:
     """Measure, print the table, draw the picture."""
-    from understudy.extras import need
+    from understudy.extras import require
 
     target = config.picture if config.picture or config.json else f"{Path(config.path).name or 'dataset'}-bench.png"
     if target:
-        need("report")  # now, and not after the measurement
+        require("report")  # now, and not after the measurement
     found = measure(config)
     if target:
         from understudy.report.bench_figure import draw

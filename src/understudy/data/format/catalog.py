@@ -22,7 +22,7 @@ from understudy.data.format.path_templates import check_template
 from understudy.data.format.recorded_stats import PER_EPISODE, Stats, read_stats
 from understudy.errors import DatasetError
 from understudy.storage.files import Files
-from understudy.storage.options import Remote
+from understudy.storage.options import RemoteOptions
 
 INFO = "meta/info.json"
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # OWNER/NAME
@@ -65,7 +65,7 @@ class Catalog:
     def open(
         cls,
         root: "str | os.PathLike[str] | Catalog",
-        remote: Remote | None = None,
+        remote: RemoteOptions | None = None,
         *,
         video_path: str | None = None,
         data_path: str | None = None,

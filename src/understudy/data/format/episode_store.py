@@ -42,7 +42,7 @@ def load_episode_table(
         read: parses the table.
     """
     total = info.get("total_episodes")
-    if isinstance(total, bool) or not isinstance(total, int) or total < mapped.LEAST:
+    if isinstance(total, bool) or not isinstance(total, int) or total < mapped.MIN_ROWS:
         return read(oddities)
 
     def versions() -> list[tuple[str, str]]:
@@ -56,12 +56,12 @@ def load_episode_table(
         odd: list[str] = []
         table = read(odd)
         pa.default_memory_pool().release_unused()  # more than the table itself
-        worth = len(table) >= mapped.LEAST and versions() == before
+        worth = len(table) >= mapped.MIN_ROWS and versions() == before
         arrays: dict[str, np.ndarray] = {}
         structure = _split_arrays(table, "table", arrays)
         return mapped.Table(arrays, {"table": structure, "oddities": odd}), worth
 
-    cache = files.remote.cache if files.remote is not None else ""
+    cache = files.options.cache if files.options is not None else ""
     found = mapped.once_per_host(key, make, cache)
     oddities += found.note["oddities"]
     table: EpisodeTable = _join_arrays(found.note["table"], found.arrays)

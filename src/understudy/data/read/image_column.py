@@ -18,7 +18,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import Feature
 from understudy.data.read.columns import to_numpy
 from understudy.errors import DatasetError
-from understudy.storage.files import renamed
+from understudy.storage.files import with_location
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000")
 """Formats that Pillow may read. It knows others, some of which run programs."""
@@ -113,7 +113,7 @@ class ImageColumns:
 
     def _group_ends(self, file: int, row: int) -> np.ndarray:
         if file not in self._ends:
-            with renamed(self._where(row)), self.catalog.files.parquet(self.catalog.data_path(row)) as parquet:
+            with with_location(self._where(row)), self.catalog.files.parquet(self.catalog.data_path(row)) as parquet:
                 counts = [parquet.metadata.row_group(g).num_rows for g in range(parquet.metadata.num_row_groups)]
                 self._ends[file] = np.cumsum(np.asarray(counts, np.int64))
         return self._ends[file]
@@ -125,7 +125,7 @@ class ImageColumns:
                 self._groups.move_to_end((file, group))
                 return table
         stored = list(dict.fromkeys(self.catalog.stored_names.get(key, key) for key in self.keys))
-        with renamed(self._where(row)):
+        with with_location(self._where(row)):
             table = self.catalog.files.table(self.catalog.data_path(row), stored, group)
         for name in stored:
             if name not in table.column_names:

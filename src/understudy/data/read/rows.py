@@ -20,7 +20,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS, Feature
 from understudy.data.read.columns import is_numeric, to_numpy
 from understudy.errors import DatasetError
-from understudy.storage.files import renamed
+from understudy.storage.files import with_location
 
 Column: TypeAlias = np.ndarray | pa.ChunkedArray
 """Numbers as an array (rows, ...); strings and records as Arrow data."""
@@ -139,7 +139,7 @@ class Rows:
         path = catalog.data_path(first)
         where = f"{catalog.files.where(path)} ({self._describe_episodes(rows)})"
         stored = {key: catalog.stored_names.get(key, key) for key in dict.fromkeys([*self.keys, *INDEX_KEYS])}
-        with renamed(where):
+        with with_location(where):
             table = catalog.files.table(path, list(dict.fromkeys(stored.values())))
         columns: dict[str, Column] = {}
         for key, name in stored.items():

@@ -13,8 +13,8 @@ import numpy as np
 
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import Videos
-from understudy.errors import DatasetError, MissingFile, SourceFailed
-from understudy.storage.files import renamed
+from understudy.errors import DatasetError, MissingFileError, SourceError
+from understudy.storage.files import with_location
 from understudy.video.open import open_video
 from understudy.video.reader import VideoReader
 
@@ -174,7 +174,7 @@ class VideoFrames:
 
     def _decode(self, camera: str, opened: _Open, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         alone = bool((rows == rows[0]).all())  # else an error names the file only
-        with renamed(self.where(camera, int(rows[0])) if alone else opened.reader.path), opened.lock:
+        with with_location(self.where(camera, int(rows[0])) if alone else opened.reader.path), opened.lock:
             return opened.reader.read(wanted)
 
     def _open(self, camera: str, file: int, rows: np.ndarray) -> _Open:
@@ -189,18 +189,18 @@ class VideoFrames:
         where = self.where(camera, row)
         try:
             source = files.source(path)
-        except MissingFile as error:
+        except MissingFileError as error:
             fix = f"restore it, or leave the key {camera!r} out"
             raise DatasetError("this video is not there", where=where, fix=fix) from error
         except DatasetError as error:
             raise type(error)(error.what, where=where, fix=error.fix) from error
-        with renamed(where):
+        with with_location(where):
             try:
                 reader = open_video(source, self.backend)
-            except SourceFailed:
+            except SourceError:
                 raise
             except DatasetError:
-                files.refuse_pointer(path)
+                files.check_not_pointer(path)
                 raise
         self._check_size(camera, reader, where)
         self._check_count(camera, file, reader, where)

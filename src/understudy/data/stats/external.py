@@ -91,10 +91,10 @@ def _read_table(source: str, data: EpisodeDataset) -> tuple[str, Stats, bool]:
     if source == RECORDED:
         stats = {data.catalog.stored_names.get(key, key): entry for key, entry in data.catalog.stats.items()}
         return f"{data.catalog.root}/meta", stats, False
-    address, _, query = addresses.whole(source).partition("?" if "://" in source else "\0")
+    address, _, query = addresses.restore_credentials(source).partition("?" if "://" in source else "\0")
     folder, _, name = address.rpartition("/")
     folder += f"?{query}" if query else ""
-    files = Files(folder or ("/" if source.startswith("/") else "."), data.catalog.files.remote)
+    files = Files(folder or ("/" if source.startswith("/") else "."), data.catalog.files.options)
     if name.endswith(".jsonl"):
         return files.where(name), read_per_episode(files, name), False
     content = read_json(files, name)

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from understudy.envs.rays import RayCamera
-from understudy.extras import required
+from understudy.extras import optional_imports
 
-with required():
+with optional_imports():
     import gymnasium
     import mujoco
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from understudy.batch_keys import ACTION, HEAD
 from understudy.data.dataset import EpisodeDataset
-from understudy.errors import DatasetError, SourceFailed
+from understudy.errors import DatasetError, SourceError
 from understudy.load.eval.validation_sample import all_of, chosen, identity
 from understudy.load.images.decoded_cache import decoded_bytes, keep_decoded
 from understudy.load.mixture import Mixture
@@ -161,7 +161,7 @@ class HeldOut:
         try:
             return self.batch(part) | {UNREADABLE: {}}
         except DatasetError as error:
-            if not self.skips or isinstance(error, SourceFailed):
+            if not self.skips or isinstance(error, SourceError):
                 raise
             wrong = {
                 row: why for row, number in enumerate(range(part.start, part.stop)) if (why := self._wrong(number))
@@ -183,7 +183,7 @@ class HeldOut:
         """Why one sample cannot be read, if it cannot."""
         try:
             self.batch(slice(number, number + 1))
-        except SourceFailed:
+        except SourceError:
             raise
         except DatasetError as error:
             return str(error)

@@ -38,7 +38,7 @@ def write_report(root: Path) -> Path:
     Raises:
         ConfigError: there is no run.
     """
-    from understudy.atomic import write_whole
+    from understudy.atomic import write_text
     from understudy.config.schema import dump_yaml
     from understudy.errors import CheckpointError
     from understudy.report import html
@@ -75,7 +75,7 @@ def write_report(root: Path) -> Path:
         if versions
         else "",
     )
-    write_whole(run.report, page)
+    write_text(run.report, page)
     return run.report
 
 

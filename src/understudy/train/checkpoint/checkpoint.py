@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from understudy.atomic import sync, write_whole
+from understudy.atomic import sync, write_text
 from understudy.errors import CheckpointError
 from understudy.train.checkpoint import seal
 from understudy.train.checkpoint.index import INDEX, IndexReader, read_index
@@ -195,7 +195,7 @@ def judged(path: Path) -> dict[str, Any]:
 
 def judge(path: Path, figures: Mapping[str, Any]) -> None:
     """Leave the figures of a validation with the checkpoint behind which it was cut short."""
-    write_whole(path / LATER, json.dumps(figures))
+    write_text(path / LATER, json.dumps(figures))
 
 
 def prune(folder: Path, keep: int, best_by: str | None = None) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from understudy.atomic import NEW, write_whole
+from understudy.atomic import DRAFT_SUFFIX, write_text
 from understudy.config.schema import dump_yaml, read_file, validate
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
@@ -142,8 +142,8 @@ class RunDir:
         """
         self.refuse_existing()
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        write_whole(self.order, json.dumps(seal.sealed({"format": FORMAT, **frozen}), indent=2))
-        write_whole(self.config, dump_yaml(config))
+        write_text(self.order, json.dumps(seal.sealed({"format": FORMAT, **frozen}), indent=2))
+        write_text(self.config, dump_yaml(config))
 
     def withdraw(self) -> None:
         """Let the folder be no run again: what it was begun with cannot be used, and nothing has been saved."""
@@ -166,7 +166,7 @@ class RunDir:
         except BlockingIOError:
             held.close()
             raise ConfigError(f"{self.root}: another process is training this run; stop it first") from None
-        for leftover in self.root.glob(f".*{NEW}"):  # of a process that was killed while it wrote
+        for leftover in self.root.glob(f".*{DRAFT_SUFFIX}"):  # of a process that was killed while it wrote
             leftover.unlink(missing_ok=True)
         return held
 

@@ -23,12 +23,12 @@ from understudy.data.format.rename import suggest_key
 from understudy.data.stats.external import read_stats_file
 from understudy.data.stats.norm_heads import Member, compute_normalisation
 from understudy.data.stats.normalization import Mode, Statistics
-from understudy.errors import DatasetError, SourceFailed
+from understudy.errors import DatasetError, SourceError
 from understudy.load.loader import Loader
 from understudy.load.mixture import Mixture
 from understudy.order import Order
 from understudy.policies.registry import policy_type
-from understudy.storage.options import Remote
+from understudy.storage.options import RemoteOptions
 from understudy.train.data.fingerprint import digests
 from understudy.train.data.sources import Begun, Parts, Source, opened, parts, picture_size
 from understudy.train.precision import compute_dtype
@@ -129,7 +129,7 @@ def open_data(config: TrainConfig, begun: Begun | None = None, look: bool = True
     """
     data = config.data
     wanted, wrong = data.mixed(), dict[str, DatasetError]()
-    remote = Remote(cache=data.cache, cache_bytes=parse_bytes(data.cache_size))
+    remote = RemoteOptions(cache=data.cache, cache_bytes=parse_bytes(data.cache_size))
     catalogs: dict[tuple[str, ...], Catalog] = {}  # several sources may be parts of one dataset
     names = data.names()
     known = [None if begun is None else begun.get(name, {}) for name in names]
@@ -225,7 +225,7 @@ def _each(labels: Sequence[str], work: Callable[[int], _T], wrong: dict[str, Dat
         if label not in wrong:
             try:
                 found = work(number)
-            except SourceFailed:
+            except SourceError:
                 raise  # no answer says nothing about the settings
             except DatasetError as error:
                 wrong[label] = error

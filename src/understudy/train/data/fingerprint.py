@@ -24,7 +24,7 @@ import numpy as np
 
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.episode_table import FileTable
-from understudy.errors import DatasetError, MissingFile, SourceFailed
+from understudy.errors import DatasetError, MissingFileError, SourceError
 from understudy.storage.files import Files
 
 WHOLE = 4 << 30
@@ -191,7 +191,7 @@ class _Gone(contextlib.AbstractContextManager[str]):
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         return isinstance(error, DatasetError) and (
-            not isinstance(error, SourceFailed) or isinstance(error, MissingFile)
+            not isinstance(error, SourceError) or isinstance(error, MissingFileError)
         )
 
 

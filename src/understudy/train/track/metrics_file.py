@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from understudy.atomic import naming, write_whole
+from understudy.atomic import path_in_errors, write_text
 from understudy.errors import ConfigError
 
 
@@ -33,12 +33,12 @@ class MetricsFile:
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append each record as a line; a number that is not finite becomes null (JSON has no NaN)."""
-        with naming(self._path):
+        with path_in_errors(self._path):
             self._file.write("".join(json.dumps(finite(record), ensure_ascii=False) + "\n" for record in records))
             self._file.flush()
 
     def sync(self) -> None:
-        with naming(self._path):
+        with path_in_errors(self._path):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ def truncate(path: Path, step: int) -> None:
     kept = [record | {"at": step} if record.get("at", 0) > step else record for record in kept]
     torn = path.exists() and not path.read_bytes().endswith(b"\n")
     if kept != records or torn:
-        write_whole(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))
+        write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))
 
 
 def finite(value: Any) -> Any:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from understudy.atomic import write_whole
+from understudy.atomic import write_text
 from understudy.config.schema import plain
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
@@ -185,7 +185,7 @@ def run_id(run: RunDir) -> str:
     """What the services know this run by: made once and kept in RUN/trackers.json, however the folder is renamed."""
     path = run.root / "trackers.json"
     if not path.exists():
-        write_whole(path, json.dumps({"id": secrets.token_hex(8), "name": run.root.name}) + "\n")
+        write_text(path, json.dumps({"id": secrets.token_hex(8), "name": run.root.name}) + "\n")
     try:
         return str(json.loads(path.read_text(encoding="utf-8"))["id"])
     except (ValueError, KeyError, TypeError) as error:
