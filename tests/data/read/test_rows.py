@@ -152,7 +152,7 @@ def test_rows_budget_of_loaded_files(written: dict[str, tuple[Path, Truth]]) -> 
     rows = rows_of(written["v2.1"][0], cache=0)
     take(rows)
     assert len(rows._cache) == 1  # the one in use
-    one = next(iter(rows._cache.values())).nbytes
+    one = rows._cache.used
     rows = rows_of(written["v2.1"][0], cache=3 * one)
     take(rows)
     assert 1 < len(rows._cache) < 4

@@ -7,7 +7,6 @@ one group per episode.
 import io
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +17,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import Feature
 from understudy.data.read.columns import to_numpy
 from understudy.errors import DatasetError
+from understudy.lru import LRUCache
 from understudy.storage.files import with_location
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000")
@@ -40,8 +40,9 @@ class ImageColumns:
 
     def _forget(self) -> None:
         self._ends: dict[int, np.ndarray] = {}  # file -> int64 (G,), rows up to the end of each row group
-        self._groups: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
-        self._held = 0
+        self._groups: LRUCache[tuple[int, int], pa.Table] = LRUCache(
+            self.cache_bytes, lambda table: table.nbytes, keep=1
+        )
         self._lock, self._pid = threading.Lock(), os.getpid()
 
     def __getstate__(self) -> dict[str, object]:
@@ -121,9 +122,8 @@ class ImageColumns:
     def _group(self, file: int, group: int, row: int) -> pa.Table:
         with self._lock:
             table = self._groups.get((file, group))
-            if table is not None:
-                self._groups.move_to_end((file, group))
-                return table
+        if table is not None:
+            return table
         stored = list(dict.fromkeys(self.catalog.stored_names.get(key, key) for key in self.keys))
         with with_location(self._where(row)):
             table = self.catalog.files.table(self.catalog.data_path(row), stored, group)
@@ -131,11 +131,7 @@ class ImageColumns:
             if name not in table.column_names:
                 raise DatasetError(f"there is no column {name!r}", where=self._where(row), fix=_REPAIR)
         with self._lock:
-            if (file, group) not in self._groups:
-                self._groups[file, group] = table
-                self._held += table.nbytes
-            while len(self._groups) > 1 and self._held > self.cache_bytes:
-                self._held -= self._groups.popitem(last=False)[1].nbytes
+            self._groups.put((file, group), table)
         return table
 
     def _where(self, row: int) -> str:

@@ -7,7 +7,6 @@ file do. No copy of the data is written to disk.
 import os
 import threading
 import warnings
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,6 +19,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS, Feature
 from understudy.data.read.columns import is_numeric, to_numpy
 from understudy.errors import DatasetError
+from understudy.lru import LRUCache
 from understudy.storage.files import with_location
 
 Column: TypeAlias = np.ndarray | pa.ChunkedArray
@@ -54,7 +54,7 @@ class Rows:
         self._forget()
 
     def _forget(self) -> None:
-        self._cache: OrderedDict[int, _DataFile] = OrderedDict()
+        self._cache: LRUCache[int, _DataFile] = LRUCache(self.cache_bytes, lambda file: file.nbytes, keep=1)
         self._lock, self._pid = threading.Lock(), os.getpid()
 
     def __getstate__(self) -> dict[str, object]:
@@ -120,16 +120,12 @@ class Rows:
     def _load(self, file: int) -> _DataFile:
         with self._lock:
             loaded = self._cache.get(file)
-            if loaded is not None:
-                self._cache.move_to_end(file)
-                return loaded
+        if loaded is not None:
+            return loaded
         loaded = self._read(file)
         pa.default_memory_pool().release_unused()  # reading takes three times the columns for a moment
         with self._lock:
-            self._cache[file] = loaded
-            self._cache.move_to_end(file)
-            while len(self._cache) > 1 and sum(part.nbytes for part in self._cache.values()) > self.cache_bytes:
-                self._cache.popitem(last=False)
+            self._cache.put(file, loaded)
         return loaded
 
     def _read(self, file: int) -> _DataFile:

@@ -7,13 +7,13 @@ disagrees with the rows is reported. It is refused where the pairing would be a 
 import os
 import threading
 import warnings
-from collections import OrderedDict
 
 import numpy as np
 
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import Videos
 from understudy.errors import DatasetError, MissingFileError, SourceError
+from understudy.lru import LRUCache
 from understudy.storage.files import with_location
 from understudy.video.open import open_video
 from understudy.video.reader import VideoReader
@@ -52,9 +52,8 @@ class VideoFrames:
         self._forget()
 
     def _forget(self) -> None:
-        self._readers: OrderedDict[tuple[str, int], _Open] = OrderedDict()
-        self._cache: OrderedDict[tuple[str, int, int], np.ndarray] = OrderedDict()
-        self._held = 0
+        self._readers: LRUCache[tuple[str, int], _Open] = LRUCache(_OPEN_FILES, lambda _: 1)
+        self._cache: LRUCache[tuple[str, int, int], np.ndarray] = LRUCache(self.cache_bytes, lambda image: image.nbytes)
         self._by_time: dict[tuple[str, int], bool] = {}  # file -> whether recorded times give the episodes' starts
         self._lock = threading.Lock()  # guards the tables; decoding happens outside it
         self._pid = os.getpid()
@@ -144,7 +143,7 @@ class VideoFrames:
         opened = self._open(camera, file, rows)
         numbers = wanted.tolist()
         with self._lock:
-            cached = {n: self._cache[camera, file, n] for n in numbers if (camera, file, n) in self._cache}
+            cached = {n: image for n in numbers if (image := self._cache.get((camera, file, n))) is not None}
         missing = np.asarray([n not in cached for n in numbers])
         if missing.all():
             images = self._decode(camera, opened, rows, wanted)
@@ -165,12 +164,8 @@ class VideoFrames:
         """Cache images that own their memory (a view would hold its whole batch); evict the least recently used."""
         with self._lock:
             for key, image in images.items():
-                if key not in self._cache:
-                    self._held += image.nbytes
-                    self._cache[key] = image
-                self._cache.move_to_end(key)
-            while self._held > self.cache_bytes:
-                self._held -= self._cache.popitem(last=False)[1].nbytes
+                if self._cache.get(key) is None:
+                    self._cache.put(key, image)
 
     def _decode(self, camera: str, opened: _Open, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         alone = bool((rows == rows[0]).all())  # else an error names the file only
@@ -180,9 +175,8 @@ class VideoFrames:
     def _open(self, camera: str, file: int, rows: np.ndarray) -> _Open:
         with self._lock:
             found = self._readers.get((camera, file))
-            if found is not None:
-                self._readers.move_to_end((camera, file))
-                return found
+        if found is not None:
+            return found
         row = int(rows[0])
         files = self.catalog.files
         path = self.catalog.video_path(camera, row)
@@ -206,10 +200,8 @@ class VideoFrames:
         self._check_count(camera, file, reader, where)
         self._note_differences(camera, reader, where)
         with self._lock:
-            opened = self._readers.setdefault(
-                (camera, file), _Open(reader)
-            )  # unless another thread opened it meanwhile
-            spare = [self._readers.popitem(last=False)[1] for _ in range(len(self._readers) - _OPEN_FILES)]
+            opened = self._readers.get((camera, file)) or _Open(reader)  # another thread may have been faster
+            spare = self._readers.put((camera, file), opened)
         for one in spare:
             one.close()
         return opened
@@ -217,8 +209,7 @@ class VideoFrames:
     def close(self) -> None:
         """Close the open files; a later read opens them again."""
         with self._lock:
-            spare = list(self._readers.values())
-            self._readers.clear()
+            spare = self._readers.clear()
         for one in spare:
             one.close()
 
