@@ -1,34 +1,70 @@
-"""Files that are replaced in one step: a reader, or a kill at any instant, finds the old content or the new one."""
+"""Files and folders replaced in one step: a reader, or a kill at any instant, finds the old content or the new one.
 
+A draft is written beside its target under a hidden name, flushed to the disk and renamed. An error removes the draft;
+only a kill leaves one behind.
+"""
+
+import fcntl
+import glob
 import os
 import secrets
+import shutil
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 DRAFT_SUFFIX = ".understudy-new"
-"""How the name of a file ends until it is whole."""
+"""End of the name of every file draft."""
+_WORK_SUFFIX = ".understudy"
+"""End of the name of every folder in which a folder is replaced."""
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace a file by `text` so that a reader, or a kill at any instant, finds the old one or the new one."""
-    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}{DRAFT_SUFFIX}")
-    with path_in_errors(path):
-        try:
-            with new.open("x", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            new.rename(path)
-        except BaseException:
-            new.unlink(missing_ok=True)
-            raise
+def write_text(path: Path, text: str, *, durable: bool = True) -> None:
+    """Replace a file by `text` in UTF-8; see `replace_file`."""
+    write_bytes(path, text.encode(), durable=durable)
+
+
+def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Replace a file by `data`; see `replace_file`."""
+    with replace_file(path, durable=durable) as draft:
+        draft.write_bytes(data)
+
+
+@contextmanager
+def replace_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Replace `path` by the file that the block writes to the yielded draft.
+
+    Args:
+        path: The file to replace or create. Its folder must exist.
+        durable: Flush the file and its folder, so that both survive a power cut. This waits for the disk.
+
+    Raises:
+        OSError: Nothing is replaced and no draft is left; the error names `path`.
+    """
+    draft = draft_path(path)
+    try:
+        with path_in_errors(path):
+            yield draft
+            if durable:
+                sync(draft)
+            os.replace(draft, path)
+    except BaseException:
+        with suppress(OSError):  # the first error is the one to raise
+            draft.unlink()
+        raise
+    if durable:
         sync(path.parent)
+
+
+def draft_path(path: Path) -> Path:
+    """Return an unused hidden name beside `path` for a draft of it."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{DRAFT_SUFFIX}")
 
 
 @contextmanager
 def path_in_errors(path: Path) -> Iterator[None]:
-    """The system's error about an open file, which names none, as one about `path`."""
+    """Name `path` in an OSError that names no file, or only a draft."""
     try:
         yield
     except OSError as error:
@@ -38,9 +74,77 @@ def path_in_errors(path: Path) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Make a file's content, or the entries of a folder (a rename, a new file), durable."""
+    """Flush a file's content, or a folder's entries (renames, new files), to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def replace_folder(target: Path) -> Iterator[Path]:
+    """Replace folder `target` by the one that the block fills; parents are created.
+
+        .NAME-x7k2q1.understudy/new    the folder that is yielded
+        .NAME-x7k2q1.understudy/old    the earlier folder, between the two renames
+
+    The working folder has a unique name and is locked. A kill between the two renames leaves both folders complete;
+    `recover_folder`, which is called first, then finishes the replacement. Only files are flushed, not subfolders.
+
+    Raises:
+        OSError: `target` is as before and nothing is left beside it.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    recover_folder(target)
+    work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=_WORK_SUFFIX, dir=target.parent))
+    new, old = work / "new", work / "old"
+    lock = _lock(work)
+    try:
+        new.mkdir()
+        yield new
+        for path in (*new.iterdir(), new):
+            sync(path)
+        if target.exists():
+            os.rename(target, old)
+        try:
+            os.rename(new, target)
+        except OSError:
+            if old.exists():
+                os.rename(old, target)
+            raise
+        sync(target.parent)
+    finally:
+        # If the earlier folder could not be put back, it stays for the next call.
+        if target.exists() or not old.exists():
+            shutil.rmtree(work, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def recover_folder(target: Path) -> None:
+    """Finish replacements of `target` that a kill cut between the two renames; remove unfinished ones."""
+    for work in sorted(target.parent.glob(f".{glob.escape(target.name)}-*{_WORK_SUFFIX}")):
+        unique = work.name.removeprefix(f".{target.name}-").removesuffix(_WORK_SUFFIX)
+        if "-" in unique or work.is_symlink() or not work.is_dir():
+            continue  # belongs to a longer name, or is no working folder
+        if not {path.name for path in work.iterdir()} <= {"new", "old"} or (lock := _lock(work)) is None:
+            continue  # not made here, or another process is writing
+        try:
+            if not target.exists() and (work / "old").is_dir():
+                os.rename(work / "new" if (work / "new").is_dir() else work / "old", target)
+                sync(target.parent)
+            shutil.rmtree(work, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock `folder` until the returned handle is closed; None if another process holds it or locks are missing."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle

@@ -1,4 +1,4 @@
-"""Tables of large datasets: one file per host that all processes map, never a wrong one, none where it cannot be."""
+"""Tables of large datasets: one mapped file per host, never a wrong one, and private tables where none can be."""
 
 import errno
 import multiprocessing
@@ -18,6 +18,7 @@ import torch
 
 from support import mapped_child
 from support.datasets import Spec, edit_json, write_dataset
+from understudy.atomic import DRAFT_SUFFIX
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format import lerobot_v2, lerobot_v3
 from understudy.data.format.catalog import Catalog
@@ -30,7 +31,7 @@ CAMERAS = ("observation.images.top", "observation.images.wrist")
 
 @pytest.fixture(autouse=True)
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the files; a table of two rows is large."""
+    """The folder of the files; a table of two rows counts as large."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setattr(mapped, "MIN_ROWS", 2)
     return tmp_path / "xdg" / "understudy" / "tables"
@@ -76,7 +77,7 @@ def same_table(one: EpisodeTable, two: EpisodeTable) -> None:
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-def test_the_second_maps_what_the_first_wrote(
+def test_second_catalog_maps_the_table_of_the_first(
     version: str, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / version
@@ -99,7 +100,7 @@ def test_the_second_maps_what_the_first_wrote(
     assert set(files(tables)) <= mapped_child.maps(tables)
 
 
-def test_another_process_maps_it(root: Path, tables: Path) -> None:
+def test_other_process_maps_the_table(root: Path, tables: Path) -> None:
     Catalog.open(root)
     there = files(tables)
     script = [sys.executable, mapped_child.__file__, str(root), str(tables)]
@@ -107,7 +108,7 @@ def test_another_process_maps_it(root: Path, tables: Path) -> None:
     assert said == [*map(str, LENGTHS), *there]
 
 
-def test_samples_are_the_same(root: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mapped_table_gives_the_same_samples(root: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     windows = {"action": [-0.1, 0, 0.1]}
     shared = EpisodeDataset(root, windows, exclude_episodes=[1])
     assert len(files(tables)) == 2
@@ -120,23 +121,21 @@ def test_samples_are_the_same(root: Path, tables: Path, monkeypatch: pytest.Monk
         assert all(torch.equal(one[k], two[k]) if torch.is_tensor(one[k]) else one[k] == two[k] for k in one)
 
 
-def test_a_changed_dataset_is_read_anew(root: Path, tables: Path, tmp_path: Path) -> None:
+def test_changed_dataset_gets_a_new_table(root: Path, tables: Path, tmp_path: Path) -> None:
     before = Catalog.open(root).episodes
     write_dataset(tmp_path / "other", Spec(lengths=(6, 9, 7, 4), cameras=CAMERAS))
     for path in (tmp_path / "other/meta").rglob("*.parquet"):
         place = root / "meta" / path.relative_to(tmp_path / "other/meta")
         times = place.stat().st_atime_ns, place.stat().st_mtime_ns
         place.write_bytes(path.read_bytes())
-        os.utime(place, ns=times)  # by whoever sets times back
+        os.utime(place, ns=times)  # as a tool that sets times back
     assert Catalog.open(root).episodes.lengths.tolist() == [6, 9, 7, 4]
-    assert before.lengths.tolist() == list(LENGTHS), "who has it mapped keeps it"
+    assert before.lengths.tolist() == list(LENGTHS), "a mapped table stays"
     edit_json(root / "meta/info.json", lambda info: info.update(data_path=info["data_path"][:-8] + "x.parquet"))
     assert Catalog.open(root).episodes.data.template.endswith("x.parquet")
 
 
-def test_a_kill_while_it_is_written_leaves_no_wrong_one(
-    root: Path, tables: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kill_while_writing_leaves_no_table(root: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for function in ("fsync", "replace"):
         child = os.fork()
         if child == 0:
@@ -145,17 +144,17 @@ def test_a_kill_while_it_is_written_leaves_no_wrong_one(
             os._exit(0)
         assert os.waitpid(child, 0)[1] == signal.SIGKILL
         assert files(tables) == []
-    drafts = list(tables.glob("*.part"))
+    drafts = list(tables.glob(f".*{DRAFT_SUFFIX}"))
     assert len(drafts) == 2
     for draft in drafts:
         os.utime(draft, (time.time() - 1e5,) * 2)
     assert Catalog.open(root).episodes.lengths.tolist() == list(LENGTHS)
     assert len(files(tables)) == 1
-    assert list(tables.glob("*.part")) == []
+    assert list(tables.glob(f".*{DRAFT_SUFFIX}")) == []
 
 
 @pytest.mark.parametrize("place", [0, 30, 60, None])
-def test_a_damaged_one_is_made_again(place: int | None, root: Path, tables: Path) -> None:
+def test_damaged_table_is_replaced(place: int | None, root: Path, tables: Path) -> None:
     Catalog.open(root)
     (path,) = (tables / name for name in files(tables))
     whole = bytearray(path.read_bytes())
@@ -170,7 +169,7 @@ def test_a_damaged_one_is_made_again(place: int | None, root: Path, tables: Path
     assert Catalog.open(root).episodes.lengths.tolist() == list(LENGTHS)
 
 
-def test_where_no_file_can_be_written_each_has_its_own(
+def test_unwritable_folder_gives_private_tables(
     root: Path, tables: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def full(number: int) -> None:
@@ -183,7 +182,7 @@ def test_where_no_file_can_be_written_each_has_its_own(
         assert [path for path in tables.iterdir() if path.suffix != ".lock"] == []
     with monkeypatch.context() as user, warnings.catch_warnings():
         warnings.simplefilter("error")
-        user.setattr(os, "geteuid", lambda: 12345)  # whose folders these are not
+        user.setattr(os, "geteuid", lambda: 12345)  # not the owner of the folders
         assert Catalog.open(root).episodes.lengths.tolist() == list(LENGTHS)
     assert files(tables) == []
     (tmp_path / "file").write_text("")
@@ -192,7 +191,7 @@ def test_where_no_file_can_be_written_each_has_its_own(
     assert Catalog.open(root).episodes.lengths.tolist() == list(LENGTHS)
 
 
-def test_what_was_not_used_for_long_goes(tmp_path: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_least_recently_used_tables_are_removed(tmp_path: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped, "BUDGET", 20_000)
     kept = []
     for number in range(4):
@@ -200,10 +199,10 @@ def test_what_was_not_used_for_long_goes(tmp_path: Path, tables: Path, monkeypat
         (newest,) = (path for path in map(tables.joinpath, files(tables)) if path.stat().st_mtime > time.time() - 60)
         os.utime(newest, (time.time() - 1000 + number,) * 2)
     assert 1 <= len(files(tables)) <= 2
-    assert [int(one[0]) for one in kept] == [0, 1, 2, 3], "who has one mapped keeps it"
+    assert [int(one[0]) for one in kept] == [0, 1, 2, 3], "a mapped table stays"
 
 
-def test_a_started_process_maps_and_any_other_pickle_is_whole(root: Path, tables: Path) -> None:
+def test_pickle_for_a_child_process_refers_to_the_file(root: Path, tables: Path) -> None:
     data = EpisodeDataset(root, keys=["action"])
     mine = set(files(tables))
     assert len(mine) == 2

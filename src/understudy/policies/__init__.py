@@ -9,5 +9,4 @@ common        layers, normalisation, flow matching and augmentation
 flow          the small flow-matching policy
 inference     `load_policy`: a saved policy that acts on observations
 pretrained    a policy as a folder: weights, config, normalisation
-replaced      replace such a folder in one step
 """

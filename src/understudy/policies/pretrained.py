@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from understudy.atomic import recover_folder, replace_folder
 from understudy.policies.registry import policy_type, stored_type
-from understudy.policies.replaced import recover, replacement
 
 WEIGHTS, CONFIG, NORMALISATION = "model.safetensors", "config.json", "normalisation.json"
 METADATA = "metadata"
@@ -49,7 +49,7 @@ def save(
     """
     target = Path(directory).resolve()
     check_replaceable(target, config.type)
-    with replacement(target) as fresh:
+    with replace_folder(target) as fresh:
         content = {**asdict(config), **({METADATA: dict(metadata)} if metadata else {})}
         (fresh / CONFIG).write_text(json.dumps({"type": config.type, **content}, indent=2) + "\n")
         (fresh / NORMALISATION).write_text(json.dumps(normalisation, indent=2) + "\n")
@@ -100,7 +100,7 @@ def load(directory: str | Path) -> Saved:
     """
     source = Path(directory)
     if not source.exists() and source.parent.is_dir():
-        recover(source)
+        recover_folder(source)
     for name in (CONFIG, NORMALISATION, WEIGHTS):
         if not (source / name).is_file():
             raise FileNotFoundError(f"{source} holds no policy: {name} is missing")

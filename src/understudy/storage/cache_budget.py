@@ -1,4 +1,4 @@
-"""Disk budget of a host's cache: space is reserved before bytes are written, and the oldest spans are evicted."""
+"""Disk budgets: space in a host's cache is reserved before bytes are written, and the oldest files are evicted."""
 
 from __future__ import annotations
 
@@ -7,33 +7,36 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
+from understudy.atomic import DRAFT_SUFFIX
 from understudy.errors import DatasetError
 from understudy.storage import locks
 from understudy.storage.spans import parse_claim, parse_span
 
-_FULL = 0.5  # seconds for which a cache full of pinned spans is not searched again
+_STALE = 3600.0  # seconds after which a draft or lock is a leftover of a killed process
+_RETRY_FULL = 0.5  # seconds between two searches for evictable spans in a full cache
 
 
 class CacheBudget:
-    """The bytes of all spans below a cache's folder, of all processes together. Safe in threads and across processes.
+    """Budget for the spans of all processes of a host. Safe in threads and across processes.
 
     Args:
-        folder: of the cache; the spans are below its `objects`, and their sum is kept in its `used`.
-        budget: bytes that they may have.
+        folder: The cache's folder. Its spans are below `objects`; the file `used` holds their total size.
+        max_bytes: Largest total size.
     """
 
-    def __init__(self, folder: str, budget: int) -> None:
-        self._folder, self._budget = folder, budget
+    def __init__(self, folder: str, max_bytes: int) -> None:
+        self._folder, self._max_bytes = folder, max_bytes
         self._full_until = 0.0
 
     def warn_unwritable(self, error: OSError) -> None:
-        """Say that the cache cannot be written: that costs speed, not samples."""
+        """Warn that the cache cannot be written. Reading goes on, only slower."""
         warnings.warn(f"{self._folder}: cannot be written: {error.strerror}", stacklevel=3)
 
     def reserve(self, count: int) -> bool:
-        """Count bytes that the holder of a claim will write, making room for them; False where there is none."""
-        if count > self._budget:
+        """Reserve bytes that the holder of a claim will write, evicting old spans; return False if they do not fit."""
+        if count > self._max_bytes:
             return False
         try:
             return self._reserve(count)
@@ -42,31 +45,31 @@ class CacheBudget:
             return False
 
     def _reserve(self, count: int) -> bool:
-        with self._used() as file:
-            said = os.pread(file, 32, 0)
-            used = int(said) if said.isdigit() else None
-            if used is not None and used + count <= self._budget:
+        with self._lock_used() as file:
+            text = os.pread(file, 32, 0)
+            used = int(text) if text.isdigit() else None
+            if used is not None and used + count <= self._max_bytes:
                 fits, used = True, used + count
             elif time.monotonic() < self._full_until:
                 return False
             else:
-                used = self._evict(self._budget * 9 // 10)  # the claim is counted there
-                fits = used <= self._budget
+                used = self._evict(self._max_bytes * 9 // 10)  # its count includes the claim's bytes
+                fits = used <= self._max_bytes
                 if not fits:
                     used -= count
-                    self._full_until = time.monotonic() + _FULL
+                    self._full_until = time.monotonic() + _RETRY_FULL
             os.pwrite(file, b"%032d" % used, 0)
         return fits
 
     def release(self, count: int) -> None:
-        """Take back a reservation of bytes that were not written."""
-        with contextlib.suppress(OSError), self._used() as file:
-            said = os.pread(file, 32, 0)
-            if said.isdigit():
-                os.pwrite(file, b"%032d" % max(0, int(said) - count), 0)
+        """Return reserved bytes that were not written."""
+        with contextlib.suppress(OSError), self._lock_used() as file:
+            text = os.pread(file, 32, 0)
+            if text.isdigit():
+                os.pwrite(file, b"%032d" % max(0, int(text) - count), 0)
 
     @contextlib.contextmanager
-    def _used(self) -> Iterator[int]:
+    def _lock_used(self) -> Iterator[int]:
         path = os.path.join(self._folder, "used")
         with locks.hold(path) as file:
             if file is None:
@@ -74,18 +77,20 @@ class CacheBudget:
             yield file
 
     def _evict(self, goal: int) -> int:
-        """Remove spans, those unused for longest first, until at most `goal` bytes are left, and what killed processes
-        left; the bytes that are there or being fetched. The caller holds the lock of `used`."""
+        """Remove leftovers of killed processes, then the oldest spans until at most `goal` bytes are left.
+
+        The caller holds the lock of `used`. Returns the bytes of all remaining spans and claims.
+        """
         total, spans = 0, []
-        for folder in _folders(os.path.join(self._folder, "objects")):
-            for entry in _entries(folder):
+        for folder in _list_objects(os.path.join(self._folder, "objects")):
+            for entry in _scan(folder):
                 name = entry.name
                 if name.endswith(".claim"):
                     start, end = parse_claim(name) or (0, 0)
                     if (number := locks.acquire(entry.path)) is not None:
                         with contextlib.suppress(OSError):
                             os.unlink(entry.path)
-                            end = start  # it was nobody's; else it is a span by now
+                            end = start  # its owner died; if unlinking fails, it has become a span
                         locks.release(number)
                     total += end - start
                 elif (span := parse_span(name)) is not None:
@@ -96,24 +101,51 @@ class CacheBudget:
         for _, size, path in spans:
             if total <= goal:
                 break
-            if (number := locks.acquire(path)) is not None:  # else somebody pinned it
+            if (number := locks.acquire(path)) is not None:  # None: a process has pinned it
                 with contextlib.suppress(OSError):
                     os.unlink(path)
                     total -= size
                 locks.release(number)
                 with contextlib.suppress(OSError):
-                    os.rmdir(os.path.dirname(path))  # the last of its file
+                    os.rmdir(os.path.dirname(path))  # succeeds for the last span of a file
         return total
 
 
-def _folders(root: str) -> Iterator[str]:
-    for outer in _entries(root):
-        yield from (inner.path for inner in _entries(outer.path))
+def _list_objects(root: str) -> Iterator[str]:
+    for outer in _scan(root):
+        yield from (inner.path for inner in _scan(outer.path))
 
 
-def _entries(folder: str) -> list[os.DirEntry[str]]:
+def _scan(folder: str) -> list[os.DirEntry[str]]:
     try:
-        with os.scandir(folder) as found:
-            return list(found)
+        with os.scandir(folder) as entries:
+            return list(entries)
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def evict_files(folder: Path, max_bytes: int, keep: Path) -> None:
+    """Remove leftovers of killed processes, and the least recently used files beyond `max_bytes`, from a flat folder.
+
+    Args:
+        folder: Folder of files that are replaced in one step (`atomic.py`).
+        max_bytes: Largest sum of all file sizes.
+        keep: File that stays in any case; it counts.
+    """
+    files = []
+    for entry in os.scandir(folder):
+        with contextlib.suppress(OSError):  # another process evicts, too
+            stat = entry.stat()
+            if entry.name.endswith((DRAFT_SUFFIX, ".lock")):
+                if time.time() - stat.st_mtime > _STALE:
+                    os.unlink(entry.path)
+            else:
+                files.append((stat.st_mtime_ns, stat.st_size, entry.path))
+    total = sum(size for _, size, _ in files)
+    for _, size, path in sorted(files):
+        if total <= max_bytes:
+            return
+        if path != str(keep):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            total -= size

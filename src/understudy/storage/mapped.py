@@ -1,10 +1,9 @@
-"""Large tables of numbers, once per host: files that its processes map, instead of a copy in the memory of each.
+"""Large tables in memory-mapped files: one copy per host instead of one per process.
 
-Eight ranks that read a dataset of ten million episodes need its table once and not eight times. A file holds named
-arrays behind a head with their checksums. It is written beside its place, flushed and renamed, so whoever finds it
-finds all of it, and it is never changed. Its name is the hash of everything that it follows from. Where no folder of
-this host can hold such files (none is ours to write, the disk is full, it is a network's), everybody has a copy, as for
-small tables.
+Eight ranks that read a dataset of ten million episodes then share one table. A file holds a header with checksums and
+named arrays. It is replaced in one step and never modified; its name is the hash of its inputs. Each process keeps its
+own copy of a small table, and of every table if no local folder can hold the files (not writable, full, or on a network
+file system).
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import mmap
 import os
 import pickle
 import tempfile
-import time
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -28,17 +26,19 @@ from typing import Any
 
 import numpy as np
 
+from understudy.atomic import replace_file
 from understudy.errors import DatasetError
+from understudy.storage import locks
+from understudy.storage.cache_budget import evict_files
 
 MIN_ROWS = 100_000
-"""Rows from which on a table is worth a file."""
+"""Least number of rows of a shared table."""
 BUDGET = 16 << 30
-"""Bytes of such files that are kept; the longest unused go first. Whoever has one mapped keeps it all the same."""
+"""Bytes of all files; the least recently used are removed first. A removed file stays readable while it is mapped."""
 
 _MAGIC = b"understudy table 1\n"
 _ALIGNED = 64
-_WAIT = 600.0  # seconds for whoever makes a table; then it is made a second time, for this process alone
-_STALE = 3600.0  # seconds after which a draft belongs to nobody any more
+_WAIT = 600.0  # seconds to wait for the process that makes a table; then this process makes its own
 _NETWORK = ("nfs", "cifs", "smb", "afs", "9p", "lustre", "gpfs", "beegfs", "ceph", "gluster", "fuse")
 
 Arrays = Mapping[str, np.ndarray]
@@ -46,46 +46,49 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Table:
-    """Named arrays, which may not be written to where they are mapped, and what else was said of them (JSON)."""
+    """Named arrays, read-only if they are mapped.
+
+    Attributes:
+        arrays: The arrays by name.
+        note: JSON value stored with them.
+    """
 
     arrays: Arrays
     note: Any = None
 
 
 def once_per_host(key: str, make: Callable[[], tuple[Table, bool]], cache: str = "") -> Table:
-    """The table of that key: mapped, or made here and mapped, or only made.
+    """Return the table of a key, mapped from its file; make it first if there is none.
 
     Args:
-        key: hex digits, the hash of everything that the table follows from.
-        make: gives the table, and whether it is worth a file. One process of the host calls it, the others wait.
-        cache: a folder on a local disk to use first; "" for the user's cache folder.
+        key: Hex digits: the hash of all inputs of the table.
+        make: Returns the table, and whether it is worth a file. One process of the host calls it; the others wait.
+        cache: Preferred folder on a local disk; "" is the user's cache folder.
     """
-    folder = _folder(cache)
+    folder = _table_folder(cache)
     if folder is None:
         return make()[0]
-    from understudy.storage import locks  # not for small tables
-
     path = folder / key[:40]
     with contextlib.ExitStack() as stack:
-        found = _mapped(path)
-        if found is None:
+        mapped = _open(path)
+        if mapped is None:
             try:
                 stack.enter_context(locks.hold(f"{path}.lock", wait=_WAIT))
-                found = _mapped(path)
+                mapped = _open(path)
             except (OSError, DatasetError):
                 return make()[0]
-        if found is not None:
-            return found
-        table, worth = make()
-        if not worth:
+        if mapped is not None:
+            return mapped
+        table, is_large = make()
+        if not is_large:
             with contextlib.suppress(OSError):
                 os.unlink(f"{path}.lock")
             return table
-        return _stored(path, table)
+        return _store(path, table)
 
 
 def share_arrays(arrays: Arrays, cache: str = "") -> Arrays:
-    """The same arrays, mapped where they are large. Their name is the hash of what they hold."""
+    """Return the same arrays, mapped if they are large; the file's name is the hash of their content."""
     if max((len(array) for array in arrays.values()), default=0) < MIN_ROWS:
         return arrays
     digest = hashlib.blake2b(digest_size=20)
@@ -97,8 +100,8 @@ def share_arrays(arrays: Arrays, cache: str = "") -> Arrays:
     return table.arrays if same else arrays
 
 
-def _folder(cache: str) -> Path | None:
-    """A folder of this host that is ours, and where a file stays as it is while it is mapped; None: there is none."""
+def _table_folder(cache: str) -> Path | None:
+    """Return a local folder owned by this user and writable by no other; None if there is none."""
     from understudy.storage.options import default_cache_folder
 
     own = os.geteuid()
@@ -109,41 +112,44 @@ def _folder(cache: str) -> Path | None:
             continue
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            there = folder.lstat()
+            stat = folder.lstat()
         except OSError:
             continue
-        if own == there.st_uid and not there.st_mode & 0o022 and os.access(folder, os.W_OK):
+        if own == stat.st_uid and not stat.st_mode & 0o022 and os.access(folder, os.W_OK):
             return folder
     return None
 
 
 def _is_network(path: str) -> bool:
-    """Whether another host may take files away there: to read on in a map of such a file would end the process."""
+    """Return whether a path is on a network file system.
+
+    Another host can truncate files there; reading a mapped page of such a file would kill the process.
+    """
     try:
         mounts = [line.split() for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError):
         return False
-    place = os.path.join(os.path.realpath(path), "")
+    folder = os.path.join(os.path.realpath(path), "")
     points = [(mount[1].replace("\\040", " "), mount[2]) for mount in mounts if len(mount) > 2]
-    inside = [(len(point), kind) for point, kind in points if place.startswith(os.path.join(point, ""))]
-    return bool(inside) and max(inside, key=lambda one: one[0])[1].startswith(_NETWORK)
+    inside = [(len(point), kind) for point, kind in points if folder.startswith(os.path.join(point, ""))]
+    return bool(inside) and max(inside, key=lambda mount: mount[0])[1].startswith(_NETWORK)
 
 
-def _stored(path: Path, table: Table) -> Table:
-    """The table, written and mapped; as it is where that cannot be."""
+def _store(path: Path, table: Table) -> Table:
+    """Write a table and return it mapped; return it unchanged if that fails."""
     try:
-        _make_room(path.parent, sum(array.nbytes for array in table.arrays.values()))
         _write(path, table)
+        evict_files(path.parent, BUDGET, keep=path)
     except OSError as error:
         what = f"{path.parent}: a table cannot be shared by the processes of this host: {error.strerror}"
         warnings.warn(f"{what}; each has its own", stacklevel=2)
         return table
-    return _mapped(path) or table
+    return _open(path) or table
 
 
 def _write(path: Path, table: Table) -> None:
     arrays = {name: np.ascontiguousarray(array) for name, array in table.arrays.items()}
-    first: dict[int, str] = {}  # an array that several names have is written once
+    first: dict[int, str] = {}  # an array with several names is written once
     same = {name: first.setdefault(id(table.arrays[name]), name) for name in arrays}
     at, places = 0, {}
     for name, array in arrays.items():
@@ -153,45 +159,37 @@ def _write(path: Path, table: Table) -> None:
     head = json.dumps({"places": places, "same": same, "bytes": at, "note": table.note}).encode()
     head = b"%s%020d %010d\n%s" % (_MAGIC, len(head), zlib.crc32(head), head)
     head += b" " * (-len(head) % _ALIGNED)
-    handle, draft = tempfile.mkstemp(suffix=".part", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(head)
-            for name in places:
-                file.write(_bytes(arrays[name]))
-                file.write(bytes(-arrays[name].nbytes % _ALIGNED))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
+    with replace_file(path) as draft, draft.open("wb") as file:
+        file.write(head)
+        for name in places:
+            file.write(_bytes(arrays[name]))
+            file.write(bytes(-arrays[name].nbytes % _ALIGNED))
 
 
 def _bytes(array: np.ndarray) -> memoryview | bytes:
     return array.data.cast("B") if array.size else b""
 
 
-def _mapped(path: Path) -> Table | None:
-    """What lies there, if it is ours, whole and as it was written."""
+def _open(path: Path) -> Table | None:
+    """Map the table of a file; None if it is missing, damaged or another user's."""
     try:
         whole = _map(path)
         begin = len(_MAGIC)
-        size, told = (int(text) for text in bytes(whole[begin : begin + 32]).split())
+        size, checksum = (int(text) for text in bytes(whole[begin : begin + 32]).split())
         head = bytes(whole[begin + 32 : begin + 32 + size])
-        if bytes(whole[:begin]) != _MAGIC or zlib.crc32(head) != told:
+        if bytes(whole[:begin]) != _MAGIC or zlib.crc32(head) != checksum:
             return None
-        said = json.loads(head)
+        header = json.loads(head)
         base = -(-(begin + 32 + size) // _ALIGNED) * _ALIGNED
-        if len(whole) != base + said["bytes"]:
+        if len(whole) != base + header["bytes"]:
             return None
-        found = {}
-        for name, (at, kind, shape, checksum) in said["places"].items():
-            found[name] = _view(whole, base + at, kind, tuple(shape))
-            if zlib.crc32(_bytes(found[name])) != checksum:
+        arrays = {}
+        for name, (at, kind, shape, crc) in header["places"].items():
+            arrays[name] = _view(whole, base + at, kind, tuple(shape))
+            if zlib.crc32(_bytes(arrays[name])) != crc:
                 return None
-        os.utime(path)  # used now
-        return Table({name: found[other] for name, other in said["same"].items()}, said["note"])
+        os.utime(path)  # marks it as used
+        return Table({name: arrays[other] for name, other in header["same"].items()}, header["note"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -199,7 +197,7 @@ def _mapped(path: Path) -> Table | None:
 def _map(path: Path) -> np.memmap[Any, Any]:
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_uid != os.geteuid():
-            raise OSError("another user's")
+            raise OSError("it belongs to another user")
         return np.memmap(file, np.uint8, "r")
 
 
@@ -207,35 +205,15 @@ def _view(whole: np.ndarray, at: int, kind: str, shape: tuple[int, ...]) -> np.n
     dtype = np.dtype(kind)
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if at < 0 or at + size > len(whole):
-        raise ValueError("outside of the file")
+        raise ValueError("beyond the end of the file")
     return np.asarray(whole[at : at + size].view(dtype)).reshape(shape)
 
 
-def _make_room(folder: Path, wanted: int) -> None:
-    """Remove drafts of killed processes, and the longest unused files until `wanted` bytes more are within `BUDGET`."""
-    there = []
-    for entry in os.scandir(folder):
-        with contextlib.suppress(OSError):
-            stat = entry.stat()
-            if entry.name.endswith((".part", ".lock")):
-                if time.time() - stat.st_mtime > _STALE:
-                    os.unlink(entry.path)
-            else:
-                there.append((stat.st_mtime_ns, stat.st_size, entry.path))
-    total = wanted + sum(size for _, size, _ in there)
-    for _, size, path in sorted(there):
-        if total <= BUDGET:
-            return
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-        total -= size
-
-
-# Processes that are started: a child on this host is told which part of which file, instead of given a copy.
+# Pickles for a child process on this host hold the file and the position of a mapped array instead of a copy.
 
 
 def dumps(state: Any) -> bytes:
-    """A pickle of `state`. One for a process that is being started maps what is mapped here; any other is whole."""
+    """Pickle `state`. For a process that is being started, mapped arrays are pickled as references to their files."""
     file = io.BytesIO()
     kind = pickle.Pickler if get_spawning_popen() is None else _Pickler
     kind(file, protocol=5).dump(state)
@@ -243,7 +221,7 @@ def dumps(state: Any) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """What `dumps` was given. Raises DatasetError where the file is not there any more that it would map."""
+    """Unpickle the result of `dumps`; raises DatasetError if a referenced file is gone."""
     return _Unpickler(io.BytesIO(data)).load()
 
 
@@ -258,7 +236,7 @@ class _Pickler(pickle.Pickler):
         path = str(whole.filename)
         with contextlib.suppress(OSError):
             return path, _identity(path), at, item.dtype.str, item.shape
-        return None  # it was removed meanwhile
+        return None  # the file was removed meanwhile
 
 
 def _bases(array: np.ndarray) -> Iterator[np.ndarray]:
@@ -284,8 +262,8 @@ class _Unpickler(pickle.Unpickler):
             if path not in self._maps:
                 self._maps[path] = _map(Path(path))
                 if _identity(path) != tuple(identity):
-                    raise OSError("it is another file by now")
+                    raise OSError("it was replaced by another file")
         except OSError as error:
-            fix = "start again: it is made anew"
+            fix = "start again: the table is made again"
             raise DatasetError(f"this table was removed while it was used: {error}", where=path, fix=fix) from error
         return _view(self._maps[path], at, kind, tuple(shape))

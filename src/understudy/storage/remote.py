@@ -1,7 +1,7 @@
-"""Files that are not on this machine, read by place through the cache of the host: each byte is fetched once per host.
+"""Remote files, read by position through the host's cache, so that each byte is fetched once per host.
 
-A read takes what the cache holds; it claims the rest, fetches it and stores it, and waits for what another thread or
-process has claimed. If that one dies, its claim is free.
+A read uses the cached bytes, then claims, fetches and stores the others. It waits for bytes that another thread or
+process has claimed; the claim of a dead process is free again.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import numpy as np
 
+from understudy.atomic import write_text
 from understudy.cancel import Cancelled
 from understudy.errors import DatasetError, SourceError
 from understudy.storage import locks
@@ -32,30 +34,32 @@ from understudy.storage.stores import FsspecStore, Stat, Store
 from understudy.storage.web import web_store
 
 T = TypeVar("T")
-_PART = 8 << 20  # bytes of one transfer at most
-_NEVER = threading.Event()  # who reads waits; who fetches ahead can be stopped
-_CLOSED, _CLOSE_LATER = "the one it was read for has gone", "close after reading"
-_LARGEST = {
-    ".json": 1 << 30,
-    ".jsonl": 1 << 36,
-    ".parquet": 1 << 38,
-    "": 1 << 42,
-}  # bytes that a file can mean, by its end
-_FIRST_CONTACT = 15.0  # seconds for a server that has never answered: perhaps its name is misspelt
+_MAX_TRANSFER = 8 << 20  # bytes
+_NEVER = threading.Event()  # `stop` of reads; only prefetches can be stopped
+_CLOSED, _CLOSE_LATER = "the reader that needed it has gone", "close after reading"
+_MAX_SIZES = {".json": 1 << 30, ".jsonl": 1 << 36, ".parquet": 1 << 38, "": 1 << 42}  # plausible bytes, by suffix
+_FIRST_CONTACT = 15.0  # seconds for a server without any response yet: its name may be misspelt
 
 
 class RemoteRoot(Protocol):
-    """Whose files these are; `Files` is one. Pickles, and gives fresh `remote_files` after a fork."""
+    """Owner of remote files, such as `Files`. It pickles, and opens its `remote_files` again after a fork."""
 
     @property
-    def remote_files(self) -> RemoteFiles: ...
+    def remote_files(self) -> RemoteFiles:
+        """The files as this process has opened them."""
 
 
 class RemoteFiles:
-    """A root that is not on this machine. Safe in threads; not across a fork or a pickle, for which `Root` is."""
+    """The files of a remote root in this process. Safe in threads, but not across a fork or pickle (`RemoteRoot` is).
+
+    Args:
+        address: URL with credentials, to be opened.
+        root: The same without credentials, for messages.
+        options: Options for remote reading.
+        pin: See `Store.pin`.
+    """
 
     def __init__(self, address: str, root: str, options: RemoteOptions, pin: str = "") -> None:
-        """address: with credentials, as it is opened. root: without, as it is shown."""
         self.root, self.options = root, options
         store = web_store(address, options.storage_options, pin)
         self.store: Store = store if store is not None else FsspecStore(address, dict(options.storage_options))
@@ -67,32 +71,35 @@ class RemoteFiles:
         self._lock = threading.Lock()
 
     def stat(self, path: str) -> Stat:
-        """What a file was when this process first asked for it. One process of the host asks for its first bytes, too;
-        the others only whether it is still the same. Raises DatasetError."""
+        """Return the version of a file when this process first requested it; raises DatasetError.
+
+        One process of the host fetches its first bytes as well; the others only ask whether it has changed.
+        """
         with self._lock:
-            found = self._stats.get(path)
-        if found is not None:
-            return found
+            stat = self._stats.get(path)
+        if stat is not None:
+            return stat
         name = self.store.name(path)
         note = os.path.join(self.cache.folder, "known", hashlib.sha256(name.encode()).hexdigest())
         stop = _NEVER
         with contextlib.ExitStack() as stack:
-            with contextlib.suppress(OSError):  # nothing can be written there: each process asks for itself
+            with contextlib.suppress(OSError):  # not writable: each process requests it for itself
                 stack.enter_context(locks.hold(f"{note}.lock", stop, wait=self.options.retry.deadline))
             known = _read_note(note)
-            found, head = self.call(lambda p: self.store.stat(path, known, p, stop), path, stop)
-            most = _LARGEST.get(os.path.splitext(path)[1], _LARGEST[""])
-            if not 0 <= found.size <= most:
-                what = f"its server says that it has {found.size} bytes; no file of its kind has more than {most}"
-                raise SourceError(what, where=f"{self.root}/{path}", fix="mend the server, or copy the dataset to disk")
+            stat, head = self.call(lambda p: self.store.stat(path, known, p, stop), path, stop)
+            largest = _MAX_SIZES.get(os.path.splitext(path)[1], _MAX_SIZES[""])
+            if not 0 <= stat.size <= largest:
+                what = f"its server reports {stat.size} bytes; no file of its kind has more than {largest}"
+                fix = "repair the server, or copy the dataset to disk"
+                raise SourceError(what, where=f"{self.root}/{path}", fix=fix)
             if head:
-                self._keep(self.cache.entry(self.key(path, found)), head)
-            if found != known:
-                _write_note(note, found)
+                self._store_head(self.cache.entry(self.key(path, stat)), head)
+            if stat != known:
+                _write_note(note, stat)
         with self._lock:
-            return self._stats.setdefault(path, found)
+            return self._stats.setdefault(path, stat)
 
-    def _keep(self, entry: Entry, head: bytes) -> None:
+    def _store_head(self, entry: Entry, head: bytes) -> None:
         try:
             claims = entry.claim(0, len(head), len(head))[0]
         except OSError as error:
@@ -105,14 +112,18 @@ class RemoteFiles:
                 entry.abandon(claim)
 
     def key(self, path: str, stat: Stat) -> str:
-        """The name of one version of a file in the cache."""
-        said = json.dumps([self.store.name(path), stat.size, stat.tag])
-        return hashlib.sha256(said.encode()).hexdigest()[:40]
+        """Return the cache key of one version of a file."""
+        text = json.dumps([self.store.name(path), stat.size, stat.tag])
+        return hashlib.sha256(text.encode()).hexdigest()[:40]
 
     def call(
         self, act: Callable[[RetryPolicy], T], path: str, stop: threading.Event, retry: RetryPolicy | None = None
     ) -> T:
-        """What `act` gives, tried again while that may help; errors name the file."""
+        """Return `act(retry)`, repeated after transient errors.
+
+        Raises:
+            DatasetError: It names the file.
+        """
         where, retry = f"{self.root}/{path}", retry or self.options.retry
         if not self._reached:
             retry = replace(retry, deadline=min(retry.deadline, _FIRST_CONTACT))
@@ -128,13 +139,13 @@ class RemoteFiles:
         return result
 
     def close(self) -> None:
-        """Stop fetching ahead, leave no thread behind, unpin what was fetched and not read. Reading may go on."""
+        """Stop prefetching, join its threads and unpin spans that were not read. Files can still be read."""
         self.fetcher.close(self.store.abort)
         self.cache.close()
 
 
 class RemoteSource(ByteSource):
-    """One version of one file; see `ByteSource`."""
+    """One version of one remote file; see `ByteSource`."""
 
     def __init__(self, root: RemoteRoot, path: str) -> None:
         remote = root.remote_files
@@ -143,6 +154,7 @@ class RemoteSource(ByteSource):
         self._key = remote.key(path, self._stat)
 
     def fill(self, offset: int, memory: memoryview) -> None:
+        """See `ByteSource.fill`."""
         size = len(memory)
         if offset < 0 or offset + size > self.size:
             what = f"ends at byte {self.size}, where byte {offset + size} is needed"
@@ -151,77 +163,82 @@ class RemoteSource(ByteSource):
         entry = remote.cache.entry(self._key)
         if not entry.fill(offset, memory):
             try:
-                memory[:] = self._obtain(remote, entry, offset, size)
+                memory[:] = self._read_missing(remote, entry, offset, size)
             except SourceError:
                 raise
-            except DatasetError as error:  # it was there, and readable: that it is not now says nothing about the data
+            except DatasetError as error:  # it was readable when it was opened, so the data is not at fault
                 raise SourceError(error.what, where=error.where or self.where, fix=error.fix) from error
         entry.unpin(offset, size)
 
     def prefetch(self, spans: np.ndarray) -> None:
+        """See `ByteSource.prefetch`."""
         remote = self._root.remote_files
         entry = remote.cache.entry(self._key)
-        parts = ((at, n) for offset, size in spans.tolist() for at, n in _parts(offset, min(offset + size, self.size)))
-        remote.fetcher.submit(partial(self._ahead, remote, entry, at, n, True) for at, n in parts)
+        ends = ((offset, min(offset + size, self.size)) for offset, size in spans.tolist())
+        parts = (part for offset, end in ends for part in _split(offset, end))
+        remote.fetcher.submit(partial(self._prefetch_span, remote, entry, at, n, True) for at, n in parts)
 
     def prefetch_all(self) -> None:
-        """Have the whole file fetched: it is small, or every byte of it is needed. The first part that cannot be had
-        ends that: perhaps the file is not as long as its server says."""
+        """Prefetch the whole file.
+
+        The first part that fails ends this: the file may be shorter than its server reports.
+        """
         remote = self._root.remote_files
         entry = remote.cache.entry(self._key)
         failed = threading.Event()
 
         def fetch(offset: int, size: int, stop: threading.Event) -> None:
             try:
-                self._ahead(remote, entry, offset, size, False, stop)
+                self._prefetch_span(remote, entry, offset, size, False, stop)
             except BaseException:
                 failed.set()
                 raise
 
-        parts = takewhile(lambda _: not failed.is_set(), _parts(0, self.size))
+        parts = takewhile(lambda _: not failed.is_set(), _split(0, self.size))
         remote.fetcher.submit(partial(fetch, at, n) for at, n in parts)
 
     def close(self) -> None:
+        """Unpin the spans that were prefetched and not read."""
         self._root.remote_files.cache.entry(self._key).unpin_all()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _reopened, (self._root, self._path, self.tag)
+        return _reopen, (self._root, self._path, self.tag)
 
-    def _ahead(
+    def _prefetch_span(
         self, remote: RemoteFiles, entry: Entry, offset: int, size: int, pin: bool, stop: threading.Event
     ) -> None:
-        """Have a span in the cache, as far as the cache has room for it, and pin it there."""
+        """Fetch a span into the cache, as far as its budget allows, and pin it there if `pin`."""
         if entry.read(offset, size) is None:
             retry = remote.options.retry
-            hurried = replace(retry, deadline=retry.deadline / 4)  # who needs it then has the whole deadline
-            self._fill(remote, entry, offset, size, hurried, stop, None, pin)
-        if pin:  # also what was there, or came by others
+            shorter = replace(retry, deadline=retry.deadline / 4)  # a read that needs the span has the full deadline
+            self._fetch_unclaimed(remote, entry, offset, size, shorter, stop, None, pin)
+        if pin:  # also spans that were cached before, or fetched by others
             entry.pin(offset, size)
 
-    def _obtain(self, remote: RemoteFiles, entry: Entry, offset: int, size: int) -> bytes:
-        """Bytes of which some are not in the cache: fetch them, or wait for whoever fetches them."""
+    def _read_missing(self, remote: RemoteFiles, entry: Entry, offset: int, size: int) -> bytes:
+        """Return bytes of which some are not cached: fetch those, or wait for another process that does."""
         retry = remote.options.retry
-        alone = time.monotonic() + 2 * retry.deadline + size / retry.min_rate
-        have: dict[int, bytes] = {}  # by place; the cache may have no room
+        end_of_wait = time.monotonic() + 2 * retry.deadline + size / retry.min_rate
+        pieces: dict[int, bytes] = {}  # by offset; kept here since the cache may be full
         pause = 0.005
         while True:
-            for begin, count in _gaps(offset, size, have):
+            for begin, count in _gaps(offset, size, pieces):
                 data = entry.read(begin, count)
                 if data is not None:
-                    have[begin] = data
-            gaps = _gaps(offset, size, have)
+                    pieces[begin] = data
+            gaps = _gaps(offset, size, pieces)
             if not gaps:
-                return _joined(offset, size, have)
-            if time.monotonic() > alone:  # whoever claims it lives and does nothing: perhaps it was stopped
+                return _join(offset, size, pieces)
+            if time.monotonic() > end_of_wait:  # the claimant is alive but idle, perhaps suspended
                 return self._fetch(remote, offset, size, retry, _NEVER)
-            busy = [self._fill(remote, entry, begin, count, retry, _NEVER, have) for begin, count in gaps]
+            busy = [self._fetch_unclaimed(remote, entry, begin, count, retry, _NEVER, pieces) for begin, count in gaps]
             if any(busy):
-                entry.wait(pause)  # threads of this process wake each other, for others it has to look
+                entry.wait(pause)  # only threads of this process wake it, so it polls for others
                 pause = min(1.5 * pause, 0.05)
                 if should_stop(_NEVER):
                     raise SourceError(_CLOSED, where=self.where, fix=_CLOSE_LATER)
 
-    def _fill(
+    def _fetch_unclaimed(
         self,
         remote: RemoteFiles,
         entry: Entry,
@@ -229,35 +246,48 @@ class RemoteSource(ByteSource):
         size: int,
         retry: RetryPolicy,
         stop: threading.Event,
-        have: dict[int, bytes] | None,
+        pieces: dict[int, bytes] | None,
         pin: bool = False,
     ) -> bool:
-        """Fetch and store (and `pin`) what is neither in the cache nor claimed by others; True when something is. Into
-        `have`, too, if given; otherwise only what the cache has room for is fetched."""
+        """Fetch and store the bytes that are neither cached nor claimed by others.
+
+        Args:
+            remote: The files of the root.
+            entry: Cache entry of this file.
+            offset: First byte.
+            size: Number of bytes.
+            retry: Deadlines of the transfers.
+            stop: Ends them when it is set.
+            pieces: Receives the fetched bytes by offset. If None, only bytes within the cache's budget are fetched.
+            pin: Pin the stored spans.
+
+        Returns:
+            Whether others have claimed some of the bytes.
+        """
         try:
-            claims, busy = entry.claim(offset, size, _PART)
-        except OSError as error:  # nothing can be written there
+            claims, busy = entry.claim(offset, size, _MAX_TRANSFER)
+        except OSError as error:  # the cache is not writable
             remote.cache.budget.warn_unwritable(error)
-            if have is not None:
-                have[offset] = self._fetch(remote, offset, size, retry, stop)
+            if pieces is not None:
+                pieces[offset] = self._fetch(remote, offset, size, retry, stop)
             return False
         left: list[Claim] = list(reversed(claims))
         try:
             while left:
                 claim = left[-1]
                 count = claim.end - claim.start
-                room = remote.cache.budget.reserve(count)
-                if not room and have is None:
+                reserved = remote.cache.budget.reserve(count)
+                if not reserved and pieces is None:
                     break
                 try:
                     data = self._fetch(remote, claim.start, count, retry, stop)
                 except BaseException:
-                    if room:
+                    if reserved:
                         remote.cache.budget.release(count)
                     raise
-                if have is not None:
-                    have[claim.start] = data
-                if room:
+                if pieces is not None:
+                    pieces[claim.start] = data
+                if reserved:
                     entry.store(left.pop(), data, pin)
                 else:
                     entry.abandon(left.pop())
@@ -267,54 +297,54 @@ class RemoteSource(ByteSource):
         return busy
 
     def _fetch(self, remote: RemoteFiles, offset: int, size: int, retry: RetryPolicy, stop: threading.Event) -> bytes:
-        """Bytes from the source, short answers continued until all are there."""
+        """Fetch bytes from the store, continuing after short responses."""
         parts: list[bytes] = []
-        have = 0
-        while have < size:
+        received = 0
+        while received < size:
             begun = time.monotonic()
-            get = partial(remote.store.get, self._path, self._stat, offset + have, size - have, stop=stop)
+            get = partial(remote.store.get, self._path, self._stat, offset + received, size - received, stop=stop)
             part = remote.call(lambda p, get=get: get(retry=p), self._path, stop, retry)  # type: ignore[misc]
             remote.latency.add(time.monotonic() - begun)
             parts.append(part)
-            have += len(part)
+            received += len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _reopened(root: RemoteRoot, path: str, tag: str) -> RemoteSource:
+def _reopen(root: RemoteRoot, path: str, tag: str) -> RemoteSource:
     source = RemoteSource(root, path)
     if source.tag != tag:
         raise SourceError(CHANGED, where=source.where, fix=RESTART)
     return source
 
 
-def _parts(begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """[begin, end) as (offset, size) of transfers."""
-    return ((at, min(_PART, end - at)) for at in range(begin, end, _PART))
+def _split(begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Split [begin, end) into transfers (offset, size)."""
+    return ((at, min(_MAX_TRANSFER, end - at)) for at in range(begin, end, _MAX_TRANSFER))
 
 
-def _gaps(offset: int, size: int, have: dict[int, bytes]) -> list[tuple[int, int]]:
-    """What of [offset, offset + size) no piece holds, as (offset, size)."""
+def _gaps(offset: int, size: int, pieces: dict[int, bytes]) -> list[tuple[int, int]]:
+    """Return the parts of [offset, offset + size) in no piece, as (offset, size)."""
     gaps, at = [], offset
-    for begin in sorted(have):
+    for begin in sorted(pieces):
         if begin > at:
             gaps.append((at, begin - at))
-        at = max(at, begin + len(have[begin]))
+        at = max(at, begin + len(pieces[begin]))
     if at < offset + size:
         gaps.append((at, offset + size - at))
     return gaps
 
 
-def _joined(offset: int, size: int, have: dict[int, bytes]) -> bytes:
-    if len(have) == 1:
-        return next(iter(have.values()))
+def _join(offset: int, size: int, pieces: dict[int, bytes]) -> bytes:
+    if len(pieces) == 1:
+        return next(iter(pieces.values()))
     out = bytearray(size)
-    for begin, data in have.items():
+    for begin, data in pieces.items():
         out[begin - offset : begin - offset + len(data)] = data
     return bytes(out)
 
 
 def _read_note(path: str) -> Stat | None:
-    """What a file was when some process last asked; no more than a question to its server."""
+    """Read the last known version of a file; its server must confirm it."""
     try:
         with open(path, encoding="utf-8") as file:
             size, tag, modified = json.load(file)
@@ -324,10 +354,5 @@ def _read_note(path: str) -> Stat | None:
 
 
 def _write_note(path: str, stat: Stat) -> None:
-    draft = f"{path}.{os.getpid()}.part"
-    try:
-        with open(draft, "w", encoding="utf-8") as file:
-            json.dump([stat.size, stat.tag, stat.modified], file)
-        os.replace(draft, path)
-    except OSError:
-        return  # the next process asks for the first bytes again
+    with contextlib.suppress(OSError):  # the next process fetches the first bytes again
+        write_text(Path(path), json.dumps([stat.size, stat.tag, stat.modified]), durable=False)

@@ -18,6 +18,7 @@ from types import TracebackType
 import av
 import numpy as np
 
+from understudy.atomic import draft_path, replace_file
 from understudy.errors import DatasetError
 from understudy.video.index import VideoIndex
 from understudy.video.packets import open_packets
@@ -78,7 +79,7 @@ class VideoEncoder:
         _, default_crf, defaults = _ENCODERS[codec]
         os.environ.setdefault("SVT_LOG", "1")  # the only way to silence SVT-AV1; 1 = errors only
         self.path, self.count, self._shape = Path(path), 0, (height, width, 3)
-        self._temporary = temporary_name(self.path)
+        self._temporary = draft_path(self.path)
         self._container = av.open(str(self._temporary), "w", format="mp4", options=_MUXER)
         settings = {**defaults, "crf": str(default_crf if crf is None else crf), "g": str(gop), **(options or {})}
         rate = Fraction(fps).limit_denominator(1001)
@@ -182,12 +183,8 @@ def concat_videos(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLik
         if _stream_settings(part.index) != _stream_settings(indexes[0]) or (part.index.display < 0).any():
             what = f"differs from {names[0]} in codec settings, size or rate, or hides frames"
             raise DatasetError(what, where=name, fix="encode all parts with the same settings")
-    temporary = temporary_name(Path(out))
-    try:
-        _mux(names, indexes, temporary)
-        os.replace(temporary, out)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replace_file(Path(out), durable=False) as draft:
+        _mux(names, indexes, draft)
     return [len(index.display) for index in indexes]
 
 
@@ -213,8 +210,3 @@ def _mux(names: Sequence[str], indexes: Sequence[VideoIndex], path: Path) -> Non
                 target.mux(packet)
             part.close()
             before += count
-
-
-def temporary_name(path: Path) -> Path:
-    """Name beside `path` that readers do not take for a finished file."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")

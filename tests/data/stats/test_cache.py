@@ -12,6 +12,7 @@ import pytest
 
 from support.datasets import Spec, edit_json, write_dataset, write_parquet
 from support.servers import RangeServer, folder
+from understudy.atomic import DRAFT_SUFFIX
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.stats import cache as stats_cache
@@ -204,7 +205,7 @@ def test_cache_ignores_drafts_of_a_killed_writer(root: Path, tmp_path: Path, rea
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
-    assert [path.suffix for path in kept(cache)] == [".part"]
+    assert [path.suffix for path in kept(cache)] == [DRAFT_SUFFIX]
     plain = made(root, cache)
     assert made(root, cache) == plain
     assert len(reads) == 1

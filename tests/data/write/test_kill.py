@@ -15,7 +15,6 @@ import understudy as us
 from support import recording
 from understudy.data.write import group
 from understudy.errors import DatasetError
-from understudy.video.encode import temporary_name
 from understudy.video.open import open_video
 
 
@@ -153,9 +152,3 @@ def test_killed_at_random_instants_again_and_again(seed: int, tmp_path: Path, mo
     with recording.open_writer(root, resume=True) as writer:
         recording.record(writer, range(found, found + 1))
     check(root, found + 1)
-
-
-def test_kill_a_draft_is_no_part_of_the_folder_it_becomes(tmp_path: Path) -> None:
-    draft = temporary_name(tmp_path / "data")
-    assert draft.parent == tmp_path
-    assert draft.name.startswith(".data.")

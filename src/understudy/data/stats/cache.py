@@ -1,7 +1,6 @@
 """Summaries of sources on disk, for the next run, under a hash of everything they depend on.
 
     <folder>/statistics/<hash>.npz      the summaries of one source
-                        *.part          being written
 
 The hash covers the frames, the keys and how they are learnt, the places of the rows by the metadata, and size and time
 of change (remote: etag or revision) of every data file that was read. A file appears by a rename and holds its own name
@@ -12,16 +11,17 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
+from understudy.atomic import replace_file
 from understudy.batch_keys import ACTION, STATE
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.stats.summary import FIGURES, ROWS, Summary
+from understudy.storage.cache_budget import evict_files
 
 FORMAT = 1
 """Incremented whenever summaries of the same data would differ."""
@@ -122,29 +122,6 @@ def _write(path: Path, name: str, summaries: Summaries) -> None:
         for figure in (*FIGURES, "rows")
     }
     columns = json.dumps([[key, summary.count, summary.stride] for key, summary in summaries.items()])
-    handle, draft = tempfile.mkstemp(suffix=".part", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, name=np.array(name), columns=np.array(columns), **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
-    _evict(path)
-
-
-def _evict(newest: Path) -> None:
-    """Remove the least recently used files beyond `BUDGET`, including drafts of killed processes."""
-    files = []
-    for entry in os.scandir(newest.parent):
-        with contextlib.suppress(FileNotFoundError):  # another process evicts, too
-            files.append((entry.stat().st_mtime_ns, entry.stat().st_size, entry.path))
-    total = sum(size for _, size, _ in files)
-    for _, size, path in sorted(files):
-        if total <= BUDGET:
-            return
-        if path != str(newest):
-            Path(path).unlink(missing_ok=True)
-            total -= size
+    with replace_file(path) as draft, draft.open("wb") as file:
+        np.savez(file, name=np.array(name), columns=np.array(columns), **arrays)
+    evict_files(path.parent, BUDGET, keep=path)

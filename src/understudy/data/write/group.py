@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy.atomic import sync
+from understudy.atomic import DRAFT_SUFFIX, sync
 from understudy.data.format.features import Feature
 from understudy.data.write.layout import (
     DATA_PATH,
@@ -34,6 +34,7 @@ from understudy.errors import DatasetError
 from understudy.video.encode import concat_videos
 
 MAX_EPISODES = 1000  # each episode rewrites the group's table, some 10 ms at this size
+_DRAFTS = (DRAFT_SUFFIX, ".tmp")  # the latter of version 0.1
 
 
 @dataclass
@@ -142,14 +143,15 @@ def remove_orphans(root: Path, features: Mapping[str, Feature], tables: list[pa.
     for kind, (template, key) in kinds.items():
         named = {root / file_path(template, number, key) for table in tables for number in file_numbers(table, kind)}
         for found in (root / kind).glob("chunk-*/*"):
-            temporary = found.name.startswith(".") and found.name.endswith(".tmp")
+            temporary = found.name.startswith(".") and found.name.endswith(_DRAFTS)
             if temporary or (found.suffix == Path(template).suffix and found not in named):
                 found.unlink()
         missing = sorted(path for path in named if not path.exists())
         if missing:
             raise DatasetError("is missing", where=missing[0], fix="restore the file; the recording cannot continue")
-    for found in [*(root / "meta").glob(".*.tmp"), *(root / "meta/episodes").glob("chunk-*/.*.tmp")]:
-        os.unlink(found)
+    for suffix in _DRAFTS:
+        for found in [*(root / "meta").glob(f".*{suffix}"), *(root / "meta/episodes").glob(f"chunk-*/.*{suffix}")]:
+            os.unlink(found)
 
 
 def _set(rows: pa.Table, name: str, values: np.ndarray) -> pa.Table:

@@ -1,7 +1,6 @@
 """A LeRobot v3.0 dataset on disk: paths, schemas, `info.json`, and atomic replacement of files."""
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy.atomic import sync
+from understudy.atomic import replace_file, write_text
 from understudy.data.format.features import Feature
 from understudy.data.stats.running import NAMES
-from understudy.video.encode import codec_name, temporary_name
+from understudy.video.encode import codec_name
 
 FILES_PER_CHUNK = 1000
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
@@ -38,20 +37,13 @@ def file_path(template: str, number: int, key: str = "") -> str:
     return template.format(chunk_index=chunk, file_index=file, video_key=key)
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file atomically: readers and killed processes leave the old file or the new one."""
-    temporary = temporary_name(path)
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
-
-
 def replace_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file as `replace_file` does."""
-    replace_file(path, json.dumps(value, indent=4, ensure_ascii=False).encode())
+    """Replace a JSON file atomically."""
+    write_text(path, json.dumps(value, indent=4, ensure_ascii=False), durable=False)
 
 
 def replace_parquet(path: Path, parts: Iterable[pa.Table], schema: pa.Schema, *, durable: bool = False) -> None:
-    """Write tables as one parquet file, one row group each, as `replace_file` does.
+    """Replace a parquet file by tables, one row group each, atomically.
 
     Args:
         path: the file.
@@ -59,19 +51,12 @@ def replace_parquet(path: Path, parts: Iterable[pa.Table], schema: pa.Schema, *,
         schema: their schema.
         durable: also survive a power cut, which waits for the disk.
     """
-    temporary = temporary_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Dictionary encoding only costs time: few values repeat, and each episode rewrites the episode table.
-    with pq.ParquetWriter(
-        temporary, schema, compression="snappy", use_dictionary=False, write_page_checksum=True
-    ) as writer:
+    options = {"compression": "snappy", "use_dictionary": False, "write_page_checksum": True}
+    with replace_file(path, durable=durable) as draft, pq.ParquetWriter(draft, schema, **options) as writer:
         for part in parts:
             writer.write_table(part)
-    if durable:
-        sync(temporary)
-    os.replace(temporary, path)
-    if durable:
-        sync(path.parent)
 
 
 def column_type(feature: Feature) -> pa.DataType:

@@ -28,6 +28,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
+from understudy.atomic import draft_path
 from understudy.data.format.features import Feature
 from understudy.data.stats.image_statistics import ImageStatistics, image_step
 from understudy.data.stats.running import NAMES, RunningStatistics
@@ -48,7 +49,7 @@ from understudy.data.write.layout import (
 )
 from understudy.data.write.resume import load_recording, read_every, rebuild_statistics
 from understudy.errors import DatasetError
-from understudy.video.encode import VideoEncoder, codec_name, temporary_name
+from understudy.video.encode import VideoEncoder, codec_name
 
 Statistics = dict[str, RunningStatistics | ImageStatistics]
 
@@ -289,7 +290,7 @@ class EpisodeWriter:
     def _create(self) -> None:
         """Create an empty dataset atomically."""
         self.root.parent.mkdir(parents=True, exist_ok=True)
-        draft = temporary_name(self.root)
+        draft = draft_path(self.root)
         try:
             (draft / "meta").mkdir(parents=True)
             schema, no_tasks = episode_schema(self.features), tasks_table([])

@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from understudy.atomic import write_text
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.episode_table import FileTable
 from understudy.errors import DatasetError, MissingFileError, SourceError
@@ -123,9 +123,7 @@ def _rows(files: Files, paths: Sequence[str], cache: Path | None) -> list[str]:
     if store is not None and any(kept.get(path) != entry for path, entry in fresh.items()):
         with contextlib.suppress(OSError):
             store.parent.mkdir(parents=True, exist_ok=True)
-            draft = store.with_name(f".{store.name}.{secrets.token_hex(4)}")
-            draft.write_text(json.dumps({**kept, **fresh}), encoding="utf-8")
-            os.replace(draft, store)
+            write_text(store, json.dumps({**kept, **fresh}), durable=False)
     return [entry[1] for entry in found]
 
 
