@@ -1,4 +1,4 @@
-"""What of an address is shown, and how the rest of it is found again."""
+"""Credentials in addresses: removed for display, and restored for opening."""
 
 import pickle
 from pathlib import Path
@@ -13,7 +13,7 @@ from understudy.storage.options import RemoteOptions
 
 
 @pytest.fixture(autouse=True)
-def _nothing_put_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_remembered_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "_full_addresses", {})
     monkeypatch.delenv(addresses.VARIABLE, raising=False)
 
@@ -43,34 +43,34 @@ def _nothing_put_aside(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--data.root=http://u:PASS@h/t?s=1", "--data.root=http://h/t"),
     ],
 )
-def test_what_is_shown(address: str, seen: str) -> None:
+def test_strip_credentials(address: str, seen: str) -> None:
     assert addresses.strip_credentials(address) == seen
     assert addresses.strip_credentials(seen) == seen
 
 
-def test_what_was_put_aside_is_found() -> None:
-    given: dict[str, str] = {}
+def test_restore_credentials_returns_the_remembered_address() -> None:
+    names: dict[str, str] = {}
     first, second = "http://h/t?part=1", "http://u:PASS@h/t/?part=2"
-    assert addresses.remember_credentials(first, given) == "http://h/t"
-    assert addresses.remember_credentials(first, given) == "http://h/t"
-    name = addresses.remember_credentials(second, given)
-    assert name != "http://h/t", "another dataset, as far as anyone can tell"
+    assert addresses.remember_credentials(first, names) == "http://h/t"
+    assert addresses.remember_credentials(first, names) == "http://h/t"
+    name = addresses.remember_credentials(second, names)
+    assert name != "http://h/t", "it may be another dataset"
     assert addresses.remember_credentials(name, {}) == name
     assert addresses.restore_credentials("http://h/t") == addresses.restore_credentials("http://h/t/") == first
     assert addresses.restore_credentials(name) == second
     assert addresses.restore_credentials("http://h/other") == "http://h/other"
     assert not addresses.has_credentials("http://h/other")
-    addresses.remember_credentials("http://h/t?part=9", {}, fresh=False)
+    addresses.remember_credentials("http://h/t?part=9", {}, replace=False)
     assert addresses.restore_credentials("http://h/t") == first
     addresses.remember_credentials("http://h/t?part=9", {})
     assert addresses.restore_credentials("http://h/t") == "http://h/t?part=9"
-    assert addresses.remember_credentials("/data/t", given) == "/data/t"
+    assert addresses.remember_credentials("/data/t", names) == "/data/t"
 
 
-def test_one_with_and_one_without_a_query_stay_two() -> None:
+def test_addresses_with_and_without_a_query_stay_distinct() -> None:
     for pair in (("http://h/t", "http://h/t?part=2"), ("http://h/t?part=2", "http://h/t")):
-        given: dict[str, str] = {}
-        one, two = (addresses.remember_credentials(address, given) for address in pair)
+        names: dict[str, str] = {}
+        one, two = (addresses.remember_credentials(address, names) for address in pair)
         assert one != two
         assert [
             addresses.restore_credentials(one).partition("#")[0],
@@ -78,7 +78,7 @@ def test_one_with_and_one_without_a_query_stay_two() -> None:
         ] == list(pair)
 
 
-def test_the_environment_names_whole_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restore_credentials_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = "http://u:PASS@h/t?part=1", "http://u:PASS@h/t?part=2"
     monkeypatch.setenv(addresses.VARIABLE, f"{one}\n {two}  https://TOKEN@h/x/")
     assert addresses.restore_credentials("http://h/t") == one
@@ -86,7 +86,7 @@ def test_the_environment_names_whole_addresses(monkeypatch: pytest.MonkeyPatch) 
     assert addresses.restore_credentials("https://h/x") == "https://TOKEN@h/x/"
 
 
-def test_messages_are_scrubbed() -> None:
+def test_redact_removes_all_secrets() -> None:
     addresses.remember_credentials("http://user:p%40ssw0rd@h/t?sig=SIGNATURE&v=1", {})
     seen = addresses.redact("GET /t?sig=SIGNATURE&v=1 for user:p%40ssw0rd, p@ssw0rd, SIGNATURE, dXNlcjpwQHNzdzByZA==")
     for secret in ("SIGNATURE", "ssw0rd", "dXNlcjpwQHNzdzByZA"):
@@ -98,7 +98,7 @@ def test_messages_are_scrubbed() -> None:
     assert str(DatasetError("a", where=Path("/x?y"))) == "/x?y: a"
 
 
-def test_files_show_no_credentials_and_open_with_them() -> None:
+def test_files_hide_credentials_and_use_them() -> None:
     full = "memory://u:PASS@set/table?sig=SECRET"
     for files in (Files(full), pickle.loads(pickle.dumps(Files(full)))):
         for seen in (files.root, files.where("meta/info.json"), repr(files)):

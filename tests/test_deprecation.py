@@ -1,4 +1,4 @@
-"""Old public names work, warn once per use, and name the new one."""
+"""Old public names work, warn at each use and name the new one."""
 
 import pytest
 

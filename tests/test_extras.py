@@ -1,4 +1,4 @@
-"""What works with the core alone, and the one line about an extra that is not installed.
+"""The core without extras, and the message about a missing extra.
 
 Each test is a process of its own in which the packages of the extras (or torch, or pyarrow and av) cannot be imported.
 """
@@ -39,7 +39,7 @@ ALL = {module for modules in EXTRAS.values() for module in modules} | BROUGHT
 
 
 def without(blocked: set[str], code: str, *arguments: object) -> Any:
-    """What `code` prints as its last line, read as JSON."""
+    """Run `code` without some packages and return its last printed line, parsed as JSON."""
     program = BLOCKER.replace("BLOCKED", repr(blocked)) + code
     command = [sys.executable, "-c", program, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
@@ -52,7 +52,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_dataset(tmp_path_factory.mktemp("extras") / "dataset")
 
 
-def test_the_core_reads_writes_orders_loads_and_trains(data: Path, tmp_path: Path) -> None:
+def test_core_works_without_extras(data: Path, tmp_path: Path) -> None:
     code = """
 import numpy as np, torch
 import understudy as us
@@ -84,13 +84,13 @@ print(json.dumps({
     "names": [hasattr(us, name) for name in us.__all__],
 }))
 """
-    told = without(ALL, code, data, tmp_path / "written")
-    assert told["same"] == [True, True]
-    assert told["episodes"] == 1
-    assert all(told["names"])
+    printed = without(ALL, code, data, tmp_path / "written")
+    assert printed["same"] == [True, True]
+    assert printed["episodes"] == 1
+    assert all(printed["names"])
 
 
-def test_the_catalog_and_the_order_need_no_torch(data: Path) -> None:
+def test_catalog_and_order_need_no_torch(data: Path) -> None:
     code = """
 import understudy as us
 catalog = us.Catalog.open(sys.argv[1])
@@ -102,7 +102,7 @@ print(json.dumps([len(catalog.episodes.lengths), "torch" in sys.modules]))
 
 
 def test_policies_and_optimizers_need_no_reader() -> None:
-    """The network and its step are for other people's data, too."""
+    """Networks and training steps can be used with other data."""
     root = Path(__file__).parents[1] / "src/understudy"
     modules = sorted(root.rglob("*.py"))
     names = [".".join(path.relative_to(root).with_suffix("").parts) for path in modules]
@@ -117,18 +117,18 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules} & BLOCK
 
 
 CALLS = """
-calls, told = json.loads(sys.argv[1]), []
+calls, printed = json.loads(sys.argv[1]), []
 from understudy.cli import main as cli
 for call in calls:
     with redirect_stderr(io.StringIO()) as err, redirect_stdout(io.StringIO()):
         code = cli.main(call)
-    told.append([code, err.getvalue()])
-print(json.dumps(told))
+    printed.append([code, err.getvalue()])
+print(json.dumps(printed))
 """
 
 
 @pytest.mark.parametrize("missing", ["pydantic", "annotated_types", "tyro", "yaml", "tqdm"])
-def test_every_verb_names_the_extra(missing: str) -> None:
+def test_every_command_names_the_missing_extra(missing: str) -> None:
     calls = [verb.split() for verb in VERBS] + [["train", "--help"]]
     for call, (code, said) in zip(calls, without({missing}, CALLS, json.dumps(calls)), strict=True):
         assert code == 2, call
@@ -136,8 +136,7 @@ def test_every_verb_names_the_extra(missing: str) -> None:
         assert said.count("\n") == 1, said
 
 
-def test_what_asks_for_more_names_that(data: Path, tmp_path: Path) -> None:
-    """Before anything has been measured, recorded or trained."""
+def test_options_name_the_missing_extra_before_any_work(data: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     asked = {
         "report": [
@@ -155,15 +154,15 @@ def test_what_asks_for_more_names_that(data: Path, tmp_path: Path) -> None:
     }
     calls = [(extra, call) for extra, several in asked.items() for call in several]
     blocked = ALL - set(EXTRAS["train"])
-    told = without(blocked, CALLS, json.dumps([call for _, call in calls]))
-    for (extra, call), (code, said) in zip(calls, told, strict=True):
+    printed = without(blocked, CALLS, json.dumps([call for _, call in calls]))
+    for (extra, call), (code, said) in zip(calls, printed, strict=True):
         assert code == 2, (call, said)
         assert f"pip install 'understudy[{extra}]'" in said, (call, said)
         assert said.count("\n") == 1, said
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_without_matplotlib_trains_and_says_so(data: Path, tmp_path: Path) -> None:
+def test_run_without_matplotlib_trains_and_names_the_extra(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     small = ["--steps", "2", "--batch", "2", "--data.chunk", "2", "--policy.width", "8", "--policy.layers", "1"]
     call = ["train", "--data.root", str(data), "--out", str(out), *small]
@@ -174,26 +173,26 @@ def test_a_run_without_matplotlib_trains_and_says_so(data: Path, tmp_path: Path)
     assert not (out / "report.html").exists()
 
 
-def test_library_code_names_the_extra(data: Path) -> None:
+def test_import_of_a_module_names_the_missing_extra(data: Path) -> None:
     code = """
 from understudy.extras import MissingExtraError
-told = {}
+printed = {}
 for name in sys.argv[1:]:
     try:
         importlib.import_module(f"understudy.{name}")
     except MissingExtraError as error:
-        told[name] = str(error)
-print(json.dumps(told))
+        printed[name] = str(error)
+print(json.dumps(printed))
 """
     names = {"config.train": "train", "train.run": "train", "report.run.page": "train", "envs.tabletop.sim": "demo"}
-    told = without(ALL, code, *names)
-    assert {name: re.findall(r"understudy\[(\w+)\]", said) for name, said in told.items()} == {
+    printed = without(ALL, code, *names)
+    assert {name: re.findall(r"understudy\[(\w+)\]", said) for name, said in printed.items()} == {
         name: [extra] for name, extra in names.items()
     }
 
 
-def test_other_missing_packages_keep_their_traceback() -> None:
-    """An import of ours that fails is a fault and no wish for an extra."""
+def test_missing_package_of_no_extra_keeps_its_traceback() -> None:
+    """A failing import of our own is a bug, not a missing extra."""
     code = (
         """
 import understudy.cli.record as tool
@@ -208,7 +207,7 @@ tool.record = broken
     assert "Traceback" in said
 
 
-def test_extras_agree_with_what_is_declared() -> None:
+def test_extras_match_pyproject() -> None:
     declared = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     optional = declared["optional-dependencies"]
     spelt = {"annotated_types": "annotated-types", "yaml": "pyyaml"}

@@ -1,4 +1,4 @@
-"""The allocator of the process is the user's: only the command line, or who asks for it, sets it."""
+"""Only the command line and `keep_freed_memory` change the allocator of the process."""
 
 import os
 import shutil
@@ -21,8 +21,8 @@ loader.close()
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which a program says when it sets glibc's allocator."""
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which a program prints when it sets glibc's allocator."""
     folder = tmp_path_factory.mktemp("shim")
     (folder / "shim.c").write_text(SHIM)
     compiler = shutil.which("cc")
@@ -32,18 +32,20 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "LD_PRELOAD": str(folder / "shim.so"), "OMP_NUM_THREADS": "1"}
 
 
-def said(watched: dict[str, str], *command: str | Path) -> bool:
-    done = subprocess.run([sys.executable, *command], env=watched, capture_output=True, text=True)
+def sets_allocator(environment: dict[str, str], *command: str | Path) -> bool:
+    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
     assert "Traceback" not in done.stderr, done.stderr
     return "mallopt" in done.stderr
 
 
-def test_the_loader_leaves_the_allocator_alone(watched: dict[str, str], tmp_path: Path) -> None:
+def test_loader_leaves_the_allocator_alone(environment: dict[str, str], tmp_path: Path) -> None:
     write_dataset(tmp_path / "data", Spec(lengths=(6, 5)))
-    assert not said(watched, "-c", LOADER, tmp_path / "data")
-    assert said(watched, "-c", "import understudy; understudy.keep_freed_memory()" + LOADER, tmp_path / "data")
+    assert not sets_allocator(environment, "-c", LOADER, tmp_path / "data")
+    assert sets_allocator(
+        environment, "-c", "import understudy; understudy.keep_freed_memory()" + LOADER, tmp_path / "data"
+    )
 
 
-def test_the_command_line_sets_it_for_its_own_process(watched: dict[str, str], tmp_path: Path) -> None:
-    assert said(watched, "-m", "understudy", "bench", tmp_path / "none")
-    assert not said(watched, "-m", "understudy", "order", "explain", "--help")
+def test_command_line_sets_the_allocator(environment: dict[str, str], tmp_path: Path) -> None:
+    assert sets_allocator(environment, "-m", "understudy", "bench", tmp_path / "none")
+    assert not sets_allocator(environment, "-m", "understudy", "order", "explain", "--help")

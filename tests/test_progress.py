@@ -1,4 +1,4 @@
-"""Progress in a log: plain lines, none of them drawn over another, and none for work that is done at once."""
+"""Progress in a log: plain lines without carriage returns, and none for short work."""
 
 import io
 import re
@@ -29,14 +29,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def test_a_log_gets_a_line_now_and_then(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_logs_a_line_per_interval(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with Progress(10_000, "statistics", "frame") as bar:
         for _ in range(99):
             clock.now += 1.0
             bar.update(100)
-    said = capsys.readouterr().err
-    lines = said.splitlines()
-    assert "\r" not in said
+    output = capsys.readouterr().err
+    lines = output.splitlines()
+    assert "\r" not in output
     assert 99 / progress.MIN_INTERVAL - 1 < len(lines) <= 99 / progress.MIN_INTERVAL + 1
     assert all(LINE.match(line) for line in lines)
     first = LINE.match(lines[0])
@@ -46,7 +46,7 @@ def test_a_log_gets_a_line_now_and_then(clock: Clock, capsys: pytest.CaptureFixt
     assert lines[-1].startswith("statistics: 9,900 of 10,000 frames")
 
 
-def test_a_log_of_days_does_not_grow_with_every_half_minute(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_logs_less_often_after_days(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with Progress(100_000, "train", "frame", last=True) as bar:
         for _ in range(3 * 8640):  # three days
             clock.now += 10.0
@@ -54,26 +54,26 @@ def test_a_log_of_days_does_not_grow_with_every_half_minute(clock: Clock, capsys
     assert 3 * 86400 / progress.MAX_INTERVAL < len(capsys.readouterr().err.splitlines()) < 600
 
 
-def test_work_that_is_done_at_once_is_not_worth_a_line(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_logs_nothing_for_short_work(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with Progress(10, "statistics", "frame") as bar:
         bar.update(10)
     assert capsys.readouterr().err == ""
     with Progress(10, "train", "frame", last=True) as bar:
-        bar.note("loss 0.5")
+        bar.set_note("loss 0.5")
         bar.update(10)
     assert capsys.readouterr().err.splitlines()[-1].endswith("loss 0.5")
 
 
-def test_who_is_not_shown_says_nothing(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_that_is_not_shown_prints_nothing(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with Progress(10, "train", "frame", last=True, shown=False) as bar:
         clock.now += 1000.0
         bar.update(10)
-        bar.say("a word")
+        bar.write("a word")
     assert capsys.readouterr().err == ""
     assert bar.n == 10
 
 
-def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_draws_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -85,7 +85,7 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_no_bar_stays_above_an_error(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+def test_progress_removes_its_bar_before_an_error(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     terminal = io.StringIO()
     terminal.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "stderr", terminal)

@@ -1,4 +1,4 @@
-"""Names of the keys that every batch may have, whichever dataset it was read from and whichever policy reads it."""
+"""Keys of a batch that are independent of the dataset and of the policy."""
 
 STATE, ACTION, TASK = "observation.state", "action", "task"
 HEAD, MODE = "head", "mode"

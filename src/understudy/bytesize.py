@@ -1,4 +1,4 @@
-"""Sizes as people write them. No torch, so that settings can be checked before anything is loaded."""
+"""Sizes in bytes, as text. Imports no torch, so that settings are checked before anything heavy is loaded."""
 
 import re
 
@@ -7,13 +7,13 @@ _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def parse_bytes(size: int | str) -> int:
-    """Bytes from a number or from text such as "4GB", "512 MiB", "1.5gb".
+    """Return the bytes of a number, or of text such as "4GB", "512 MiB" or "1.5gb".
 
     Raises:
-        ValueError: anything else, or nothing at all.
+        ValueError: Any other text, or less than one byte.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?b|)\s*", str(size), re.IGNORECASE)
-    found = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
-    if found < 1:
+    count = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
+    if count < 1:
         raise ValueError(f"memory {size!r}: give bytes, or text such as '4GB' or '512MiB'")
-    return found
+    return count

@@ -1,23 +1,22 @@
-"""Cancellation of what a thread waits for, once the caller it works for is gone."""
+"""Cancellation of a thread's work after its caller has gone."""
 
 import threading
 from collections.abc import Callable
 
 
 class Cancelled(Exception):
-    """Whoever asked has gone."""
+    """The work of this thread is no longer needed."""
 
 
 _of_thread = threading.local()
 
 
-def cancel_when(gone: Callable[[], bool]) -> None:
-    """Have whatever this thread waits for given up (`Stopped`) once `gone()`: for threads that read for somebody who
-    may go away."""
-    _of_thread.gone = gone
+def cancel_when(is_gone: Callable[[], bool]) -> None:
+    """Raise `Cancelled` from waits of this thread once `is_gone()`; for threads whose caller may go away."""
+    _of_thread.is_gone = is_gone
 
 
 def is_cancelled() -> bool:
-    """Whether the one this thread works for has gone."""
-    gone: Callable[[], bool] | None = getattr(_of_thread, "gone", None)
-    return gone is not None and gone()
+    """Return whether the caller of this thread has gone."""
+    is_gone: Callable[[], bool] | None = getattr(_of_thread, "is_gone", None)
+    return is_gone is not None and is_gone()

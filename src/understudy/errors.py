@@ -1,4 +1,4 @@
-"""Errors that a user sees. `UnderstudyError` is the base of all of them."""
+"""Errors that users see. `UnderstudyError` is the base of all of them."""
 
 from understudy.addresses import redact
 
@@ -8,22 +8,27 @@ class UnderstudyError(Exception):
 
 
 class ConfigError(UnderstudyError, ValueError):
-    """Settings that cannot be used. The message is for the person who wrote them; the command line exits with 2."""
+    """Invalid settings. The message addresses their author; the command line exits with 2."""
 
 
 class RankError(UnderstudyError, OSError):
-    """Another process of this run failed or went away; the message is that process's own error."""
+    """Another process of this run failed or ended; the message is that process's own error."""
 
 
 class CheckpointError(UnderstudyError, OSError):
-    """A checkpoint could not be written or read; earlier ones are untouched."""
+    """A checkpoint cannot be written or read; earlier ones are untouched."""
 
 
 class DatasetError(UnderstudyError, ValueError):
-    """A dataset cannot be used as asked.
+    """A dataset cannot be used as requested.
 
-    The message is one line that names the value (file, episode), the rule it breaks and the remedy; the command line
-    prints it as it is and exits with 2. No credentials of an address stand in it.
+    The message is one line with the value (file, episode), the rule that it breaks and the remedy. The command line
+    prints it and exits with 2. Credentials of addresses are removed from it.
+
+    Attributes:
+        what: The broken rule.
+        where: File, episode or address, or None.
+        fix: The remedy, or "".
     """
 
     def __init__(self, what: str, *, where: object = None, fix: str = "") -> None:
@@ -37,16 +42,24 @@ class DatasetError(UnderstudyError, ValueError):
 
 
 class MissingFileError(DatasetError):
-    """There is no such file: the one failure that may be an answer."""
+    """A file is missing. This is the only failure that can be a valid answer to a question."""
 
 
 class LfsPointerError(DatasetError):
-    """The file is what git LFS leaves in a clone until the file itself is downloaded."""
+    """The file is a git LFS pointer: a clone has it until the real file is downloaded."""
 
 
 class SourceError(DatasetError):
-    """The source gave no answer, or is no longer what it was. This says nothing about the data: it is no bad picture or
-    row, and nothing may stand in for what could not be read."""
+    """The source of a file gives no answer, or the file changed since it was opened.
+
+    The data itself is not at fault: it is no bad image or row, and no other sample may replace it.
+    """
+
+
+def summarize(error: BaseException) -> str:
+    """Return the type of an error and the first line of its message."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 
 
 def _rebuild(kind: type[DatasetError], what: str, where: object, fix: str) -> DatasetError:

@@ -1,7 +1,7 @@
-"""The packages that only a part of understudy needs, and the one line about one of them that is not installed.
+"""Optional packages (the extras of pyproject.toml), and the error for one that is not installed.
 
-The core (reading, loading, writing, order, policies, the optimizers) needs none of them. A module that does imports it
-inside `required()`, or from `config/declare.py`.
+The core (reading, loading, writing, order, policies, optimizers) needs none of them. A module that does imports them
+inside `optional_imports()`, or from `config/declare.py`.
 """
 
 from collections.abc import Iterator
@@ -19,44 +19,45 @@ EXTRAS = {
     "demo": ("mujoco", "gymnasium"),
     "sim": ("metaworld",),
 }
-"""Extra -> the modules that it brings, besides those of the extras that it includes."""
+"""Extra -> modules that it installs, without those of the extras that it includes."""
 INCLUDES = {"report": ("train",), "demo": ("report",), "sim": ("demo",), "hub": ("remote",), "s3": ("remote",)}
+"""Extra -> other extras that it includes."""
 
 
 class MissingExtraError(UnderstudyError, ModuleNotFoundError):
-    """A package is not installed; the message is one line with the pip command that brings it."""
+    """An optional package is not installed; the message is one line with the pip command that installs it."""
 
 
 def require(extra: str) -> None:
-    """Raise MissingExtra unless all that `extra` brings is installed. Imports nothing."""
-    absent = next(filter(_absent, _modules(extra)), None)
-    if absent is not None:
-        raise _error(absent, extra)
+    """Raise MissingExtraError unless all modules of `extra` are installed. Imports none of them."""
+    missing = next(filter(_is_missing, _modules(extra)), None)
+    if missing is not None:
+        raise _error(missing, extra)
 
 
 def is_installed(extra: str) -> bool:
-    """Whether all that `extra` brings is installed. Imports nothing."""
-    return not any(map(_absent, _modules(extra)))
+    """Return whether all modules of `extra` are installed. Imports none of them."""
+    return not any(map(_is_missing, _modules(extra)))
 
 
 @contextmanager
 def optional_imports() -> Iterator[None]:
-    """A block of imports: a package of an extra that is not installed becomes a MissingExtra."""
+    """Turn a missing package of an extra inside the block into a MissingExtraError."""
     try:
         yield
     except ModuleNotFoundError as error:
-        if known := describe_missing(error):
-            raise known from error
+        if missing := describe_missing(error):
+            raise missing from error
         raise
 
 
 def describe_missing(error: ImportError) -> MissingExtraError | None:
-    """The same as one line, or None: what could not be imported is no package of an extra."""
+    """Return the MissingExtraError for an ImportError; None if the module belongs to no extra."""
     if isinstance(error, MissingExtraError):
         return error
     name = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if name in modules), None)
-    return None if extra is None or not _absent(name) else _error(name, extra)
+    return None if extra is None or not _is_missing(name) else _error(name, extra)
 
 
 def _error(module: str, extra: str) -> MissingExtraError:
@@ -67,8 +68,8 @@ def _modules(extra: str) -> list[str]:
     return [*EXTRAS[extra], *(module for other in INCLUDES.get(extra, ()) for module in _modules(other))]
 
 
-def _absent(module: str) -> bool:
+def _is_missing(module: str) -> bool:
     try:
         return find_spec(module) is None
-    except ValueError:  # somebody's stand-in in sys.modules, without a spec
+    except ValueError:  # a stub in sys.modules without a spec
         return True

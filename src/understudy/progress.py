@@ -1,8 +1,7 @@
-"""How far long work has come, on stderr: a bar on a terminal, a plain line now and then in a log. Needs the extra
-`train`.
+"""Progress of long work on stderr: a bar on a terminal, occasional plain lines in a log. Needs the extra `train`.
 
-A bar is drawn over itself with carriage returns, which a log file keeps as one line of megabytes. A line of a log says
-how much is done, at what rate lately, and how much time is left at that rate.
+A bar is redrawn with carriage returns, which would fill one line of a log file with megabytes. A log line holds the
+count, the recent rate and the remaining time at that rate.
 """
 
 import sys
@@ -18,15 +17,22 @@ with optional_imports():
 __all__ = ["Progress", "tqdm"]
 
 MIN_INTERVAL, MAX_INTERVAL = 30.0, 600.0
-"""Seconds between two lines of a log: at first, and of work that takes days."""
+"""Seconds between two log lines: at first, and after days of work."""
 
 
 class Progress:
-    """Counts up to `total`.
+    """Progress display of a count up to `total`.
 
     Args:
-        what: the work; unit: what is counted, in the singular. done: how many were done before.
-        shown: False shows nothing. last: also a line at the end, however short the work was.
+        total: Number of units of the whole work.
+        what: Name of the work.
+        unit: Name of a unit, in the singular.
+        done: Units done before.
+        shown: False displays nothing.
+        last: Also log a line at the end of work that was too short for one.
+
+    Attributes:
+        n: Units done so far.
     """
 
     def __init__(
@@ -37,9 +43,9 @@ class Progress:
         self._bar: Any = None
         self._note = ""
         self._lines = shown and not sys.stderr.isatty()
-        self._from, self._since = done, time.monotonic()
-        self._began = self._since
-        self._told = self.n if not last else -1
+        self._last_n, self._last_time = done, time.monotonic()
+        self._start = self._last_time
+        self._logged = self.n if not last else -1
         if shown and not self._lines:
             self._bar = tqdm(
                 total=total, desc=what, unit=unit, unit_scale=total > 100_000, initial=done, mininterval=0.5,
@@ -47,44 +53,44 @@ class Progress:
             )  # fmt: skip
 
     def update(self, count: int = 1) -> None:
-        """So many more are done."""
+        """Count `count` more units."""
         self.n += count
         if self._bar is not None:
             self._bar.update(count)
         elif self._lines:
             now = time.monotonic()
-            if now - self._since >= max(MIN_INTERVAL, min(MAX_INTERVAL, (now - self._began) / 20)):
-                self._line()
+            if now - self._last_time >= max(MIN_INTERVAL, min(MAX_INTERVAL, (now - self._start) / 20)):
+                self._log()
 
-    def note(self, text: str) -> None:
-        """What stands behind the next lines."""
+    def set_note(self, text: str) -> None:
+        """Append `text` to the bar or to the next log lines."""
         self._note = text
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
 
-    def say(self, line: str) -> None:
-        """A line of its own."""
+    def write(self, line: str) -> None:
+        """Print a separate line."""
         if self._bar is not None or self._lines:
             tqdm.write(line, file=sys.stderr)
 
     def close(self, failed: bool = False) -> None:
-        """The end. failed: no bar stays above the message about that."""
+        """End the display; `failed` removes the bar, so that it does not precede the error message."""
         if self._bar is not None:
             self._bar.leave = self._bar.leave and not failed
             self._bar.close()
-        elif self._lines and self._told != self.n and (self._last or self._since > self._began):
-            self._line()
+        elif self._lines and self._logged != self.n and (self._last or self._last_time > self._start):
+            self._log()
         self._lines = False
 
-    def _line(self) -> None:
+    def _log(self) -> None:
         now = time.monotonic()
-        rate = (self.n - self._from) / max(now - self._since, 1e-9)
+        rate = (self.n - self._last_n) / max(now - self._last_time, 1e-9)
         left = f", {_duration((self._total - self.n) / rate)} left" if rate and self.n < self._total else ""
         share = f" ({self.n / self._total:.0%})" if self._total else ""
         note = f", {self._note}" if self._note else ""
         done = f"{self.n:,} of {self._total:,} {self._unit}s{share}"
         print(f"{self._what}: {done}, {_rate(rate)}/s{left}{note}", file=sys.stderr, flush=True)
-        self._from, self._since, self._told = self.n, now, self.n
+        self._last_n, self._last_time, self._logged = self.n, now, self.n
 
     def __enter__(self) -> "Progress":
         return self

@@ -1,5 +1,4 @@
-"""The cache of a host: each byte fetched once whatever processes ask, its budget kept, nothing trusted that a killed
-process or a bad disk left."""
+"""The host's cache: each byte is fetched once, the budget holds, leftovers of kills and bad disks are not trusted."""
 
 import os
 import signal
@@ -23,7 +22,7 @@ from understudy.storage.retry import RetryPolicy
 from understudy.storage.spans import Span, Spans
 
 DATA = np.random.default_rng(1).integers(0, 256, 400_000, np.uint8).tobytes()
-HEAD = 65_536  # bytes that come along when a file is opened
+HEAD = 65_536  # bytes fetched when a file is opened
 PATH = "/set/a.mp4"
 QUICK = RetryPolicy(deadline=20.0, stall=10.0, initial_backoff=0.001, max_backoff=0.004)
 
@@ -35,10 +34,12 @@ def server() -> Iterator[RangeServer]:
 
 
 def reader(server: RangeServer, cache: Path, budget: int = 1 << 30, retry: RetryPolicy = QUICK) -> RemoteSource:
-    """A source as another process of the host would open it: nothing is shared but the folder."""
-    found = Files(server.url + "/set", RemoteOptions(cache=str(cache), cache_bytes=budget, retry=retry)).source("a.mp4")
-    assert isinstance(found, RemoteSource)
-    return found
+    """Open the source as another process of the host would: only the folder is shared."""
+    source = Files(server.url + "/set", RemoteOptions(cache=str(cache), cache_bytes=budget, retry=retry)).source(
+        "a.mp4"
+    )
+    assert isinstance(source, RemoteSource)
+    return source
 
 
 def spans_in(cache: Path) -> list[Path]:
@@ -50,13 +51,13 @@ def kept(cache: Path) -> int:
 
 
 def until(met: Callable[[], bool]) -> None:
-    """Wait for something that must come; the test's own time limit ends what does not."""
+    """Wait for a condition; the test's time limit ends the wait."""
     while not met():
         time.sleep(0.002)
 
 
 def child(act: Callable[[], bool]) -> int:
-    """Run `act` in a forked process; its id. It ends with 0 if `act` was true, 3 on Ctrl-C."""
+    """Run `act` in a forked process and return its id; exit code 0 if `act` was true, 3 on Ctrl-C."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -69,7 +70,7 @@ def child(act: Callable[[], bool]) -> int:
     return pid
 
 
-def ended(pid: int) -> int:
+def exit_code(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -87,7 +88,9 @@ SPANS = st.tuples(st.integers(0, len(DATA) - 1), st.integers(0, 60_000)).map(
 
 @settings(max_examples=25)
 @given(reads=st.lists(st.tuples(st.integers(0, 1), SPANS), min_size=1, max_size=12))
-def test_each_byte_once(reads: list[tuple[int, tuple[int, int]]], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_cache_fetches_each_byte_once(
+    reads: list[tuple[int, tuple[int, int]]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     cache = tmp_path_factory.mktemp("once")
     with RangeServer({PATH: DATA}) as server:
         both = [reader(server, cache), reader(server, cache)]
@@ -103,7 +106,7 @@ def test_each_byte_once(reads: list[tuple[int, tuple[int, int]]], tmp_path_facto
     reads=st.lists(st.tuples(st.integers(0, 1), SPANS, st.booleans()), min_size=1, max_size=12),
     budget=st.integers(0, 150_000),
 )
-def test_the_budget_is_kept_and_changes_no_byte(
+def test_cache_budget_holds_and_changes_no_byte(
     reads: list[tuple[int, tuple[int, int], bool]], budget: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     cache = tmp_path_factory.mktemp("budget")
@@ -124,7 +127,9 @@ def test_the_budget_is_kept_and_changes_no_byte(
     gone=st.sets(st.integers(0, 19)),
     asked=st.tuples(st.integers(0, 90), st.integers(0, 40)),
 )
-def test_spans_that_overlap_a_place(ends: list[tuple[int, int]], gone: set[int], asked: tuple[int, int]) -> None:
+def test_spans_overlapping_returns_them_by_start(
+    ends: list[tuple[int, int]], gone: set[int], asked: tuple[int, int]
+) -> None:
     spans = [Span(start, start + size, str(i), 0) for i, (start, size) in enumerate(ends)]
     some, start, end = Spans(), asked[0], asked[0] + asked[1]
     for left in ([], gone):
@@ -138,7 +143,7 @@ def test_spans_that_overlap_a_place(ends: list[tuple[int, int]], gone: set[int],
         assert len(near) == len(wanted)
 
 
-def test_the_folder_is_looked_at_when_others_have_claimed(
+def test_entry_lists_its_folder_only_after_claims_of_others(
     server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, other = reader(server, tmp_path), reader(server, tmp_path)
@@ -160,14 +165,14 @@ def test_the_folder_is_looked_at_when_others_have_claimed(
     entry = other._root.remote_files.cache.entry(other._key)
     claims, _ = entry.claim(140_000, 5_000, 1 << 20)
     mine = source._root.remote_files.cache.entry(source._key)
-    for _ in range(2):  # it is under way, and may be there at any time
+    for _ in range(2):  # another process is fetching it
         assert mine.claim(140_000, 5_000, 1 << 20) == ([], True)
     assert source._root.remote_files.cache.budget.reserve(5_000)
     entry.store(claims[0], DATA[140_000:145_000])
     assert mine.claim(140_000, 5_000, 1 << 20) == ([], False)
 
 
-def test_processes_share_one_download(server: RangeServer, tmp_path: Path) -> None:
+def test_cache_is_shared_by_processes(server: RangeServer, tmp_path: Path) -> None:
     places = [(i * 20_000, 25_000) for i in range(15)]
 
     def read_all() -> bool:
@@ -177,13 +182,13 @@ def test_processes_share_one_download(server: RangeServer, tmp_path: Path) -> No
 
     server.latency = 0.005
     children = [child(read_all) for _ in range(3)]
-    assert [ended(pid) for pid in children] == [0, 0, 0]
+    assert [exit_code(pid) for pid in children] == [0, 0, 0]
     assert server.sent == union([(0, HEAD), *places])
     assert sum(asked.status == 304 for asked in server.log) == 2, "the others ask whether the file is still the same"
 
 
-def test_kill_at_any_instant(server: RangeServer, tmp_path: Path) -> None:
-    """Whatever is left of a killed process is not trusted, blocks nobody and is cleaned up."""
+def test_cache_survives_a_kill_at_any_instant(server: RangeServer, tmp_path: Path) -> None:
+    """Leftovers of killed processes are not trusted, block no process and are removed."""
     rng = np.random.default_rng(2)
     server.rate = 4e6
 
@@ -197,20 +202,20 @@ def test_kill_at_any_instant(server: RangeServer, tmp_path: Path) -> None:
         time.sleep(float(rng.uniform(0.01, 0.15)))
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-            ended(pid)
+            exit_code(pid)
     server.rate = 0
     source = reader(server, tmp_path, 300_000)
     assert all(source.read(o, 30_000) == DATA[o : o + 30_000] for o in range(0, 390_000, 30_000))
     assert kept(tmp_path) <= 300_000
     tight = reader(server, tmp_path, 100_000)
     assert tight.read(0, len(DATA)) == DATA
-    tight.read(70_000, 90_000)  # makes room, and cleans up
+    tight.read(70_000, 90_000)  # evicts, and removes leftovers
     assert not list(tmp_path.glob("v1/objects/*/*/*.claim"))
     assert kept(tmp_path) <= 100_000
 
 
 @pytest.mark.parametrize("damage", ["a bit", "shorter", "empty", "gone", "zeros"])
-def test_a_damaged_span_is_fetched_again(damage: str, server: RangeServer, tmp_path: Path) -> None:
+def test_cache_fetches_a_damaged_span_again(damage: str, server: RangeServer, tmp_path: Path) -> None:
     reader(server, tmp_path).read(100_000, 50_000)
     (path,) = (path for path in spans_in(tmp_path) if path.name.startswith(f"{100_000:x}-"))
     data = bytearray(path.read_bytes())
@@ -220,14 +225,14 @@ def test_a_damaged_span_is_fetched_again(damage: str, server: RangeServer, tmp_p
     if damage != "gone":
         path.write_bytes({"shorter": data[:-1], "empty": b"", "zeros": bytes(len(data))}.get(damage, bytes(data)))
     sent = server.sent
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
         assert reader(server, tmp_path).read(110_000, 20_000) == DATA[110_000:130_000]
     assert server.sent - sent == 20_000
-    assert len(said) == (damage != "gone")
+    assert len(caught_warnings) == (damage != "gone")
 
 
-def test_strangers_in_the_folder_are_passed_over(server: RangeServer, tmp_path: Path) -> None:
+def test_cache_ignores_foreign_files(server: RangeServer, tmp_path: Path) -> None:
     reader(server, tmp_path).read(100_000, 10)
     folder = spans_in(tmp_path)[0].parent
     for name in ("note.txt", "1-2", "x-y-z", "q.claim", ".DS_Store"):
@@ -238,30 +243,28 @@ def test_strangers_in_the_folder_are_passed_over(server: RangeServer, tmp_path: 
     assert kept(tmp_path) <= 70_000
 
 
-def test_a_claim_of_the_dead_is_free_and_one_of_the_idle_is_waited_for_but_not_for_ever(
-    server: RangeServer, tmp_path: Path
-) -> None:
+def test_claim_of_a_dead_process_is_free_and_of_an_idle_one_expires(server: RangeServer, tmp_path: Path) -> None:
     source, other = reader(server, tmp_path), reader(server, tmp_path)
     change_retry_policy(source._root, RetryPolicy(deadline=1.0, stall=5.0, initial_backoff=0.001))
     entry = other._root.remote_files.cache.entry(other._key)
     claims, busy = entry.claim(100_000, 1_000, 1 << 20)
     assert (len(claims), busy) == (1, False)
     assert entry.claim(100_500, 1_000, 1 << 20)[1], "a part of it is being fetched"
-    assert source.read(100_400, 10) == DATA[100_400:100_410]  # its owner does nothing
+    assert source.read(100_400, 10) == DATA[100_400:100_410]  # its owner is idle
     assert all(asked.first != 100_000 for asked in server.log)
     Path(claims[0].path).rename(tmp_path / "kept")
-    Path(claims[0].path).write_bytes(b"")  # as a process that was killed leaves it
+    Path(claims[0].path).write_bytes(b"")  # as a killed process leaves it
     assert source.read(100_700, 10) == DATA[100_700:100_710]
 
 
-def test_what_is_pinned_is_never_evicted(server: RangeServer, tmp_path: Path) -> None:
+def test_pinned_spans_are_not_evicted(server: RangeServer, tmp_path: Path) -> None:
     budget = HEAD + 100_000
     source = reader(server, tmp_path, budget)
     source.prefetch(np.array([[100_000, 30_000], [150_000, 30_000]]))
     until(lambda: kept(tmp_path) == HEAD + 60_000 and len(source._root.remote_files.cache.entry(source._key).pins) == 2)
     other = reader(server, tmp_path, budget)
     for offset in range(200_000, 400_000, 20_000):
-        other.read(offset, 20_000)  # far more than there is room for
+        other.read(offset, 20_000)  # far more than the budget
     asked = len(server.log)
     assert source.read(150_000, 30_000) == DATA[150_000:180_000]
     assert source.read(100_000, 15_000) == DATA[100_000:115_000]
@@ -277,15 +280,15 @@ def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "understudy-fetch"]
 
 
-def test_fetching_ahead_hides_the_latency_and_leaves_no_thread(server: RangeServer, tmp_path: Path) -> None:
-    until(lambda: not threads())  # of tests before
+def test_prefetch_hides_latency_and_leaves_no_thread(server: RangeServer, tmp_path: Path) -> None:
+    until(lambda: not threads())  # of earlier tests
     server.latency = 0.05
     source = reader(server, tmp_path)
     files = source._root
     assert isinstance(files, Files)
     assert files.latency == 0.0
     spans = np.array([[100_000 + i * 10_000, 10_000] for i in range(16)])
-    counted = threading.Event()  # a thread that is done before the next is wanted would take on its work
+    counted = threading.Event()  # an early idle thread would take the next job
     server.fault = lambda n, asked: "" if counted.wait(60) else "500"
     source.prefetch(spans)
     assert len(threads()) == 8
@@ -296,12 +299,12 @@ def test_fetching_ahead_hides_the_latency_and_leaves_no_thread(server: RangeServ
     assert files.latency >= 0.05
     files.close()
     assert not threads()
-    source.prefetch(np.array([[300_000, 10]]))  # closing is not the end
+    source.prefetch(np.array([[300_000, 10]]))  # works after `close`, too
     until(lambda: kept(tmp_path) == HEAD + 160_010)
-    until(lambda: not threads())  # by themselves
+    until(lambda: not threads())
 
 
-def test_closing_ends_a_transfer_that_stalls(server: RangeServer, tmp_path: Path) -> None:
+def test_close_ends_a_stalled_transfer(server: RangeServer, tmp_path: Path) -> None:
     until(lambda: not threads())
     server.stall = 30.0
     source = reader(server, tmp_path, retry=RetryPolicy(deadline=60.0, stall=30.0))
@@ -315,7 +318,7 @@ def test_closing_ends_a_transfer_that_stalls(server: RangeServer, tmp_path: Path
     assert source.read(100_000, 10_000) == DATA[100_000:110_000]
 
 
-def test_ctrl_c_while_waiting(server: RangeServer, tmp_path: Path) -> None:
+def test_read_is_interrupted_by_ctrl_c(server: RangeServer, tmp_path: Path) -> None:
     server.stall = 200.0
     reader(server, tmp_path)
     server.fault = lambda n, asked: "silence" if asked.first else ""
@@ -330,10 +333,12 @@ def test_ctrl_c_while_waiting(server: RangeServer, tmp_path: Path) -> None:
     pid = child(read)
     until(lambda: any(asked.first == 200_000 for asked in server.log))
     os.kill(pid, signal.SIGINT)
-    assert ended(pid) == 3
+    assert exit_code(pid) == 3
 
 
-def test_a_full_disk_costs_no_byte(server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_on_a_full_disk_returns_every_byte(
+    server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = reader(server, tmp_path)
 
     def full(*_: object) -> int:
@@ -348,13 +353,11 @@ def test_a_full_disk_costs_no_byte(server: RangeServer, tmp_path: Path, monkeypa
     assert int((tmp_path / "v1" / "used").read_bytes()) == HEAD
 
 
-def test_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_follows_xdg_and_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert RemoteOptions().folder == default_cache_folder() == str(tmp_path / "understudy")
     assert RemoteOptions(cache="~/x").folder == os.path.expanduser("~/x")
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(DatasetError, match="cache folder cannot be made"):
+    with pytest.raises(DatasetError) as caught:
         Files("http://127.0.0.1:9/x", RemoteOptions(cache=str(tmp_path / "file"))).read("y")
-    for bad in ({"cache_bytes": -1}, {"cache_bytes": True}, {"num_threads": 0}):
-        with pytest.raises(ValueError, match="whole number"):
-            RemoteOptions(**bad)  # type: ignore[arg-type]
+    assert (caught.value.where, "cache=" in caught.value.fix) == (str(tmp_path / "file"), True)

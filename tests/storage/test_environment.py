@@ -1,4 +1,4 @@
-"""Reading over HTTP as the environment says: proxies, `.netrc`, certificates; and what is sent on by redirects."""
+"""HTTP by the environment: proxies, `.netrc` and certificates; headers on redirects."""
 
 import base64
 import os
@@ -27,7 +27,7 @@ PATH = "/set/a b.mp4"
 
 @pytest.fixture(autouse=True)
 def _plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing of the environment that the tests run in."""
+    """Clear the settings of the environment."""
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "curl_ca_bundle", "requests_ca_bundle"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
@@ -48,9 +48,7 @@ def basic(user: str, password: str) -> str:
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
-def test_a_proxy_is_asked_for_whole_addresses(
-    server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_proxy_gets_absolute_urls(server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", f"http://who:what@127.0.0.1:{server.port}")
     source = files_of("http://far.invalid", tmp_path).source("a b.mp4")
     assert source.read(100_000, 50_000) == DATA[100_000:150_000]
@@ -61,7 +59,7 @@ def test_a_proxy_is_asked_for_whole_addresses(
     assert files_of(server.url, tmp_path).source("a b.mp4").read(190_000, 10) == DATA[190_000:190_010]
 
 
-def test_closing_ends_a_transfer_through_a_proxy(
+def test_close_ends_a_transfer_through_a_proxy(
     server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", server.url)
@@ -75,7 +73,7 @@ def test_closing_ends_a_transfer_through_a_proxy(
     assert not [thread for thread in threading.enumerate() if thread.name == "understudy-fetch"]
 
 
-def test_netrc_speaks_where_the_settings_do_not(server: RangeServer, tmp_path: Path) -> None:
+def test_netrc_is_used_unless_options_have_credentials(server: RangeServer, tmp_path: Path) -> None:
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login who password what\n")
     (tmp_path / "netrc").chmod(0o600)
     files_of(server.url, tmp_path).source("a b.mp4").read(100_000, 10)
@@ -86,14 +84,14 @@ def test_netrc_speaks_where_the_settings_do_not(server: RangeServer, tmp_path: P
     assert {asked.headers["authorization"] for asked in server.log} == {"Bearer own"}
 
 
-def test_a_name_and_password_in_the_address(server: RangeServer, tmp_path: Path) -> None:
+def test_user_and_password_in_the_url_are_sent(server: RangeServer, tmp_path: Path) -> None:
     source = files_of(f"http://who:what@127.0.0.1:{server.port}", tmp_path).source("a b.mp4")
     assert source.read(100_000, 10) == DATA[100_000:100_010]
     assert {asked.headers["authorization"] for asked in server.log} == {basic("who", "what")}
 
 
-def test_no_header_follows_a_redirect_to_another_host(server: RangeServer, tmp_path: Path) -> None:
-    """But all of them follow it on the same one, wherever it leads there."""
+def test_redirect_to_another_host_gets_no_headers(server: RangeServer, tmp_path: Path) -> None:
+    """A redirect on the same host gets all headers."""
     with RangeServer({}) as near:
         near.answer = lambda asked: (
             302,
@@ -108,14 +106,16 @@ def test_no_header_follows_a_redirect_to_another_host(server: RangeServer, tmp_p
         assert all("x-key" not in asked.headers for asked in server.log)
 
 
-def test_a_redirect_to_no_web_address(server: RangeServer, tmp_path: Path) -> None:
+def test_redirect_to_a_file_url_is_refused(server: RangeServer, tmp_path: Path) -> None:
     server.answer = lambda asked: (302, {"Location": "file:///etc/hosts"}, b"")
-    with pytest.raises(DatasetError, match="no address of the web"):
+    with pytest.raises(DatasetError, match="not a web address"):
         files_of(server.url, tmp_path).source("a b.mp4")
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
-def test_certificates(server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificates_of_options_and_environment(
+    server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key, certificate = str(tmp_path / "key"), str(tmp_path / "certificate")
     name = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
     new = ["-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate]

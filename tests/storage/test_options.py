@@ -8,7 +8,7 @@ from understudy.storage.options import RemoteOptions
 
 def test_remote_options_accept_old_names_for_one_release() -> None:
     with pytest.warns(DeprecationWarning, match="RemoteOptions"):
-        old = us.RemoteOptions
+        old = us.Remote
     assert old is us.RemoteOptions is RemoteOptions
     with pytest.warns(DeprecationWarning, match="num_threads"):
         assert RemoteOptions(threads=3).num_threads == 3  # type: ignore[call-arg]

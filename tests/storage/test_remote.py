@@ -1,4 +1,4 @@
-"""Reading over HTTP from a server that lies, stalls, fails, dies and comes back: right bytes, or one clear error."""
+"""Reading over HTTP from servers that lie, stall, fail and restart: right bytes, or one clear error."""
 
 import os
 import pickle
@@ -23,7 +23,7 @@ from understudy.storage.retry import RetryPolicy, TransientError, call_with_retr
 
 DATA = np.random.default_rng(0).integers(0, 256, 300_000, np.uint8).tobytes()
 QUICK = RetryPolicy(deadline=20.0, stall=10.0, initial_backoff=0.001, max_backoff=0.004)
-SILENT = replace(QUICK, deadline=240.0, stall=0.15)  # on a busy machine honest answers are as late, too
+SILENT = replace(QUICK, deadline=240.0, stall=0.15)  # on a busy machine correct responses are late, too
 PATH = "/set/videos/a.mp4"
 
 
@@ -35,7 +35,7 @@ def files_of(
 
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[list[str], list[tuple[int, int]]]:
-    """Faults of the first requests, never more than three in a row, and reads."""
+    """Draw faults of the first requests, at most three in a row, and reads."""
     faults: list[str] = []
     for group in draw(st.lists(st.lists(st.sampled_from(FAULTS), min_size=1, max_size=3), max_size=4)):
         faults += [*group, ""]
@@ -46,7 +46,7 @@ def plans(draw: st.DrawFn) -> tuple[list[str], list[tuple[int, int]]]:
 
 @settings(max_examples=25)
 @given(plan=plans())
-def test_right_bytes_from_a_server_that_lies(
+def test_remote_source_reads_right_bytes_from_a_faulty_server(
     plan: tuple[list[str], list[tuple[int, int]]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     faults, reads = plan
@@ -58,52 +58,52 @@ def test_right_bytes_from_a_server_that_lies(
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_is_met(fault: str, tmp_path: Path) -> None:
-    """Each fault, once: the right bytes all the same, and not from the answer that was wrong."""
-    met: list[Asked] = []
+def test_remote_source_recovers_from_each_fault(fault: str, tmp_path: Path) -> None:
+    """A single fault is retried; the faulty response is not used."""
+    requests: list[Asked] = []
 
     def once(n: int, asked: Asked) -> str:
         if asked.first != 200_000:
             return ""
-        met.append(asked)
-        return fault if len(met) == 1 else ""
+        requests.append(asked)
+        return fault if len(requests) == 1 else ""
 
     with RangeServer({PATH: DATA}, once, stall=1.5) as server:
         quick = replace(QUICK, stall=0.5)
         source = files_of(server, tmp_path, quick).source("videos/a.mp4")
         assert source.read(200_000, 70_000) == DATA[200_000:270_000]
-        assert met
-        if fault != "whole":  # of a whole file the right part is taken
+        assert requests
+        if fault != "whole":  # of a whole file the range is used
             assert len([asked for asked in server.log if asked.first and asked.first >= 200_000]) >= 2
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_for_ever_is_one_error(fault: str, tmp_path: Path) -> None:
+def test_permanent_fault_raises_one_source_error(fault: str, tmp_path: Path) -> None:
     silent, slow = fault in ("stall", "silence"), fault in ("short", "truncate", "stall", "whole")
-    believed = fault in ("416", "elsewhere", "unsaid")  # after so many times, not after so long
-    deadline = 20.0 if slow or believed else 0.6
+    permanent = fault in ("416", "elsewhere", "unsaid")  # ends after a number of attempts, not by the deadline
+    deadline = 20.0 if slow or permanent else 0.6
     quick = RetryPolicy(deadline=deadline, stall=0.2 if silent else 10.0, initial_backoff=0.001, max_backoff=0.01)
     with RangeServer({PATH: DATA}, lambda n, asked: fault if asked.first else "", stall=0.5) as server:
         files = files_of(server, tmp_path)
         source = files.source("videos/a.mp4")
         change_retry_policy(files, quick)
         opened = len(server.log)
-        if slow:  # always some of it: slow, but all of it in the end
+        if slow:  # each response has some bytes: slow, but complete
             assert source.read(200_000, 700) == DATA[200_000:200_700]
             return
         with pytest.raises(DatasetError) as caught:
             source.read(200_000, 700)
     assert str(caught.value).startswith(f"{server.url}/set/videos/a.mp4: ")
     assert caught.value.fix
-    assert isinstance(caught.value, SourceError), "no bad picture: nothing may stand in for it"
-    if believed:
-        assert len(server.log) == opened + 4, "a server that always does so is not asked for long"
+    assert isinstance(caught.value, SourceError), "must not be replaced by another sample"
+    if permanent:
+        assert len(server.log) == opened + 4, "a server that always does so is given up early"
 
 
 @pytest.mark.parametrize(
     ("status", "words"), [(404, "not there"), (403, "permission"), (401, "permission"), (400, "400")]
 )
-def test_what_will_not_pass_is_told_at_once(status: int, words: str, tmp_path: Path) -> None:
+def test_permanent_status_raises_without_retry(status: int, words: str, tmp_path: Path) -> None:
     with RangeServer({PATH: DATA}) as server:
         server.answer = lambda asked: (status, {}, b"no")
         with pytest.raises(DatasetError, match=f"videos/a.mp4: .*{words}") as caught:
@@ -112,9 +112,9 @@ def test_what_will_not_pass_is_told_at_once(status: int, words: str, tmp_path: P
         assert len(server.log) == 1
 
 
-def test_nothing_answers(tmp_path: Path) -> None:
+def test_unreachable_server_raises_dataset_error(tmp_path: Path) -> None:
     with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))  # nobody else is given the port, and nobody listens there
+        silent.bind(("127.0.0.1", 0))  # reserves a port without a listener
         port = silent.getsockname()[1]
         files = Files(
             f"http://127.0.0.1:{port}/set",
@@ -126,17 +126,17 @@ def test_nothing_answers(tmp_path: Path) -> None:
             files.read("x")
 
 
-def test_a_server_that_ignores_ranges_serves_small_files(tmp_path: Path) -> None:
+def test_server_without_ranges_serves_small_files(tmp_path: Path) -> None:
     with RangeServer({"/set/info.json": b"{}", PATH: DATA * 8}, lambda n, asked: "whole") as server:
         files = files_of(server, tmp_path)
         assert files.read("info.json") == b"{}"
         source = files.source("videos/a.mp4")
-        assert source.read(600_000, 100) == (DATA * 8)[600_000:600_100]  # near its beginning
+        assert source.read(600_000, 100) == (DATA * 8)[600_000:600_100]  # near the start of the file
         with pytest.raises(DatasetError, match="whole file instead of a part"):
             source.read(len(DATA) * 7, 100)
 
 
-def test_it_dies_and_comes_back(tmp_path: Path) -> None:
+def test_read_continues_after_a_server_restart(tmp_path: Path) -> None:
     server = RangeServer({PATH: DATA})
     source = files_of(server, tmp_path).source("videos/a.mp4")
     server.stop()
@@ -160,7 +160,7 @@ def test_retry_after_is_obeyed(tmp_path: Path) -> None:
         server.answer = answer
         quick = RetryPolicy(
             deadline=0.5, stall=1.0, initial_backoff=0.001, max_backoff=0.002
-        )  # shorter than the wish, which is obeyed
+        )  # shorter than Retry-After
         source = files_of(server, tmp_path, quick).source("videos/a.mp4")
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -183,7 +183,7 @@ class _Fails:
         return "yes"
 
 
-def test_pauses_grow_and_use_no_global_generator() -> None:
+def test_retry_policy_pauses_grow_without_global_random_state() -> None:
     retry = RetryPolicy(initial_backoff=0.1, max_backoff=3.0)
     before = random.getstate()
     for failures in range(1, 40):
@@ -195,28 +195,28 @@ def test_pauses_grow_and_use_no_global_generator() -> None:
     assert call_with_retries(_Fails(3), "x", RetryPolicy(initial_backoff=0.001), threading.Event()) == "yes"
 
 
-# One version
+# One version of each file
 
 
-def test_a_change_in_mid_run_is_an_error(tmp_path: Path) -> None:
+def test_file_changed_during_the_run_raises_source_error(tmp_path: Path) -> None:
     other = bytes(255 - byte for byte in DATA)
     with RangeServer({PATH: DATA, "/set/b": b"b"}) as server:
         files = files_of(server, tmp_path)
         source = files.source("videos/a.mp4")
-        there = source.read(100_000, 10)
+        before = source.read(100_000, 10)
         server.files[PATH] = other  # type: ignore[index]
-        assert source.read(100_000, 10) == there, "what was fetched is of the old version"
+        assert source.read(100_000, 10) == before, "cached bytes belong to the old version"
         with pytest.raises(SourceError, match=r"a\.mp4: it changed while it was read"):
             source.read(200_000, 10)
         with pytest.raises(DatasetError, match="changed"):
-            pickle.loads(pickle.dumps(source)).read(100_000, 10)  # a copy is pinned to the same version
+            pickle.loads(pickle.dumps(source)).read(100_000, 10)  # the copy is pinned to the same version
         server.files[PATH] = other[:-1]  # type: ignore[index]
         with pytest.raises(DatasetError, match="changed"):
             source.read(200_000, 10)
         assert files_of(server, tmp_path).source("videos/a.mp4").read(100_000, 10) == other[100_000:100_010]
 
 
-def test_a_file_written_after_the_run_began_is_an_error_even_when_first_met(tmp_path: Path) -> None:
+def test_file_written_during_the_run_raises_when_first_opened(tmp_path: Path) -> None:
     with RangeServer({PATH: DATA, "/set/info.json": b"{}"}) as server:
         files = files_of(server, tmp_path)
         files.read("info.json")
@@ -230,20 +230,20 @@ def test_a_file_written_after_the_run_began_is_an_error_even_when_first_met(tmp_
         assert files_of(server, tmp_path).source("videos/a.mp4").size == len(DATA)
 
 
-def test_without_any_sign_of_a_version_nothing_is_read(tmp_path: Path) -> None:
+def test_file_without_a_version_is_refused(tmp_path: Path) -> None:
     with RangeServer({PATH: DATA}) as server:
         server.headers = {"ETag": "", "Last-Modified": ""}
         with pytest.raises(DatasetError, match="neither an etag nor a time of change"):
             files_of(server, tmp_path).source("videos/a.mp4")
         server.headers = {"ETag": ""}
-        source = files_of(server, tmp_path).source("videos/a.mp4")  # a time of change will do
+        source = files_of(server, tmp_path).source("videos/a.mp4")  # a modification time is enough
         assert source.read(70_000, 9) == DATA[70_000:70_009]
         server.written[PATH] = 1_600_000_001.0
         with pytest.raises(DatasetError, match="changed"):
             source.read(170_000, 9)
 
 
-def test_redirects_are_followed_once_and_given_no_secrets(tmp_path: Path) -> None:
+def test_redirect_is_resolved_once_and_gets_no_credentials(tmp_path: Path) -> None:
     with RangeServer({PATH: DATA}) as far, RangeServer({}) as near:
         near.answer = lambda asked: (302, {"Location": far.url + asked.path}, b"")
         files = files_of(near, tmp_path, storage_options={"headers": {"Authorization": "Bearer secret"}})
@@ -253,12 +253,12 @@ def test_redirects_are_followed_once_and_given_no_secrets(tmp_path: Path) -> Non
         assert len(near.log) == 1
         assert all(asked.headers["authorization"] == "Bearer secret" for asked in near.log)
         assert all("authorization" not in asked.headers for asked in far.log)
-        far.answer = lambda asked: (403, {}, b"") if len(far.log) == 4 else None  # the address is no longer good
+        far.answer = lambda asked: (403, {}, b"") if len(far.log) == 4 else None  # the redirect has expired
         assert source.read(250_000, 10) == DATA[250_000:250_010]
         assert len(near.log) == 2
 
 
-def test_ends_of_files(tmp_path: Path) -> None:
+def test_read_beyond_the_end_raises_dataset_error(tmp_path: Path) -> None:
     with RangeServer({"/set/empty": b"", "/set/one": b"1"}) as server:
         files = files_of(server, tmp_path)
         assert files.read("empty") == b""
@@ -271,10 +271,10 @@ def test_ends_of_files(tmp_path: Path) -> None:
         assert not files.exists("two")
 
 
-def test_a_forked_child_reads_on(tmp_path: Path) -> None:
+def test_forked_child_continues_reading(tmp_path: Path) -> None:
     with RangeServer({PATH: DATA}) as server:
         source = files_of(server, tmp_path).source("videos/a.mp4")
-        source.prefetch(np.array([[i * 1000, 900] for i in range(100, 160)]))  # threads and locks are under way
+        source.prefetch(np.array([[i * 1000, 900] for i in range(100, 160)]))  # threads and locks are in use
         child = os.fork()
         if child == 0:
             good = source.read(100_000, 150_000) == DATA[100_000:250_000]

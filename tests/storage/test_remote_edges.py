@@ -1,5 +1,4 @@
-"""The edges of reading from afar: what is no bad picture, servers that wish, loop and lie, caches that cannot be
-written, clocks that are wrong, many files at once."""
+"""Edges of remote reading: refusals, Retry-After, redirect loops, unwritable caches, wrong clocks, many files."""
 
 import email.utils
 import os
@@ -38,20 +37,18 @@ def files_of(server: RangeServer, cache: Path, retry: RetryPolicy = QUICK, **mor
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410, 400])
-def test_what_is_refused_in_mid_run_is_no_bad_picture(status: int, server: RangeServer, tmp_path: Path) -> None:
-    """Credentials that ended, a file that was taken away: nothing may stand in for what they hide."""
+def test_refusal_during_the_run_is_a_source_error(status: int, server: RangeServer, tmp_path: Path) -> None:
+    """After expired credentials or a removed file, no other sample may replace the missing one."""
     source = files_of(server, tmp_path).source("a.mp4")
     server.answer = lambda asked: (status, {}, b"no")
     with pytest.raises(SourceError, match=r"/set/a\.mp4: "):
         source.read(200_000, 10)
-    if status in (401, 403):  # of a file that is opened late, too
+    if status in (401, 403):  # also for a file opened later
         with pytest.raises(SourceError, match="permission"):
             files_of(server, tmp_path).source("b")
 
 
-def test_a_cache_that_is_locked_for_ever_is_no_bad_picture(
-    server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_locked_cache_is_a_source_error(server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = files_of(server, tmp_path).source("a.mp4")
 
     def locked(*_: object, **__: object) -> None:
@@ -62,14 +59,14 @@ def test_a_cache_that_is_locked_for_ever_is_no_bad_picture(
         source.read(200_000, 10)
 
 
-def test_a_redirect_loop_is_told_at_once(server: RangeServer, tmp_path: Path) -> None:
+def test_redirect_loop_raises_without_retry(server: RangeServer, tmp_path: Path) -> None:
     server.answer = lambda asked: (302, {"Location": asked.path}, b"")
     with pytest.raises(DatasetError, match="redirect"):
         files_of(server, tmp_path).source("a.mp4")
     assert len(server.log) <= 40
 
 
-def test_wishes_to_wait_do_not_add_up_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_after_waits_are_limited_in_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "_MAX_RETRY_AFTER", 0.3)
     asked = 0
 
@@ -85,7 +82,7 @@ def test_wishes_to_wait_do_not_add_up_for_ever(monkeypatch: pytest.MonkeyPatch) 
     assert 3 <= asked <= 4
 
 
-def test_only_the_same_oddity_again_and_again_is_believed() -> None:
+def test_tries_count_only_failures_in_a_row() -> None:
     failures = [
         TransientError("odd", tries=2),
         TransientError("slow"),
@@ -103,7 +100,7 @@ def test_only_the_same_oddity_again_and_again_is_believed() -> None:
     )
 
 
-def test_what_others_evicted_is_claimed_anew(server: RangeServer, tmp_path: Path) -> None:
+def test_entry_claims_a_span_that_others_evicted(server: RangeServer, tmp_path: Path) -> None:
     source = files_of(server, tmp_path).source("a.mp4")
     assert isinstance(source, RemoteSource)
     source.read(100_000, 1_000)
@@ -116,7 +113,7 @@ def test_what_others_evicted_is_claimed_anew(server: RangeServer, tmp_path: Path
     entry.abandon(claims[0])
 
 
-def test_a_wish_may_be_a_date_by_the_clock_of_the_server() -> None:
+def test_retry_after_accepts_dates_by_the_servers_clock() -> None:
     then = 1_000_000_000.0
     dates = {
         "Date": email.utils.formatdate(then, usegmt=True),
@@ -132,7 +129,7 @@ def test_a_wish_may_be_a_date_by_the_clock_of_the_server() -> None:
     assert 0 < near <= 61
 
 
-def test_compressed_answers_are_not_believed(server: RangeServer, tmp_path: Path) -> None:
+def test_compressed_response_is_refused(server: RangeServer, tmp_path: Path) -> None:
     source = files_of(server, tmp_path).source("a.mp4")
     server.headers = {"Content-Encoding": "gzip"}
     asked = len(server.log)
@@ -142,16 +139,16 @@ def test_compressed_answers_are_not_believed(server: RangeServer, tmp_path: Path
     assert all(one.headers["accept-encoding"] == "identity" for one in server.log)
 
 
-def test_a_time_of_change_in_the_future_is_no_change(server: RangeServer, tmp_path: Path) -> None:
-    """A robot whose clock was ahead recorded it; the server's own clock tells that from a change in mid-run."""
+def test_modification_time_in_the_future_is_no_change(server: RangeServer, tmp_path: Path) -> None:
+    """The recording robot's clock was ahead; the server's clock tells this from a change during the run."""
     server.written[PATH] = time.time() + 1e6
     files = files_of(server, tmp_path)
     files.read("b")
     assert files.source("a.mp4").read(200_000, 9) == DATA[200_000:200_009]
 
 
-def test_an_address_that_ends_for_two_threads_at_once(tmp_path: Path) -> None:
-    """Both find the kept address refused before either has forgotten it."""
+def test_expired_redirect_is_renewed_by_two_threads(tmp_path: Path) -> None:
+    """Both threads find the redirect target refused before either has dropped it."""
     both = threading.Barrier(2, timeout=240)
     with RangeServer({PATH: DATA}) as far, RangeServer({}) as near:
         near.answer = lambda asked: (302, {"Location": far.url + asked.path}, b"")
@@ -176,7 +173,7 @@ def test_an_address_that_ends_for_two_threads_at_once(tmp_path: Path) -> None:
         assert sorted(found) == sorted([DATA[100_000:100_009], DATA[200_000:200_009]])
 
 
-def test_connections_are_used_again_by_any_thread(server: RangeServer, tmp_path: Path) -> None:
+def test_connection_is_reused_by_other_threads(server: RangeServer, tmp_path: Path) -> None:
     connected: list[object] = []
     process = server._http.process_request
     server._http.process_request = lambda *a: (connected.append(a), process(*a))[1]  # type: ignore[func-returns-value,method-assign]
@@ -189,10 +186,10 @@ def test_connections_are_used_again_by_any_thread(server: RangeServer, tmp_path:
 
 
 @pytest.mark.parametrize("what", ["claims", "count", "notes"])
-def test_a_folder_that_can_no_longer_be_written_costs_no_byte(
+def test_cache_that_turns_read_only_returns_every_byte(
     what: str, server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that fills up or turns read-only under the run. (Tests may run as root, whom no mode keeps out.)"""
+    """A disk fills up or turns read-only during the run. (File modes do not stop tests that run as root.)"""
     source = files_of(server, tmp_path).source("a.mp4")
     open_, pwrite = os.open, os.pwrite
 
@@ -207,26 +204,27 @@ def test_a_folder_that_can_no_longer_be_written_costs_no_byte(
     monkeypatch.setattr(os, "open", refused)
     if what == "count":
         monkeypatch.setattr(os, "pwrite", full)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
         assert source.read(100_000, 10_000) == DATA[100_000:110_000]
         assert files_of(server, tmp_path).read("b") == b"b"
         source.prefetch(np.array([[200_000, 100]]))
         assert source.read(200_000, 100) == DATA[200_000:200_100]
-    assert any("cannot be written" in str(one.message) for one in said) == (what != "notes")
+    assert any("cannot be written" in str(one.message) for one in caught_warnings) == (what != "notes")
     monkeypatch.setattr(os, "open", open_)
     monkeypatch.setattr(os, "pwrite", pwrite)
     assert source.read(150_000, 10) == DATA[150_000:150_010]
 
 
-def test_a_folder_that_may_not_be_written_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_cache_refuses_a_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     DiskCache(str(tmp_path), 1)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(DatasetError, match="may not be written"):
+    with pytest.raises(DatasetError) as caught:
         DiskCache(str(tmp_path), 1)
+    assert (caught.value.where, "cache=" in caught.value.fix) == (str(tmp_path), True)
 
 
-def test_what_is_damaged_and_cannot_be_removed_is_passed_by(
+def test_damaged_span_that_cannot_be_removed_is_ignored(
     server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files_of(server, tmp_path).source("a.mp4").read(100_000, 1_000)
@@ -244,12 +242,12 @@ def test_what_is_damaged_and_cannot_be_removed_is_passed_by(
     begun = time.monotonic()
     with pytest.warns(UserWarning, match="damaged"):
         assert source.read(100_000, 1_000) == DATA[100_000:101_000]
-    assert time.monotonic() - begun < QUICK.deadline  # it does not ask itself again and again
+    assert time.monotonic() - begun < QUICK.deadline  # it does not retry until the deadline
 
 
-def test_few_files_are_open_whatever_is_fetched_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spans are pinned by open files: of all videos together there are but so many."""
-    monkeypatch.setattr(cache_module, "_PINS", 20)
+def test_pins_of_one_process_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pin is an open file; their number is limited over all videos."""
+    monkeypatch.setattr(cache_module, "_MAX_PINS", 20)
     many = {f"/set/{i}": DATA[:90_000] for i in range(12)}
     with RangeServer(many) as server:
         files = files_of(server, tmp_path)
@@ -269,10 +267,10 @@ def test_few_files_are_open_whatever_is_fetched_ahead(tmp_path: Path, monkeypatc
         ]
         assert len(pinned) == 20
         entries = files.remote_files.cache._entries.values()
-        assert sum(len(entry.pins) for entry in entries) == 20, "what was let go may be pinned again"
+        assert sum(len(entry.pins) for entry in entries) == 20, "released spans may be pinned again"
         assert len(os.listdir("/proc/self/fd")) - before < 20 + 40
         newest = sources[-1]
-        assert any(newest._key in name for name in pinned), "the oldest are let go, not the newest refused"  # type: ignore[attr-defined]
+        assert any(newest._key in name for name in pinned), "the oldest pins are released, the newest kept"  # type: ignore[attr-defined]
         files.close()
         assert not [
             name for name in map(_target, os.listdir("/proc/self/fd")) if str(tmp_path) in name and "/objects/" in name
@@ -286,7 +284,7 @@ def _target(number: str) -> str:
         return ""
 
 
-def test_thousands_of_spans_leave_no_file_open(server: RangeServer, tmp_path: Path) -> None:
+def test_reads_leave_no_file_open(server: RangeServer, tmp_path: Path) -> None:
     source = files_of(server, tmp_path).source("a.mp4")
     before = len(os.listdir("/proc/self/fd"))
     for i in range(600):

@@ -1,4 +1,4 @@
-"""Servers that keep a reader waiting or lie about sizes: an end in bounded time and memory."""
+"""Slow servers, and servers that report wrong sizes: reading ends in bounded time and memory."""
 
 import contextlib
 import socket
@@ -26,15 +26,15 @@ HEAD = b'HTTP/1.1 206 OK\r\nETag: "a"\r\nContent-Range: bytes 0-1/2\r\nContent-L
 
 
 @contextlib.contextmanager
-def dribbling(said: bytes, pause: float = 0.05) -> Iterator[int]:
-    """The port of a server that answers anything with `said`, a byte at a time; bounded by what it says."""
+def serve_slowly(response: bytes, pause: float = 0.05) -> Iterator[int]:
+    """Yield the port of a server that sends `response` to any request, one byte at a time."""
     over = threading.Event()
 
     def serve(connection: socket.socket) -> None:
         with contextlib.suppress(OSError), connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.recv(1 << 16)
-            for byte in said:
+            for byte in response:
                 connection.sendall(bytes([byte]))
                 if over.wait(pause):
                     return
@@ -58,26 +58,26 @@ def files_of(port: int, cache: Path, retry: RetryPolicy = HURRIED, scheme: str =
     return Files(f"{scheme}://127.0.0.1:{port}/set", RemoteOptions(cache=str(cache), retry=retry))
 
 
-def test_time_spent_in_a_head_counts(tmp_path: Path) -> None:
-    """The whole head comes in the end, right and each byte soon after the one before: it is not waited for."""
-    with dribbling(HEAD + b"x" * 60 + b"\r\n\r\nok") as port, pytest.raises(SourceError, match="/set/a: no answer"):
+def test_deadline_includes_the_response_header(tmp_path: Path) -> None:
+    """The header would arrive completely, each byte soon after the last, but not within the deadline."""
+    with serve_slowly(HEAD + b"x" * 60 + b"\r\n\r\nok") as port, pytest.raises(SourceError, match="/set/a: no answer"):
         files_of(port, tmp_path).read("a")
 
 
-def test_a_head_that_comes_in_pieces_is_an_answer(tmp_path: Path) -> None:
+def test_header_in_pieces_is_accepted(tmp_path: Path) -> None:
     retry = RetryPolicy(deadline=30.0, stall=30.0)
-    with dribbling(HEAD + b"x\r\n\r\nok", 0.0) as port:
+    with serve_slowly(HEAD + b"x\r\n\r\nok", 0.0) as port:
         assert files_of(port, tmp_path, retry).read("a") == b"ok"
 
 
-def test_time_spent_in_a_handshake_counts(tmp_path: Path) -> None:
+def test_deadline_includes_the_tls_handshake(tmp_path: Path) -> None:
     record = b"\x16\x03\x03\x40\x00" + bytes(200)  # the beginning of a record of 16 KiB
-    with dribbling(record) as port, pytest.raises(SourceError):
+    with serve_slowly(record) as port, pytest.raises(SourceError):
         files_of(port, tmp_path, scheme="https").read("a")
 
 
-def test_time_spent_in_redirects_counts(tmp_path: Path) -> None:
-    """Each redirect comes soon enough; a chain of them has no more time than one answer."""
+def test_deadline_includes_redirects(tmp_path: Path) -> None:
+    """Each redirect is quick enough; a chain of them has no more time than one response."""
     hops = 29
     with RangeServer({f"/set/{'x' * hops}": b"ok"}, latency=0.1) as server:
 
@@ -91,7 +91,7 @@ def test_time_spent_in_redirects_counts(tmp_path: Path) -> None:
         assert len(server.log) < 2 * hops
 
 
-def test_a_name_that_is_looked_up_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deadline_includes_the_name_lookup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answered, real = threading.Event(), socket.getaddrinfo
     found: list[object] = []
 
@@ -111,7 +111,7 @@ def test_a_name_that_is_looked_up_for_ever(tmp_path: Path, monkeypatch: pytest.M
         answered.set()
 
 
-def test_within_gives_results_and_errors_as_they_are() -> None:
+def test_call_with_timeout_returns_results_and_raises_errors() -> None:
     assert call_with_timeout(60.0, lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):
         call_with_timeout(60.0, lambda: 1 // 0)
@@ -124,8 +124,8 @@ def test_within_gives_results_and_errors_as_they_are() -> None:
 # Sizes
 
 
-def lying(server: RangeServer, total: int) -> None:
-    """Have all answers claim that files have `total` bytes; what is sent is honest."""
+def report_size(server: RangeServer, total: int) -> None:
+    """Let all responses report `total` bytes per file; the sent bytes are correct."""
 
     def answer(asked: Asked) -> tuple[int, dict[str, str], bytes] | None:
         found = server.content(asked.path)
@@ -141,9 +141,9 @@ def lying(server: RangeServer, total: int) -> None:
 
 
 @pytest.mark.parametrize("path", ["meta/info.json", "meta/tasks.parquet", "meta/tasks.jsonl", "videos/a.mp4"])
-def test_an_absurd_size_is_refused_by_name(path: str, tmp_path: Path) -> None:
+def test_implausible_size_raises_source_error(path: str, tmp_path: Path) -> None:
     with RangeServer({f"/set/{path}": DATA}) as server:
-        lying(server, 10**15)
+        report_size(server, 10**15)
         retry = RetryPolicy(deadline=5.0, stall=5.0, initial_backoff=0.001, max_backoff=0.004)
         with pytest.raises(SourceError) as caught:
             files_of(server.port, tmp_path, retry).source(path)
@@ -152,12 +152,12 @@ def test_an_absurd_size_is_refused_by_name(path: str, tmp_path: Path) -> None:
         assert len(server.log) == 1
 
 
-def test_a_size_that_is_possible_and_wrong_ends_with_the_file(tmp_path: Path) -> None:
-    """200 GB that are not there: an error, and soon no more requests for them, though nobody closes the files."""
+def test_wrong_size_ends_prefetching(tmp_path: Path) -> None:
+    """A file reported as 200 GB raises an error, and requests soon end although the files are not closed."""
     table = tmp_path / "tasks.parquet"
     pq.write_table(pa.table({"a": np.arange(50_000)}), table)
     with RangeServer({"/set/meta/tasks.parquet": table.read_bytes()}) as server:
-        lying(server, 200 * 10**9)
+        report_size(server, 200 * 10**9)
         retry = RetryPolicy(deadline=5.0, stall=5.0, initial_backoff=0.001, max_backoff=0.004)
         with pytest.raises(SourceError):
             files_of(server.port, tmp_path / "cache", retry).table("meta/tasks.parquet")
@@ -166,7 +166,7 @@ def test_a_size_that_is_possible_and_wrong_ends_with_the_file(tmp_path: Path) ->
             time.sleep(0.01)
 
 
-def test_jobs_are_made_when_a_thread_is_free() -> None:
+def test_fetcher_creates_jobs_for_free_threads_only() -> None:
     made, done = [], threading.Semaphore(0)
     gate = threading.Event()
 
@@ -196,7 +196,7 @@ def test_jobs_are_made_when_a_thread_is_free() -> None:
         {"Content-Range": "bytes 0-65535/²"},
     ],
 )
-def test_sizes_that_cannot_be_are_not_believed(headers: dict[str, str], tmp_path: Path) -> None:
+def test_invalid_content_range_is_refused(headers: dict[str, str], tmp_path: Path) -> None:
     with RangeServer({}) as server:
         server.answer = lambda asked: (206, {"ETag": '"a"', **headers}, DATA[:65536])
         retry = RetryPolicy(deadline=5.0, stall=5.0, initial_backoff=0.001, max_backoff=0.004)

@@ -35,7 +35,7 @@ QUICK = RetryPolicy(deadline=5.0, stall=5.0, initial_backoff=0.001, max_backoff=
 
 @pytest.fixture(scope="module", params=["v2.1", "v3.0"])
 def root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset with what can lie in one: two cameras, pictures in the rows, text."""
+    """A dataset with all kinds of features: two cameras, images in the rows, text."""
     path = tmp_path_factory.mktemp("sites") / request.param
     write_dataset(path, Spec(version=request.param, lengths=(4, 3, 5, 2), cameras=(TOP, SIDE_CAM), rich=True, gop=3))
     return path
@@ -43,7 +43,7 @@ def root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[dict[str, Any]]:
-    """The storage options of an S3 server with an empty bucket `set`."""
+    """Storage options of an S3 server with an empty bucket `set`."""
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -57,7 +57,7 @@ def s3() -> Iterator[dict[str, Any]]:
 
 
 def same(there: Catalog, here: Path) -> None:
-    """Every sample, in batches; what the catalogs say; and from a pickle."""
+    """Compare all samples, in batches and from a pickle, and the reports of the catalogs."""
     local = Catalog.open(here)
     assert there.report() == local.report()
     assert there.camera_keys == local.camera_keys
@@ -71,7 +71,7 @@ def same(there: Catalog, here: Path) -> None:
     there.files.close()
 
 
-def test_https(root: Path, tmp_path: Path) -> None:
+def test_https_gives_the_local_samples(root: Path, tmp_path: Path) -> None:
     with RangeServer(folder(root, "/a b/set")) as server:
         same(Catalog.open(f"{server.url}/a%20b/set/", RemoteOptions(cache=str(tmp_path), retry=QUICK)), root)
         assert server.sent <= sum(map(len, folder(root).values())), "no byte twice"
@@ -79,7 +79,7 @@ def test_https(root: Path, tmp_path: Path) -> None:
         Catalog.open("https://127.0.0.1:1/x", RemoteOptions(storage_options={"colour": 1}, cache=str(tmp_path)))
 
 
-def test_s3(root: Path, tmp_path: Path, s3: dict[str, Any]) -> None:
+def test_s3_gives_the_local_samples(root: Path, tmp_path: Path, s3: dict[str, Any]) -> None:
     fs = fsspec.filesystem("s3", **s3)
     fs.put(f"{root}/", f"set/{root.name}/", recursive=True)
     remote = RemoteOptions(storage_options=s3, cache=str(tmp_path), retry=QUICK)
@@ -99,7 +99,7 @@ def test_s3(root: Path, tmp_path: Path, s3: dict[str, Any]) -> None:
         pickle.loads(pickle.dumps(source))
 
 
-def test_the_hub(root: Path, tmp_path: Path) -> None:
+def test_hub_gives_the_local_samples_at_one_commit(root: Path, tmp_path: Path) -> None:
     files = {path.lstrip("/"): data for path, data in folder(root, "/inside").items()}
     with HubServer(files, token="secret") as hub:
 
@@ -110,7 +110,9 @@ def test_the_hub(root: Path, tmp_path: Path) -> None:
         first, address = hub.main, f"hf://datasets/{REPO}/inside"
         catalog = opened(address)
         same(catalog, root)
-        hub.push({path: data[::-1] for path, data in files.items()})  # `main` moves on in mid-run: we do not
+        hub.push(
+            {path: data[::-1] for path, data in files.items()}
+        )  # `main` moves during the run; the run's commit does not
         copy = pickle.loads(pickle.dumps(catalog))
         same(copy, root)
         fresh = Files(
@@ -130,11 +132,11 @@ def test_the_hub(root: Path, tmp_path: Path) -> None:
         with pytest.raises(DatasetError, match="cannot be found on the hub"):
             opened(address, token="wrong")
         served = [asked.path for asked in hub.log if asked.status == 302]
-        assert len(served) <= 4 * len(files), "where a file lies is asked once, not at every span"
+        assert len(served) <= 4 * len(files), "a file is resolved once, not for every span"
 
 
-def test_another_driver(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`memory://` stands for all that fsspec has; its answers carry no version, which is asked for after each."""
+def test_fsspec_driver_gives_the_local_samples(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`memory://` stands for all fsspec drivers; its responses carry no version, which is requested after each."""
     fs = fsspec.filesystem("memory")
     fs.put(f"{root}/", f"/{root.name}/", recursive=True)
     remote = RemoteOptions(cache=str(tmp_path), retry=QUICK)
@@ -146,7 +148,7 @@ def test_another_driver(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(DatasetError, match="memory://changing/a: it changed"):
         source.read(20, 10)
     plain = type(fs).cat_file
-    lengths = iter([0, 3, 200, 5])  # nothing, too short, too long, then as it should be
+    lengths = iter([0, 3, 200, 5])  # nothing, too short, too long, then right
 
     def odd(self: Any, path: str, start: int, end: int) -> bytes:
         count = next(lengths, end - start)
@@ -163,18 +165,18 @@ def test_another_driver(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def _answered(status: int) -> OSError:
-    """As requests raises: the answer hangs on the error."""
+    """Make an error as `requests` raises it, with the response attached."""
     error = OSError(f"{status} Error")
     error.response = SimpleNamespace(status_code=status)  # type: ignore[attr-defined]
     return error
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         (FileNotFoundError("a"), (MissingFileError, "this file is not there")),
         (_answered(404), (MissingFileError, "this file is not there")),
-        (IsADirectoryError("a"), (DatasetError, "a folder lies where a file should be")),
+        (IsADirectoryError("a"), (DatasetError, "this is a folder, not a file")),
         (PermissionError("Forbidden"), (SourceError, "no permission to read it: PermissionError: Forbidden")),
         (_answered(403), (SourceError, r"no permission to read it \(403\)")),
         (ValueError("no such region"), (DatasetError, "cannot be read: ValueError: no such region")),
@@ -183,17 +185,19 @@ def _answered(status: int) -> OSError:
     ],
     ids=lambda value: repr(value) if isinstance(value, Exception) else "",
 )
-def test_what_a_driver_raises_may_pass_or_will_not(error: Exception, told: tuple[type[Exception], str]) -> None:
+def test_call_driver_sorts_errors_into_transient_and_permanent(
+    error: Exception, expected: tuple[type[Exception], str]
+) -> None:
     def act() -> None:
         raise error
 
-    with pytest.raises(told[0], match=told[1]) as raised:
+    with pytest.raises(expected[0], match=expected[1]) as raised:
         call_driver(act)
-    assert type(raised.value) is told[0]
+    assert type(raised.value) is expected[0]
 
 
-def test_containers_without_tables_are_read_too(tmp_path: Path) -> None:
-    """A fragmented mp4 comes whole, through the same cache, and is decoded as it is from disk."""
+def test_fragmented_mp4_is_read_remotely(tmp_path: Path) -> None:
+    """A fragmented mp4 is fetched completely, through the same cache, and decoded as from disk."""
     options = {"movflags": "frag_keyframe+empty_moov"}
     path = write_video(tmp_path / "fragmented.mp4", "h264-bframes", container=options)
     with RangeServer({"/set/a.mp4": path.read_bytes()}) as server:
@@ -203,11 +207,11 @@ def test_containers_without_tables_are_read_too(tmp_path: Path) -> None:
         assert server.sent == path.stat().st_size
 
 
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_command_reads_a_remote_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tiny_dataset(tmp_path / "data")
     file = tmp_path / "config.yaml"
     file.write_text(dump_yaml(tiny_config(data, tmp_path / "run", steps=2)))
-    with RangeServer(folder(data, f"/{data.name}")) as server:  # its losses are told by the folder's name
+    with RangeServer(folder(data, f"/{data.name}")) as server:  # the folder's name labels the losses
         there = f"{server.url}/{data.name}"
         assert main.main(["inspect", there, "--json"]) == 0
         assert '"episodes": 10' in capsys.readouterr().out

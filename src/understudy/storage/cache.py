@@ -1,18 +1,18 @@
-"""What was read from elsewhere, kept on this host's disk: spans of files, shared by all its processes, within a budget.
+"""On-disk cache of remote files: spans of bytes, shared by all processes of a host, within a budget.
 
     <folder>/v1/objects/<key>/<start>-<end>-<crc32>     bytes [start, end) of one version of one file, complete
-                              <start>-<end>.claim       somebody is fetching these; locked while that somebody lives;
-                                                        what was fetched is written into it before it gets its name
-              v1/known/<hash>                             what a file was when it was last asked for (`remote.py`)
-              v1/locks/<xx>                             held while claims are shared out, never during a transfer;
-                                                        says who did that last
-              v1/used                                   bytes in all spans, at least; locked while it changes
+                              <start>-<end>.claim       a span being fetched; locked while its owner lives; the bytes
+                                                        are written here before the rename to a span
+              v1/known/<hash>                           last known version of a file (`remote.py`)
+              v1/locks/<xx>                             held while spans are claimed, never during a transfer;
+                                                        holds the name of the last claimant
+              v1/used                                   upper bound of the bytes in all spans; locked while it changes
 
-Nothing is trusted because it is there. A span appears by a rename, under a name that holds its length and checksum, and
-is checked when a process first reads it; whatever a killed process leaves is either complete or has no lock, and is
-removed. The key is a hash of the address and version (etag, revision), so a changed source is another object. A span
-that somebody pinned is locked by him and never evicted; the rest goes by age of last use. Spans are what was fetched,
-not blocks of a fixed size, so that not one byte more is fetched than is needed.
+Existing files are never trusted. A span appears by a rename, its name holds length and checksum, and each process
+verifies it before the first use. Leftovers of a killed process are complete spans or unlocked claims, to be removed.
+The key is a hash of address and version (etag, revision), so a changed file has another key. Pinned spans hold a shared
+lock and are never evicted; others go by time of last use. A span is as long as its fetch instead of a fixed block, so
+no unneeded byte is fetched.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from understudy.storage.cache_budget import CacheBudget
 from understudy.storage.spans import Span, Spans, cover, parse_claim, parse_span, subtract
 
 _STRIPES = 256
-_FRESH = 60.0  # seconds within which a span is not marked as used again
-_PINS = 256  # spans that one process pins at most: each is an open file
+_TOUCH_EVERY = 60.0  # seconds between two updates of a span's modification time
+_MAX_PINS = 256  # spans pinned by one process; each is an open file
 
 
 @dataclass(frozen=True)
 class Claim:
-    """The right to fetch [start, end), until it is given back."""
+    """The exclusive right to fetch bytes [start, end) until they are stored or the claim is abandoned."""
 
     start: int
     end: int
@@ -48,58 +48,60 @@ class Claim:
 
 
 class DiskCache:
-    """The cache of a host, as seen by one process. Safe in threads, not across a fork; see the head of this file.
+    """The cache of a host, as seen by one process. Safe in threads, not across a fork.
 
     Args:
-        folder: made if it is not there.
-        budget: bytes. What does not fit is read without being kept.
+        folder: Folder of the cache; created if missing.
+        max_bytes: Budget in bytes. Spans beyond it are read without being cached.
     """
 
-    def __init__(self, folder: str, budget: int) -> None:
+    def __init__(self, folder: str, max_bytes: int) -> None:
         self.folder = os.path.join(folder, "v1")
-        self.budget = CacheBudget(self.folder, budget)
+        self.budget = CacheBudget(self.folder, max_bytes)
         self._entries: dict[str, Entry] = {}
         self._lock = threading.Lock()
-        self._pinned: OrderedDict[tuple[Entry, str], int] = OrderedDict()  # descriptors, the first pinned first
+        self._pinned: OrderedDict[tuple[Entry, str], int] = (
+            OrderedDict()
+        )  # (entry, span name) -> descriptor, oldest pin first
         try:
             for name in ("objects", "known", "locks"):
                 os.makedirs(os.path.join(self.folder, name), exist_ok=True)
         except OSError as error:
-            what = f"the cache folder cannot be made: {error.strerror}"
+            what = f"the cache folder cannot be created: {error.strerror}"
             raise DatasetError(what, where=folder, fix="name another with cache=") from error
         for name in ("objects", "known", "locks"):
             if not os.access(os.path.join(self.folder, name), os.R_OK | os.W_OK | os.X_OK):
-                raise DatasetError("the cache folder may not be written", where=folder, fix="name another with cache=")
+                raise DatasetError("the cache folder is not writable", where=folder, fix="name another with cache=")
 
     def entry(self, key: str) -> Entry:
-        """What is kept of one version of one file."""
+        """Return the entry of one version of one file."""
         with self._lock:
-            found = self._entries.get(key)
-            if found is None:
-                found = self._entries[key] = Entry(self, key)
-            return found
+            entry = self._entries.get(key)
+            if entry is None:
+                entry = self._entries[key] = Entry(self, key)
+            return entry
 
     def close(self) -> None:
-        """Unpin everything."""
+        """Unpin all spans."""
         with self._lock:
             entries = list(self._entries.values())
         for entry in entries:
             entry.unpin_all()
 
     def pin(self, entry: Entry, name: str, number: int) -> None:
-        """Keep the locked descriptor of a span; the first of too many is let go."""
+        """Pin a span by its locked descriptor; beyond the limit the oldest pin is released."""
         with self._lock:
             spare = number if (entry, name) in self._pinned else None
             if spare is None:
                 self._pinned[entry, name] = number
-                if len(self._pinned) > _PINS:
+                if len(self._pinned) > _MAX_PINS:
                     (other, first), spare = self._pinned.popitem(last=False)
                     other.pins.pop(first, None)
         if spare is not None:
             locks.release(spare)
 
     def unpin(self, keys: Iterable[tuple[Entry, str]]) -> None:
-        """Let go of spans."""
+        """Release pins."""
         with self._lock:
             numbers = [self._pinned.pop(key) for key in keys if key in self._pinned]
         for number in numbers:
@@ -107,36 +109,40 @@ class DiskCache:
 
 
 class Entry:
-    """The spans of one version of one file."""
+    """The cached spans of one version of one file.
+
+    Attributes:
+        pins: Spans pinned by this process, by name.
+    """
 
     def __init__(self, cache: DiskCache, key: str) -> None:
         self._cache = cache
         self._folder = os.path.join(cache.folder, "objects", key[:2], key)
         self._stripe = os.path.join(cache.folder, "locks", f"{zlib.crc32(key.encode()) % _STRIPES:02x}")
-        self._name = os.urandom(8).hex().encode()  # of this one among all that claim under the same lock
+        self._name = os.urandom(8).hex().encode()  # identifies the last claimant under a shared lock
         self._spans = Spans()
-        self._claims: dict[str, tuple[int, int]] = {}  # own and others', by path
-        self._own: set[str] = set()
-        self._alone = False  # none of others under way, and nothing gone
+        self._claims: dict[str, tuple[int, int]] = {}  # of all processes, by path
+        self._own: set[str] = set()  # paths of this process's claims
+        self._current = False  # whether the index matches the folder if no other process has claimed since
         self.pins: dict[str, Span] = {}
-        self._damaged: set[str] = set()  # and not to be removed
+        self._damaged: set[str] = set()  # damaged spans that could not be removed
         self._changed = threading.Condition()
 
     def read(self, offset: int, size: int) -> bytes | None:
-        """Bytes [offset, offset + size), or None when some of them are not here (as far as this process knows)."""
+        """Return bytes [offset, offset + size); None if this process does not know all of them to be cached."""
         memory = bytearray(size)
         return bytes(memory) if self.fill(offset, memoryview(memory)) else None
 
     def fill(self, offset: int, memory: memoryview) -> bool:
-        """Fill memory with the bytes from `offset` on; False when some of them are not here."""
+        """Fill `memory` with the bytes from `offset` on; return False if some are not cached."""
         with self._changed:
-            spans = cover(self._spans.overlapping(offset, offset + len(memory)), offset, offset + len(memory))
-        return spans is not None and all(
-            self._read(span, start, memory[start - offset : end - offset]) for span, start, end in spans
+            pieces = cover(self._spans.overlapping(offset, offset + len(memory)), offset, offset + len(memory))
+        return pieces is not None and all(
+            self._read_span(span, start, memory[start - offset : end - offset]) for span, start, end in pieces
         )
 
-    def _read(self, span: Span, start: int, memory: memoryview) -> bool:
-        """Fill memory from this place in a span on; False where the span turns out not to be here."""
+    def _read_span(self, span: Span, start: int, memory: memoryview) -> bool:
+        """Fill `memory` from byte `start` of the file on; return False if the span is gone or damaged."""
         path = os.path.join(self._folder, span.name)
         try:
             number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -145,8 +151,8 @@ class Entry:
             return False
         try:
             if not span.verified:
-                whole = os.pread(number, span.end - span.start + 1, 0)
-                if len(whole) != span.end - span.start or zlib.crc32(whole) != span.crc:
+                data = os.pread(number, span.end - span.start + 1, 0)
+                if len(data) != span.end - span.start or zlib.crc32(data) != span.crc:
                     warnings.warn(f"{path}: damaged, fetched again", stacklevel=2)
                     self._damaged.add(span.name)
                     with contextlib.suppress(OSError):
@@ -155,9 +161,9 @@ class Entry:
                     self._forget(span)
                     return False
                 span.verified = True
-            have = os.preadv(number, [memory], start - span.start)
+            count = os.preadv(number, [memory], start - span.start)
             now = time.time()
-            if now - span.used > _FRESH:
+            if now - span.used > _TOUCH_EVERY:
                 os.utime(number)
                 span.used = now
         except OSError:
@@ -165,31 +171,39 @@ class Entry:
             return False
         finally:
             os.close(number)
-        if have != len(memory):
+        if count != len(memory):
             self._forget(span)
-        return have == len(memory)
+        return count == len(memory)
 
     def _forget(self, span: Span) -> None:
         with self._changed:
             self._spans.remove([span.name])
-            self._alone = False
+            self._current = False
 
     def claim(self, offset: int, size: int, part: int) -> tuple[list[Claim], bool]:
-        """Claim what is not here of [offset, offset + size), in parts of at most `part` bytes; and whether something of
-        it is being fetched by others."""
+        """Claim the uncached bytes of [offset, offset + size), except those claimed by others.
+
+        Args:
+            offset: First byte.
+            size: Number of bytes.
+            part: Largest size of one claim.
+
+        Returns:
+            The claims, and whether others are fetching some of the bytes.
+        """
         claims: list[Claim] = []
         with locks.hold(self._stripe) as held:
             if held is None:
                 raise DatasetError("another process holds a lock", where=self._stripe, fix="end that process")
-            if not self._alone or os.pread(held, len(self._name), 0) != self._name:
-                self._look()
+            if not self._current or os.pread(held, len(self._name), 0) != self._name:
+                self._rescan()
                 os.pwrite(held, self._name, 0)
             busy = False
             with self._changed:
-                near = self._spans.overlapping(offset, offset + size)
-                gaps = subtract([(offset, offset + size)], [(s.start, s.end) for s in near])
-                under_way = list(self._claims.items())
-            for path, (start, end) in under_way:
+                cached = self._spans.overlapping(offset, offset + size)
+                gaps = subtract([(offset, offset + size)], [(s.start, s.end) for s in cached])
+                known_claims = list(self._claims.items())
+            for path, (start, end) in known_claims:
                 if start < offset + size and offset < end and gaps:
                     number = locks.acquire(path)
                     if number is None:
@@ -198,7 +212,7 @@ class Entry:
                     else:
                         try:
                             os.unlink(path)  # its owner died
-                        except FileNotFoundError:  # no: it is a span by now
+                        except FileNotFoundError:  # it was renamed to a span
                             busy, gaps = True, subtract(gaps, [(start, end)])
                         finally:
                             locks.release(number)
@@ -220,13 +234,16 @@ class Entry:
                     self._claims[path] = start, end
                     self._own.add(path)
                 return Claim(start, end, path, number)
-            os.makedirs(self._folder, exist_ok=True)  # it is not there yet, or went, being empty
-            time.sleep(0.001)  # or an eviction looks whether the claim's owner lives
-        raise DatasetError("cannot be claimed", where=path, fix="look into the cache folder, or name another")
+            os.makedirs(self._folder, exist_ok=True)  # not created yet, or evicted when it was empty
+            time.sleep(0.001)  # else an eviction is testing the claim's lock
+        raise DatasetError("cannot be claimed", where=path, fix="check the cache folder, or name another")
 
-    def _look(self) -> None:
-        """See what is here. There may be thousands of names, each of which costs a turn of the interpreter's lock, so
-        this is left out where nobody else has claimed anything since; whoever claims holds the lock."""
+    def _rescan(self) -> None:
+        """Update the index from the folder; the caller holds the lock for claims.
+
+        Thousands of names may be there, and each costs a turn of the interpreter's lock. So this is called only if
+        another process has claimed since.
+        """
         with self._changed:
             before = set(self._spans.by_name)
         try:
@@ -238,14 +255,20 @@ class Entry:
             for name in names - before - self._damaged:
                 if (span := parse_span(name)) is not None:
                     self._spans.add(span)
-                elif name.endswith(".claim") and (whose := parse_claim(name)) is not None:
-                    self._claims[os.path.join(self._folder, name)] = whose
-            self._alone = len(self._claims) == len(self._own)
+                elif name.endswith(".claim") and (interval := parse_claim(name)) is not None:
+                    self._claims[os.path.join(self._folder, name)] = interval
+            self._current = len(self._claims) == len(self._own)
             if gone := before - names:
                 self._spans.remove(gone)
 
     def store(self, claim: Claim, data: bytes, pin: bool = False) -> None:
-        """Keep the bytes of a claim, which is given back, for which room was reserved; `pin` them, too."""
+        """Turn a claim into a cached span; its bytes must have been reserved in the budget.
+
+        Args:
+            claim: The claim; it ends.
+            data: All of its bytes.
+            pin: Pin the span.
+        """
         span = Span(claim.start, claim.end, "", zlib.crc32(data), verified=True, used=time.time())
         span.name = f"{span.start:x}-{span.end:x}-{span.crc:08x}"
         try:
@@ -253,7 +276,7 @@ class Entry:
             while view:
                 view = view[os.write(claim.lock, view) :]
             os.rename(claim.path, os.path.join(self._folder, span.name))
-        except OSError as error:  # a full disk costs speed, not samples
+        except OSError as error:  # a full disk only makes reading slower
             self._cache.budget.release(len(data))
             if not isinstance(error, FileNotFoundError):
                 self._cache.budget.warn_unwritable(error)
@@ -264,35 +287,35 @@ class Entry:
             self._spans.add(span)
             if pin:
                 self.pins[span.name] = span
-            self._give_back(claim)
+            self._end_claim(claim)
         if pin:
             self._cache.pin(self, span.name, claim.lock)
         else:
             locks.release(claim.lock)
 
     def abandon(self, claim: Claim) -> None:
-        """Give a claim back."""
+        """End a claim without a span."""
         with contextlib.suppress(OSError):
             os.unlink(claim.path)
         locks.release(claim.lock)
         with self._changed:
-            self._give_back(claim)
+            self._end_claim(claim)
 
-    def _give_back(self, claim: Claim) -> None:
+    def _end_claim(self, claim: Claim) -> None:
         self._claims.pop(claim.path, None)
         self._own.discard(claim.path)
         self._changed.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Until something was stored by this process, or so long."""
+        """Wait until a thread of this process ends a claim, at most `seconds`."""
         with self._changed:
             self._changed.wait(seconds)
 
     def pin(self, offset: int, size: int) -> None:
-        """Keep what is here of [offset, offset + size) from being evicted by anybody, until it was read to its end."""
+        """Protect the cached spans of [offset, offset + size) from eviction until they are read to their ends."""
         with self._changed:
-            inside = [span for span in self._spans.overlapping(offset, offset + size) if span.name not in self.pins]
-        for span in inside:
+            spans = [span for span in self._spans.overlapping(offset, offset + size) if span.name not in self.pins]
+        for span in spans:
             number = locks.acquire(os.path.join(self._folder, span.name), shared=True)
             if number is not None:
                 with self._changed:
@@ -300,18 +323,19 @@ class Entry:
                 self._cache.pin(self, span.name, number)
 
     def unpin(self, offset: int, size: int) -> None:
-        """Let go of the spans that end in [offset, offset + size]: they were read to their end."""
+        """Unpin the spans that end in [offset, offset + size]: they have been read to their ends."""
         if not self.pins:
             return
         with self._changed:
-            near = self._spans.overlapping(offset, offset + size)
-            done = [span.name for span in near if span.end <= offset + size and span.name in self.pins]
+            spans = self._spans.overlapping(offset, offset + size)
+            done = [span.name for span in spans if span.end <= offset + size and span.name in self.pins]
             for name in done:
                 del self.pins[name]
         if done:
             self._cache.unpin([(self, name) for name in done])
 
     def unpin_all(self) -> None:
+        """Unpin all spans of this entry."""
         with self._changed:
             done, self.pins = list(self.pins), {}
         self._cache.unpin([(self, name) for name in done])

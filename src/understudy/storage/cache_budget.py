@@ -31,7 +31,7 @@ class CacheBudget:
         self._full_until = 0.0
 
     def warn_unwritable(self, error: OSError) -> None:
-        """Warn that the cache cannot be written. Reading goes on, only slower."""
+        """Warn that the cache cannot be written. Reading continues, only slower."""
         warnings.warn(f"{self._folder}: cannot be written: {error.strerror}", stacklevel=3)
 
     def reserve(self, count: int) -> bool:

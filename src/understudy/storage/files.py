@@ -1,7 +1,7 @@
-"""Every byte of a dataset comes through here: one root (a folder, or any fsspec URL), paths relative to it.
+"""A dataset's root (a folder or any fsspec URL) and the files below it.
 
-A local root uses the operating system directly; any other goes through `remote/`, which fetches each byte once per
-host. Whatever a file system or a library says about a broken file leaves here as one `DatasetError`.
+All bytes of a dataset pass through here. A local root is read through the operating system, any other through
+`remote.py`, which fetches each byte once per host. Errors of file systems and libraries become DatasetErrors.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from understudy import addresses
-from understudy.errors import DatasetError, LfsPointerError, MissingFileError
+from understudy.errors import DatasetError, LfsPointerError, MissingFileError, summarize
 from understudy.storage.source import ByteSource, LocalSource, as_file
 
-if TYPE_CHECKING:  # nothing of it is loaded for a folder of this machine
+if TYPE_CHECKING:  # not imported for local roots
     from understudy.storage.options import RemoteOptions
     from understudy.storage.remote import RemoteFiles
 
-_BUFFER = 1 << 16  # of a file elsewhere; smaller ones come whole when they are opened
+_BUFFER = 1 << 16  # bytes per read of a remote file; a smaller file is fetched completely when it is opened
 _RESTORE = "restore the file or download the dataset again"
 _ALLOW = "change its owner or mode"
-_LFS, _POINTER = b"version https://git-lfs", 1024  # how a pointer begins, and bytes that it is at most
+_LFS, _MAX_POINTER = b"version https://git-lfs", 1024  # start of a pointer, and its largest size in bytes
 
 
 class Files:
-    """The files of one dataset. Pickles as its root, with what pins it to one version of what lies there.
+    """The files of one dataset. Pickles as its root, pinned to one version of a remote dataset.
 
     Attributes:
-        root: the folder (absolute), or the URL without its credentials (`addresses.py`).
+        root: Absolute folder, or the URL without credentials (`addresses.py`).
 
     Args:
-        root: a path, `file://` URL, or any URL fsspec knows (`memory://`, `https://`, `s3://`, `hf://`).
-        options: how a root that is not on this machine is read.
+        root: Path, `file://` URL, or any URL that fsspec knows (`memory://`, `https://`, `s3://`, `hf://`).
+        options: Options for reading a remote root.
     """
 
     def __init__(self, root: str | os.PathLike[str], options: RemoteOptions | None = None) -> None:
@@ -55,19 +55,18 @@ class Files:
         self._address = self.root if self.is_local else addresses.restore_credentials(text)
         self.options = options
         self._pin = ""
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._remote_files: RemoteFiles | None = None
         self._lock = threading.Lock()
         _alive.add(self)
 
-    def _now(self) -> str:
-        """What pins the root to one version of what lies there."""
+    def _current_pin(self) -> str:
         return self._pin if self._remote_files is None else self._remote_files.store.pin
 
     def __getstate__(self) -> tuple[object, ...]:
-        return self.root, self._address, self.options, self._now()
+        return self.root, self._address, self.options, self._current_pin()
 
     def __setstate__(self, state: tuple[str, str, RemoteOptions | None, str]) -> None:
         root, address, options, pin = state
@@ -75,12 +74,12 @@ class Files:
         self._address, self._pin = address, pin
 
     def where(self, path: str) -> str:
-        """The full name of a file, for people."""
+        """Return the full name of a file, for messages."""
         return f"{self.root}/{path}" if path else self.root
 
     @property
     def remote_files(self) -> RemoteFiles:
-        """The root, where it is not on this machine; of this process alone."""
+        """The remote root, opened on first use. It belongs to this process."""
         with self._lock:
             if self._remote_files is None:
                 from understudy.storage.options import RemoteOptions
@@ -90,27 +89,29 @@ class Files:
             return self._remote_files
 
     def open(self, path: str) -> BinaryIO:
-        """Open a file for reading at any place. Raises DatasetError naming it when that cannot be."""
+        """Open a file for reading and seeking; raises DatasetError."""
         where = self.where(path)
         if not self.is_local:
-            return as_file(self._whole(path), _BUFFER)
+            return as_file(self._prefetch_file(path), _BUFFER)
         try:
             if os.path.exists(where) and not os.path.isfile(where) and not os.path.isdir(where):
-                raise DatasetError("neither a file nor a folder", where=where, fix=_RESTORE)  # a pipe would wait
+                raise DatasetError(
+                    "neither a file nor a folder", where=where, fix=_RESTORE
+                )  # opening a pipe would block
             return open(where, "rb")
         except (FileNotFoundError, NotADirectoryError) as error:
             raise MissingFileError("this file is not there", where=where, fix=_RESTORE) from error
         except IsADirectoryError as error:
-            raise DatasetError("a folder lies where a file should be", where=where, fix=_RESTORE) from error
+            raise DatasetError("this is a folder, not a file", where=where, fix=_RESTORE) from error
         except PermissionError as error:
             raise DatasetError("no permission to read it", where=where, fix=_ALLOW) from error
         except DatasetError:
             raise
         except Exception as error:
-            raise DatasetError(f"cannot be opened: {_short(error)}", where=where, fix=_RESTORE) from error
+            raise DatasetError(f"cannot be opened: {summarize(error)}", where=where, fix=_RESTORE) from error
 
-    def _whole(self, path: str) -> ByteSource:
-        """A file of a root elsewhere that will be read whole: it comes in parts, several at a time."""
+    def _prefetch_file(self, path: str) -> ByteSource:
+        """Open a remote file that will be read completely, and fetch its parts in parallel."""
         from understudy.storage.remote import RemoteSource
 
         source = RemoteSource(self, path)
@@ -119,40 +120,44 @@ class Files:
         return source
 
     def source(self, path: str) -> ByteSource:
-        """A file to read by place, pinned to what it is now. Raises DatasetError where it cannot be opened."""
+        """Open a file for reading by position, pinned to its current version; raises DatasetError."""
         if not self.is_local:
             from understudy.storage.remote import RemoteSource
 
             return RemoteSource(self, path)
-        self.open(path).close()  # says what is wrong with a folder or a forbidden file, in plain words
+        self.open(path).close()  # raises a clear error for a folder or a forbidden file
         return LocalSource(self.where(path))
 
     def version(self, path: str) -> str:
-        """What a file no longer says of itself once it has changed: size and times of change, elsewhere its etag or
-        revision. Raises DatasetError where it is not there."""
+        """Return text that changes with the file: its size and times, or the etag or revision of a remote file.
+
+        Raises:
+            DatasetError: The file is missing or cannot be accessed.
+        """
         if not self.is_local:
-            there = self.remote_files.stat(path)
-            return f"{there.size} {there.tag}"
+            remote = self.remote_files.stat(path)
+            return f"{remote.size} {remote.tag}"
         try:
             stat = os.stat(self.where(path))
         except OSError as error:
-            self.open(path).close()  # says what is wrong
-            raise DatasetError(f"cannot be looked at: {_short(error)}", where=self.where(path), fix=_ALLOW) from error
-        return f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"  # the last: written again with its old time
+            self.open(path).close()  # raises a clearer error if it can
+            raise DatasetError(
+                f"its status cannot be read: {summarize(error)}", where=self.where(path), fix=_ALLOW
+            ) from error
+        return f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"  # ctime: the mtime can be set back
 
     @property
     def latency(self) -> float:
-        """Seconds from asking for a span of a file to having it, as lately measured (nine of ten took no longer); 0 on
-        this machine, and before anything was fetched."""
+        """Ninth decile of the seconds that recent fetches of a span took; 0 for a local root or before the first."""
         return 0.0 if self._remote_files is None else self._remote_files.latency.seconds
 
     def close(self) -> None:
-        """Stop fetching ahead and leave no thread behind. Reading may go on."""
+        """Stop prefetching and join its threads. Files can still be read."""
         if self._remote_files is not None:
             self._remote_files.close()
 
     def read(self, path: str) -> bytes:
-        """The whole content of a small file."""
+        """Return the content of a small file."""
         with as_dataset_error(self.where(path), "cannot be read", _RESTORE), self.open(path) as handle:
             data = handle.read()
         if data.startswith(_LFS):
@@ -160,13 +165,16 @@ class Files:
         return data
 
     def exists(self, path: str) -> bool:
-        """Whether a file or folder of that name is there (plain HTTP knows no folders). Raises DatasetError where that
-        cannot be found out: forbidden, or no answer, is not the same as nothing there."""
+        """Return whether a file or folder exists (plain HTTP knows no folders).
+
+        Raises:
+            DatasetError: Access is denied or the server gives no answer; neither proves absence.
+        """
         if not self.is_local:
             folder, _, name = path.rpartition("/")
-            listed = self.entries(folder)
-            if listed is not None:
-                return any(name == entry for entry, _ in listed)
+            entries = self.entries(folder)
+            if entries is not None:
+                return any(name == entry for entry, _ in entries)
             try:
                 self.remote_files.stat(path)
             except MissingFileError:
@@ -177,45 +185,54 @@ class Files:
             return True
         except PermissionError as error:
             raise DatasetError("no permission to look there", where=self.where(path), fix=_ALLOW) from error
-        except OSError:  # opening the file will say what is wrong
+        except OSError:  # opening the file raises a clearer error
             return False
 
     def entries(self, folder: str) -> list[tuple[str, bool]] | None:
-        """(name, is a folder) of each entry, sorted by name, without links that lead nowhere; [] where there is no such
-        folder; None where the file system cannot list (plain HTTP), so that absence is not mistaken for an answer."""
+        """Return (name, is a folder) of each entry of a folder, sorted by name, without broken links.
+
+        Returns:
+            [] for a missing folder; None if the file system cannot list folders (plain HTTP).
+
+        Raises:
+            DatasetError: Access is denied or listing fails.
+        """
         if self.is_local:
             try:
-                with os.scandir(self.where(folder)) as found:
-                    there = [entry for entry in found if not entry.is_symlink() or os.path.exists(entry.path)]
-                    return sorted((entry.name, entry.is_dir()) for entry in there)
+                with os.scandir(self.where(folder)) as scan:
+                    entries = [entry for entry in scan if not entry.is_symlink() or os.path.exists(entry.path)]
+                    return sorted((entry.name, entry.is_dir()) for entry in entries)
             except (FileNotFoundError, NotADirectoryError):
                 return []
             except PermissionError as error:
                 raise DatasetError("no permission to look into it", where=self.where(folder), fix=_ALLOW) from error
             except OSError as error:
                 raise DatasetError(
-                    f"this folder cannot be listed: {_short(error)}", where=self.where(folder)
+                    f"this folder cannot be listed: {summarize(error)}", where=self.where(folder)
                 ) from error
         return self.remote_files.store.entries(folder)
 
     def is_pointer(self, path: str) -> bool:
-        """Whether a file is what git LFS leaves where the file itself was not downloaded."""
+        """Return whether a file is a git LFS pointer instead of the file itself."""
         try:
             source = self.source(path)
-            return len(_LFS) < source.size < _POINTER and source.read(0, len(_LFS)) == _LFS
+            return len(_LFS) < source.size < _MAX_POINTER and source.read(0, len(_LFS)) == _LFS
         except DatasetError:
             return False
 
     def check_not_pointer(self, path: str) -> None:
-        """Raise LfsPointer where `is_pointer`: said in place of what a reader makes of it."""
+        """Raise LfsPointerError for a git LFS pointer; call it before raising a reader's error."""
         if self.is_pointer(path):
             fix = f"run `git lfs pull` in {self.root}"
             raise LfsPointerError("a git LFS pointer, not the file itself", where=self.where(path), fix=fix)
 
     @contextmanager
     def parquet(self, path: str) -> Iterator[pq.ParquetFile]:
-        """An open parquet file; page checksums are verified where the writer left them. DatasetError on anything odd
-        that happens inside the `with`."""
+        """Open a parquet file, verifying its page checksums if it has any.
+
+        Raises:
+            DatasetError: Any error inside the block.
+        """
         with as_dataset_error(self.where(path), "not a readable parquet file", _RESTORE), self.open(path) as handle:
             try:
                 opened = pq.ParquetFile(handle, page_checksum_verification=True)
@@ -225,48 +242,49 @@ class Files:
             yield opened
 
     def table(self, path: str, columns: list[str] | None = None, group: int | None = None) -> pa.Table:
-        """The named columns of a parquet file, those of them that it has, or of one row group; all by default."""
+        """Read a parquet file.
+
+        Args:
+            path: The file.
+            columns: Columns to read; those that the file lacks are left out. None reads all.
+            group: Row group to read; None reads all.
+        """
         with self.parquet(path) as file:
             names = file.schema_arrow.names
-            have = names if columns is None else [name for name in columns if name in names]
+            present = names if columns is None else [name for name in columns if name in names]
             groups = range(file.metadata.num_row_groups) if group is None else [group]
-            table = file.read_row_groups(list(groups), columns=have, use_threads=False).select(have)
-            table.validate(full=True)  # offsets and text: nothing behind this checks them again
+            table = file.read_row_groups(list(groups), columns=present, use_threads=False).select(present)
+            table.validate(full=True)  # offsets and text; no later code checks them
             return table
 
 
 @contextmanager
 def as_dataset_error(where: object, what: str, fix: str) -> Iterator[None]:
-    """Turn whatever a library raises on a broken file into one DatasetError: such libraries promise no error type."""
+    """Turn any error inside the block into a DatasetError: parsers of broken files raise undocumented types."""
     try:
         yield
     except DatasetError:
         raise
     except Exception as error:
-        raise DatasetError(f"{what}: {_short(error)}", where=where, fix=fix) from error
+        raise DatasetError(f"{what}: {summarize(error)}", where=where, fix=fix) from error
 
 
 @contextmanager
 def with_location(where: object) -> Iterator[None]:
-    """Let a DatasetError say more of where it is (which episode, too)."""
+    """Replace the location of a DatasetError by a more specific one, such as file and episode."""
     try:
         yield
     except DatasetError as error:
         raise type(error)(error.what, where=where, fix=error.fix) from error
 
 
-def _short(error: BaseException) -> str:
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
-
-
 _alive: weakref.WeakSet[Files] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for files in list(_alive):  # threads, connections and locks are the parent's
-        files._pin = files._now()
-        files._forget()
+    for files in list(_alive):  # threads, connections and locks belong to the parent
+        files._pin = files._current_pin()
+        files._reset()
 
 
 os.register_at_fork(after_in_child=_after_fork)

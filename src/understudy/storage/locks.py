@@ -1,7 +1,7 @@
-"""Locks between the processes of a host: `flock` on small files, which ends with its process, however that ends.
+"""File locks between the processes of a host: `flock` on small files, released when the process ends in any way.
 
-A lock belongs to an open file, so threads exclude each other as processes do. A forked child drops what it inherits, or
-the parent's locks would outlive the parent.
+A lock belongs to an open file, so threads exclude each other as processes do. A forked child closes the descriptors
+that it inherits; otherwise the parent's locks would outlive the parent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from understudy.errors import DatasetError
 
-_held: set[int] = set()  # descriptors with a lock
+_held: set[int] = set()  # descriptors that hold a lock
 
 
 def _after_fork() -> None:
@@ -29,7 +29,16 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def acquire(path: str, shared: bool = False, create: bool = False) -> int | None:
-    """A locked descriptor of a file, or None when another holds it or there is no such file (any more)."""
+    """Lock a file without waiting and return its descriptor; None if it is locked, missing or just removed.
+
+    Args:
+        path: The file.
+        shared: Allow other shared locks.
+        create: Create the file if it is missing.
+
+    Raises:
+        DatasetError: The file system has no locks.
+    """
     try:
         number = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
     except FileNotFoundError:
@@ -53,7 +62,7 @@ def acquire(path: str, shared: bool = False, create: bool = False) -> int | None
 
 
 def downgrade(number: int) -> bool:
-    """Hold a lock with others from now on that was held alone; False where one of them was quicker, and holds it."""
+    """Turn an exclusive lock into a shared one; return False if another process locked the file in between."""
     try:
         fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
@@ -62,17 +71,26 @@ def downgrade(number: int) -> bool:
 
 
 def release(number: int) -> None:
-    """Give a lock back."""
+    """Release a lock and close its descriptor."""
     if number in _held:
         _held.discard(number)
         with contextlib.suppress(OSError):
-            fcntl.flock(number, fcntl.LOCK_UN)  # a child that was just forked may hold the same open file
+            fcntl.flock(number, fcntl.LOCK_UN)  # closing is not enough while a forked child has the same open file
         os.close(number)
 
 
 @contextlib.contextmanager
 def hold(path: str, stop: threading.Event | None = None, wait: float = 600.0) -> Iterator[int | None]:
-    """Hold the lock of a file, which is made if needed; None where that could not be had in `wait` seconds."""
+    """Hold the lock of a file during the block, creating the file if needed.
+
+    Args:
+        path: The file.
+        stop: Ends the wait for the lock when it is set.
+        wait: Longest wait in seconds.
+
+    Yields:
+        The locked descriptor; None if the lock was not free in time.
+    """
     number, pause, end = acquire(path, create=True), 0.0005, time.monotonic() + wait
     while number is None and time.monotonic() < end and not (stop is not None and stop.is_set()):
         time.sleep(pause)

@@ -1,4 +1,4 @@
-"""How a dataset that is not on this machine is read: the settings, and the cache folder they default to."""
+"""Options for reading remote datasets, and the default cache folder."""
 
 import os
 import sys
@@ -13,18 +13,18 @@ from understudy.storage.retry import RetryPolicy
 @renamed_fields(patience="retry", threads="num_threads")
 @dataclass(frozen=True)
 class RemoteOptions:
-    """How a dataset that is not on this machine is read.
+    """Options for reading a remote dataset.
 
     Attributes:
-        storage_options: for the file system, as its fsspec driver takes them (`key`, `token`, `endpoint_url`, ...; for
-            https:// `headers`). Credentials that the drivers find by themselves need not be here.
-        cache: a folder on a local disk, which all processes of this host share; "" for the user's cache folder.
-        cache_bytes: what the cache may hold at most.
-        retry: deadlines and pauses.
-        num_threads: spans that are fetched ahead at the same time.
+        storage_options: Options of the file system's fsspec driver (`key`, `token`, `endpoint_url`, ...); `headers` for
+            https://. Credentials that the driver finds by itself can be left out.
+        cache: Folder on a local disk, shared by all processes of this host; "" is the user's cache folder.
+        cache_bytes: Most bytes that the cache holds.
+        retry: Deadlines, and pauses between attempts.
+        num_threads: Number of spans that are prefetched at the same time.
     """
 
-    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # credentials are among them
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # may hold credentials
     cache: str = ""
     cache_bytes: int = 64 << 30
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -38,12 +38,12 @@ class RemoteOptions:
 
     @property
     def folder(self) -> str:
-        """The cache folder that is meant."""
+        """Absolute path of the cache folder."""
         return os.path.abspath(os.path.expanduser(self.cache)) if self.cache else default_cache_folder()
 
 
 def default_cache_folder() -> str:
-    """`$XDG_CACHE_HOME/understudy`, or that system's usual place."""
+    """Return `$XDG_CACHE_HOME/understudy`, or the operating system's equivalent."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(home):
         home = os.path.expanduser("~/Library/Caches" if sys.platform == "darwin" else "~/.cache")

@@ -1,7 +1,7 @@
-"""When to try again, and when to give up: backoff with jitter, deadlines, and what a server asks for.
+"""Retries: backoff with jitter, deadlines, and `Retry-After`.
 
-A source that is slow, short or failing changes nothing about what is read: it is asked again until a deadline without
-any progress has passed, then the failure is raised.
+A source that is slow, short or failing never changes the samples. It is asked again until a deadline without progress
+has passed; then the failure is raised.
 """
 
 import itertools
@@ -17,21 +17,22 @@ from understudy.cancel import Cancelled, is_cancelled
 from understudy.errors import SourceError
 
 T = TypeVar("T")
-_MAX_RETRY_AFTER = 600.0  # seconds that a server may ask us to stay away, all its wishes together
+_MAX_RETRY_AFTER = 600.0  # seconds: longest sum of the waits that a server may ask for
 _count = itertools.count()
 _MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long to wait for a source.
+    """Deadlines of requests, and pauses between attempts.
 
     Attributes:
-        deadline: seconds without any progress after which reading is given up.
-        stall: seconds without a byte after which one request is given up and made again; also the longest that
-            connecting and the head of the answer may take together.
-        initial_backoff, max_backoff: seconds between attempts, doubling from the one to the other, half of it jitter.
-        min_rate: bytes per second; a read takes no longer than `deadline` and this rate allow.
+        deadline: Seconds without progress after which reading fails.
+        stall: Seconds without a byte after which a request is repeated. Connecting and the response header together
+            may take no longer than this either.
+        initial_backoff: Seconds before the second attempt. Pauses double up to `max_backoff`; half of each is jitter.
+        max_backoff: Longest pause in seconds.
+        min_rate: Bytes per second; a read may take `deadline` plus the time that its size needs at this rate.
     """
 
     deadline: float = 120.0
@@ -41,19 +42,21 @@ class RetryPolicy:
     min_rate: float = 16384.0
 
     def pause(self, failures: int) -> float:
-        """Seconds to wait after so many failures in a row (1, 2, ...). The jitter comes from a counter: no global
-        generator is read or advanced."""
+        """Return the seconds to wait after `failures` >= 1 failures in a row.
+
+        The jitter comes from a counter: no global random generator is used.
+        """
         base = min(self.max_backoff, self.initial_backoff * 2.0 ** min(failures - 1, 30))
         return base * (0.5 + 0.5 * _fraction((os.getpid() << 32) + next(_count)))
 
 
 class TransientError(Exception):
-    """An attempt failed in a way that may pass.
+    """A failure that another attempt may not meet.
 
     Attributes:
-        what: what happened, for people.
-        after: seconds that the server asks us to wait.
-        tries: such failures in a row after which they are believed to be no accident.
+        what: Description of the failure.
+        after: Seconds that the server asks to wait, or None.
+        tries: Number of such failures in a row after which retrying ends early, or None.
     """
 
     def __init__(self, what: str, after: float | None = None, tries: int | None = None) -> None:
@@ -62,13 +65,19 @@ class TransientError(Exception):
 
 
 def should_stop(stop: threading.Event) -> bool:
-    """Whether to give up: `stop` is set, or the one this thread works for has gone."""
+    """Return whether `stop` is set or the work of this thread is cancelled (`cancel.py`)."""
     return stop.is_set() or is_cancelled()
 
 
 def call_with_retries(act: Callable[[], T], where: str, retry: RetryPolicy, stop: threading.Event) -> T:
-    """What `act` gives, trying again on `Transient` failures. One success is progress: a caller that loops starts with
-    the whole deadline again. Raises SourceFailed when that has passed, `Stopped` when it is over (`is_over`)."""
+    """Return `act()`, repeated after each TransientError.
+
+    A caller that loops over parts of a read starts with a fresh deadline for each: one success is progress.
+
+    Raises:
+        SourceError: The deadline has passed without success.
+        Cancelled: See `should_stop`.
+    """
     begun, waited, failures, odd = time.monotonic(), 0.0, 0, 0
     while True:
         if should_stop(stop):
@@ -85,11 +94,11 @@ def call_with_retries(act: Callable[[], T], where: str, retry: RetryPolicy, stop
                 ) from error
             if (error.tries is not None and odd >= error.tries) or spent + pause > retry.deadline:
                 times = "once" if failures == 1 else f"{failures} times in {spent:.1f} s"
-                fix = "check the connection and the server, then run again: what was fetched is kept"
+                fix = "check the connection and the server, then run again: fetched bytes stay in the cache"
                 raise SourceError(f"{error.what} ({times})", where=where, fix=fix) from error
             if error.after is not None and error.after > pause:
                 pause = error.after
-                waited += pause  # the server's wish does not count against our deadline
+                waited += pause  # the server's wait does not count against the deadline
                 if pause > retry.max_backoff:
                     warnings.warn(f"{where}: {error.what}; the server asks to wait {pause:.0f} s", stacklevel=2)
             end = time.monotonic() + pause
@@ -98,7 +107,7 @@ def call_with_retries(act: Callable[[], T], where: str, retry: RetryPolicy, stop
 
 
 def _fraction(n: int) -> float:
-    """SplitMix64's output for n, in [0, 1)."""
+    """Map `n` to [0, 1) by SplitMix64."""
     z = (n * 0x9E3779B97F4A7C15) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK

@@ -1,7 +1,8 @@
-"""Bytes of one file by place: `ByteSource`, the one way to read videos, rows and metadata; and its local form.
+"""Bytes of one file by position: the interface `ByteSource` and its local implementation.
 
-A source is pinned to what the file was when it was opened: a file that changes under its reader is an error and never a
-mixture of two files. Reading from elsewhere is in `remote/`.
+Videos, rows and metadata are all read through it. A source is pinned to the version of the file that was opened: a file
+that changes under its reader raises an error and never yields a mix of two versions. `remote.py` implements it for
+remote files.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ import numpy as np
 from understudy.errors import DatasetError, SourceError
 
 CHANGED = "it changed while it was read"
-RESTART = "start again once nothing writes to it any more"
+RESTART = "start again when nothing writes to it any more"
 
 
 class ByteSource(Protocol):
-    """A file that is read by place, from any thread; it pickles as its address.
+    """A file read by position, from any thread. It pickles as its address.
 
     Attributes:
-        where: its full name, for people.
-        size: bytes.
-        tag: what the file was when it was opened (etag, revision, or size and time of change).
+        where: Full name of the file, for messages.
+        size: Size in bytes.
+        tag: Version of the file when it was opened: etag, revision, or size and modification time.
     """
 
     where: str
@@ -33,47 +34,51 @@ class ByteSource(Protocol):
     tag: str
 
     def fill(self, offset: int, memory: memoryview) -> None:
-        """Fill `memory` (writable, of bytes) from `offset` on. Raises DatasetError: so many are not there, cannot be
-        had, or the file is no longer what `tag` says; what is in the memory is then undefined."""
+        """Fill `memory` (writable bytes) with the bytes from `offset` on.
+
+        Raises:
+            DatasetError: The file is shorter, cannot be read or has another `tag` now. `memory` is then undefined.
+        """
 
     def read(self, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes from `offset`, in memory of their own. Raises as `fill` does."""
+        """Return a copy of `size` bytes from `offset`; raises as `fill` does."""
         memory = bytearray(size)
         self.fill(offset, memoryview(memory))
         return bytes(memory)
 
     def prefetch(self, spans: np.ndarray) -> None:
-        """Say that `spans`, int64 (k, 2) of (offset, size), will be read soon, in this order. Returns at once; raises
-        nothing, since whatever is wrong will be raised by `read`. Nothing to do for a local file."""
+        """Announce spans that will be read soon: int64 (k, 2) of (offset, size), in reading order.
+
+        Returns at once and raises nothing; `read` raises any error later. Does nothing for a local file.
+        """
 
     def close(self) -> None:
-        """Release what is held open, and what was fetched ahead and not read."""
+        """Release the open file and all prefetched spans."""
 
 
 class _Descriptor:
-    """An open file that closes when nobody refers to it any more: `close` in one thread must not give away a number
-    that another thread is reading from."""
+    """A file descriptor closed with its last reference, so that no thread reads from a number given to another file."""
 
     def __init__(self, path: str) -> None:
         self.number = -1
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit `os` may be gone
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone at interpreter exit
         if self.number >= 0:
             close(self.number)
 
 
 class LocalSource(ByteSource):
-    """A file of this machine, read with `preadv`; see `ByteSource`. Closed, it opens again when it is read."""
+    """A local file, read with `preadv`. A read after `close` opens it again."""
 
     def __init__(self, path: str) -> None:
         self.where, self.tag = path, ""
-        there = os.fstat(self._open().number)
-        self.size, self.tag = there.st_size, _tag(there)
+        stat = os.fstat(self._open().number)
+        self.size, self.tag = stat.st_size, _tag(stat)
 
     def _open(self) -> _Descriptor:
         path = self.where
-        if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+        if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would block
             raise DatasetError("is no file", where=path, fix="name a file")
         try:
             self._file: _Descriptor | None = _Descriptor(path)
@@ -82,37 +87,39 @@ class LocalSource(ByteSource):
         return self._file
 
     def fill(self, offset: int, memory: memoryview) -> None:
-        file = self._file or self._open()  # held here, so that no other thread's `close` gives its number away
+        """See `ByteSource.fill`."""
+        file = self._file or self._open()  # this reference keeps the descriptor open if another thread calls `close`
         size = len(memory)
         try:
-            have = os.preadv(file.number, [memory], offset)
-            while 0 < have < size and (more := os.preadv(file.number, [memory[have:]], offset + have)):
-                have += more
-            there = os.fstat(file.number)
+            count = os.preadv(file.number, [memory], offset)
+            while 0 < count < size and (more := os.preadv(file.number, [memory[count:]], offset + count)):
+                count += more
+            stat = os.fstat(file.number)
         except OSError as error:
             raise DatasetError(f"cannot be read: {error.strerror}", where=self.where, fix="check the disk") from None
-        if have < size:
-            what = f"ends at byte {offset + have}, where byte {offset + size} is needed"
+        if count < size:
+            what = f"ends at byte {offset + count}, where byte {offset + size} is needed"
             raise DatasetError(what, where=self.where, fix="the file is damaged: copy or record it again")
-        if _tag(there) != self.tag:
+        if _tag(stat) != self.tag:
             raise SourceError(CHANGED, where=self.where, fix=RESTART)
 
     def prefetch(self, spans: np.ndarray) -> None:
-        return None
+        """Do nothing: the file is local."""
 
     def close(self) -> None:
+        """Close the file, as soon as no thread reads from it."""
         self._file = None
 
     def __reduce__(self) -> tuple[object, ...]:
         return LocalSource, (self.where,)
 
 
-def _tag(there: os.stat_result) -> str:
-    return f"{there.st_size}-{there.st_mtime_ns}"
+def _tag(stat: os.stat_result) -> str:
+    return f"{stat.st_size}-{stat.st_mtime_ns}"
 
 
 class _Raw(io.RawIOBase):
-    """A source with a place in it, for readers that want a file."""
+    """A source with a current position, for readers that need a file object."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source, self._at = source, 0
@@ -129,12 +136,12 @@ class _Raw(io.RawIOBase):
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._source.size}[whence]
         if base + offset < 0:
-            raise ValueError(f"a place before the file: {base + offset}")
+            raise ValueError(f"seek to {base + offset}, before the start of the file")
         self._at = base + offset
         return self._at
 
     def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]  # the stub of io says `Buffer`, of 3.12
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]  # io's stub wants `Buffer` of Python 3.12
         count = max(0, min(len(view), self._source.size - self._at))
         if count:
             self._source.fill(self._at, view[:count])
@@ -143,6 +150,11 @@ class _Raw(io.RawIOBase):
 
 
 def as_file(source: ByteSource, buffer: int = 0) -> BinaryIO:
-    """A file to read from, of a source. `buffer`: bytes read at once at least (0: what is asked for)."""
+    """Wrap a source as a file object.
+
+    Args:
+        source: The file to read.
+        buffer: Least number of bytes per read; 0 reads exactly as much as requested.
+    """
     raw = _Raw(source)
     return cast(BinaryIO, io.BufferedReader(raw, buffer) if buffer else raw)

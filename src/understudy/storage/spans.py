@@ -1,4 +1,4 @@
-"""A span of a file as the cache names and counts it: bytes [start, end), their checksum, and what covers what."""
+"""Spans of a file as the cache names and indexes them: bytes [start, end) and their checksum."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ from itertools import accumulate
 
 @dataclass
 class Span:
-    """Bytes [start, end) in the file `name`. `verified`: this process has checked them against `crc`; `used`: when it
-    last marked them as used, in seconds since 1970."""
+    """Bytes [start, end) of a file, cached under `name`.
+
+    Attributes:
+        start: First byte.
+        end: Byte after the last one.
+        name: File name in the cache.
+        crc: CRC-32 of the bytes.
+        verified: Whether this process has checked the bytes against `crc`.
+        used: When this process last updated the modification time, in seconds since 1970.
+    """
 
     start: int
     end: int
@@ -22,20 +30,20 @@ class Span:
 
 
 class Spans:
-    """Spans of one file, which may overlap. Not safe in threads.
+    """Index of the spans of one file, which may overlap. Not safe in threads.
 
     Attributes:
-        by_name: all of them.
+        by_name: All spans by file name.
     """
 
     def __init__(self) -> None:
         self.by_name: dict[str, Span] = {}
         self._spans: list[Span] = []  # by start
         self._starts: list[int] = []
-        self._reach: list[int] = []  # where the furthest of the spans so far ends
+        self._reach: list[int] = []  # furthest end of this span and all before it
 
     def add(self, span: Span) -> None:
-        """Put down a span, unless it is there."""
+        """Add a span, unless one of its name is there."""
         if span.name in self.by_name:
             return
         self.by_name[span.name] = span
@@ -49,7 +57,7 @@ class Spans:
             self._reach[i] = span.end
 
     def remove(self, names: Iterable[str]) -> None:
-        """Strike out spans."""
+        """Remove the spans of these names; unknown names are ignored."""
         for name in names:
             self.by_name.pop(name, None)
         self._spans = [span for span in self._spans if span.name in self.by_name]
@@ -57,13 +65,13 @@ class Spans:
         self._reach = list(accumulate((span.end for span in self._spans), max))
 
     def overlapping(self, start: int, end: int) -> list[Span]:
-        """Those that overlap [start, end), by start."""
+        """Return the spans that overlap [start, end), sorted by start."""
         low, high = bisect.bisect_right(self._reach, start), bisect.bisect_left(self._starts, end)
         return [span for span in self._spans[low:high] if span.end > start]
 
 
 def parse_span(name: str) -> Span | None:
-    """The span of a file name, None where it is not the name of one."""
+    """Return the span that a cached file's name describes; None for a foreign name."""
     try:
         start, end, crc = (int(part, 16) for part in name.split("-"))
     except ValueError:
@@ -72,7 +80,7 @@ def parse_span(name: str) -> Span | None:
 
 
 def parse_claim(name: str) -> tuple[int, int] | None:
-    """What is being fetched, by the name of its claim; None where it is not the name of one."""
+    """Return (start, end) from the file name of a claim; None for a foreign name."""
     try:
         start, end = (int(part, 16) for part in name.removesuffix(".claim").split("-"))
     except ValueError:
@@ -81,8 +89,11 @@ def parse_claim(name: str) -> tuple[int, int] | None:
 
 
 def cover(spans: list[Span], start: int, end: int) -> list[tuple[Span, int, int]] | None:
-    """Which span gives which part of [start, end), or None where some part is in none. `spans` are sorted by start."""
-    found = []
+    """Return (span, start, end) pieces that make up [start, end); None if some byte is in no span.
+
+    `spans` must be sorted by start.
+    """
+    pieces = []
     while start < end:
         at = bisect.bisect_right(spans, start, key=lambda span: span.start)
         before = (spans[i] for i in range(at - 1, -1, -1))  # nearly always the first of these
@@ -90,16 +101,16 @@ def cover(spans: list[Span], start: int, end: int) -> list[tuple[Span, int, int]
         if span is None:
             return None
         stop = min(span.end, end)
-        found.append((span, start, stop))
+        pieces.append((span, start, stop))
         start = stop
-    return found
+    return pieces
 
 
-def subtract(gaps: list[tuple[int, int]], there: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The intervals `gaps` less those of `there`."""
-    for begin, end in there:
+def subtract(intervals: list[tuple[int, int]], removed: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the parts of `intervals` outside all intervals of `removed`."""
+    for begin, end in removed:
         left = []
-        for start, stop in gaps:
+        for start, stop in intervals:
             if end <= start or stop <= begin:
                 left.append((start, stop))
                 continue
@@ -107,5 +118,5 @@ def subtract(gaps: list[tuple[int, int]], there: list[tuple[int, int]]) -> list[
                 left.append((start, begin))
             if end < stop:
                 left.append((end, stop))
-        gaps = left
-    return gaps
+        intervals = left
+    return intervals

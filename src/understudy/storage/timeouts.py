@@ -1,7 +1,7 @@
-"""Nothing of a request is waited for without end: its connection, the head of its answer and the body count together.
+"""Deadlines of HTTP requests that include connecting, the response header and the body.
 
-A socket's own timeout starts anew with each byte, so a server that sends one byte now and then never meets it. Names,
-connections, TLS and proxies are waited for from outside, since a look-up of a name cannot be interrupted.
+A socket's own timeout restarts with each byte, so a server that sends a byte now and then never exceeds it. A name
+look-up cannot be interrupted at all; look-ups, connections, TLS and proxies therefore run in a thread of their own.
 """
 
 from __future__ import annotations
@@ -16,57 +16,61 @@ from typing import Any, TypeVar
 from understudy.cancel import is_cancelled
 
 T = TypeVar("T")
-_LOOK = 0.1  # seconds between two looks whether somebody still waits
+_POLL = 0.1  # seconds between two checks for cancellation
 
 
 class DeadlineExceeded(Exception):
-    """The time for it has passed; what was begun may still be under way in a thread of its own."""
+    """The call took too long; it may still be running in its own thread."""
 
 
-class _Limit(threading.local):
-    """Until when this thread waits for its request (by `time.monotonic`), and for one byte of it (seconds)."""
+class _Deadline(threading.local):
+    """Deadline of this thread's request (`time.monotonic`), and its longest wait for one byte in seconds."""
 
     end = float("inf")
     stall: float | None = None
 
 
-_limit = _Limit()
+_deadline = _Deadline()
 
 
 def set_deadline(end: float, stall: float) -> None:
-    """Set when the requests of this thread end: at `end`, or after `stall` seconds without a byte."""
-    _limit.end, _limit.stall = end, stall
+    """End requests of this thread at `end` (`time.monotonic`), or after `stall` seconds without a byte."""
+    _deadline.end, _deadline.stall = end, stall
 
 
 def call_with_timeout(seconds: float, act: Callable[[], T]) -> T:
-    """What `act()` gives or raises. Raises Late after so many seconds, or once whoever this thread works for has gone
-    (`cancel.give_up_when`): `act` then goes on in its thread, and nobody hears of its result."""
-    said: list[tuple[T | None, BaseException | None]] = []
+    """Return `act()`, run in a thread of its own.
+
+    Raises:
+        DeadlineExceeded: `seconds` have passed, or this thread's work is cancelled (`cancel.cancel_when`). `act`
+            continues in its thread and its result is dropped.
+    """
+    outcome: list[tuple[T | None, BaseException | None]] = []
     done = threading.Event()
 
     def run() -> None:
         try:
-            said.append((act(), None))
+            outcome.append((act(), None))
         except BaseException as error:
-            said.append((None, error))
+            outcome.append((None, error))
         done.set()
 
     try:
         threading.Thread(target=run, name="understudy-connect", daemon=True).start()
-    except RuntimeError:  # no thread can be had: then without a limit
+    except RuntimeError:  # no more threads: run without a limit
         run()
     end = time.monotonic() + seconds
-    while not done.wait(max(0.0, min(_LOOK, end - time.monotonic()))):
+    while not done.wait(max(0.0, min(_POLL, end - time.monotonic()))):
         if time.monotonic() >= end or is_cancelled():
             raise DeadlineExceeded
-    result, error = said[0]
+    result, error = outcome[0]
     if error is not None:
         raise error
     return result  # type: ignore[return-value]
 
 
 class _Raw(io.RawIOBase):
-    """What a connection sends, no longer than this thread waits."""
+    """Bytes from a connection, read within this thread's deadline."""
 
     def __init__(self, raw: Any, connection: Any) -> None:
         self._raw, self._socket = raw, connection
@@ -78,11 +82,11 @@ class _Raw(io.RawIOBase):
         return int(self._raw.fileno())
 
     def readinto(self, buffer: Any) -> int | None:
-        left = _limit.end - time.monotonic()
+        left = _deadline.end - time.monotonic()
         if left <= 0:
             raise TimeoutError("timed out")
-        if _limit.stall is not None:
-            self._socket.settimeout(min(left, _limit.stall))
+        if _deadline.stall is not None:
+            self._socket.settimeout(min(left, _deadline.stall))
         count: int | None = self._raw.readinto(buffer)
         return count
 
@@ -95,19 +99,19 @@ class _Raw(io.RawIOBase):
 class _Response(HTTPResponse):
     def __init__(self, sock: Any, *args: Any, **more: Any) -> None:
         super().__init__(sock, *args, **more)
-        self.fp: Any = io.BufferedReader(_Raw(self.fp.detach(), sock))  # nothing was read of it yet
+        self.fp: Any = io.BufferedReader(_Raw(self.fp.detach(), sock))  # nothing has been read from it yet
 
 
-def with_deadlines(kind: Any, opened: Any) -> Any:
-    """A class of urllib3's connections that keeps to `wait_until`. What is connected is put down in `opened`."""
+def with_deadlines(connection_class: Any, opened: Any) -> Any:
+    """Derive a urllib3 connection class that obeys `set_deadline` and adds its connections to the set `opened`."""
     from urllib3.exceptions import ConnectTimeoutError
 
-    class Connection(kind):
+    class Connection(connection_class):
         response_class = _Response
         given_up = False
 
         def connect(self) -> None:
-            left = min(_limit.end - time.monotonic(), _limit.stall or float("inf"))
+            left = min(_deadline.end - time.monotonic(), _deadline.stall or float("inf"))
             try:
                 call_with_timeout(min(left, threading.TIMEOUT_MAX), self._connect)
             except DeadlineExceeded:

@@ -152,10 +152,10 @@ class Pace:
         steps, rates, results = zip(*self._pending)
         self._pending.clear()
         losses, norms, skipped = (torch.stack(values).tolist() for values in zip(*results))
-        self._bar.note(f"loss {np.mean(losses):.4f}")
+        self._bar.set_note(f"loss {np.mean(losses):.4f}")
         for step, lr, loss, norm, skip in zip(steps, rates, losses, norms, skipped):
             if skip:
-                self._bar.say(f"step {step}: the gradient is not finite; the weights stay as they were")
+                self._bar.write(f"step {step}: the gradient is not finite; the weights stay as they were")
             yield {"kind": "train", "step": step, "loss": loss, "lr": lr, "grad_norm": norm, "skipped": int(skip)}
 
 
