@@ -181,5 +181,5 @@ def test_substitutes_made_twice_are_journaled_once(sound: Path, tmp_path: Path) 
         _, episode, frame = (int(a[0]) for a in order.locate([position]))
         found.append(substitutes.find(position, 0, episode, frame, "broken", lambda episode, frame: None))
     assert found[2] == found[0]
-    told = [json.loads(line)["position"] for line in journal.read_text().splitlines()]
-    assert told == [one.position for one in substitutes.made] == [0, 1]
+    journaled = [json.loads(line)["position"] for line in journal.read_text().splitlines()]
+    assert journaled == [one.position for one in substitutes.made] == [0, 1]

@@ -152,15 +152,15 @@ def test_loader_mixture_keeps_rows_and_sources_together(tmp_path: Path, root: Pa
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [({"keys": ["action"]}, "different keys"), ({"delta_timestamps": {"action": [0.0]}}, "needs one shape")],
 )
 def test_loader_names_sources_that_no_batch_combines(
-    root: Path, twin: Path, options: dict[str, Any], told: str
+    root: Path, twin: Path, options: dict[str, Any], message: str
 ) -> None:
     other = EpisodeDataset(twin, **{"delta_timestamps": {"action": [0.0, 0.1, 0.2]}, **options})
     both = [opened(root), other]
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         take(Loader(both, order=order_of(*both)), 4)
 
 

@@ -60,7 +60,7 @@ def no_thread_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     for thread in set(threading.enumerate()) - before:
-        thread.join(20)  # of a loader that nobody closed
+        thread.join(20)  # of a loader that was not closed
         assert not thread.is_alive(), thread
 
 
@@ -100,7 +100,7 @@ def test_loader_raises_in_a_forked_child(data: EpisodeDataset, order: Order) -> 
 
         with workers._change:  # as a thread may hold it at the moment of the fork
             assert in_a_fork(child)
-        assert same(next(loader), expected[1])  # the parent's goes on
+        assert same(next(loader), expected[1])  # the parent's loader continues
 
     assert not in_a_fork(lambda: False)  # the negative control
 

@@ -65,8 +65,8 @@ def check(batch: dict[str, Any], datasets: Sequence[EpisodeDataset], order: Orde
             assert torch.equal(batch[key][at][..., :own], value)
             assert not batch[key][at][..., own:].any()
             assert batch[f"real_{key}_dim"][at].tolist() == [own] * len(at)
-            told = [[d >= own for d in range(widest[key])]] * len(at)
-            assert batch[f"{key}_dim_is_pad"][at].tolist() == told
+            padding = [[d >= own for d in range(widest[key])]] * len(at)
+            assert batch[f"{key}_dim_is_pad"][at].tolist() == padding
 
 
 @settings(max_examples=25, deadline=None)
@@ -153,7 +153,7 @@ def test_mixture_takes_the_wider_dtype(roots: dict[str, Path], tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"keys": [ACTION, TOP]}, r"sources 0 \(arm\) and 1 \(hand\) deliver different keys.*keys=\[\.\.\.\]"),
         ({"keys": [ACTION, STATE, "next.reward"], "delta_timestamps": {ACTION: WINDOWS[ACTION]}}, "images.top"),
@@ -162,21 +162,21 @@ def test_mixture_takes_the_wider_dtype(roots: dict[str, Path], tmp_path: Path) -
     ],
 )
 def test_mixture_refuses_datasets_that_no_batch_combines(
-    roots: dict[str, Path], options: dict[str, Any], told: str
+    roots: dict[str, Path], options: dict[str, Any], message: str
 ) -> None:
     datasets = [*opened(roots, ["arm"]), *opened(roots, ["hand"], **options)]
     order = Order.from_datasets(datasets, batch_size=3, seed=3)
     for kind in (Loader, EpisodeStream):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             kind(datasets, order=order)
 
 
 def test_mixture_refuses_other_shapes_than_float_vectors(roots: dict[str, Path], tmp_path: Path) -> None:
-    for name, changes, told in (
+    for name, changes, message in (
         ("whole", {"dtype": "int64"}, "'action' is float32 and int64 .*keys="),
         ("text", {"dtype": "string"}, "'action' is float32 and text"),
         ("matrix", {"shape": [2, 1]}, r"\(2,\) and float32 \(2, 1\) .*one shape"),
     ):
         odd = EpisodeDataset(declared(roots["arm"], tmp_path / name, ACTION, **changes))
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             Mixture.from_datasets([EpisodeDataset(roots["arm"]), odd])

@@ -169,8 +169,10 @@ def test_mixture_of_several_image_sizes_needs_image_size(
     small = half_size(tmp_path / "small", monkeypatch)
     datasets = [*datasets, small]
     order = Order.from_datasets(datasets, batch_size=6, seed=3, clip=4, lanes=6)
-    told = r"'observation.images.front' is \(3, 64, 64\) in source 0 \(both\) and \(3, 32, 32\) in source 2 \(small\): "
-    with pytest.raises(ValueError, match=told + r"one batch needs one shape; give image_size=\(height, width\)"):
+    message = (
+        r"'observation.images.front' is \(3, 64, 64\) in source 0 \(both\) and \(3, 32, 32\) in source 2 \(small\): "
+    )
+    with pytest.raises(ValueError, match=message + r"one batch needs one shape; give image_size=\(height, width\)"):
         Loader(datasets, order=order)
     for memory in (least_memory(*datasets, order=order, image_size=(24, 40)), LARGE):
         with Loader(datasets, order=order, image_size=(24, 40), memory=memory) as loader:

@@ -196,4 +196,4 @@ def test_loader_raises_for_a_dead_server_and_substitutes_nothing(
             change_retry_policy(data.catalog.files, RetryPolicy(initial_backoff=0.001))
             position = there.position
             with loader(EpisodeDataset(root, delta_timestamps={TOP: [-0.1, 0]}), position) as local:
-                assert torch.equal(next(there)[TOP], next(local)[TOP]), "it goes on where it was"
+                assert torch.equal(next(there)[TOP], next(local)[TOP]), "it continues at its position"

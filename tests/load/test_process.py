@@ -74,9 +74,9 @@ def test_plan_predicts_resident_memory_of_two_cameras(two_cameras: Path, megabyt
 
 
 def check_memory(root: Path, megabytes: int, lanes: int, way: str) -> None:
-    told, errors = run("measure", root, megabytes * 10**6, lanes, 45, 100).communicate(timeout=300)
-    assert told, errors
-    found = json.loads(told)
+    output, errors = run("measure", root, megabytes * 10**6, lanes, 45, 100).communicate(timeout=300)
+    assert output, errors
+    found = json.loads(output)
     assert way in found["plan"]
     assert found["planned"] <= megabytes * 10**6
     assert 0.9 <= found["grown"] / found["planned"] <= 1.1, found
@@ -89,7 +89,7 @@ def test_loader_ends_within_a_second_of_an_interrupt(one_group: Path) -> None:
     assert process.stdout.readline() == "begun\n"
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    told, errors = process.communicate(timeout=300)
+    output, errors = process.communicate(timeout=300)
     assert "KeyboardInterrupt" in errors
     assert process.returncode == -signal.SIGINT
-    assert told.splitlines() == ["threads 1"], "a batch was made after the interrupt, or a thread is left"
+    assert output.splitlines() == ["threads 1"], "a batch was made after the interrupt, or a thread is left"

@@ -26,7 +26,7 @@ def whereabouts(order: Order, positions: np.ndarray) -> tuple[np.ndarray, ...]:
     for d in np.unique(source):
         own, spec = source == d, order.spec.sources[d]
         clip[own] = line[own] // spec.clip if spec.shuffle else 0
-        if spec.shuffle:  # behind the end of the turned line it goes on at its beginning: a clip cut there is two
+        if spec.shuffle:  # behind the end of the rotated line it continues at its beginning: a clip cut there is two
             lanes = Lanes(order.seed, int(d), spec.frames, spec.clip, spec.lanes, True, spec.inside)
             shift = np.array([_epoch(lanes, int(e)).shift for e in epoch[own]])
             p = index[own].view(np.int64) % spec.frames
@@ -90,6 +90,6 @@ def test_it_ends_where_the_source_leaves() -> None:
         found = changed.rest_of_clip(position, 100)[0].tolist()
         if order.streams([position])[0][0] == 0:
             assert found == wanted
-        else:  # it goes on, with every slot its own
+        else:  # it continues, with every slot its own
             assert found[0] == position
             assert (changed.streams(found)[0] == 1).all()

@@ -62,19 +62,21 @@ def test_compare_names_each_difference_and_its_effect():
     a, b = spec.sources
     first = spec.schedule[0]
 
-    def told(new: Spec) -> list[tuple[str, bool]]:
+    def differences(new: Spec) -> list[tuple[str, bool]]:
         return [(difference.what, difference.changes_order) for difference in compare(spec, new)]
 
-    assert told(spec) == []
-    assert told(replace(spec, seed=1)) == [("seed", True)]
-    assert told(replace(spec, batch=16)) == [("batch", False)]
-    assert told(replace(spec, sources=(replace(a, name="z"), b))) == [("source 0 (a) name", False)]
-    assert told(replace(spec, sources=(a, replace(b, data="0" * 32)))) == [("source 1 (b) selected frames", True)]
+    assert differences(spec) == []
+    assert differences(replace(spec, seed=1)) == [("seed", True)]
+    assert differences(replace(spec, batch=16)) == [("batch", False)]
+    assert differences(replace(spec, sources=(replace(a, name="z"), b))) == [("source 0 (a) name", False)]
+    assert differences(replace(spec, sources=(a, replace(b, data="0" * 32)))) == [
+        ("source 1 (b) selected frames", True)
+    ]
     for field, words in (("clip", "frames per clip"), ("lanes", "lanes")):
         new = replace(spec, sources=(replace(a, **{field: 5}), b))
-        assert told(new) == [(f"source 0 (a) {words}", True)]
-    assert told(replace(spec, sources=(replace(a, inside="permuted"), b)))[0][0].endswith("order inside a clip")
-    assert told(replace(spec, sources=(a, b), schedule=(replace(first, slots=(1, 1)),))) == [("schedule", True)]
+        assert differences(new) == [(f"source 0 (a) {words}", True)]
+    assert differences(replace(spec, sources=(replace(a, inside="permuted"), b)))[0][0].endswith("order inside a clip")
+    assert differences(replace(spec, sources=(a, b), schedule=(replace(first, slots=(1, 1)),))) == [("schedule", True)]
     later = replace(first, position=999, slots=(1, 3))
     (difference,) = compare(spec, replace(spec, schedule=(first, later)))
     assert "from position 999 on; nothing before it changes" in str(difference)

@@ -182,8 +182,8 @@ def test_clip_reader_decodes_each_frame_once(
         rows, frames = data.frames_to_decode(episode, frame)
         return np.unique(first[rows][:, None] + frames[TOP].reshape(len(frame), -1)).tolist()
 
-    # What is made ahead hangs on the threads: `batches` allows 3 batches beyond those that were taken, into the next
-    # epoch. A chain may have decoded all that it is for, or no more than the samples that were taken.
+    # The batches made ahead depend on the threads: `batches` allows 3 batches beyond those that were taken, into the
+    # next epoch. A reader may have decoded its whole clip, or no more than the samples that were taken.
     taken, until, chains = 2 * steps, 2 * (steps + 3), 0
     least, most = Counter[int](), Counter[int]()
     for lane in (0, 1):  # chain by chain

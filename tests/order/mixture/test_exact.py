@@ -178,7 +178,7 @@ def test_weights_that_slots_meet_keep_the_first_version() -> None:
         assert Order.from_datasets(pair, weights=shares, batch_size=30).spec.version == 1
     assert Order.from_datasets(pair[0], batch_size=30).spec.version == 1
     kept = Order.from_datasets(pair, weights=[3, 1], batch_size=30).with_weights(90, {"a": 1, "b": 2**0.5})
-    assert kept.spec.version == 1  # a run goes on in the version that it began with
+    assert kept.spec.version == 1  # a run continues in the version that it began with
 
 
 def test_exact_order_is_saved_distinguished_and_pickled() -> None:
