@@ -133,14 +133,11 @@ class BatchBuilder:
             if isinstance(dataset.video_frames, DecodedImages):
                 for camera, wanted in frames.items():
                     out = views[camera][i]
-                    dataset.video_frames.read_into(
-                        camera, int(rows[0]), wanted.reshape(-1).tolist(), out, self._timings
-                    )
+                    numbers = wanted.reshape(-1).tolist()
+                    dataset.video_frames.read_into(camera, int(rows[0]), numbers, out, self._timings)
             else:
-                clip, jobs = (
-                    _Clip([0], rows, frames, []),
-                    {camera: ConversionJobs() for camera in self._present[source]},
-                )
+                clip = _Clip([0], rows, frames, [])
+                jobs = {camera: ConversionJobs() for camera in self._present[source]}
                 for camera, own in jobs.items():
                     decoded: dict[int, SampleImages] = {}
                     policy = DecodePolicy(1, keep_decoder=False)

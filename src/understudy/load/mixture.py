@@ -26,7 +26,7 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.features import INDEX_KEYS
 
 _Declared: TypeAlias = tuple[np.dtype | str, int, tuple[int, ...]]
-"""Of a key: dtype (or "video", "image", "absent", "text", "no declared number"), window length (0: none), shape."""
+"""Of a key: dtype (or "video", "image", "missing", "text", "no declared number"), window length (0: none), shape."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Mixture:
     """By key, of the numbers that info.json declares."""
     widths: Mapping[str, int]
     """By key, where widths differ between the sources: the widest."""
-    absent: Mapping[str, frozenset[int]]
+    missing: Mapping[str, frozenset[int]]
     """By camera that some sources lack: these sources."""
     black: Mapping[str, EpisodeDataset]
     """By such camera that is no video in any source, so that its images come with the rows: a source that lacks it."""
@@ -49,15 +49,15 @@ class Mixture:
         Raises:
             ValueError: two datasets differ in a way that no batch can combine; names both and a remedy.
         """
-        absent = {
+        missing = {
             c: frozenset(s for s, d in enumerate(datasets) if c in d.missing_cameras)
             for d in datasets
             for c in d.missing_cameras
         }
-        with_rows = [c for c, lack in absent.items() if len(lack) < len(datasets) and not _is_video(c, datasets)]
-        black = {c: datasets[min(absent[c])] for c in with_rows}
+        with_rows = [c for c, lack in missing.items() if len(lack) < len(datasets) and not _is_video(c, datasets)]
+        black = {c: datasets[min(missing[c])] for c in with_rows}
         if len(datasets) == 1:
-            return cls({}, {}, absent, black)
+            return cls({}, {}, missing, black)
         declared = [_declared(dataset) for dataset in datasets]
         first = dict(declared[0])
         dtypes: dict[str, np.dtype] = {
@@ -76,8 +76,8 @@ class Mixture:
                 if window != own_window:
                     what = f"{key!r} has a window of {own_window} and of {window} in {names}"
                     raise ValueError(f"{what}: one batch needs one shape; give delta_timestamps of the same length")
-                if key in absent and "absent" in (one, dtype):
-                    first[key] = (dtype if one == "absent" else one), window, own
+                if key in missing and "missing" in (one, dtype):
+                    first[key] = (dtype if one == "missing" else one), window, own
                     continue
                 if isinstance(one, str) or isinstance(dtype, str):
                     if one != dtype:
@@ -91,7 +91,7 @@ class Mixture:
                         what = f"{key!r} is {one} {own} and {dtype} {shape} in {names}"
                         raise ValueError(f"{what}: one batch needs one shape; leave it out with keys=[...]")
                     widths[key] = max(widths.get(key, 1), *shape, *own)
-        return cls({key: _torch(dtype) for key, dtype in dtypes.items()}, widths, absent, black)
+        return cls({key: _torch(dtype) for key, dtype in dtypes.items()}, widths, missing, black)
 
     def join(self, parts: Mapping[int, dict[str, Any]], source: np.ndarray) -> dict[str, Any]:
         """Join the parts of the sources into one batch: row i is the next row of part `source[i]`.
@@ -99,7 +99,7 @@ class Mixture:
         Raises:
             ValueError: the parts differ in a key, a shape or a dtype that no dataset declares; names both.
         """
-        parts = {s: self._add_missing(s, part) for s, part in parts.items()} if self.absent else parts
+        parts = {s: self._add_missing(s, part) for s, part in parts.items()} if self.missing else parts
         batch: dict[str, Any] = {}
         places = {s: torch.from_numpy(np.flatnonzero(source == s)) for s in parts}
         first, *others = parts
@@ -132,7 +132,7 @@ class Mixture:
     def _add_missing(self, source: int, part: dict[str, Any]) -> dict[str, Any]:
         """Part of a batch with its entries for cameras that some source lacks."""
         count, more = len(part["episode_index"]), {}
-        for camera, lack in self.absent.items():
+        for camera, lack in self.missing.items():
             if source not in lack:
                 more[f"{camera}_is_missing"] = torch.zeros(count, dtype=torch.bool)
             elif camera in self.black:
@@ -168,7 +168,7 @@ def _declared(dataset: EpisodeDataset) -> dict[str, _Declared]:
         elif feature is None and key in INDEX_KEYS:
             dtype = np.dtype(np.float32 if key == "timestamp" else np.int64)
         elif key in dataset.missing_cameras:
-            dtype = "absent"
+            dtype = "missing"
         elif feature is not None and (feature.is_text or feature.is_camera):
             dtype = "text" if feature.is_text else "video" if feature.is_video else "image"
         elif feature is not None:
@@ -198,7 +198,7 @@ def image_shapes(
 ) -> list[dict[str, tuple[int, ...]]]:
     """Shapes of one sample's images: for each source, camera -> (3, H, W) or (T, 3, H, W).
 
-    The cameras are those that are video in some source, or absent in all.
+    The cameras are those that are video in some source, or missing in all.
 
     Args:
         datasets: the sources.
