@@ -45,7 +45,7 @@ class CodecKey(NamedTuple):
 
 
 class PooledContext(NamedTuple):
-    """A codec context with what its last user reported.
+    """A codec context with the figures that its last user reported.
 
     Attributes:
         context: the decoder.

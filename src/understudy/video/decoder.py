@@ -274,7 +274,7 @@ class FrameDecoder:
         return frame, ""
 
     def _accept(self, frames: list[av.VideoFrame], floor: int) -> str:
-        """Store frames by position, from `floor` on; returns what is wrong with them, or nothing."""
+        """Store frames by position, from `floor` on; returns an error text, or nothing."""
         for frame in frames:
             tag = frame.pts
             if tag is None or tag < self._first:
@@ -287,7 +287,7 @@ class FrameDecoder:
         return ""
 
     def _drain(self, floor: int, before: int | None = None) -> str:
-        """Accept the frames that the decoder still holds; it then needs a restart. Returns what is wrong, or nothing.
+        """Accept the frames that the decoder still holds; it then needs a restart. Returns an error text, or nothing.
 
         Args:
             floor: display position of the first frame to store.

@@ -52,7 +52,7 @@ class Packets(Protocol):
     def spans(self, first: int, last: int) -> np.ndarray:
         """Bytes that give the frames shown from `first` to `last`: int64 (k, 2) of (offset, size), coalesced.
 
-        They begin at the key frame. Empty where the container does not tell offsets.
+        They begin at the key frame. Empty where the container hides offsets.
         """
 
     def prefetch(self, first: int, last: int) -> None:

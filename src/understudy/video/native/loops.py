@@ -93,7 +93,7 @@ def decode_packets(
         context: the decoder.
         run: the packets.
         pixel_format: of the frames that this context has output before; "": unknown, which makes this call the slower
-            loop. (PyAV 15 and 16 cannot tell it, and PyAV 17.1 crashes where there is none yet.)
+            loop. (PyAV 15 and 16 do not know it, and PyAV 17.1 crashes where there is none yet.)
 
     Returns:
         Frames in output order, the number of packets fed, and whether the next packet failed.

@@ -25,6 +25,6 @@ def native_mode() -> str:
 
 
 def raise_if_required(reason: str, fix: str) -> None:
-    """Raise DatasetError where native work is required; `reason` is what prevents it."""
+    """Raise DatasetError where native work is required; `reason` names the obstacle."""
     if native_mode() == "require":
         raise DatasetError(f"{VARIABLE}=require cannot be met: {reason}", fix=fix)
