@@ -243,7 +243,7 @@ def test_faults_fewer_images_than_rows(copy: Callable[[str], Path], version: str
     write_video(path, shown[:-1], SPEC)
     data = EpisodeDataset(root)
     rows = 5 if version == "v2.1" else 9
-    refused(lambda: data.sample(1, 0), path.name, "episode 1", f"{rows - 1} pictures", f"{rows} rows")
+    refused(lambda: data.sample(1, 0), path.name, "episode 1", f"{rows - 1} frames", f"{rows} rows")
     assert data.sample(2, 0)["index"] == 9
 
 
@@ -281,7 +281,7 @@ def test_faults_extra_images_where_no_times_are_recorded(copy: Callable[[str], P
     shown = [*episode_pictures(SPEC, 0, 0), picture(3, 0, 0), *episode_pictures(SPEC, 0, 1)]
     path = root / NAMES["v3.0"].format(TOP)
     write_video(path, shown, SPEC)
-    refused(lambda: EpisodeDataset(root).sample(1, 0), path.name, "episode 1", "10 pictures", "no start times")
+    refused(lambda: EpisodeDataset(root).sample(1, 0), path.name, "episode 1", "10 frames", "no start times")
 
 
 def test_faults_an_episode_without_video(copy: Callable[[str], Path]) -> None:
@@ -358,8 +358,8 @@ def test_faults_images_that_mean_rgb(copy: Callable[[str], Path]) -> None:
 @pytest.mark.parametrize(
     ("value", "word"),
     [
-        (None, "no picture bytes"),
-        ({"bytes": None, "path": None}, "no picture bytes"),
+        (None, "no image bytes"),
+        ({"bytes": None, "path": None}, "no image bytes"),
         ({"bytes": b"", "path": None}, "not a readable image"),
         ({"bytes": b"no picture", "path": None}, "not a readable image"),
         ({"bytes": encoded(COLOUR)["bytes"][:-60], "path": None}, "not a readable image"),

@@ -526,7 +526,7 @@ def test_writer_folders_that_are_not_to_be_touched(tmp_path: Path) -> None:
     with EpisodeWriter(mine, **options) as writer:
         writer.add_frame({"a": 1.0}, task="go")
         writer.save_episode()
-        with pytest.raises(DatasetError, match="recorded into by another writer"):
+        with pytest.raises(DatasetError, match="in use by another writer"):
             EpisodeWriter(mine, resume=True, **options)
     with pytest.raises(DatasetError, match="is not empty"):
         EpisodeWriter(mine, **options)
