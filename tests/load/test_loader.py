@@ -212,14 +212,14 @@ def test_loader_raises_an_error_at_its_batch(root: Path, monkeypatch: pytest.Mon
     order = order_of(data)
     expected = take(Loader([opened(root)], order=order), 3)
     broken = threading.Event()
-    plain = EpisodeDataset.tables
+    plain = EpisodeDataset.row_batch
 
     def failing(self: EpisodeDataset, episodes: np.ndarray, frames: np.ndarray) -> dict[str, Any]:
         if broken.is_set():
             raise DatasetError("the disk is gone", where="episode 3")
         return plain(self, episodes, frames)
 
-    monkeypatch.setattr(EpisodeDataset, "tables", failing)
+    monkeypatch.setattr(EpisodeDataset, "row_batch", failing)
     with Loader([data], order=order, memory="2MB", num_threads=1) as loader:
         assert same(next(loader), expected[0])
         broken.set()

@@ -62,7 +62,7 @@ def test_row_batches_equal_single_batches(
 def test_row_batches_raise_for_the_bad_batch_only(
     datasets: list[EpisodeDataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts, plain = asked(datasets[:1], 5, 4, 0), EpisodeDataset.tables
+    parts, plain = asked(datasets[:1], 5, 4, 0), EpisodeDataset.row_batch
     bad = int(parts[2][3, 1]), int(parts[3][3, 1])
 
     def torn(self: EpisodeDataset, episodes: np.ndarray, frames: np.ndarray) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def test_row_batches_raise_for_the_bad_batch_only(
 
     mixture = Mixture.from_datasets(datasets[:1])
     expected = [read_rows(datasets[:1], mixture, *(part[at] for part in parts)) for at in range(5)]
-    monkeypatch.setattr(EpisodeDataset, "tables", torn)
+    monkeypatch.setattr(EpisodeDataset, "row_batch", torn)
     tables = RowBatches(datasets[:1], mixture, *parts)
     for at in range(5):
         if at == 3:
