@@ -195,6 +195,22 @@ def test_loader_raises_the_first_error_at_its_batch(data: EpisodeDataset, order:
             bad[22] = saved
 
 
+def test_loader_preprocesses_whole_batches_in_its_threads(data: EpisodeDataset, order: Order) -> None:
+    names: set[str] = set()
+
+    def preprocess(batch: dict[str, Any]) -> dict[str, Any]:
+        names.add(threading.current_thread().name)
+        return {**batch, "words": [len(text.split()) for text in batch["task"]]}
+
+    expected = batches(data, order, 3)
+    found = batches(data, order, 3, num_threads=2, preprocess=preprocess)
+    for one, two in zip(expected, found, strict=True):
+        words = two.pop("words")
+        assert same(one, two)
+        assert words == [len(text.split()) for text in one["task"]]
+    assert all(name.startswith("understudy-loader") for name in names)
+
+
 def test_loader_returns_batches_before_an_error(data: EpisodeDataset, order: Order) -> None:
     """One thread fails at the second batch while another is still at work on the first."""
     second = {int(SampleRng(order.seed, "augment", p).integers(0, 1 << 31)) for p in range(BATCH, 2 * BATCH)}

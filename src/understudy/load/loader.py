@@ -53,8 +53,8 @@ class Loader:
         pin: batches in page-locked memory.
         device: device to which batches are copied, beside the work of the current stream. A CUDA device implies `pin`.
         **options: fields of `BatchRequest` (`rank`, `world_size`, `position`, `memory`, `image_size`, `augment`,
-            `on_bad_frame`, `journal`, `bad_frame_cap`). All others are arguments of `EpisodeDataset` for paths in
-            `datasets`, such as `delta_timestamps` and `keys`.
+            `preprocess`, `on_bad_frame`, `journal`, `bad_frame_cap`). All others are arguments of `EpisodeDataset` for
+            paths in `datasets`, such as `delta_timestamps` and `keys`.
 
     Raises:
         ValueError: neither `order` nor `batch_size`, or both; a value out of range; datasets that are not those of the

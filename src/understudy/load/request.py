@@ -45,6 +45,8 @@ class BatchRequest:
 
     The images are a dict of uint8 tensors (T, 3, H, W) by camera, to be changed in place.
     """
+    preprocess: Callable[[Batch], Batch] | None = None
+    """Called in a loader thread with each complete batch of this process; its result is the batch. To tokenise, say."""
     on_bad_frame: Literal["raise", "substitute"] = "raise"
     """For an unreadable sample: raise `DatasetError`, or deliver a neighbour instead (`bad_frames.py`)."""
     journal: str | Path | None = None

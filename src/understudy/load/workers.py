@@ -87,6 +87,10 @@ class WorkerPool:
             self._change.notify_all()
         if self._prefetcher is not None:
             self._prefetcher.advance(number)
+        return self._assemble(batch) if self._request.preprocess is None else batch.rows
+
+    @staticmethod
+    def _assemble(batch: BatchInProgress) -> Batch:
         return batch.rows | {camera: torch.from_numpy(array) for camera, array in batch.images.items()}
 
     def ask_to_stop(self) -> None:
@@ -132,6 +136,8 @@ class WorkerPool:
                 if last:
                     if batch.bad:
                         self._substitute(batch, builder)
+                    if self._request.preprocess is not None:
+                        batch.rows, batch.images = self._request.preprocess(self._assemble(batch)), {}
                     with self._change:
                         batch.ready = True
                         self._change.notify_all()
