@@ -52,7 +52,8 @@ def masked_squared_error(
     """Sum the squared error per sample over every element whose slot and dimension are not padded.
 
     Args:
-        predicted, target: float32 [B, D, T, A]; D draws of noise and time for the same sample.
+        predicted: float32 [B, D, T, A]; D draws of noise and time for the same sample.
+        target: float32 [B, D, T, A].
         is_pad: bool [B, T]; True where the target repeats a frame beyond the episode.
         dim_is_pad: bool [B, A]; True where the sample's robot has no such dimension. None: it has all.
         detail: also fill `Loss.detail`.

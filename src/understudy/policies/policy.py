@@ -1,4 +1,4 @@
-"""Policy: what training, validation, export, rollouts and robots need of a network.
+"""Base class of policies: the interface of a network to training, validation, export, rollouts and robots.
 
 `understudy.policies.registry` lists the types. A new one derives `Policy`, implements `loss_terms`, `counts`, `losses`
 and `act`, and is trained, resumed, validated, exported and played without a change elsewhere.
