@@ -160,7 +160,7 @@ def decay_field(made: TrainConfig) -> str:
 def test_command_line_trains_another_policy(installed: None, data: Path, tmp_path: Path) -> None:
     asked = ["--data.root", str(data), "--steps", "2", "--policy.type", "toy", "--policy.hidden", "4"]
     assert main(["train", *asked, "--out", str(tmp_path / "r"), "--val-every", "0"]) == 0
-    assert load_policy(tmp_path / "r").policy.config.hidden == 4
+    assert load_policy(tmp_path / "r").config.hidden == 4
 
 
 def test_export_and_init_from_another_policy(trained: Path, data: Path, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_load_policy_acts_without_the_run(trained: Path, tmp_path: Path) -> None
         (tmp_path / "robot" / file.name).write_bytes(file.read_bytes())
     policy = load_policy(tmp_path / "robot")
     (camera,) = policy.metadata["cameras"]
-    size = policy.policy.config.state_dim
+    size = policy.config.state_dim
     observation = {STATE: np.zeros(size, np.float32), camera: np.zeros((24, 32, 3), np.uint8), "task": "pick"}
     actions = policy.act(observation)
     assert actions.shape == (3, policy.action_dim) == (3, len(policy.metadata["action_names"]))

@@ -55,6 +55,11 @@ class RobotPolicy:
         self.metadata: dict[str, Any] = dict(metadata.get("heads", {}).get(names[self.head], {}))
 
     @property
+    def config(self) -> Any:
+        """Config of the policy (`PolicyConfig` with the settings of its type)."""
+        return self.policy.config
+
+    @property
     def action_dim(self) -> int:
         """Width of this robot's actions."""
         return self.policy.units.dims[ACTION][self.head]

@@ -79,7 +79,7 @@ class Affine(nn.Module):
         return affine
 
     def _rows(self, x: Tensor, head: Tensor | None) -> tuple[Tensor, Tensor]:
-        """offset and spread, broadcastable to x: [dim], or [B, 1, ..., dim]."""
+        """Offset and spread, broadcastable to x: [dim], or [B, 1, ..., dim]."""
         offset, spread = of_head(self.offset, head), of_head(self.spread, head)
         if head is None:
             return offset[0], spread[0]

@@ -36,6 +36,7 @@ def spread_times(uniform: Tensor) -> Tensor:
 
     Args:
         uniform: float32 [B, D] in [0, 1), independent.
+
     Returns:
         float32 [B, D]: draw d lies in the d-th of D equally likely intervals of Beta(1.5, 1), pi0's emphasis on noisy
         times, through the inverse distribution function q(v) = v^(2/3). With D = 1 this is plain sampling; with more,
