@@ -314,8 +314,10 @@ class FlowPolicy(Policy):
         return self.fuse2(F.gelu(fused))
 
     def _velocity(self, x: Tensor, time: Tensor, condition: Tensor) -> Tensor:
-        """Predicted velocity of D points per sample: x [B, D, T, A + S], time [B, D, K] of the K streams, condition
-        [B, width] -> as x."""
+        """Predict the velocity of D points per sample, in the shape of x.
+
+        x is [B, D, T, A + S], time [B, D, K] of the K streams, condition [B, width].
+        """
         spread = sinusoids(time, 64).flatten(2).to(condition.dtype)  # [B, D, 64 K]
         modulation = F.gelu(condition[:, None] + self.time(spread))  # [B, D, width]
         h = self.in_proj(x.flatten(2).to(condition.dtype))  # [B, D, width]
