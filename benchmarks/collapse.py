@@ -2,7 +2,7 @@
 
     python benchmarks/collapse.py [--json] [--seeds 0 1 2] [--out runs/collapse] [--pictures docs/img]
 
-Order: the same episodes, settings and number of steps, once as the dataset stores them (`data.order=sequential`)
+Order: the same episodes, settings and number of steps, once as the dataset stores them (`data.shuffle=sequential`)
 and once shuffled (`clips`). Per order: distinct episodes in a batch, the series of gradient norms and the median of its
 last fifth, held-out loss, success in scenes that nothing was recorded in.
 
@@ -38,10 +38,18 @@ import torch
 from torch import Tensor, nn
 
 from understudy.cli.main import main as understudy
-from understudy.config.train import DataConfig, OptimConfig, ScheduleConfig, TrainConfig
+from understudy.config.data import DataConfig
+from understudy.config.train import (
+    CheckpointConfig,
+    LogConfig,
+    OptimConfig,
+    ScheduleConfig,
+    TrainConfig,
+    ValConfig,
+)
 from understudy.distributed.mesh import join_mesh
 from understudy.envs.registry import open_env
-from understudy.load.eval.validation_data import HeldOut
+from understudy.load.eval.validation_data import ValidationData
 from understudy.optim.param_groups import parameter_groups
 from understudy.order import Order
 from understudy.policies.flow.model import FlowPolicy
@@ -120,31 +128,29 @@ def truth(policy: nn.Module, optimizer: Any) -> Tensor:
 def settings(args: argparse.Namespace, seed: int, name: str, steps: int, **changes: Any) -> TrainConfig:
     """The demonstration's settings but for what is said."""
     config = TrainConfig(
-        out=str(Path(args.out) / f"seed{seed}" / name),
+        output_dir=str(Path(args.out) / f"seed{seed}" / name),
         steps=steps,
         seed=seed,
         data=DataConfig(root=str(Path(args.out) / "dataset")),
-        checkpoint_every=steps,
-        keep=1,
-        val_every=steps,
-        log_every=10,
-        report=False,
+        checkpoint=CheckpointConfig(every=steps, keep_last=1),
+        val=ValConfig(every=steps),
+        log=LogConfig(every=10, report=False),
     )
     return replace(config, **changes)
 
 
 def outcome(config: TrainConfig, args: argparse.Namespace, tasks: tuple[str, ...] = (), pure: bool = False) -> dict:
     """What a run showed, and the run itself if it is not there yet."""
-    told = Path(config.out) / "outcome.json"
+    told = Path(config.output_dir) / "outcome.json"
     if told.exists():
         return json.loads(told.read_text())
-    shutil.rmtree(config.out, ignore_errors=True)  # what a stop left behind
+    shutil.rmtree(config.output_dir, ignore_errors=True)  # what a stop left behind
     began = os.times()
     with watched(pure) as moved:
         train(config)
     cpu = sum(os.times()[:2]) - sum(began[:2])
-    records = metrics_file.read(Path(config.out) / "metrics.jsonl", "train")
-    judged = metrics_file.read(Path(config.out) / "metrics.jsonl", "val")[-1]
+    records = metrics_file.read(Path(config.output_dir) / "metrics.jsonl", "train")
+    judged = metrics_file.read(Path(config.output_dir) / "metrics.jsonl", "val")[-1]
     norms = [record["grad_norm"] for record in records]
     found = {
         "val_loss": judged["loss"],
@@ -154,7 +160,7 @@ def outcome(config: TrainConfig, args: argparse.Namespace, tasks: tuple[str, ...
         "train_loss": [record["loss"] for record in records],
         "train_cpu_s": cpu,
         **moved,
-        **success(Path(config.out), args, config.seed, tasks),
+        **success(Path(config.output_dir), args, config.seed, tasks),
     }
     told.write_text(json.dumps(found))
     return found
@@ -169,7 +175,10 @@ def success(run: Path, args: argparse.Namespace, seed: int, tasks: tuple[str, ..
 
 def held_out_losses(config: TrainConfig) -> dict[str, float]:
     """Of the policy that is in the run's folder, on the held-out episodes of `config`."""
-    policy, held = FlowPolicy.load(Path(config.out) / "policy"), HeldOut.of(open_data(config), mixed=False)
+    policy, held = (
+        FlowPolicy.load(Path(config.output_dir) / "policy"),
+        ValidationData.from_sources(open_data(config), mixed=False),
+    )
     assert held is not None
     with join_mesh(config) as mesh:
         judged = evaluate(policy, held, config.seed, mesh, dict.fromkeys(policy.loss_terms, 1.0))
@@ -182,7 +191,9 @@ def distinct_episodes(config: TrainConfig) -> float:
     order: Order = data.order(config)
     counts = []
     for step in range(config.steps):
-        _, episode, _ = order.locate(np.arange(step * config.batch, (step + 1) * config.batch, dtype=np.int64))
+        _, episode, _ = order.locate(
+            np.arange(step * config.batch_size, (step + 1) * config.batch_size, dtype=np.int64)
+        )
         counts.append(len(np.unique(episode)))
     return statistics.fmean(counts)
 
@@ -191,7 +202,7 @@ def orders(args: argparse.Namespace, seed: int) -> dict[str, dict[str, Any]]:
     found = {}
     for name, order in ORDERS.items():
         config = settings(args, seed, name, args.steps)
-        config = replace(config, data=replace(config.data, order=order))
+        config = replace(config, data=replace(config.data, shuffle=order))
         found[name] = {**outcome(config, args), "distinct_episodes_per_batch": distinct_episodes(config)}
     return found
 
@@ -211,10 +222,10 @@ def precisions(args: argparse.Namespace, seed: int) -> dict[str, dict[str, Any]]
             seed,
             name,
             args.tune_steps,
-            init_from=f"{plan.out}/policy",
+            init_from=f"{plan.output_dir}/policy",
             precision="bf16",
             optim=OptimConfig(lr=args.lr),
-            schedule=ScheduleConfig(kind="constant", warmup=20),
+            schedule=ScheduleConfig(kind="constant", warmup_steps=20),
         )
         found[name] = outcome(config, args, (NEW,), pure=name == "bf16")
     return found

@@ -63,8 +63,8 @@ WHAT: dict[str, dict[str, Any]] = {
         "execute": 4,
         "train": {
             "steps": 5000,
-            "batch": 128,
-            "data": {"chunk": 16},
+            "batch_size": 128,
+            "data": {"chunk_size": 16},
             "policy": {"width": 192, "layers": 4, "draws": 1, "text_bytes": 48},
             "optim": {"lr": 1e-3, "ema": {"decay": 0.995}},
         },
@@ -77,8 +77,8 @@ WHAT: dict[str, dict[str, Any]] = {
         "execute": 4,
         "train": {
             "steps": 1500,
-            "batch": 64,
-            "data": {"chunk": 16},
+            "batch_size": 64,
+            "data": {"chunk_size": 16},
             "policy": {"draws": 4, "text_bytes": 48},
             "optim": {"lr": 1e-3, "ema": {"decay": 0.99}},
         },
@@ -106,8 +106,14 @@ def settings(what: str, folders: dict[str, Path], seed: int, args: argparse.Name
         {"name": task, "root": str(root.resolve()), "weight": WEIGHTS[task], **ROBOT, **wanted["source"]}
         for task, root in folders.items()
     ]
-    fixed = {"seed": seed, "steps": steps, "val_every": steps, "checkpoint_every": steps, "keep": 1, "log_every": 50}
-    return {**chosen, **fixed, "data": {**chosen["data"], "sources": sources}, "report": False}
+    fixed = {
+        "seed": seed,
+        "steps": steps,
+        "val": {"every": steps},
+        "checkpoint": {"every": steps, "keep_last": 1},
+        "log": {"every": 50, "report": False},
+    }
+    return {**chosen, **fixed, "data": {**chosen["data"], "sources": sources}}
 
 
 def outcome(what: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -121,7 +127,7 @@ def outcome(what: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     folder.mkdir(parents=True)
     (folder / "settings.yaml").write_text(json.dumps(settings(what, folders, seed, args)))  # JSON is YAML
     run, tasks = folder / "run", WHAT[what]["tasks"]
-    train_cpu_s = _do(["train", str(folder / "settings.yaml"), "--out", str(run)])
+    train_cpu_s = _do(["train", str(folder / "settings.yaml"), "--output-dir", str(run)])
     command = ["rollout", str(run), "--world", "metaworld", "--tasks", *tasks, "--seed", str(seed), "--films", "0"]
     command += ["--episodes", str(args.rollouts * len(tasks)), "--execute", str(WHAT[what]["execute"])]
     rollout_cpu_s = _do([*command, "--parallel", str(min(args.rollouts * len(tasks), 20))])

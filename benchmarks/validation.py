@@ -31,7 +31,7 @@ from understudy.config.train import DataConfig, TrainConfig
 from understudy.data.write.writer import EpisodeWriter
 from understudy.distributed import mesh as parallel
 from understudy.distributed.mesh import Mesh
-from understudy.load.eval.validation_data import HeldOut
+from understudy.load.eval.validation_data import ValidationData
 from understudy.policies.draws import make_draws
 from understudy.policies.flow.config import FlowSettings
 from understudy.policies.flow.model import FlowPolicy
@@ -55,16 +55,16 @@ def write(root: Path, lengths: list[int], pictures: bool) -> None:
             writer.save_episode()
 
 
-def opened(root: Path, names: list[str], episodes: list[int]) -> tuple[RunData, HeldOut, TrainConfig]:
+def opened(root: Path, names: list[str], episodes: list[int]) -> tuple[RunData, ValidationData, TrainConfig]:
     """Sources with so many held-out episodes each."""
     sources = tuple(
         SourceConfig(str(root / name), "arm", "joint", name=name, val_episodes=tuple(range(0, 2 * count, 2)))
         for name, count in zip(names, episodes)
     )
     policy = FlowSettings(width=192)
-    config = TrainConfig(data=DataConfig(sources=sources, chunk=CHUNK), policy=policy, device="cpu")
+    config = TrainConfig(data=DataConfig(sources=sources, chunk_size=CHUNK), policy=policy, device="cpu")
     data = open_data(config)
-    held = HeldOut.of(data, mixed=True)
+    held = ValidationData.from_sources(data, mixed=True)
     assert held is not None
     return data, held, config
 
@@ -76,7 +76,7 @@ def network(data: RunData, config: TrainConfig) -> FlowPolicy:
 
 
 @torch.no_grad()
-def loader_each(policy: FlowPolicy, held: HeldOut, seed: int, workers: int) -> float:
+def loader_each(policy: FlowPolicy, held: ValidationData, seed: int, workers: int) -> float:
     """The loss by a DataLoader per source, batch after batch."""
     total, count, low = 0.0, 0, 0
     for part in held.datasets:
@@ -140,7 +140,7 @@ def report(args: argparse.Namespace, root: Path, mesh: Mesh) -> dict[str, Any]:
         data, held, config = opened(root, sources, counts)
         policy, seed = network(data, config), 0
 
-        def ours(held: HeldOut = held, policy: FlowPolicy = policy, seed: int = seed) -> float:
+        def ours(held: ValidationData = held, policy: FlowPolicy = policy, seed: int = seed) -> float:
             return float(evaluate(policy, held, seed, mesh, {"flow": 1.0}, threads=args.threads)["loss"])
 
         works[label] = ours

@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from understudy.progress import show_log
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="understudy-tests-")  # never the user's own cache
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 _REFUSED = "processes need torch 2.8"
 settings.register_profile("understudy", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("understudy")
+show_log()
 # Whoever starts the tests in the background of a shell, or under nohup, has them ignore these, and so would every
 # process that they start; but signals are what some tests are about.
 for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

@@ -17,7 +17,7 @@ SETTINGS = re.search(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
 def test_settings_load(tmp_path: Path) -> None:
     assert SETTINGS is not None
     (tmp_path / "c.yaml").write_text(SETTINGS[1])
-    config = complete(replace(load(TrainConfig, tmp_path / "c.yaml"), out="run"))
+    config = complete(replace(load(TrainConfig, tmp_path / "c.yaml"), output_dir="run"))
     sources = config.data.sources
     assert [source.delta[-1:] for source in sources] == [(5,), (5,), ()]
 

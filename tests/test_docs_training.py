@@ -38,7 +38,7 @@ def test_a_command_is_understood(command: str, tmp_path: Path, monkeypatch: pyte
         script = next(number for number, word in enumerate(words) if word.endswith(".sbatch"))
         assert (ROOT / words[script]).is_file()
         run, *rest = words[script + 1 :]
-        words = ["understudy", "train", *rest, "--out", run]
+        words = ["understudy", "train", *rest, "--output-dir", run]
     if words[0] == "torchrun":
         words = words[words.index("-m") + 1 :]
     verb = main.VERBS[words[1]]

@@ -142,7 +142,7 @@ def test_options_name_the_missing_extra_before_any_work(data: Path, tmp_path: Pa
         "report": [
             ["report", out],
             ["inspect", str(data), "--page", out + ".html"],
-            ["profile", "--data.root", str(data), "--out", out],
+            ["profile", "--data.root", str(data), "--output-dir", out],
             ["bench", str(data), "--picture", out + ".png"],
             ["order", "explain", str(data), "--picture", out + ".png"],
         ],
@@ -164,8 +164,19 @@ def test_options_name_the_missing_extra_before_any_work(data: Path, tmp_path: Pa
 
 def test_run_without_matplotlib_trains_and_names_the_extra(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    small = ["--steps", "2", "--batch", "2", "--data.chunk", "2", "--policy.width", "8", "--policy.layers", "1"]
-    call = ["train", "--data.root", str(data), "--out", str(out), *small]
+    small = [
+        "--steps",
+        "2",
+        "--batch-size",
+        "2",
+        "--data.chunk-size",
+        "2",
+        "--policy.width",
+        "8",
+        "--policy.layers",
+        "1",
+    ]
+    call = ["train", "--data.root", str(data), "--output-dir", str(out), *small]
     [[code, said]] = without(ALL - set(EXTRAS["train"]), CALLS, json.dumps([call]))
     assert code == 0, said
     assert "understudy[report]" in said

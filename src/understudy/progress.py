@@ -4,6 +4,7 @@ A bar is redrawn with carriage returns, which would fill one line of a log file 
 count, the recent rate and the remaining time at that rate.
 """
 
+import logging
 import sys
 import time
 from types import TracebackType
@@ -14,7 +15,7 @@ from understudy.extras import optional_imports
 with optional_imports():
     from tqdm import tqdm
 
-__all__ = ["Progress", "tqdm"]
+__all__ = ["Progress", "show_log", "tqdm"]
 
 MIN_INTERVAL, MAX_INTERVAL = 30.0, 600.0
 """Seconds between two log lines: at first, and after days of work."""
@@ -108,3 +109,21 @@ def _rate(rate: float) -> str:
 def _duration(seconds: float) -> str:
     minutes, hours = seconds / 60, seconds / 3600
     return f"{seconds:.0f} s" if seconds < 100 else f"{minutes:.0f} min" if minutes < 100 else f"{hours:.1f} h"
+
+
+class _StderrHandler(logging.Handler):
+    """Prints messages to the current stderr, above a progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            tqdm.write(self.format(record), file=sys.stderr)
+        except Exception:
+            self.handleError(record)
+
+
+def show_log() -> None:
+    """Print the log of understudy to stderr, as the command line does; a second call does nothing."""
+    log = logging.getLogger("understudy")
+    if not any(isinstance(handler, _StderrHandler) for handler in log.handlers):
+        log.addHandler(_StderrHandler())
+        log.setLevel(logging.INFO)

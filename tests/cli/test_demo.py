@@ -10,19 +10,20 @@ import pytest
 
 from support.runs import tiny_config, tiny_dataset
 from understudy.cli.demo import DemoConfig, _compare, _kill, _make_room, _written, training
+from understudy.config.schema import override
 from understudy.errors import ConfigError
 from understudy.train import run
-from understudy.train.checkpoint.run_dir import FROZEN, RunDir
+from understudy.train.checkpoint.run_dir import RECORDED, RunDir
 
 
 @pytest.mark.parametrize("steps", [20, 25, 137, 2500])
 def test_the_compared_stretch_lies_inside_what_is_kept(steps: int) -> None:
     plan = training(DemoConfig(steps=steps))
-    every = plan.checkpoint_every
+    every = plan.checkpoint.every
     saved = [*range(every, steps + 1, every), *([steps] if steps % every else [])]
     assert 6 * every in saved[-plan.keep :]
     assert steps * 0.4 <= every * 26 // 5 < 6 * every
-    assert plan.schedule.steps == steps
+    assert plan.schedule.decay_steps == steps
 
 
 def test_it_clears_its_own_folders_and_no_others(tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_a_run_that_was_trained_further_since_stays(tmp_path: Path) -> None:
     _make_room(tmp_path)
     plan = training(DemoConfig(out=str(tmp_path)))
     _written(plan, tmp_path)
-    decided = {name: {} for name in FROZEN - {"format"}}
+    decided = {name: {} for name in RECORDED - {"format"}}
     RunDir(tmp_path / "run").begin(plan, decided)
     _make_room(tmp_path)
     assert not (tmp_path / "run").exists()
@@ -62,9 +63,9 @@ def test_a_run_that_was_trained_further_since_stays(tmp_path: Path) -> None:
 
 
 def test_the_comparison_can_say_no(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = tiny_config(tiny_dataset(tmp_path / "d"), tmp_path / "a", val_every=0)
+    config = tiny_config(tiny_dataset(tmp_path / "d"), tmp_path / "a", val={"every": 0})
     run.train(config)
-    run.train(replace(config, out=str(tmp_path / "b"), log_every=1))
+    run.train(override(config, output_dir=str(tmp_path / "b"), log={"every": 1}))
     assert _compare(tmp_path / "a", tmp_path / "b", 6, 12)
     told = capsys.readouterr().out
     assert "of 12 steps 0 differ" in told
@@ -73,7 +74,7 @@ def test_the_comparison_can_say_no(tmp_path: Path, capsys: pytest.CaptureFixture
     shutil.copytree(tmp_path / "b", tmp_path / "shorter")
     (tmp_path / "shorter/metrics.jsonl").write_text("".join(lines[:-3]))
     assert not _compare(tmp_path / "a", tmp_path / "shorter", 6, 12)
-    run.train(replace(config, out=str(tmp_path / "c"), seed=8))
+    run.train(replace(config, output_dir=str(tmp_path / "c"), seed=8))
     assert not _compare(tmp_path / "a", tmp_path / "c", 6, 12)
     shutil.copytree(tmp_path / "a/checkpoints", tmp_path / "e/checkpoints")  # the weights alone differ
     shutil.rmtree(tmp_path / "e/checkpoints/step-00000012")

@@ -181,7 +181,7 @@ def test_a_page_is_written_over_a_page_and_nothing_else(
     target.write_text("<html>a page of the user's")
     call = ["inspect", str(tmp_path / "d"), "--page", str(target)]
     if verb == "profile":
-        call = ["profile", "--data.root", str(tmp_path / "d"), "--out", str(tmp_path)]
+        call = ["profile", "--data.root", str(tmp_path / "d"), "--output-dir", str(tmp_path)]
     assert main.main(call) == 2
     assert str(target) in capsys.readouterr().err
     assert target.read_text() == "<html>a page of the user's"

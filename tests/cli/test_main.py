@@ -86,16 +86,16 @@ def test_what_is_required_is_asked_for(verb: str, capsys: pytest.CaptureFixture[
 def test_a_file_with_flags_over_it(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(dump_yaml(tiny_config(data, tmp_path / "r")))
-    assert run("train", file, "--steps", 2, "--optim.lr", "1e-4", "--val-every", 0) == 0
+    assert run("train", file, "--steps", 2, "--optim.lr", "1e-4", "--val.every", 0) == 0
     saved = RunDir(tmp_path / "r").settings()
-    assert (saved.steps, saved.optim.lr, saved.batch) == (2, 1e-4, 4)
+    assert (saved.steps, saved.optim.lr, saved.batch_size) == (2, 1e-4, 4)
     assert (tmp_path / "r/report.html").exists()
     said = capsys.readouterr().out
     assert "report: " in said
     assert f"policy: {tmp_path / 'r/policy'}" in said
     assert run("train", file) == main.WRONG_INPUT  # there is a run already
     assert "understudy resume" in capsys.readouterr().err
-    assert run("resume", tmp_path / "r", "--steps", 4, "--no-report") == 0
+    assert run("resume", tmp_path / "r", "--steps", 4, "--log.no-report") == 0
     assert [r["step"] for r in series(tmp_path / "r")] == [1, 2, 3, 4]
     assert run("resume", tmp_path / "r", "--seed", 9) == main.WRONG_INPUT
     assert "seed: 7 -> 9" in capsys.readouterr().err
@@ -108,11 +108,12 @@ def test_a_file_may_leave_to_the_flags_what_is_required(
 ) -> None:
     file = tmp_path / "c.toml"
     file.write_text(
-        "steps = 1\nbatch = 2\nval_every = 0\nreport = false\n[policy]\nchannels = 8\nblocks = 1\nwidth = 16\n"
+        "steps = 1\nbatch_size = 2\n[val]\nevery = 0\n[log]\nreport = false\n"
+        "[policy]\nchannels = 8\nblocks = 1\nwidth = 16\n"
     )
     assert run("train", file) == main.WRONG_INPUT
     assert "data.root: required" in capsys.readouterr().err
-    assert run("train", file, "--data.root", data, "--out", tmp_path / "r") == 0
+    assert run("train", file, "--data.root", data, "--output-dir", tmp_path / "r") == 0
     assert not (tmp_path / "r/report.html").exists()
 
 
@@ -131,13 +132,16 @@ def test_warnings_are_one_line_without_our_source(monkeypatch: pytest.MonkeyPatc
         (["train", "--data.root", "{}", "--steps", "0"], "steps: input should be greater than or equal to 1, not 0"),
         (["train", "--steps", "many"], "--steps: it takes a whole number, not 'many'"),
         (["train", "--optim.lr", "fast"], "--optim.lr: it takes a number, not 'fast'"),
-        (["train", "--micro-batch", "few"], "--micro-batch: it takes {None}|INT, not ['few']"),
+        (["train", "--micro-batch-size", "few"], "--micro-batch-size: it takes {None}|INT, not ['few']"),
         (["train", "--steps"], "--steps: its value is missing"),
         (["train", "--data.sources", "x"], "--data.sources: a list"),
         (["train", "--data.root", "{}", "--optim.lr", "inf"], "optim.lr"),
-        (["train", "--data.root", "{}", "--memory", "lots"], "memory 'lots'"),
-        (["train", "--data.root", "{}", "--keep-best", "macro", "--val-every", "0"], "with val_every 0 there are none"),
-        (["train", "--data.root", "{}", "--keep-best", "loss", "--data.val-fraction", "0"], "with data.val_fraction 0"),
+        (["train", "--data.root", "{}", "--loader.memory", "lots"], "memory 'lots'"),
+        (["train", "--data.root", "{}", "--checkpoint.keep-best", "macro", "--val.every", "0"], "val.every is 0"),
+        (
+            ["train", "--data.root", "{}", "--checkpoint.keep-best", "loss", "--data.val-fraction", "0"],
+            "data.val_fraction is 0",
+        ),
         (["train", "--stepz", "3"], "--steps"),
         (["train", "{}/none.yaml"], "cannot be read"),
         (["inspect", "{}/nowhere"], "no such folder"),
@@ -163,9 +167,9 @@ def test_mistakes_are_told_without_a_traceback(
         (["{}/g1.cfg"], ".json"),
         (["{}"], "--data.root {}"),
         (["--dataset.repo_id", "someone/something"], "--data.root hf://datasets/"),
-        (["--batch_size=3"], "--batch"),
+        (["--num_workers=3"], "--loader.threads"),
         (["--policy.use_amp=true"], "--precision bf16"),
-        (["--no-overwrite"], "--out"),
+        (["--no-overwrite"], "--output-dir"),
         (["--lr", "1e-3"], "--optim.lr"),
         (["more"], "--name value"),
     ],
@@ -192,15 +196,15 @@ def test_a_dataset_given_as_a_run_is_not_offered_as_the_place_of_one(
     assert run(verb, data) == main.WRONG_INPUT
     said = capsys.readouterr().err
     assert "dataset" in said
-    assert f"--out {data}" not in said
+    assert f"--output-dir {data}" not in said
 
 
 def test_a_run_is_not_begun_in_a_dataset(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = tmp_path / "dataset"
     shutil.copytree(data, own)
     before = sorted(own.rglob("*"))
-    assert run("train", "--data.root", own, "--out", own, "--steps", 1, "--batch", 2) == main.WRONG_INPUT
-    assert "name another --out" in capsys.readouterr().err
+    assert run("train", "--data.root", own, "--output-dir", own, "--steps", 1, "--batch-size", 2) == main.WRONG_INPUT
+    assert "another --output-dir" in capsys.readouterr().err
     assert [path for path in sorted(own.rglob("*")) if path.name != ".lock"] == before
 
 
@@ -222,16 +226,16 @@ def test_a_list_without_values_is_refused(
     flag: str, behind: list[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An unset variable of a shell would train on all episodes, those to be left out among them."""
-    assert run("train", "--data.root", data, "--out", tmp_path / "r", flag, *behind) == main.WRONG_INPUT
+    assert run("train", "--data.root", data, "--output-dir", tmp_path / "r", flag, *behind) == main.WRONG_INPUT
     assert flag in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
 
 
 def test_several_strangers_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("train", "--stepz", 3, "--output_dir=x", "--data.root", "d") == main.WRONG_INPUT
+    assert run("train", "--stepz", 3, "--job_name=x", "--data.root", "d") == main.WRONG_INPUT
     said = capsys.readouterr().err
     assert "--steps" in said
-    assert "--out" in said
+    assert "--output-dir" in said
 
 
 def test_a_file_may_be_json_and_is_printed_as_it_would_be_used(
@@ -280,10 +284,10 @@ def test_help_and_order_alone_lead_on(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_all_errors_of_a_file_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "c.yaml"
-    file.write_text("batch: -3\noptim:\n  lrr: 1\n")
+    file.write_text("batch_size: -3\noptim:\n  lrr: 1\n")
     assert run("train", file) == main.WRONG_INPUT
     error = capsys.readouterr().err
-    assert "batch:" in error
+    assert "batch_size:" in error
     assert "optim.lrr: unknown name; did you mean 'lr'?" in error
 
 

@@ -24,26 +24,26 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
-        ("--threads", "100000"),
-        ("--threads", str(limits.most(limits.THREADS) + 1)),
-        ("--loader-threads", "100000"),
+        ("--torch-threads", "100000"),
+        ("--torch-threads", str(limits.largest(limits.THREADS) + 1)),
+        ("--loader.threads", "100000"),
         ("--launch", "100000"),
         ("--launch", "999999999999999999999999999999"),
         ("--policy.layers", "1000000000"),
         ("--policy.draws", "1000000000"),
         ("--policy.width", "80000000000000"),
-        ("--batch", "1000000000000"),
-        ("--data.chunk", "1000000000000"),
+        ("--batch-size", "1000000000000"),
+        ("--data.chunk-size", "1000000000000"),
         ("--data.frames-in-flight", "99999999999999999999"),
         ("--steps", "99999999999999999999"),
-        ("--rollout.parallel", "1000000"),
+        ("--rollout.num-envs", "1000000"),
         ("--augment.shift", "1000000"),
     ],
 )
-def test_a_count_out_of_bounds_is_one_line(
+def test_limits_of_settings_are_one_line(
     data: Path, tmp_path: Path, flag: str, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", "--data.root", str(data), "--out", str(tmp_path / "r"), flag, value]) == 2
+    assert main(["train", "--data.root", str(data), "--output-dir", str(tmp_path / "r"), flag, value]) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert value in told
@@ -51,14 +51,14 @@ def test_a_count_out_of_bounds_is_one_line(
     assert not (tmp_path / "r").exists()
 
 
-def test_other_verbs_have_bounds_too(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_limits_of_other_commands(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", str(data), "--threads", "100000"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     with pytest.raises(ConfigError, match="100000"):
         launch.launch(["true"], 100_000)
 
 
-def test_a_network_larger_than_the_machine_is_one_error(data: Path, tmp_path: Path) -> None:
+def test_train_refuses_a_network_larger_than_memory(data: Path, tmp_path: Path) -> None:
     config = tiny_config(data, tmp_path / "r")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ConfigError, match=r"policy: .*parameters"):
@@ -67,16 +67,16 @@ def test_a_network_larger_than_the_machine_is_one_error(data: Path, tmp_path: Pa
     assert not (tmp_path / "r/config.yaml").exists()
 
 
-def test_what_the_bound_allows_does_run(data: Path, tmp_path: Path) -> None:
+def test_largest_threads_can_run(data: Path, tmp_path: Path) -> None:
     """As many arithmetic threads as may be asked for, in a process of its own."""
-    call = ["train", "--data.root", str(data), "--out", str(tmp_path / "r"), "--steps", "1", "--val-every", "0"]
-    small = ["--policy.picture", "16", "16", "--policy.channels", "8", "--policy.width", "16", "--batch", "4"]
+    call = ["train", "--data.root", str(data), "--output-dir", str(tmp_path / "r"), "--steps", "1", "--val.every", "0"]
+    small = ["--policy.picture", "16", "16", "--policy.channels", "8", "--policy.width", "16", "--batch-size", "4"]
     threads = [
-        "--threads",
-        str(limits.most(limits.THREADS)),
-        "--loader-threads",
-        str(limits.most(limits.LOADER_THREADS)),
+        "--torch-threads",
+        str(limits.largest(limits.THREADS)),
+        "--loader.threads",
+        str(limits.largest(limits.LOADER_THREADS)),
     ]
-    command = [sys.executable, "-m", "understudy", *call, *small, *threads, "--no-report"]
+    command = [sys.executable, "-m", "understudy", *call, *small, *threads, "--log.no-report"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

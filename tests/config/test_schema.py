@@ -13,9 +13,9 @@ from understudy.errors import ConfigError
 from understudy.policies.flow.config import FlowSettings
 
 
-def test_all_errors_of_a_file_at_once_by_dotted_path(tmp_path: Path) -> None:
+def test_load_reports_all_errors_by_dotted_path(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text("stepz: 3\nbatch: many\noptim: {lr: -1, beta: 0.9}\ndata: {root: d, order: zigzag}\n")
+    path.write_text("stepz: 3\nbatch_size: many\noptim: {lr: -1, beta: 0.9}\ndata: {root: d, shuffle: zigzag}\n")
     with pytest.raises(ConfigError) as caught:
         load(TrainConfig, path)
     text = str(caught.value)
@@ -23,11 +23,11 @@ def test_all_errors_of_a_file_at_once_by_dotted_path(tmp_path: Path) -> None:
     assert "5 settings" in text
     for told in ("stepz: unknown name; did you mean 'steps'?", "optim.beta: unknown name; did you mean 'beta"):
         assert told in text
-    for place in ("batch:", "optim.lr:", "data.order:"):
+    for place in ("batch_size:", "optim.lr:", "data.shuffle:"):
         assert place in text
 
 
-def test_an_unknown_name_far_from_all_lists_what_there_is() -> None:
+def test_validate_lists_known_names_for_an_unknown_one() -> None:
     with pytest.raises(ConfigError, match=r"known here: .*weight_decay"):
         validate(TrainConfig, {"optim": {"qqqqqq": 1}})
 
@@ -42,7 +42,7 @@ def test_an_unknown_name_far_from_all_lists_what_there_is() -> None:
         ("a.yaml", b"\xff\xfe\x00", "not UTF-8"),
     ],
 )
-def test_files_that_cannot_be_read_are_one_clear_error(tmp_path: Path, name: str, content: object, told: str) -> None:
+def test_read_file_refuses_unreadable_files(tmp_path: Path, name: str, content: object, told: str) -> None:
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else str(content).encode())
@@ -50,12 +50,12 @@ def test_files_that_cannot_be_read_are_one_clear_error(tmp_path: Path, name: str
         read_file(path)
 
 
-def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
+def test_read_file_refuses_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_file(tmp_path)
 
 
-def test_yaml_and_toml_say_the_same(tmp_path: Path) -> None:
+def test_load_reads_yaml_and_toml_alike(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("steps: 7\noptim:\n  lr: 1e-4\npolicy:\n  picture: [32, 48]\n")
     (tmp_path / "c.toml").write_text("steps = 7\n[optim]\nlr = 1e-4\n[policy]\npicture = [32, 48]\n")
     config = load(TrainConfig, tmp_path / "c.yaml")
@@ -71,28 +71,28 @@ def test_yaml_and_toml_say_the_same(tmp_path: Path) -> None:
     ),
     st.none() | st.integers(1, 10**9),
 )
-def test_what_is_written_reads_back_equal(tmp_path_factory, lr, seed, root, end) -> None:  # type: ignore[no-untyped-def]
+def test_dump_yaml_reads_back_equal(tmp_path_factory, lr, seed, root, end) -> None:  # type: ignore[no-untyped-def]
     base = TrainConfig()
     config = replace(
         base,
         seed=seed,
         data=replace(base.data, root=root),
         optim=replace(base.optim, lr=lr),
-        schedule=replace(base.schedule, steps=end),
+        schedule=replace(base.schedule, decay_steps=end),
     )
     path = tmp_path_factory.getbasetemp() / "round.yaml"
     path.write_text(dump_yaml(config), encoding="utf-8")
     assert load(TrainConfig, path) == config
 
 
-def test_differences_are_the_leaves_that_differ() -> None:
+def test_differences_lists_changed_leaves() -> None:
     base = TrainConfig()
     other = replace(base, seed=3, policy=replace(base.policy, picture=(32, 32)))
     assert differences(base, other) == {"seed": (0, 3), "policy.picture": ([64, 64], [32, 32])}
     assert differences(base, base) == {}
 
 
-def test_rules_between_fields_are_told_together() -> None:
+def test_complete_reports_all_problems() -> None:
     config = replace(TrainConfig(), policy=FlowSettings(width=12, picture=(63, 64), points=3))
     with pytest.raises(ConfigError) as caught:
         complete(config)
@@ -112,7 +112,7 @@ def test_policy_settings_select_their_class_by_type() -> None:
         validate(TrainConfig, {"policy": {"width": "wide"}})
 
 
-def test_a_nested_value_of_the_wrong_kind_is_named() -> None:
+def test_validate_names_a_nested_value_of_the_wrong_type() -> None:
     @dataclass(frozen=True)
     class Inner:
         a: int = 1

@@ -17,7 +17,7 @@ import pytest
 
 from understudy.cli import main
 from understudy.distributed import launch as launcher
-from understudy.distributed.launch import hosts, launch
+from understudy.distributed.launch import launch, read_hosts
 from understudy.errors import ConfigError
 
 RANK = Path(__file__).parents[1] / "support" / "rank.py"
@@ -89,7 +89,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_ranks_are_told_who_they_are_and_only_the_first_speaks(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+def test_launch_sets_variables_and_shows_only_rank_0(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     assert launch(ranks(tmp_path, "say"), 3) == 0
     mine = told(tmp_path)
     assert [(r["RANK"], r["LOCAL_RANK"], r["WORLD_SIZE"], r["LOCAL_WORLD_SIZE"]) for r in mine] == [
@@ -100,7 +100,7 @@ def test_ranks_are_told_who_they_are_and_only_the_first_speaks(tmp_path: Path, c
     assert capfd.readouterr() == ("rank 0 is here\n", "")
 
 
-def test_what_is_set_is_handed_on(
+def test_launch_passes_the_environment_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
     given = {
@@ -133,19 +133,19 @@ def test_what_is_set_is_handed_on(
         ({"MASTER_PORT": "70000"}, "MASTER_PORT='70000'"),
     ],
 )
-def test_an_environment_that_cannot_be_is_told(environment: dict[str, str], told: str) -> None:
+def test_read_hosts_refuses_a_wrong_environment(environment: dict[str, str], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        hosts(environment)
+        read_hosts(environment)
 
 
-def test_hosts_meet_at_a_port_they_all_know_and_one_host_at_any() -> None:
-    assert hosts({}).port is None
-    assert hosts({"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "a"}).port == launcher.PORT
+def test_read_hosts_port() -> None:
+    assert read_hosts({}).port is None
+    assert read_hosts({"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "a"}).port == launcher.PORT
     with pytest.raises(ConfigError, match="at least 1 process"):
         launch(["true"], 0)
 
 
-def test_the_port_is_ours_and_a_store_may_listen_on_it() -> None:
+def test_reserved_port_allows_a_store() -> None:
     with socket.socket() as held, socket.socket() as other, socket.socket() as store:
         port = launcher._reserve(held)
         with pytest.raises(OSError, match="in use"):
@@ -156,9 +156,7 @@ def test_the_port_is_ours_and_a_store_may_listen_on_it() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
-def test_a_signal_reaches_every_rank_once_and_nobody_is_cut_short(
-    start: Callable[..., Launched], number: signal.Signals
-) -> None:
+def test_launch_forwards_a_signal_once_to_every_rank(start: Callable[..., Launched], number: signal.Signals) -> None:
     """The last rank still writes for 0.8 s when the first has left with 75, longer than failures take to settle."""
     job = start(3, "stay")
     job.process.send_signal(number)
@@ -171,7 +169,7 @@ LATE = "import subprocess, time; plain = subprocess.Popen.__init__; "
 LATE += "subprocess.Popen.__init__ = lambda *a, **k: (plain(*a, **k), time.sleep(0.5))[0]; "
 
 
-def test_a_signal_that_comes_while_a_rank_is_started_reaches_it_once(start: Callable[..., Launched]) -> None:
+def test_launch_forwards_an_early_signal_once(start: Callable[..., Launched]) -> None:
     """On busy cores the last rank listens before the launcher knows that it has started it."""
     job = start(2, "stay", first=LATE)
     job.process.send_signal(signal.SIGUSR1)
@@ -180,7 +178,7 @@ def test_a_signal_that_comes_while_a_rank_is_started_reaches_it_once(start: Call
     assert saved == [[signal.SIGUSR1]] * 2
 
 
-def test_ranks_that_stop_by_themselves_are_waited_for(start: Callable[..., Launched]) -> None:
+def test_launch_waits_for_stopping_ranks(start: Callable[..., Launched]) -> None:
     """One of several hosts' ranks got the signal, and the ranks agreed: the launcher never heard of it."""
     job = start(2, "stay")
     for pid in job.pids:
@@ -188,7 +186,7 @@ def test_ranks_that_stop_by_themselves_are_waited_for(start: Callable[..., Launc
     assert job.end() == (75, "")
 
 
-def test_a_killed_rank_ends_the_job_and_is_named(start: Callable[..., Launched]) -> None:
+def test_launch_names_a_killed_rank(start: Callable[..., Launched]) -> None:
     job = start(3, "deaf", "stay", "deaf")
     os.kill(job.pids[1], signal.SIGKILL)
     code, said = job.end()
@@ -197,7 +195,7 @@ def test_a_killed_rank_ends_the_job_and_is_named(start: Callable[..., Launched])
     assert "the others were stopped" in said
 
 
-def test_ranks_end_with_a_launcher_that_is_killed(start: Callable[..., Launched]) -> None:
+def test_ranks_end_with_a_killed_launcher(start: Callable[..., Launched]) -> None:
     job = start(2, "stay")
     job.process.kill()
     assert job.end()[0] == -signal.SIGKILL
@@ -206,7 +204,7 @@ def test_ranks_end_with_a_launcher_that_is_killed(start: Callable[..., Launched]
     assert [set(got) for got in saved] == [{signal.SIGTERM}] * 2
 
 
-def test_a_signal_before_the_ranks_listen(start: Callable[..., Launched]) -> None:
+def test_launch_with_a_signal_before_the_ranks_handle_it(start: Callable[..., Launched]) -> None:
     job = start(2, "young")
     job.process.send_signal(signal.SIGUSR1)
     code, said = job.end()
@@ -224,7 +222,7 @@ def test_a_signal_before_the_ranks_listen(start: Callable[..., Launched]) -> Non
         (("exit=1", "die"), 1, ["rank 1 of 2 was killed by SIGKILL", "rank 0 then failed with exit code 1"]),
     ],
 )
-def test_who_failed_is_told(
+def test_launch_reports_the_failed_ranks(
     words: tuple[str, ...],
     code: int,
     says: list[str],
@@ -240,17 +238,17 @@ def test_who_failed_is_told(
         assert text in told
 
 
-def test_the_reason_is_told_also_where_the_rank_that_noticed_left_first(capfd: pytest.CaptureFixture) -> None:
+def test_launch_reports_the_cause_behind_the_first_exit(capfd: pytest.CaptureFixture) -> None:
     noticed, reason = launcher._Rank(0, 2, code=1), launcher._Rank(1, 2, code=2, tail=bytearray(b"the picture is bad"))
     for rank in (noticed, reason):
         rank.process = SimpleNamespace(pid=1)  # type: ignore[assignment]
     assert launcher._blame([noticed, reason], [], "understudy") == 1
     told = capfd.readouterr().err
     assert "rank 0 of 2 failed with exit code 1" in told
-    assert "the last that rank 1 said:\n  | the picture is bad" in told
+    assert "last output of rank 1:\n  | the picture is bad" in told
 
 
-def test_a_signal_at_the_end_of_the_wait_for_the_others_does_not_make_it_endless(
+def test_launch_ends_after_a_signal_at_the_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is left of the wait when its handler is done is less than nothing."""
@@ -277,7 +275,7 @@ def test_a_signal_at_the_end_of_the_wait_for_the_others_does_not_make_it_endless
         signal.signal(signal.SIGUSR2, before)
 
 
-def test_what_all_ranks_find_wrong_is_said_once(
+def test_launch_prints_wrong_input_once(
     tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launcher, "SETTLE", 60)
@@ -288,9 +286,7 @@ def test_what_all_ranks_find_wrong_is_said_once(
 @pytest.mark.parametrize(
     "arguments", [["--launch", "2", "--steps", "3"], ["--launch=2", "--steps", "3"], ["--steps", "3", "--launch", "2"]]
 )
-def test_the_command_line_launches_the_same_command_without_the_flag(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_line_launches_without_the_flag(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[object] = []
 
     def record(*given: object) -> int:
@@ -313,7 +309,7 @@ def test_the_command_line_launches_the_same_command_without_the_flag(
         (["resume", "nowhere", "--launch", "2"], "no run here"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_launched(
+def test_command_line_refuses_mistakes_before_launching(
     arguments: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", None)
@@ -321,7 +317,7 @@ def test_mistakes_are_told_before_anything_is_launched(
     assert told in capsys.readouterr().err
 
 
-def test_launching_costs_no_torch() -> None:
+def test_launch_imports_no_torch() -> None:
     code = "import sys; from understudy import cli; cli.main(['train', '--launch', '0', '--data.root', 'd'])"
     done = subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"], capture_output=True)
     assert b"at least 1 process" in done.stderr

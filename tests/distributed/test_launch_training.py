@@ -66,9 +66,9 @@ def last_step(run: Path) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds ranks in /proc")
-def test_two_processes_stopped_killed_and_carried_on(tmp_path: Path, begun: list[Command]) -> None:
+def test_two_processes_stopped_killed_and_resumed(tmp_path: Path, begun: list[Command]) -> None:
     run, file = tmp_path / "run", tmp_path / "c.yaml"
-    config = tiny_config(tiny_dataset(tmp_path / "dataset"), run, steps=STEPS, val_every=0, report=False)
+    config = tiny_config(tiny_dataset(tmp_path / "dataset"), run, steps=STEPS, val={"every": 0}, log={"report": False})
     file.write_text(dump_yaml(config))
 
     def command(*arguments: object) -> Command:
@@ -100,5 +100,5 @@ def test_two_processes_stopped_killed_and_carried_on(tmp_path: Path, begun: list
     assert said.count("resume: from step-") == 1
     assert [record["step"] for record in series(run)] == list(range(1, steps + 1))
     state = json.loads((RunDir(run).checkpoints / f"step-{steps:08d}" / "state.json").read_text())
-    assert (state["world"], state["position"]) == (2, steps * config.batch)
+    assert (state["world"], state["position"]) == (2, steps * config.batch_size)
     assert (RunDir(run).policy / "model.safetensors").is_file()

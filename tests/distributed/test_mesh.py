@@ -174,7 +174,7 @@ def test_arrangements_that_do_not_come_out_say_what_would() -> None:
     with pytest.raises(ConfigError, match="64 samples are not enough for 65 processes"):
         arranged(65)
     with pytest.raises(ConfigError, match="16 x 3 processes does not divide the batch of 64"):
-        parallel.mesh_shape(replace(TrainConfig(), micro_batch=16), 3)
+        parallel.mesh_shape(replace(TrainConfig(), micro_batch_size=16), 3)
     assert arranged(3) == (3, 1)
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="torch sees no GPU here"):
@@ -192,16 +192,21 @@ def test_one_process_is_a_mesh_too_and_leaves_no_group_behind() -> None:
 def test_what_an_older_torch_lacks_is_asked_for_before_anything_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_release, "has_gradient_sum", lambda: False)
     monkeypatch.setattr(torch_release, "has_grad_dtype", lambda: False)
-    split = config(precision="bf16-split", batch=8)
+    split = config(precision="bf16-split", batch_size=8)
     for asked, world, needed in (
         (config(), 2, r"2 processes need torch 2\.8"),
-        (replace(split, micro_batch=4), 1, r"micro_batch: .* needs torch 2\.10"),
+        (replace(split, micro_batch_size=4), 1, r"micro_batch: .* needs torch 2\.10"),
     ):
         with pytest.raises(ConfigError, match=needed) as caught:
             parallel.mesh_shape(asked, world)
         assert torch.__version__ in str(caught.value)
         assert "\n" not in str(caught.value)
-    for fine in (config(), split, replace(split, micro_batch=8), replace(split, precision="bf16", micro_batch=4)):
+    for fine in (
+        config(),
+        split,
+        replace(split, micro_batch_size=8),
+        replace(split, precision="bf16", micro_batch_size=4),
+    ):
         assert parallel.mesh_shape(fine, 1) == (1, 1)
 
 

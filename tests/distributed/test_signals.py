@@ -15,7 +15,7 @@ def send(number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_request_that_comes_twice_is_one_request(number: signal.Signals) -> None:
+def test_stop_signals_merge_repeated_requests(number: signal.Signals) -> None:
     """From the scheduler, and again from the launcher; SIGTERM and SIGUSR1 would end this process if they counted."""
     before = signal.getsignal(number)
     with stop_signals() as stop:
@@ -27,7 +27,7 @@ def test_a_request_that_comes_twice_is_one_request(number: signal.Signals) -> No
     assert signal.getsignal(number) == before
 
 
-def test_a_second_request_acts_as_always(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_signals_second_request_has_its_default_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signals, "SAME", -1.0)
 
     def asked_twice() -> None:

@@ -35,7 +35,9 @@ def test_a_job_that_is_stopped_goes_back_into_the_queue_and_ends(
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")  # no name server knows the virtual hosts
     monkeypatch.setenv("RANKS_PER_NODE", "1")
     run, file = tmp_path / "run", tmp_path / "c.yaml"
-    config = tiny_config(tiny_dataset(tmp_path / "dataset"), run, val_every=0, report=False, checkpoint_every=10_000)
+    config = tiny_config(
+        tiny_dataset(tmp_path / "dataset"), run, val={"every": 0}, log={"report": False}, checkpoint={"every": 10_000}
+    )
     file.write_text(dump_yaml(config))
     log = tmp_path / "job.log"
     with cluster() as slurm:

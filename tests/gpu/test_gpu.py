@@ -26,7 +26,7 @@ from understudy.optim.param_groups import update_average
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
-from understudy.train.data.data import normalisation, open_data
+from understudy.train.data.data import compute_normalisation, open_data
 from understudy.train.precision import restore
 from understudy.train.state import TrainState, init_train_state
 
@@ -50,7 +50,7 @@ def started(config: TrainConfig, mesh: parallel.Mesh) -> tuple[TrainState, Itera
     data = open_data(config)
     with Loader(data.training, order=data.order(config), num_threads=1) as loader:
         batches = [next(loader) for _ in range(6)]
-    return init_train_state(config, data, normalisation(data, "mean_std"), mesh), iter(batches)
+    return init_train_state(config, data, compute_normalisation(data, "mean_std"), mesh), iter(batches)
 
 
 # -- batches
@@ -147,7 +147,7 @@ def test_masters_beside_somebody_elses_optimizer(device: str) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_training_learns_and_its_average_follows(root: Path, device: str, precision: Any) -> None:
-    config = tiny_config(root, root, device=device, batch=8, precision=precision, steps=60)
+    config = tiny_config(root, root, device=device, batch_size=8, precision=precision, steps=60)
     with parallel.join_mesh(config) as mesh:
         training, batches = started(config, mesh)
         batch = next(batches)
@@ -175,7 +175,7 @@ def test_micro_batches_give_the_gradient_of_the_whole(root: Path, device: str, p
         pytest.skip("torch < 2.10: no gradients of another dtype")
     norms = []
     for micro in (None, 2):
-        config = tiny_config(root, root, device=device, batch=8, precision=precision, micro_batch=micro)
+        config = tiny_config(root, root, device=device, batch_size=8, precision=precision, micro_batch_size=micro)
         with parallel.join_mesh(config) as mesh:
             training, batches = started(config, mesh)
             norms.append(training.train_step(next(batches)).grad_norm.item())
@@ -184,7 +184,7 @@ def test_micro_batches_give_the_gradient_of_the_whole(root: Path, device: str, p
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_checkpoint_brings_every_bit_back(root: Path, tmp_path: Path, device: str, precision: Any) -> None:
-    config = tiny_config(root, root, device=device, batch=8, precision=precision)
+    config = tiny_config(root, root, device=device, batch_size=8, precision=precision)
     with parallel.join_mesh(config) as mesh:
         training, batches = started(config, mesh)
         for _ in range(3):
@@ -208,7 +208,7 @@ def test_a_mesh_of_one_device_steps_as_no_mesh_does(root: Path, device: str, pre
     """FSDP2, hybrid mesh (1, 1), through NCCL on a GPU: a `Mesh` that says 2 takes the way of several processes."""
     if not has_gradient_sum():
         pytest.skip("torch < 2.8: FSDP2 cannot sum gradients")
-    config, results = tiny_config(root, root, device=device, batch=8, precision=precision), []
+    config, results = tiny_config(root, root, device=device, batch_size=8, precision=precision), []
     with parallel.join_mesh(config) as mesh:
         for world in (1, 2):
             training, batches = started(config, replace(mesh, world=world))
@@ -224,7 +224,7 @@ def test_compiled_blocks_agree_with_plain_ones(root: Path, device: str) -> None:
         pytest.skip(problem)
     losses = []
     for compiles in (False, True):
-        config = tiny_config(root, root, device=device, batch=8, compile=compiles)
+        config = tiny_config(root, root, device=device, batch_size=8, compile=compiles)
         with parallel.join_mesh(config) as mesh:
             training, batches = started(config, mesh)
             losses.append([training.train_step(batch).loss.item() for _, batch in zip(range(2), batches)])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.datasets import Spec, write_dataset
 from support.runs import tiny_config
-from understudy.config.schema import complete
+from understudy.config.schema import complete, override
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.selection.select import split_episodes
 from understudy.errors import DatasetError
@@ -96,16 +96,16 @@ def test_both_sides_are_what_was_asked_for_and_share_no_episode(root: Path, sour
         exclude_episodes=tuple(excluded),
         val_episodes=tuple(listed),
         val_fraction=0.0 if listed else val,
-        keep=str(root / f"{source['keep']}.json") if source["keep"] else "",
+        keep_ranges=str(root / f"{source['keep']}.json") if source["keep"] else "",
         **{name: source[name] for name in ("keep_rule", "drop_first", "drop_last")},
     )
-    config = complete(replace(config, data=data, val_every=0 if not (listed or val) else config.val_every))
+    config = complete(override(config, data=data, val={} if listed or val else {"every": 0}))
     if not possible:
         with pytest.raises(DatasetError):
             open_data(config)
         return
     found = open_data(config)
-    training, held_out = frames_of(found.training[0]), frames_of(found.held_out[0])
+    training, held_out = frames_of(found.training[0]), frames_of(found.validation[0])
     assert not {e for e, _ in training} & {e for e, _ in held_out}
     assert training == set().union(*(samples[e] for e in trained))
     assert held_out == set().union(*(samples[e] for e in held))

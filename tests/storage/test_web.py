@@ -216,7 +216,7 @@ def test_train_command_reads_a_remote_dataset(tmp_path: Path, capsys: pytest.Cap
         assert main.main(["inspect", there, "--json"]) == 0
         assert '"episodes": 10' in capsys.readouterr().out
         for root, out in ((str(data), tmp_path / "here"), (there, tmp_path / "there")):
-            more = ["--data.root", root, "--data.cache", str(tmp_path / "cache"), "--out", str(out)]
+            more = ["--data.root", root, "--data.cache", str(tmp_path / "cache"), "--output-dir", str(out)]
             assert main.main(["train", str(file), *more]) == 0
         assert server.sent
     assert (tmp_path / "cache" / "v1").is_dir()

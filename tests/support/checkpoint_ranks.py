@@ -103,7 +103,7 @@ def reshard(root: Path, pairs: bool) -> dict[str, Any]:
     for number, storage in enumerate(STORAGES):
         training, name = Training(storage), f"{storage}-{dist.get_world_size()}"
         for folder in written if pairs else written[number::3]:
-            path, tensors = checkpoint.latest(folder), training.tensors()
+            path, tensors = checkpoint.find_latest(folder), training.tensors()
             assert path is not None
             for tensor in tensors.values():
                 tensor.detach().zero_()
@@ -112,7 +112,7 @@ def reshard(root: Path, pairs: bool) -> dict[str, Any]:
             # Taken anew: what the training holds, not what was loaded.
             seen[f"{folder.name} -> {name}"] = (digest(training.tensors()), state["from"])
         training.fill()
-        saver = Saver(root / name, keep=1, background=storage in ("fsdp2", "split"))
+        saver = Saver(root / name, keep_last=1, background=storage in ("fsdp2", "split"))
         saver.save(3, training.tensors(), {"from": name})
         saver.wait()
         seen["names"] = sorted(training.tensors())
@@ -129,7 +129,7 @@ def trouble(root: Path) -> dict[str, list[str]]:
     tensors = {"weights/a": torch.full((70_000,), 1.0), "weights/b": torch.full((70_000,), 2.0)}
     told: dict[str, list[str]] = {}
     for background in (False, True):
-        saver = Saver(folder, keep=3, background=background)
+        saver = Saver(folder, keep_last=3, background=background)
         saver.save(1, tensors, {})
         saver.wait()
         for name, breaking in TROUBLE.items():
@@ -159,7 +159,7 @@ def flipped(root: Path) -> str:
     """A bit is flipped in each file of a checkpoint, one after the other: this rank's errors, a line each."""
     dist.init_process_group("gloo")
     training = Training("fsdp2")
-    saver, told = Saver(root, keep=1), []
+    saver, told = Saver(root, keep_last=1), []
     saver.save(1, training.tensors(), {})
     path = root / "step-00000001"
     for name in ("__0_0.distcp", "__1_0.distcp", ".metadata"):
@@ -263,7 +263,7 @@ def full_disk(root: Path) -> list[str]:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "none", root], check=True, capture_output=True)
     dist.barrier()
     try:
-        saver, told = Saver(root, keep=3, background=True), []
+        saver, told = Saver(root, keep_last=3, background=True), []
         for step, floats in ((1, 40_000), (2, 200_000), (3, 40_000)):
             try:
                 saver.save(step, {"weights/a": torch.full((floats,), float(step))}, {})
@@ -288,7 +288,7 @@ def background(root: Path) -> dict[str, Any]:
     training = Training("fsdp2")
     training.fill()
     expected = digest(training.tensors())
-    saver = Saver(root, keep=5, background=True)
+    saver = Saver(root, keep_last=5, background=True)
     plain, may_go_on, in_flight, most = os.fsync, threading.Event(), [0], [0]
 
     def slow(handle: int) -> None:
@@ -304,10 +304,10 @@ def background(root: Path) -> dict[str, Any]:
         training.fill(2.0)  # the next steps write over everything
         for _ in range(30):  # and talk to each other meanwhile
             dist.all_reduce(torch.ones(1000))
-        unfinished = checkpoint.latest(root)
+        unfinished = checkpoint.find_latest(root)
         threading.Timer(0.3, may_go_on.set).start()
         saver.save(2, training.tensors(), {})  # waits for the first
-        first = 1 in checkpoint.steps(root)  # and may itself be done by now
+        first = 1 in checkpoint.list_steps(root)  # and may itself be done by now
         saver.wait()
     finally:
         os.fsync = plain
@@ -316,7 +316,7 @@ def background(root: Path) -> dict[str, Any]:
     return {
         "unfinished": unfinished,
         "first": first,
-        "steps": checkpoint.steps(root),
+        "steps": checkpoint.list_steps(root),
         "isolated": digest(tensors) == expected,
         "at once": most[0],
         "own group": saver.group is not dist.group.WORLD,
@@ -326,7 +326,7 @@ def background(root: Path) -> dict[str, Any]:
 def no_agreement(root: Path) -> str:
     """The negative control: without agreement rank 0's failure to name the checkpoint is rank 0's secret."""
     dist.init_process_group("gloo")
-    plain = checkpoint.agreed
+    plain = checkpoint.run_on_rank_0
 
     def alone(group: Any, work: Any) -> Any:
         """Waits for the others as `agreed` does, and tells them nothing."""
@@ -335,7 +335,7 @@ def no_agreement(root: Path) -> str:
         finally:
             dist.barrier(group)
 
-    checkpoint.agreed = alone
+    checkpoint.run_on_rank_0 = alone
     try:
         with broken(checkpoint, "sync", raising(28, "No space left on device"), 0):
             checkpoint.save(root, 1, {"weights/a": torch.ones(3)}, {}, dist.group.WORLD)
@@ -343,4 +343,4 @@ def no_agreement(root: Path) -> str:
     except CheckpointError as error:
         return str(error)
     finally:
-        checkpoint.agreed = plain
+        checkpoint.run_on_rank_0 = plain

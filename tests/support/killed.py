@@ -33,6 +33,7 @@ from support.checkpoint_ranks import digest
 from support.ranks import reserved
 from support.resumed import consumed, watched
 from support.runs import same_run, series, tiny_config
+from understudy.config.schema import override
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
@@ -60,8 +61,8 @@ class Kind:
 
     def config(self, data: Path, out: Path) -> TrainConfig:
         parallel = ParallelConfig(dp_shard=self.shard, timeout=300.0)
-        often = {"checkpoint_every": 3, "log_every": 2, "keep": self.keep}
-        return tiny_config(data, out, parallel=parallel, async_save=self.background, **often)
+        checkpoints = {"every": 3, "keep_last": self.keep, "async_save": self.background}
+        return tiny_config(data, out, parallel=parallel, checkpoint=checkpoints, log={"every": 2})
 
 
 KINDS = (
@@ -168,7 +169,7 @@ def _live(kind: Kind, number: int, data: Path, out: Path, changes: Changes, writ
             with watched(out, session=number):
                 begun = RunDir(out).config.exists()
                 if begun:
-                    settings = replace(RunDir(out).settings(), report=False)
+                    settings = override(RunDir(out).settings(), log={"report": False})
                 code = run.resume(settings) if begun else run.train(kind.config(data, out))
         os.write(writing, str(changes.count).encode())
         os._exit(code)
@@ -225,7 +226,7 @@ def uninterrupted(kind: Kind, data: Path, out: Path, told: Told) -> Whole:
     changes = attempt(replace(kind, worlds=kind.worlds[:1], keep=99), 0, data, out, None, told)
     seconds = time.monotonic() - began
     assert changes is not None
-    found = {step: out / f"checkpoints/step-{step:08d}" for step in checkpoint.steps(out / "checkpoints")}
+    found = {step: out / f"checkpoints/step-{step:08d}" for step in checkpoint.list_steps(out / "checkpoints")}
     digests = {step: digest(checkpoint.read_tensors(path)) for step, path in found.items()}
     return Whole(out, changes[0], seconds, digests)
 
@@ -236,7 +237,7 @@ def lineage(kind: Kind, whole: Whole, data: Path, out: Path, kills: int, draw: r
     while killed < kills and number < 4 * kills:
         rank = draw.randrange(kind.worlds[number % len(kind.worlds)])
         # A run that is carried on has less before it.
-        steps, reached = whole.digests, checkpoint.steps(out / "checkpoints")
+        steps, reached = whole.digests, checkpoint.list_steps(out / "checkpoints")
         left = 1 - (reached[-1] if reached else 0) / max(steps)
         if killed % 3 == 0:
             victim = Victim(rank, in_save=draw.randrange(1, 8 if rank == 0 else 3))
@@ -264,7 +265,7 @@ def lineage(kind: Kind, whole: Whole, data: Path, out: Path, kills: int, draw: r
 
 def _look(kind: Kind, whole: Whole, out: Path, told: Told) -> None:
     """Every name without .tmp is a promise."""
-    for step in checkpoint.steps(out / "checkpoints"):
+    for step in checkpoint.list_steps(out / "checkpoints"):
         try:
             tensors = checkpoint.read_tensors(out / f"checkpoints/step-{step:08d}")
         except OSError as error:
@@ -286,7 +287,7 @@ def _compare(kind: Kind, whole: Whole, out: Path, told: Told) -> None:
             assert [r["step"] for r in one] == [r["step"] for r in two]
             assert all(abs(a["loss"] - b["loss"]) < 1e-3 * a["loss"] for a, b in zip(one, two))
         config = RunDir(out).settings()
-        assert consumed(out) == Counter(range(config.steps * config.batch)), "a position was lost or used twice"
+        assert consumed(out) == Counter(range(config.steps * config.batch_size)), "a position was lost or used twice"
         assert not list((out / "checkpoints").glob("*.tmp"))
     except AssertionError as error:
         told.wrong.append(f"{out.name}: {str(error)[:300]}")

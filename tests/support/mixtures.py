@@ -9,6 +9,7 @@ import numpy as np
 from support.datasets import Spec, write_dataset
 from support.runs import tiny_config
 from understudy.config.data import SourceConfig
+from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.data.write.writer import EpisodeWriter
 
@@ -52,6 +53,6 @@ def record(root: Path, cameras: dict[str, tuple[int, int]]) -> None:
 
 def mixed(sources: tuple[SourceConfig, ...], out: Path, **changes: Any) -> TrainConfig:
     """`tiny_config` over the sources."""
-    config = tiny_config(Path("nowhere"), out, batch=6)
+    config = tiny_config(Path("nowhere"), out, batch_size=6)
     data = replace(config.data, root="", sources=sources)
-    return replace(replace(config, data=data), **changes)
+    return override(replace(config, data=data), **changes)

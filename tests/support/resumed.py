@@ -71,10 +71,10 @@ def stops(config: TrainConfig, out: Path) -> dict[str, Any]:
     rank, told = dist.get_rank(), {}
 
     def named(name: str) -> TrainConfig:
-        return replace(config, out=str(out / name))
+        return replace(config, output_dir=str(out / name))
 
     def steps(name: str) -> list[int]:
-        return checkpoint.steps(out / name / "checkpoints")
+        return checkpoint.list_steps(out / name / "checkpoints")
 
     told["whole"] = run.train(named("whole"))
     with watched(out / "signal", {5: send(signal.SIGUSR1)} if rank == 1 else {}):

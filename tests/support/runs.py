@@ -1,20 +1,24 @@
 """Training runs small enough for tests: a second or less, every part of the real one."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from support.datasets import Spec, write_dataset
+from understudy.config.schema import override
 from understudy.config.train import (
     AugmentConfig,
+    CheckpointConfig,
     DataConfig,
     EmaConfig,
+    LoaderConfig,
+    LogConfig,
     OptimConfig,
     ScheduleConfig,
     TrainConfig,
+    ValConfig,
 )
 from understudy.policies.flow.config import FlowSettings
 from understudy.train.checkpoint import checkpoint
@@ -31,23 +35,23 @@ def tiny_dataset(root: Path) -> Path:
 def tiny_config(data: Path, out: Path, **changes: Any) -> TrainConfig:
     """Twelve steps with everything on: shifts, text dropout, average, validation, checkpoints."""
     config = TrainConfig(
-        out=str(out),
+        output_dir=str(out),
         steps=12,
-        batch=4,
+        batch_size=4,
         seed=7,
-        data=DataConfig(root=str(data), chunk=3, val_fraction=0.3),
+        data=DataConfig(root=str(data), chunk_size=3, val_fraction=0.3),
         policy=FlowSettings(
             picture=(16, 16), text_bytes=16, channels=8, blocks=1, points=4, width=16, layers=1, draws=2
         ),
         augment=AugmentConfig(shift=2, text_dropout=0.3),
         optim=OptimConfig(lr=3e-3, ema=EmaConfig(0.9)),
-        schedule=ScheduleConfig(warmup=3),
-        checkpoint_every=4,
-        val_every=5,
-        log_every=3,
-        loader_threads=1,
+        schedule=ScheduleConfig(warmup_steps=3),
+        checkpoint=CheckpointConfig(every=4),
+        val=ValConfig(every=5),
+        log=LogConfig(every=3),
+        loader=LoaderConfig(threads=1),
     )
-    return replace(config, **changes)
+    return override(config, **changes)
 
 
 def series(root: Path, kind: str = "train") -> list[dict[str, Any]]:
@@ -57,7 +61,7 @@ def series(root: Path, kind: str = "train") -> list[dict[str, Any]]:
 
 def final_tensors(root: Path) -> dict[str, torch.Tensor]:
     """Every tensor of the latest checkpoint, by name."""
-    path = checkpoint.latest(RunDir(root).checkpoints)
+    path = checkpoint.find_latest(RunDir(root).checkpoints)
     assert path is not None
     return checkpoint.read_tensors(path)
 

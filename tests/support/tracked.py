@@ -11,9 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from understudy.config.train import DataConfig, TrainConfig
-from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.track.trackers import Log
+from understudy.config.train import DataConfig, LogConfig, TrainConfig
+from understudy.train.track.trackers import MetricsLog
 
 Rows = dict[int, dict[str, float]]
 
@@ -88,7 +87,7 @@ def in_trackio(root: Path) -> Rows:
 
 def main(root: Path, trackers: tuple[Any, ...], begin: int, end: int, how: str) -> None:
     os.environ |= {"WANDB_MODE": "offline", "TRACKIO_DIR": str(root / "trackio")}
-    log = Log(RunDir(root), TrainConfig(data=DataConfig(root="d"), trackers=trackers), begin)
+    log = MetricsLog(root, TrainConfig(data=DataConfig(root="d"), log=LogConfig(trackers=trackers)), begin)
     for step in range(begin + 1, end + 1):
         for record in records(step):
             log.log(step, record)

@@ -31,7 +31,7 @@ from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.checkpoint.saver import Saver
 from understudy.train.track import metrics_file
-from understudy.train.track.trackers import Log
+from understudy.train.track.trackers import MetricsLog
 
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 
@@ -50,8 +50,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(data: Path, out: Path, every: int = 5, **changes: Any) -> TrainConfig:
     """Twelve steps, checkpoints at 4, 8 and 12."""
-    rollout = RolloutEvery(every=every, tasks=("red", "blue"), episodes=2, parallel=2, size=16, steps=2, execute=3)
-    return tiny_config(data, out, **{"rollout": rollout, "log_every": 1, "micro_batch": 2, "device": "cpu", **changes})
+    rollout = RolloutEvery(
+        every=every, tasks=("red", "blue"), episodes=2, num_envs=2, image_size=16, sampling_steps=2, action_steps=3
+    )
+    return tiny_config(
+        data, out, **{"rollout": rollout, "log": {"every": 1}, "micro_batch_size": 2, "device": "cpu", **changes}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +69,12 @@ def without(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def acting(config: TrainConfig, how: str) -> None:
     """From here on `support.player` plays, as `how` says."""
     play = {name: value for name, value in plain(config.rollout).items() if name != "every"}
-    background_rollouts.PLAYER = (sys.executable, "-S", "-E", player.__file__, json.dumps(play), how)  # type: ignore[assignment]
+    background_rollouts.WORKER_COMMAND = (sys.executable, "-S", "-E", player.__file__, json.dumps(play), how)  # type: ignore[assignment]
 
 
 @pytest.fixture
 def act(monkeypatch: pytest.MonkeyPatch) -> Callable[[TrainConfig, str], None]:
-    monkeypatch.setattr(background_rollouts, "PLAYER", background_rollouts.PLAYER)  # to be put back
+    monkeypatch.setattr(background_rollouts, "WORKER_COMMAND", background_rollouts.WORKER_COMMAND)  # to be put back
     return acting
 
 
@@ -86,7 +90,7 @@ def whole(out: Path, without: Path, steps: tuple[int, ...] = STEPS) -> None:
     assert sorted(line["step"] for line in lines) == list(steps)
     for line in lines:
         result = json.loads((out / f"rollouts/step-{line['step']:08d}.json").read_text())
-        assert {key: line[key] for key in ("world", "success", "tasks")} == background_rollouts.record(result)
+        assert {key: line[key] for key in ("world", "success", "tasks")} == background_rollouts.summarise(result)
         assert line["step"] <= line["at"] <= 12
     assert list((out / "rollouts/due").iterdir()) == []
 
@@ -94,7 +98,7 @@ def whole(out: Path, without: Path, steps: tuple[int, ...] = STEPS) -> None:
 # -- what is played --------------------------------------------------------------------------------------------------
 
 
-def test_weights_are_played_beside_the_training(data: Path, without: Path, tmp_path: Path) -> None:
+def test_rollouts_run_beside_training(data: Path, without: Path, tmp_path: Path) -> None:
     """Real players. What comes of the last weights is what playing the run's policy gives."""
     config = settings(data, tmp_path / "r", every=11)
     assert run.train(config) == run.DONE
@@ -109,7 +113,7 @@ def test_weights_are_played_beside_the_training(data: Path, without: Path, tmp_p
     # Who plays leaves when nobody listens any more.
     shutil.copytree(tmp_path / "r/policy", tmp_path / "r/rollouts/due/step-00000099")
     alone = subprocess.Popen(
-        [*background_rollouts.PLAYER, tmp_path / "r", "99"], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+        [*background_rollouts.WORKER_COMMAND, tmp_path / "r", "99"], stdin=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert alone.stdin is not None
     alone.stdin.close()
@@ -117,29 +121,29 @@ def test_weights_are_played_beside_the_training(data: Path, without: Path, tmp_p
     assert not (tmp_path / "r/rollouts/step-00000099.json").exists()
 
 
-def test_what_falls_due_meanwhile_waits_its_turn(
+def test_rollouts_queue_in_sequence(
     data: Path, without: Path, tmp_path: Path, act: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = settings(data, tmp_path / "r")
     act(config, "hangs:5")
-    ended, plain_look = [], background_rollouts.Rollouts.look
+    ended, plain_look = [], background_rollouts.BackgroundRollouts.poll
 
-    def look(self: background_rollouts.Rollouts, log: Log, step: int, last: bool = False) -> bool:
+    def poll(self: background_rollouts.BackgroundRollouts, log: MetricsLog, step: int, last: bool = False) -> bool:
         if last and not ended:
-            assert self._player is not None
-            assert self._player.stdin is not None
+            assert self._worker is not None
+            assert self._worker.stdin is not None
             ended.append(step)
             act(config, "plays")
-            self._player.stdin.close()
-            self._player.wait()
+            self._worker.stdin.close()
+            self._worker.wait()
             assert times(tmp_path / "r") == [5]  # the training is over, and only the first has been begun
         return plain_look(self, log, step, last)
 
-    background_rollouts.Rollouts.look = look  # type: ignore[method-assign]
+    background_rollouts.BackgroundRollouts.poll = poll  # type: ignore[method-assign]
     try:
         assert run.train(config) == run.DONE
     finally:
-        background_rollouts.Rollouts.look = plain_look  # type: ignore[method-assign]
+        background_rollouts.BackgroundRollouts.poll = plain_look  # type: ignore[method-assign]
     told = capsys.readouterr().err
     assert "the weights of 3 steps wait" in told
     assert "step 5 could not be played" in told
@@ -148,7 +152,7 @@ def test_what_falls_due_meanwhile_waits_its_turn(
     whole(tmp_path / "r", without)
 
 
-def test_ranks_that_share_the_weights_hand_them_out_whole(data: Path, without: Path, tmp_path: Path) -> None:
+def test_rollouts_get_whole_weights_of_sharded_ranks(data: Path, without: Path, tmp_path: Path) -> None:
     config = settings(data, tmp_path / "r", parallel=ParallelConfig(dp_shard=2))
     assert in_ranks(2, with_player, config, "plays") == [run.DONE, run.DONE]
     whole(tmp_path / "r", without)
@@ -178,7 +182,7 @@ def when_playing(out: Path, number: int) -> Callable[[], object]:
 
 def killed(config: TrainConfig, how: str, step: int) -> None:
     acting(config, how)
-    with watched(Path(config.out), {step: when_playing(Path(config.out), signal.SIGKILL)}):
+    with watched(Path(config.output_dir), {step: when_playing(Path(config.output_dir), signal.SIGKILL)}):
         run.train(config)
 
 
@@ -196,7 +200,7 @@ def gone(process: int, patience: float = 240.0) -> bool:
 
 
 @pytest.mark.parametrize("step", [7, 12])  # behind the checkpoints of steps 4 and 8
-def test_a_run_that_was_killed_plays_what_is_due(
+def test_rollouts_of_a_killed_run_are_made_on_resume(
     data: Path, without: Path, tmp_path: Path, act: Any, step: int
 ) -> None:
     """At step 7 it goes back to 4, so that step 5 is due again; at 12 to 8, and step 5 still waits."""
@@ -223,26 +227,22 @@ def killed_behind_a_checkpoint(config: TrainConfig) -> None:
     run.train(config)
 
 
-def test_no_checkpoint_is_there_before_its_weights_are_set_aside(
-    data: Path, without: Path, tmp_path: Path, act: Any
-) -> None:
+def test_rollout_weights_are_queued_before_the_checkpoint(data: Path, without: Path, tmp_path: Path, act: Any) -> None:
     """Or a run that goes on behind it would never play them."""
     config = settings(data, tmp_path / "r", every=4)
     assert outcomes_in_ranks(1, killed_behind_a_checkpoint, config)[0] == ("died", -signal.SIGKILL)
-    assert checkpoint.steps(tmp_path / "r/checkpoints") == [4]
+    assert checkpoint.list_steps(tmp_path / "r/checkpoints") == [4]
     act(config, "plays")
     assert run.resume(config) == run.DONE
     whole(tmp_path / "r", without, (4, 8, 12))
 
 
 def back_to_nothing(out: Path) -> None:
-    for step in checkpoint.steps(out / "checkpoints"):
+    for step in checkpoint.list_steps(out / "checkpoints"):
         shutil.rmtree(out / f"checkpoints/step-{step:08d}")
 
 
-def test_results_of_a_run_that_goes_back_hold_where_the_weights_are_the_same(
-    data: Path, without: Path, tmp_path: Path, act: Any
-) -> None:
+def test_rollout_results_are_reused_for_the_same_weights(data: Path, without: Path, tmp_path: Path, act: Any) -> None:
     config = settings(data, tmp_path / "r")
     act(config, "plays")
     run.train(config)
@@ -267,9 +267,7 @@ def test_results_of_a_run_that_goes_back_hold_where_the_weights_are_the_same(
     assert not list((tmp_path / "r/rollouts/earlier").iterdir())
 
 
-def test_lines_that_a_kill_left_out_are_written_and_none_twice(
-    data: Path, without: Path, tmp_path: Path, act: Any
-) -> None:
+def test_rollout_records_are_complete_after_a_kill(data: Path, without: Path, tmp_path: Path, act: Any) -> None:
     """The file of a result is there and its line is not, or its weights have not been let go of."""
     config = settings(data, tmp_path / "r")
     act(config, "plays")
@@ -285,7 +283,7 @@ def test_lines_that_a_kill_left_out_are_written_and_none_twice(
     whole(tmp_path / "r", without)
 
 
-def test_a_player_that_fails_is_told_and_tried_again(
+def test_failed_rollout_is_logged_and_retried(
     data: Path, without: Path, tmp_path: Path, act: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = settings(data, tmp_path / "r")
@@ -302,7 +300,7 @@ def test_a_player_that_fails_is_told_and_tried_again(
     whole(tmp_path / "r", without)
 
 
-def test_a_result_that_is_none_is_played_again(
+def test_malformed_rollout_result_is_repeated(
     data: Path, without: Path, tmp_path: Path, act: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = settings(data, tmp_path / "r")
@@ -314,7 +312,7 @@ def test_a_result_that_is_none_is_played_again(
     whole(tmp_path / "r", without)
 
 
-def test_what_cannot_even_be_started_or_written_does_not_end_the_training(
+def test_rollout_failures_do_not_stop_training(
     data: Path, without: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, plain_save = settings(data, tmp_path / "r"), FlowPolicy.save
@@ -325,7 +323,7 @@ def test_what_cannot_even_be_started_or_written_does_not_end_the_training(
         plain_save(self, directory, *rest)
 
     monkeypatch.setattr(FlowPolicy, "save", save)
-    monkeypatch.setattr(background_rollouts, "PLAYER", (str(tmp_path / "nobody"),))
+    monkeypatch.setattr(background_rollouts, "WORKER_COMMAND", (str(tmp_path / "nobody"),))
     assert run.train(config) == run.DONE
     told = capsys.readouterr().err
     assert "the weights of step 10 cannot be set aside, they will not be played: the disk is full" in told
@@ -334,26 +332,26 @@ def test_what_cannot_even_be_started_or_written_does_not_end_the_training(
     same_run(without, tmp_path / "r")
 
 
-def test_a_signal_ends_the_player_and_the_wait_for_it(data: Path, without: Path, tmp_path: Path, act: Any) -> None:
+def test_signal_ends_the_rollout_worker(data: Path, without: Path, tmp_path: Path, act: Any) -> None:
     config = settings(data, tmp_path / "r")
     act(config, "hangs")
     with watched(tmp_path / "r", {7: when_playing(tmp_path / "r", signal.SIGTERM)}):
         assert run.train(config) == run.STOPPED
     assert gone(int((tmp_path / "r/player-5").read_text()))
     assert (tmp_path / "r/rollouts/due/step-00000005").is_dir()
-    plain_look, looks = background_rollouts.Rollouts.look, []
+    plain_look, looks = background_rollouts.BackgroundRollouts.poll, []
 
-    def look(self: background_rollouts.Rollouts, log: Log, step: int, last: bool = False) -> bool:
+    def poll(self: background_rollouts.BackgroundRollouts, log: MetricsLog, step: int, last: bool = False) -> bool:
         looks.extend([step] if last else [])
         if len(looks) == 2:
             (tmp_path / "r/STOP").touch()
         return plain_look(self, log, step, last)
 
-    background_rollouts.Rollouts.look = look  # type: ignore[method-assign]
+    background_rollouts.BackgroundRollouts.poll = poll  # type: ignore[method-assign]
     try:
         assert run.resume(config) == run.STOPPED  # all steps are done, the policy is there, the wait was cut
     finally:
-        background_rollouts.Rollouts.look = plain_look  # type: ignore[method-assign]
+        background_rollouts.BackgroundRollouts.poll = plain_look  # type: ignore[method-assign]
     same_run(without, tmp_path / "r")
     assert not (tmp_path / "r/STOP").exists()
     act(config, "plays")
@@ -361,7 +359,7 @@ def test_a_signal_ends_the_player_and_the_wait_for_it(data: Path, without: Path,
     whole(tmp_path / "r", without)
 
 
-def test_what_cannot_be_played_is_told_before_the_first_step(data: Path, tmp_path: Path) -> None:
+def test_impossible_rollouts_are_refused_before_training(data: Path, tmp_path: Path) -> None:
     config = settings(data, tmp_path / "r")
     for wrong, told in (
         ({"tasks": ("pink",)}, "'pink'"),
@@ -373,16 +371,16 @@ def test_what_cannot_be_played_is_told_before_the_first_step(data: Path, tmp_pat
         with pytest.raises(ConfigError, match=told):
             run.train(replace(config, rollout=replace(config.rollout, **wrong)))
         assert not (tmp_path / "r/config.yaml").exists()
-    assert replace(config, rollout=replace(config.rollout, execute=4)).problems() == [
-        "rollout.execute: 4: the policy predicts 3 actions at once (data.chunk)"
+    assert replace(config, rollout=replace(config.rollout, action_steps=4)).problems() == [
+        "rollout.action_steps: 4: the policy predicts 3 actions (data.chunk_size)"
     ]
-    assert replace(config, rollout=RolloutEvery(execute=4)).problems() == []  # nothing is played
+    assert replace(config, rollout=RolloutEvery(action_steps=4)).problems() == []  # nothing is played
     for mode, count in (("inverse_dynamics", 1), ("forward_dynamics", 1), ("joint", 0), ("policy", 0)):
         found = replace(config, mode=mode).problems()
         assert [line.startswith("rollout.every: 5: nobody learns to act") for line in found] == [True] * count
 
 
-def test_rollouts_may_be_turned_off_and_on(data: Path, without: Path, tmp_path: Path, act: Any) -> None:
+def test_rollouts_can_be_disabled_and_enabled(data: Path, without: Path, tmp_path: Path, act: Any) -> None:
     config = settings(data, tmp_path / "r")
     act(config, "hangs")
     with watched(tmp_path / "r", {11: when_playing(tmp_path / "r", signal.SIGTERM)}):
@@ -404,11 +402,11 @@ def line(step: int, at: int) -> dict[str, Any]:
         "kind": "rollout",
         "step": step,
         "at": at,
-        **background_rollouts.record({"world": "w", "success": rate, "tasks": {}}),
+        **background_rollouts.summarise({"world": "w", "success": rate, "tasks": {}}),
     }
 
 
-def test_a_line_that_came_later_than_where_the_run_goes_on_stays(tmp_path: Path) -> None:
+def test_truncate_keeps_late_rollout_records(tmp_path: Path) -> None:
     """Of weights before that step it stays true, of those behind it does not."""
     train = [{"kind": "train", "step": step, "loss": 1.0} for step in range(1, 9)]
     (tmp_path / "m").write_text("".join(json.dumps(r) + "\n" for r in [*train[:7], line(3, 7), train[7], line(6, 8)]))
@@ -417,9 +415,9 @@ def test_a_line_that_came_later_than_where_the_run_goes_on_stays(tmp_path: Path)
 
 
 class Told:
-    """A log whose trackers have steps up to `has` from before the run went back."""
+    """A log whose trackers have steps up to `last_step` from before the run went back."""
 
-    has = 9
+    last_step = 9
 
     def __init__(self) -> None:
         self.lines: list[tuple[int, int]] = []
@@ -428,26 +426,26 @@ class Told:
         self.lines.append((step, record["step"]))
 
 
-def test_results_wait_for_a_step_that_the_trackers_do_not_have_and_come_one_at_a_step(tmp_path: Path) -> None:
+def test_rollout_results_are_logged_one_per_new_step(tmp_path: Path) -> None:
     (tmp_path / "rollouts").mkdir()
     rate = {"successes": 1, "episodes": 2}
     for step in (2, 4, 6, 7):
         result = {"world": "w", "success": rate, "tasks": {}}
         (tmp_path / f"rollouts/step-{step:08d}.json").write_text(json.dumps(result))
     config = validate(TrainConfig, {"data": {"root": "d"}})
-    found, log = background_rollouts.Rollouts(RunDir(tmp_path), config, {}, 6, first=True), Told()
+    found, log = background_rollouts.BackgroundRollouts(RunDir(tmp_path), config, {}, 6, first=True), Told()
     for step, last in ((7, False), (9, False), (10, False), (10, False), (11, False), (11, True)):
-        found.look(log, step, last)  # type: ignore[arg-type]
+        found.poll(log, step, last)  # type: ignore[arg-type]
     assert log.lines == [(10, 2), (11, 4), (11, 6)]  # what is behind step 6 has not been reached again
-    assert not background_rollouts.Rollouts(RunDir(tmp_path), config, {}, 6, first=False).look(log, 12)  # type: ignore[arg-type]
+    assert not background_rollouts.BackgroundRollouts(RunDir(tmp_path), config, {}, 6, first=False).poll(log, 12)  # type: ignore[arg-type]
 
 
-def test_trackers_get_success_with_the_step_at_which_it_was_known(tmp_path: Path) -> None:
+def test_trackers_get_rollouts_at_the_logged_step(tmp_path: Path) -> None:
     from support.tracked import in_tensorboard
 
     pytest.importorskip("tensorboard", reason="pip install 'understudy[tensorboard]'")
     config, there = validate(TrainConfig, {"data": {"root": "d"}, "trackers": ["tensorboard"]}), RunDir(tmp_path)
-    log = Log(there, config, 0)
+    log = MetricsLog(there.root, config, 0)
     for step in range(1, 9):
         log.log(step, {"kind": "train", "loss": 1.0})
         if step == 7:
@@ -455,7 +453,7 @@ def test_trackers_get_success_with_the_step_at_which_it_was_known(tmp_path: Path
     log.close()
     wanted = {"rollout/step": 3.0, "rollout/success/rate": 0.5, "rollout/success/successes": 1.0}
     assert wanted.items() <= in_tensorboard(tmp_path)[7].items()
-    log = Log(there, config, 5)
+    log = MetricsLog(there.root, config, 5)
     log.log(6, {"kind": "train", "loss": 1.0})
     log.close()
     rows = in_tensorboard(tmp_path)

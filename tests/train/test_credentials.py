@@ -14,7 +14,7 @@ from support.servers import Asked, RangeServer, folder
 from understudy import addresses
 from understudy.cli.main import main
 from understudy.config.data import SourceConfig
-from understudy.config.schema import dump_yaml
+from understudy.config.schema import dump_yaml, override
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.train.checkpoint.run_dir import RunDir
 
@@ -55,14 +55,16 @@ def understudy(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return code
 
 
-def test_credentials_stand_nowhere(
+def test_credentials_are_written_nowhere(
     server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     host = server.url.partition("://")[2]
     full, plain = f"http://{USER}:{PASSWORD}@{host}/team/table?sig={SIGNATURE}&v=1", f"{server.url}/team/table"
     out = tmp_path / "out"
     run, file = out / "run", tmp_path / "settings.yaml"
-    config = replace(tiny_config(Path(), run, steps=4, val_every=4), trackers=("tensorboard",), report=True)
+    config = override(
+        tiny_config(Path(), run, steps=4, val={"every": 4}), log={"trackers": ("tensorboard",), "report": True}
+    )
     file.write_text(dump_yaml(replace(config, data=replace(config.data, root=full, cache=str(out / "cache")))))
     told = []
 
@@ -93,9 +95,9 @@ def test_credentials_stand_nowhere(
     forget(monkeypatch)
     absent = full.replace("/table", "/nowhere")
     for debug in ((), ("--debug",)):
-        assert does(2, "train", "--out", out / "no", "--data.root", absent, *debug)
+        assert does(2, "train", "--output-dir", out / "no", "--data.root", absent, *debug)
         assert does(2, "inspect", absent, *debug)
-        assert does(2, "train", "--out", out / "no", "--data.root", full, "--data.cameras", "strange", *debug)
+        assert does(2, "train", "--output-dir", out / "no", "--data.root", full, "--data.cameras", "strange", *debug)
         assert does(2, "inspect", absent.replace(host, f"{host}:no:port"), *debug)
 
     assert any("traceback" in said.lower() for said in told), "--debug was looked at, too"

@@ -35,7 +35,7 @@ def soak(*options: object) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_ten_kills_leave_no_trace() -> None:
+def test_run_is_identical_after_ten_kills() -> None:
     """One process, and two that share the weights, of which one is killed; both save beside the training. An older
     torch trains in one process only: there, one that saves in the training and one that saves beside it."""
     kinds = (2, 3) if has_gradient_sum() else (1, 2)
@@ -47,7 +47,7 @@ def test_ten_kills_leave_no_trace() -> None:
 
 
 @pytest.mark.slow
-def test_checkpoints_written_under_their_final_name_are_found_torn() -> None:
+def test_kill_test_detects_torn_checkpoints() -> None:
     """The negative control of the test above: the same kills, without the protocol."""
     code, told = soak("--kills", 10, "--per-run", 4, "--kinds", 1, "--torn")
     assert code == 1
@@ -55,12 +55,10 @@ def test_checkpoints_written_under_their_final_name_are_found_torn() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_stopped_by_sigterm_then_by_sigkill(
-    data: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_command_survives_sigterm_and_sigkill(data: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """As a scheduler and as a power cut do it, at an instant that the run does not choose. The run has far more steps
     than it takes until it is stopped, however late that is; in the end it is given as many as it needs."""
-    schedule = ScheduleConfig("constant", warmup=3)  # the learning rate does not depend on the number of steps
+    schedule = ScheduleConfig("constant", warmup_steps=3)  # the learning rate does not depend on the number of steps
     often = {"log_every": 1, "checkpoint_every": 10, "val_every": 0, "schedule": schedule}
     config = tiny_config(data, tmp_path / "r", steps=20_000, **often)
     (tmp_path / "config.yaml").write_text(dump_yaml(config))
@@ -78,21 +76,21 @@ def test_the_command_stopped_by_sigterm_then_by_sigkill(
     process = started("train", tmp_path / "config.yaml", after=15)
     process.send_signal(signal.SIGTERM)
     assert process.wait() == run.STOPPED
-    reached = checkpoint.steps(tmp_path / "r/checkpoints")[-1]
+    reached = checkpoint.list_steps(tmp_path / "r/checkpoints")[-1]
     assert reached >= 15
     process = started("resume", tmp_path / "r", after=reached + 12)
     process.kill()
     assert process.wait() == -signal.SIGKILL
-    steps = checkpoint.steps(tmp_path / "r/checkpoints")[-1] + 10
+    steps = checkpoint.list_steps(tmp_path / "r/checkpoints")[-1] + 10
     assert run.resume(replace(RunDir(tmp_path / "r").settings(), steps=steps)) == run.DONE
     run.train(tiny_config(data, tmp_path / "whole", steps=steps, **often | {"checkpoint_every": steps}))
     same_run(tmp_path / "whole", tmp_path / "r")
 
 
-def test_two_processes_do_not_train_one_run(data: Path, tmp_path: Path) -> None:
+def test_train_refuses_a_run_in_progress(data: Path, tmp_path: Path) -> None:
     from understudy.errors import ConfigError
 
-    run.train(tiny_config(data, tmp_path / "r", steps=1, val_every=0))
+    run.train(tiny_config(data, tmp_path / "r", steps=1, val={"every": 0}))
     held = RunDir(tmp_path / "r").lock()
     try:
         with pytest.raises(ConfigError, match="another process"):

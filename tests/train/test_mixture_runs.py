@@ -30,7 +30,7 @@ from understudy.train.checkpoint.export import ExportConfig, export
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.data import first_batch, open_data
 from understudy.train.profiling.profile import profile
-from understudy.train.run_record import order_now
+from understudy.train.run_record import current_order
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def sources(root: Path) -> tuple[SourceConfig, ...]:
 
 
 def settings(sources: tuple[SourceConfig, ...], out: Path, **changes: Any) -> TrainConfig:
-    return mixed(sources, out, **{"batch": 8, "micro_batch": 2, "device": "cpu", **changes})
+    return mixed(sources, out, **{"batch_size": 8, "micro_batch_size": 2, "device": "cpu", **changes})
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def whole(root: Path, sources: tuple[SourceConfig, ...]) -> Path:
 
 def killed(config: TrainConfig, step: int) -> None:
     """A run whose every process is killed while it computes a step."""
-    with resumed.watched(Path(config.out), {step: resumed.send(signal.SIGKILL)}):
+    with resumed.watched(Path(config.output_dir), {step: resumed.send(signal.SIGKILL)}):
         run.train(config)
 
 
@@ -69,13 +69,11 @@ def goes_on(out: Path) -> int:
 # -- the same run ----------------------------------------------------------------------------------------------------
 
 
-def test_a_mixture_that_was_killed_ends_as_if_it_had_not(
-    whole: Path, sources: tuple[SourceConfig, ...], tmp_path: Path
-) -> None:
+def test_killed_mixture_run_is_identical(whole: Path, sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
     """Killed at step 7 of 12, behind the checkpoint of step 4: carried on by one process, and by two."""
     (kind, code), *_ = outcomes_in_ranks(1, killed, settings(sources, tmp_path / "r"), 7)
     assert (kind, code) == ("died", -signal.SIGKILL)
-    assert checkpoint.steps(tmp_path / "r/checkpoints") == [4]
+    assert checkpoint.list_steps(tmp_path / "r/checkpoints") == [4]
     shutil.copytree(tmp_path / "r", tmp_path / "two")
     shutil.copytree(tmp_path / "r.positions", tmp_path / "two.positions")
     assert goes_on(tmp_path / "r") == run.DONE
@@ -87,16 +85,18 @@ def test_a_mixture_that_was_killed_ends_as_if_it_had_not(
     assert frozen[0] == frozen[1]
 
 
-def test_the_number_of_processes_changes_no_bit(whole: Path, sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
+def test_mixture_run_is_bit_equal_on_any_processes(
+    whole: Path, sources: tuple[SourceConfig, ...], tmp_path: Path
+) -> None:
     in_ranks(2, run.train, settings(sources, tmp_path / "two"))
     same_run(whole, tmp_path / "two")
 
 
-def test_every_source_has_its_exact_share_of_every_stretch(whole: Path) -> None:
+def test_mixture_shares_are_exact(whole: Path) -> None:
     """Within one sample of weight x positions in each prefix; and the run consumed just these."""
     config = RunDir(whole).settings()
-    data, frozen = open_data(config), RunDir(whole).frozen()
-    order = order_now(frozen, None, config, config, data, "order.json")
+    data, frozen = open_data(config), RunDir(whole).read_record()
+    order = current_order(frozen, None, config, config, data, "order.json")
     source, _, _ = order.locate(np.arange(6000))
     so_far = np.cumsum(np.eye(3, dtype=int)[source], axis=0)
     wanted = np.outer(np.arange(1, 6001), np.array(WEIGHTS) / 6)
@@ -108,7 +108,7 @@ def test_every_source_has_its_exact_share_of_every_stretch(whole: Path) -> None:
 # -- what the policy gets ----------------------------------------------------------------------------------------------
 
 
-def test_every_sample_is_normalised_by_the_head_of_its_source(
+def test_samples_are_normalised_by_the_head_of_their_source(
     sources: tuple[SourceConfig, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, plain = [], FlowPolicy.losses
@@ -119,8 +119,8 @@ def test_every_sample_is_normalised_by_the_head_of_its_source(
         return plain(self, batch, *rest, **more)
 
     monkeypatch.setattr(FlowPolicy, "losses", losses)
-    run.train(settings(sources, tmp_path / "r", steps=2, val_every=0))
-    frozen = RunDir(tmp_path / "r").frozen()
+    run.train(settings(sources, tmp_path / "r", steps=2, val={"every": 0}))
+    frozen = RunDir(tmp_path / "r").read_record()
     assert [(one["name"], one["head"], len(one["cameras"])) for one in frozen["sources"]] == [
         ("wide", "arm::joint", 1),
         ("two", "hand::joint", 2),
@@ -133,12 +133,12 @@ def test_every_sample_is_normalised_by_the_head_of_its_source(
     assert torch.equal(width, torch.tensor([4, 2, 4])[source])
 
 
-def test_one_dataset_is_told_of_no_head_and_is_the_same_as_a_mixture_of_one(tmp_path: Path) -> None:
+def test_single_dataset_equals_a_mixture_of_one(tmp_path: Path) -> None:
     """Flat settings and a list of one source: the same bits, and no word of heads in the batch."""
     data = tiny_dataset(tmp_path / "dataset")
-    flat = tiny_config(data, tmp_path / "flat", steps=4, val_every=0)
+    flat = tiny_config(data, tmp_path / "flat", steps=4, val={"every": 0})
     run.train(flat)
-    listed = replace(flat, out=str(tmp_path / "listed"))
+    listed = replace(flat, output_dir=str(tmp_path / "listed"))
     run.train(replace(listed, data=replace(flat.data, root="", sources=(SourceConfig(str(data)),))))
     assert series(tmp_path / "flat") == series(tmp_path / "listed")
     one, other = (final_tensors(tmp_path / name) for name in ("flat", "listed"))
@@ -162,7 +162,7 @@ def reweighted(out: Path, *weights: float) -> TrainConfig:
     return replace(config, data=replace(config.data, sources=changed))
 
 
-def test_weights_may_change_behind_a_checkpoint_and_that_is_told_and_kept(
+def test_resume_with_new_weights_logs_and_keeps_them(
     half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Positions before the change keep their samples; from there on shares are the new ones, each source goes on where
@@ -176,7 +176,7 @@ def test_weights_may_change_behind_a_checkpoint_and_that_is_told_and_kept(
     assert "data.sources.2.weight: 1.0 -> 6" in said
     assert "shares: as the weights say from position 48 on" in said
     assert "75.000%" in next(line for line in said.splitlines() if line.startswith("small "))
-    state = checkpoint.read_state(checkpoint.latest(out / "checkpoints"))
+    state = checkpoint.read_state(checkpoint.find_latest(out / "checkpoints"))
     assert [entry["position"] for entry in state["schedule"]] == [0, 48]
     with resumed.watched(out, session=2):
         assert run.resume(RunDir(out).settings()) == run.DONE
@@ -184,10 +184,10 @@ def test_weights_may_change_behind_a_checkpoint_and_that_is_told_and_kept(
     assert resumed.consumed(out) == Counter(range(12 * 8))
     assert series(out)[:6] == series(half)
 
-    data, frozen = open_data(RunDir(out).settings()), RunDir(out).frozen()
+    data, frozen = open_data(RunDir(out).settings()), RunDir(out).read_record()
     plain = Order.from_json(frozen["order"], data.training)
     config = RunDir(out).settings()
-    order = order_now(frozen, state, config, config, data, "")
+    order = current_order(frozen, state, config, config, data, "")
     before, after = np.arange(48), np.arange(48, 48 + 800)
     assert all(np.array_equal(a, b) for a, b in zip(order.locate(before), plain.locate(before)))
     assert np.bincount(order.locate(after)[0]).tolist() == [100, 100, 600]
@@ -198,7 +198,7 @@ def test_weights_may_change_behind_a_checkpoint_and_that_is_told_and_kept(
         assert len(set(own[: len(part)])) == len(part)
 
 
-def test_weights_that_change_before_anything_is_saved_and_other_sources_are_refused(
+def test_resume_refuses_new_weights_without_a_checkpoint_and_new_sources(
     half: Path, sources: tuple[SourceConfig, ...], tmp_path: Path
 ) -> None:
     shutil.copytree(half, tmp_path / "r")
@@ -220,7 +220,7 @@ def test_weights_that_change_before_anything_is_saved_and_other_sources_are_refu
     assert "data.sources.0.name: wide -> w: it is what the source is known by" in str(caught.value)
 
 
-def test_datasets_that_moved_are_known_again_and_one_that_changed_is_named(half: Path, tmp_path: Path) -> None:
+def test_resume_accepts_moved_datasets_and_names_a_changed_one(half: Path, tmp_path: Path) -> None:
     shutil.copytree(half, tmp_path / "r")
     config = RunDir(tmp_path / "r").settings()
     assert tuple(source.name for source in config.data.sources) == NAMES  # said for good when the run began
@@ -239,9 +239,7 @@ def test_datasets_that_moved_are_known_again_and_one_that_changed_is_named(half:
 # -- out of a run, and into the next -----------------------------------------------------------------------------------
 
 
-def test_a_policy_of_several_heads_is_exported_and_begun_from(
-    whole: Path, sources: tuple[SourceConfig, ...], tmp_path: Path
-) -> None:
+def test_export_of_several_heads_starts_a_run(whole: Path, sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
     export(ExportConfig(run=str(whole), out=str(tmp_path / "policy")))
     assert FlowPolicy.load(tmp_path / "policy").norm_heads == ("arm::joint", "hand::joint")
     begins = settings(sources, tmp_path / "on", steps=2, init_from=str(tmp_path / "policy"))
@@ -258,14 +256,16 @@ def test_a_policy_of_several_heads_is_exported_and_begun_from(
     units = json.loads(folder.read_text())
     folder.write_text(json.dumps(units | {"dims": units["dims"] | {"action": [4, 1]}}))
     with pytest.raises(ConfigError, match=r"heads with \[4, 1\] dimensions of 'action', the data \[4, 2\]"):
-        run.train(replace(begins, out=str(tmp_path / "narrow")))
+        run.train(replace(begins, output_dir=str(tmp_path / "narrow")))
     folder.write_text(json.dumps(units))
-    delta = tuple(replace(source, delta=(1,)) if source.robot_type == "arm" else source for source in sources)
+    delta = tuple(
+        replace(source, delta_action_dims=(1,)) if source.robot_type == "arm" else source for source in sources
+    )
     with pytest.raises(ConfigError, match=r"learnt the dimensions \[\[\], \[\]\] as differences, `delta` says \[\[1\]"):
         run.train(replace(settings(delta, tmp_path / "delta"), init_from=str(tmp_path / "policy")))
 
 
-def test_what_is_shown_and_what_is_timed_is_the_mixture(
+def test_first_batch_and_profile_use_the_mixture(
     sources: tuple[SourceConfig, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     batch, cameras = first_batch(settings(sources, tmp_path / "r"))
@@ -279,13 +279,13 @@ def test_what_is_shown_and_what_is_timed_is_the_mixture(
     assert told.samples_per_s > 0
 
 
-def test_what_a_run_says_of_its_sources_before_the_first_step(
+def test_startup_summary_of_a_mixture_run(
     sources: tuple[SourceConfig, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ranges = {"0": [[0, 6]], "1": [[2, 7]], "2": [[0, 9]], "3": [[1, 7]]}
     (tmp_path / "keep.json").write_text(json.dumps(ranges))
-    kept = (replace(sources[0], keep=str(tmp_path / "keep.json")), *sources[1:])
-    run.train(settings(kept, tmp_path / "r", steps=1, val_every=0))
+    kept = (replace(sources[0], keep_ranges=str(tmp_path / "keep.json")), *sources[1:])
+    run.train(settings(kept, tmp_path / "r", steps=1, val={"every": 0}))
     said = capsys.readouterr().err
     table = {line.split()[0]: " ".join(line.split()) for line in said.splitlines() if "::joint" in line}
     assert table == {

@@ -20,8 +20,8 @@ from understudy.errors import DatasetError
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.data.data import normalisation, open_data
-from understudy.train.inner_loop import NothingLearnt
+from understudy.train.data.data import compute_normalisation, open_data
+from understudy.train.step_runner import TrainingStalled
 
 
 @pytest.fixture(scope="module")
@@ -31,34 +31,48 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def wild(data: Path, out: Path, **changes: object) -> TrainConfig:
     """A run whose weights are beyond float32 after its first step."""
-    config = tiny_config(data, out, val_every=0, report=False, **changes)
-    return replace(config, optim=replace(config.optim, lr=1e30), schedule=replace(config.schedule, warmup=0))
+    config = tiny_config(data, out, val={"every": 0}, log={"report": False}, **changes)
+    return replace(config, optim=replace(config.optim, lr=1e30), schedule=replace(config.schedule, warmup_steps=0))
 
 
-def test_a_run_that_learns_nothing_is_an_error(data: Path, tmp_path: Path) -> None:
-    config = wild(data, tmp_path / "r", steps=30, max_skipped=5, checkpoint_every=1, keep=1, log_every=2)
-    with pytest.raises(NothingLearnt, match="5"):
+def test_train_fails_when_all_steps_are_skipped(data: Path, tmp_path: Path) -> None:
+    config = wild(
+        data, tmp_path / "r", steps=30, max_skipped_steps=5, checkpoint={"every": 1, "keep_last": 1}, log={"every": 2}
+    )
+    with pytest.raises(TrainingStalled, match="5"):
         run.train(config)
     skipped = [r["skipped"] for r in series(tmp_path / "r")]
     assert sum(skipped[-5:]) == 5
     assert len(skipped) < 30
     assert not (tmp_path / "r/policy").exists()
     # Steps that change nothing push no checkpoint out.
-    assert checkpoint.steps(tmp_path / "r/checkpoints") == [2]
-    with pytest.raises(NothingLearnt):
+    assert checkpoint.list_steps(tmp_path / "r/checkpoints") == [2]
+    with pytest.raises(TrainingStalled):
         run.resume(RunDir(tmp_path / "r").settings())
 
 
-def test_the_command_ends_with_one_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    call = ["train", "--data.root", str(data), "--out", str(tmp_path / "r"), "--optim.lr", "1e30", "--steps", "40"]
-    small = ["--policy.picture", "16", "16", "--policy.channels", "8", "--policy.width", "16", "--batch", "4"]
-    assert main([*call, *small, "--val-every", "0", "--schedule.warmup", "0"]) == 1
+def test_command_fails_with_one_line_when_stalled(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = [
+        "train",
+        "--data.root",
+        str(data),
+        "--output-dir",
+        str(tmp_path / "r"),
+        "--optim.lr",
+        "1e30",
+        "--steps",
+        "40",
+    ]
+    small = ["--policy.picture", "16", "16", "--policy.channels", "8", "--policy.width", "16", "--batch-size", "4"]
+    assert main([*call, *small, "--val.every", "0", "--schedule.warmup-steps", "0"]) == 1
     told = capsys.readouterr().err
     assert "max_skipped" in told.splitlines()[-1]
     assert "Traceback" not in told
 
 
-def test_a_short_run_of_nothing_but_skipped_steps_is_an_error(
+def test_train_fails_when_a_short_run_skips_every_step(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from understudy.train import state
@@ -70,11 +84,11 @@ def test_a_short_run_of_nothing_but_skipped_steps_is_an_error(
         return result._replace(skipped=result.skipped * 0 + 1)
 
     monkeypatch.setattr(state.TrainState, "train_step", skipped)
-    with pytest.raises(NothingLearnt):
-        run.train(tiny_config(data, tmp_path / "r", steps=3, val_every=0))
+    with pytest.raises(TrainingStalled):
+        run.train(tiny_config(data, tmp_path / "r", steps=3, val={"every": 0}))
 
 
-def test_a_skipped_step_now_and_then_is_none_of_it(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_accepts_occasional_skipped_steps(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from understudy.train import state
 
     plain = state.TrainState.train_step
@@ -84,8 +98,8 @@ def test_a_skipped_step_now_and_then_is_none_of_it(data: Path, tmp_path: Path, m
         return result._replace(skipped=result.skipped * 0 + (self.step % 3 != 0))
 
     monkeypatch.setattr(state.TrainState, "train_step", sometimes)
-    assert run.train(tiny_config(data, tmp_path / "r", max_skipped=3, val_every=0)) == run.DONE
-    assert checkpoint.steps(tmp_path / "r/checkpoints")[-1] == 12
+    assert run.train(tiny_config(data, tmp_path / "r", max_skipped_steps=3, val={"every": 0})) == run.DONE
+    assert checkpoint.list_steps(tmp_path / "r/checkpoints")[-1] == 12
 
 
 # -- values that spoil a normalisation --------------------------------------------------------------------------------
@@ -125,10 +139,10 @@ def test_one_value_far_from_all_is_named(
         data=replace(config.data, normalise=mode, val_episodes=(episode,) if held_out else (5,), val_fraction=0.0),
     )
     with pytest.raises(DatasetError, match=rf"episode {episode}, frame 3: {key}\[1\]") as caught:
-        normalisation(open_data(config), config.data.normalise)
+        compute_normalisation(open_data(config), config.data.normalise)
     assert f"exclude_episodes {episode}" in caught.value.fix
     left = replace(config, data=replace(config.data, exclude_episodes=(episode,), val_episodes=(5,)))
-    normalisation(open_data(left), left.data.normalise)
+    compute_normalisation(open_data(left), left.data.normalise)
 
 
 def test_a_value_that_makes_the_spread_too_wide_is_told_and_a_rare_movement_is_not(
@@ -137,12 +151,12 @@ def test_a_value_that_makes_the_spread_too_wide_is_told_and_a_rare_movement_is_n
     root, _ = with_value(longer, tmp_path / "d", "action", 3, 1e4)
     config = tiny_config(root, tmp_path / "r")
     with pytest.warns(UserWarning, match=r"action\[1\]"):
-        normalisation(open_data(config), "min_max")
+        compute_normalisation(open_data(config), "min_max")
     quiet, _ = with_value(longer, tmp_path / "q", "action", 3, 5.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for mode in ("mean_std", "min_max", "quantile"):
-            normalisation(open_data(tiny_config(quiet, tmp_path / "r")), mode)  # type: ignore[arg-type]
+            compute_normalisation(open_data(tiny_config(quiet, tmp_path / "r")), mode)  # type: ignore[arg-type]
 
 
 RARE = {
@@ -174,7 +188,7 @@ def test_a_column_that_rests_but_for_a_few_frames_is_used_as_it_is(
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for mode in ("mean_std", "min_max", "quantile"):
-            spread = normalisation(data, mode)["action"]["spread"][0][1]  # type: ignore[arg-type]
+            spread = compute_normalisation(data, mode)["action"]["spread"][0][1]  # type: ignore[arg-type]
             assert 0 < spread <= abs(value)
     assert abs(value) > 1000 or not told
     assert not [w for w in told if "quantile" in str(w.message)]  # it would be of no help

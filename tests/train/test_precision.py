@@ -181,7 +181,7 @@ def test_micro_batches_are_summed_in_float32() -> None:
 
     def error(micro_batch: int | None) -> float:
         policy = policies.policy(0, compute="bfloat16", width=64)
-        config = replace(setting("bf16-split"), micro_batch=micro_batch)
+        config = replace(setting("bf16-split"), micro_batch_size=micro_batch)
         optimizer = make_optimizer(policy, config, store(policy, config))
         p = policy.layers[0].grow.weight  # 128 x 64
         for g in gradients:

@@ -12,18 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from support import resumed
 from support.ranks import in_ranks
 from support.runs import same_run, series, tiny_config, tiny_dataset
 from understudy.config.data import SourceConfig
-from understudy.config.schema import differences, dump_yaml, plain
+from understudy.config.on_resume import Fixed, OnResume, marker
+from understudy.config.schema import differences, override, plain, read_file
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
 from understudy.errors import ConfigError
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.resume_check import CONSEQUENCES, REFUSED, _of, review
+from understudy.train.resume_check import check_resume
 
 HERE = {"world": 1, "versions": {"torch": "2.0", "numpy": "1.0"}}
 
@@ -42,8 +44,8 @@ def half(data: Path) -> Path:
     return out
 
 
-def told(then: TrainConfig, now: TrainConfig, step: int = 100, **state: Any) -> list[str]:
-    return review("runs/x", then, now, {"step": step, "position": step * then.batch, **HERE, **state}, HERE)
+def check(then: TrainConfig, now: TrainConfig, step: int = 100, **state: Any) -> list[str]:
+    return check_resume("runs/x", then, now, {"step": step, "position": step * then.batch_size, **HERE, **state}, HERE)
 
 
 # -- what is told -----------------------------------------------------------------------------------------------------
@@ -55,28 +57,36 @@ def leaves(content: dict[str, Any], prefix: str = "") -> list[str]:
     return [p for path, v in nested for p in (leaves(v, path + ".") if isinstance(v, dict) and v else [path])]
 
 
-def test_every_setting_has_a_consequence_or_a_reason() -> None:
-    names = leaves(plain(TrainConfig(data=DataConfig(sources=(SourceConfig("d"),)))))
+def test_marker_exists_for_every_setting() -> None:
+    config = TrainConfig(data=DataConfig(sources=(SourceConfig("d"),)))
+    names = leaves(plain(config))
     assert "data.sources.0.weight" in names
-    for path in names:
-        assert (_of(CONSEQUENCES, path) is not None) or _of(REFUSED, path), path
-    for table in (CONSEQUENCES, REFUSED):  # and none is about a setting that is not there
-        assert [pattern for pattern in table if not any(_of({pattern: "x"}, name) for name in names)] == []
+    assert [name for name in names if marker(config, name) is None] == []
 
 
-def test_a_run_that_goes_on_as_it_was_has_nothing_to_tell() -> None:
+def test_marker_of_a_setting_wins_over_its_group() -> None:
+    config = TrainConfig(data=DataConfig(sources=(SourceConfig("d"),)))
+    assert isinstance(marker(config, "data.chunk_size"), Fixed)
+    assert isinstance(marker(config, "data.cache_size"), OnResume)
+    assert isinstance(marker(config, "data.sources.0.root"), OnResume)
+    assert isinstance(marker(config, "data.sources.0.drop_first"), Fixed)
+    assert marker(config, "optim.lr_scale.eyes.*") == marker(config, "optim.lr_scale")
+    assert marker(config, "unknown") is None
+
+
+def test_check_resume_without_changes_is_silent() -> None:
     config = TrainConfig(data=DataConfig(root="d")).resolved()
-    assert told(config, config) == []
-    assert review("r", config, config, None, HERE) == []
+    assert check(config, config) == []
+    assert check_resume("r", config, config, None, HERE) == []
 
 
-def test_what_would_be_another_run_is_refused_all_at_once_with_the_reasons(half: Path) -> None:
+def test_check_resume_refuses_another_run_with_all_reasons(half: Path) -> None:
     config = RunDir(half).settings()
     other = replace(
         config,
         seed=1,
-        log_every=1,
-        data=replace(config.data, chunk=2),
+        log={"every": 1},
+        data=replace(config.data, chunk_size=2),
         policy=replace(config.policy, width=24),
         optim=replace(config.optim, lr=0.5, freeze=("eyes.*",), ema=EmaConfig(0.0)),
     )
@@ -84,10 +94,10 @@ def test_what_would_be_another_run_is_refused_all_at_once_with_the_reasons(half:
     with pytest.raises(ConfigError) as caught:
         run.resume(other)
     lines = str(caught.value).splitlines()
-    assert lines[0] == f"{half}: a run cannot go on with other settings; start a new one with another --out"
+    assert lines[0].startswith(f"{half}: ")
     assert [line.split(":")[0].strip() for line in lines[1:]] == [
         "seed",
-        "data.chunk",
+        "data.chunk_size",
         "policy.width",
         "optim.freeze",
         "optim.ema.decay",
@@ -102,29 +112,35 @@ def test_what_would_be_another_run_is_refused_all_at_once_with_the_reasons(half:
         (
             {"steps": 400},
             {},
-            "its decay ends at step 200 as before, and stays at 0 for the last 200 steps, so nothing is learnt in "
-            "them; --schedule.steps 400 stretches it",
+            "its decay ends at step 200 as before, and stays at 0 for the last 200 steps, which train "
+            "nothing; --schedule.decay-steps 400 stretches it",
         ),
-        ({"steps": 400}, {"final": 0.1}, "stays at 0.0001 for the last 200 steps; --schedule.steps 400"),
+        ({"steps": 400}, {"final_lr_ratio": 0.1}, "stays at 0.0001 for the last 200 steps; --schedule.decay-steps 400"),
         ({"steps": 400}, {"kind": "constant"}, "learning rate: 0.001 to the end, step 400"),
-        ({"steps": 150}, {"kind": "linear", "warmup": 0}, "ends at 0.000255, before the end of the decay at step 200"),
         (
-            {"steps": 400, "schedule": ScheduleConfig(kind="linear", warmup=0, steps=400)},
-            {"kind": "linear", "warmup": 0},
+            {"steps": 150},
+            {"kind": "linear", "warmup_steps": 0},
+            "ends at 0.000255, before the end of the decay at step 200",
+        ),
+        (
+            {"steps": 400, "schedule": ScheduleConfig(kind="linear", warmup_steps=0, decay_steps=400)},
+            {"kind": "linear", "warmup_steps": 0},
             "jumps from 0.0005 to 0.00075 at step 101, onto another curve",
         ),
         ({"optim": OptimConfig(lr=2e-3)}, {"kind": "constant"}, "jumps from 0.001 to 0.002 at step 101"),
     ],
 )
-def test_what_becomes_of_the_learning_rate(change: dict[str, Any], schedule: dict[str, Any], expected: str) -> None:
+def test_check_resume_describes_the_learning_rate(
+    change: dict[str, Any], schedule: dict[str, Any], expected: str
+) -> None:
     then = TrainConfig(steps=200, data=DataConfig(root="d"), schedule=ScheduleConfig(**schedule)).resolved()
-    assert expected in "\n".join(told(then, replace(then, **change)))
+    assert expected in "\n".join(check(then, replace(then, **change)))
 
 
-def test_processes_versions_and_storage_are_told() -> None:
+def test_check_resume_reports_processes_versions_and_storage() -> None:
     config = TrainConfig(data=DataConfig(root="d")).resolved()
-    lines = told(config, replace(config, precision="bf16-split", batch=32), world=3, versions={"torch": "1.9"})
-    assert [line.split(":")[0] for line in lines] == ["batch", "precision", "batch", "processes", "torch"]
+    lines = check(config, replace(config, precision="bf16-split", batch_size=32), world=3, versions={"torch": "1.9"})
+    assert [line.split(":")[0] for line in lines] == ["batch_size", "precision", "batch_size", "processes", "torch"]
     assert "bit for bit" in lines[1]
     assert "positions keep their samples" in lines[2]
     assert "from position 6400 on" in lines[2]
@@ -133,14 +149,14 @@ def test_processes_versions_and_storage_are_told() -> None:
     assert lines[4].startswith("torch: 1.9 -> 2.0")
 
 
-def test_fewer_steps_than_are_done_are_refused() -> None:
+def test_check_resume_refuses_fewer_steps_than_done() -> None:
     config = TrainConfig(steps=200, data=DataConfig(root="d")).resolved()
     with pytest.raises(ConfigError, match="steps: 200 -> 99: 100 are done already"):
-        told(config, replace(config, steps=99))
-    assert told(config, replace(config, steps=100))
+        check(config, replace(config, steps=99))
+    assert check(config, replace(config, steps=100))
 
 
-def test_changes_are_told_before_anything_is_trained_and_kept(
+def test_resume_logs_changes_before_training_and_keeps_them(
     half: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "r"
@@ -153,10 +169,10 @@ def test_changes_are_told_before_anything_is_trained_and_kept(
 
     monkeypatch.setattr(run, "init_train_state", stop)
     with pytest.raises(OSError):
-        run.resume(replace(RunDir(out).settings(), steps=14, log_every=1))
+        run.resume(override(RunDir(out).settings(), steps=14, log={"every": 1}))
     assert "resume: steps: 12 -> 14" in seen[0]
     assert "stays at 0 for the last 2 steps" in seen[0]
-    assert "resume: log_every: 3 -> 1: the training does not notice" in seen[0]
+    assert "resume: log.every: 3 -> 1: does not affect training" in seen[0]
     monkeypatch.undo()
     assert run.resume(RunDir(out).settings()) == run.DONE
     # Still told: the latest checkpoint is one of the old settings.
@@ -167,9 +183,7 @@ def test_changes_are_told_before_anything_is_trained_and_kept(
     assert "all 14 steps are done; --steps trains for longer" in printed
 
 
-def test_an_edited_config_is_noticed_as_a_flag_is(
-    half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resume_notices_an_edited_config(half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(half, tmp_path / "r")
     path = tmp_path / "r/config.yaml"
     text = path.read_text()
@@ -178,15 +192,15 @@ def test_an_edited_config_is_noticed_as_a_flag_is(
         run.resume(RunDir(tmp_path / "r").settings())
     path.write_text(text.replace("text_dropout: 0.3", "text_dropout: 0.0"))
     assert run.resume(RunDir(tmp_path / "r").settings()) == run.DONE
-    assert "augment.text_dropout: 0.3 -> 0.0: the samples are the same" in capsys.readouterr().err
+    assert "augment.text_dropout: 0.3 -> 0.0: the same samples" in capsys.readouterr().err
 
 
-def test_another_batch_goes_on_at_the_exact_next_position(half: Path, tmp_path: Path) -> None:
+def test_resume_with_another_batch_size_continues_at_the_next_position(half: Path, tmp_path: Path) -> None:
     out = tmp_path / "r"
     shutil.copytree(half, out)
     shutil.copytree(half.with_name("half.positions"), tmp_path / "r.positions")
     with resumed.watched(out, session=1):
-        assert run.resume(replace(RunDir(out).settings(), batch=6, micro_batch=3)) == run.DONE
+        assert run.resume(replace(RunDir(out).settings(), batch_size=6, micro_batch_size=3)) == run.DONE
     assert resumed.consumed(out) == Counter(range(6 * 4 + 6 * 6))
     assert series(out)[:6] == series(half)
     assert checkpoint.read_state(out / "checkpoints/step-00000012")["position"] == 60
@@ -195,8 +209,8 @@ def test_another_batch_goes_on_at_the_exact_next_position(half: Path, tmp_path: 
 # -- when it stops ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["open_data", "decided", "begun"])
-def test_a_signal_before_the_first_step_leaves_at_once_and_cleanly(
+@pytest.mark.parametrize("where", ["open_data", "new_run_record", "init_train_state"])
+def test_train_exits_at_once_on_a_signal_before_the_first_step(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str
 ) -> None:
     plain_one, config = getattr(run, where), tiny_config(data, tmp_path / "r", steps=4)
@@ -208,7 +222,7 @@ def test_a_signal_before_the_first_step_leaves_at_once_and_cleanly(
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(run, where, asked)
     assert run.train(config) == run.STOPPED == 75
-    begun = where == "begun"
+    begun = where == "init_train_state"
     assert (tmp_path / "r/config.yaml").exists() == begun
     assert f"understudy {'resume' if begun else 'train'}" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
@@ -216,7 +230,7 @@ def test_a_signal_before_the_first_step_leaves_at_once_and_cleanly(
     assert (run.resume(RunDir(tmp_path / "r").settings()) if begun else run.train(config)) == run.DONE
 
 
-def test_a_signal_while_torch_is_imported(tmp_path: Path) -> None:
+def test_command_stops_on_a_signal_while_torch_is_imported(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys\n"
         "class Slow:\n"
@@ -224,7 +238,7 @@ def test_a_signal_while_torch_is_imported(tmp_path: Path) -> None:
         "        if name == 'torch': os.kill(os.getpid(), signal.SIGTERM)\n"
         "sys.meta_path.insert(0, Slow())\n"
         "from understudy.cli.main import main\n"
-        f"sys.exit(main(['train', '--data.root', 'd', '--out', {str(tmp_path / 'r')!r}]))\n"
+        f"sys.exit(main(['train', '--data.root', 'd', '--output-dir', {str(tmp_path / 'r')!r}]))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (75, ""), done.stderr
@@ -232,20 +246,20 @@ def test_a_signal_while_torch_is_imported(tmp_path: Path) -> None:
     assert not (tmp_path / "r").exists()
 
 
-def test_the_file_asks_for_a_stop_as_a_signal_does(half: Path, data: Path, tmp_path: Path) -> None:
+def test_train_stops_at_the_stop_file(half: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "r"
     with resumed.watched(out, {6: (out / "STOP").touch}):
         assert run.train(tiny_config(data, out)) == run.STOPPED
-    assert checkpoint.steps(out / "checkpoints") == [4, 6]
+    assert checkpoint.list_steps(out / "checkpoints") == [4, 6]
     assert not (out / "STOP").exists()
     assert series(out) == series(half)
     (out / "STOP").touch()  # of another day: whoever resumes wants the run to go on
     assert run.resume(RunDir(out).settings()) == run.DONE
 
 
-def test_two_ranks_stop_at_one_step_and_every_sample_is_consumed_once(data: Path, tmp_path: Path) -> None:
+def test_ranks_stop_at_one_step_and_consume_each_sample_once(data: Path, tmp_path: Path) -> None:
     """Signals and the file reach one rank only. Then 2 -> 1 -> 2 processes in one run."""
-    config = tiny_config(data, tmp_path, async_save=True, keep=9)
+    config = tiny_config(data, tmp_path, checkpoint={"async_save": True, "keep_last": 9})
     one, two = in_ranks(2, resumed.stops, config, tmp_path)
     assert one == two
     assert one == {
@@ -271,25 +285,62 @@ def test_two_ranks_stop_at_one_step_and_every_sample_is_consumed_once(data: Path
     whole, mixed = series(tmp_path / "whole"), series(out)
     assert mixed[:6] == whole[:6]
     assert [r["loss"] for r in mixed] == pytest.approx([r["loss"] for r in whole], rel=1e-4)
-    assert differences(RunDir(out).settings(), RunDir(tmp_path / "whole").settings()).keys() == {"out"}
+    assert differences(RunDir(out).settings(), RunDir(tmp_path / "whole").settings()).keys() == {"output_dir"}
 
 
-def test_a_run_begun_before_validations_were_sampled_is_judged_as_before(
+def write_old_names(root: Path, **removed: object) -> None:
+    """Rewrite the settings of a run with the names of the last release, without those in `removed`."""
+
+    def old(settings: dict[str, Any]) -> dict[str, Any]:
+        for name, now in TrainConfig.RENAMED.items():
+            *groups, last = now.split(".")
+            if "*" in groups:
+                continue
+            value = settings
+            for group in groups:
+                value = value[group]
+            target = settings
+            for group in name.split(".")[:-1]:
+                target = target[group]
+            target[name.rpartition(".")[2]] = value.pop(last)
+        settings["val_weights"] = "average"
+        return {key: value for key, value in settings.items() if value != {} and key not in removed}
+
+    run_dir = RunDir(root)
+    run_dir.config.write_text(yaml.safe_dump(old(read_file(run_dir.config))))
+    for path in (run_dir.order, *root.glob("checkpoints/step-*/state.json")):
+        content = json.loads(path.read_text())
+        content["settings"] = old(content["settings"])
+        for key in ("seal", "files"):
+            content.pop(key, None)
+        path.write_text(json.dumps(content))
+
+
+@pytest.mark.filterwarnings("ignore:.*checksums:UserWarning")
+def test_resume_reads_the_setting_names_of_the_last_release(
     half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All its held-out frames, and no change of settings is told."""
+    for name in ("new", "old"):
+        shutil.copytree(half, tmp_path / name)
+    write_old_names(tmp_path / "old")
+    with pytest.warns(FutureWarning, match=r"config\.yaml: .*batch is now batch_size"):
+        settings = RunDir(tmp_path / "old").settings()
+    assert settings == replace(RunDir(tmp_path / "new").settings(), output_dir=str(tmp_path / "old"))
+    assert [run.resume(RunDir(tmp_path / "new").settings()), run.resume(settings)] == [run.DONE, run.DONE]
+    assert "resume: batch" not in capsys.readouterr().err
+    same_run(tmp_path / "new", tmp_path / "old")
+
+
+@pytest.mark.filterwarnings("ignore:.*checksums:UserWarning", "ignore::FutureWarning")
+def test_resume_of_a_run_without_a_limit_validates_all_frames(
+    half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     old = tmp_path / "old"
     shutil.copytree(half, old)
-    now = RunDir(old).settings()
-    RunDir(old).config.write_text(dump_yaml(now).replace(f"val_frames: {now.val_frames}\n", ""))
-    for path in (RunDir(old).order, *old.glob("checkpoints/step-*/state.json")):
-        content = json.loads(path.read_text())
-        del content["settings"]["val_frames"], content["seal"], content["files"]
-        path.write_text(json.dumps(content))
-    with pytest.warns(UserWarning, match="checksums"):
-        assert run.resume(RunDir(old).settings()) == run.DONE
-    assert "resume: val_frames" not in capsys.readouterr().err
-    assert RunDir(old).settings().val_frames == 0
-    latest = checkpoint.latest(RunDir(old).checkpoints)
+    write_old_names(old, val_frames=True)
+    assert run.resume(RunDir(old).settings()) == run.DONE
+    assert "resume: val.frames" not in capsys.readouterr().err
+    assert RunDir(old).settings().val.frames == 0
+    latest = checkpoint.find_latest(RunDir(old).checkpoints)
     assert latest is not None
-    assert checkpoint.read_state(latest)["settings"]["val_frames"] == 0
+    assert checkpoint.read_state(latest)["settings"]["val"]["frames"] == 0

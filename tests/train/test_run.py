@@ -13,12 +13,13 @@ import torch
 from support import resumed
 from support.datasets import edit_json
 from support.runs import final_tensors, same_run, series, tiny_config, tiny_dataset
+from understudy.config.schema import override
 from understudy.distributed import mesh as parallel
 from understudy.errors import ConfigError
-from understudy.load.eval.validation_data import HeldOut
+from understudy.load.eval.validation_data import ValidationData
 from understudy.load.loader import Loader
 from understudy.policies.flow.model import FlowPolicy
-from understudy.train import inner_loop, run
+from understudy.train import run, step_runner
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.data import open_data
@@ -38,7 +39,7 @@ def whole(data: Path) -> Path:
     return out
 
 
-def test_a_run_that_cannot_begin_leaves_room_for_the_next_try(data: Path, tmp_path: Path) -> None:
+def test_train_that_cannot_start_leaves_no_run(data: Path, tmp_path: Path) -> None:
     config = tiny_config(data, tmp_path / "r", steps=2)
     with pytest.raises(ConfigError, match="nothing"):
         run.train(replace(config, optim=replace(config.optim, freeze=("nothing.*",))))
@@ -46,13 +47,13 @@ def test_a_run_that_cannot_begin_leaves_room_for_the_next_try(data: Path, tmp_pa
     with pytest.raises(ConfigError, match="a run already"):  # one that did begin stays one, whatever is asked
         run.train(config)
     with pytest.raises(ConfigError, match="a run already"):
-        run.train(replace(config, trackers=("wandb",)))
+        run.train(override(config, log={"trackers": ("wandb",)}))
 
 
-def test_a_finished_run_has_everything(whole: Path) -> None:
+def test_train_writes_all_files(whole: Path) -> None:
     assert [r["step"] for r in series(whole)] == list(range(1, 13))
     assert [r["step"] for r in series(whole, "val")] == [5, 10, 12]
-    assert checkpoint.steps(whole / "checkpoints") == [8, 12]
+    assert checkpoint.list_steps(whole / "checkpoints") == [8, 12]
     assert sorted(p.name for p in whole.iterdir() if not p.name.startswith(".")) == [
         "checkpoints",
         "config.yaml",
@@ -60,7 +61,7 @@ def test_a_finished_run_has_everything(whole: Path) -> None:
         "order.json",
         "policy",
     ]
-    assert RunDir(whole).settings().schedule.steps == 12  # resolved
+    assert RunDir(whole).settings().schedule.decay_steps == 12  # resolved
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_a_finished_run_has_everything(whole: Path) -> None:
         {"val_every": 10},
     ],
 )
-def test_the_series_depends_on_nothing_else(whole: Path, data: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_train_is_deterministic(whole: Path, data: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     run.train(tiny_config(data, tmp_path / "r", **changes))
     assert series(tmp_path / "r") == series(whole)
     one, two = final_tensors(whole), final_tensors(tmp_path / "r")
@@ -83,9 +84,9 @@ def test_the_series_depends_on_nothing_else(whole: Path, data: Path, tmp_path: P
     assert all(vals[r["step"]] == r for r in series(whole, "val") if r["step"] in vals)
 
 
-def test_each_step_uses_its_rate_and_the_average_is_judged_and_handed_out(data: Path, tmp_path: Path) -> None:
+def test_train_validates_and_exports_the_average(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "r"
-    config = tiny_config(data, out, steps=5, checkpoint_every=1, keep=5)
+    config = tiny_config(data, out, steps=5, checkpoint={"every": 1, "keep_last": 5})
     run.train(config)
     assert [r["lr"] for r in series(out)] == pytest.approx([3e-3 * f for f in (1 / 3, 2 / 3, 1, 1, 0.5)])
     tensors = [checkpoint.read_tensors(out / f"checkpoints/step-{step:08d}") for step in range(1, 6)]
@@ -98,19 +99,19 @@ def test_each_step_uses_its_rate_and_the_average_is_judged_and_handed_out(data: 
             torch.testing.assert_close(now[f"average/{name}"], expected)
     policy = FlowPolicy.load(out / "policy")
     assert all(torch.equal(tensor, tensors[-1][f"average/{name}"]) for name, tensor in policy.state_dict().items())
-    held = HeldOut.of(open_data(config), mixed=False)
+    held = ValidationData.from_sources(open_data(config), mixed=False)
     assert held is not None
     with parallel.join_mesh(config) as mesh:
-        again = evaluate(policy, held, config.seed, mesh, {"flow": 1.0}, open_loop=config.val_open_loop)
+        again = evaluate(policy, held, config.seed, mesh, {"flow": 1.0}, open_loop=config.val.open_loop_every)
     assert series(out, "val")[-1] == {"kind": "val", "step": 5, **again}
 
 
-def test_it_does_depend_on_the_seed(whole: Path, data: Path, tmp_path: Path) -> None:
+def test_train_depends_on_the_seed(whole: Path, data: Path, tmp_path: Path) -> None:
     run.train(tiny_config(data, tmp_path / "r", seed=8))
     assert all(a["loss"] != b["loss"] for a, b in zip(series(whole), series(tmp_path / "r")))
 
 
-def test_the_global_generator_is_neither_read_nor_moved(whole: Path, data: Path, tmp_path: Path) -> None:
+def test_train_leaves_the_global_generator_alone(whole: Path, data: Path, tmp_path: Path) -> None:
     torch.manual_seed(12345)
     before = torch.get_rng_state()
     run.train(tiny_config(data, tmp_path / "r"))
@@ -121,29 +122,31 @@ def test_the_global_generator_is_neither_read_nor_moved(whole: Path, data: Path,
 @pytest.mark.parametrize(
     ("step", "number"), [(1, signal.SIGTERM), (4, signal.SIGINT), (7, signal.SIGUSR1), (8, signal.SIGTERM)]
 )
-def test_a_signal_saves_and_resume_goes_on(
+def test_resume_continues_after_a_signal(
     whole: Path, data: Path, tmp_path: Path, step: int, number: signal.Signals
 ) -> None:
     config, handler = tiny_config(data, tmp_path / "r"), signal.getsignal(number)
     with resumed.watched(tmp_path / "r", {step: resumed.send(number)}):
         assert run.train(config) == run.STOPPED
     assert signal.getsignal(number) is handler  # as it was before
-    assert checkpoint.steps(tmp_path / "r/checkpoints")[-1] == step
+    assert checkpoint.list_steps(tmp_path / "r/checkpoints")[-1] == step
     assert not (tmp_path / "r/policy").exists()
     assert run.resume(RunDir(tmp_path / "r").settings()) == run.DONE
     same_run(whole, tmp_path / "r")
 
 
-def test_resuming_a_finished_run_changes_nothing(whole: Path, data: Path, tmp_path: Path) -> None:
+def test_resume_of_a_finished_run_changes_nothing(whole: Path, data: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "copy")
     shutil.rmtree(tmp_path / "copy/policy")  # killed before it was written
     assert run.resume(RunDir(tmp_path / "copy").settings()) == run.DONE
     same_run(whole, tmp_path / "copy")
 
 
-def test_more_steps_keep_the_schedule(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_with_more_steps_keeps_the_schedule(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run.train(tiny_config(data, tmp_path / "a", steps=6))
-    run.resume(replace(RunDir(tmp_path / "a").settings(), steps=12, val_every=5))
+    run.resume(override(RunDir(tmp_path / "a").settings(), steps=12, val={"every": 5}))
     assert "steps: 6 -> 12" in capsys.readouterr().err
     base = tiny_config(data, tmp_path / "b")
     run.train(replace(base, schedule=replace(base.schedule, steps=6)))
@@ -152,16 +155,16 @@ def test_more_steps_keep_the_schedule(data: Path, tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", "{}", '{"order": 1, "dataset": 2}'])
-def test_a_damaged_order_is_one_clear_error(whole: Path, tmp_path: Path, content: str | None) -> None:
+def test_resume_refuses_a_damaged_order(whole: Path, tmp_path: Path, content: str | None) -> None:
     shutil.copytree(whole, tmp_path / "r")
     path = tmp_path / "r/order.json"
     path.unlink() if content is None else path.write_text(content)
-    for use in (lambda: run.resume(RunDir(tmp_path / "r").settings()), lambda: run.judge(tmp_path / "r")):
+    for use in (lambda: run.resume(RunDir(tmp_path / "r").settings()), lambda: run.evaluate_checkpoint(tmp_path / "r")):
         with pytest.raises(ConfigError, match=r"order\.json"):
             use()
 
 
-def test_a_frozen_order_of_other_data_is_one_clear_error(whole: Path, tmp_path: Path) -> None:
+def test_resume_refuses_an_order_of_other_data(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "r")
     path = tmp_path / "r/order.json"
     edit_json(path, lambda frozen: frozen["order"]["sources"][0].update(data="another"))
@@ -169,7 +172,7 @@ def test_a_frozen_order_of_other_data_is_one_clear_error(whole: Path, tmp_path: 
         run.resume(RunDir(tmp_path / "r").settings())
 
 
-def test_a_dataset_that_moved_is_the_same_and_one_that_changed_is_not(data: Path, whole: Path, tmp_path: Path) -> None:
+def test_resume_accepts_a_moved_dataset_and_refuses_a_changed_one(data: Path, whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "r")
     shutil.copytree(data, tmp_path / "moved")
     config = RunDir(tmp_path / "r").settings()
@@ -180,7 +183,7 @@ def test_a_dataset_that_moved_is_the_same_and_one_that_changed_is_not(data: Path
         run.resume(config)
 
 
-def test_a_run_is_not_overwritten_and_nothing_is_no_run(whole: Path, data: Path, tmp_path: Path) -> None:
+def test_train_refuses_an_existing_run_and_resume_a_missing_one(whole: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="understudy resume"):
         run.train(tiny_config(data, whole))
     with pytest.raises(ConfigError, match="no run here"):
@@ -188,16 +191,16 @@ def test_a_run_is_not_overwritten_and_nothing_is_no_run(whole: Path, data: Path,
     assert not (tmp_path / "none").exists()
 
 
-def test_judging_later_gives_the_same_numbers(whole: Path, data: Path, tmp_path: Path) -> None:
+def test_evaluate_checkpoint_gives_the_numbers_of_the_run(whole: Path, data: Path, tmp_path: Path) -> None:
     recorded = series(whole, "val")[-1]
-    assert run.judge(whole) == {key: value for key, value in recorded.items() if key != "kind"}
+    assert run.evaluate_checkpoint(whole) == {key: value for key, value in recorded.items() if key != "kind"}
     with pytest.raises(ConfigError, match="no run here"):
-        run.judge(tmp_path)
+        run.evaluate_checkpoint(tmp_path)
 
 
-def test_another_order_or_augmentation_is_another_run(whole: Path, data: Path, tmp_path: Path) -> None:
+def test_train_depends_on_order_and_augmentation(whole: Path, data: Path, tmp_path: Path) -> None:
     """The negative control of bit-equality: each of these reaches the training."""
-    base = tiny_config(data, tmp_path / "x", steps=6, val_every=0)
+    base = tiny_config(data, tmp_path / "x", steps=6, val={"every": 0})
     base = replace(base, schedule=replace(base.schedule, steps=12))
     variants = {
         "order": replace(base, data=replace(base.data, order="sequential")),
@@ -207,21 +210,21 @@ def test_another_order_or_augmentation_is_another_run(whole: Path, data: Path, t
         "normalise": replace(base, data=replace(base.data, normalise="min_max")),
     }
     for name, config in variants.items():
-        run.train(replace(config, out=str(tmp_path / name)))
+        run.train(replace(config, output_dir=str(tmp_path / name)))
         assert series(tmp_path / name) != series(whole)[:6], name
-    run.train(replace(base, out=str(tmp_path / "same")))
+    run.train(replace(base, output_dir=str(tmp_path / "same")))
     assert series(tmp_path / "same") == series(whole)[:6]
 
 
-def test_no_validation_without_held_out_episodes(data: Path, tmp_path: Path) -> None:
+def test_train_without_validation_episodes(data: Path, tmp_path: Path) -> None:
     base = tiny_config(data, tmp_path / "r", steps=2)
     run.train(replace(base, data=replace(base.data, val_fraction=0.0)))
     assert series(tmp_path / "r", "val") == []
     with pytest.raises(ConfigError, match="nothing is held out"):
-        run.judge(tmp_path / "r")
+        run.evaluate_checkpoint(tmp_path / "r")
 
 
-def test_bad_frames_are_treated_as_the_settings_say(
+def test_train_handles_bad_frames_as_configured(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made: list[dict[str, Any]] = []
@@ -230,16 +233,16 @@ def test_bad_frames_are_treated_as_the_settings_say(
         made.append(options)
         return Loader(*arguments, **options)
 
-    monkeypatch.setattr(inner_loop, "Loader", noted)
+    monkeypatch.setattr(step_runner, "Loader", noted)
     monkeypatch.setattr(Loader, "substitutions", ("one", "another"))
-    base = tiny_config(data, tmp_path / "r", steps=1, val_every=0)
+    base = tiny_config(data, tmp_path / "r", steps=1, val={"every": 0})
     run.train(replace(base, data=replace(base.data, on_bad_frame="substitute")))
     assert made[0]["on_bad_frame"] == "substitute"
     assert made[0]["journal"] == tmp_path / "r/substitutions-0.jsonl"
     assert f"2 samples could not be read, neighbours stood in: {made[0]['journal']}" in capsys.readouterr().err
 
 
-def test_too_little_memory_is_one_clear_error(data: Path, tmp_path: Path) -> None:
+def test_train_refuses_too_little_memory(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="memory 20000: one batch of 4 samples"):
         run.train(tiny_config(data, tmp_path / "r", memory="20KB"))
     assert not (tmp_path / "r/config.yaml").exists()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from support.mixtures import TOP, WRIST, mixed, tiny_sources
+from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.order import Order
 from understudy.order.spec import Entry
@@ -16,50 +17,50 @@ from understudy.train.data.data import open_data
 
 def lines(config: TrainConfig) -> list[str]:
     data = open_data(config)
-    return startup_summary.started(config, data, data.order(config))
+    return startup_summary.startup_summary(config, data, data.order(config))
 
 
-def test_what_is_told_below_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_startup_summary_notes_modes_cameras_and_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = tiny_sources(tmp_path)
     config = mixed(sources, tmp_path / "r", mode="joint")
     _, _, _, _, *told = lines(config)
     assert told == [
         "joint trains the action loss on 2/3 of the samples",
         "joint trains the dynamics loss on 2/3 of the samples",
-        f"no {WRIST} in wide, small: black there, and told as missing",
-        "pictures are loaded at 16 x 16: those of the sources differ in size",
+        f"no {WRIST} in wide, small: black there, and marked as missing",
+        "images are loaded at 16 x 16: those of the sources differ in size",
     ]
     # A mapping that was forgotten makes two cameras of one, and every sample lacks one of them.
     forgotten = mixed((sources[0], replace(sources[2], cameras={})), tmp_path / "r")
     assert [line for line in lines(forgotten) if line.startswith("no ")] == [
-        "no observation.images.cam_0 in wide: black there, and told as missing",
-        f"no {TOP} in small: black there, and told as missing",
+        "no observation.images.cam_0 in wide: black there, and marked as missing",
+        f"no {TOP} in small: black there, and marked as missing",
     ]
-    monkeypatch.setattr(startup_summary, "MOST", 1)
-    monkeypatch.setattr(startup_summary, "FEW", 1)
+    monkeypatch.setattr(startup_summary, "MAX_SOURCES", 1)
+    monkeypatch.setattr(startup_summary, "MAX_NAMED", 1)
     few = lines(config)
     assert few[2] == "… and 2 more sources"
-    assert f"no {WRIST} in wide and 1 more: black there, and told as missing" in few
+    assert f"no {WRIST} in wide and 1 more: black there, and marked as missing" in few
 
 
-def test_it_is_told_that_a_part_of_the_held_out_frames_is_judged(tmp_path: Path) -> None:
+def test_startup_summary_notes_a_validation_sample(tmp_path: Path) -> None:
     config = mixed(tiny_sources(tmp_path), tmp_path / "r")
-    frames = sum(len(part) for part in open_data(config).held_out if part is not None)
+    frames = sum(len(part) for part in open_data(config).validation if part is not None)
 
     def told(most: int) -> list[str]:
-        return [line for line in lines(replace(config, val_frames=most)) if "val_frames" in line]
+        return [line for line in lines(override(config, val={"frames": most})) if "val.frames" in line]
 
     assert told(0) == told(frames) == []
     (line,) = told(frames - 1)
     assert f"{frames - 1} of {frames}" in line
 
 
-def test_a_chunk_longer_than_every_episode_is_told(tmp_path: Path) -> None:
+def test_startup_summary_notes_a_chunk_longer_than_episodes(tmp_path: Path) -> None:
     config = mixed(tiny_sources(tmp_path), tmp_path / "r")
 
     def told(chunk: int) -> list[str]:
-        longer = replace(config, data=replace(config.data, chunk=chunk))
-        return [line for line in lines(longer) if "data.chunk" in line]
+        longer = replace(config, data=replace(config.data, chunk_size=chunk))
+        return [line for line in lines(longer) if "data.chunk_size" in line]
 
     parts = open_data(config).training
     longest = max(int(np.diff(part.segments[:, 1:]).max()) for part in parts)
@@ -67,7 +68,7 @@ def test_a_chunk_longer_than_every_episode_is_told(tmp_path: Path) -> None:
     assert len(told(longest + 1)) == 1
 
 
-def test_the_share_that_a_source_has_stands_beside_the_one_asked_for(tmp_path: Path) -> None:
+def test_startup_summary_shows_weight_and_share(tmp_path: Path) -> None:
     sources = tiny_sources(tmp_path)
     config = mixed(sources, tmp_path / "r")
     header, *rows = (line.split("  ") for line in lines(config)[:4])
@@ -78,10 +79,10 @@ def test_the_share_that_a_source_has_stands_beside_the_one_asked_for(tmp_path: P
     data = open_data(odd)
     order = data.order(odd)
     assert not order.share_errors(data.weights)
-    assert not [line for line in startup_summary.started(odd, data, order) if " has " in line]
+    assert not [line for line in startup_summary.startup_summary(odd, data, order) if " has " in line]
     # A run of an older release goes on in whole slots.
     saved = replace(order.spec, version=1, schedule=(Entry(0, (1, 20, 2)),))
     older = Order.from_json(saved, data.training)
-    assert [d for d, _, _ in older.far_off(data.weights)] == [0, 2, 1]  # worst first
-    named = [line.split(" has ")[0] for line in startup_summary.started(odd, data, older) if " has " in line]
+    assert [d for d, _, _ in older.share_errors(data.weights)] == [0, 2, 1]  # worst first
+    named = [line.split(" has ")[0] for line in startup_summary.startup_summary(odd, data, older) if " has " in line]
     assert named == [data.names[d] for d in (0, 2, 1)]

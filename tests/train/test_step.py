@@ -38,7 +38,7 @@ from understudy.policies.draws import RandomSpec, make_draws
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import Loss, scalar
-from understudy.train.data.data import RunData, fingerprint, first_batch, normalisation, open_data
+from understudy.train.data.data import RunData, compute_normalisation, dataset_fingerprint, first_batch, open_data
 from understudy.train.precision import make_optimizer, named_tensors, store
 from understudy.train.state import init_train_state
 from understudy.train.step import StepResult, apply_augmentation, optimizer_step, split_micro_batches
@@ -64,7 +64,7 @@ def mesh() -> Iterator[Mesh]:
 def policy(root: Path, data: RunData) -> FlowPolicy:
     config = tiny_config(root, root)
     torch.manual_seed(0)
-    made = FlowPolicy(data.policy_config(config), normalisation(data, "mean_std"))
+    made = FlowPolicy(data.policy_config(config), compute_normalisation(data, "mean_std"))
     for parameter in made.parameters():  # the last layers start at zero, which would hide much
         torch.nn.init.normal_(parameter, std=0.2)
     return made
@@ -72,7 +72,7 @@ def policy(root: Path, data: RunData) -> FlowPolicy:
 
 @pytest.fixture(scope="module")
 def batch(root: Path) -> dict[str, Any]:
-    return first_batch(tiny_config(root, root, batch=8))[0]
+    return first_batch(tiny_config(root, root, batch_size=8))[0]
 
 
 def spec(draws: int = 2, chunk: int = 3, **more: Any) -> dict[str, RandomSpec]:
@@ -114,15 +114,15 @@ def stepped(
 
 
 def test_the_schedule_at_its_corners() -> None:
-    cosine = ScheduleConfig(kind="cosine", warmup=4, final=0.1)
+    cosine = ScheduleConfig(kind="cosine", warmup_steps=4, final_lr_ratio=0.1)
     assert [lr_factor(k, cosine, 20) for k in range(4)] == [0.25, 0.5, 0.75, 1.0]
     assert lr_factor(4, cosine, 20) == 1.0
     assert lr_factor(12, cosine, 20) == pytest.approx(0.55)
     assert lr_factor(20, cosine, 20) == lr_factor(99, cosine, 20) == pytest.approx(0.1)
-    assert lr_factor(12, ScheduleConfig(kind="linear", warmup=4, final=0.0), 20) == pytest.approx(0.5)
-    assert lr_factor(12, ScheduleConfig(kind="constant", warmup=4), 20) == 1.0
-    assert lr_factor(5, ScheduleConfig(warmup=0, steps=5), 100) == 0.0
-    assert lr_factor(0, ScheduleConfig(warmup=10), 5) == 0.1  # a run shorter than its warm-up
+    assert lr_factor(12, ScheduleConfig(kind="linear", warmup_steps=4, final_lr_ratio=0.0), 20) == pytest.approx(0.5)
+    assert lr_factor(12, ScheduleConfig(kind="constant", warmup_steps=4), 20) == 1.0
+    assert lr_factor(5, ScheduleConfig(warmup_steps=0, decay_steps=5), 100) == 0.0
+    assert lr_factor(0, ScheduleConfig(warmup_steps=10), 5) == 0.1  # a run shorter than its warm-up
 
 
 @given(
@@ -131,7 +131,7 @@ def test_the_schedule_at_its_corners() -> None:
 def test_the_schedule_never_leaves_its_bounds_and_never_rises_again(
     step: int, warmup: int, final: float, steps: int, kind: Any
 ) -> None:
-    schedule = ScheduleConfig(kind=kind, warmup=warmup, final=final)
+    schedule = ScheduleConfig(kind=kind, warmup_steps=warmup, final_lr_ratio=final)
     here, there = lr_factor(step, schedule, steps), lr_factor(step + 1, schedule, steps)
     assert 0 <= here <= 1 + 1e-12
     assert there >= here if step + 1 < warmup else there <= here + 1e-12 or step + 1 == warmup
@@ -165,7 +165,7 @@ def test_a_draw_is_the_same_to_the_bit_whatever_is_drawn_with_it(future: bool) -
 
 
 def test_augmentation_is_one_samples_affair(root: Path) -> None:
-    plain, cameras = first_batch(tiny_config(root, root, batch=8, augment=AugmentConfig(shift=0, text_dropout=0)))
+    plain, cameras = first_batch(tiny_config(root, root, batch_size=8, augment=AugmentConfig(shift=0, text_dropout=0)))
     some = AugmentConfig(shift=3, text_dropout=0.5)
     changed = apply_augmentation(plain, cameras, some, seed=1)
     assert plain["task"].count("") == 0 < changed["task"].count("")
@@ -269,10 +269,10 @@ def test_a_process_on_its_own_does_not_talk_to_itself(
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-split"])
 def test_a_step_never_waits_for_a_gpu(root: Path, precision: Any) -> None:
     """As the driver counts it: from the batch at the host to the average of the weights."""
-    config = tiny_config(root, root, device="cuda", batch=8, micro_batch=4, precision=precision)
+    config = tiny_config(root, root, device="cuda", batch_size=8, micro_batch_size=4, precision=precision)
     data = open_data(config)
     with parallel.join_mesh(config) as mesh, Loader(data.training, order=data.order(config), num_threads=1) as loader:
-        training = init_train_state(config, data, normalisation(data, "mean_std"), mesh)
+        training = init_train_state(config, data, compute_normalisation(data, "mean_std"), mesh)
         training.train_step(next(loader))  # what is made once may wait
         later = next(loader)
         torch.cuda.set_sync_debug_mode("error")
@@ -457,9 +457,9 @@ def test_the_average_of_split_weights_is_that_of_their_float32_truth(policy: Flo
 
 
 def test_normalisation_ignores_held_out_episodes(root: Path, data: RunData) -> None:
-    assert data.held_out[0] is not None
-    maps = normalisation(data, "mean_std")
-    trained, held = (set(part.segments[:, 0].tolist()) for part in (data.training[0], data.held_out[0]))
+    assert data.validation[0] is not None
+    maps = compute_normalisation(data, "mean_std")
+    trained, held = (set(part.segments[:, 0].tolist()) for part in (data.training[0], data.validation[0]))
     assert trained
     assert held
     assert not trained & held
@@ -475,7 +475,7 @@ def test_a_value_that_is_not_finite_is_told_wherever_it_is_and_can_be_left_out(t
     """Held-out episodes included: their NaN would be the only held-out loss that the run ever showed."""
     write_dataset(tmp_path / "d", Spec(lengths=(6, 9, 4, 5), per_data_file=1))
     config = tiny_config(tmp_path / "d", tmp_path)
-    held = open_data(config).held_out[0]
+    held = open_data(config).validation[0]
     assert held is not None
     bad = int(held.segments[0, 0])
     path = sorted((tmp_path / "d/data").glob("chunk-*/file-*.parquet"))[bad]
@@ -486,22 +486,22 @@ def test_a_value_that_is_not_finite_is_told_wherever_it_is_and_can_be_left_out(t
     at = rows.schema.get_field_index("observation.state")
     pq.write_table(rows.set_column(at, "observation.state", column), path)
     with pytest.raises(DatasetError, match=rf"episode {bad}: observation.state\[0\] is nan.*exclude_episodes"):
-        normalisation(open_data(config), "mean_std")
+        compute_normalisation(open_data(config), "mean_std")
     config = replace(config, data=replace(config.data, exclude_episodes=(bad,)))
     data = open_data(config)
-    normalisation(data, "mean_std")
-    assert data.held_out[0] is not None
-    assert bad not in [*data.training[0].segments[:, 0], *data.held_out[0].segments[:, 0]]
+    compute_normalisation(data, "mean_std")
+    assert data.validation[0] is not None
+    assert bad not in [*data.training[0].segments[:, 0], *data.validation[0].segments[:, 0]]
     with pytest.raises(DatasetError, match="no episode 99 to exclude"):
         open_data(replace(config, data=replace(config.data, exclude_episodes=(99,))))
 
 
 def test_the_fingerprint_names_what_changed(root: Path, data: RunData) -> None:
     again = open_data(tiny_config(root, root))
-    assert fingerprint(again) == fingerprint(data)
+    assert dataset_fingerprint(again) == dataset_fingerprint(data)
     config = tiny_config(root, root)
     other = open_data(replace(config, data=replace(config.data, val_fraction=0.6)))
-    changed = {k for k, v in fingerprint(other).items() if v != fingerprint(data)[k]}
+    changed = {k for k, v in dataset_fingerprint(other).items() if v != dataset_fingerprint(data)[k]}
     assert changed == {"held-out episodes"}
 
 

@@ -20,28 +20,28 @@ from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.task_modes import mode_of, told
+from understudy.train.task_modes import describe_modes, draw_modes
 
 
 @given(st.integers(0, 2**63 - 1), st.lists(st.floats(0, 5), min_size=3, max_size=3).filter(any))
-def test_a_mode_belongs_to_its_position_and_none_without_a_weight_is_drawn(seed: int, weights: list[float]) -> None:
+def test_draw_modes_depends_on_the_position_and_skips_zero_weights(seed: int, weights: list[float]) -> None:
     shares = TrainConfig(mode=dict(zip(MODES, weights))).mode_weights()  # type: ignore[arg-type]
     positions = torch.arange(5000)
-    drawn = mode_of(seed, positions, shares)
+    drawn = draw_modes(seed, positions, shares)
     assert drawn.dtype == torch.int64
     for number, (mode, share) in enumerate(shares.items()):
         part = (drawn == number).double().mean()
         few = 10 / 5000 if 0 < share < 1 else 0  # the normal law is no bound for shares of a few samples
         assert abs(part - share) <= 5 * (share * (1 - share) / 5000) ** 0.5 + few + 1e-12, mode
     some = torch.tensor([4999, 0, 17])
-    assert torch.equal(mode_of(seed, some, shares), drawn[some])
+    assert torch.equal(draw_modes(seed, some, shares), drawn[some])
     if max(shares.values()) < 0.9:
-        assert not torch.equal(mode_of(seed ^ 1, positions, shares), drawn)
+        assert not torch.equal(draw_modes(seed ^ 1, positions, shares), drawn)
 
 
-def test_what_a_mode_leaves_out_is_said() -> None:
+def test_describe_modes_lists_partly_trained_losses() -> None:
     def lines(mode: Any) -> list[str]:
-        return told(mode, TrainConfig(mode=mode).mode_weights())
+        return describe_modes(mode, TrainConfig(mode=mode).mode_weights())
 
     assert lines("policy") == []
     assert lines("joint") == [
@@ -60,7 +60,7 @@ def random_spec(future: bool) -> Any:
     return FlowPolicy(config, {"action": unit, "observation.state": unit}).random_spec("train")
 
 
-def test_states_that_follow_have_noise_and_times_of_their_own() -> None:
+def test_draws_give_future_states_their_own_noise_and_times() -> None:
     """Those of the actions stay as they are without; each stream has one time per stratum; nothing is shared."""
     at = torch.arange(4000)
     plain = make_draws(random_spec(future=False), 7, at)
@@ -85,11 +85,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_dataset(tmp_path_factory.mktemp("modes") / "dataset")
 
 
-def test_a_joint_run_trains_what_it_says_and_is_the_same_on_two_processes(
+def test_train_joint_mode_is_the_same_on_two_processes(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Counted loss by loss; stopped on one process and carried on by two."""
-    joint = tiny_config(data, tmp_path / "r", mode="joint", batch=8, micro_batch=2, device="cpu", steps=8)
+    joint = tiny_config(data, tmp_path / "r", mode="joint", batch_size=8, micro_batch_size=2, device="cpu", steps=8)
     seen: dict[str, int] = dict.fromkeys((FLOW, DYNAMICS, "should flow", "should dynamics"), 0)
     plain = FlowPolicy.losses
 
@@ -98,7 +98,7 @@ def test_a_joint_run_trains_what_it_says_and_is_the_same_on_two_processes(
         if self.training:
             modes = [MODES[number] for number in batch["mode"].tolist()]
             follows = ~batch["observation.state_is_pad"][:, 1:].all(dim=1)  # nothing follows an episode's last frame
-            assert torch.equal(batch["mode"], mode_of(7, batch["position"], joint.mode_weights()))
+            assert torch.equal(batch["mode"], draw_modes(7, batch["position"], joint.mode_weights()))
             for term in (FLOW, DYNAMICS):
                 seen[term] += int((found[term].count > 0).sum())
                 lessons = torch.tensor([term in TRAINS[mode] for mode in modes])
@@ -114,7 +114,7 @@ def test_a_joint_run_trains_what_it_says_and_is_the_same_on_two_processes(
     assert 0 < seen[FLOW] == seen["should flow"] < 64
     assert 0 < seen[DYNAMICS] == seen["should dynamics"] < 64
     with resumed.watched(tmp_path / "two", {5: resumed.send(15)}):
-        assert run.train(replace(joint, out=str(tmp_path / "two"))) == run.STOPPED
+        assert run.train(replace(joint, output_dir=str(tmp_path / "two"))) == run.STOPPED
     assert in_ranks(2, goes_on, tmp_path / "two") == [run.DONE, run.DONE]
     same_run(tmp_path / "r", tmp_path / "two")
     assert len(series(tmp_path / "r", "val")) == 2
@@ -124,7 +124,7 @@ def goes_on(out: Path) -> int:
     return run.resume(RunDir(out).settings())
 
 
-def test_a_mode_that_no_data_can_teach_is_refused(data: Path, tmp_path: Path) -> None:
+def test_train_refuses_a_mode_without_data(data: Path, tmp_path: Path) -> None:
     config = tiny_config(data, tmp_path / "r", mode="forward_dynamics")
     with pytest.raises(DatasetError, match=r"mode.*'observation\.state'.*there is none"):
         run.train(replace(config, data=replace(config.data, state="")))

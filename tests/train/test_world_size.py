@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from support import policies
 from support.ranks import in_ranks, outcomes_in_ranks
 from support.runs import same_run, series, tiny_config, tiny_dataset
+from understudy.config.schema import override
 from understudy.config.train import OptimConfig, ParallelConfig, TrainConfig
 from understudy.distributed import mesh as parallel
 from understudy.distributed.activation_checkpoint import apply_activation_checkpointing
@@ -35,12 +36,14 @@ STEPS, SHORT = 200, 20
 
 def trained(data: Path, out: Path, steps: int, shards: int = 1, micro_batch: int | None = 2) -> None:
     """A run of `steps` of 200 steps on 1 to 4 processes; what it computes at a time is the same on all."""
-    base = tiny_config(data, out, device="cpu", batch=8, steps=steps, micro_batch=micro_batch, log_every=50)
-    config = replace(
+    base = tiny_config(
+        data, out, device="cpu", batch_size=8, steps=steps, micro_batch_size=micro_batch, log={"every": 50}
+    )
+    config = override(
         base,
-        checkpoint_every=steps,
-        val_every=steps // 2,  # twice: weights gathered for one must not be used for the other
-        schedule=replace(base.schedule, steps=STEPS),
+        checkpoint={"every": steps},
+        val={"every": steps // 2},  # twice: weights gathered for one must not be used for the other
+        schedule=replace(base.schedule, decay_steps=STEPS),
         parallel=ParallelConfig(timeout=300, dp_shard=shards),
     )
     before, validate.BATCH = validate.BATCH, 8  # several batches, and not the same number for each rank
@@ -57,7 +60,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = tiny_dataset(root / "dataset")
     trained(data, root / "one", STEPS)
     trained(data, root / "short", SHORT)
-    trained(data, root / "at-once", SHORT, micro_batch=None)
+    trained(data, root / "at-once", SHORT, micro_batch_size=None)
     for name, world, steps, shards in [
         ("two", 2, STEPS, 1),
         ("four", 4, STEPS, 1),
@@ -145,7 +148,7 @@ def gradients(policy: nn.Module) -> dict[str, Tensor]:
 
 def stepped(shards: int) -> dict[str, Any]:
     """What one rank sees of single steps of `policies.policy()` on its mesh."""
-    config = TrainConfig(device="cpu", micro_batch=4, parallel=ParallelConfig(timeout=300, dp_shard=shards))
+    config = TrainConfig(device="cpu", micro_batch_size=4, parallel=ParallelConfig(timeout=300, dp_shard=shards))
     with parallel.join_mesh(config) as mesh:
         told: dict[str, Any] = {}
         policy = policies.policy()
@@ -276,7 +279,7 @@ def left_out(by: tuple[int, ...], mesh: Mesh, config: TrainConfig) -> tuple[floa
     if config.compile:
         compile_blocks(policy.blocks(), mesh.device)
     optimizer = spread(mesh, config, policy)
-    parts = share(mesh, uneven(), 4 if config.micro_batch else mesh.world_size)
+    parts = share(mesh, uneven(), 4 if config.micro_batch_size else mesh.world_size)
     with redirect_stderr(StringIO()) as said:
         loss = float(take(mesh, policy, optimizer, parts, check=True).loss)
     ended = whole({name: p.detach() for name, p in policy.named_parameters()})

@@ -10,6 +10,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
+from understudy.config.renamed import current_flags
 from understudy.config.schema import SUFFIXES, complete, load, plain, validate
 from understudy.errors import ConfigError
 from understudy.extras import optional_imports
@@ -20,7 +21,7 @@ with optional_imports():
 RANKS = "--launch N does it with N processes on this host, as `torchrun --nproc-per-node N -m understudy …` would."
 EXAMPLES = {
     "train": (
-        "understudy train --data.root data/table --out runs/table",
+        "understudy train --data.root data/table --output-dir runs/table",
         "understudy train settings.yaml --steps 5000 --optim.lr 3e-4",
         "understudy train mixture.yaml --launch 2",
         "understudy train settings.yaml --print-config > whole.yaml",
@@ -38,28 +39,26 @@ FOREIGN = {
     "policy.pretrained-path": "--init-from FOLDER",
     "policy.device": "--device",
     "policy.use-amp": "--precision bf16",
-    "policy.chunk-size": "--data.chunk",
-    "policy.n-action-steps": "--rollout.execute",
-    "output-dir": "--out FOLDER",
-    "job-name": "--out runs/NAME",
-    "exp-name": "--out runs/NAME",
-    "batch-size": "--batch",
-    "num-workers": "--loader-threads",
+    "policy.chunk-size": "--data.chunk-size",
+    "policy.n-action-steps": "--rollout.action-steps",
+    "job-name": "--output-dir runs/NAME",
+    "exp-name": "--output-dir runs/NAME",
+    "num-workers": "--loader.threads",
     "num-train-steps": "--steps",
-    "save-freq": "--checkpoint-every",
-    "save-interval": "--checkpoint-every",
-    "log-freq": "--log-every",
-    "log-interval": "--log-every",
+    "save-freq": "--checkpoint.every",
+    "save-interval": "--checkpoint.every",
+    "log-freq": "--log.every",
+    "log-interval": "--log.every",
     "eval-freq": "--rollout.every",
     "eval.n-episodes": "--rollout.episodes",
     "env.type": "--rollout.world",
     "optimizer.lr": "--optim.lr",
     "scheduler.type": "--schedule.kind",
-    "wandb.enable": "--trackers wandb",
-    "wandb.project": "--trackers wandb",
+    "wandb.enable": "--log.trackers wandb",
+    "wandb.project": "--log.trackers wandb",
     "fsdp-devices": "--parallel.dp-shard",
     "resume": "understudy resume RUN",
-    "overwrite": "--out with another name: a run is never overwritten",
+    "overwrite": "--output-dir with another name: a run is never overwritten",
 }
 """What LeRobot and openpi call something -> what it is here."""
 PARSING = {
@@ -80,7 +79,8 @@ def settings(name: str, cls: type, first: str, arguments: list[str], *, ranks: b
     Raises:
         ConfigError: what is wrong, one line each. SystemExit: help was asked for and has been printed.
     """
-    arguments, default, program = list(arguments), None, " ".join(filter(None, ["understudy", name]))
+    arguments, default = current_flags(cls, list(arguments)), None
+    program = " ".join(filter(None, ["understudy", name]))
     helped = bool({"-h", "--help"} & set(arguments))
     about = inspect.cleandoc(cls.__doc__ or "")
     if resumed is not None:

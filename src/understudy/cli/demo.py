@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
@@ -44,34 +44,35 @@ class DemoConfig:
 def training(config: DemoConfig) -> "TrainConfig":
     """The settings of the demonstration's run: the defaults, and what depends on its length and place."""
     from understudy.config.data import DataConfig
-    from understudy.config.train import TrainConfig
+    from understudy.config.train import CheckpointConfig, LogConfig, TrainConfig, ValConfig
 
     out, every = Path(config.out), config.steps // 10
     return TrainConfig(
-        out=str(out / "run"),
+        output_dir=str(out / "run"),
         steps=config.steps,
         seed=config.seed,
         data=DataConfig(root=str(out / "dataset")),
-        checkpoint_every=every,
-        val_every=2 * every,
-        keep=2 + (config.steps - 6 * every) // every,  # from the end of the compared stretch on
-        log_every=10,
-        report=False,  # written once, when the rollouts are there
+        # The checkpoints from the end of the compared steps on are kept.
+        checkpoint=CheckpointConfig(every=every, keep_last=2 + (config.steps - 6 * every) // every),
+        val=ValConfig(every=2 * every),
+        log=LogConfig(every=10, report=False),  # the report is written once, after the rollouts
     ).resolved()
 
 
 def demo(config: DemoConfig) -> int:
     """Run it; the last lines are for machines. Returns 1 when the resumed run is not the one that was never stopped."""
+    from understudy.config.schema import override
+
     out = Path(config.out)
     _make_room(out)
     plan = training(config)
-    run, dataset, beside = Path(plan.out), plan.data.root, out / "never-stopped"
+    run, dataset, beside = Path(plan.output_dir), plan.data.root, out / "never-stopped"
     _say(f"record {config.episodes} episodes of a scripted expert")
     _do("record", "--out", dataset, "--episodes", config.episodes, "--seed", config.seed)
 
-    kill_at, end = plan.checkpoint_every * 26 // 5, plan.checkpoint_every * 6
+    kill_at, end = plan.checkpoint.every * 26 // 5, plan.checkpoint.every * 6
     _say(f"train {config.steps} steps; beside it {end} steps in a process that is never stopped")
-    short = replace(plan, out=str(beside), steps=end, checkpoint_every=end, val_every=0)
+    short = override(plan, output_dir=str(beside), steps=end, checkpoint={"every": end}, val={"every": 0})
     started: list[subprocess.Popen[bytes]] = []
     with (out / "never-stopped.log").open("w") as log:
         try:
@@ -157,7 +158,7 @@ def _written(config: "TrainConfig", out: Path) -> Path:
     """The settings as a file for `understudy train FILE`."""
     from understudy.config.schema import dump_yaml
 
-    path = out / f"{Path(config.out).name}.yaml"
+    path = out / f"{Path(config.output_dir).name}.yaml"
     path.write_text(dump_yaml(config))
     return path
 
@@ -172,7 +173,7 @@ def _kill(process: "subprocess.Popen[bytes]", run: Path, step: int, end: int) ->
         if logged and logged[-1]["step"] >= step:
             process.send_signal(signal.SIGKILL)
             process.wait()
-            saved = (checkpoint.steps(run / "checkpoints") or [0])[-1]
+            saved = (checkpoint.list_steps(run / "checkpoints") or [0])[-1]
             if saved >= end:
                 raise RuntimeError(f"killed too late to compare: step {saved} is saved; use more steps")
             print(f"\nkilled with SIGKILL after step {logged[-1]['step']}, resuming from step {saved}", flush=True)

@@ -27,7 +27,7 @@ class InspectConfig:
     keep_rule: Literal["window", "start"] = "start"
     """As in a run's `data.keep_rule`: samples whose whole window lies in a range, or all that begin in one."""
     chunk: Annotated[int, Ge(1)] = 1
-    """Frames of a window, as in a run's `data.chunk`."""
+    """Frames of a window, as in a run's `data.chunk_size`."""
 
     video_path: str = ""
     """Path template of the videos, instead of the one in info.json."""

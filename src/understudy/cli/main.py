@@ -191,6 +191,7 @@ def _guarded(name: str, arguments: list[str], debug: bool) -> int:
     try:
         verb = VERBS[name]
         require(verb.extra)
+        _named("progress:show_log")()
         _named("video.native.loops:check_native_mode")()
         count, arguments = _launched(arguments) if verb.ranks else (None, arguments)
         strip_credentials = "--print-config" in arguments

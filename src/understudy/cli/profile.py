@@ -40,7 +40,7 @@ class MeasureConfig:
 class ProfileConfig(TrainConfig):
     """Where the time and the memory of a training step with these settings go. Nothing that it trains is kept."""
 
-    out: str = "runs/profile"
+    output_dir: str = "runs/profile"
     """Where profile.html and profile.json go, and nothing else."""
     profile: MeasureConfig = field(default_factory=MeasureConfig)
     json: bool = False
@@ -58,12 +58,12 @@ def profile(config: ProfileConfig) -> None:
     from understudy.train.profiling import profile as measuring
 
     require("report")
-    _refuse_foreign_facts(Path(config.out, "profile.json"))
-    refuse_foreign(Path(config.out, "profile.html"))
+    _refuse_foreign_facts(Path(config.output_dir, "profile.json"))
+    refuse_foreign(Path(config.output_dir, "profile.html"))
     found = measuring.profile(config, config.profile.warmup, config.profile.steps)
     if found is None:
         return
-    facts, folder = found.plain(), Path(config.out)
+    facts, folder = found.plain(), Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "profile.json", json.dumps(facts, indent=2) + "\n")
     write_page(folder / "profile.html", page(found))
@@ -81,7 +81,7 @@ def _refuse_foreign_facts(path: Path) -> None:
     except (OSError, ValueError, TypeError):
         ours = False
     if not ours:
-        raise ConfigError(f"{path}: is there and no measurement of understudy's; name another --out, or move it away")
+        raise ConfigError(f"{path}: is not a profile of understudy; use another --output-dir, or move it away")
 
 
 def told(found: "Profile") -> str:

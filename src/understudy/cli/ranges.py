@@ -25,7 +25,7 @@ class RangesConfig:
     path: Positional[str] = ""
     """Folder (or URL) of a LeRobot dataset."""
     out: str = ""
-    """JSON file to write, as `data.keep` takes it. Required; a file that is there is not overwritten."""
+    """JSON file to write, as `data.keep_ranges` takes it. Required; a file that is there is not overwritten."""
     preset: Literal["still", "droid"] = "still"
     """`still`: leave out pauses, from the frame on before which nothing changed for `--min-idle` frames, and nothing
     else. `droid`: openpi's, which leaves out a pause from its first frame on, the last 10 frames before it, and

@@ -25,7 +25,7 @@ def rollout(config: RolloutConfig) -> int:
         settings = run.settings()
         if not settings.mode_weights()["policy"]:
             raise ConfigError(f"{run.root}: nobody learnt to act: its mode is {settings.mode}")
-        data, sources = settings.data, run.frozen().get("sources")
+        data, sources = settings.data, run.read_record().get("sources")
     result = rollout_saved_policy(run.policy, data, sources, config, config.swap_text, config.films)
     where = write_result(result, run.root / "rollouts")
     print(f"results and pictures: {where}")

@@ -26,7 +26,7 @@ def _run(verb: str, config: "TrainConfig") -> int:
     from understudy.distributed.signals import Stopped, stop_signals
     from understudy.extras import is_installed
 
-    report = config.report and _speaks()
+    report = config.log.report and _speaks()
     if report and not is_installed("report"):
         print("note: matplotlib is not installed, so no report.html: pip install 'understudy[report]'", file=sys.stderr)
         report = False
@@ -38,13 +38,13 @@ def _run(verb: str, config: "TrainConfig") -> int:
     except Stopped as asked:
         print(f"stopped by {asked} before anything was begun", file=sys.stderr)
         return 75
-    policy = Path(config.out, "policy")
+    policy = Path(config.output_dir, "policy")
     if code == 0 and _speaks() and policy.is_dir():
         print(f"policy: {policy}")
-    if report and Path(config.out, "config.yaml").exists():
+    if report and Path(config.output_dir, "config.yaml").exists():
         from understudy.report.run.page import write_report
 
-        print(f"report: {write_report(Path(config.out))}")
+        print(f"report: {write_report(Path(config.output_dir))}")
     return code
 
 
@@ -76,10 +76,10 @@ def validate(config: ValidateConfig) -> None:
 
     from understudy.report.run.tables import told
     from understudy.train.checkpoint.run_dir import RunDir
-    from understudy.train.run import judge
+    from understudy.train.run import evaluate_checkpoint
     from understudy.train.track.metrics_file import finite
 
-    result = finite(judge(Path(config.run), config.checkpoint, per_dim=config.per_dim))
+    result = finite(evaluate_checkpoint(Path(config.run), config.checkpoint, per_dim=config.per_dim))
     if _speaks():
-        mode = RunDir(Path(config.run)).settings().judged_mode()
+        mode = RunDir(Path(config.run)).settings().val_mode()
         print(json.dumps(result, ensure_ascii=False) if config.json else told(result, mode))

@@ -1,9 +1,11 @@
 """Settings: dataclasses, files and checks. No torch.
 
-schema     read, check and write settings
-declare    bounds and command-line markers of settings
-train      settings of a training run
-data       settings of its data
-rollout    settings of rollouts
-limits     largest values that one machine may be asked for
+schema       read, check, compare and write settings
+declare      bounds and command-line markers of settings
+on_resume    consequence of changing a setting on resume, declared beside it
+renamed      old names of settings, accepted for one release
+train        settings of a training run
+data         settings of its data
+rollout      settings of rollouts
+limits       largest values that one machine may be asked for
 """

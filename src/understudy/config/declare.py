@@ -1,4 +1,4 @@
-"""What settings are declared with: bounds of values, and how the command line takes them. Needs the extra `train`."""
+"""Metadata of settings: bounds of values, command-line markers. Needs the extra `train`."""
 
 from understudy.extras import optional_imports
 

@@ -1,36 +1,33 @@
-"""What one machine is asked for at most: a number beyond it is a slip of the keyboard, and would take the host down.
-
-No torch here.
-"""
+"""Largest values that one machine may be asked for. A larger number is a typing mistake that could stop the host."""
 
 import os
 from pathlib import Path
 
 THREADS = (16, 4)
-"""Arithmetic threads: this many, or so many per processor, whichever is more."""
+"""Arithmetic threads: the first number, or the second per processor, whichever is larger."""
 LOADER_THREADS = (64, 8)
 PROCESSES = (64, 1)
 
 
-def most(of: tuple[int, int]) -> int:
-    """The bound on this machine."""
-    least, each = of
-    return max(least, each * (os.cpu_count() or 1))
+def largest(bound: tuple[int, int]) -> int:
+    """Return the bound on this machine."""
+    least, per_processor = bound
+    return max(least, per_processor * (os.cpu_count() or 1))
 
 
-def too_many(name: str, asked: int | str | None, of: tuple[int, int]) -> list[str]:
-    """One line where `asked` is a number beyond the bound."""
-    if not isinstance(asked, int) or asked <= most(of):
+def too_many(name: str, value: int | str | None, bound: tuple[int, int]) -> list[str]:
+    """Return one line if `value` is a number beyond the bound, else none."""
+    if not isinstance(value, int) or value <= largest(bound):
         return []
-    return [f"{name}: {asked}: at most {most(of)} on this machine, which has {os.cpu_count()} processors"]
+    return [f"{name}: {value}: at most {largest(bound)} on this machine, which has {os.cpu_count()} processors"]
 
 
-def memory() -> int:
-    """Bytes of memory that processes here may have together: the machine's, or less where a container has less."""
+def available_memory() -> int:
+    """Return the bytes of memory for all processes here: the machine's, or less where a container has less."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
             found.append(int(Path(path).read_text()))
-        except (OSError, ValueError):  # another version of it, or "max"
+        except (OSError, ValueError):  # another version of cgroups, or "max"
             continue
     return min(found)

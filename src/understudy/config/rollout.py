@@ -1,41 +1,42 @@
-"""What a closed-loop evaluation can be told: by `understudy rollout`, and in a run's settings for rollouts on the way.
+"""Settings of closed-loop evaluations: those of `understudy rollout`, and those during a training run. No torch."""
 
-No torch here, as in `train.py`.
-"""
-
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
+from understudy.config import renamed
 from understudy.config.declare import Interval, Positional
 
 
 @dataclass(frozen=True)
 class Play:
-    """What is played, and how."""
+    """Environment and episodes of a closed-loop evaluation."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = renamed.ROLLOUT
 
     world: Literal["tabletop", "metaworld"] = "tabletop"
-    """Where: the embedded tabletop, or Meta-World (needs the extra `sim`)."""
+    """Environment: the embedded tabletop, or Meta-World (needs the extra `sim`)."""
     tasks: tuple[str, ...] = ()
-    """Tasks, by short name or sentence; none is all of the world's. Episodes go through them in turn."""
+    """Tasks, by short name or sentence; the default is all of the environment's. Episodes cycle through them."""
     episodes: Annotated[int, Interval(ge=1, le=1 << 24)] = 30
+    """Number of episodes."""
     seed: Annotated[int, Interval(ge=0, lt=1 << 32)] = 0
-    """Decides layouts and noise. No seed ever gives a layout that a recording has."""
-    execute: Annotated[int, Interval(ge=1, le=2**16)] = 4
-    """Actions executed of each predicted chunk before looking again."""
-    steps: Annotated[int, Interval(ge=1, le=10**4)] = 10
+    """Seed of layouts and noise. No seed gives a layout that a recording has."""
+    action_steps: Annotated[int, Interval(ge=1, le=2**16)] = 4
+    """Actions executed of each predicted chunk before the next prediction."""
+    sampling_steps: Annotated[int, Interval(ge=1, le=10**4)] = 10
     """Euler steps per prediction."""
-    size: Annotated[int, Interval(ge=8, le=2**12)] = 64
-    """Height and width of the pictures, as recorded."""
-    parallel: Annotated[int, Interval(ge=1, le=2**12)] = 15
-    """Worlds played side by side."""
+    image_size: Annotated[int, Interval(ge=8, le=2**12)] = 64
+    """Height and width of the images, as recorded."""
+    num_envs: Annotated[int, Interval(ge=1, le=2**12)] = 15
+    """Environments that run side by side."""
     device: str = "cpu"
-    """Where the policy computes."""
+    """Device of the policy."""
     source: str = ""
-    """The source of the run's data whose robot this world has: it says what the policy's standard keys are called here,
-    and which norm head acts. None named: what all sources have in common."""
+    """Source of the run's data with the robot of this environment: its mapping of the policy's standard keys and its
+    norm head are used. The default is the mapping common to all sources."""
     state: str = ""
-    """The world's key of what the policy gets as its state; none: what `source` calls it."""
+    """Key of the policy's state in the environment; the default is the key in `source`."""
 
 
 @dataclass(frozen=True)
@@ -43,25 +44,26 @@ class RolloutConfig(Play):
     """A closed-loop evaluation of a run's policy."""
 
     run: Positional[str] = ""
-    """Run directory; its policy/ is played."""
+    """Run directory; its policy/ is evaluated."""
     swap_text: bool = False
-    """Name another task than the one the scene was set up with: does the policy listen?"""
+    """Instruct the policy with another task than the scene was set up for, to measure whether it follows the text."""
     films: Annotated[int, Interval(ge=0, le=2**16)] = 6
-    """Episodes of which a strip of pictures is kept."""
+    """Number of episodes of which a strip of images is saved."""
 
     def problems(self) -> list[str]:
+        """Return broken rules between fields, one line each."""
         return [] if self.run else ["run: required, the directory of a run"]
 
 
 @dataclass(frozen=True)
 class RolloutEvery(Play):
-    """Closed-loop evaluations on the way, played beside the training by a process of lower priority."""
+    """Closed-loop evaluations during training, in a process of lower priority. They do not affect training."""
 
     every: Annotated[int, Interval(ge=0, le=10**12)] = 0
-    """Steps between them; 0: none. The weights of that step are set aside and played one after the other; at the end
-    the run waits for those that are left. Training does not notice."""
+    """Steps between rollouts; 0 disables them. The weights of that step are saved and evaluated one after the other;
+    the run waits at its end for those that remain."""
 
-    def problems(self, chunk: int) -> Iterator[str]:
-        """What is wrong between fields, one line each, where anything is to be played."""
-        if self.every and self.execute > chunk:
-            yield f"execute: {self.execute}: the policy predicts {chunk} actions at once (data.chunk)"
+    def problems(self, chunk_size: int) -> Iterator[str]:
+        """Yield broken rules between fields, one line each, if rollouts are enabled."""
+        if self.every and self.action_steps > chunk_size:
+            yield f"action_steps: {self.action_steps}: the policy predicts {chunk_size} actions (data.chunk_size)"

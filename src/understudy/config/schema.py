@@ -1,8 +1,8 @@
 """Settings as frozen dataclasses: read from a YAML, TOML or JSON file, checked as a whole, written back, compared.
 
-A dataclass is the only schema: pydantic checks a file against it and every error of the file is told at once, by dotted
-path. Nothing here knows which settings there are; those stand in `train.py` and beside each verb. The command line's
-overrides are tyro's and stand in `cli/arguments.py`.
+A dataclass is the only schema: pydantic checks a file against it, and all errors of a file are reported at once, by
+dotted path. The settings themselves are in `train.py` and beside each command. Command-line flags are parsed with tyro
+in `cli/arguments.py`.
 """
 
 import difflib
@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from understudy.addresses import remember_credentials
+from understudy.config.renamed import current_names
 from understudy.errors import ConfigError
 from understudy.extras import optional_imports
 
 T = TypeVar("T")
 
 SUFFIXES = (".yaml", ".yml", ".toml", ".json")
-"""How the names of settings files end."""
+"""Suffixes of settings files."""
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
-    """The mapping in a settings file (`SUFFIXES`), unchecked.
+    """Read the mapping in a settings file (`SUFFIXES`), unchecked.
 
     Raises:
         ConfigError: the file cannot be read or parsed, or does not hold a mapping.
@@ -41,7 +42,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path}: not valid TOML: {error}") from error
     if path.suffix == ".json":
-        return _mapping(path, _json(path, text))
+        return _as_mapping(path, _parse_json(path, text))
     with optional_imports():
         import yaml
 
@@ -49,17 +50,17 @@ def read_file(path: str | Path) -> dict[str, Any]:
         content = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a number of 5,000 digits; thousands of brackets
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
-    return _mapping(path, content)
+    return _as_mapping(path, content)
 
 
-def _json(path: Path, text: str) -> Any:
+def _parse_json(path: Path, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid JSON: {error}") from error
 
 
-def _mapping(path: Path, content: Any) -> dict[str, Any]:
+def _as_mapping(path: Path, content: Any) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -67,68 +68,95 @@ def _mapping(path: Path, content: Any) -> dict[str, Any]:
     return content
 
 
-def validate(cls: type[T], content: Mapping[str, Any], where: object = None, fresh: bool = True) -> T:
-    """An instance of the dataclass `cls` from a nested mapping; missing names take the defaults. Credentials in
-    addresses are put aside (`without_credentials`).
+def validate(
+    cls: type[T], content: Mapping[str, Any], where: object = None, fresh: bool = True, warn: bool = True
+) -> T:
+    """Make an instance of the dataclass `cls` from a nested mapping; missing names take the defaults.
+
+    Credentials in addresses are removed (`without_credentials`).
+
+    Args:
+        cls: the settings class.
+        content: the settings; names of an earlier release are accepted (`renamed.py`).
+        where: the file, for messages.
+        fresh: see `without_credentials`.
+        warn: whether to warn about names of an earlier release.
 
     Raises:
-        ConfigError: lists *all* that is wrong, one `dotted.path: reason` a line; an unknown name comes with the nearest
-            known one.
+        ConfigError: lists *all* errors, one `dotted.path: reason` a line; an unknown name comes with the nearest known
+            one.
     """
     with optional_imports():
         from pydantic import TypeAdapter, ValidationError
 
+    content = current_names(cls, content, where, warn)
     found = [*_unknown_names(cls, content), *_unwritable(content)]
     try:
-        config = TypeAdapter(cls).validate_python(dict(content))
+        config = TypeAdapter(cls).validate_python(content)
     except ValidationError as error:
-        found += [_reason(e["loc"], e["msg"], e["input"]) for e in error.errors()]
+        found += [_format_error(e["loc"], e["msg"], e["input"]) for e in error.errors()]
     if found:
-        raise _told(found, where)
+        raise _as_error(found, where)
     return without_credentials(config, fresh)
 
 
 def without_credentials(config: T, fresh: bool = True) -> T:
-    """Settings whose URLs have no credentials, so that all who write or show them write none. They are kept in the
-    memory of the process, for who opens what lies there (`addresses.py`).
+    """Return settings whose URLs have no credentials, so that no file or message contains any.
 
-    fresh: they replace others of the same addresses that are kept already; otherwise those stay.
+    The credentials stay in the memory of the process, for opening those URLs (`addresses.py`).
+
+    Args:
+        config: the settings.
+        fresh: whether they replace credentials of the same addresses that are already known.
     """
     given: dict[str, str] = {}
 
-    def of(value: Any) -> Any:
+    def clean(value: Any) -> Any:
         if isinstance(value, str):
             return remember_credentials(value, given, fresh)
         if isinstance(value, Mapping):
-            return {key: of(item) for key, item in value.items()}
+            return {key: clean(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return type(value)(of(item) for item in value)
+            return type(value)(clean(item) for item in value)
         if is_dataclass(value) and not isinstance(value, type):
-            return replace(value, **{field.name: of(getattr(value, field.name)) for field in fields(value)})
+            return replace(value, **{field.name: clean(getattr(value, field.name)) for field in fields(value)})
         return value
 
-    cleaned: T = of(config)
+    cleaned: T = clean(config)
     return cleaned
 
 
 def complete(config: T, where: object = None) -> T:
-    """`config` itself, if it is ready to be used: its `problems()`, the rules that join fields, has nothing to say.
+    """Return `config` if its `problems()`, the rules between fields, are empty.
 
-    Apart from `validate`, because a file may leave to the command line what only then is complete.
+    This is separate from `validate`, because a file may leave required settings to the command line.
+
+    Raises:
+        ConfigError: lists all problems.
     """
     problems = getattr(config, "problems", None)
     if problems is not None and (found := problems()):
-        raise _told(found, where)
+        raise _as_error(found, where)
     return config
 
 
 def load(cls: type[T], path: str | Path, fresh: bool = True) -> T:
-    """`read_file`, then `validate`."""
+    """Read and `validate` a settings file."""
     return validate(cls, read_file(path), where=path, fresh=fresh)
 
 
+def override(config: T, **changes: Any) -> T:
+    """Return `config` with changed settings; a mapping changes a group: `override(config, val={"every": 0})`."""
+    for name, value in changes.items():
+        group = getattr(config, name)
+        if is_dataclass(group) and isinstance(value, Mapping):
+            value = override(group, **value)
+        config = replace(config, **{name: value})  # type: ignore[type-var]
+    return config
+
+
 def dump_yaml(config: Any) -> str:
-    """All settings, defaults included, as YAML that `load` reads back to an equal value."""
+    """Write all settings, defaults included, as YAML that `load` reads back to an equal value."""
     with optional_imports():
         import yaml
 
@@ -136,7 +164,7 @@ def dump_yaml(config: Any) -> str:
 
 
 def plain(config: Any) -> dict[str, Any]:
-    """Nested dicts and lists of plain values (tuples become lists, paths become strings)."""
+    """Convert settings to nested dicts and lists of plain values (tuples become lists, paths become strings)."""
 
     def simple(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -149,7 +177,7 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
-    """Dotted path -> (old, new) for every leaf in which two settings of the same class differ."""
+    """Return dotted path -> (old, new) for every leaf in which two settings of the same class differ."""
     before, after = _leaves(plain(old)), _leaves(plain(new))
     paths = [*before, *(path for path in after if path not in before)]
     return {p: (before.get(p), after.get(p)) for p in paths if before.get(p) != after.get(p)}
@@ -165,23 +193,23 @@ def _leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def _told(lines: list[str], where: object) -> ConfigError:
+def _as_error(lines: list[str], where: object) -> ConfigError:
     head = f"{where}: " if where is not None else ""
     if len(lines) == 1:
         return ConfigError(head + lines[0])
     return ConfigError(f"{head}{len(lines)} settings cannot be used\n" + "\n".join(f"  {line}" for line in lines))
 
 
-def _reason(path: Iterable[object], message: str, given: object) -> str:
-    """One line of what pydantic found: path, rule, and the value that broke it, where that is a plain one."""
-    said = f", not {given!r}" if isinstance(given, str | int | float) else ""
-    # Of a setting that takes several kinds of values, pydantic also names the kind: "literal['policy','joint']".
+def _format_error(path: Iterable[object], message: str, given: object) -> str:
+    """One line of a pydantic error: path, rule, and the wrong value if it is a plain one."""
+    suffix = f", not {given!r}" if isinstance(given, str | int | float) else ""
+    # For a union, pydantic adds the member to the path: "literal['policy','joint']".
     names = [str(part) for part in path if "[" not in str(part)]
-    return f"{'.'.join(names)}: {message[:1].lower()}{message[1:]}{said}"
+    return f"{'.'.join(names)}: {message[:1].lower()}{message[1:]}{suffix}"
 
 
 def _unwritable(content: Any, path: str = "") -> Iterator[str]:
-    """Text that no system takes for a name: with the character NUL in it."""
+    """One line for each text with the character NUL, which no system accepts in a name."""
     if isinstance(content, Mapping):
         for name, value in content.items():
             yield from _unwritable(value, f"{path}.{name}" if path else str(name))
@@ -189,7 +217,7 @@ def _unwritable(content: Any, path: str = "") -> Iterator[str]:
         for number, value in enumerate(content):
             yield from _unwritable(value, f"{path}.{number}")
     elif isinstance(content, str) and "\0" in content:
-        yield f"{path}: {content!r} holds the character NUL"
+        yield f"{path}: {content!r} contains the character NUL"
 
 
 def _selected(cls: type, value: Mapping[str, Any]) -> type:
@@ -201,7 +229,7 @@ def _selected(cls: type, value: Mapping[str, Any]) -> type:
 
 
 def _unknown_names(cls: type, content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """pydantic passes over names that a dataclass lacks; a misspelt setting must not be taken for its default."""
+    """One line for each unknown name: pydantic ignores them, and a misspelt setting would silently be its default."""
     hints = get_type_hints(cls)
     known = [field.name for field in fields(cls)]
     for name, value in content.items():

@@ -1,17 +1,20 @@
-"""What a training run can be told, and nothing that reads it.
+"""Settings of a training run.
 
-No torch here: the command line shows these settings in a fraction of a second. Resolution against a dataset (which
-cameras, how wide an action is) happens in `train/run.py`; reading and checking files in `schema.py`.
+Dataclasses only, and no torch: the command line shows these settings in a fraction of a second. `train/` resolves them
+against the dataset (cameras, widths of actions); `schema.py` reads and checks files.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from understudy.bytesize import parse_bytes
+from understudy.config import renamed
 from understudy.config.data import DataConfig
 from understudy.config.declare import Ge, Gt, Interval, Le
 from understudy.config.limits import LOADER_THREADS, THREADS, too_many
+from understudy.config.on_resume import COMPUTED, DATA, FROM_HERE, NO_EFFECT, ROUNDING, SAMPLES, Fixed, OnResume
 from understudy.config.rollout import RolloutEvery
 from understudy.policies.registry import PolicySettings, policy_type
 
@@ -20,12 +23,12 @@ Mode = Literal["policy", "forward_dynamics", "inverse_dynamics"]
 
 @dataclass(frozen=True)
 class EmaConfig:
-    """A moving average of the float32 weights, which is then validated and saved in their place."""
+    """Moving average of the float32 weights. It is validated and exported instead of the weights."""
 
     decay: Annotated[float, Interval(ge=0, lt=1)] = 0.0
-    """Share of the average that a step leaves as it is; 0 keeps no average."""
+    """Share of the average that a step leaves unchanged; 0 keeps no average."""
     kind: Literal["constant", "power"] = "constant"
-    """How the decay gets there from step t = 1, 2, ... on: `constant` is min(decay, (1 + t) / (10 + t)), `power` is
+    """Warm-up of the decay over steps t = 1, 2, ...: `constant` is min(decay, (1 + t) / (10 + t)), `power` is
     min(decay, 1 - (1 + t) ** -power)."""
     power: Annotated[float, Interval(gt=0, le=1)] = 0.75
     """2/3 suits very long runs, 3/4 shorter ones."""
@@ -35,153 +38,206 @@ class EmaConfig:
 class OptimConfig:
     """AdamW."""
 
-    lr: Annotated[float, Interval(gt=0, lt=inf)] = 1e-3
+    lr: Annotated[float, Interval(gt=0, lt=inf), COMPUTED] = 1e-3
     """Peak learning rate."""
     beta1: Annotated[float, Interval(ge=0, lt=1)] = 0.9
+    """Decay of the first moment."""
     beta2: Annotated[float, Interval(ge=0, lt=1)] = 0.95
+    """Decay of the second moment."""
     eps: Annotated[float, Interval(gt=0, lt=inf)] = 1e-8
+    """Added to the root of the second moment."""
     weight_decay: Annotated[float, Interval(ge=0, lt=inf)] = 0.01
     """Decoupled weight decay, on matrices only (not on biases, gains and embeddings of one dimension)."""
-    clip: Annotated[float, Gt(0)] = 1.0
-    """Gradients are scaled down to this global norm; `inf` leaves them as they are."""
+    grad_clip_norm: Annotated[float, Gt(0)] = 1.0
+    """Largest global norm of the gradients; larger ones are scaled down to it. `inf` disables clipping."""
     lr_scale: dict[str, Annotated[float, Interval(ge=0, lt=inf)]] = field(default_factory=dict)
-    """Factor on the learning rate by pattern of parameter names (`eyes.*`: 0.1); the first that fits counts."""
+    """Factor on the learning rate by pattern of parameter names (`vision.*`: 0.1); the first match wins."""
     weight_decay_of: dict[str, Annotated[float, Interval(ge=0, lt=inf)]] = field(default_factory=dict)
-    """Weight decay by pattern of parameter names, whatever their dimensions; the first that fits counts."""
-    freeze: tuple[str, ...] = ()
-    """Patterns of parameter names that are not trained: they keep every bit, and have no moments."""
+    """Weight decay by pattern of parameter names, for any number of dimensions; the first match wins."""
+    freeze: Annotated[tuple[str, ...], Fixed("frozen parameters have no moments, trained ones have")] = ()
+    """Patterns of parameter names that are not trained: they keep every bit and have no moments."""
     loss_weights: dict[str, Annotated[float, Interval(ge=0, lt=inf)]] = field(default_factory=dict)
-    """Weight of a policy's loss terms by name; terms not named weigh 1, a term that weighs 0 is not computed."""
-    ema: EmaConfig = field(default_factory=EmaConfig)
+    """Weight of a policy's loss terms by name. The default is 1; a term of weight 0 is not computed."""
+    ema: Annotated[EmaConfig, OnResume("the average decays at a different rate from here on")] = field(
+        default_factory=EmaConfig
+    )
 
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """The learning rate over the steps."""
+    """Learning rate over the steps."""
 
     kind: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup: Annotated[int, Interval(ge=0, le=10**12)] = 100
+    """Shape of the decay."""
+    warmup_steps: Annotated[int, Interval(ge=0, le=10**12)] = 100
     """Steps of linear warm-up."""
-    final: Annotated[float, Ge(0), Le(1)] = 0.0
-    """Where the decay ends, as a fraction of the peak."""
-    steps: Annotated[int, Interval(ge=1, le=10**12)] | None = None
-    """Step at which the decay ends; none is the end of the run. Resuming with more steps keeps this one."""
+    final_lr_ratio: Annotated[float, Ge(0), Le(1)] = 0.0
+    """Learning rate at the end of the decay, as a fraction of the peak."""
+    decay_steps: Annotated[int, Interval(ge=1, le=10**12)] | None = None
+    """Step at which the decay ends; the default is the end of the run. Resuming with more steps keeps this one."""
 
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """Changes made to training samples only, each drawn from (seed, purpose, position)."""
+    """Augmentation of training samples, drawn from (seed, purpose, position)."""
 
     shift: Annotated[int, Interval(ge=0, le=2**13)] = 4
-    """Pictures are moved by up to this many pixels in each direction, edges repeated; 0 is off."""
+    """Largest random shift of images in pixels, in each direction, with repeated edges; 0 disables it."""
     text_dropout: Annotated[float, Interval(ge=0, le=1)] = 0.0
     """Share of samples whose instruction is replaced by the empty text."""
 
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How the processes of a run share it: R replicas of S shards of the weights. (N, 1) is DDP, (1, N) FSDP2, (R, S)
-    HSDP. Neither the samples nor, up to the sequence of sums, the numbers depend on it."""
+    """Mesh of processes: R replicas of S shards of the weights.
+
+    (N, 1) is DDP, (1, N) FSDP2, (R, S) HSDP. The samples do not depend on it; the numbers only through the rounding of
+    sums.
+    """
 
     dp_shard: Annotated[int, Interval(ge=1, le=2**20)] = 1
-    """Over how many processes the weights, gradients and moments of one replica are spread."""
+    """Number of processes that share the weights, gradients and moments of one replica."""
     dp_replicate: Annotated[int, Interval(ge=1, le=2**20)] | None = None
-    """Replicas; none is as many as there are processes for."""
-    timeout: Annotated[float, Gt(0)] = 600.0
-    """Seconds that a process waits for another one that does nothing before it gives up. This is for one that hangs:
-    one that has ended is noticed at once, and work that rank 0 does alone at the start may take any time."""
+    """Replicas; the default is as many as there are processes for."""
+    timeout: Annotated[float, Gt(0), NO_EFFECT] = 600.0
+    """Seconds that a process waits for an idle one before it gives up. This catches processes that hang: a process
+    that ended is noticed at once, and work that rank 0 does alone at the start may take any time."""
+
+
+@dataclass(frozen=True)
+class LoaderConfig:
+    """Resources of the loader. The samples do not depend on them."""
+
+    threads: Annotated[int, Ge(1)] | Literal["auto"] = "auto"
+    """Threads that read and decode."""
+    memory: str = "4GB"
+    """Memory of the loader, for all processes of a host together. A dataset that fits stays decoded in memory."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When checkpoints are written, and which are kept. There is always one at the end."""
+
+    every: Annotated[int, Interval(ge=1, le=10**12)] = 500
+    """Steps between checkpoints."""
+    keep_last: Annotated[int, Interval(ge=1, le=10**9)] = 2
+    """Number of latest checkpoints to keep; an older one is removed when the newer ones are safe on disk."""
+    keep_best: str = "none"
+    """Also keep the checkpoint with the lowest validation figure: `loss` over all samples, `macro` the mean of the
+    tasks' losses, `weighted` by the mixture's weights, `head:NAME`, `source:NAME` or `task:NAME` of one group,
+    `open_loop` the error of sampled actions. Each validation better than all before it then writes a checkpoint."""
+    async_save: bool = False
+    """Write checkpoints in the background, from a copy of weights and moments in host memory."""
+
+
+@dataclass(frozen=True)
+class ValConfig:
+    """Validation during the run, on whole episodes that are not trained on. It does not affect training."""
+
+    every: Annotated[int, Interval(ge=0, le=10**12), NO_EFFECT] = 500
+    """Steps between validations, with one more at the end; 0 disables validation."""
+    frames: Annotated[
+        int,
+        Interval(ge=0, le=10**8),
+        OnResume("validation losses are those of another sample of frames from here on; does not affect training"),
+    ] = 100_000
+    """Largest number of frames in a validation. Of more frames a fixed sample is taken: every source and task has its
+    share of it, spread over its episodes. 0 takes all frames, which needs memory for each."""
+    open_loop_every: Annotated[int, Interval(ge=0, le=10**12), NO_EFFECT] = 10
+    """Compute the open-loop action error on every N-th validation frame of each source; 0 disables it."""
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """Figures of the run, besides metrics.jsonl, which is always written."""
+
+    every: Annotated[int, Interval(ge=1, le=10**6)] = 20
+    """Steps between reads of the device: metrics are written and the progress line is updated."""
+    trackers: Annotated[
+        tuple[Literal["tensorboard", "wandb", "trackio"], ...],
+        OnResume("a new tracker gets everything from the first step on"),
+    ] = ()
+    """Trackers that mirror metrics.jsonl."""
+    report: bool = True
+    """Write report.html at the end."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """A training run. Everything that it consumes is a function of these settings and the dataset."""
+    """A training run. Everything it consumes is a function of these settings and the dataset."""
 
-    out: str = "runs/train"
-    """Run directory, made by `train`; an existing run is never overwritten."""
-    steps: Annotated[int, Interval(ge=1, le=10**12)] = 2500
+    RENAMED: ClassVar[Mapping[str, str]] = renamed.TRAIN | renamed.within("rollout", renamed.ROLLOUT)
+    REMOVED: ClassVar[Mapping[str, Any]] = {"val_weights": "average"}
+
+    output_dir: Annotated[str, NO_EFFECT] = "runs/train"
+    """Run directory, created by `train`; an existing run is never overwritten."""
+    steps: Annotated[int, Interval(ge=1, le=10**12), COMPUTED] = 2500
     """Optimizer steps."""
-    batch: Annotated[int, Interval(ge=1, le=2**24)] = 64
+    batch_size: Annotated[int, Interval(ge=1, le=2**24), COMPUTED] = 64
     """Samples per step, over all processes and micro-batches."""
-    micro_batch: Annotated[int, Interval(ge=1, le=2**24)] | None = None
-    """Samples that a process computes at a time; gradients are added up until the batch is whole. None is its share of
-    the batch at once: the fastest where the memory bears it. With a number, a run in fp32 on CPUs is the same bits on
-    however many processes; without, their number changes how sums are rounded."""
-    seed: Annotated[int, Interval(ge=0, lt=2**63)] = 0
-    """Decides the order, every draw inside a sample, and the first weights."""
-    data: DataConfig = field(default_factory=DataConfig)
-    mode: (
+    micro_batch_size: Annotated[Annotated[int, Interval(ge=1, le=2**24)] | None, ROUNDING] = None
+    """Samples per forward pass of a process; gradients are accumulated up to the whole batch. The default is the whole
+    share of the process, the fastest where it fits into memory. With a number, a run in fp32 on CPUs gives the same
+    bits on any number of processes; without, their number changes the rounding of sums."""
+    seed: Annotated[int, Interval(ge=0, lt=2**63), Fixed("it decides the order and every draw")] = 0
+    """Seed of the order, of every draw inside a sample, and of the first weights."""
+    data: Annotated[DataConfig, DATA] = field(default_factory=DataConfig)
+    mode: Annotated[
         Literal["policy", "forward_dynamics", "inverse_dynamics", "joint"]
-        | dict[Mode, Annotated[float, Interval(ge=0, lt=inf)]]
-    ) = "policy"
-    """What is learnt from each sample: `policy` (actions from what is seen), `forward_dynamics` (the states that follow
-    from given actions), `inverse_dynamics` (the actions between given states), `joint` (each of them equally often), or
-    names with weights: each position draws its own by them."""
-    policy: PolicySettings = field(default_factory=lambda: policy_type("flow").settings())
-    """Type and settings of the policy; `type` names another one than `flow`."""
-    augment: AugmentConfig = field(default_factory=AugmentConfig)
-    init_from: str = ""
-    """Folder of an exported policy to begin with: its weights and its normalisation. None named: fresh weights."""
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    max_skipped: Annotated[int, Interval(ge=1, le=10**12)] = 20
-    """Steps in a row whose gradient is not finite (they change no weight), after which the run ends as an error."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the arithmetic is done; `auto` is a GPU per process where there are any."""
-    precision: Literal["fp32", "bf16", "bf16-split"] = "fp32"
-    """fp32: all arithmetic in float32. bf16: the network computes in bfloat16 from float32 weights. bf16-split: it also
-    keeps them in bfloat16, and the 16 bits they lack beside them. Moments and checkpoints are float32 with all."""
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    compile: bool = False
-    """Compile each block of the network (`torch.compile`): slower to start, faster from then on, on GPUs."""
-    activation_checkpoint: Literal["none", "selective", "full"] = "none"
-    """What of each block is computed again in the backward pass instead of being kept: nothing, what is cheap, all."""
-    checkpoint_every: Annotated[int, Interval(ge=1, le=10**12)] = 500
-    """Steps between checkpoints; there is always one at the end."""
-    keep: Annotated[int, Interval(ge=1, le=10**9)] = 2
-    """Checkpoints kept; an older one goes only when the newer ones are safe on disk."""
-    keep_best: str = "none"
-    """Also keep the checkpoint with the lowest held-out figure: `loss` over all samples, `macro` the mean of the tasks'
-    losses, `weighted` by the mixture's weights, `head:NAME`, `source:NAME` or `task:NAME` of one group, `open_loop` the
-    error of sampled actions. Each validation that is better than all before it then makes a checkpoint."""
-    async_save: bool = False
-    """Write checkpoints beside the training; costs a copy of the weights and moments in memory."""
-    val_every: Annotated[int, Interval(ge=0, le=10**12)] = 500
-    """Steps between validations, and one at the end; 0 never validates. Training does not notice."""
-    val_frames: Annotated[int, Interval(ge=0, le=10**8)] = 100_000
-    """Held-out frames that a validation judges at most. Of more it judges a sample, the same one each time: every
-    source and task has its share of it, spread over its episodes. 0 judges all, which takes memory for each."""
-    val_weights: Literal["average", "live"] = "average"
-    """Which weights are validated: the moving average, where one is kept (`optim.ema.decay`), or those in training."""
-    val_open_loop: Annotated[int, Interval(ge=0, le=10**12)] = 10
-    """Of each source each so-many-th held-out frame is acted on, too, and the actions are compared with the recorded
-    ones; 0 never."""
-    rollout: RolloutEvery = field(default_factory=RolloutEvery)
-    log_every: Annotated[int, Interval(ge=1, le=10**6)] = 20
-    """Steps between visits to the host: metrics are written and the progress line is refreshed."""
-    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
-    """Where metrics go besides metrics.jsonl, which is always written."""
-    threads: Annotated[int, Ge(1)] = 1
-    """Arithmetic threads of torch. More than one can cost a factor of a hundred when the machine is busy, and another
-    number may round sums differently."""
-    loader_threads: Annotated[int, Ge(1)] | Literal["auto"] = "auto"
-    """Threads that read and decode."""
-    memory: str = "4GB"
-    """How much the loader may hold; data that fits stays decoded in memory. The samples are the same with any value."""
-
-    report: bool = True
-    """Write report.html at the end."""
+        | dict[Mode, Annotated[float, Interval(ge=0, lt=inf)]],
+        Fixed("it decides the task mode of each position, and whether the network predicts states"),
+    ] = "policy"
+    """Task mode of the samples: `policy` (actions from observations), `forward_dynamics` (future states from given
+    actions), `inverse_dynamics` (actions between given states), `joint` (each equally often), or weights by name: each
+    position draws its mode by them."""
+    policy: Annotated[PolicySettings, Fixed("the weights belong to another network")] = field(
+        default_factory=lambda: policy_type("flow").settings()
+    )
+    """Type and settings of the policy; `type` selects another one than `flow`."""
+    augment: Annotated[AugmentConfig, SAMPLES] = field(default_factory=AugmentConfig)
+    init_from: Annotated[str, Fixed("the run has started")] = ""
+    """Exported policy whose weights and normalisation the run starts from; the default is fresh weights."""
+    optim: Annotated[OptimConfig, FROM_HERE] = field(default_factory=OptimConfig)
+    schedule: Annotated[ScheduleConfig, COMPUTED] = field(default_factory=ScheduleConfig)
+    max_skipped_steps: Annotated[int, Interval(ge=1, le=10**12), NO_EFFECT] = 20
+    """Consecutive steps with a gradient that is not finite (they change no weight) after which the run fails."""
+    device: Annotated[Literal["auto", "cpu", "cuda"], ROUNDING] = "auto"
+    """Device of the arithmetic; `auto` takes a GPU per process where there are any."""
+    precision: Annotated[
+        Literal["fp32", "bf16", "bf16-split"],
+        OnResume(f"the checkpoint's float32 values are loaded bit for bit; {ROUNDING.consequence}"),
+    ] = "fp32"
+    """fp32: all arithmetic in float32. bf16: the network computes in bfloat16 from float32 weights. bf16-split: the
+    weights are stored in bfloat16, with their missing 16 bits beside them. Moments and checkpoints are float32."""
+    parallel: Annotated[ParallelConfig, ROUNDING] = field(default_factory=ParallelConfig)
+    compile: Annotated[bool, ROUNDING] = False
+    """Compile each block of the network (`torch.compile`): slower to start, then faster, on GPUs."""
+    activation_checkpoint: Annotated[
+        Literal["none", "selective", "full"], OnResume("the same numbers, with different memory and time")
+    ] = "none"
+    """Activations that are recomputed in the backward pass: none, the cheap ones of each block, or all of them."""
+    loader: Annotated[LoaderConfig, NO_EFFECT] = field(default_factory=LoaderConfig)
+    checkpoint: Annotated[CheckpointConfig, NO_EFFECT] = field(default_factory=CheckpointConfig)
+    val: ValConfig = field(default_factory=ValConfig)
+    rollout: Annotated[RolloutEvery, OnResume("applies to later rollouts; does not affect training")] = field(
+        default_factory=RolloutEvery
+    )
+    log: Annotated[LogConfig, NO_EFFECT] = field(default_factory=LogConfig)
+    torch_threads: Annotated[int, Ge(1), ROUNDING] = 1
+    """Threads of torch's arithmetic. More than one can cost a factor of a hundred on a busy machine, and another number
+    may round sums differently."""
 
     def resolved(self) -> "TrainConfig":
-        """With everything said that depends on other settings, so that changing those later changes nothing else."""
+        """Fill in defaults that depend on other settings, so that changing those later changes nothing else."""
         sources = tuple(replace(source, name=name) for source, name in zip(self.data.sources, self.data.names()))
         return replace(
             self,
             data=replace(self.data, sources=sources),
-            schedule=replace(self.schedule, steps=self.schedule.steps or self.steps),
+            schedule=replace(self.schedule, decay_steps=self.schedule.decay_steps or self.steps),
         )
 
     def mode_weights(self) -> dict[str, float]:
-        """The weight of each mode by name, in the sequence of `policies.modes.MODES`; their sum is 1."""
+        """Return the weight of each mode by name, in the sequence of `policies.common.modes.MODES`; they sum to 1."""
         if isinstance(self.mode, dict):
             named = {str(mode): weight for mode, weight in self.mode.items()}
         else:
@@ -190,34 +246,35 @@ class TrainConfig:
         return {mode: named.get(mode, 0.0) / total if total else 0.0 for mode in get_args(Mode)}
 
     def learns_dynamics(self) -> bool:
-        """Whether any sample is learnt from in another mode than `policy`: then the policy is given future states."""
+        """Return whether any sample is trained in another mode than `policy`, so that the policy gets future states."""
         return any(weight for mode, weight in self.mode_weights().items() if mode != "policy")
 
-    def judged_mode(self) -> str:
-        """The mode in which held-out frames are judged: as a robot acts if that is learnt, else the most trained."""
+    def val_mode(self) -> str:
+        """Return the mode of validations: `policy` if it is trained, else the mode with the largest weight."""
         weights = self.mode_weights()
         return "policy" if weights["policy"] else max(weights, key=lambda mode: weights[mode])
 
     def problems(self) -> list[str]:
-        """What is wrong between fields, one line each."""
-        found = too_many("threads", self.threads, THREADS)
-        found += too_many("loader_threads", self.loader_threads, LOADER_THREADS)
+        """Return broken rules between fields, one line each."""
+        found = too_many("torch_threads", self.torch_threads, THREADS)
+        found += too_many("loader.threads", self.loader.threads, LOADER_THREADS)
         try:
-            parse_bytes(self.memory)
+            parse_bytes(self.loader.memory)
         except ValueError as error:
-            found.append(str(error))
+            found.append(f"loader.{error}")
         found += [f"data.{line}" for line in self.data.problems()]
-        found += [f"rollout.{line}" for line in self.rollout.problems(self.data.chunk)]
+        found += [f"rollout.{line}" for line in self.rollout.problems(self.data.chunk_size)]
         if self.rollout.every and not self.mode_weights()["policy"]:
-            found.append(f"rollout.every: {self.rollout.every}: nobody learns to act when mode is {self.mode}")
+            found.append(f"rollout.every: {self.rollout.every}: mode {self.mode} does not train the policy to act")
         if not any(self.mode_weights().values()):
-            found.append(f"mode: {self.mode}: no mode has a weight, so nothing would be learnt")
+            found.append(f"mode: {self.mode}: no mode has a weight, so nothing would be trained")
         found += [f"policy.{line}" for line in self.policy.problems()]
-        if self.keep_best != "none" and not (self.val_every and self.data.holds_out()):
-            never = "val_every" if not self.val_every else "data.val_fraction"
-            found.append(f"keep_best: {self.keep_best} needs held-out losses, and with {never} 0 there are none")
-        if self.micro_batch and self.batch % self.micro_batch:
-            found.append(f"micro_batch: {self.micro_batch}: must divide the batch of {self.batch}")
+        keep_best = self.checkpoint.keep_best
+        if keep_best != "none" and not (self.val.every and self.data.has_validation()):
+            missing = "val.every" if not self.val.every else "data.val_fraction"
+            found.append(f"checkpoint.keep_best: {keep_best} needs validations, and {missing} is 0")
+        if self.micro_batch_size and self.batch_size % self.micro_batch_size:
+            found.append(f"micro_batch_size: {self.micro_batch_size}: must divide the batch_size of {self.batch_size}")
         if self.precision == "bf16-split" and self.parallel.dp_shard > 1:
             found.append(
                 f"precision: bf16-split saves nothing with parallel.dp_shard={self.parallel.dp_shard}: a float32 shard "

@@ -1,10 +1,9 @@
-"""Waiting for what rank 0 does alone, for as long as it takes.
+"""Waiting for work that rank 0 does alone, for as long as it makes progress.
 
-A collective gives up after the timeout of its process group, and what rank 0 does alone (statistics of a billion
-frames) may take longer. So rank 0 sends a beat each second from a thread of its own. A beat says how much CPU time the
-thread at work and its helpers have used, so that the others wait as long as they work, and give up when they have not
-for `limit` seconds. A rank that dies is noticed at once, since its connections close; a stopped one sends no beat,
-which the process group notices.
+A collective fails after the timeout of its process group, and work of rank 0 alone (statistics of a billion frames) may
+take longer. So a thread of rank 0 sends a heartbeat each second, with the CPU time of the working thread and its
+helpers. The other ranks wait while that time grows, and give up after `limit` seconds without growth. A dead rank is
+noticed at once, since its connections close. A stopped one sends no heartbeat, which the process group notices.
 """
 
 import threading
@@ -17,31 +16,31 @@ from torch import distributed as dist
 
 from understudy.errors import UnderstudyError
 
-BEAT = 1.0
-"""Seconds between two beats."""
+INTERVAL = 1.0
+"""Seconds between two heartbeats."""
 IDLE = int(1e7)
-"""Nanoseconds of CPU time between two beats that are no work: the beats themselves take some."""
+"""Nanoseconds of CPU time between two heartbeats that do not count as work: the heartbeats themselves take some."""
 
 
-class Stuck(UnderstudyError, RuntimeError):
-    """Rank 0 lives, and does not work."""
+class RankStalled(UnderstudyError, RuntimeError):
+    """Rank 0 is alive but makes no progress."""
 
 
 @contextmanager
-def beating() -> Iterator[None]:
-    """On rank 0, around its work: the others are in `listen` meanwhile, and no collective is called in this block."""
+def send_heartbeats() -> Iterator[None]:
+    """Send heartbeats around work of rank 0, while the others are in `wait_for_rank_0`. Excludes other collectives."""
     ended, used = threading.Event(), _clock()
 
-    def beat() -> None:
+    def send() -> None:
         try:
             last = False
             while not last:
-                last = ended.wait(BEAT)
+                last = ended.wait(INTERVAL)
                 dist.broadcast(torch.tensor([int(last), used()]), src=0)
         except RuntimeError:
-            pass  # the others are gone, which the next collective of this rank says
+            pass  # the others are gone; the next collective of this rank fails
 
-    thread = threading.Thread(target=beat, name="understudy-beat", daemon=True)
+    thread = threading.Thread(target=send, name="understudy-heartbeat", daemon=True)
     thread.start()
     try:
         yield
@@ -50,11 +49,11 @@ def beating() -> Iterator[None]:
         thread.join()
 
 
-def listen(limit: float) -> None:
-    """On the other ranks: wait until rank 0 has left `beating`.
+def wait_for_rank_0(limit: float) -> None:
+    """Wait, on the other ranks, until rank 0 has left `send_heartbeats`.
 
     Raises:
-        Stuck: for `limit` seconds rank 0 has used no CPU time.
+        RankStalled: rank 0 used no CPU time for `limit` seconds.
     """
     beat, seen, since = torch.zeros(2, dtype=torch.int64), -1, time.monotonic()
     while True:
@@ -65,14 +64,17 @@ def listen(limit: float) -> None:
         if used != seen:
             seen, since = used, time.monotonic()
         elif time.monotonic() - since > limit:
-            raise Stuck(
-                f"rank 0 has done nothing for {limit:g} seconds (parallel.timeout) while the others wait for it"
+            raise RankStalled(
+                f"rank 0 made no progress for {limit:g} seconds (parallel.timeout) while the others waited for it"
             )
 
 
 def _clock() -> Callable[[], int]:
-    """Gives the CPU time in nanoseconds, to any thread: of the calling thread, any of it (where the system can tell),
-    and of the whole process where it is more than `IDLE`, since the calling thread may wait for threads that work."""
+    """Return a function, callable from any thread, that gives CPU time in nanoseconds.
+
+    The time of the calling thread counts fully (where the system provides it). That of the whole process counts only
+    above `IDLE`, since the calling thread may wait for helpers.
+    """
     clock = time.pthread_getcpuclockid(threading.get_ident()) if hasattr(time, "pthread_getcpuclockid") else None
     seen, worked = time.process_time_ns(), 0
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from understudy.distributed.keepalive import Stuck, beating, listen
+from understudy.distributed.keepalive import RankStalled, send_heartbeats, wait_for_rank_0
 from understudy.distributed.torch_release import leave_groups_alive, missing_feature
 from understudy.errors import ConfigError, DatasetError, RankError
 
@@ -92,12 +92,12 @@ class Mesh:
         box: list[Any] = [None]
         if self.rank:
             try:
-                listen(self.timeout)
-            except Stuck as error:
+                wait_for_rank_0(self.timeout)
+            except RankStalled as error:
                 raise RankError(f"rank {self.rank}: {error}") from error
         with self.together():
             if self.rank == 0:
-                with beating() if self.world_size > 1 else nullcontext():
+                with send_heartbeats() if self.world_size > 1 else nullcontext():
                     box[0] = make()
         dist.broadcast_object_list(box, src=0)
         return box[0]
@@ -186,14 +186,14 @@ def mesh_shape(config: "TrainConfig", world: int) -> tuple[int, int]:
             f"parallel: dp_replicate {replicas} x dp_shard {shards} is {replicas * shards} processes, and there are "
             f"{world}: start {replicas * shards}, or set parallel.dp_shard to one of {fitting}{free}"
         )
-    if world > config.batch:
+    if world > config.batch_size:
         raise ConfigError(
-            f"batch: {config.batch} samples are not enough for {world} processes: use fewer, or a larger batch"
+            f"batch_size: {config.batch_size} samples do not suffice for {world} processes: use fewer, or more samples"
         )
-    if config.batch % (world * (config.micro_batch or 1)) and config.micro_batch:
+    if config.batch_size % (world * (config.micro_batch_size or 1)) and config.micro_batch_size:
         raise ConfigError(
-            f"micro_batch: {config.micro_batch} x {world} processes does not divide the batch of {config.batch}: use "
-            "another number of processes, or leave out micro_batch"
+            f"micro_batch_size: {config.micro_batch_size} x {world} processes does not divide {config.batch_size}: use "
+            "another number of processes, or leave out micro_batch_size"
         )
     if missing := missing_feature(config, world):
         raise ConfigError(missing)
@@ -202,7 +202,7 @@ def mesh_shape(config: "TrainConfig", world: int) -> tuple[int, int]:
 
 def num_micro_batches(config: "TrainConfig", mesh: Mesh) -> int:
     """Return the number of micro-batches of each process."""
-    return config.batch // (mesh.world_size * config.micro_batch) if config.micro_batch else 1
+    return config.batch_size // (mesh.world_size * config.micro_batch_size) if config.micro_batch_size else 1
 
 
 def choose_device(config: "TrainConfig", local_rank: int) -> torch.device:

@@ -1,6 +1,6 @@
-"""Being asked to stop, by a signal or by a file: noted, and looked at between two steps. Nothing is cut in half.
+"""Stop requests by signal or by file, noted and checked between two steps, so that no step is interrupted.
 
-Before the first step, while data is being opened, there is nothing to save: a process on its own then leaves at once.
+Before the first step, while data is opened, there is nothing to save: a single process then exits at once.
 """
 
 import os
@@ -13,21 +13,22 @@ from pathlib import Path
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-SAME = 5.0
-"""Seconds within which signals are one request: a scheduler signals all processes of a job, so that a rank hears from
-the scheduler and from its launcher, who hands on what it was told."""
+SAME_REQUEST = 5.0
+"""Seconds within which signals are one request. A scheduler signals all processes of a job, so a rank gets a signal
+from the scheduler and another one from its launcher, which forwards it."""
 
 
 class Stopped(BaseException):
-    """Asked to stop where nothing needs to be saved first. As KeyboardInterrupt no Exception: nobody may swallow it."""
+    """A stop request when nothing needs to be saved. No Exception, like KeyboardInterrupt, so it is not swallowed."""
 
 
 class Stop:
-    """Whether the run has been asked to stop.
+    """State of a stop request.
 
     Attributes:
-        at_once: a request raises `Stopped` where it finds the process, instead of being noted.
-        file: a file that is such a request too, for where signals do not reach (containers); None: none.
+        at_once: whether a request raises `Stopped` immediately instead of being noted.
+        file: a file whose existence is a request, for containers that signals do not reach; None for none.
+        noted: whether a signal was received.
     """
 
     def __init__(self, at_once: bool, file: Path | None) -> None:
@@ -35,14 +36,16 @@ class Stop:
 
     @property
     def asked(self) -> bool:
+        """Whether a stop was requested."""
         return self.noted or (self.file is not None and self.file.exists())
 
 
 @contextmanager
 def stop_signals(*, at_once: bool = False, file: Path | None = None) -> Iterator[Stop]:
-    """While this lasts, SIGTERM, SIGINT and SIGUSR1 ask for a stop; a second request acts as the signal did before.
+    """Handle SIGTERM, SIGINT and SIGUSR1 as stop requests within this context.
 
-    Signals reach the main thread alone, so in any other thread they change nothing.
+    A second request acts as the signal did before. Signals reach only the main thread, so in another thread nothing
+    changes.
     """
     stop = Stop(at_once, file)
     if threading.current_thread() is not threading.main_thread():
@@ -52,19 +55,19 @@ def stop_signals(*, at_once: bool = False, file: Path | None = None) -> Iterator
 
     first = 0.0
 
-    def ask(number: int, _: FrameType | None) -> None:
+    def request(number: int, _: FrameType | None) -> None:
         nonlocal first
         if not stop.noted:
             stop.noted, first = True, time.monotonic()
             if stop.at_once:
                 raise Stopped(signal.Signals(number).name)
-        elif time.monotonic() - first > SAME:
+        elif time.monotonic() - first > SAME_REQUEST:
             for each, handler in before.items():
                 signal.signal(each, handler)
             os.kill(os.getpid(), number)
 
     for number in SIGNALS:
-        signal.signal(number, ask)
+        signal.signal(number, request)
     try:
         yield stop
     finally:

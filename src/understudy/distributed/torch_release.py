@@ -37,10 +37,14 @@ def missing_feature(config: "TrainConfig", world: int) -> str | None:
     here = f"this is torch {torch.__version__}"
     if world > 1 and not has_gradient_sum():
         return f"parallel: {world} processes need torch 2.8, whose FSDP2 can sum gradients, and {here}: run one process"
-    split = config.precision == "bf16-split" and config.micro_batch is not None and config.micro_batch < config.batch
+    split = (
+        config.precision == "bf16-split"
+        and config.micro_batch_size is not None
+        and config.micro_batch_size < config.batch_size
+    )
     if split and world == 1 and not has_grad_dtype():
         return (
-            f"micro_batch: precision bf16-split needs torch 2.10, which adds up its gradients in float32, and {here}: "
-            "use precision bf16, or leave out micro_batch"
+            f"micro_batch_size: precision bf16-split needs torch 2.10, which sums gradients in float32, and {here}: "
+            "use precision bf16, or leave out micro_batch_size"
         )
     return None

@@ -10,29 +10,30 @@ class Schedule(Protocol):
     @property
     def kind(self) -> str: ...
     @property
-    def warmup(self) -> int: ...
+    def warmup_steps(self) -> int: ...
     @property
-    def final(self) -> float: ...
+    def final_lr_ratio(self) -> float: ...
     @property
-    def steps(self) -> int | None: ...
+    def decay_steps(self) -> int | None: ...
 
 
 def lr_factor(step: int, schedule: Schedule, steps: int) -> float:
     """Return the factor in [0, 1] on the learning rate for optimizer step `step` (0, 1, 2, ...).
 
-    Linear warm-up over `schedule.warmup` steps (factor 1 / warmup at step 0), then a decay from 1 to `schedule.final`
-    along a cosine or a line, constant behind its end; with kind "constant" 1 after the warm-up.
+    Linear warm-up over `schedule.warmup_steps` steps (factor 1 / warmup at step 0), then a decay from 1 to
+    `schedule.final_lr_ratio` along a cosine or a line, constant after its end. With kind "constant" it is 1 after the
+    warm-up.
 
     Args:
         step: number of steps done.
         schedule: the settings.
-        steps: length of the run; the decay ends there unless `schedule.steps` is set.
+        steps: length of the run; the decay ends there unless `schedule.decay_steps` is set.
     """
-    if step < schedule.warmup:
-        return (step + 1) / schedule.warmup
+    if step < schedule.warmup_steps:
+        return (step + 1) / schedule.warmup_steps
     if schedule.kind == "constant":
         return 1.0
-    end = schedule.steps or steps
-    done = min(1.0, (step - schedule.warmup) / max(1, end - schedule.warmup))
+    end = schedule.decay_steps or steps
+    done = min(1.0, (step - schedule.warmup_steps) / max(1, end - schedule.warmup_steps))
     shape = 0.5 * (1 + math.cos(math.pi * done)) if schedule.kind == "cosine" else 1 - done
-    return schedule.final + (1 - schedule.final) * shape
+    return schedule.final_lr_ratio + (1 - schedule.final_lr_ratio) * shape

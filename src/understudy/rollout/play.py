@@ -190,7 +190,7 @@ def prepare_env(data: DataConfig, frozen: Mapping[str, Any], play: Play) -> "tup
         raise ConfigError(f"device: {play.device!r} cannot be used here: {str(error).splitlines()[0]}") from error
     wired = make_adapter(data, frozen, play)
     try:
-        world = open_env(play.world, play.size, wired.cameras, play.tasks)
+        world = open_env(play.world, play.image_size, wired.cameras, play.tasks)
     except (ValueError, ImportError) as error:
         raise ConfigError(str(error)) from error
     check_env(wired, world, frozen)
@@ -216,15 +216,15 @@ def rollout_saved_policy(
         wired, world = prepare_env(
             data, {"policy": asdict(policy.config), "normalisation": policy.units.arrays(), "sources": sources}, play
         )
-        more = min(play.parallel, play.episodes) - 1
-        worlds = [world, *(open_env(play.world, play.size, wired.cameras, play.tasks) for _ in range(more))]
+        more = min(play.num_envs, play.episodes) - 1
+        worlds = [world, *(open_env(play.world, play.image_size, wired.cameras, play.tasks) for _ in range(more))]
         return rollout(
             policy.to(play.device).eval(),
             worlds,
             play.episodes,
             play.seed,
-            execute=play.execute,
-            steps=play.steps,
+            execute=play.action_steps,
+            steps=play.sampling_steps,
             swap_text=swap_text,
             films=films,
             device=play.device,

@@ -1,4 +1,4 @@
-"""The training loop, from the current step to the end or a request to stop: compute, log, validate, checkpoint."""
+"""The training loop, from the current step to the end or a stop request: train, log, validate, checkpoint."""
 
 import platform
 from collections.abc import Mapping
@@ -13,118 +13,128 @@ from understudy.config.schema import plain
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.distributed.signals import Stop
-from understudy.load.eval.validation_data import HeldOut
+from understudy.load.eval.validation_data import ValidationData
 from understudy.load.loader import Loader
 from understudy.order import Order
-from understudy.train.background_rollouts import Rollouts
+from understudy.train.background_rollouts import BackgroundRollouts
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.saver import Saver
-from understudy.train.eval.metrics import figures
-from understudy.train.eval.schedule import judged_and_logged
-from understudy.train.inner_loop import Pace
-from understudy.train.run_record import schedule_of
+from understudy.train.eval.evaluate import evaluate_and_log
+from understudy.train.eval.metrics import best_metrics
+from understudy.train.run_record import order_schedule
 from understudy.train.state import TrainState
-from understudy.train.track.trackers import Log
+from understudy.train.step_runner import StepRunner
+from understudy.train.track.trackers import MetricsLog
 
 
 def run_steps(
-    training: TrainState,
+    state: TrainState,
     order: Order,
-    held: HeldOut | None,
+    validation: ValidationData | None,
     loader: Loader,
     saver: Saver,
-    rollouts: Rollouts,
-    log: Log,
+    rollouts: BackgroundRollouts,
+    log: MetricsLog,
     stop: Stop,
-    unjudged: Path | None,
+    pending: Path | None,
 ) -> bool:
-    """Steps until the end or a signal; whether it was the end.
+    """Run steps until the end or a stop request; returns whether the end was reached.
 
     Args:
-        unjudged: the checkpoint that the run goes on from, if its validation is still to be made.
+        state: the state to train.
+        order: the order of the loader.
+        validation: the validation data, if any.
+        loader: source of the batches.
+        saver: writer of the checkpoints.
+        rollouts: queue of the rollouts.
+        log: destination of the metrics.
+        stop: the stop request.
+        pending: the checkpoint that the run resumes from, if its validation is still to be made.
+
     Raises:
-        Unjudged: held-out frames cannot be read; the step's checkpoint is saved.
+        ValidationFailed: validation frames cannot be read; the checkpoint of the step is saved.
     """
-    config, mesh = training.config, training.mesh
-    if unjudged is not None and held is not None:
-        judged, wrong = judged_and_logged(training, held, stop, log)
-        if wrong is not None:
-            raise wrong
-        if judged is None:
+    config, mesh = state.config, state.mesh
+    if pending is not None and validation is not None:
+        result, error = evaluate_and_log(state, validation, stop, log)
+        if error is not None:
+            raise error
+        if result is None:
             return False
         log.sync()
-        saver.judge(unjudged, figures(judged))
-    if training.step >= config.steps:
+        saver.record_metrics(pending, best_metrics(result))
+    if state.step >= config.steps:
         return True
     if mesh.any(stop.asked):
         return False
-    with Pace(training, loader, log) as pace:
+    with StepRunner(state, loader, log) as runner:
         while True:
-            pace.step()
+            runner.step()
             stopping, failed = mesh.votes(stop.asked, saver.failed)
             if failed:
-                saver.wait()  # raises why
-            complete = training.step == config.steps
+                saver.wait()  # raises the error of the save
+            complete = state.step == config.steps
             last = complete or stopping
-            judge_now = held is not None and (complete or _due(training.step, config.val_every))
-            play_now = rollouts.due(training.step)
-            save = last or _due(training.step, config.checkpoint_every)
-            if judge_now or play_now or save or _due(training.step, config.log_every):
-                pace.write()
-                rollouts.look(log, training.step)
-            judged, wrong = {}, None
-            if judge_now and held is not None:
-                judged, wrong = judged_and_logged(training, held, stop, log)
-                last = last or judged is None
-            if play_now:  # before the checkpoint: whoever goes on from that finds what is due
-                rollouts.set_aside(training.step, training.eval_policy, whole_weights(training))
-            # Steps that change nothing push no good checkpoint out.
-            if last or ((save or saver.improves(figures(judged or {}))) and not pace.idles):
-                log.sync()  # what a checkpoint stands for is on disk before the checkpoint is
-                saver.save(training.step, training.tensors(), _state(config, mesh, order, loader.position, judged))
-            if wrong is not None:
+            validate_now = validation is not None and (complete or _is_due(state.step, config.val.every))
+            rollout_now = rollouts.due(state.step)
+            save = last or _is_due(state.step, config.checkpoint.every)
+            if validate_now or rollout_now or save or _is_due(state.step, config.log.every):
+                runner.log_steps()
+                rollouts.poll(log, state.step)
+            result, error = {}, None
+            if validate_now and validation is not None:
+                result, error = evaluate_and_log(state, validation, stop, log)
+                last = last or result is None
+            if rollout_now:  # before the checkpoint, so that a run resumed from it finds the rollout in the queue
+                rollouts.enqueue(state.step, state.eval_policy, gather_weights(state))
+            # Steps that change nothing must not displace good checkpoints.
+            if last or ((save or saver.improves(best_metrics(result or {}))) and not runner.stalled):
+                log.sync()  # the metrics are on disk before the checkpoint that depends on them
+                saver.save(state.step, state.tensors(), _checkpoint_state(config, mesh, order, loader.position, result))
+            if error is not None:
                 saver.wait()
-                raise wrong
+                raise error
             if last:
-                return complete and judged is not None
-            if judge_now or play_now or save:
-                pace.pause_over()
+                return complete and result is not None
+            if validate_now or rollout_now or save:
+                runner.restart_clock()
 
 
-def whole_weights(training: TrainState) -> dict[str, torch.Tensor]:
-    """The weights to hand out, whole and in float32, on rank 0; all ranks call this together."""
-    prefix, whole = "average/" if training.average is not None else "weights/", dict[str, torch.Tensor]()
-    for name, tensor in training.tensors().items():
+def gather_weights(state: TrainState) -> dict[str, torch.Tensor]:
+    """Gather the weights to export on rank 0, whole and in float32; all ranks call this together."""
+    prefix, whole = "average/" if state.average is not None else "weights/", dict[str, torch.Tensor]()
+    for name, tensor in state.tensors().items():
         if name.startswith(prefix):
             full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # a collective: on every rank
-            if training.mesh.rank == 0:
+            if state.mesh.rank == 0:
                 whole[name.removeprefix(prefix)] = full.cpu()
     return whole
 
 
-def _due(step: int, every: int) -> bool:
-    return step % every == 0
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
 
 
-def _state(
-    config: TrainConfig, mesh: Mesh, order: Order, position: int, judged: Mapping[str, Any] | None
+def _checkpoint_state(
+    config: TrainConfig, mesh: Mesh, order: Order, position: int, result: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """What a checkpoint says besides its tensors. judged: None where its validation is still to be made."""
-    later = {checkpoint.UNJUDGED: True} if judged is None else {}
+    """State of a checkpoint besides its tensors. result: of its validation; None if that is still to be made."""
+    pending = {checkpoint.PENDING: True} if result is None else {}
     return {
-        **later,
+        **pending,
         "position": position,
-        "schedule": schedule_of(order),
+        "schedule": order_schedule(order),
         "seed": config.seed,
         "world": mesh.world_size,
-        "batch": config.batch,
+        "batch": config.batch_size,
         "settings": plain(config),
-        "judged": figures(judged or {}),
-        "versions": versions(),
+        "judged": best_metrics(result or {}),
+        "versions": library_versions(),
     }
 
 
-def versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
+    """Return the versions that may change how sums are rounded."""
     return {
         "understudy": __version__,
         "python": platform.python_version(),

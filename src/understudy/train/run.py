@@ -1,11 +1,11 @@
-"""A training run from first to last step: the only file that knows data, policy, optimizer, mesh and disk at once.
+"""A training run from first to last step.
 
-Step k consumes positions [k * batch, (k + 1) * batch) of the order; each rank makes its share of them. One integer is
-the state of everything random, so a run that was killed and resumed computes what the run that was never stopped
-computes, bit for bit. Rank 0 alone writes the run's own files; all ranks write checkpoints.
+Step k consumes positions [k * batch_size, (k + 1) * batch_size) of the order; each rank builds its share of them. One
+integer is the state of everything random, so a run that was killed and resumed computes the same bits as a run that was
+never stopped. Rank 0 alone writes the run's own files; all ranks write checkpoints.
 """
 
-import sys
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -16,113 +16,165 @@ import torch
 
 from understudy.addresses import CREDENTIALS_HINT, has_credentials
 from understudy.atomic import write_text
-from understudy.config.schema import differences, dump_yaml, plain, validate, without_credentials
+from understudy.config.schema import differences, dump_yaml, plain, without_credentials
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.distributed.signals import Stop, Stopped, stop_signals
 from understudy.errors import ConfigError, DatasetError
-from understudy.load.eval.validation_data import HeldOut
+from understudy.load.eval.validation_data import ValidationData
 from understudy.storage.options import RemoteOptions
 from understudy.train import precision
-from understudy.train.background_rollouts import Rollouts
+from understudy.train.background_rollouts import BackgroundRollouts
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.export import find_checkpoint
-from understudy.train.checkpoint.run_dir import RunDir, as_begun
+from understudy.train.checkpoint.run_dir import RunDir, read_settings
 from understudy.train.checkpoint.saver import Saver
-from understudy.train.data.data import RunData, file_digests, fingerprint, open_data
-from understudy.train.data.fingerprint import changed, place
-from understudy.train.eval.schedule import held_out, validated_on
-from understudy.train.inner_loop import loader_of
-from understudy.train.loop import run_steps, versions, whole_weights
-from understudy.train.resume_check import review
-from understudy.train.run_record import decided, first_weights, order_now, sources_of
-from understudy.train.startup_summary import started
+from understudy.train.data.data import RunData, dataset_fingerprint, file_digests, open_data
+from understudy.train.data.fingerprint import changed_kinds, describe_change
+from understudy.train.data.loading import make_loader
+from understudy.train.eval.evaluate import open_validation, read_validation_data
+from understudy.train.loop import gather_weights, library_versions, run_steps
+from understudy.train.resume_check import check_resume
+from understudy.train.run_record import current_order, load_initial_weights, new_run_record, recorded_sources
+from understudy.train.startup_summary import startup_summary
 from understudy.train.state import TrainState, init_train_state, stored_names
-from understudy.train.track.trackers import Log
+from understudy.train.track.trackers import MetricsLog
 
 DONE, STOPPED = 0, 75
 
+logger = logging.getLogger(__name__)
+
 
 def train(config: TrainConfig) -> int:
-    """Start a new run in `config.out` and carry it to its end; every process of the run calls this.
+    """Run a new training in `config.output_dir` to its end; every process of the run calls this.
 
-    Returns DONE, or STOPPED when a signal or the file RUN/STOP asked for it: `resume` then goes on from there.
+    Returns:
+        DONE, or STOPPED after a signal or the file RUN/STOP: `resume` then continues.
 
     Raises:
-        ConfigError: there is a run in that folder already, or the settings do not go with the processes; on all ranks.
-        DatasetError: the dataset cannot be used. RankError: another process failed or went away.
+        ConfigError: that folder contains a run, or the settings do not fit the processes; on all ranks.
+        DatasetError: the dataset cannot be used.
+        RankError: another process failed or disappeared.
     """
     config = without_credentials(config).resolved()
-    run = RunDir(Path(config.out))
+    run = RunDir(Path(config.output_dir))
 
     def work(mesh: Mesh, stop: Stop) -> int:
         mesh.first(run.refuse_existing)
-        data = _opened(config, mesh)
+        data = _open_new_data(config, mesh)
         with mesh.together():
-            held = validated_on(config, data)
-        mesh.first(lambda: run.begin(config, decided(config, data, mesh)))
+            validation = open_validation(config, data)
+        mesh.first(lambda: run.begin(config, new_run_record(config, data, mesh)))
         for address in dict.fromkeys(source.root for source in config.data.mixed()) if mesh.rank == 0 else ():
             if has_credentials(address):
-                print(f"{address}: to resume, give its credentials again: {CREDENTIALS_HINT}", file=sys.stderr)
+                logger.warning("%s: to resume, give its credentials again: %s", address, CREDENTIALS_HINT)
         try:
-            return _carry_on(run, config, config, data, held, mesh, stop)
+            return _run(run, config, config, data, validation, mesh, stop)
         except (ConfigError, DatasetError):
-            if mesh.rank == 0 and checkpoint.latest(run.checkpoints) is None:
-                run.withdraw()  # or the same command, mended, would be told that there is a run already
+            if mesh.rank == 0 and checkpoint.find_latest(run.checkpoints) is None:
+                run.withdraw()  # otherwise the corrected command would find a run in its folder
             raise
 
-    return _together(run, config, work)
+    return _start(run, config, work)
 
 
 def resume(config: TrainConfig) -> int:
-    """Carry on the run in `config.out` from its latest checkpoint, at the exact next sample.
+    """Continue the run in `config.output_dir` from its latest checkpoint, at the exact next sample.
 
-    `config` is the run's own (`RunDir.settings`), or changed; what changes and what follows from it is told before
-    anything is trained (`resume_check.py`).
+    Args:
+        config: the run's own settings (`RunDir.settings`), or changed ones. Changes and their consequences are logged
+            before training starts (`resume_check.py`).
 
     Raises:
-        ConfigError: with other settings it would be another run, or the dataset is not what it was; lists each
-            difference.
+        ConfigError: these settings would make it a different run, or the dataset changed; lists each difference.
     """
     config = without_credentials(config)
-    run = RunDir(Path(config.out))
-    run.settings()  # or there is nothing to lock
+    run = RunDir(Path(config.output_dir))
+    run.settings()  # raises where there is no run to lock
 
     def work(mesh: Mesh, stop: Stop) -> int:
         with mesh.together():
-            then, data = _checked(run, config, mesh)
-            held = validated_on(config, data)
+            then, data = _check_changes(run, config, mesh)
+            validation = open_validation(config, data)
             edited = bool(differences(run.settings(), config))
             before = run.config.read_text(encoding="utf-8")
         if edited:
             mesh.first(lambda: write_text(run.config, dump_yaml(config)))
         try:
-            return _carry_on(run, config, then, data, held, mesh, stop)
+            return _run(run, config, then, data, validation, mesh, stop)
         except ConfigError:
             if edited and mesh.rank == 0:
-                write_text(run.config, before)  # or the run would be refused from now on, whatever it is told
+                write_text(run.config, before)  # otherwise every later resume would be refused, too
             raise
 
-    return _together(run, config, work)
+    return _start(run, config, work)
 
 
-def _together(run: RunDir, config: TrainConfig, work: Callable[[Mesh, Stop], int]) -> int:
-    """`work` with the other processes, alone in the run's folder, and stoppable from the first moment on."""
+def evaluate_checkpoint(root: Path, which: int | str = "latest", *, per_dim: bool = False) -> dict[str, Any]:
+    """Compute the validation losses of a checkpoint: the result of `evaluate` and its `step`, as during the run.
+
+    Args:
+        root: the run directory.
+        which: step of the checkpoint, "latest" or "best" (by `checkpoint.keep_best`, else by `loss`).
+        per_dim: include the action loss of each dimension.
+
+    Raises:
+        ConfigError: no run, no such checkpoint, another dataset, or no validation episodes.
+    """
+    run = RunDir(root)
+    now = run.settings()
+    source = find_checkpoint(run.checkpoints, which, now.checkpoint.keep_best)
+    config = _move_settings(read_settings(checkpoint.read_state(source)["settings"], source), now)
+    torch.set_num_threads(config.torch_threads)
+    with join_mesh(config) as mesh:
+        with mesh.together():
+            record = run.read_record()
+            data = _open_same_data(run, record, config, mesh, "its checkpoints can be validated on that one only")
+            validation = read_validation_data(config, data)
+        if validation is None:
+            raise ConfigError(f"{root}: there are no validation episodes (data.val_fraction is 0)")
+        state = init_train_state(config, data, record["normalisation"], mesh)
+        with closing(Saver(run.checkpoints, keep_last=config.checkpoint.keep_last)) as saver:
+            saved = _load(state, saver, source)
+        return {"step": saved["step"], **state.evaluate(validation, per_dim=per_dim)}
+
+
+def _start(run: RunDir, config: TrainConfig, work: Callable[[Mesh, Stop], int]) -> int:
+    """Join the other processes, lock the run's folder and handle stop signals, then do `work`."""
     try:
-        with stop_signals(at_once=True) as stop, join_mesh(config) as mesh, _alone_there(run, config, mesh):
-            stop.at_once = mesh.world_size == 1  # several have to agree
+        with stop_signals(at_once=True) as stop, join_mesh(config) as mesh, _lock(run, config, mesh):
+            stop.at_once = mesh.world_size == 1  # several processes have to agree
             if mesh.rank == 0:
-                run.stop.unlink(missing_ok=True)  # an old one, or the run would stop at once
+                run.stop.unlink(missing_ok=True)  # an old file would stop the run at once
                 stop.file = run.stop
             return work(mesh, stop)
-    except Stopped as asked:
-        verb = f"resume {run.root}" if run.config.exists() else f"train --out {run.root} …"
-        print(f"stopped by {asked} before the first step: understudy {verb} starts where this did", file=sys.stderr)
+    except Stopped as signal:
+        command = f"resume {run.root}" if run.config.exists() else f"train --output-dir {run.root} …"
+        logger.warning("stopped by %s before the first step: understudy %s starts again", signal, command)
         return STOPPED
 
 
-def _opened(config: TrainConfig, mesh: Mesh) -> RunData:
-    """The data of a new run. Rank 0 alone looks for files that are missing, and the others leave out what it does."""
+@contextmanager
+def _lock(run: RunDir, config: TrainConfig, mesh: Mesh) -> Iterator[None]:
+    """Hold the run's lock on rank 0. Raises ConfigError if another process trains it, or the ranks' settings differ."""
+    settings = mesh.gather(plain(config))
+    for rank, others in enumerate(settings):
+        if different := [name for name in others if others[name] != settings[0][name]]:
+            name = different[0]
+            raise ConfigError(f"{name}: rank 0 was started with {settings[0][name]}, rank {rank} with {others[name]}")
+    lock = None
+    with mesh.together():
+        if mesh.rank == 0:
+            lock = run.lock()
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.close()
+
+
+def _open_new_data(config: TrainConfig, mesh: Mesh) -> RunData:
+    """Open the data of a new run. Rank 0 alone checks for missing files; the others skip the same episodes."""
     with mesh.together():
         data = open_data(config, None, mesh.rank == 0)
     skipped = mesh.first(lambda: data.skipped)
@@ -133,186 +185,147 @@ def _opened(config: TrainConfig, mesh: Mesh) -> RunData:
     return data
 
 
-def _checked(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainConfig, RunData]:
-    """The settings so far, and the data; raises as `resume` does, and tells the changes."""
-    frozen, latest = run.frozen(), checkpoint.latest(run.checkpoints)
-    state = checkpoint.read_state(latest) if latest is not None else None
-    # Not against config.yaml: a person may have edited that.
-    then = validate(TrainConfig, as_begun((state or frozen)["settings"]), where=latest or run.order, fresh=False)
-    here = {"world": mesh.world_size, "versions": versions()}
-    lines = review(run.root, replace(then, out=config.out), config, state, here)
-    data = _same_data(run, frozen, config, mesh, "start a new one with another --out")
+def _check_changes(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainConfig, RunData]:
+    """Return the settings of the latest checkpoint, and the data; log the changes. Raises as `resume` does."""
+    record, latest = run.read_record(), checkpoint.find_latest(run.checkpoints)
+    saved = checkpoint.read_state(latest) if latest is not None else None
+    # config.yaml is not the reference: it may have been edited.
+    then = read_settings((saved or record)["settings"], latest or run.order)
+    here = {"world": mesh.world_size, "versions": library_versions()}
+    lines = check_resume(run.root, replace(then, output_dir=config.output_dir), config, saved, here)
+    data = _open_same_data(run, record, config, mesh, "start a new run with another --output-dir")
     for line in lines if mesh.rank == 0 else ():
-        print(f"resume: {line}", file=sys.stderr)
+        logger.info("resume: %s", line)
     return then, data
 
 
-def _same_data(run: RunDir, frozen: Mapping[str, Any], config: TrainConfig, mesh: Mesh, instead: str) -> RunData:
-    """The data of `config`, opened. Raises ConfigError where it is not what the run was started on."""
-    data = open_data(config, sources_of(frozen), mesh.rank == 0)
-    before, now = frozen["dataset"], fingerprint(data)
-    moved = [
+def _open_same_data(run: RunDir, record: Mapping[str, Any], config: TrainConfig, mesh: Mesh, remedy: str) -> RunData:
+    """Open the data of `config`. Raises ConfigError if the dataset changed since the run started."""
+    data = open_data(config, recorded_sources(record), mesh.rank == 0)
+    before, now = record["dataset"], dataset_fingerprint(data)
+    changes = [
         f"  {name}: {before.get(name)} -> {now.get(name)}"
         for name in {**before, **now}
         if before.get(name) != now.get(name)
     ]
-    if moved:
-        head = f"{run.root}: the dataset is not the one that the run was started on; {instead}"
-        raise ConfigError("\n".join([head, *moved]))
+    if changes:
+        head = f"{run.root}: the dataset is not the one that the run was started on; {remedy}"
+        raise ConfigError("\n".join([head, *changes]))
     if mesh.rank == 0:
-        _same_files(run, frozen.get("files"), data, config)
+        _check_files(run, record.get("files"), data, config)
     return data
 
 
-def _same_files(run: RunDir, before: Any, data: RunData, config: TrainConfig) -> None:
-    """Raise ConfigError where data or video files are not what they were; with `data.changed_files` accept, say so."""
+def _check_files(run: RunDir, before: Any, data: RunData, config: TrainConfig) -> None:
+    """Raise ConfigError if data or video files changed; with `data.changed_files` accept, log them instead."""
     if not isinstance(before, Mapping):
-        what = "began with a version that did not look at data and video files; whether they changed is not known"
-        print(f"{run.root}: {what}", file=sys.stderr)
+        logger.warning(
+            "%s: was started by a version that did not record data and video files; changes cannot be detected",
+            run.root,
+        )
         return
     now = file_digests(data, Path(RemoteOptions(cache=config.data.cache).folder))
-    lines = [f"  {name}: {place(before[name], now[name] or [])}" for name in changed(before, now)]
+    lines = [f"  {name}: {describe_change(before[name], now[name] or [])}" for name in changed_kinds(before, now)]
     if not lines:
         return
-    what = f"{run.root}: files of the dataset are not those that the run was started on"
+    what = f"{run.root}: files of the dataset changed since the run started"
     if config.data.changed_files == "accept":
-        print("\n".join([f"{what}; it goes on with what is there (data.changed_files)", *lines]), file=sys.stderr)
+        logger.warning("\n".join([f"{what}; the run uses the present ones (data.changed_files)", *lines]))
         return
-    fix = "put them back, or, where they were repaired, go on with --data.changed-files accept"
+    fix = "restore them, or, if they were repaired, resume with --data.changed-files accept"
     raise ConfigError("\n".join([f"{what}; {fix}", *lines]))
 
 
-def judge(root: Path, which: int | str = "latest", *, per_dim: bool = False) -> dict[str, Any]:
-    """Held-out losses of a checkpoint of a run: `validation`'s result, with `step`; what the run itself found there.
+def _move_settings(then: TrainConfig, now: TrainConfig) -> TrainConfig:
+    """Return the settings of a checkpoint, which decide its figures, with the present paths, machine and processes."""
+    paths = {"root", "keep_ranges", "stats"}
 
-    Args:
-        which: step of the checkpoint, "latest" or "best" (by `keep_best`, else by `loss`).
-    Raises:
-        ConfigError: no run, no such checkpoint, another dataset, or nothing held out.
-    """
-    run = RunDir(root)
-    now = run.settings()
-    source = find_checkpoint(run.checkpoints, which, now.keep_best)
-    then = validate(TrainConfig, as_begun(checkpoint.read_state(source)["settings"]), where=source, fresh=False)
-    config = _as_then(then, now)
-    torch.set_num_threads(config.threads)
-    with join_mesh(config) as mesh:
-        with mesh.together():
-            frozen = run.frozen()
-            data = _same_data(run, frozen, config, mesh, "its checkpoints can be judged on that one alone")
-            held = held_out(config, data)
-        if held is None:
-            raise ConfigError(f"{root}: nothing is held out (data.val_fraction is 0)")
-        training = init_train_state(config, data, frozen["normalisation"], mesh)
-        with closing(Saver(run.checkpoints, keep=config.keep)) as saver:
-            state = _loaded(training, saver, source)
-        return {"step": state["step"], **training.evaluate(held, per_dim=per_dim)}
-
-
-def _as_then(then: TrainConfig, now: TrainConfig) -> TrainConfig:
-    """The settings of a checkpoint, which decide its figures, in the place and on the machine of now, by however many
-    processes there are."""
-    paths = {"root", "keep", "stats"}
-
-    def placed(old: Any, new: Any, names: set[str]) -> Any:
+    def updated(old: Any, new: Any, names: set[str]) -> Any:
         return replace(old, **{name: getattr(new, name) for name in names})
 
-    sources = tuple(placed(old, new, paths) for old, new in zip(then.data.sources, now.data.sources))
-    data = replace(placed(then.data, now.data, {*paths, "cache", "cache_size", "changed_files"}), sources=sources)
-    here = placed(then, now, {"out", "device", "memory", "loader_threads"})
-    return replace(here, data=data, micro_batch=None, parallel=ParallelConfig(timeout=now.parallel.timeout))
+    sources = tuple(updated(old, new, paths) for old, new in zip(then.data.sources, now.data.sources))
+    data = replace(updated(then.data, now.data, {*paths, "cache", "cache_size", "changed_files"}), sources=sources)
+    here = updated(then, now, {"output_dir", "device", "loader"})
+    return replace(here, data=data, micro_batch_size=None, parallel=ParallelConfig(timeout=now.parallel.timeout))
 
 
-@contextmanager
-def _alone_there(run: RunDir, config: TrainConfig, mesh: Mesh) -> Iterator[None]:
-    """The run's lock, held by rank 0 for all. Raises ConfigError when others train it, or the ranks disagree."""
-    settings = mesh.gather(plain(config))
-    for rank, others in enumerate(settings):
-        if odd := [name for name in others if others[name] != settings[0][name]]:
-            raise ConfigError(
-                f"{odd[0]}: rank 0 was started with {settings[0][odd[0]]}, rank {rank} with {others[odd[0]]}"
-            )
-    held = None
-    with mesh.together():
-        if mesh.rank == 0:
-            held = run.lock()
-    try:
-        yield
-    finally:
-        if held is not None:
-            held.close()
-
-
-def _carry_on(
+def _run(
     run: RunDir,
     config: TrainConfig,
     then: TrainConfig,
     data: RunData,
-    held: HeldOut | None,
+    validation: ValidationData | None,
     mesh: Mesh,
     stop: Stop,
 ) -> int:
-    """From the latest checkpoint, or from nothing, to the end. then: the settings so far."""
-    torch.set_num_threads(config.threads)
-    latest, position = mesh.first(lambda: checkpoint.latest(run.checkpoints)), 0
+    """Train from the latest checkpoint, or from step 0, to the end. then: settings of that checkpoint."""
+    torch.set_num_threads(config.torch_threads)
+    latest, position = mesh.first(lambda: checkpoint.find_latest(run.checkpoints)), 0
     with mesh.together():
-        saved = run.frozen()
-        state = checkpoint.read_state(latest) if latest is not None else None
-        order = order_now(saved, state, then, config, data, where=run.order)
-        weights = first_weights(config, data, saved) if latest is None else None
-    training = init_train_state(config, data, saved["normalisation"], mesh, weights)
+        record = run.read_record()
+        saved = checkpoint.read_state(latest) if latest is not None else None
+        order = current_order(record, saved, then, config, data, where=run.order)
+        weights = load_initial_weights(config, data, record) if latest is None else None
+    state = init_train_state(config, data, record["normalisation"], mesh, weights)
     if mesh.rank == 0:
-        print("\n".join([_table(training), *started(config, data, order)]), file=sys.stderr)
-    best = config.keep_best if config.keep_best != "none" else None
-    with closing(Saver(run.checkpoints, keep=config.keep, best_by=best, background=config.async_save)) as saver:
+        logger.info("\n".join([_precision_table(state), *startup_summary(config, data, order)]))
+    best_by = config.checkpoint.keep_best if config.checkpoint.keep_best != "none" else None
+    with closing(
+        Saver(
+            run.checkpoints,
+            keep_last=config.checkpoint.keep_last,
+            best_by=best_by,
+            background=config.checkpoint.async_save,
+        )
+    ) as saver:
         if latest is not None:
-            state = _loaded(training, saver, latest)
-            training.step, position = state["step"], state["position"]
+            saved = _load(state, saver, latest)
+            state.step, position = saved["step"], saved["position"]
             if mesh.rank == 0:
-                print(f"resume: from {latest.name}, position {position}", file=sys.stderr)
-                if training.step >= config.steps:
-                    print(f"resume: all {config.steps} steps are done; --steps trains for longer", file=sys.stderr)
+                logger.info("resume: from %s, position %s", latest.name, position)
+                if state.step >= config.steps:
+                    logger.info("resume: all %s steps are done; --steps trains for longer", config.steps)
         with mesh.together():
-            log = Log(run, config, training.step, writes=mesh.rank == 0)
+            log = MetricsLog(run.root, config, state.step, writes=mesh.rank == 0)
         journal = run.substitutions(mesh.rank)
         with closing(log):
             with mesh.together():
-                rollouts = Rollouts(run, config, saved, training.step, first=mesh.rank == 0)
+                rollouts = BackgroundRollouts(run, config, record, state.step, first=mesh.rank == 0)
             with closing(rollouts):
-                with loader_of(config, data, order, mesh, position, journal) as loader:
+                with make_loader(config, data, order, mesh, position, journal) as loader:
                     saver.prune()
                     stop.at_once = False  # from here on there is something to save
-                    held = held.resident(loader.spare_bytes) if held else None
-                    unjudged = latest if state is not None and state.get(checkpoint.UNJUDGED) else None
-                    whole_run = run_steps(training, order, held, loader, saver, rollouts, log, stop, unjudged)
+                    validation = validation.keep_decoded(loader.spare_bytes) if validation else None
+                    pending = latest if saved is not None and saved.get(checkpoint.PENDING) else None
+                    complete = run_steps(state, order, validation, loader, saver, rollouts, log, stop, pending)
                     saver.wait()
-                    if told := len(loader.substitutions):
-                        print(f"{told} samples could not be read, neighbours stood in: {journal}", file=sys.stderr)
-                if whole_run:
-                    whole = whole_weights(training)
-                    mesh.first(lambda: training.eval_policy.save(run.policy, whole, saved.get("metadata")))
-                    if rollouts.finished(log, mesh, stop):
+                    if count := len(loader.substitutions):
+                        logger.warning("%s samples could not be read and were substituted: %s", count, journal)
+                if complete:
+                    whole = gather_weights(state)
+                    mesh.first(lambda: state.eval_policy.save(run.policy, whole, record.get("metadata")))
+                    if rollouts.wait_until_done(log, mesh, stop):
                         return DONE
     if mesh.rank == 0:
         run.stop.unlink(missing_ok=True)
-        print(f"stopped at step {training.step} of {config.steps}: understudy resume {run.root}", file=sys.stderr)
+        logger.warning("stopped at step %s of %s: understudy resume %s", state.step, config.steps, run.root)
     return STOPPED
 
 
-def _loaded(training: TrainState, saver: Saver, path: Path) -> dict[str, Any]:
-    """Put a checkpoint into `training`; returns its state."""
-    tensors = training.tensors()
-    names = stored_names(tensors, checkpoint.tensor_names(path), training.policy.config.OLD_MODULES)
-    state = saver.load(path, names)
-    precision.restore(training.policy, training.optimizer, tensors)
-    return state
+def _load(state: TrainState, saver: Saver, path: Path) -> dict[str, Any]:
+    """Load a checkpoint into `state`; returns its state.json."""
+    tensors = state.tensors()
+    names = stored_names(tensors, checkpoint.tensor_names(path), state.policy.config.OLD_MODULES)
+    saved = saver.load(path, names)
+    precision.restore(state.policy, state.optimizer, tensors)
+    return saved
 
 
-def _table(training: TrainState) -> str:
-    """What is kept and computed in which precision; and how it is spread."""
-    replicas, shards = training.mesh.shape
-    compute = training.policy.config.compute
-    world, device = training.mesh.world_size, training.mesh.device.type
-    where = f"{world} processes on {device}: {replicas} x {shards} (replicas x shards)"
-    where = where if world > 1 else f"1 process on {device}"
-    return "\n".join([where, precision.table(training.policy, training.optimizer, training.average, compute)])
+def _precision_table(state: TrainState) -> str:
+    """Table of dtypes and bytes, below a line about the mesh."""
+    replicas, shards = state.mesh.shape
+    compute = state.policy.config.compute
+    world_size, device = state.mesh.world_size, state.mesh.device.type
+    where = f"{world_size} processes on {device}: {replicas} x {shards} (replicas x shards)"
+    where = where if world_size > 1 else f"1 process on {device}"
+    return "\n".join([where, precision.table(state.policy, state.optimizer, state.average, compute)])

@@ -1,12 +1,12 @@
-"""What the beginning of a run decides for good (order.json), and the order as it is when the run goes on.
+"""Decisions that hold for a whole run (order.json), and the current order on resume.
 
-The order is frozen with the run; only the shares of the sources may change on the way, from a position on. Each such
-change is one more entry of its schedule, which the checkpoints behind it carry: what leads to a checkpoint is always
-known from that checkpoint and order.json.
+The order is fixed when the run starts. Only the shares of the sources may change later, from a position on. Each change
+adds an entry to the schedule of the order, which later checkpoints contain. A checkpoint and order.json together
+therefore define every sample up to that checkpoint.
 """
 
 import json
-import sys
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -21,34 +21,36 @@ from understudy.errors import ConfigError
 from understudy.order import Order
 from understudy.storage.options import RemoteOptions
 from understudy.train.checkpoint.export import read_initial_policy
-from understudy.train.data.data import RunData, file_digests, fingerprint, normalisation
-from understudy.train.inner_loop import new_order
+from understudy.train.data.data import RunData, compute_normalisation, dataset_fingerprint, file_digests
+from understudy.train.data.loading import make_order
+
+logger = logging.getLogger(__name__)
 
 
-def decided(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, Any]:
-    """What order.json holds, but its version.
+def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, Any]:
+    """Make the content of order.json, without its version.
 
     Raises:
-        ConfigError: no such policy to begin with, memory for less than a batch. DatasetError: values that cannot be
-            normalised.
+        ConfigError: there is no such initial policy, or one batch does not fit the memory.
+        DatasetError: values cannot be normalised.
     """
     network = data.policy_config(config)
-    first = read_initial_policy(config.init_from, network) if config.init_from else None
+    initial = read_initial_policy(config.init_from, network) if config.init_from else None
     cache = Path(RemoteOptions(cache=config.data.cache).folder)
-    computed = normalisation(data, config.data.normalise, cache)
-    if first is not None:
-        _check_units(config.init_from, first.normalisation, computed)
-    order, said = new_order(config, data, mesh)
-    for line in said:
-        print(f"order: {line}", file=sys.stderr)
+    computed = compute_normalisation(data, config.data.normalise, cache)
+    if initial is not None:
+        _check_same_meaning(config.init_from, initial.normalisation, computed)
+    order, notes = make_order(config, data, mesh)
+    for line in notes:
+        logger.warning("order: %s", line)
     return {
         "order": json.loads(order.to_json()),
-        "dataset": fingerprint(data),
+        "dataset": dataset_fingerprint(data),
         "files": file_digests(data, cache),
-        "normalisation": first.normalisation if first else computed,
+        "normalisation": initial.normalisation if initial else computed,
         "policy": asdict(network),
         "metadata": data.metadata(),
-        "init": first.digest if first else None,
+        "init": initial.digest if initial else None,
         "sources": [
             {
                 "name": name,
@@ -64,15 +66,15 @@ def decided(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, Any]:
     }
 
 
-def sources_of(frozen: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What order.json says of each source, by name."""
-    return {source["name"]: source for source in frozen.get("sources", ())}
+def recorded_sources(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the entry of each source in order.json, by name."""
+    return {source["name"]: source for source in record.get("sources", ())}
 
 
-def _check_units(path: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Raise ConfigError where an exported policy's numbers mean something else than those of this run's data."""
+def _check_same_meaning(path: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the numbers of an exported policy have another meaning than those of this run's data."""
     heads, own = list(theirs.get("heads", [""])), list(ours["heads"])
-    # A policy of one robot may go on with a dataset of another name, but not as another robot that is known.
+    # A policy of one robot may continue on a dataset of another name, but not as another known robot.
     if heads != own and (len(heads) > 1 or len(own) > 1 or all("::" in name for name in (*heads, *own))):
         raise ConfigError(
             f"init_from: {path} has the norm heads {', '.join(heads)}, the data has {', '.join(own)}: "
@@ -81,59 +83,65 @@ def _check_units(path: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) 
     for key, now in ours["dims"].items():
         if (before := theirs.get("dims", {}).get(key, now)) != now:
             raise ConfigError(f"init_from: {path} has heads with {before} dimensions of {key!r}, the data {now}")
-    plain_delta = [[False] * len(row) for row in ours["delta"]]
-    learnt, asked = (
+    no_deltas = [[False] * len(row) for row in ours["delta"]]
+    learned, configured = (
         [[i for i, is_delta in enumerate(row) if is_delta] for row in rows]
-        for rows in (theirs.get("delta", plain_delta), ours["delta"])
+        for rows in (theirs.get("delta", no_deltas), ours["delta"])
     )
-    if learnt != asked:
-        raise ConfigError(f"init_from: {path} learnt the dimensions {learnt} as differences, `delta` says {asked}")
+    if learned != configured:
+        raise ConfigError(
+            f"init_from: {path} learned the dimensions {learned} as differences, delta_action_dims are {configured}"
+        )
 
 
-def order_now(
-    frozen: Mapping[str, Any],
-    state: Mapping[str, Any] | None,
+def current_order(
+    record: Mapping[str, Any],
+    saved: Mapping[str, Any] | None,
     then: TrainConfig,
     config: TrainConfig,
     data: RunData,
     where: object,
 ) -> Order:
-    """The order to go on with: that of the checkpoint, with other shares from its position on where weights changed.
+    """Return the order of the checkpoint, with new shares from its position on where weights changed.
 
     Args:
-        frozen: order.json. state: of the latest checkpoint; None: there is none.
-        then: settings of that checkpoint, or of the beginning.
-        where: order.json, for messages.
+        record: order.json.
+        saved: state of the latest checkpoint; None if there is none.
+        then: settings of that checkpoint, or of the start.
+        config: settings to resume with.
+        data: the data of the run.
+        where: path of order.json, for messages.
+
     Raises:
-        ConfigError: the order cannot be read, or the sources do not hold the frames that it was made for.
+        ConfigError: the order cannot be read, or the sources do not have the frames that it was made for.
     """
-    spec = frozen["order"]
-    if state is not None and state.get("schedule"):
-        spec = {**spec, "schedule": state["schedule"]}
+    spec = record["order"]
+    if saved is not None and saved.get("schedule"):
+        spec = {**spec, "schedule": saved["schedule"]}
     try:
-        order = Order.from_json(spec, data.training).with_batch_size(config.batch)
-        if state is not None and weights_of(then) != weights_of(config):
-            order = order.with_weights(state["position"], dict(zip(data.names, data.weights)))
+        order = Order.from_json(spec, data.training).with_batch_size(config.batch_size)
+        if saved is not None and source_weights(then) != source_weights(config):
+            order = order.with_weights(saved["position"], dict(zip(data.names, data.weights)))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"{where}: {error}") from error
     return order
 
 
-def weights_of(config: TrainConfig) -> list[float | None]:
-    """The weights as they were said."""
+def source_weights(config: TrainConfig) -> list[float | None]:
+    """Return the weights of the sources as configured."""
     return [source.weight for source in config.data.sources]
 
 
-def schedule_of(order: Order) -> list[dict[str, Any]]:
-    """What a checkpoint says of the order: the shares of the sources, by position."""
+def order_schedule(order: Order) -> list[dict[str, Any]]:
+    """Return the shares of the sources by position, as a checkpoint stores them."""
     return [asdict(entry) for entry in order.spec.schedule]
 
 
-def first_weights(config: TrainConfig, data: RunData, frozen: Mapping[str, Any]) -> Mapping[str, Tensor] | None:
-    """Those of the exported policy that the run begins from, if it does. Raises ConfigError when it is another now."""
+def load_initial_weights(config: TrainConfig, data: RunData, record: Mapping[str, Any]) -> Mapping[str, Tensor] | None:
+    """Load the weights of `init_from`, if set. Raises ConfigError if that policy changed since the run started."""
     if not config.init_from:
         return None
-    first = read_initial_policy(config.init_from, data.policy_config(config))
-    if first.digest != frozen["init"]:
-        raise ConfigError(f"init_from: {config.init_from} is not the policy any more that the run began with")
-    return first.weights
+    initial = read_initial_policy(config.init_from, data.policy_config(config))
+    if initial.digest != record["init"]:
+        raise ConfigError(f"init_from: {config.init_from} changed since the run started from it")
+    return initial.weights

@@ -1,4 +1,4 @@
-"""What a run says of its data before the first step: one table over the sources, and what was odd about them."""
+"""Summary of the data before the first step: one table of the sources, and notes on peculiarities."""
 
 from collections.abc import Sequence
 
@@ -8,96 +8,102 @@ from understudy.config.train import TrainConfig
 from understudy.data.dataset import EpisodeDataset
 from understudy.order import Order
 from understudy.train.data.data import RunData
-from understudy.train.task_modes import told
+from understudy.train.task_modes import describe_modes
 
-MOST = 60
+MAX_SOURCES = 60
 """Sources that get a line of their own."""
 
-FEW = 5
-"""Sources that are named where something is missing."""
+MAX_NAMED = 5
+"""Sources that a note names."""
 
-HEADER = ("source", "head", "trained on", "held out", "weight", "share", "an epoch", "tasks")
+HEADER = ("source", "head", "training", "validation", "weight", "share", "an epoch", "tasks")
 
 
-def started(config: TrainConfig, data: RunData, order: Order) -> list[str]:
-    """The lines: per source how much of it there is, the share of the samples that its weight asks for and the one that
-    it has, exactly, and how many steps it takes to see each of its frames once; then shares that are off, notes on the
-    selections (keep-ranges and what they match), what modes leave out, and which cameras a source lacks: a mapping that
-    was forgotten looks like that, too."""
+def startup_summary(config: TrainConfig, data: RunData, order: Order) -> list[str]:
+    """Return the lines of the summary.
+
+    The table has, per source, its frames, the share of its weight, its exact share, and the steps per epoch. Below it
+    are shares that differ from their weights, notes on the selections (keep-ranges and their matches), losses that
+    modes leave out, and cameras that a source lacks (a forgotten mapping looks like that, too).
+    """
     slots, weights = order.spec.schedule[-1].slots, data.weights
     rows: list[tuple[str, ...]] = [HEADER]
-    for number, part in enumerate(data.training[:MOST]):
+    for number, part in enumerate(data.training[:MAX_SOURCES]):
         share = slots[number] / sum(slots)
         head = data.heads[data.head_of_source[number]]
-        epoch = f"{len(part) / (share * config.batch):,.4g} steps" if share else "never"
-        held = _amount(data.held_out[number])
+        epoch = f"{len(part) / (share * config.batch_size):,.4g} steps" if share else "never"
+        validation = _format_amount(data.validation[number])
         shares = f"{weights[number] / sum(weights):.3%}", f"{share:.3%}"
-        rows.append((data.names[number], head, _amount(part), held, *shares, epoch, str(_tasks(part))))
-    lines = _aligned(rows)
-    if len(data.training) > MOST:
-        lines.append(f"… and {len(data.training) - MOST} more sources")
+        rows.append(
+            (data.names[number], head, _format_amount(part), validation, *shares, epoch, str(_count_tasks(part)))
+        )
+    lines = _align(rows)
+    if len(data.training) > MAX_SOURCES:
+        lines.append(f"… and {len(data.training) - MAX_SOURCES} more sources")
     off = order.share_errors(weights)
-    for number, share, asked in off[:FEW]:
-        has = f"{share:.4%} of the samples and not {asked:.4%}, {share / asked - 1:+.1%}"
-        lines.append(f"{data.names[number]} has {has}: shares are met to the nearest of {sum(slots)} slots")
-    if len(off) > FEW:
-        lines.append(f"… and {len(off) - FEW} more shares are off by more than 1 %")
-    frames = sum(len(held_out) for held_out in data.held_out if held_out is not None)
-    if config.val_every and 0 < config.val_frames < frames:
-        judged = f"{config.val_frames:,} of {frames:,} held-out frames"
-        lines.append(f"each validation judges {judged}, always the same ones (val_frames)")
+    for number, share, asked in off[:MAX_NAMED]:
+        actual = f"{share:.4%} of the samples instead of {asked:.4%}, {share / asked - 1:+.1%}"
+        lines.append(f"{data.names[number]} has {actual}: shares are multiples of 1/{sum(slots)}")
+    if len(off) > MAX_NAMED:
+        lines.append(f"… and {len(off) - MAX_NAMED} more shares differ by more than 1 %")
+    frames = sum(len(part) for part in data.validation if part is not None)
+    if config.val.every and 0 < config.val.frames < frames:
+        sample = f"{config.val.frames:,} of {frames:,} validation frames"
+        lines.append(f"each validation evaluates {sample}, always the same ones (val.frames)")
     longest = max(int((part.segments[:, 2] - part.segments[:, 1]).max()) for part in data.training)
-    if config.data.chunk > longest:
+    if config.data.chunk_size > longest:
         lines.append(
-            f"data.chunk {config.data.chunk:,} is longer than every episode ({longest:,} frames): padding follows"
+            f"data.chunk_size {config.data.chunk_size:,} is longer than every episode ({longest:,} frames): the rest "
+            "is padding"
         )
-    if config.schedule.warmup >= config.steps:
+    if config.schedule.warmup_steps >= config.steps:
         lines.append(
-            f"schedule.warmup {config.schedule.warmup:,} is not over before the last of {config.steps:,} steps: the "
-            f"learning rate rises to {config.steps / config.schedule.warmup:.0%} of optim.lr and never decays"
+            f"schedule.warmup_steps {config.schedule.warmup_steps:,} is not over before the last of {config.steps:,} "
+            f"steps: the learning rate rises to {config.steps / config.schedule.warmup_steps:.0%} of optim.lr and "
+            "never decays"
         )
-    lines += _odd(data)
+    lines += _describe_metadata(data)
     lines += [f"{name}: {note}" for name, notes in zip(data.names, data.notes) for note in notes]
-    lines += told(config.mode, config.mode_weights())
+    lines += describe_modes(config.mode, config.mode_weights())
     for camera in data.cameras:
-        if lack := [name for name, part in zip(data.names, data.training) if camera in part.missing_cameras]:
-            more = f" and {len(lack) - FEW} more" if len(lack) > FEW else ""
-            lines.append(f"no {camera} in {', '.join(lack[:FEW])}{more}: black there, and told as missing")
+        if missing := [name for name, part in zip(data.names, data.training) if camera in part.missing_cameras]:
+            more = f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
+            lines.append(f"no {camera} in {', '.join(missing[:MAX_NAMED])}{more}: black there, and marked as missing")
     if data.size is not None:
-        lines.append(f"pictures are loaded at {data.size[0]} x {data.size[1]}: those of the sources differ in size")
+        lines.append(f"images are loaded at {data.size[0]} x {data.size[1]}: those of the sources differ in size")
     return lines
 
 
-def _odd(data: RunData) -> list[str]:
-    """The first lines of what is odd about each dataset's metadata; missing files are in the notes on its selection."""
-    lines, met = [], set[str]()
+def _describe_metadata(data: RunData) -> list[str]:
+    """First oddities in each dataset's metadata; missing files are in the notes on its selection."""
+    lines, seen = [], set[str]()
     for name, part in zip(data.names, data.training):
         catalog = part.catalog
-        if catalog.root in met:
+        if catalog.root in seen:
             continue
-        met.add(catalog.root)
+        seen.add(catalog.root)
         odd = catalog.metadata_notes()
-        lines += [f"{name}: {line}" for line in odd[:FEW]]
-        if len(odd) > FEW:
-            lines.append(f"{name}: {len(odd) - FEW} more of these: understudy inspect {catalog.root}")
+        lines += [f"{name}: {line}" for line in odd[:MAX_NAMED]]
+        if len(odd) > MAX_NAMED:
+            lines.append(f"{name}: {len(odd) - MAX_NAMED} more of these: understudy inspect {catalog.root}")
     return lines
 
 
-def _amount(part: EpisodeDataset | None) -> str:
+def _format_amount(part: EpisodeDataset | None) -> str:
     if part is None:
         return "nothing"
     episodes = len(np.unique(part.segments[:, 0]))
     return f"{len(part):,} frame{'s' if len(part) > 1 else ''} of {episodes:,} episode{'s' if episodes > 1 else ''}"
 
 
-def _tasks(part: EpisodeDataset) -> int:
-    """How many instructions its episodes have."""
+def _count_tasks(part: EpisodeDataset) -> int:
+    """Number of distinct instructions of its episodes."""
     table = part.catalog.episodes
     chosen = np.zeros(len(table), bool)
     chosen[table.rows_of(part.segments[:, 0])] = True
     return len(np.unique(table.task_indices[np.repeat(chosen, np.diff(table.task_offsets))]))
 
 
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]

@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from understudy.bytesize import parse_bytes
-from understudy.config.limits import memory
+from understudy.config.limits import available_memory
 from understudy.config.train import TrainConfig
 from understudy.distributed.activation_checkpoint import apply_activation_checkpointing
 from understudy.distributed.compile import compile_blocks
 from understudy.distributed.mesh import Mesh, fair_threads, num_micro_batches, reshard_weights, shard
 from understudy.errors import ConfigError
-from understudy.load.eval.validation_data import HeldOut
+from understudy.load.eval.validation_data import ValidationData
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.lr_schedule import lr_factor
 from understudy.optim.param_groups import ema_decay, freeze, loss_weights, make_average, update_average
@@ -42,7 +42,7 @@ from understudy.train.step import (
     split_micro_batches,
     to_device,
 )
-from understudy.train.task_modes import mode_of
+from understudy.train.task_modes import draw_modes
 
 
 class PreparedBatch(dict[str, Any]):
@@ -96,7 +96,7 @@ class TrainState:
             parts,
             self.mesh,
             lr=self.lr,
-            clip=config.optim.clip,
+            clip=config.optim.grad_clip_norm,
             weights=self.weights,
             timer=timer,
             check=not self.checked,
@@ -121,15 +121,15 @@ class TrainState:
         if self.heads is not None:
             marks["head"] = self.heads[batch["source"]]
         if self.config.learns_dynamics():
-            marks["mode"] = mode_of(self.config.seed, batch["position"], self.config.mode_weights())
+            marks["mode"] = draw_modes(self.config.seed, batch["position"], self.config.mode_weights())
         return {**batch, **marks}
 
     def evaluate(
-        self, held: HeldOut, *, per_dim: bool = False, asked: Callable[[], bool] = lambda: False
+        self, held: ValidationData, *, per_dim: bool = False, asked: Callable[[], bool] = lambda: False
     ) -> dict[str, Any]:
-        """Validate the weights of `val_weights`; see `eval/validate.py`."""
-        config, network = self.config, self.eval_policy if self.config.val_weights == "average" else self.policy
-        threads = fair_threads(self.mesh) if config.loader_threads == "auto" else config.loader_threads
+        """Validate the weights to export; see `eval/validate.py`."""
+        config, network = self.config, self.eval_policy
+        threads = fair_threads(self.mesh) if config.loader.threads == "auto" else config.loader.threads
         try:
             return evaluate(
                 network,
@@ -137,11 +137,11 @@ class TrainState:
                 config.seed,
                 self.mesh,
                 self.weights,
-                mode=config.judged_mode(),
-                open_loop=config.val_open_loop,
+                mode=config.val_mode(),
+                open_loop=config.val.open_loop_every,
                 per_dim=per_dim,
                 threads=threads,
-                memory=parse_bytes(config.memory) // self.mesh.local_world_size // 8,  # the rest is the loader's
+                memory=parse_bytes(config.loader.memory) // self.mesh.local_world_size // 8,  # the rest is the loader's
                 asked=asked,
             )
         finally:
@@ -189,7 +189,7 @@ def _check_memory(network: Any, normalisation: Mapping[str, Any], mesh: Mesh) ->
             count = sum(weight.numel() for weight in policy.parameters())
     except (ValueError, RuntimeError):  # `init_train_state` reports the reason
         return
-    needed, here = 4 * count * mesh.local_world_size, memory()
+    needed, here = 4 * count * mesh.local_world_size, available_memory()
     if needed > here:
         raise ConfigError(
             f"policy: {count:,} parameters take {needed / 1e9:,.0f} GB in {mesh.local_world_size} processes, and this "

@@ -103,7 +103,7 @@ def test_array_images_it_is_trained_on_and_shown(tmp_path: Path, capsys: pytest.
     root = tmp_path / "d"
     write_dataset(root, Spec(lengths=LENGTHS, cameras=(TOP,)))
     add_camera(root)
-    config = tiny_config(root, tmp_path / "run", steps=2, checkpoint_every=2)
+    config = tiny_config(root, tmp_path / "run", steps=2, checkpoint={"every": 2})
     assert run.train(config) == run.DONE
     seen = json.loads((tmp_path / "run/policy/config.json").read_text())
     assert CAMERA in json.dumps(seen)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.load.eval.validation_sample import FEW, chosen, quotas
+from understudy.load.eval.validation_sample import FEW, sample_frames, stratum_quotas
 
 
 def line(lengths: list[int], first: int = 3) -> np.ndarray:
@@ -20,10 +20,10 @@ LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 
 
 @given(LENGTHS, st.integers(1, 300), st.integers(1, 5))
-def test_a_sample_is_as_many_different_frames_as_asked_for(lengths: list[int], most: int, groups: int) -> None:
+def test_sample_frames_has_the_requested_size(lengths: list[int], most: int, groups: int) -> None:
     segments = line(lengths)
     stratum, keys = np.arange(len(segments)) % groups, np.full(len(segments), 77)
-    segment, frame = chosen(segments, stratum, keys, most)
+    segment, frame = sample_frames(segments, stratum, keys, most)
     total = sum(lengths)
     assert len(segment) == min(most, total)
     pairs = list(zip(segment.tolist(), frame.tolist()))
@@ -32,14 +32,14 @@ def test_a_sample_is_as_many_different_frames_as_asked_for(lengths: list[int], m
     assert (frame < segments[segment, 2]).all()
     for other in (0, total, total + 1):  # all of them
         everything = [(s, f) for s, (_, start, stop) in enumerate(segments.tolist()) for f in range(start, stop)]
-        assert list(zip(*(each.tolist() for each in chosen(segments, stratum, keys, other)))) == everything
+        assert list(zip(*(each.tolist() for each in sample_frames(segments, stratum, keys, other)))) == everything
 
 
-def test_groups_have_their_share_and_small_ones_a_few() -> None:
+def test_sample_frames_gives_small_strata_a_few() -> None:
     lengths = [300] * 1000 + [200] * 500 + [40, 5]
     segments = line(lengths)
     stratum = np.repeat(np.arange(4), [1000, 500, 1, 1])
-    segment, frame = chosen(segments, stratum, np.zeros(len(segments), np.int64), 8000)
+    segment, frame = sample_frames(segments, stratum, np.zeros(len(segments), np.int64), 8000)
     counts = np.bincount(stratum[segment], minlength=4)
     assert FEW <= counts[2] <= FEW + 1
     assert counts[3] == 5
@@ -55,29 +55,29 @@ def test_groups_have_their_share_and_small_ones_a_few() -> None:
         assert parts.tolist() == list(range(of_episode[episode]))  # one in each of equal parts
 
 
-def test_few_frames_for_many_groups_still_come_to_the_number_asked_for() -> None:
+def test_stratum_quotas_sum_to_the_total() -> None:
     frames = np.random.default_rng(0).integers(1, 1000, 5000)
     for most in (1, 100, 4999, 10_000, 60_000, int(frames.sum()) - 1):
-        found = quotas(frames, most)
+        found = stratum_quotas(frames, most)
         assert found.sum() == most
         assert (found >= 0).all()
         assert (found <= frames).all()
-    assert quotas(frames, 10_000).min() == 1
+    assert stratum_quotas(frames, 10_000).min() == 1
 
 
-def test_the_key_of_a_source_decides_and_neither_its_number_nor_other_groups() -> None:
+def test_sample_frames_depends_on_the_key_alone() -> None:
     segments = line([50] * 40)
-    here = chosen(segments, np.zeros(40, int), np.full(40, 5), 100)
-    there = chosen(segments, np.full(40, 9), np.full(40, 5), 100)
+    here = sample_frames(segments, np.zeros(40, int), np.full(40, 5), 100)
+    there = sample_frames(segments, np.full(40, 9), np.full(40, 5), 100)
     assert all(np.array_equal(a, b) for a, b in zip(here, there))
-    assert not np.array_equal(here[1], chosen(segments, np.zeros(40, int), np.full(40, 6), 100)[1])
+    assert not np.array_equal(here[1], sample_frames(segments, np.zeros(40, int), np.full(40, 6), 100)[1])
 
 
-def test_a_sample_takes_no_memory_for_what_is_not_chosen() -> None:
+def test_sample_frames_needs_memory_only_for_samples() -> None:
     """Ten billion frames; as arrays of one byte they would be 10 GB."""
     segments = line([100_000] * 100_000)
     tracemalloc.start()
-    segment, _ = chosen(segments, np.arange(len(segments)) % 400, np.zeros(len(segments), np.int64), 10_000)
+    segment, _ = sample_frames(segments, np.arange(len(segments)) % 400, np.zeros(len(segments), np.int64), 10_000)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(segment) == 10_000

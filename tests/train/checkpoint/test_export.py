@@ -27,51 +27,51 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(data: Path) -> Path:
     """A run that keeps the best checkpoint, at a rate at which the last one is not the best."""
-    config = tiny_config(data, data.parent / "trained", keep_best="loss", keep=1, val_every=2, checkpoint_every=12)
+    config = tiny_config(
+        data, data.parent / "trained", checkpoint={"keep_best": "loss", "keep_last": 1, "every": 12}, val={"every": 2}
+    )
     assert run.train(replace(config, optim=replace(config.optim, lr=0.3))) == run.DONE
     return data.parent / "trained"
 
 
-def test_the_best_checkpoint_is_made_and_kept(trained: Path) -> None:
+def test_train_writes_and_keeps_the_best_checkpoint(trained: Path) -> None:
     judged = {r["step"]: r["loss"] for r in series(trained, "val")}
     best = min(judged, key=lambda step: judged[step])
     assert best not in (2, 12), "the test wants a best one in the middle"
-    assert checkpoint.steps(trained / "checkpoints") == [best, 12]
-    path = checkpoint.best(trained / "checkpoints", "loss")
+    assert checkpoint.list_steps(trained / "checkpoints") == [best, 12]
+    path = checkpoint.find_best(trained / "checkpoints", "loss")
     assert path is not None
     assert checkpoint.read_state(path)["judged"]["loss"] == judged[best]
-    assert checkpoint.best(trained / "checkpoints", "nothing") is None
+    assert checkpoint.find_best(trained / "checkpoints", "nothing") is None
 
 
-def test_pruning_keeps_the_best_of_all(tmp_path: Path) -> None:
+def test_prune_keeps_the_best(tmp_path: Path) -> None:
     for step, loss in ((0, math.nan), (1, 0.5), (2, 0.2), (3, 0.2), (4, None), (5, 0.9)):
         judged = {} if loss is None else {"loss": loss}
         checkpoint.save(tmp_path, step, {"weights/a": torch.ones(1)}, {"judged": judged})
     (tmp_path / "step-00000001/state.json").write_text("damaged, and none of a resumed run's business")
-    checkpoint.prune(tmp_path, keep=2, best_by="loss")
-    assert checkpoint.steps(tmp_path) == [2, 4, 5]
-    checkpoint.prune(tmp_path, keep=1)
-    assert checkpoint.steps(tmp_path) == [5]
+    checkpoint.prune(tmp_path, keep_last=2, best_by="loss")
+    assert checkpoint.list_steps(tmp_path) == [2, 4, 5]
+    checkpoint.prune(tmp_path, keep_last=1)
+    assert checkpoint.list_steps(tmp_path) == [5]
 
 
-def test_old_checkpoints_that_cannot_be_removed_do_not_end_the_run(
+def test_saver_survives_a_failing_prune(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refused(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(checkpoint, "prune", refused)
-    saver = Saver(tmp_path, keep=1, background=True)
+    saver = Saver(tmp_path, keep_last=1, background=True)
     for step in (1, 2):
         saver.save(step, {"weights/a": torch.ones(1)}, {})
     saver.wait()
-    assert checkpoint.steps(tmp_path) == [1, 2]
+    assert checkpoint.list_steps(tmp_path) == [1, 2]
     assert "old checkpoints cannot be removed" in capsys.readouterr().err
 
 
-def test_an_export_is_the_runs_policy_without_its_dataset(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_export_is_the_policy_of_the_run(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(trained, tmp_path / "r")
     settings = (tmp_path / "r/config.yaml").read_text()
     (tmp_path / "r/config.yaml").write_text(settings.replace("dataset", "gone"))
@@ -92,7 +92,7 @@ def test_an_export_is_the_runs_policy_without_its_dataset(
     assert (tmp_path / "best/model.safetensors").read_bytes() != (tmp_path / "whole/model.safetensors").read_bytes()
 
 
-def test_an_export_replaces_an_export_and_nothing_else(
+def test_export_replaces_only_an_export(
     trained: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("mine")
@@ -115,7 +115,7 @@ def test_an_export_replaces_an_export_and_nothing_else(
     }
 
 
-def test_what_cannot_be_exported_is_one_line(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_failure_is_one_line(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(trained), "--checkpoint", "7"]) == 2
     assert "there is no 7 one" in capsys.readouterr().err
     assert main(["export", str(tmp_path)]) == 2
@@ -123,9 +123,11 @@ def test_what_cannot_be_exported_is_one_line(trained: Path, tmp_path: Path, caps
     assert main(["export"]) == 2
 
 
-def test_a_run_begins_with_an_exported_policy(trained: Path, data: Path, tmp_path: Path) -> None:
+def test_train_starts_from_an_exported_policy(trained: Path, data: Path, tmp_path: Path) -> None:
     exported = trained / "policy"
-    config = tiny_config(data, tmp_path / "r", init_from=str(exported), steps=4, checkpoint_every=2, val_every=4)
+    config = tiny_config(
+        data, tmp_path / "r", init_from=str(exported), steps=4, checkpoint={"every": 2}, val={"every": 4}
+    )
     # So little that the weights stay what they were; on other data, whose own normalisation would be another.
     still = replace(config, optim=replace(config.optim, lr=1e-30, weight_decay=0.0))
     still = replace(still, data=replace(still.data, val_fraction=0.5))
@@ -133,22 +135,22 @@ def test_a_run_begins_with_an_exported_policy(trained: Path, data: Path, tmp_pat
     one, two = FlowPolicy.load(exported), FlowPolicy.load(tmp_path / "r/policy")
     assert all(torch.equal(tensor, two.state_dict()[name]) for name, tensor in one.state_dict().items())
     assert (exported / "normalisation.json").read_text() == (tmp_path / "r/policy/normalisation.json").read_text()
-    fresh = tiny_config(data, tmp_path / "fresh", steps=1, val_every=0)
+    fresh = tiny_config(data, tmp_path / "fresh", steps=1, val={"every": 0})
     run.train(fresh)
-    run.train(replace(fresh, out=str(tmp_path / "begun"), init_from=str(exported)))
+    run.train(replace(fresh, output_dir=str(tmp_path / "begun"), init_from=str(exported)))
     assert series(tmp_path / "fresh")[0]["loss"] != series(tmp_path / "begun")[0]["loss"]
 
 
-def test_a_run_killed_before_its_first_checkpoint_still_begins_there(
+def test_resume_before_the_first_checkpoint_starts_from_the_exported_policy(
     trained: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(trained / "policy", tmp_path / "first")
-    config = tiny_config(data, tmp_path / "a", init_from=str(tmp_path / "first"), steps=4, val_every=0)
+    config = tiny_config(data, tmp_path / "a", init_from=str(tmp_path / "first"), steps=4, val={"every": 0})
     run.train(config)
     plain: Any = run.run_steps
     monkeypatch.setattr(run, "run_steps", lambda *_: (_ for _ in ()).throw(OSError("killed here")))
     with pytest.raises(OSError, match="killed here"):
-        run.train(replace(config, out=str(tmp_path / "b")))
+        run.train(replace(config, output_dir=str(tmp_path / "b")))
     monkeypatch.setattr(run, "run_steps", plain)
     settings = RunDir(tmp_path / "b").settings()
     (tmp_path / "first").rename(tmp_path / "elsewhere")
@@ -165,9 +167,9 @@ def test_a_run_killed_before_its_first_checkpoint_still_begins_there(
     assert run.resume(replace(settings, steps=5)) == run.DONE
 
 
-def test_another_network_is_refused_by_setting(trained: Path, data: Path, tmp_path: Path) -> None:
+def test_init_from_refuses_another_network(trained: Path, data: Path, tmp_path: Path) -> None:
     base = tiny_config(data, tmp_path / "r", init_from=str(trained / "policy"))
-    other = replace(base, policy=replace(base.policy, width=24), data=replace(base.data, chunk=2))
+    other = replace(base, policy=replace(base.policy, width=24), data=replace(base.data, chunk_size=2))
     with pytest.raises(ConfigError, match=r"chunk: 3 there, 2 here\n  width: 16 there, 24 here"):
         run.train(other)
     with pytest.raises(ConfigError, match="holds no policy"):

@@ -22,7 +22,14 @@ from understudy.train.track import metrics_file
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("odd")
-    config = tiny_config(tiny_dataset(root / "d"), root / "run", steps=4, checkpoint_every=2, val_every=0, report=False)
+    config = tiny_config(
+        tiny_dataset(root / "d"),
+        root / "run",
+        steps=4,
+        checkpoint={"every": 2},
+        val={"every": 0},
+        log={"report": False},
+    )
     assert run.train(config) == run.DONE
     return root / "run"
 
@@ -40,11 +47,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("h.json", '{"seed": ' + "9" * 5000 + "}"),
     ],
 )
-def test_settings_that_cannot_be_parsed(
+def test_train_refuses_unparsable_settings(
     tmp_path: Path, name: str, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / name).write_text(text)
-    assert main(["train", str(tmp_path / name), "--out", str(tmp_path / "r")]) == 2
+    assert main(["train", str(tmp_path / name), "--output-dir", str(tmp_path / "r")]) == 2
     told = capsys.readouterr().err
     assert "Traceback" not in told
     assert told.count("\n") == 1
@@ -52,7 +59,7 @@ def test_settings_that_cannot_be_parsed(
         load(TrainConfig, tmp_path / name)
 
 
-def test_the_character_nul_is_named_wherever_it_stands() -> None:
+def test_train_refuses_nul_in_settings() -> None:
     with pytest.raises(ConfigError, match=r"data\.sources\.1\.root"):
         validate(TrainConfig, {"data": {"sources": [{"root": "a"}, {"root": "b\0c"}]}})
 
@@ -66,9 +73,7 @@ def values(content: Any, depth: int = 3) -> Iterator[tuple[Any, ...]]:
             yield from ((key, *rest) for rest in values(value, depth - 1))
 
 
-def test_no_value_of_order_json_ends_in_a_traceback(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resume_refuses_malformed_order_json(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = json.loads((trained / "order.json").read_text())
     shutil.copytree(trained, tmp_path / "run")
     paths = [path for path in values(whole) if path[0] in ("normalisation", "order", "sources") or len(path) == 1]
@@ -86,7 +91,7 @@ def test_no_value_of_order_json_ends_in_a_traceback(
         assert "Traceback" not in capsys.readouterr().err, path
 
 
-def test_a_step_that_is_none_is_one_line(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_refuses_malformed_steps(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(trained, tmp_path / "run")
     whole = (tmp_path / "run/metrics.jsonl").read_text()
     for line in (
@@ -106,7 +111,7 @@ def test_a_step_that_is_none_is_one_line(trained: Path, tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize("left", [0, 2])
-def test_metrics_that_are_gone_are_missed(
+def test_resume_warns_about_missing_metrics(
     trained: Path, tmp_path: Path, left: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(trained, tmp_path / "run")
@@ -124,17 +129,17 @@ def test_metrics_that_are_gone_are_missed(
 
 
 @pytest.mark.parametrize("warmup", [3, 4, 10])
-def test_a_warmup_that_outlasts_the_run_is_told(
+def test_startup_summary_notes_a_warmup_longer_than_the_run(
     trained: Path, tmp_path: Path, warmup: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = RunDir(trained).settings()
-    schedule = replace(settings.schedule, warmup=warmup)
-    assert run.train(replace(settings, out=str(tmp_path / "r"), schedule=schedule)) == run.DONE
+    schedule = replace(settings.schedule, warmup_steps=warmup)
+    assert run.train(replace(settings, output_dir=str(tmp_path / "r"), schedule=schedule)) == run.DONE
     assert ("schedule.warmup" in capsys.readouterr().err) == (warmup >= 4)
 
 
 @pytest.mark.parametrize("verb", ["bench", "order"])
-def test_a_picture_is_not_drawn_over_something_else(
+def test_order_figure_overwrites_no_other_file(
     trained: Path, tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.png").write_bytes(b"a photograph")

@@ -16,7 +16,7 @@ from support.ranks import in_ranks
 from understudy.train.checkpoint import checkpoint
 
 
-def test_any_storage_on_any_ranks_to_any_other(tmp_path: Path) -> None:
+def test_checkpoint_loads_into_any_storage_on_any_ranks(tmp_path: Path) -> None:
     """Written on 2 ranks, read and written on 3, read on 1: weights, average and moments with identical hashes."""
     first, second, third = (in_ranks(w, ranks.reshard, tmp_path, w == 3)[0] for w in (2, 3, 1))
     assert first["names"] == second["names"] == third["names"]
@@ -41,7 +41,7 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_trouble_is_one_clear_error_on_all_ranks_and_earlier_checkpoints_stay(open_folder: Path) -> None:
+def test_save_failure_is_one_error_on_all_ranks(open_folder: Path) -> None:
     one, two = in_ranks(2, ranks.trouble, open_folder)
     assert set(one) == {name + more for name in ranks.TROUBLE for more in ("", " in the background")}
     words = {
@@ -61,22 +61,22 @@ def test_trouble_is_one_clear_error_on_all_ranks_and_earlier_checkpoints_stay(op
 
 
 @pytest.mark.parametrize("lost", ["gone", "torn"])
-def test_what_another_rank_wrote_has_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
+def test_save_checks_the_files_of_other_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
     """As on hosts that do not share a disk: DCP would not notice."""
-    plain = checkpoint._promise
+    plain = checkpoint._publish
 
     def elsewhere(unfinished: Path, *rest: Any) -> None:
         (shard,) = unfinished.glob("*.distcp")
         shard.unlink() if lost == "gone" else shard.write_bytes(shard.read_bytes()[:-1])
         plain(unfinished, *rest)
 
-    monkeypatch.setattr(checkpoint, "_promise", elsewhere)
+    monkeypatch.setattr(checkpoint, "_publish", elsewhere)
     with pytest.raises(checkpoint.CheckpointError, match="not all ranks see the same one"):
         checkpoint.save(tmp_path, 1, {"weights/a": torch.ones(3)}, {})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk(open_folder: Path) -> None:
+def test_save_on_a_full_disk(open_folder: Path) -> None:
     """A real one."""
     if (
         os.geteuid() != 0
@@ -92,7 +92,7 @@ def test_a_full_disk(open_folder: Path) -> None:
         assert told[3:] == ["step-00000001", "step-00000003"]
 
 
-def test_saving_in_the_background(tmp_path: Path) -> None:
+def test_saver_in_the_background(tmp_path: Path) -> None:
     for seen in in_ranks(2, ranks.background, tmp_path):
         assert seen == {
             "unfinished": None,
@@ -104,7 +104,7 @@ def test_saving_in_the_background(tmp_path: Path) -> None:
         }
 
 
-def test_without_agreement_the_ranks_disagree(tmp_path: Path) -> None:
+def test_save_needs_agreement_of_ranks(tmp_path: Path) -> None:
     """The negative control of the tests above."""
     one, two = in_ranks(2, ranks.no_agreement, tmp_path)
     assert "No space left" in one

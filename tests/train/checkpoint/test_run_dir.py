@@ -14,7 +14,7 @@ from support.calls import recorded_calls
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.errors import ConfigError
 from understudy.train.checkpoint import checkpoint
-from understudy.train.checkpoint.run_dir import FROZEN, RunDir, resumed_settings
+from understudy.train.checkpoint.run_dir import RECORDED, RunDir, resumed_settings
 from understudy.train.track import metrics_file
 
 RECORDS = [{"kind": "train", "step": step, "loss": math.pi / (step + 1)} for step in range(1, 6)]
@@ -27,7 +27,7 @@ def write(path: Path, records: list[dict]) -> None:
 
 
 @given(st.integers(0, 400))
-def test_metrics_torn_anywhere_read_as_a_prefix(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+def test_metrics_file_torn_anywhere_reads_as_a_prefix(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
     path = tmp_path_factory.getbasetemp() / "torn.jsonl"
     path.unlink(missing_ok=True)
     write(path, RECORDS)
@@ -39,7 +39,7 @@ def test_metrics_torn_anywhere_read_as_a_prefix(tmp_path_factory: pytest.TempPat
     assert metrics_file.read(path) == [*RECORDS[: min(3, whole[:cut].count(b"\n"))], {"kind": "train", "step": 9}]
 
 
-def test_truncating_drops_what_came_later_of_every_kind(tmp_path: Path) -> None:
+def test_truncate_removes_later_records_of_every_kind(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     write(path, [*RECORDS, {"kind": "val", "step": 3, "loss": 1.0}, {"kind": "val", "step": 4, "loss": 1.0}])
     metrics_file.truncate(path, 3)
@@ -52,7 +52,7 @@ def test_truncating_drops_what_came_later_of_every_kind(tmp_path: Path) -> None:
     assert metrics_file.read(path, "val") == [{"kind": "val", "step": 3, "loss": 1.0}]
 
 
-def test_metrics_are_strict_json_and_a_broken_line_is_named(tmp_path: Path) -> None:
+def test_metrics_file_is_strict_json_and_names_a_broken_line(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     write(path, [{"kind": "train", "step": 1, "loss": float("nan"), "grad_norm": float("inf"), "note": "é"}])
     assert json.loads(path.read_text())["loss"] is None
@@ -66,7 +66,7 @@ def tensors(value: float) -> dict[str, torch.Tensor]:
     return {"weights/a": torch.full((3, 2), value), "step/a": torch.tensor(value), "weights/b": torch.zeros(0)}
 
 
-def test_a_checkpoint_reads_back_bit_equal_and_is_never_overwritten(tmp_path: Path) -> None:
+def test_checkpoint_reads_back_bit_equal_and_is_never_overwritten(tmp_path: Path) -> None:
     path = checkpoint.save(tmp_path, 7, tensors(0.1), {"position": 70})
     assert checkpoint.save(tmp_path, 7, tensors(0.2), {"position": 0}) == path
     live = tensors(0.0)
@@ -75,21 +75,21 @@ def test_a_checkpoint_reads_back_bit_equal_and_is_never_overwritten(tmp_path: Pa
     assert all(torch.equal(live[name], tensor) for name, tensor in tensors(0.1).items())
 
 
-def test_latest_is_the_highest_complete_one(tmp_path: Path) -> None:
-    assert checkpoint.latest(tmp_path / "nowhere") is None
+def test_find_latest_returns_the_highest_complete_one(tmp_path: Path) -> None:
+    assert checkpoint.find_latest(tmp_path / "nowhere") is None
     for step in (9, 10, 100):
         checkpoint.save(tmp_path, step, tensors(step), {})
     (tmp_path / "step-00000200.tmp").mkdir()
     (tmp_path / "step-later").mkdir()
-    assert checkpoint.latest(tmp_path) == tmp_path / "step-00000100"
-    checkpoint.prune(tmp_path, keep=2)
-    assert checkpoint.steps(tmp_path) == [10, 100]
+    assert checkpoint.find_latest(tmp_path) == tmp_path / "step-00000100"
+    checkpoint.prune(tmp_path, keep_last=2)
+    assert checkpoint.list_steps(tmp_path) == [10, 100]
     assert not list(tmp_path.glob("*.tmp"))
-    checkpoint.prune(tmp_path, keep=5)
-    assert checkpoint.steps(tmp_path) == [10, 100]
+    checkpoint.prune(tmp_path, keep_last=5)
+    assert checkpoint.list_steps(tmp_path) == [10, 100]
 
 
-def test_a_checkpoint_of_another_kind_is_refused_and_named(tmp_path: Path) -> None:
+def test_load_refuses_a_checkpoint_of_another_kind(tmp_path: Path) -> None:
     path = checkpoint.save(tmp_path, 1, tensors(1.0), {})
     for wrong in ({"weights/c": torch.zeros(2)}, {"weights/a": torch.zeros(5, 5)}):
         with pytest.raises(checkpoint.CheckpointError, match="step-00000001"):
@@ -102,7 +102,7 @@ def test_a_checkpoint_of_another_kind_is_refused_and_named(tmp_path: Path) -> No
         checkpoint.read_state(path)
 
 
-def test_damaged_tensor_files_are_one_clear_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_load_refuses_damaged_tensor_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = checkpoint.save(tmp_path, 1, tensors(1.0), {})
     for file in path.glob("*.distcp"):
         file.write_bytes(file.read_bytes()[:10])
@@ -116,7 +116,7 @@ def test_damaged_tensor_files_are_one_clear_error(tmp_path: Path, caplog: pytest
 
 
 @pytest.mark.parametrize("broken", ["fsync", "rename"])
-def test_a_failing_disk_leaves_the_previous_checkpoint(
+def test_save_on_a_failing_disk_keeps_the_previous_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     checkpoint.save(tmp_path, 1, tensors(1.0), {})
@@ -128,17 +128,17 @@ def test_a_failing_disk_leaves_the_previous_checkpoint(
         patch.setattr(*((os, "fsync") if broken == "fsync" else (Path, "rename")), full)
         with pytest.raises(checkpoint.CheckpointError, match="No space left"):
             checkpoint.save(tmp_path, 2, tensors(2.0), {})
-    assert checkpoint.steps(tmp_path) == [1]
+    assert checkpoint.list_steps(tmp_path) == [1]
     live = tensors(0.0)
     checkpoint.load(tmp_path / "step-00000001", live)
     assert torch.equal(live["weights/a"], tensors(1.0)["weights/a"])
 
 
-def test_a_run_begins_once(tmp_path: Path) -> None:
+def test_run_dir_begins_once(tmp_path: Path) -> None:
     run, config = RunDir(tmp_path / "r"), TrainConfig(data=DataConfig(root="d"))
     with pytest.raises(ConfigError, match="no run here"):
         run.settings()
-    decided = {name: {} for name in FROZEN - {"format"}}
+    decided = {name: {} for name in RECORDED - {"format"}}
     run.begin(config, decided)
     with pytest.raises(ConfigError, match="understudy resume"):
         run.begin(config, decided)
@@ -147,11 +147,9 @@ def test_a_run_begins_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [None, 1, 3, "2"])
-def test_a_run_of_another_version_is_refused_in_one_line_before_its_settings_are_read(
-    tmp_path: Path, version: object
-) -> None:
+def test_run_dir_refuses_another_version_before_its_settings(tmp_path: Path, version: object) -> None:
     run = RunDir(tmp_path)
-    run.begin(TrainConfig(data=DataConfig(root="d")), {name: {} for name in FROZEN - {"format"}})
+    run.begin(TrainConfig(data=DataConfig(root="d")), {name: {} for name in RECORDED - {"format"}})
     content = json.loads(run.order.read_text()) | {"format": version}
     if version is None:  # the first version did not say which it is
         del content["format"]
@@ -164,18 +162,18 @@ def test_a_run_of_another_version_is_refused_in_one_line_before_its_settings_are
 @pytest.mark.parametrize(
     "name", ["order.json", "metrics.jsonl", "report.html", "policy/x", "checkpoints/x", "rollouts/x"]
 )
-def test_a_run_does_not_begin_where_it_would_write_over_something(tmp_path: Path, name: str) -> None:
+def test_run_dir_begin_overwrites_nothing(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
     (tmp_path / "notes.txt").write_text("is in nobody's way")
     with pytest.raises(ConfigError, match=Path(name).parts[0]):
-        RunDir(tmp_path).begin(TrainConfig(data=DataConfig(root="d")), {key: {} for key in FROZEN - {"format"}})
+        RunDir(tmp_path).begin(TrainConfig(data=DataConfig(root="d")), {key: {} for key in RECORDED - {"format"}})
     assert (tmp_path / name).read_text() == "mine"
 
 
-def test_a_beginning_that_was_withdrawn_or_cut_short_is_no_obstacle(tmp_path: Path) -> None:
+def test_run_dir_begins_again_after_withdraw_or_kill(tmp_path: Path) -> None:
     run, config = RunDir(tmp_path), TrainConfig(data=DataConfig(root="d"))
-    decided = {key: {} for key in FROZEN - {"format"}}
+    decided = {key: {} for key in RECORDED - {"format"}}
     run.begin(config, decided)
     metrics_file.MetricsFile(run.metrics).write(RECORDS)
     run.withdraw()
@@ -184,7 +182,7 @@ def test_a_beginning_that_was_withdrawn_or_cut_short_is_no_obstacle(tmp_path: Pa
     run.begin(config, decided)
 
 
-def test_a_run_in_a_file_is_one_error_and_a_lock_takes_no_content(tmp_path: Path) -> None:
+def test_run_dir_refuses_a_file_and_locks_without_content(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ConfigError, match="is a file"):
         RunDir(tmp_path / "file").lock()
@@ -193,17 +191,17 @@ def test_a_run_in_a_file_is_one_error_and_a_lock_takes_no_content(tmp_path: Path
     assert (tmp_path / ".lock").read_text() == "mine"
 
 
-def test_folders_that_are_no_checkpoints_stay(tmp_path: Path) -> None:
+def test_prune_leaves_other_folders(tmp_path: Path) -> None:
     for name in ("step-1", "step-mine.tmp", "step-00000001.bak", "step-٣٣٣٣٣٣٣٣"):
         (tmp_path / name).mkdir()
     before = set(tmp_path.iterdir())
     for step in (2, 3):
         checkpoint.save(tmp_path, step, tensors(step), {})
-    checkpoint.prune(tmp_path, keep=1)
+    checkpoint.prune(tmp_path, keep_last=1)
     assert set(tmp_path.iterdir()) == before | {tmp_path / "step-00000003"}
 
 
-def test_one_process_holds_a_run(tmp_path: Path) -> None:
+def test_run_dir_lock_is_exclusive(tmp_path: Path) -> None:
     held = RunDir(tmp_path).lock()
     with pytest.raises(ConfigError, match="another process"):
         RunDir(tmp_path).lock()
@@ -223,16 +221,14 @@ def test_metrics_file_names_itself_when_the_disk_fails(tmp_path: Path, monkeypat
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="wants a disk that is full")
-def test_metrics_on_a_full_disk_name_the_file() -> None:
+def test_metrics_file_on_a_full_disk_names_the_file() -> None:
     file = metrics_file.MetricsFile(Path("/dev/full"))
     with pytest.raises(OSError, match="/dev/full"):
         file.write(RECORDS)
     file.close()
 
 
-def test_what_a_checkpoint_stands_for_is_on_the_disk_before_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoint_data_is_durable_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = recorded_calls(monkeypatch)
     path = checkpoint.save(tmp_path, 1, tensors(1.0), {})
     named = calls.index(("rename", path))

@@ -52,7 +52,7 @@ def refused(path: Path, *words: str) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_any_flipped_bit_of_any_file_is_refused_by_name_and_the_one_before_is_offered(saved: Path) -> None:
+def test_load_refuses_any_flipped_bit_and_suggests_the_one_before(saved: Path) -> None:
     path, draw = saved / "step-00000006", random.Random(0)
     for file in sorted(path.iterdir()):
         whole = file.read_bytes()
@@ -65,12 +65,12 @@ def test_any_flipped_bit_of_any_file_is_refused_by_name_and_the_one_before_is_of
     checkpoint.load(path, tensors(0.0))
 
 
-def test_another_steps_file_is_refused(saved: Path) -> None:
+def test_load_refuses_a_file_of_another_step(saved: Path) -> None:
     shutil.copy(saved / "step-00000005/__0_0.distcp", saved / "step-00000006/__0_0.distcp")
     refused(saved / "step-00000006", "__0_0.distcp", "step 5")
 
 
-def test_a_file_that_is_gone_or_cut_is_refused(saved: Path) -> None:
+def test_load_refuses_a_missing_or_truncated_file(saved: Path) -> None:
     file = saved / "step-00000006/__0_0.distcp"
     file.write_bytes(file.read_bytes()[:-1])
     refused(file.parent, file.name)
@@ -78,7 +78,7 @@ def test_a_file_that_is_gone_or_cut_is_refused(saved: Path) -> None:
     refused(file.parent, file.name)
 
 
-def test_a_renamed_folder_is_refused(saved: Path) -> None:
+def test_load_refuses_a_renamed_folder(saved: Path) -> None:
     (saved / "step-00000006").rename(saved / "step-00000900")
     refused(saved / "step-00000900", "step 6", "step 5")
     (saved / "step-00000005").rename(saved / "elsewhere")
@@ -86,7 +86,7 @@ def test_a_renamed_folder_is_refused(saved: Path) -> None:
     refused(saved / "step-00000900", "no earlier")
 
 
-def test_an_edited_state_is_refused(saved: Path) -> None:
+def test_read_state_refuses_an_edited_state(saved: Path) -> None:
     path = saved / "step-00000006"
     state = json.loads((path / "state.json").read_text())
     (path / "state.json").write_text(json.dumps(state | {"position": 61}))
@@ -96,7 +96,7 @@ def test_an_edited_state_is_refused(saved: Path) -> None:
 @pytest.mark.parametrize(
     "change", [{"step": "sixty"}, {"position": None}, {"settings": []}, {"step": True}, {"world": 1.5}]
 )
-def test_a_state_of_other_types_is_refused(saved: Path, change: dict[str, object]) -> None:
+def test_read_state_refuses_other_types(saved: Path, change: dict[str, object]) -> None:
     path = saved / "step-00000006"
     strip(path, change)
     refused(path, next(iter(change)))
@@ -109,7 +109,7 @@ def strip(path: Path, change: dict[str, object] | None = None) -> None:
     (path / "state.json").write_text(json.dumps(state | (change or {})))
 
 
-def test_an_older_checkpoint_without_checksums_is_read_and_that_is_told(saved: Path) -> None:
+def test_load_warns_about_missing_checksums(saved: Path) -> None:
     strip(saved / "step-00000006")
     live = tensors(0.0)
     with pytest.warns(UserWarning, match="step-00000006 .*without checksums"):
@@ -117,7 +117,7 @@ def test_an_older_checkpoint_without_checksums_is_read_and_that_is_told(saved: P
     assert torch.equal(live["weights/a"], tensors(6.0)["weights/a"])
 
 
-def test_every_rank_refuses_what_one_rank_finds(tmp_path: Path) -> None:
+def test_load_fails_on_all_ranks_together(tmp_path: Path) -> None:
     told = in_ranks(2, checkpoint_ranks.flipped, tmp_path)
     assert len(set(told)) == 1
     for file, error in zip(("__0_0.distcp", "__1_0.distcp", ".metadata"), told[0].split("\n"), strict=True):
@@ -159,7 +159,7 @@ def payloads(trace: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("truth")
-    config = tiny_config(tiny_dataset(root / "d"), root / "run", steps=4, checkpoint_every=2, val_every=4)
+    config = tiny_config(tiny_dataset(root / "d"), root / "run", steps=4, checkpoint={"every": 2}, val={"every": 4})
     assert run.train(config) == run.DONE
     return root / "run"
 
@@ -168,7 +168,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "name", ["a command", "an expression", "inside an index", "through a module", "an attribute", "of torch"]
 )
-def test_no_verb_runs_what_stands_in_an_index(
+def test_no_command_runs_code_of_an_index(
     trained: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(trained, tmp_path / "run")
@@ -189,7 +189,7 @@ def test_no_verb_runs_what_stands_in_an_index(
 
 
 @pytest.mark.filterwarnings("ignore:.*without checksums")
-def test_an_index_leads_to_tensors_of_this_checkpoint_alone(saved: Path) -> None:
+def test_read_index_accepts_only_tensors_of_its_checkpoint(saved: Path) -> None:
     path = saved / "step-00000006"
     strip(path)
     whole = read_index(path)
@@ -202,7 +202,7 @@ def test_an_index_leads_to_tensors_of_this_checkpoint_alone(saved: Path) -> None
     refused(path, ".metadata")
 
 
-def test_resume_names_the_damage_and_goes_on_without_that_checkpoint(
+def test_resume_names_damage_and_continues_without_that_checkpoint(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(trained, tmp_path / "run")
@@ -224,7 +224,7 @@ class ByName(pickle.Pickler):
         return (getattr, (type(value), value.name)) if isinstance(value, Enum) else NotImplemented
 
 
-def test_the_index_of_an_older_python_is_read(saved: Path) -> None:
+def test_read_index_of_an_older_python(saved: Path) -> None:
     path = saved / "step-00000006"
     whole, written = read_index(path), io.BytesIO()
     ByName(written).dump(pickle.loads((path / ".metadata").read_bytes()))
@@ -234,7 +234,7 @@ def test_the_index_of_an_older_python_is_read(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["__init__", "__subclasses__", "read_index"])
-def test_an_index_gets_members_of_enums_alone(saved: Path, name: str) -> None:
+def test_read_index_allows_only_enum_members(saved: Path, name: str) -> None:
     path = saved / "step-00000006"
     (path / ".metadata").write_bytes(pickle.dumps(Evil(getattr, metadata._MEM_FORMAT_ENCODING, name)))
     with pytest.raises(ValueError, match=r"\.metadata"):

@@ -43,14 +43,19 @@ def other_actions(root: Path) -> list[Path]:
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("files")
-    config = tiny_config(tiny_dataset(root / "d"), root / "run", steps=2, checkpoint_every=1, val_every=0, report=False)
+    config = tiny_config(
+        tiny_dataset(root / "d"),
+        root / "run",
+        steps=2,
+        checkpoint={"every": 1},
+        val={"every": 0},
+        log={"report": False},
+    )
     assert run.train(config) == run.DONE
     return root
 
 
-def test_other_actions_are_refused_before_the_first_step(
-    begun: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resume_refuses_changed_actions(begun: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(begun / "run", tmp_path / "run")
     shutil.copytree(begun / "d", tmp_path / "d")
     settings = RunDir(tmp_path / "run").settings()
@@ -67,7 +72,7 @@ def test_other_actions_are_refused_before_the_first_step(
     assert path.name in capsys.readouterr().err
 
 
-def test_another_video_is_refused_and_a_copy_is_not(begun: Path, tmp_path: Path) -> None:
+def test_resume_refuses_another_video_and_accepts_a_copy(begun: Path, tmp_path: Path) -> None:
     shutil.copytree(begun / "run", tmp_path / "run")
     shutil.copytree(begun / "d", tmp_path / "d")
     for path in (tmp_path / "d").rglob("*"):
@@ -81,9 +86,7 @@ def test_another_video_is_refused_and_a_copy_is_not(begun: Path, tmp_path: Path)
         run.resume(replace(moved, steps=4))
 
 
-def test_a_run_of_an_older_version_goes_on_and_says_what_is_not_known(
-    begun: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resume_warns_about_unrecorded_files(begun: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(begun / "run", tmp_path / "run")
     order = json.loads((tmp_path / "run/order.json").read_text())
     del order["files"], order["seal"]
@@ -93,8 +96,8 @@ def test_a_run_of_an_older_version_goes_on_and_says_what_is_not_known(
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-def test_one_file_of_many_is_named(tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprint, "FEW", 2)
+def test_changed_file_is_named(tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprint, "SAMPLE", 2)
     write_dataset(tmp_path / "d", Spec(version=version, lengths=(4,) * 12, per_data_file=1, per_video_file=1))
     before = digests(tmp_path / "d")
     for kind in ("data/*/*.parquet", "videos/*/*/*.mp4"):
@@ -110,15 +113,15 @@ def test_one_file_of_many_is_named(tmp_path: Path, version: str, monkeypatch: py
     assert digests(tmp_path / "d") == before
 
 
-def test_large_datasets_are_known_by_footers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprint, "WHOLE", 0)
+def test_large_datasets_are_compared_by_footers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprint, "MAX_WHOLE", 0)
     tiny_dataset(tmp_path / "d")
     before = digests(tmp_path / "d")
     other_actions(tmp_path / "d")
     assert set(fingerprint.changed(before, digests(tmp_path / "d"))) == {"data files", "a sample of the data files"}
 
 
-def test_what_was_computed_is_kept_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digests_are_cached_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny_dataset(tmp_path / "d")
     read: list[str] = []
     plain = fingerprint._whole
@@ -143,7 +146,7 @@ def test_what_was_computed_is_kept_until_a_file_changes(tmp_path: Path, monkeypa
         assert digests(tmp_path / "d", tmp_path / "cache") == digests(tmp_path / "d")
 
 
-def test_a_served_copy_is_the_same_dataset(tmp_path: Path) -> None:
+def test_remote_copy_is_the_same_dataset(tmp_path: Path) -> None:
     tiny_dataset(tmp_path / "d")
     with RangeServer(tmp_path) as server:
         there, here = digests(f"{server.url}/d", spans=str(tmp_path / "spans")), digests(tmp_path / "d")

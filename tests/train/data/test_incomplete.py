@@ -20,7 +20,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.errors import ConfigError, DatasetError
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.data import RunData, open_data
-from understudy.train.run import judge, resume, train
+from understudy.train.run import evaluate_checkpoint, resume, train
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 LENGTHS = (9, 7, 11, 8, 6, 10, 9, 7, 8, 12)
@@ -64,12 +64,12 @@ def pasted(message: str) -> dict[str, tuple[int, ...]]:
 
 
 def used(data: RunData) -> set[int]:
-    parts = (*data.training, *(part for part in data.held_out if part is not None))
+    parts = (*data.training, *(part for part in data.validation if part is not None))
     return {int(episode) for part in parts for episode in part.segments[:, 0]}
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-def test_a_declared_camera_without_files_ends_train(copy: Make, tmp_path: Path, version: str) -> None:
+def test_train_refuses_a_camera_without_files(copy: Make, tmp_path: Path, version: str) -> None:
     root = copy(version)
     (root / "videos").rename(root / "video")
     with pytest.raises(DatasetError, match=f"{TOP}.*{WRIST}.*there is video/.*--data.cameras none"):
@@ -80,7 +80,7 @@ def test_a_declared_camera_without_files_ends_train(copy: Make, tmp_path: Path, 
     assert opened(root, video_path=path).cameras == (TOP, WRIST)
 
 
-def test_a_camera_without_files_may_be_left_out_by_name(copy: Make) -> None:
+def test_train_accepts_a_camera_left_out_by_name(copy: Make) -> None:
     root = copy()
     lose(root, WRIST, *range(10))
     with pytest.raises(DatasetError, match=f"{WRIST} .*--data.cameras {TOP}"):
@@ -88,7 +88,7 @@ def test_a_camera_without_files_may_be_left_out_by_name(copy: Make) -> None:
     assert opened(root, cameras=(TOP,)).cameras == (TOP,)
     with pytest.raises(DatasetError, match=WRIST):
         opened(root, cameras=(WRIST,))
-    several = DataConfig(chunk=3, sources=(SourceConfig(root=str(root), cameras={TOP: TOP}),))
+    several = DataConfig(chunk_size=3, sources=(SourceConfig(root=str(root), cameras={TOP: TOP}),))
     assert open_data(replace(tiny_config(root, root), data=several)).cameras == (TOP,)
     several = replace(several, sources=(SourceConfig(root=str(root)),))
     with pytest.raises(DatasetError, match=WRIST):
@@ -96,7 +96,7 @@ def test_a_camera_without_files_may_be_left_out_by_name(copy: Make) -> None:
 
 
 @pytest.mark.parametrize("kind", ["videos", "data"])
-def test_incomplete_episodes_are_listed_whole_and_ready_to_paste(copy: Make, kind: str) -> None:
+def test_incomplete_episodes_are_listed_ready_to_paste(copy: Make, kind: str) -> None:
     root = copy()
     if kind == "videos":
         lose(root, TOP, 2, 5)
@@ -115,7 +115,7 @@ def test_incomplete_episodes_are_listed_whole_and_ready_to_paste(copy: Make, kin
     assert used(opened(root, **pasted(str(caught.value)))) == {1, 3, 4, 6, 8, 9}
 
 
-def test_what_is_to_be_pasted_goes_with_lists_that_are_there(copy: Make) -> None:
+def test_suggested_flags_fit_existing_lists(copy: Make) -> None:
     root = copy()
     lose(root, TOP, 2, 5)
     with pytest.raises(DatasetError) as caught:
@@ -128,7 +128,7 @@ def test_what_is_to_be_pasted_goes_with_lists_that_are_there(copy: Make) -> None
     assert (used(data), data.skipped) == ({0, 1, 3}, ((2, 5),))
 
 
-def test_only_what_the_policy_sees_counts(copy: Make) -> None:
+def test_incomplete_checks_only_used_cameras(copy: Make) -> None:
     root = copy()
     lose(root, WRIST, 2)
     assert opened(root, cameras=(TOP,)).skipped == ((),)
@@ -136,7 +136,7 @@ def test_only_what_the_policy_sees_counts(copy: Make) -> None:
         opened(root, cameras=(WRIST,))
 
 
-def test_a_packed_file_takes_its_episodes_along(copy: Make) -> None:
+def test_incomplete_packed_file_affects_all_its_episodes(copy: Make) -> None:
     """Files of the same name lie in other chunks: they hold other episodes."""
     root = copy("v3.0")
     sorted((root / "videos" / TOP).rglob("*.mp4"))[1].unlink()
@@ -145,7 +145,7 @@ def test_a_packed_file_takes_its_episodes_along(copy: Make) -> None:
     assert pasted(str(caught.value)) == {"exclude_episodes": (2, 3)}
 
 
-def test_each_source_says_for_itself_what_is_skipped(copy: Make) -> None:
+def test_on_incomplete_episode_per_source(copy: Make) -> None:
     root = copy()
     lose(root, TOP, 2)
     config = tiny_config(root, root)
@@ -153,7 +153,7 @@ def test_each_source_says_for_itself_what_is_skipped(copy: Make) -> None:
     errs = SourceConfig(root=str(root), name="b", episodes=(2, 4, 5), val_fraction=0)
 
     def of(*sources: SourceConfig, **more: Any) -> TrainConfig:
-        return replace(config, data=DataConfig(chunk=3, sources=sources, **more))
+        return replace(config, data=DataConfig(chunk_size=3, sources=sources, **more))
 
     with pytest.raises(DatasetError, match=r"source b.*episodes: \[4, 5\]"):
         open_data(of(skips, errs))
@@ -162,41 +162,41 @@ def test_each_source_says_for_itself_what_is_skipped(copy: Make) -> None:
     assert open_data(everywhere).skipped == ((2,), (2,))
 
 
-def test_nothing_but_incomplete_episodes_cannot_be_skipped(copy: Make) -> None:
+def test_skip_refuses_a_dataset_without_complete_episodes(copy: Make) -> None:
     root = copy()
     lose(root, TOP, 2, 5)
     with pytest.raises(DatasetError, match="2 episodes are incomplete of 2"):
         opened(root, episodes=(2, 5), on_incomplete_episode="skip")
 
 
-def test_a_split_that_cannot_be_made_names_dataset_and_flag(copy: Make) -> None:
+def test_split_failure_names_dataset_and_flag(copy: Make) -> None:
     root = copy()
     with pytest.raises(DatasetError, match=r"v2\.1.*--data\.val-fraction 0"):
         opened(root, episodes=(3,))
 
 
-def test_what_was_skipped_is_frozen_with_the_run(
+def test_skipped_episodes_are_recorded_with_the_run(
     copy: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run that skips trains as the one that excludes, goes on without what has come back, and not without more."""
     root = copy()
     lose(root, TOP, 2, 5)
-    config = tiny_config(root, tmp_path / "run", steps=4, val_every=0)
+    config = tiny_config(root, tmp_path / "run", steps=4, val={"every": 0})
     config = replace(config, data=replace(config.data, on_incomplete_episode="skip"))
-    plain = replace(config, out=str(tmp_path / "plain"), data=replace(config.data, exclude_episodes=(2, 5)))
+    plain = replace(config, output_dir=str(tmp_path / "plain"), data=replace(config.data, exclude_episodes=(2, 5)))
     assert train(config) == 0
     said = capsys.readouterr().err
     assert "2 episodes are incomplete of 10" in said
     assert "left out are 2 5" in said
     assert train(plain) == 0
     assert series(tmp_path / "run") == series(tmp_path / "plain")
-    [source] = RunDir(tmp_path / "run").frozen()["sources"]
+    [source] = RunDir(tmp_path / "run").read_record()["sources"]
     assert source["skipped"] == [2, 5]
     for episode in (2, 5):
         (root / f"{TOP}-{episode}.mp4").rename(
             root / f"videos/chunk-{episode // 2:03d}/{TOP}/episode_{episode:06d}.mp4"
         )
-    assert judge(tmp_path / "run")["samples"] == judge(tmp_path / "plain")["samples"]
+    assert evaluate_checkpoint(tmp_path / "run")["samples"] == evaluate_checkpoint(tmp_path / "plain")["samples"]
     assert resume(replace(config, steps=8)) == 0
     assert "2 5" in capsys.readouterr().err
     lose(root, TOP, 2)  # is left out anyway
@@ -212,20 +212,20 @@ def one_looks(root: Path, out: Path) -> list[int]:
     """Train, of two ranks; only rank 0 may look for files. Which episodes the run left out."""
     if os.environ["RANK"] != "0":
         Catalog.gaps = None  # type: ignore[method-assign,assignment]
-    config = tiny_config(root, out, steps=2, val_every=0)
+    config = tiny_config(root, out, steps=2, val={"every": 0})
     assert train(replace(config, data=replace(config.data, on_incomplete_episode="skip"))) == 0
-    [source] = RunDir(out).frozen()["sources"]
+    [source] = RunDir(out).read_record()["sources"]
     return list(source["skipped"])
 
 
-def test_one_process_looks_for_all(copy: Make, tmp_path: Path) -> None:
+def test_only_rank_0_checks_files(copy: Make, tmp_path: Path) -> None:
     """A hundred thousand files are not listed by each of a thousand ranks, and all leave out the same episodes."""
     root = copy()
     lose(root, TOP, 2, 5)
     assert in_ranks(2, one_looks, root, tmp_path / "run", timeout=120) == [[2, 5], [2, 5]]
 
 
-def test_git_lfs_pointers_end_train(copy: Make) -> None:
+def test_train_refuses_git_lfs_pointers(copy: Make) -> None:
     root = copy()
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 12345\n"
     videos = sorted((root / "videos").rglob(f"{TOP}/*.mp4"))
@@ -239,12 +239,10 @@ def test_git_lfs_pointers_end_train(copy: Make) -> None:
         opened(root, on_incomplete_episode="skip")
 
 
-def test_what_is_odd_is_said_before_the_first_step(
-    copy: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_startup_summary_notes_odd_metadata(copy: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = copy()
     edit_json(root / "meta/info.json", lambda info: info.update(total_frames=7, total_episodes=70))
-    assert train(tiny_config(root, tmp_path / "run", steps=1, val_every=0)) == 0
+    assert train(tiny_config(root, tmp_path / "run", steps=1, val={"every": 0})) == 0
     said = capsys.readouterr().err
     assert "total_frames is 7" in said
     assert "total_episodes is 70" in said
@@ -259,6 +257,6 @@ def test_what_is_odd_is_said_before_the_first_step(
         ({"cameras": ("observation.image.wrist",)}, f"did you mean '{WRIST}'"),
     ],
 )
-def test_what_is_meant_is_suggested(written: Path, settings: dict[str, Any], meant: str) -> None:
+def test_unknown_camera_gets_a_suggestion(written: Path, settings: dict[str, Any], meant: str) -> None:
     with pytest.raises(DatasetError, match=meant):
         opened(written / "v3.0", **settings)

@@ -22,7 +22,7 @@ from understudy.errors import ConfigError, DatasetError
 from understudy.load.loader import Loader
 from understudy.policies.common.modes import MODES
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.data.data import RunData, fingerprint, normalisation, open_data
+from understudy.train.data.data import RunData, compute_normalisation, dataset_fingerprint, open_data
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +38,16 @@ def opened(*sources: SourceConfig, **data: Any) -> RunData:
 # -- what can be said ------------------------------------------------------------------------------------------------
 
 
-def test_a_mixture_is_written_and_read_back_equal(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
-    full = replace(sources[0], val_episodes=(1, 2), delta=(0, 1), exclude_episodes=(4,), keep_rule="start", stats="s")
+def test_mixture_settings_read_back_equal(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
+    full = replace(
+        sources[0], val_episodes=(1, 2), delta_action_dims=(0, 1), exclude_episodes=(4,), keep_rule="start", stats="s"
+    )
     config = mixed((full, *sources[1:]), tmp_path / "r", mode={"policy": 2.0, "inverse_dynamics": 1.0})
     (tmp_path / "c.yaml").write_text(dump_yaml(config))
     assert load(TrainConfig, tmp_path / "c.yaml") == config
 
 
-def test_all_that_is_wrong_with_a_list_of_sources_is_told_with_its_place(tmp_path: Path) -> None:
+def test_source_errors_are_reported_with_paths(tmp_path: Path) -> None:
     (tmp_path / "types.yaml").write_text(
         "mode: jont\n"
         "data:\n"
@@ -74,7 +76,7 @@ def test_all_that_is_wrong_with_a_list_of_sources_is_told_with_its_place(tmp_pat
         "  cache_size: lots\n"
         "  sources:\n"
         "  - {root: a, weight: 1, episodes: [1, 2], val_episodes: [3], exclude_episodes: [2]}\n"
-        "  - {root: b, name: x, state: '', delta: [1]}\n"
+        "  - {root: b, name: x, state: '', delta_action_dims: [1]}\n"
         "  - {name: x, weight: 1, action: ''}\n"
     )
     with pytest.raises(ConfigError) as caught:
@@ -87,7 +89,7 @@ def test_all_that_is_wrong_with_a_list_of_sources_is_told_with_its_place(tmp_pat
             "data.drop_last",
             "data.sources.0.exclude_episodes",
             "data.sources.0.val_episodes",
-            "data.sources.1.delta",
+            "data.sources.1.delta_action_dims",
             "data.sources.2.root",
             "data.sources.2.name",
             "data.sources.2.action",
@@ -97,7 +99,7 @@ def test_all_that_is_wrong_with_a_list_of_sources_is_told_with_its_place(tmp_pat
     )
 
 
-def test_sources_have_names_of_their_own() -> None:
+def test_source_names_are_unique() -> None:
     def names(*sources: SourceConfig) -> tuple[str, ...]:
         return DataConfig(sources=sources).names()
 
@@ -113,7 +115,7 @@ def test_sources_have_names_of_their_own() -> None:
     assert resolved.resolved() == resolved
 
 
-def test_the_modes_are_those_of_the_policies() -> None:
+def test_mode_weights_match_the_policy_modes() -> None:
     assert tuple(TrainConfig().mode_weights()) == MODES
     assert TrainConfig().mode_weights() == {"policy": 1, "forward_dynamics": 0, "inverse_dynamics": 0}
     assert set(TrainConfig(mode="joint").mode_weights().values()) == {1 / 3}
@@ -127,19 +129,19 @@ def test_the_modes_are_those_of_the_policies() -> None:
     assert not TrainConfig(mode={"policy": 1.0, "inverse_dynamics": 0.0}).learns_dynamics()
 
 
-def test_a_file_with_sources_at_the_command_line(
+def test_command_line_takes_a_file_with_sources(
     sources: tuple[SourceConfig, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Flags go over what the file says and leave its sources; they do not clutter the help."""
     (tmp_path / "mix.yaml").write_text(dump_yaml(mixed(sources, tmp_path / "r")))
-    assert main.main(["train", str(tmp_path / "mix.yaml"), "--steps", "2", "--val-every", "0", "--no-report"]) == 0
+    assert main.main(["train", str(tmp_path / "mix.yaml"), "--steps", "2", "--val.every", "0", "--log.no-report"]) == 0
     config = RunDir(tmp_path / "r").settings()
     assert (config.steps, tuple(source.name for source in config.data.sources)) == (2, NAMES)
     assert config.data.sources[2].cameras == {TOP: "observation.images.cam_0"}
-    assert main.main(["resume", str(tmp_path / "r"), "--steps", "3", "--schedule.steps", "3"]) == 0
+    assert main.main(["resume", str(tmp_path / "r"), "--steps", "3", "--schedule.decay-steps", "3"]) == 0
     capsys.readouterr()
     assert main.main(["train", str(tmp_path / "mix.yaml"), "--data.root", "d"]) == 2
-    assert "data.root: d: this is about a single dataset" in capsys.readouterr().err
+    assert "data.root: d: describes a single dataset" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main.main(["train", "--help"])
     text = capsys.readouterr().out
@@ -150,7 +152,7 @@ def test_a_file_with_sources_at_the_command_line(
 # -- opening ---------------------------------------------------------------------------------------------------------
 
 
-def test_each_source_is_opened_by_its_own_terms(sources: tuple[SourceConfig, ...]) -> None:
+def test_open_data_maps_keys_per_source(sources: tuple[SourceConfig, ...]) -> None:
     data = opened(*sources)
     assert (data.names, data.weights, data.cameras) == (NAMES, (3, 2, 1), (TOP, WRIST))
     assert data.heads == ("arm::joint", "hand::joint")
@@ -172,34 +174,34 @@ def test_each_source_is_opened_by_its_own_terms(sources: tuple[SourceConfig, ...
     assert only.training[0].absent == {WRIST: (32, 32)}
 
 
-def test_one_key_may_serve_as_two(sources: tuple[SourceConfig, ...]) -> None:
+def test_open_data_maps_one_key_to_two(sources: tuple[SourceConfig, ...]) -> None:
     """A robot without a state of its own, told its last command; in seconds of its own rate."""
     part = opened(replace(sources[0], state="action")).training[0]
     sample = part.sample(*part.segments[0, :2].tolist())
     assert torch.equal(sample["observation.state"], sample["action"][0])
 
 
-def test_pictures_of_one_size_stay_as_they_are(tmp_path: Path) -> None:
+def test_open_data_keeps_images_of_one_size(tmp_path: Path) -> None:
     data = opened(*tiny_sources(tmp_path, small_pictures=False))
     assert data.size is None
     assert data.training[0].absent == {WRIST: (64, 64)}
 
 
-def test_without_weights_shares_are_as_the_frames(sources: tuple[SourceConfig, ...]) -> None:
+def test_shares_without_weights_follow_frames(sources: tuple[SourceConfig, ...]) -> None:
     data = opened(*(replace(source, weight=None) for source in sources))
     assert data.weights == tuple(map(len, data.training))
     slots = data.order(mixed(sources, Path("r"))).spec.schedule[0].slots
     np.testing.assert_allclose(np.array(slots) / sum(slots), np.array(data.weights) / sum(data.weights), rtol=0.03)
 
 
-def test_what_is_not_known_to_be_the_same_robot_has_a_head_of_its_own(sources: tuple[SourceConfig, ...]) -> None:
+def test_unknown_robots_get_their_own_head(sources: tuple[SourceConfig, ...]) -> None:
     data = opened(*(replace(source, control_mode="") for source in sources))
     assert data.heads == tuple(sorted(NAMES))
     said = opened(*(replace(source, robot_type="") for source in (sources[0], sources[2])))
     assert said.heads == ("test_arm::joint",)  # as info.json says
 
 
-def test_what_is_wrong_with_any_source_is_told_at_once(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
+def test_open_data_reports_errors_of_all_sources(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
     wide, two, small = sources
     with pytest.raises(DatasetError) as caught:
         opened(
@@ -207,7 +209,7 @@ def test_what_is_wrong_with_any_source_is_told_at_once(sources: tuple[SourceConf
             replace(two, name="key", action="actions"),
             replace(two, name="camera", cameras={TOP: "observation.state"}),
             replace(wide, name="episodes", val_episodes=(99,)),
-            replace(wide, name="delta", delta=(4,)),
+            replace(wide, name="delta", delta_action_dims=(4,)),
             replace(small, name="split", episodes=(0,)),
             replace(small, name="all held", episodes=(0, 1), val_episodes=(0, 1)),
             replace(wide, name="left", drop_first=20),
@@ -221,17 +223,17 @@ def test_what_is_wrong_with_any_source_is_told_at_once(sources: tuple[SourceConf
         "nowhere": "no such folder",
         "key": "actions",
         "camera": "no camera",
-        "episodes": "there is no episode 99 to hold out",
-        "delta": "delta names dimension 4, and 'action' has 4",
+        "episodes": "there is no episode 99 to validate on",
+        "delta": "delta_action_dims: 4: 'action' has 4 dimensions",
         "split": "1 episode cannot be split",
-        "all held": "hold out all",
+        "all held": "val_episodes contains all",
         "left": "no frame is left",
-        "stateless": "it has no 'observation.state', which others have",
+        "stateless": "it has no 'observation.state', which other sources have",
     }.items():
         assert words in told[name], told[name]
 
 
-def test_a_camera_is_not_missed_before_all_sources_can_be_looked_at(
+def test_open_data_reports_source_errors_before_missing_cameras(
     sources: tuple[SourceConfig, ...], tmp_path: Path
 ) -> None:
     """What is chosen may be a camera of a source that cannot be opened: that is what is wrong."""
@@ -271,7 +273,7 @@ IDS = st.lists(st.integers(0, 9), max_size=6, unique=True).map(tuple)
     )
 )
 @settings(max_examples=60, deadline=None)
-def test_no_episode_is_on_both_sides_of_a_split_whatever_is_asked(many: Path, listed: list[SourceConfig]) -> None:
+def test_split_never_shares_episodes(many: Path, listed: list[SourceConfig]) -> None:
     """Also where sources share a dataset: then what would leak is refused."""
     config = mixed(tuple(replace(source, root=str(many)) for source in listed), Path("r"))
     try:
@@ -279,10 +281,10 @@ def test_no_episode_is_on_both_sides_of_a_split_whatever_is_asked(many: Path, li
     except (ConfigError, DatasetError):
         return
     trained = {int(e) for part in data.training for e in part.segments[:, 0]}
-    held = {int(e) for part in data.held_out if part is not None for e in part.segments[:, 0]}
+    held = {int(e) for part in data.validation if part is not None for e in part.segments[:, 0]}
     assert trained
     assert not trained & held
-    for source, part, other in zip(config.data.sources, data.training, data.held_out):
+    for source, part, other in zip(config.data.sources, data.training, data.validation):
         own = set(part.segments[:, 0].tolist()) | (set(other.segments[:, 0].tolist()) if other is not None else set())
         assert own <= (set(source.episodes) or set(range(10))) - set(source.exclude_episodes)
         if source.val_episodes:
@@ -292,12 +294,14 @@ def test_no_episode_is_on_both_sides_of_a_split_whatever_is_asked(many: Path, li
             assert other is not None
 
 
-def test_an_episode_that_one_source_trains_on_and_another_holds_out_is_named(many: Path, tmp_path: Path) -> None:
+def test_open_data_refuses_an_episode_in_both_parts(many: Path, tmp_path: Path) -> None:
     """Also by another way to the same folder."""
     (tmp_path / "link").symlink_to(many)
     first = SourceConfig(str(many), name="a", val_episodes=(1,))
     second = SourceConfig(str(tmp_path / "link"), name="b", val_episodes=(2,))
-    with pytest.raises(DatasetError, match=r"episode 1 is held out in source a and trained on in b.*val_episodes"):
+    with pytest.raises(
+        DatasetError, match=r"episode 1 is a validation episode of source a and trained on in b.*val_episodes"
+    ):
         opened(first, second)
     both = opened(first, replace(second, val_episodes=(1,)))
     assert [len(part) for part in both.training] == [45, 45]
@@ -306,20 +310,20 @@ def test_an_episode_that_one_source_trains_on_and_another_holds_out_is_named(man
 # -- the sequence of the sources -------------------------------------------------------------------------------------
 
 
-def test_the_sequence_of_the_sources_changes_no_number(sources: tuple[SourceConfig, ...]) -> None:
+def test_sequence_of_sources_changes_no_number(sources: tuple[SourceConfig, ...]) -> None:
     one, other = opened(*sources), opened(*reversed(sources))
     assert other.names == tuple(reversed(NAMES))
     assert (one.heads, one.cameras, one.size) == (other.heads, other.cameras, other.size)
-    assert normalisation(one, "quantile") == normalisation(other, "quantile")
+    assert compute_normalisation(one, "quantile") == compute_normalisation(other, "quantile")
     wrist = replace(sources[1], cameras={WRIST: WRIST})
     assert opened(wrist, sources[0]).cameras == opened(sources[0], wrist).cameras == (TOP, WRIST)
-    assert fingerprint(one) == fingerprint(other)
-    assert [part.segments.tolist() for part in one.held_out] == [
-        part.segments.tolist() for part in other.held_out[::-1]
+    assert dataset_fingerprint(one) == dataset_fingerprint(other)
+    assert [part.segments.tolist() for part in one.validation] == [
+        part.segments.tolist() for part in other.validation[::-1]
     ]
 
 
-def test_statistics_do_not_know_what_is_held_out(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
+def test_normalisation_ignores_validation_episodes(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
     """Two splits with the same training episodes, the held-out ones others, or none."""
     wide, two, small = sources
     some = replace(wide, episodes=(0, 1, 2, 3), val_episodes=(3,))
@@ -327,37 +331,39 @@ def test_statistics_do_not_know_what_is_held_out(sources: tuple[SourceConfig, ..
         replace(wide, episodes=(0, 1, 2, 4, 5), val_episodes=(4, 5)),
         replace(wide, episodes=(0, 1, 2), val_fraction=0.0),
     )
-    want = normalisation(opened(some, two, small), "mean_std")
-    assert all(normalisation(opened(other, two, small), "mean_std") == want for other in others)
-    assert normalisation(opened(replace(some, val_episodes=(2,)), two, small), "mean_std") != want
+    want = compute_normalisation(opened(some, two, small), "mean_std")
+    assert all(compute_normalisation(opened(other, two, small), "mean_std") == want for other in others)
+    assert compute_normalisation(opened(replace(some, val_episodes=(2,)), two, small), "mean_std") != want
 
 
-def test_the_fingerprint_says_which_source_changed(sources: tuple[SourceConfig, ...]) -> None:
+def test_dataset_fingerprint_names_the_changed_source(sources: tuple[SourceConfig, ...]) -> None:
     wide, two, small = sources
-    before = fingerprint(opened(*sources))
-    now = fingerprint(opened(wide, replace(two, val_episodes=(0,)), replace(small, control_mode="velocity")))
+    before = dataset_fingerprint(opened(*sources))
+    now = dataset_fingerprint(opened(wide, replace(two, val_episodes=(0,)), replace(small, control_mode="velocity")))
     assert {key for key in before if before[key] != now.get(key)} == {"two: held-out episodes", "small: norm head"}
-    plain = fingerprint(open_data(tiny_config(Path(wide.root), Path("r"))))
+    plain = dataset_fingerprint(open_data(tiny_config(Path(wide.root), Path("r"))))
     assert "fps" in plain  # as runs of one dataset have always had it
 
 
-def test_recorded_statistics_and_differences_reach_the_normalisation(
-    sources: tuple[SourceConfig, ...], tmp_path: Path
-) -> None:
+def test_normalisation_uses_external_statistics_and_deltas(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
     wide, two, small = sources
     far = {"norm_stats": {key: {"mean": [7.0] * n, "std": [2.0] * n} for key, n in (("actions", 2), ("state", 2))}}
     (tmp_path / "norm_stats.json").write_text(json.dumps(far))
-    arm = [replace(source, delta=(0, 2)) for source in (wide, small)]
-    scales = normalisation(opened(arm[0], replace(two, stats=str(tmp_path / "norm_stats.json")), arm[1]), "mean_std")
+    arm = [replace(source, delta_action_dims=(0, 2)) for source in (wide, small)]
+    scales = compute_normalisation(
+        opened(arm[0], replace(two, stats=str(tmp_path / "norm_stats.json")), arm[1]), "mean_std"
+    )
     assert scales["delta"] == [[True, False, True, False], [False] * 4]
     assert scales["action"]["offset"][1] == [7.0, 7.0, 0.0, 0.0]
-    plain = normalisation(opened(*sources), "mean_std")["action"]["offset"][0]
+    plain = compute_normalisation(opened(*sources), "mean_std")["action"]["offset"][0]
     assert [a == b for a, b in zip(scales["action"]["offset"][0], plain)] == [False, True, False, True]
     with pytest.raises(DatasetError, match=r"2 of 3 sources.*(?s:.)*source wide: .*(?s:.)*source small: "):
-        normalisation(opened(*(replace(s, stats=str(tmp_path / "none.json")) for s in (wide, small)), two), "mean_std")
+        compute_normalisation(
+            opened(*(replace(s, stats=str(tmp_path / "none.json")) for s in (wide, small)), two), "mean_std"
+        )
 
 
-def test_stored_pictures_are_not_resized_and_that_is_told(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
+def test_open_data_refuses_to_resize_stored_images(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
     write_dataset(tmp_path / "stored", Spec(lengths=(6, 7), cameras=(), images=(WRIST,)))
     stored = SourceConfig(str(tmp_path / "stored"))
     with pytest.raises(DatasetError, match=r"wrist' is stored in the rows.*not resized.*policy\.picture"):

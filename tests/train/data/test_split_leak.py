@@ -56,10 +56,10 @@ def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def split(dataset: Path) -> tuple[Frames, Frames]:
     """What a run trains on, and what it holds out."""
-    config = TrainConfig(data=DataConfig(root=str(dataset), chunk=1, val_fraction=0.25))
+    config = TrainConfig(data=DataConfig(root=str(dataset), chunk_size=1, val_fraction=0.25))
     data = open_data(config)
     parts = []
-    for part in (data.training[0], data.held_out[0]):
+    for part in (data.training[0], data.validation[0]):
         assert part is not None
         batch = part.batch(*part.locate(range(len(part))))
         state, action = (batch[key].double().numpy().reshape(len(part), -1) for key in KEYS)

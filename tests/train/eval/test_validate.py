@@ -23,14 +23,20 @@ from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.data.format.features import Feature
 from understudy.distributed import mesh as parallel
 from understudy.distributed.mesh import Mesh
-from understudy.load.eval.validation_data import HeldOut, ahead, dealt, sample_identity, source_key
+from understudy.load.eval.validation_data import (
+    ValidationData,
+    prefetch_chunks,
+    sample_identity,
+    share_chunks,
+    source_key,
+)
 from understudy.policies.draws import make_draws
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import Detail, Loss
 from understudy.report.run.tables import told
 from understudy.train.data.data import RunData, open_data
 from understudy.train.eval import validate
-from understudy.train.eval.metrics import TermFound, figures, grouped
+from understudy.train.eval.metrics import TermSums, best_metrics, group_losses
 from understudy.train.eval.open_loop import STEPS
 from understudy.train.eval.validate import evaluate
 from understudy.train.track.metrics_file import finite
@@ -57,9 +63,9 @@ def mesh() -> Iterator[Mesh]:
         yield alone
 
 
-def opened(sources: tuple[SourceConfig, ...]) -> tuple[RunData, HeldOut]:
+def opened(sources: tuple[SourceConfig, ...]) -> tuple[RunData, ValidationData]:
     data = open_data(mixed(sources, Path("out"), device="cpu"))
-    held = HeldOut.of(data, mixed=True)
+    held = ValidationData.from_sources(data, mixed=True)
     assert held is not None
     return data, held
 
@@ -101,7 +107,7 @@ def test_it_is_what_a_slow_obvious_computation_finds(sources: tuple[SourceConfig
     policy = untrained(sources, data)
     found: list[dict[str, Any]] = []
     for number, name in enumerate(data.names):
-        part, place = data.held_out[number], 0
+        part, place = data.validation[number], 0
         assert part is not None
         for episode, start, stop in part.segments.tolist():
             for frame in range(start, stop):
@@ -193,7 +199,7 @@ def validate_noise(at: torch.Tensor) -> np.ndarray:
 
 def test_each_held_out_sample_is_counted_once(sources: tuple[SourceConfig, ...], whole: dict[str, Any]) -> None:
     data, held = opened(sources)
-    lengths = {name: len(part) for name, part in zip(data.names, data.held_out) if part is not None}
+    lengths = {name: len(part) for name, part in zip(data.names, data.validation) if part is not None}
     assert {name: entry["samples"] for name, entry in whole["sources"].items()} == lengths
     assert whole["samples"] == sum(lengths.values()) == len(held)
     for kind in ("heads", "tasks"):
@@ -202,7 +208,7 @@ def test_each_held_out_sample_is_counted_once(sources: tuple[SourceConfig, ...],
     assert lengths["small"] == 1  # a group of one sample
     seen = {(held.names[s], e, f) for s, e, f in zip(held.source, held.episode.tolist(), held.frame.tolist())}
     assert len(seen) == len(held)
-    for name, part in zip(data.names, data.held_out):
+    for name, part in zip(data.names, data.validation):
         assert part is not None
         assert {(e, f) for n, e, f in seen if n == name} == {(e, f) for e, a, b in part.segments for f in range(a, b)}
 
@@ -216,23 +222,23 @@ def test_a_group_without_an_element_is_absent_and_one_of_no_weight_does_not_pois
     broken = held.source == held.names.index("two")
     sums = np.where(broken, np.nan, np.where(nothing, 0.0, 3.0))
     counts = np.where(nothing, 0.0, 2.0)
-    found = {"flow": TermFound(sums, counts, np.stack([sums, sums]) / 2)}
+    found = {"flow": TermSums(sums, counts, np.stack([sums, sums]) / 2)}
     tasks = ["rare" if empty else "often" for empty in nothing]
-    result = grouped(found, FLOW, held, tasks)
+    result = group_losses(found, FLOW, held, tasks)
     assert list(result["tasks"]) == ["often"]
     assert list(result["sources"]) == ["two", "wide"]
     assert result["sources"]["wide"]["loss"] == 1.5
     assert math.isnan(result["sources"]["two"]["loss"])
     assert math.isnan(result["weighted"])
     weights = tuple(0.0 if head == "hand::joint" else 1.0 for head in held.heads)
-    assert grouped(found, FLOW, replace(held, head_weights=weights), tasks)["weighted"] == 1.5
-    assert "weighted" not in grouped(found, FLOW, replace(held, head_weights=(0.0, 0.0)), tasks)
+    assert group_losses(found, FLOW, replace(held, head_weights=weights), tasks)["weighted"] == 1.5
+    assert "weighted" not in group_losses(found, FLOW, replace(held, head_weights=(0.0, 0.0)), tasks)
 
 
 def test_where_nothing_counts_there_is_no_loss_that_could_be_the_best(sources: tuple[SourceConfig, ...]) -> None:
     _, held = opened(sources)
     none = np.zeros(len(held))
-    result = grouped({"flow": TermFound(none, none, np.zeros((2, len(held))))}, FLOW, held, ["x"] * len(held))
+    result = group_losses({"flow": TermSums(none, none, np.zeros((2, len(held))))}, FLOW, held, ["x"] * len(held))
     assert math.isnan(result["loss"])
     assert all(math.isnan(mean) for mean in (result["macro"], *result["macros"].values()))
     assert "weighted" not in result
@@ -244,7 +250,7 @@ def test_a_loss_beyond_all_numbers_is_told_and_no_more(sources: tuple[SourceConf
     _, held = opened(sources)
     sums, counts = np.full(len(held), 3.0), np.full(len(held), 2.0)
     sums[0], sums[-1], counts[-1] = np.inf, 0.0, 0.0
-    result = grouped({"flow": TermFound(sums, counts, np.stack([sums, sums]) / 2)}, FLOW, held, ["x"] * len(held))
+    result = group_losses({"flow": TermSums(sums, counts, np.stack([sums, sums]) / 2)}, FLOW, held, ["x"] * len(held))
     assert result["loss"] == result["macro"] == math.inf
     assert math.isnan(result["se"])
     assert [entry["loss"] for entry in result["sources"].values()] == [math.inf, 1.5, 1.5]
@@ -254,12 +260,12 @@ def test_terms_are_pooled_apart_and_weighted(sources: tuple[SourceConfig, ...]) 
     _, held = opened(sources)
     rng = np.random.default_rng(0)
 
-    def term(count: int) -> TermFound:
+    def term(count: int) -> TermSums:
         draws = rng.random((2, len(held)))
-        return TermFound(draws.sum(0), np.full(len(held), float(count)), draws)
+        return TermSums(draws.sum(0), np.full(len(held), float(count)), draws)
 
     one, two = term(4), term(6)
-    result = grouped({"flow": one, "dynamics": two}, {"flow": 1.0, "dynamics": 0.5}, held, ["x"] * len(held))
+    result = group_losses({"flow": one, "dynamics": two}, {"flow": 1.0, "dynamics": 0.5}, held, ["x"] * len(held))
     means = one.sums.sum() / one.counts.sum(), two.sums.sum() / two.counts.sum()
     assert result["loss"] == pytest.approx(means[0] + 0.5 * means[1])
     assert result["terms"]["dynamics"] == {"loss": pytest.approx(means[1]), "elements": 6 * len(held)}
@@ -282,8 +288,8 @@ def test_sums_are_rounded_once_whatever_the_sequence_of_the_samples(sources: tup
     plain = set()
     for sequence in (np.arange(count), np.arange(count)[::-1], *(rng.permutation(count) for _ in range(4))):
         turned = replace(held, source=held.source[sequence], episode=held.episode[sequence])
-        found = {"flow": TermFound(sums[sequence], counts[sequence], np.stack([sums[sequence]] * 2))}
-        result = grouped(found, FLOW, turned, ["x"] * count)
+        found = {"flow": TermSums(sums[sequence], counts[sequence], np.stack([sums[sequence]] * 2))}
+        result = group_losses(found, FLOW, turned, ["x"] * count)
         assert result["loss"] == result["tasks"]["x"]["loss"] == exact[0] / exact[1]
         assert [bin["loss"] for bin in result["time"]] == [exact[0] * 2 / exact[1]] * 2
         plain |= {float(np.add.accumulate(column[sequence])[-1]) for column in (sums, counts)}
@@ -321,7 +327,7 @@ def test_an_open_loop_error_of_joints_that_never_move_is_none_and_not_the_best(
     result = evaluate(policy, held, SEED, mesh, FLOW, open_loop=1)
     assert result["open_loop"]["normalised"] is result["open_loop"]["sources"]["two"]["normalised"] is None
     assert result["open_loop"]["sources"]["two"]["mse"]["0"] > 0
-    assert "open_loop" not in figures(result)
+    assert "open_loop" not in best_metrics(result)
 
 
 # -- however it is computed
@@ -407,7 +413,7 @@ def test_a_source_that_is_added_changes_no_draws(sources: tuple[SourceConfig, ..
 def test_the_only_dataset_of_a_run_is_known_without_its_name(sources: tuple[SourceConfig, ...]) -> None:
     config = mixed(sources, Path("out"))
     flat = replace(config.data, sources=(), root=sources[0].root)
-    held = HeldOut.of(open_data(replace(config, data=flat)), mixed=False)
+    held = ValidationData.from_sources(open_data(replace(config, data=flat)), mixed=False)
     assert held is not None
     assert torch.equal(held.identity(slice(0, 5)), sample_identity(held.episode[:5], held.frame[:5]))
 
@@ -420,7 +426,7 @@ def test_it_repeats_to_the_bit_and_leaves_no_trace(sources: tuple[SourceConfig, 
     state = torch.get_rng_state()
     first = evaluate(policy, held, drawn, mesh, FLOW, open_loop=1)
     torch.manual_seed(6)
-    resident = held.resident(1 << 30)
+    resident = held.keep_decoded(1 << 30)
     assert evaluate(policy, resident, drawn, mesh, FLOW, open_loop=1) == first
     assert evaluate(policy, resident, drawn, mesh, FLOW, open_loop=1) == first  # from what stayed decoded
     torch.manual_seed(5)
@@ -456,13 +462,13 @@ def test_pictures_that_are_resized_as_they_are_read_are_those_that_stay_decoded(
     data, held = opened(sources)
     assert held.size is not None
     policy, part = untrained(sources, data), slice(0, len(held))
-    given, kept = held.batch(part), held.resident(1 << 30).batch(part)
+    given, kept = held.batch(part), held.keep_decoded(1 << 30).batch(part)
     assert tuple(given[WRIST].shape) == (len(held), 3, *held.size)
     assert {
         k for k, v in given.items() if not (torch.equal(v, kept[k]) if torch.is_tensor(v) else v == kept[k])
     } == set()
     first = evaluate(policy, held, SEED, mesh, FLOW)
-    assert evaluate(policy, held.resident(1 << 30), SEED, mesh, FLOW, threads=2) == first
+    assert evaluate(policy, held.keep_decoded(1 << 30), SEED, mesh, FLOW, threads=2) == first
 
 
 @pytest.mark.parametrize(
@@ -488,7 +494,7 @@ def test_joints_bear_the_names_that_the_dataset_gives(
     _, held = opened(sources)
     catalog = SimpleNamespace(features={"action": Feature("action", "float32", (2,), names)})
     fake: Any = SimpleNamespace(catalog=catalog)
-    assert replace(held, datasets=(fake,)).joints(0) == told
+    assert replace(held, datasets=(fake,)).action_names(0) == told
 
 
 # -- reading ahead
@@ -497,7 +503,7 @@ def test_joints_bear_the_names_that_the_dataset_gives(
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 40), st.integers(1, 7))
 def test_chunks_are_dealt_once_and_evenly(chunks: int, world: int) -> None:
-    shares = [dealt(chunks, rank, world) for rank in range(world)]
+    shares = [share_chunks(chunks, rank, world) for rank in range(world)]
     assert sorted(number for own, _ in shares for number in own) == list(range(chunks))
     assert {turns for _, turns in shares} == {max(len(own) for own, _ in shares)}
     assert max(len(own) for own, _ in shares) - min(len(own) for own, _ in shares) <= 1
@@ -521,7 +527,7 @@ def test_chunks_are_read_once_each_thread_its_neighbours_within_the_memory(count
         return made
 
     numbers = list(range(100, 100 + count))
-    got = [(number, int(batch["x"][0])) for number, batch in ahead(read, numbers, threads, room * 8)]
+    got = [(number, int(batch["x"][0])) for number, batch in prefetch_chunks(read, numbers, threads, room * 8)]
     assert sorted(got) == [(number, number) for number in numbers]
     assert most <= max(1, min(threads, room))
 
@@ -533,5 +539,5 @@ def test_what_cannot_be_read_is_raised() -> None:
         return {"x": torch.zeros(1)}
 
     with pytest.raises(ValueError, match="chunk 3"):
-        list(ahead(read, range(6), 2, 1 << 20))
+        list(prefetch_chunks(read, range(6), 2, 1 << 20))
     assert not [t for t in threading.enumerate() if t.name.startswith("understudy-held-out")]

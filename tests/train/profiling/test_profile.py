@@ -21,7 +21,7 @@ from understudy.policies.losses import scalar
 from understudy.train import state
 from understudy.train.profiling import flops
 from understudy.train.profiling import profile as profiling
-from understudy.train.profiling.profile import OTHER, Profile, _Rank, _together, profile
+from understudy.train.profiling.profile import OTHER, Profile, _combine, _Rank, profile
 from understudy.train.profiling.timer import NULL, PHASES, PhaseTimer
 
 
@@ -30,9 +30,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_dataset(tmp_path_factory.mktemp("profile") / "dataset")
 
 
-def test_the_trained_step_is_measured_and_nothing_else(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_profile_measures_the_trained_step(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timers: list[Any] = []
     plain = state.TrainState.train_step
 
@@ -65,14 +63,14 @@ def test_the_trained_step_is_measured_and_nothing_else(
 
 
 def remembered_bytes(data: Path, out: Path, kept: CheckpointMode) -> int:
-    config = tiny_config(data, out, batch=8, activation_checkpoint=kept)
+    config = tiny_config(data, out, batch_size=8, activation_checkpoint=kept)
     config = replace(config, policy=replace(config.policy, blocks=3, layers=3))
     found = profile(config, warmup=1, steps=1)
     assert found is not None
     return found.memory["activations"]
 
 
-def test_activation_checkpointing_is_seen_in_the_memory(data: Path, tmp_path: Path) -> None:
+def test_profile_shows_the_memory_of_activation_checkpointing(data: Path, tmp_path: Path) -> None:
     none, selective, full = (remembered_bytes(data, tmp_path, kept) for kept in ("none", "selective", "full"))
     assert full < selective < none
 
@@ -82,7 +80,7 @@ def two_ranks(data: Path, out: Path) -> Profile | None:
     return profile(config, warmup=1, steps=3)
 
 
-def test_ranks_measure_together(data: Path, tmp_path: Path) -> None:
+def test_profile_on_two_ranks(data: Path, tmp_path: Path) -> None:
     found, other = in_ranks(2, two_ranks, data, tmp_path)
     assert other is None
     assert (found.conditions["ranks"], found.conditions["replicas"], found.conditions["shards"]) == (2, 1, 2)
@@ -98,9 +96,9 @@ def rank(plain: float, **phases: float) -> _Rank:
     return _Rank(plain, plain / 10, 2 * plain, phases, 3, plain / 5, memory, flops=int(1e6))
 
 
-def test_the_slowest_rank_decides() -> None:
+def test_profile_takes_the_slowest_rank() -> None:
     ranks = [rank(1.0, forward=0.5, backward=0.1), rank(2.0, forward=0.25, backward=0.3)]
-    found = _together(ranks, batch=64, fastest=1e6, conditions={})
+    found = _combine(ranks, batch=64, fastest=1e6, conditions={})
     assert (found.step_s, found.samples_per_s, found.waiting_s, found.timed_step_s) == (2.0, 32.0, 0.2, 4.0)
     assert (found.phases["forward"].worst, found.phases["forward"].rank, found.phases["forward"].mean) == (
         0.5,
@@ -113,8 +111,8 @@ def test_the_slowest_rank_decides() -> None:
     assert (found.flops, found.flops_per_s, found.mfu) == (2e6, 5e5, 0.5)  # of each of the two devices
 
 
-def test_it_is_told_why_a_step_takes_longer_than_its_phases() -> None:
-    found = _together([rank(2.5, **{"data wait": 0.1})], batch=64, fastest=None, conditions={})
+def test_profile_explains_a_step_longer_than_its_phases() -> None:
+    found = _combine([rank(2.5, **{"data wait": 0.1})], batch=64, fastest=None, conditions={})
     slower = why(replace(found, timed_step_s=0.9, waiting_s=1.5))
     assert "1,500.00 ms" in slower  # of 2,500 as it is trained
     assert "100.00 ms" in slower
@@ -123,7 +121,9 @@ def test_it_is_told_why_a_step_takes_longer_than_its_phases() -> None:
     assert why(found) != slower
 
 
-def test_the_verb_writes_a_page_and_prints(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile_command_writes_a_page_and_prints(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from understudy.config.schema import dump_yaml
 
     file, out = tmp_path / "c.yaml", tmp_path / "out"
@@ -145,18 +145,18 @@ def test_the_verb_writes_a_page_and_prints(data: Path, tmp_path: Path, capsys: p
     assert "profile.steps" in capsys.readouterr().err
 
 
-def test_operations_are_those_that_a_step_needs() -> None:
+def test_count_flops_counts_needed_operations() -> None:
     layer = nn.Linear(8, 16)
 
     def step() -> None:
         layer(torch.ones(4, 8, requires_grad=True)).sum().backward()
 
-    assert flops.counted(step, layer) == 3 * 2 * 4 * 8 * 16  # forward, and two products backward
+    assert flops.count_flops(step, layer) == 3 * 2 * 4 * 8 * 16  # forward, and two products backward
     counts: Counter[str] = Counter()
     for kept in ("none", "selective", "full"):
         model = policy()
         apply_activation_checkpointing(model.blocks(), kept)
-        counts[kept] = flops.counted(lambda m=model: scalar(m.flow_losses(batch(3), *draws(3))).backward(), model)
+        counts[kept] = flops.count_flops(lambda m=model: scalar(m.flow_losses(batch(3), *draws(3))).backward(), model)
     assert counts["none"] == counts["selective"] == counts["full"] > 0  # what is repeated is not counted
 
 
@@ -174,12 +174,14 @@ def test_operations_are_those_that_a_step_needs() -> None:
         ("x86_64", "float32", None),
     ],
 )
-def test_peaks_by_name(device: str, arithmetic: str, teraflops: float | None) -> None:
-    assert flops.peak(device, arithmetic) == (None if teraflops is None else teraflops * 1e12)
+def test_peak_flops_by_name(device: str, arithmetic: str, teraflops: float | None) -> None:
+    assert flops.peak_flops(device, arithmetic) == (None if teraflops is None else teraflops * 1e12)
 
 
-def test_a_known_peak_gives_a_utilisation(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "peak", lambda device, arithmetic: 1e12)
+def test_profile_gives_a_utilisation_for_a_known_peak(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "peak_flops", lambda device, arithmetic: 1e12)
     found = profile(tiny_config(data, tmp_path), warmup=1, steps=1)
     assert found is not None
     assert found.mfu == pytest.approx(found.flops_per_s / 1e12)

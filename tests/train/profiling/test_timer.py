@@ -12,7 +12,7 @@ class Clock:
         return self.now
 
 
-def test_phases_add_up_and_what_is_inside_is_taken_out() -> None:
+def test_phase_timer_excludes_inner_phases() -> None:
     clock = Clock()
     timer = PhaseTimer(clock=clock)
     for _ in range(2):
@@ -29,7 +29,7 @@ def test_phases_add_up_and_what_is_inside_is_taken_out() -> None:
     assert timer.taken() == {}  # each call starts anew
 
 
-def test_both_ends_of_a_phase_wait_for_the_device() -> None:
+def test_phase_timer_waits_at_both_ends() -> None:
     """A device that works on after it was called: without waiting its seconds would be booked on the next phase."""
     clock, queued = Clock(), [0.0]
 
@@ -49,7 +49,7 @@ def test_both_ends_of_a_phase_wait_for_the_device() -> None:
     assert negligent.taken() == {"forward": 0.0, "optimizer": 8.0}  # the negative control
 
 
-def test_a_phase_that_fails_is_closed() -> None:
+def test_phase_timer_closes_a_failed_phase() -> None:
     clock = Clock()
     timer = PhaseTimer(clock=clock)
 
@@ -65,12 +65,12 @@ def test_a_phase_that_fails_is_closed() -> None:
     assert timer.taken() == {"backward": 1.0, "forward": 1.0}
 
 
-def test_a_misspelt_phase_is_told() -> None:
+def test_phase_timer_refuses_an_unknown_phase() -> None:
     with pytest.raises(ValueError, match="'fowards'"):
         PhaseTimer()("fowards")
 
 
-def test_without_a_timer_nothing_is_made() -> None:
+def test_null_timer_creates_nothing() -> None:
     assert NULL("forward") is NULL("backward")
     for phase in PHASES:
         with NULL(phase):

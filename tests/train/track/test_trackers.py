@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from support import tracked
-from understudy.config.train import DataConfig, TrainConfig
+from understudy.config.train import DataConfig, LogConfig, TrainConfig
 from understudy.errors import ConfigError
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track import metrics_file, trackers
-from understudy.train.track.trackers import Log, flat
+from understudy.train.track.trackers import MetricsLog, flatten
 
 PROGRAM = Path(tracked.__file__)
 READERS: dict[str, Callable[[Path], tracked.Rows]] = {
@@ -26,7 +26,7 @@ READERS: dict[str, Callable[[Path], tracked.Rows]] = {
 
 
 def config(*names: Any) -> TrainConfig:
-    return TrainConfig(data=DataConfig(root="d"), trackers=names)
+    return TrainConfig(data=DataConfig(root="d"), log=LogConfig(trackers=names))
 
 
 def process(root: Path, names: str, begin: int, end: int, how: str) -> None:
@@ -35,7 +35,7 @@ def process(root: Path, names: str, begin: int, end: int, how: str) -> None:
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_no_step_is_missing_or_twice_after_kills(tmp_path: Path, name: str) -> None:
+def test_trackers_have_each_step_once_after_kills(tmp_path: Path, name: str) -> None:
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed: pip install 'understudy[{name}]'")
     process(tmp_path, name, 0, 23, "kill")
@@ -49,21 +49,21 @@ def test_no_step_is_missing_or_twice_after_kills(tmp_path: Path, name: str) -> N
     assert [r["step"] for r in metrics_file.read(tmp_path / "metrics.jsonl", "train")] == list(range(1, 32))
 
 
-def test_a_run_that_is_stopped_and_resumed_is_whole_in_a_tracker(tmp_path: Path) -> None:
+def test_trackers_have_a_resumed_run_whole(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="pip install 'understudy[tensorboard]'")
     from support.resumed import send, watched
     from support.runs import tiny_config, tiny_dataset
     from understudy.train import run
 
     out = tmp_path / "r"
-    config = tiny_config(tiny_dataset(tmp_path / "d"), out, trackers=("tensorboard",), checkpoint_every=5)
+    config = tiny_config(tiny_dataset(tmp_path / "d"), out, log={"trackers": ("tensorboard",)}, checkpoint={"every": 5})
     with watched(out, {7: send(signal.SIGTERM)}):
         assert run.train(config) == run.STOPPED
     assert run.resume(RunDir(out).settings()) == run.DONE
     rows = tracked.in_tensorboard(out)
     assert sorted(rows) == list(range(1, 13))
     for record in metrics_file.read(out / "metrics.jsonl"):
-        for name, value in flat(record).items():
+        for name, value in flatten(record).items():
             assert rows[record["step"]][name] == pytest.approx(value, rel=1e-6)
 
 
@@ -71,7 +71,7 @@ class Recorder:
     """A mirror that remembers what it is told, and may fail."""
 
     def __init__(self, has: int = 0, fails_at: int = 1 << 30) -> None:
-        self.has, self.fails_at, self.steps, self.closed = has, fails_at, [], 0
+        self.last_step, self.fails_at, self.steps, self.closed = has, fails_at, [], 0
 
     def write(self, step: int, values: dict[str, float]) -> None:
         if step >= self.fails_at:
@@ -84,12 +84,12 @@ class Recorder:
         self.closed += 1
 
 
-def opened(monkeypatch: pytest.MonkeyPatch, root: Path, step: int, mirror: Recorder) -> Log:
-    monkeypatch.setattr(trackers, "_opened", lambda *_: mirror)
-    return Log(RunDir(root), config("wandb"), step)
+def opened(monkeypatch: pytest.MonkeyPatch, root: Path, step: int, mirror: Recorder) -> MetricsLog:
+    monkeypatch.setattr(trackers, "_open_tracker", lambda *_: mirror)
+    return MetricsLog(root, config("wandb"), step)
 
 
-def test_a_mirror_gets_what_it_lacks_and_nothing_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_log_sends_a_tracker_only_missing_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = Recorder()
     log = opened(monkeypatch, tmp_path, 0, first)
     log.log_all(record for step in range(1, 13) for record in tracked.records(step))
@@ -105,7 +105,7 @@ def test_a_mirror_gets_what_it_lacks_and_nothing_that_it_has(tmp_path: Path, mon
     assert [r["step"] for r in metrics_file.read(tmp_path / "metrics.jsonl", "val")] == [5, 10]
 
 
-def test_a_failing_mirror_is_told_once_and_training_goes_on(
+def test_metrics_log_drops_a_failing_tracker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mirror = Recorder(fails_at=3)
@@ -121,22 +121,20 @@ def test_a_failing_mirror_is_told_once_and_training_goes_on(
     assert again.steps == list(range(3, 9))
 
 
-def test_what_is_not_installed_is_told_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_log_refuses_a_missing_tracker_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match=r"wandb is not installed.*understudy\[wandb\]"):
-        Log(RunDir(tmp_path), config("wandb"), 0)
+        MetricsLog(tmp_path, config("wandb"), 0)
 
 
-def test_only_one_rank_writes(tmp_path: Path) -> None:
-    log = Log(RunDir(tmp_path), config("tensorboard"), 0, writes=False)
+def test_metrics_log_writes_on_one_rank(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, config("tensorboard"), 0, writes=False)
     log.log_all(tracked.records(5))
     log.sync()
     log.close()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_record_is_flattened_to_its_finite_numbers() -> None:
+def test_flatten_keeps_finite_numbers() -> None:
     record = {"kind": "val", "step": 3, "loss": 1, "note": "x", "none": None, "tasks": {"a b": {"loss": 0.5}}}
-    assert flat(record | {"bad": float("inf")}) == {"val/loss": 1.0, "val/tasks/a b/loss": 0.5}
+    assert flatten(record | {"bad": float("inf")}) == {"val/loss": 1.0, "val/tasks/a b/loss": 0.5}

@@ -1,9 +1,9 @@
-"""The held-out frames of all sources as one line, cut into chunks that are always the same, and read ahead in threads.
+"""Validation frames of all sources as one sequence, cut into fixed chunks and prefetched by threads.
 
-The sources stand in the line by name, so their sequence in the settings changes nothing; a chunk may hold frames of
-many, so small ones cost no more than large ones. A chunk has the same samples in the same rows whoever computes it and
-in whatever batches the run trains: that makes its numbers the same to the bit. A sample is known by its source's name,
-its episode and its frame: sources that are added move nobody's draws.
+The sources are sorted by name, so their sequence in the settings has no effect. A chunk may contain frames of many
+sources, so small sources cost no more than large ones. A chunk has the same samples in the same rows on any rank and
+for any training batch, which makes its numbers the same to the bit. A sample is identified by the name of its source,
+its episode and its frame: added sources do not change the draws of the others.
 """
 
 from collections import deque
@@ -20,96 +20,122 @@ from torch import Tensor
 from understudy.batch_keys import ACTION, HEAD
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError, SourceError
-from understudy.load.eval.validation_sample import all_of, chosen, identity
+from understudy.load.eval.validation_sample import frame_counts, identity, sample_frames
 from understudy.load.images.decoded_cache import decoded_bytes, keep_decoded
 from understudy.load.mixture import Mixture
 from understudy.order.random.keys import make_key
 from understudy.video.resize import AreaResize
 
 UNREADABLE = "unreadable"
-_TRIES = 4096  # samples that are tried for one that can be read
+_TRIES = 4096  # samples to try for a readable one
 
 
 class Sources(Protocol):
-    """What is read of a run's sources, each split into a training and a validation part; K of them."""
+    """The K sources of a run, each split into a training and a validation part."""
 
     @property
-    def names(self) -> tuple[str, ...]: ...
+    def names(self) -> tuple[str, ...]:
+        """Unique names."""
+
     @property
-    def training(self) -> tuple[EpisodeDataset, ...]: ...
+    def training(self) -> tuple[EpisodeDataset, ...]:
+        """Training part of each source."""
+
     @property
-    def held_out(self) -> tuple[EpisodeDataset | None, ...]: ...
+    def validation(self) -> tuple[EpisodeDataset | None, ...]:
+        """Validation part of each source, if any."""
+
     @property
-    def weights(self) -> tuple[float, ...]: ...
+    def weights(self) -> tuple[float, ...]:
+        """Mixture weights."""
+
     @property
-    def heads(self) -> tuple[str, ...]: ...
+    def heads(self) -> tuple[str, ...]:
+        """Names of the norm heads."""
+
     @property
-    def cameras(self) -> tuple[str, ...]: ...
+    def cameras(self) -> tuple[str, ...]:
+        """Standard keys of the cameras."""
+
     @property
-    def size(self) -> tuple[int, int] | None: ...
+    def size(self) -> tuple[int, int] | None:
+        """(height, width) of the images, if they are resized."""
+
     @property
     def head_of_source(self) -> np.ndarray:
         """int64 (K,): the norm head of each source."""
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """The line. N samples of K sources, all held-out frames or a sample of them; a source without held-out frames is
-    none of the K."""
+class ValidationData:
+    """N validation samples of K sources: all validation frames, or a sample of them.
+
+    Sources without validation frames do not count.
+    """
 
     names: tuple[str, ...]
-    """Of the K sources, ascending."""
+    """Names of the K sources, ascending."""
     datasets: tuple[EpisodeDataset, ...]
+    """Their validation parts."""
     numbers: np.ndarray
-    """int64 (K,), what the run numbers them by."""
+    """int64 (K,): their indexes among all sources of the run."""
     heads: tuple[str, ...]
-    """Of all norm heads of the run."""
+    """Names of all norm heads of the run."""
     head_weights: tuple[float, ...]
-    """Of each head: the sum of the mixture weights of its sources."""
+    """Sum of the mixture weights of the sources of each head."""
     head_of: np.ndarray
-    """int64 (K,), the norm head of each source."""
+    """int64 (K,): index of the norm head of each source."""
     keys: np.ndarray
-    """int64 (K,), what keeps the draws of one source from those of another; 0 for the only dataset of a run."""
+    """int64 (K,): keys that separate the draws of the sources; 0 for the only dataset of a run."""
     source: np.ndarray
-    """int64 (N,), numbers below K, ascending."""
+    """int64 (N,): index of the source of each sample, ascending."""
     episode: np.ndarray
+    """int64 (N,): its episode."""
     frame: np.ndarray
+    """int64 (N,): its frame in the episode."""
     place: np.ndarray
-    """int64 (N,), how many samples of its source stand before it."""
+    """int64 (N,): the number of earlier samples of its source."""
     total: int
-    """Held-out frames, N or more."""
+    """Number of validation frames, N or more."""
     mixture: Mixture
+    """The common widths of all sources."""
     cameras: tuple[str, ...]
+    """Standard keys of the cameras."""
     size: tuple[int, int] | None
-    """(height, width) of all pictures, where those of the sources differ."""
-    skips: bool = False
-    """Whether samples that cannot be read are left out."""
+    """(height, width) of all images, where those of the sources differ."""
+    skip_unreadable: bool = False
+    """Whether samples that cannot be read are skipped."""
 
     @classmethod
-    def of(cls, data: Sources, mixed: bool, most: int = 0, skips: bool = False) -> "HeldOut | None":
-        """The line of a run's data; None where nothing is held out.
+    def from_sources(
+        cls, data: Sources, mixed: bool, limit: int = 0, skip_unreadable: bool = False
+    ) -> "ValidationData | None":
+        """Take the validation samples of a run's sources; None if there are none.
 
         Args:
-            mixed: the settings list the sources. The only dataset of a run that does not is known by nothing but its
-                episodes and frames, so that it may be renamed.
-            most: samples of the line; 0 takes all held-out frames.
-            skips: leave out samples that cannot be read.
+            data: the sources.
+            mixed: whether the settings list the sources. Otherwise the name of the only dataset is not part of a
+                sample's identity, so it may be renamed.
+            limit: largest number of samples; 0 takes all validation frames.
+            skip_unreadable: skip samples that cannot be read.
         """
-        there = sorted((name, number) for number, name in enumerate(data.names) if data.held_out[number] is not None)
-        if not there:
+        present = sorted(
+            (name, number) for number, name in enumerate(data.names) if data.validation[number] is not None
+        )
+        if not present:
             return None
-        numbers = np.array([number for _, number in there])
-        datasets = tuple(part for number in numbers if (part := data.held_out[number]) is not None)
-        keys = np.array([source_key(name) if mixed else 0 for name, _ in there], np.int64)
+        numbers = np.array([number for _, number in present])
+        datasets = tuple(part for number in numbers if (part := data.validation[number]) is not None)
+        keys = np.array([source_key(name) if mixed else 0 for name, _ in present], np.int64)
         rows = np.concatenate([part.segments for part in datasets])
         of_segment = np.repeat(np.arange(len(datasets)), [len(part.segments) for part in datasets])
         tasks = np.concatenate([_first_tasks(part) for part in datasets])
         stratum = np.unique(np.stack([of_segment, tasks], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
-        segment, frame = chosen(rows, stratum, keys[of_segment], most)
+        segment, frame = sample_frames(rows, stratum, keys[of_segment], limit)
         source = of_segment[segment]
         of_source = np.bincount(source, minlength=len(datasets))
         return cls(
-            names=tuple(name for name, _ in there),
+            names=tuple(name for name, _ in present),
             datasets=datasets,
             numbers=numbers,
             heads=data.heads,
@@ -120,58 +146,63 @@ class HeldOut:
             episode=rows[segment, 0],
             frame=frame,
             place=np.arange(len(source)) - np.repeat(np.cumsum(of_source) - of_source, of_source),
-            total=int(all_of(rows).sum()),
-            # How wide a batch is, all sources decide together, in the sequence of the run.
+            total=int(frame_counts(rows).sum()),
+            # All sources together determine the widths of a batch, in the sequence of the run.
             mixture=Mixture.from_datasets(data.training),
             cameras=data.cameras,
             size=data.size,
-            skips=skips,
+            skip_unreadable=skip_unreadable,
         )
 
     def __len__(self) -> int:
         return len(self.source)
 
-    def resident(self, memory: int) -> "HeldOut":
-        """The same samples; sources whose pictures fit `memory` (bytes, all together) stay decoded as they are met."""
-        held = []
+    def keep_decoded(self, memory: int) -> "ValidationData":
+        """Return the same samples with sources whose decoded images fit into `memory` bytes kept in memory."""
+        datasets = []
         for part in self.datasets:
             needed = decoded_bytes(part, self.size)
             fits = 0 < needed <= memory
-            held.append(keep_decoded(part, self.size) if fits else part)
+            datasets.append(keep_decoded(part, self.size) if fits else part)
             memory -= needed if fits else 0
-        return replace(self, datasets=tuple(held))
+        return replace(self, datasets=tuple(datasets))
 
-    def only(self, chosen: np.ndarray) -> "HeldOut":
-        """The line without the samples that are not `chosen`, bool (N,)."""
+    def select(self, mask: np.ndarray) -> "ValidationData":
+        """Return the samples where `mask`, bool (N,), is true."""
         return replace(
-            self, source=self.source[chosen], episode=self.episode[chosen], frame=self.frame[chosen],
-            place=self.place[chosen],
+            self, source=self.source[mask], episode=self.episode[mask], frame=self.frame[mask],
+            place=self.place[mask],
         )  # fmt: skip
 
     def identity(self, part: slice) -> Tensor:
-        """One number per sample for its draws, whatever else is held out: int64 [n]."""
+        """Return the number that keys the draws of each sample, independent of all others: int64 [n]."""
         return sample_identity(self.episode[part], self.frame[part], self.keys[self.source[part]])
 
     def read(self, part: slice) -> dict[str, Any]:
-        """`batch`, and under `UNREADABLE` which of its rows hold another sample since theirs cannot be read, and why.
+        """Read a `batch`, with another sample in place of each unreadable one.
+
+        Returns:
+            The batch. Under `UNREADABLE` it has the error of each replaced row.
 
         Raises:
-            DatasetError: a sample cannot be read and is not to be left out, or none can.
+            DatasetError: a sample cannot be read and must not be skipped, or no sample can be read.
         """
         try:
             return self.batch(part) | {UNREADABLE: {}}
         except DatasetError as error:
-            if not self.skips or isinstance(error, SourceError):
+            if not self.skip_unreadable or isinstance(error, SourceError):
                 raise
             wrong = {
-                row: why for row, number in enumerate(range(part.start, part.stop)) if (why := self._wrong(number))
+                row: reason
+                for row, number in enumerate(range(part.start, part.stop))
+                if (reason := self._find_error(number))
             }
             if not wrong:
-                raise  # it was none of the samples
+                raise  # not the error of a sample
             numbers = np.arange(part.start, part.stop)
             readable = np.delete(numbers, list(wrong))
             if not len(readable):
-                others = (number for number in range(min(len(self), _TRIES)) if not self._wrong(number))
+                others = (number for number in range(min(len(self), _TRIES)) if not self._find_error(number))
                 readable = np.array(list(islice(others, 1)))
                 if not len(readable):
                     raise
@@ -179,8 +210,8 @@ class HeldOut:
                 numbers[row] = readable[np.abs(readable - numbers[row]).argmin()]
             return self.batch(numbers) | {UNREADABLE: wrong}
 
-    def _wrong(self, number: int) -> str | None:
-        """Why one sample cannot be read, if it cannot."""
+    def _find_error(self, number: int) -> str | None:
+        """Return the error of reading one sample, if any."""
         try:
             self.batch(slice(number, number + 1))
         except SourceError:
@@ -190,20 +221,20 @@ class HeldOut:
         return None
 
     def batch(self, part: slice | np.ndarray) -> dict[str, Any]:
-        """Samples of the line as the policy takes them: one source's keys and dtypes, padded to the run's widths."""
+        """Read samples in the policy's format: standard keys and dtypes, padded to the run's widths."""
         sources = self.source[part]
         parts = {}
         for own in np.unique(sources).tolist():
             at = sources == own
             of_source = self.datasets[own].batch(self.episode[part][at], self.frame[part][at])
-            parts[int(self.numbers[own])] = self._resized(of_source)
+            parts[int(self.numbers[own])] = self._resize(of_source)
         batch = self.mixture.join(parts, self.numbers[sources])
         if len(self.heads) > 1:
             batch[HEAD] = torch.from_numpy(self.head_of[sources])
         return batch
 
-    def _resized(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """With pictures of the run's size, to the bit as the loader makes them (`video/color.py`)."""
+    def _resize(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Resize images to the run's size, with the same bits as the loader (`video/color.py`)."""
         if self.size is None:
             return batch
         for camera in self.cameras:
@@ -217,23 +248,23 @@ class HeldOut:
                 batch[camera] = torch.from_numpy(out)
         return batch
 
-    def joints(self, number: int) -> list[str]:
-        """Names of the action's dimensions in one of the K sources, each once; their numbers where it has no names."""
+    def action_names(self, number: int) -> list[str]:
+        """Return the names of a source's action dimensions, each once; their numbers if it has no names."""
         return self.datasets[number].catalog.features[ACTION].dimension_names
 
 
 def source_key(name: str) -> int:
-    """What belongs to the name of a source: 63 bits."""
+    """Return the key of a source's name: 63 bits."""
     return make_key(0, f"held-out source {name}") >> 1
 
 
 def sample_identity(episode: np.ndarray, frame: np.ndarray, key: np.ndarray | int = 0) -> Tensor:
-    """`held_out_sample.identity` as a tensor."""
+    """Return `validation_sample.identity` as a tensor."""
     return torch.from_numpy(identity(episode, frame, key))
 
 
 def _first_tasks(data: EpisodeDataset) -> np.ndarray:
-    """The first task of the episode of each segment, -1 where it has none: int64 (S,)."""
+    """First task of the episode of each segment, -1 where it has none: int64 (S,)."""
     table = data.catalog.episodes
     row = table.rows_of(data.segments[:, 0])
     begin, end = table.task_offsets[row], table.task_offsets[row + 1]
@@ -242,21 +273,23 @@ def _first_tasks(data: EpisodeDataset) -> np.ndarray:
     return found
 
 
-def dealt(chunks: int, rank: int, world: int) -> tuple[list[int], int]:
-    """The chunks of a rank, neighbours in the line so that each picture is decoded by one, and how many turns all ranks
-    take together: no rank has more chunks, some have one less."""
-    low, high = rank * chunks // world, (rank + 1) * chunks // world
-    return list(range(low, high)), -(-chunks // world)
+def share_chunks(chunks: int, rank: int, world_size: int) -> tuple[list[int], int]:
+    """Return the chunks of a rank, and the number of turns that all ranks take together.
+
+    Chunks of a rank are neighbours, so each image is decoded by one rank. Some ranks have one chunk less than others.
+    """
+    low, high = rank * chunks // world_size, (rank + 1) * chunks // world_size
+    return list(range(low, high)), -(-chunks // world_size)
 
 
-def ahead(
+def prefetch_chunks(
     read: Callable[[int], dict[str, Any]], numbers: Sequence[int], threads: int, memory: int
 ) -> Generator[tuple[int, dict[str, Any]], None, None]:
-    """(number, what `read` gives for it) for each of `numbers`, once, read in up to `threads` threads.
+    """Yield (number, `read(number)`) once for each of `numbers`, read in up to `threads` threads.
 
-    Each thread walks neighbours, one ahead of who computes, since a decoder that goes on where it stands decodes
-    nothing twice; so they come in a sequence of their own. As many read as `memory` (bytes) has room for what they
-    hold, at least one.
+    Each thread walks neighbours, one ahead of the consumer, so a decoder that continues decodes nothing twice. The
+    results come in another sequence than `numbers`. `memory` (bytes) bounds the number of threads; there is at least
+    one.
     """
     if not numbers:
         return
@@ -267,17 +300,17 @@ def ahead(
     rest = numbers[1:]
     lanes = max(1, min(threads, memory // max(1, size), len(rest)))
     runs = [deque(rest[lane * len(rest) // lanes : (lane + 1) * len(rest) // lanes]) for lane in range(lanes)]
-    with ThreadPoolExecutor(lanes, thread_name_prefix="understudy-held-out") as pool:
+    with ThreadPoolExecutor(lanes, thread_name_prefix="understudy-validation") as pool:
 
-        def begun(run: deque[int]) -> Any:
+        def submit(run: deque[int]) -> Any:
             number = run.popleft()
             return run, number, pool.submit(read, number)
 
-        waiting = deque(begun(run) for run in runs if run)
+        waiting = deque(submit(run) for run in runs if run)
         while waiting:
-            run, number, coming = waiting.popleft()
-            batch = coming.result()
+            run, number, future = waiting.popleft()
+            batch = future.result()
             if run:
-                waiting.append(begun(run))
+                waiting.append(submit(run))
             yield number, batch
-            del batch, coming  # or it would be held while the next one is awaited
+            del batch, future  # frees the memory before the wait for the next one

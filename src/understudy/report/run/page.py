@@ -46,14 +46,14 @@ def write_report(root: Path) -> Path:
     from understudy.report.run.validation import held_out
     from understudy.train.checkpoint import checkpoint
     from understudy.train.checkpoint.run_dir import RunDir
-    from understudy.train.run_record import sources_of
+    from understudy.train.run_record import recorded_sources
     from understudy.train.track import metrics_file
 
     run = RunDir(root)
     config = run.settings()
     records = metrics_file.read(run.metrics)
     kinds = {kind: [r for r in records if r["kind"] == kind] for kind in ("train", "speed", "val", "rollout")}
-    latest = checkpoint.latest(run.checkpoints)
+    latest = checkpoint.find_latest(run.checkpoints)
     versions: dict[str, str] = {}
     with suppress(CheckpointError):  # a report is for looking at what went wrong, too
         versions = checkpoint.read_state(latest).get("versions", {}) if latest is not None else {}
@@ -69,7 +69,7 @@ def write_report(root: Path) -> Path:
         html.section("Training", _curves(kinds)),
         html.section("Held-out frames", held_out(kinds["val"])),
         html.section("Rollouts", on_the_way(kinds["rollout"]), *[result_of(r, run.rollouts) for r in rollouts]),
-        html.section("The first batch", _batch(config, sources_of(run.frozen())), note=_BATCH_NOTE),
+        html.section("The first batch", _batch(config, recorded_sources(run.read_record())), note=_BATCH_NOTE),
         html.section("Settings", html.card(_details("config.yaml", dump_yaml(config)), *_order(run.order))),
         html.section("Versions", html.card(html.table(["package", "version"], list(versions.items()))))
         if versions

@@ -13,7 +13,7 @@ LONGEST = 80
 
 
 def told(result: Mapping[str, Any], mode: str = "policy") -> str:
-    """A validation with its `step`, for a terminal. mode: in which it was made (`TrainConfig.judged_mode`)."""
+    """A validation with its `step`, for a terminal. mode: in which it was made (`TrainConfig.val_mode`)."""
     terms = [term for term in result.get("terms", ()) if term in TRAINS[mode]]  # told where the policy has several
     what = f" of {' and '.join(terms)}, in mode {mode}" if terms else ""
     parts = [f"step {result['step']}, held-out loss{what}"]

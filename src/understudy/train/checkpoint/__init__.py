@@ -1,9 +1,9 @@
-"""What a run leaves on disk.
+"""Files of a run.
 
 run_dir       the run directory
 checkpoint    checkpoints that are complete or absent
 index         the index of a checkpoint, read without running code
 seal          checksums of checkpoint files
-saver         when checkpoints are written
+saver         saves of checkpoints, at once or in the background
 export        a policy out of a checkpoint
 """

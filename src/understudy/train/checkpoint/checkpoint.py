@@ -1,16 +1,15 @@
-"""Checkpoints that are whole or not there: the directory protocol around torch's distributed checkpoint format (DCP).
+"""Checkpoints that are complete or absent: a directory protocol around torch's distributed checkpoint format (DCP).
 
-    every rank   its shards into step-00001000.tmp/ (DCP's files), fsync, agree
-    rank 0       look whether all of it is there, state.json, fsync files and folder, rename to step-00001000/, fsync
-                 the parent, tell the others
+    every rank   writes its shards into step-00001000.tmp/ (DCP's files), fsync, agree
+    rank 0       checks that all files are there, writes state.json, fsync files and folder, renames to step-00001000/,
+                 fsync the parent, notifies the others
 
-Never overwrite; the latest is the highest complete one; prune only when a newer one is durable. A name without `.tmp`
-is therefore a promise. Whatever goes wrong, on whichever rank, is one CheckpointError on all of them, and earlier
-checkpoints are as they were.
+A checkpoint is never overwritten. The latest is the highest complete one, and older ones are pruned only when a newer
+one is durable. A name without `.tmp` is therefore a promise. Any failure, on any rank, is one CheckpointError on all of
+them, and earlier checkpoints are unchanged.
 
-The tensors are named and float32, DTensors or plain (the same on every rank), and loaded in place, which is also how
-they move to another number of ranks or another mesh. state.json holds the step and the checksum of each file; what is
-not as it was written is refused.
+The tensors are named and float32, DTensors or plain (the same on every rank). They are loaded in place, also on another
+number of ranks or another mesh. state.json has the step and the checksum of each file; a changed file is refused.
 """
 
 import json
@@ -34,17 +33,19 @@ from understudy.train.checkpoint import seal
 from understudy.train.checkpoint.index import INDEX, IndexReader, read_index
 
 FORMAT = 2
-"""Version of what a checkpoint holds; another one is refused, never guessed at. 1 had no settings in its state."""
+"""Version of the format; another one is refused. Format 1 had no settings in its state."""
 
 
 KINDS: dict[str, type] = {"step": int, "position": int, "batch": int, "world": int, "settings": dict, "versions": dict}
-"""What values of a state are, if they are there."""
+"""Types of the values of a state, if present."""
 
-UNJUDGED, LATER = "unjudged", "judged.json"
-"""In the state: whether the step's validation was cut short; and the file that has its figures once it was made."""
+PENDING = "unjudged"
+"""Key of a state: the validation of this step was interrupted."""
+LATER_METRICS = "judged.json"
+"""File of the figures of an interrupted validation, once it was made."""
 
 NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,})(\.tmp)?", re.ASCII)
-"""Of the folders that are written here; any other one is someone else's and stays."""
+"""Names of checkpoint folders; other folders are never removed."""
 
 
 def save(
@@ -54,13 +55,17 @@ def save(
     state: Mapping[str, Any],
     group: dist.ProcessGroup | None = None,
 ) -> Path:
-    """Write checkpoint `step` below `folder` and return its path; one that is there already is left as it is.
+    """Write checkpoint `step` below `folder` and return its path; an existing one is left unchanged.
 
     Args:
-        group: whose ranks call this together, each with its shards; of a backend that moves CPU tensors. None: this
-            process is alone.
+        folder: the folder of all checkpoints.
+        step: number of steps.
+        tensors: this rank's shards, by name.
+        state: content of state.json.
+        group: ranks that call this together, of a backend that moves CPU tensors. None: a single process.
+
     Raises:
-        CheckpointError: on every rank: disk full, no permission …; what was half written is removed again if possible.
+        CheckpointError: on every rank: disk full, no permission …; an incomplete checkpoint is removed if possible.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -68,51 +73,51 @@ def save(
     unfinished = _unfinished(final)
 
     def undo() -> None:
-        if _first(group):
+        if _is_rank_0(group):
             _remove(unfinished)
 
-    with _told(f"{final}: cannot be saved", on_failure=undo):
-        if not agreed(group, lambda: _make_room(final, unfinished)):
+    with _as_checkpoint_error(f"{final}: cannot be saved", on_failure=undo):
+        if not run_on_rank_0(group, lambda: _prepare_folder(final, unfinished)):
             return final
         writer = _writer(unfinished)
         dcp.save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
-        files = {name: own for part in gathered(group, writer.sums) for name, own in part.items()}
-        agreed(group, lambda: _promise(unfinished, final, {"format": FORMAT, "step": step, **state}, files))
+        files = {name: own for part in gather(group, writer.sums) for name, own in part.items()}
+        run_on_rank_0(group, lambda: _publish(unfinished, final, {"format": FORMAT, "step": step, **state}, files))
     return final
 
 
 def load(path: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> dict[str, Any]:
-    """Fill `tensors` in place from checkpoint `path`; returns its state. `group` as in `save`.
+    """Load checkpoint `path` into `tensors` in place; returns its state. `group` as in `save`.
 
     Raises:
-        CheckpointError: another format, a file that is not what was written, a missing tensor, another shape or dtype,
-            unreadable files; on all ranks. Names the checkpoint before this one.
+        CheckpointError: on all ranks: another format, a changed or unreadable file, a missing tensor, another shape or
+            dtype. Names the checkpoint before this one.
     """
     import torch.distributed.checkpoint as dcp
 
     state = read_state(path)
-    with _told(f"{path}: cannot be loaded", instead=path):
+    with _as_checkpoint_error(f"{path}: cannot be loaded", instead=path):
         if seal.FILES in state:
             rank, world = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
-            found = gathered(group, seal.damaged(path, state[seal.FILES], slice(rank, None, world)))
+            found = gather(group, seal.find_damage(path, state[seal.FILES], slice(rank, None, world)))
             if wrong := [line for line in found if line]:
                 raise CheckpointError(wrong[0])
-        elif _first(group):
-            warnings.warn(f"{path} was written without checksums: damage to it would not be noticed", stacklevel=2)
+        elif _is_rank_0(group):
+            warnings.warn(f"{path} was written without checksums: damage would not be noticed", stacklevel=2)
         stored = _contents(path)  # DCP would print a traceback before it fails
         for name, tensor in tensors.items():
             if name not in stored:
                 raise ValueError(f"{name} is not in the checkpoint")
-            if (kept := stored[name].properties.dtype) != tensor.dtype:
-                raise ValueError(f"{name} is {kept} in the checkpoint and {tensor.dtype} here")  # DCP would cast
+            if (dtype := stored[name].properties.dtype) != tensor.dtype:
+                raise ValueError(f"{name} is {dtype} in the checkpoint and {tensor.dtype} here")  # DCP would cast
         # A copy of the mapping: DCP replaces entries that are not tensors, and all of ours are.
         dcp.load(dict(tensors), storage_reader=IndexReader(path), process_group=group, no_dist=group is None)
     return state
 
 
 def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """The tensors of a checkpoint whose names begin with `prefix`, whole, on the CPU; raises as `load` does."""
-    with _told(f"{path}: cannot be loaded", instead=path):
+    """Read the tensors of a checkpoint whose names start with `prefix`, whole, on the CPU; raises as `load` does."""
+    with _as_checkpoint_error(f"{path}: cannot be loaded", instead=path):
         tensors = {
             name: torch.empty(item.size, dtype=item.properties.dtype)
             for name, item in _contents(path).items()
@@ -123,91 +128,96 @@ def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
 
 
 def tensor_names(path: Path) -> list[str]:
-    """Names of the tensors of a checkpoint; raises as `load` does."""
-    with _told(f"{path}: cannot be loaded", instead=path):
+    """List the names of the tensors of a checkpoint; raises as `load` does."""
+    with _as_checkpoint_error(f"{path}: cannot be loaded", instead=path):
         return list(_contents(path))
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """state.json of a checkpoint.
+    """Read state.json of a checkpoint.
 
     Raises:
-        CheckpointError: it is not one of ours, of another format, not what was written, or of another step than the
-            folder's name says.
+        CheckpointError: the file is not a state, has another format, was changed, or belongs to another step than the
+            folder's name.
     """
     try:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
         version = state["format"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: state.json cannot be read: {error}; {_before(path)}") from error
+        raise CheckpointError(f"{path}: state.json cannot be read: {error}; {_suggest_earlier(path)}") from error
     if version != FORMAT:
         raise CheckpointError(
             f"{path}: checkpoint format {version}, this version of understudy reads {FORMAT}: "
-            "carry on with the version that wrote it, or start a new run"
+            "resume with the version that wrote it, or start a new run"
         )
-    if not seal.unbroken(state):
-        raise CheckpointError(f"{path}: state.json is not what was written (its checksum differs); {_before(path)}")
+    if not seal.is_intact(state):
+        raise CheckpointError(f"{path}: state.json was changed (its checksum differs); {_suggest_earlier(path)}")
     for name, kind in KINDS.items():
         if type(value := state.get(name, kind())) is not kind:
-            raise CheckpointError(f"{path}: state.json says {name}: {value!r}; {_before(path)}")
+            raise CheckpointError(f"{path}: state.json has {name}: {value!r}; {_suggest_earlier(path)}")
     if (found := NAME.fullmatch(path.name)) and state.get("step") != int(found[1]):
-        what = f"{path}: state.json says that this is step {state.get('step')}; the folder was renamed"
-        raise CheckpointError(f"{what}: give it back its name, or {_before(path)}")
+        what = f"{path}: state.json belongs to step {state.get('step')}; the folder was renamed"
+        raise CheckpointError(f"{what}: restore its name, or {_suggest_earlier(path)}")
     return dict(state)
 
 
-def steps(folder: Path) -> list[int]:
-    """Steps of the complete checkpoints, ascending."""
+def list_steps(folder: Path) -> list[int]:
+    """List the steps of the complete checkpoints, ascending."""
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     return sorted(int(found[1]) for name in names if (found := NAME.fullmatch(name)) and not found[2])
 
 
-def latest(folder: Path) -> Path | None:
-    """The highest complete checkpoint."""
-    found = steps(folder)
+def find_latest(folder: Path) -> Path | None:
+    """Return the highest complete checkpoint, if any."""
+    found = list_steps(folder)
     return folder / f"step-{found[-1]:08d}" if found else None
 
 
-def best(folder: Path, metric: str) -> Path | None:
-    """The complete checkpoint with the lowest finite `metric` of its validation (the earliest of equals), if any."""
+def find_best(folder: Path, metric: str) -> Path | None:
+    """Return the complete checkpoint with the lowest finite validation `metric` (the earliest of equals), if any."""
     found: list[tuple[float, Path]] = []
-    for step in steps(folder):
+    for step in list_steps(folder):
         path = folder / f"step-{step:08d}"
         try:
-            value = judged(path).get(metric)
-        except CheckpointError:  # an older one that is damaged must not stop the run
+            value = read_metrics(path).get(metric)
+        except CheckpointError:  # a damaged older one must not stop the run
             continue
         if isinstance(value, int | float) and isfinite(value):  # nothing is lower than NaN
             found.append((value, path))
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
 
-def judged(path: Path) -> dict[str, Any]:
-    """The figures of a checkpoint's validation; none where there was none. Raises as `read_state` does."""
+def read_metrics(path: Path) -> dict[str, Any]:
+    """Read the figures of a checkpoint's validation; empty if there was none. Raises as `read_state` does."""
     state = read_state(path)
-    if not state.get(UNJUDGED):
+    if not state.get(PENDING):
         return dict(state.get("judged", {}))
     try:
-        return dict(json.loads((path / LATER).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):  # it is still to come
+        return dict(json.loads((path / LATER_METRICS).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):  # still to be made
         return {}
 
 
-def judge(path: Path, figures: Mapping[str, Any]) -> None:
-    """Leave the figures of a validation with the checkpoint behind which it was cut short."""
-    write_text(path / LATER, json.dumps(figures))
+def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
+    """Add the figures of an interrupted validation to its checkpoint."""
+    write_text(path / LATER_METRICS, json.dumps(metrics))
 
 
-def prune(folder: Path, keep: int, best_by: str | None = None) -> None:
-    """Remove what a kill left unfinished and all but the `keep` highest; call it once the newest is durable.
+def prune(folder: Path, keep_last: int, best_by: str | None = None) -> None:
+    """Remove incomplete checkpoints and all but the `keep_last` highest; call it once the newest is durable.
 
-    The best one by validation metric `best_by`, if given, stays as well.
+    Args:
+        folder: the folder of all checkpoints.
+        keep_last: number of checkpoints to keep.
+        best_by: validation metric whose best checkpoint is kept as well.
     """
-    spared = best(folder, best_by) if best_by else None
-    for step in steps(folder)[:-keep]:
+    best = find_best(folder, best_by) if best_by else None
+    for step in list_steps(folder)[:-keep_last]:
         old = folder / f"step-{step:08d}"
-        if old != spared:
-            old.rename(old.with_name(old.name + ".tmp"))  # first take the promise back: half removed is not complete
+        if old != best:
+            old.rename(
+                old.with_name(old.name + ".tmp")
+            )  # withdraw the name first: a partly removed folder is not complete
     for leftover in folder.glob("step-*.tmp"):
         if NAME.fullmatch(leftover.name):
             _remove(leftover)
@@ -217,15 +227,15 @@ def prune(folder: Path, keep: int, best_by: str | None = None) -> None:
 
 
 def _unfinished(final: Path) -> Path:
-    """Where a checkpoint is written before it is one."""
+    """Folder in which a checkpoint is written."""
     return final.with_name(final.name + ".tmp")
 
 
 def _writer(unfinished: Path) -> Any:
-    """DCP's writer, which fsyncs its files, and sums up what it wrote in `sums`; a write that fails says why.
+    """DCP's writer, which fsyncs its files, with checksums in `sums` and the cause of a failed write as its error.
 
-    torch's zip writer, when the system refuses a write, says that its own offsets are wrong; only the context of that
-    error knows of the full disk, and contexts are lost on the way to the other ranks.
+    When the system refuses a write, torch's zip writer reports wrong offsets. Only the context of that error has the
+    full disk, and contexts are lost on the way to the other ranks.
     """
     from torch.distributed.checkpoint import FileSystemWriter
 
@@ -235,7 +245,9 @@ def _writer(unfinished: Path) -> Any:
         def write_data(self, *args: Any) -> Any:
             try:
                 written = super().write_data(*args)
-                self.sums = seal.sums(unfinished, {result.storage_data.relative_path for result in written.wait()})
+                self.sums = seal.checksum_files(
+                    unfinished, {result.storage_data.relative_path for result in written.wait()}
+                )
                 return written
             except RuntimeError as error:
                 cause: BaseException | None = error
@@ -246,8 +258,8 @@ def _writer(unfinished: Path) -> Any:
     return Writer(unfinished)
 
 
-def _make_room(final: Path, unfinished: Path) -> bool:
-    """False where there is a complete one already; else what an earlier attempt left is gone."""
+def _prepare_folder(final: Path, unfinished: Path) -> bool:
+    """Remove an incomplete attempt; returns False if there is a complete checkpoint."""
     if final.exists():
         return False
     _remove(unfinished)
@@ -255,22 +267,22 @@ def _make_room(final: Path, unfinished: Path) -> bool:
     return True
 
 
-def _promise(unfinished: Path, final: Path, state: Mapping[str, Any], files: Mapping[str, Any]) -> None:
-    """Everything is written: make it durable and give it its name.
+def _publish(unfinished: Path, final: Path, state: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+    """Make a written checkpoint durable and give it its final name.
 
-    Raises ValueError when a file that another rank wrote is not here: DCP makes missing folders, so a rank with another
-    disk than this one's, or a folder that was removed and made anew, would otherwise go unnoticed.
+    Raises ValueError if a file of another rank is missing: DCP creates missing folders, so a rank on another disk, or a
+    folder that was removed meanwhile, would otherwise go unnoticed.
     """
     for name, size in _files(unfinished).items():
         file = unfinished / name
         if not file.is_file() or file.stat().st_size < size:
             raise ValueError(
-                f"{file} is not there, or not whole: the run directory was changed meanwhile, or not all ranks see the "
-                "same one (it must lie on a file system that all nodes share)"
+                f"{file} is missing or incomplete: the run directory was changed meanwhile, or not all ranks see the "
+                "same one (it must be on a file system that all nodes share)"
             )
-    files = {**files, **seal.sums(unfinished, [INDEX])}
+    files = {**files, **seal.checksum_files(unfinished, [INDEX])}
     with (unfinished / "state.json").open("w", encoding="utf-8") as file_:
-        json.dump(seal.sealed({**state, seal.FILES: files}), file_, indent=2)
+        json.dump(seal.add_seal({**state, seal.FILES: files}), file_, indent=2)
         file_.flush()
         os.fsync(file_.fileno())
     sync(unfinished)
@@ -279,28 +291,28 @@ def _promise(unfinished: Path, final: Path, state: Mapping[str, Any], files: Map
 
 
 def _contents(path: Path) -> dict[str, Any]:
-    """Name -> size and dtype (`TensorStorageMetadata`) of each tensor in there."""
+    """Name -> size and dtype (`TensorStorageMetadata`) of each tensor."""
     return dict(read_index(path).state_dict_metadata)
 
 
 def _files(path: Path) -> dict[str, int]:
-    """File name -> least size in bytes of each file that the tensors lie in."""
+    """File name -> minimum size in bytes, for each file with tensors."""
     sizes: dict[str, int] = {}
     for piece in (read_index(path).storage_data or {}).values():
         sizes[piece.relative_path] = max(sizes.get(piece.relative_path, 0), piece.offset + piece.length)
     return sizes
 
 
-def _first(group: dist.ProcessGroup | None) -> bool:
+def _is_rank_0(group: dist.ProcessGroup | None) -> bool:
     return group is None or dist.get_rank(group) == 0
 
 
-def agreed(group: dist.ProcessGroup | None, work: Callable[[], Any]) -> Any:
-    """Rank 0 does `work`; all get its result, or raise its failure."""
+def run_on_rank_0(group: dist.ProcessGroup | None, work: Callable[[], Any]) -> Any:
+    """Do `work` on rank 0; return its result on all ranks, or raise its failure."""
     if group is None:
         return work()
     outcome: list[Any] = [None, None]
-    if _first(group):
+    if _is_rank_0(group):
         try:
             outcome[0] = work()
         except (OSError, ValueError) as error:
@@ -311,8 +323,8 @@ def agreed(group: dist.ProcessGroup | None, work: Callable[[], Any]) -> Any:
     return outcome[0]
 
 
-def gathered(group: dist.ProcessGroup | None, own: Any) -> list[Any]:
-    """What each rank has, by rank, on all of them."""
+def gather(group: dist.ProcessGroup | None, own: Any) -> list[Any]:
+    """Gather a value of each rank, by rank, on all of them."""
     if group is None:
         return [own]
     found: list[Any] = [None] * dist.get_world_size(group)
@@ -320,13 +332,13 @@ def gathered(group: dist.ProcessGroup | None, own: Any) -> list[Any]:
     return found
 
 
-def _before(path: Path) -> str:
-    """How to do without checkpoint `path`."""
+def _suggest_earlier(path: Path) -> str:
+    """Describe how to resume without checkpoint `path`."""
     name = NAME.fullmatch(path.name)
-    earlier = [step for step in steps(path.parent) if name is not None and step < int(name[1])]
+    earlier = [step for step in list_steps(path.parent) if name is not None and step < int(name[1])]
     if not earlier:
         return "there is no earlier checkpoint: start a new run"
-    return f"move this folder away to go on from the checkpoint before it, step {earlier[-1]}"
+    return f"move this folder away to resume from the checkpoint before it, step {earlier[-1]}"
 
 
 def _remove(folder: Path) -> None:
@@ -334,10 +346,17 @@ def _remove(folder: Path) -> None:
 
 
 @contextmanager
-def _told(what: str, on_failure: Callable[[], None] = lambda: None, instead: Path | None = None) -> Iterator[None]:
-    """DCP's errors (no Exceptions) and the system's as a CheckpointError; DCP's single-process warning is silenced.
+def _as_checkpoint_error(
+    what: str, on_failure: Callable[[], None] = lambda: None, instead: Path | None = None
+) -> Iterator[None]:
+    """Raise errors of DCP (which are no Exceptions) and of the system as CheckpointError.
 
-    instead: the checkpoint without which things may go on; the error says how.
+    DCP's warning about a single process is silenced.
+
+    Args:
+        what: the failed operation.
+        on_failure: called before the error is raised.
+        instead: the checkpoint to do without; the message suggests how.
     """
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -347,12 +366,12 @@ def _told(what: str, on_failure: Callable[[], None] = lambda: None, instead: Pat
             yield
     except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
         on_failure()
-        told = f"{what}: {_cause(error)}"
-        raise CheckpointError(f"{told}; {_before(instead)}" if instead else told) from error
+        message = f"{what}: {_cause(error)}"
+        raise CheckpointError(f"{message}; {_suggest_earlier(instead)}" if instead else message) from error
 
 
 def _cause(error: BaseException) -> str:
-    """The first failure inside DCP's envelope, in one line; of several ranks, which one."""
+    """First failure inside DCP's error, in one line, with its rank if there are several."""
     rank = ""
     failures = getattr(error, "failures", {})
     for number, (inner, _) in failures.items():

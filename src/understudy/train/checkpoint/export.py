@@ -51,12 +51,12 @@ def export(config: ExportConfig) -> None:
     from understudy.train.checkpoint.run_dir import RunDir
 
     run = RunDir(Path(config.run))
-    metric = run.settings().keep_best
+    metric = run.settings().checkpoint.keep_best
     source, target = (
         find_checkpoint(run.checkpoints, config.checkpoint, metric),
         Path(config.out or run.root / "export"),
     )
-    frozen = run.frozen()
+    frozen = run.read_record()
     network = pretrained.read_config(frozen["policy"])
     try:
         pretrained.check_replaceable(target, network.type)
@@ -126,11 +126,11 @@ def find_checkpoint(checkpoints: Path, which: int | str, metric: str) -> Path:
     from understudy.errors import ConfigError
     from understudy.train.checkpoint import checkpoint
 
-    there, by = checkpoint.steps(checkpoints), metric if metric != "none" else "loss"
+    there, by = checkpoint.list_steps(checkpoints), metric if metric != "none" else "loss"
     if isinstance(which, int):
         found = checkpoints / f"step-{which:08d}" if which in there else None
     else:
-        found = checkpoint.latest(checkpoints) if which == "latest" else checkpoint.best(checkpoints, by)
+        found = checkpoint.find_latest(checkpoints) if which == "latest" else checkpoint.find_best(checkpoints, by)
     if found is None:
         known = ", ".join(map(str, there)) or "none yet"
         raise ConfigError(f"checkpoint: there is no {which} one in {checkpoints}; there are: {known}")

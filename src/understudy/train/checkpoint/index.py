@@ -1,7 +1,7 @@
-"""The index of a checkpoint, `.metadata`: read without running anything that stands in it.
+"""Index of a checkpoint (`.metadata`), read without running code from it.
 
-torch's distributed checkpoint format (DCP) pickles its index, and a plain unpickler calls whatever a pickle names. Ours
-knows the classes of an index and refuses all else. It also refuses what the index could lead to: values that are not
+torch's distributed checkpoint format (DCP) pickles its index, and a plain unpickler calls anything that a pickle names.
+This one knows the classes of an index and refuses all others. It also refuses dangerous content: values that are not
 tensors (DCP unpickles them), and files outside the checkpoint. The tensors themselves are read by torch's restricted
 loader.
 """
@@ -32,11 +32,11 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "torch.serialization": ("_get_layout",),  # a layout by its name
     "torch": ("Size",),
 }
-"""Module -> what an index may name there, in every version of torch from 2.7 on."""
+"""Module -> names that an index may use, in every version of torch from 2.7 on."""
 
 
 def _member(of: type[Enum], name: str) -> Enum:
-    """A member of an Enum by its name; nothing else has members here."""
+    """Return a member of an Enum by its name; other attributes are refused."""
     if isinstance(of, type) and issubclass(of, Enum):
         return of[name]
     raise pickle.UnpicklingError("it asks for an attribute, which does not belong in a checkpoint")
@@ -49,25 +49,25 @@ class _Unpickler(pickle.Unpickler):
         if module == "torch" and isinstance(value := getattr(torch, name, None), torch.dtype | torch.layout):
             return value
         if module in ("pathlib", "pathlib._local") and name in ("PosixPath", "WindowsPath"):
-            return PurePosixPath  # where it was written, which nothing asks for
+            return PurePosixPath  # the original path, which is not used
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
         if (module, name) in (("builtins", "getattr"), ("__builtin__", "getattr")):
-            return _member  # some versions of Python pickle a member of an Enum so
+            return _member  # some versions of Python pickle a member of an Enum this way
         raise pickle.UnpicklingError(f"it names {module}.{name}, which does not belong in a checkpoint")
 
 
 def read_index(path: Path) -> metadata.Metadata:
-    """The index of the checkpoint in folder `path`.
+    """Read the index of the checkpoint in folder `path`.
 
     Raises:
-        ValueError: it cannot be read, or names anything that is neither a tensor nor a file of this checkpoint.
+        ValueError: it cannot be read, or contains anything but tensors and files of this checkpoint.
     """
     try:
         with (path / INDEX).open("rb") as file:
             index = _Unpickler(file).load()
         if not isinstance(index, metadata.Metadata):
-            raise pickle.UnpicklingError(f"it holds a {type(index).__name__}")
+            raise pickle.UnpicklingError(f"it contains a {type(index).__name__}")
         for name, item in index.state_dict_metadata.items():
             if not isinstance(item, metadata.TensorStorageMetadata):
                 raise pickle.UnpicklingError(f"{name} is no tensor")
@@ -80,9 +80,10 @@ def read_index(path: Path) -> metadata.Metadata:
 
 
 class IndexReader(FileSystemReader):
-    """DCP's reader of a folder, with the index read as above."""
+    """DCP's reader of a folder, with `read_index`."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
+        """Read the index; called by DCP."""
         index = read_index(Path(self.path))
         if index.storage_meta is None:
             index.storage_meta = metadata.StorageMeta()

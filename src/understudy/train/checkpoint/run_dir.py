@@ -1,14 +1,14 @@
-"""The run directory: where a run's files lie, and how they are written so that no kill leaves a torn one.
+"""The run directory: paths of a run's files, written so that no kill leaves a torn one.
 
 config.yaml     every setting, resolved
-order.json      what was decided when the run began: order, dataset's fingerprint, normalisation, policy, settings
-metrics.jsonl   what was measured, one JSON object a line (`train/track/metrics_file.py`)
-substitutions-0.jsonl  what rank 0 delivered instead of samples that cannot be read; if there were any
+order.json      decisions for the whole run: order, dataset fingerprint, normalisation, policy, settings
+metrics.jsonl   figures of the run, one JSON object a line (`train/track/metrics_file.py`)
+substitutions-0.jsonl  samples that rank 0 replaced because they could not be read, if any
 checkpoints/    step-00001000/ … (`checkpoint.py`)
-policy/         what a robot loads
-rollouts/       what came of playing it, and of playing weights on the way (`train/background_rollouts.py`)
-report.html     what a person reads
-STOP            if someone makes it: stop as at a signal (`distributed/signals.py`); the run removes it
+policy/         the exported policy, for a robot
+rollouts/       results of rollouts (`train/background_rollouts.py`)
+report.html     the report
+STOP            a file that stops the run like a signal (`distributed/signals.py`); the run removes it
 """
 
 import json
@@ -24,9 +24,10 @@ from understudy.errors import ConfigError
 from understudy.train.checkpoint import seal
 
 FORMAT = 2
-"""Version of a run directory; another one is refused. 1 did not say its version, and had a single process."""
+"""Version of a run directory; another one is refused. Format 1 had no version, and a single process."""
 
-FROZEN = {"format", "order", "dataset", "normalisation", "policy", "settings"}
+RECORDED = {"format", "order", "dataset", "normalisation", "policy", "settings"}
+"""Keys of order.json that every run has."""
 
 
 @dataclass(frozen=True)
@@ -37,154 +38,182 @@ class RunDir:
 
     @property
     def config(self) -> Path:
+        """Settings of the run."""
         return self.root / "config.yaml"
 
     @property
     def order(self) -> Path:
+        """Decisions for the whole run."""
         return self.root / "order.json"
 
     @property
     def metrics(self) -> Path:
+        """Figures of the run."""
         return self.root / "metrics.jsonl"
 
     def substitutions(self, rank: int) -> Path:
+        """Samples that a rank replaced."""
         return self.root / f"substitutions-{rank}.jsonl"
 
     @property
     def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
         return self.root / "checkpoints"
 
     @property
     def policy(self) -> Path:
+        """Folder of the exported policy."""
         return self.root / "policy"
 
     @property
     def rollouts(self) -> Path:
+        """Folder of the rollouts."""
         return self.root / "rollouts"
 
     @property
     def report(self) -> Path:
+        """The report."""
         return self.root / "report.html"
 
     @property
     def stop(self) -> Path:
+        """File that asks the run to stop."""
         return self.root / "STOP"
 
-    def frozen(self) -> dict[str, Any]:
-        """order.json. Raises ConfigError when it is not there any more, damaged, or of another version."""
+    def read_record(self) -> dict[str, Any]:
+        """Read order.json.
+
+        Raises:
+            ConfigError: the file is missing, damaged, or of another version.
+        """
         try:
             content = json.loads(self.order.read_text(encoding="utf-8"))
             old = {"order", "dataset", "normalisation", "settings"} <= set(content)
             version = content.get("format", 1 if old else FORMAT)
-            if version == FORMAT and (missing := FROZEN - set(content)):
+            if version == FORMAT and (missing := RECORDED - set(content)):
                 raise ValueError(f"it lacks {', '.join(sorted(missing))}")
-            if version == FORMAT and (odd := _odd(content)):
-                raise ValueError(f"its {odd} is none")
+            if version == FORMAT and (wrong := _malformed(content)):
+                raise ValueError(f"its {wrong} is malformed")
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise ConfigError(f"{self.order}: cannot be read ({error}); put it back, or start a new run") from error
+            raise ConfigError(f"{self.order}: cannot be read ({error}); restore it, or start a new run") from error
         if version != FORMAT:
             raise ConfigError(
-                f"{self.root}: a run of format {version}, this version of understudy carries on format {FORMAT}: "
-                "carry on with the version that began it, or start a new run"
+                f"{self.root}: a run of format {version}, this version of understudy resumes format {FORMAT}: "
+                "resume it with the version that started it, or start a new run"
             )
-        if not seal.unbroken(content):
+        if not seal.is_intact(content):
             raise ConfigError(
-                f"{self.order}: is not what the run began with (its checksum differs); put it back, or start a new run"
+                f"{self.order}: was changed since the run started (its checksum differs); restore it, or start a new "
+                "run"
             )
         return dict(content)
 
     def settings(self) -> TrainConfig:
-        """The run's settings, with `out` where the run lies now.
+        """Return the run's settings, with `output_dir` at the present place of the run.
 
-        Raises ConfigError when there is no run, or one of another version (whose settings might mean something else).
+        Raises:
+            ConfigError: there is no run, or one of another version (whose settings might mean something else).
         """
         if not self.config.is_file():
             if (self.root / "meta" / "info.json").is_file():
-                raise ConfigError(f"{self.root}: this is a dataset; give the folder of a run, the --out of its `train`")
+                raise ConfigError(
+                    f"{self.root}: this is a dataset; give the folder of a run, the --output-dir of its `train`"
+                )
             raise ConfigError(
-                f"{self.root}: no run here (no config.yaml); `understudy train --out {self.root}` starts one"
+                f"{self.root}: no run here (no config.yaml); `understudy train --output-dir {self.root}` starts one"
             )
-        self.frozen()
-        stored = as_begun(read_file(self.config))
-        return replace(validate(TrainConfig, stored, where=self.config, fresh=False), out=str(self.root))
+        self.read_record()
+        stored = read_settings(read_file(self.config), self.config, warn=True)
+        return replace(stored, output_dir=str(self.root))
 
     def refuse_existing(self) -> None:
-        """Raise ConfigError when there is a run already, or what a new run would write over."""
+        """Raise ConfigError if there is a run already, or files that a new run would overwrite."""
         if self.config.exists():
             raise ConfigError(
-                f"{self.root}: there is a run already; `understudy resume {self.root}` carries it on, "
-                "another --out starts a new one"
+                f"{self.root}: there is a run already; `understudy resume {self.root}` continues it, "
+                "another --output-dir starts a new one"
             )
         if (self.root / "meta" / "info.json").is_file():
-            raise ConfigError(f"{self.root}: this is a dataset, and a run would be mixed with it; name another --out")
+            raise ConfigError(f"{self.root}: this is a dataset, and a run would mix with it; use another --output-dir")
         if self.root.exists() and not self.root.is_dir():
-            raise ConfigError(f"{self.root}: is a file, and a run is a folder; name another --out")
+            raise ConfigError(f"{self.root}: is a file, and a run is a folder; use another --output-dir")
         taken = [path for path in (self.policy, self.rollouts, self.report) if path.exists()]
         taken += [path for path in (self.metrics,) if path.exists() and (path.is_dir() or path.stat().st_size)]
         taken += [path for path in (self.checkpoints,) if path.exists() and (path.is_file() or any(path.iterdir()))]
         if self.order.exists():
             try:
-                self.frozen()  # a kill before config.yaml left it
+                self.read_record()  # left by a kill before config.yaml was written
             except ConfigError:
                 taken.append(self.order)
         if taken:
             raise ConfigError(
-                f"{taken[0]}: is there, and a new run would write over it; name another --out, or move it away"
+                f"{taken[0]}: exists, and a new run would overwrite it; use another --output-dir, or move it away"
             )
 
-    def begin(self, config: TrainConfig, frozen: Mapping[str, Any]) -> None:
-        """Write what makes this folder a run. config.yaml comes last: where it stands, the rest is complete.
+    def begin(self, config: TrainConfig, record: Mapping[str, Any]) -> None:
+        """Write the files that make this folder a run. config.yaml comes last: if it exists, the rest is complete.
 
         Args:
-            frozen: for order.json, what `FROZEN` names but the format.
+            config: the settings.
+            record: content of order.json: the keys of `RECORDED` except the format.
+
         Raises:
             ConfigError: there is a run already.
         """
         self.refuse_existing()
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        write_text(self.order, json.dumps(seal.sealed({"format": FORMAT, **frozen}), indent=2))
+        write_text(self.order, json.dumps(seal.add_seal({"format": FORMAT, **record}), indent=2))
         write_text(self.config, dump_yaml(config))
 
     def withdraw(self) -> None:
-        """Let the folder be no run again: what it was begun with cannot be used, and nothing has been saved."""
+        """Remove the files of `begin`: the settings cannot be used, and nothing has been saved."""
         for path in (self.config, self.order, self.metrics):
             path.unlink(missing_ok=True)
 
     def lock(self) -> IO[str]:
-        """Hold the run for this process; the lock goes with the process, however it ends.
+        """Lock the run for this process. The lock is released when the process ends, in any way.
 
-        Raises ConfigError when another process holds it: two writers would tear the run apart.
+        Raises:
+            ConfigError: another process holds it; two writers would damage the run.
         """
         import fcntl
 
         if self.root.exists() and not self.root.is_dir():
-            raise ConfigError(f"{self.root}: is a file, and a run is a folder; name another")
+            raise ConfigError(f"{self.root}: is a file, and a run is a folder; use another --output-dir")
         self.root.mkdir(parents=True, exist_ok=True)
-        held = (self.root / ".lock").open("a")
+        lock = (self.root / ".lock").open("a")
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            held.close()
+            lock.close()
             raise ConfigError(f"{self.root}: another process is training this run; stop it first") from None
         for leftover in self.root.glob(f".*{DRAFT_SUFFIX}"):  # of a process that was killed while it wrote
             leftover.unlink(missing_ok=True)
-        return held
+        return lock
 
 
-def as_begun(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Stored settings, unchecked, with what the version did that wrote them where it had no setting for that."""
-    return {"val_frames": 0, **settings}
+def read_settings(content: Mapping[str, Any], where: object, warn: bool = False) -> TrainConfig:
+    """Return the settings that a run has stored, with the behaviour of the version that wrote them.
+
+    Args:
+        content: the stored mapping, unchecked.
+        where: its file, for messages.
+        warn: whether to warn about names of an earlier release.
+    """
+    if "val" not in content:
+        content = {"val_frames": 0, **content}  # before there was such a setting, validations took all frames
+    return validate(TrainConfig, content, where=where, fresh=False, warn=warn)
 
 
-def _odd(frozen: Mapping[str, Any]) -> str:
-    """What in order.json is of another kind than was written; "" where nothing is."""
-    for name in sorted(FROZEN - {"format"}):
-        if not isinstance(frozen[name], dict):
+def _malformed(record: Mapping[str, Any]) -> str:
+    """Return the name of a part of order.json that has another type than was written, or "" if all are well-formed."""
+    for name in sorted(RECORDED - {"format"}):
+        if not isinstance(record[name], dict):
             return name
-    for source in frozen.get("sources", []):
+    for source in record.get("sources", []):
         if not (isinstance(source, dict) and isinstance(source.get("name"), str)):
             return "source"
-    units = frozen["normalisation"]
+    units = record["normalisation"]
     heads = units.get("heads", [])
     if not isinstance(heads, list) or not all(isinstance(head, str) for head in heads):
         return "list of heads"
@@ -206,5 +235,5 @@ def _odd(frozen: Mapping[str, Any]) -> str:
 
 
 def resumed_settings(run: str) -> TrainConfig:
-    """Settings of the run in folder `run`, as `resume` starts from."""
+    """Return the settings of the run in folder `run`, from which `resume` starts."""
     return RunDir(Path(run)).settings()

@@ -1,15 +1,15 @@
-"""When checkpoints are written: at once, or behind the training's back from a copy.
+"""Saves of checkpoints, at once or in the background from a copy.
 
-In the background the tensors are copied to the host first, so that the file shows this step whatever the next ones do;
-then a thread writes while training goes on. The thread talks to the other ranks over a group of its own: two threads in
-one group would take each other's messages. One save is in flight; the next one waits for it.
+In the background the tensors are first copied to the host, so that the file has this step while training continues.
+Then a thread writes it. The thread has a process group of its own: two threads in one group would receive each other's
+messages. One save is in flight; the next one waits for it.
 
-Whether it failed is the same on all ranks (`checkpoint.save` agrees), but the ranks' threads do not end at the same
-moment. A rank may therefore act on `failed` only after all ranks have agreed to (the run reduces it together with the
-stop flag, each step), and then calls `wait`.
+All ranks agree on a failure (`checkpoint.save`), but their threads do not end at the same moment. A rank may therefore
+act on `failed` only after all ranks have agreed to (the run reduces it together with the stop flag, each step), and
+then calls `wait`.
 """
 
-import sys
+import logging
 import threading
 import warnings
 from collections.abc import Mapping
@@ -24,46 +24,51 @@ from torch import distributed as dist
 from understudy.errors import CheckpointError
 from understudy.train.checkpoint import checkpoint
 
+logger = logging.getLogger(__name__)
+
 
 class Saver:
     """Writes and prunes the checkpoints of a run. All ranks make it, and call it, together.
 
     Args:
-        folder: where the checkpoints lie.
-        keep: how many of the latest stay; best_by: the validation metric whose best checkpoint stays as well.
+        folder: folder of the checkpoints.
+        keep_last: number of latest checkpoints to keep.
+        best_by: validation metric whose best checkpoint is kept as well.
         background: write from a copy, in a thread.
     """
 
-    def __init__(self, folder: Path, *, keep: int, best_by: str | None = None, background: bool = False) -> None:
-        self._folder, self._keep, self._best_by = folder, keep, best_by
+    def __init__(self, folder: Path, *, keep_last: int, best_by: str | None = None, background: bool = False) -> None:
+        self._folder, self._keep_last, self._best_by = folder, keep_last, best_by
         self.group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self._background = background
-        self._best = inf if best_by is None else checkpoint.agreed(self.group, lambda: _best(folder, best_by))
+        self._best = (
+            inf if best_by is None else checkpoint.run_on_rank_0(self.group, lambda: _read_best(folder, best_by))
+        )
         self._stager: Any = None
         self._thread: threading.Thread | None = None
         self._error: CheckpointError | None = None
 
     @property
     def failed(self) -> bool:
-        """This rank knows that the save in flight has failed."""
+        """Whether this rank knows that the save in flight failed."""
         return self._error is not None
 
-    def improves(self, judged: Mapping[str, Any]) -> bool:
-        """Whether a validation, the same on all ranks, is better than that of every checkpoint so far: worth one."""
-        return self._best_by is not None and judged.get(self._best_by, inf) < self._best
+    def improves(self, metrics: Mapping[str, Any]) -> bool:
+        """Return whether a validation, the same on all ranks, is better than that of every checkpoint so far."""
+        return self._best_by is not None and metrics.get(self._best_by, inf) < self._best
 
-    def judge(self, path: Path, judged: Mapping[str, Any]) -> None:
-        """Leave the figures of a validation with a checkpoint that was saved before it was made; all ranks together."""
-        checkpoint.agreed(self.group, lambda: checkpoint.judge(path, judged))
+    def record_metrics(self, path: Path, metrics: Mapping[str, Any]) -> None:
+        """Add the figures of a validation to a checkpoint that was saved before it; all ranks call this together."""
+        checkpoint.run_on_rank_0(self.group, lambda: checkpoint.write_metrics(path, metrics))
         if self._best_by is not None:
-            self._best = min(self._best, judged.get(self._best_by, inf))
+            self._best = min(self._best, metrics.get(self._best_by, inf))
 
     def load(self, path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-        """`checkpoint.load` on this saver's group."""
+        """Call `checkpoint.load` on this saver's group."""
         return checkpoint.load(path, tensors, self.group)
 
     def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Save checkpoint `step`, then prune; in the background, return as soon as the tensors are copied.
+        """Save checkpoint `step`, then prune; in the background, return when the tensors are copied.
 
         Raises:
             CheckpointError: this save failed or, in the background, the one before; on every rank.
@@ -75,21 +80,21 @@ class Saver:
             self._write(step, tensors, state)
             return
 
-        staged, frozen = self._copied(tensors), dict(state)
+        staged, saved = self._copy(tensors), dict(state)
 
         def work() -> None:
             try:
-                self._write(step, staged, frozen)
+                self._write(step, staged, saved)
             except CheckpointError as error:
                 self._error = error
-            except BaseException as error:  # or the run would go on without checkpoints
+            except BaseException as error:  # otherwise the run would continue without checkpoints
                 self._error = CheckpointError(f"step {step}: cannot be saved: {type(error).__name__}: {error}")
 
         self._thread = threading.Thread(target=work, name="understudy-saver", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Until nothing is in flight. Raises CheckpointError, on every rank, when it failed."""
+        """Wait until no save is in flight. Raises CheckpointError, on every rank, if it failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -98,28 +103,28 @@ class Saver:
             raise error
 
     def close(self) -> None:
-        """Until nothing is in flight, whatever became of it: for the way out of a failure, which has its own error."""
+        """Wait until no save is in flight, without raising its error: for cleanup after another failure."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def prune(self) -> None:
-        """Remove what is not to be kept, and what a kill left unfinished; that it cannot be is told, and no more.
+        """Remove old and incomplete checkpoints; a failure is only logged.
 
-        The newest checkpoint is safe by then, and the failure of rank 0 alone must not part the ranks.
+        The newest checkpoint is safe at this point, and a failure on rank 0 alone must not separate the ranks.
         """
         if self.group is None or dist.get_rank(self.group) == 0:
             try:
-                checkpoint.prune(self._folder, self._keep, self._best_by)
+                checkpoint.prune(self._folder, self._keep_last, self._best_by)
             except OSError as error:
-                print(f"{self._folder}: old checkpoints cannot be removed: {error}", file=sys.stderr)
+                logger.warning("%s: old checkpoints cannot be removed: %s", self._folder, error)
 
     def _write(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         checkpoint.save(self._folder, step, tensors, state, self.group)
         self.prune()
 
-    def _copied(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors as they are now, on the host; DTensors keep their shards. Host memory is used again."""
+    def _copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copy the tensors to the host; DTensors keep their shards. Host memory is recycled."""
         from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
         if self._stager is None:
@@ -129,6 +134,6 @@ class Saver:
             return dict(self._stager.stage(dict(tensors)))
 
 
-def _best(folder: Path, metric: str) -> float:
-    path = checkpoint.best(folder, metric)
-    return inf if path is None else float(checkpoint.judged(path)[metric])
+def _read_best(folder: Path, metric: str) -> float:
+    path = checkpoint.find_best(folder, metric)
+    return inf if path is None else float(checkpoint.read_metrics(path)[metric])

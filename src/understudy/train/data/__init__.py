@@ -2,6 +2,7 @@
 
 data           all sources and the order over them
 sources        one source, split into training and validation episodes
+loading        loader and order, with a rank's share of the host
 fingerprint    digests of a dataset's files, compared on resume
 incomplete     episodes with missing files
 """

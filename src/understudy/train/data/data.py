@@ -1,7 +1,7 @@
-"""What a run reads: its sources split by episode, the order over their training parts, and how to know them again.
+"""Data of a run: its sources split by episode, the order over their training parts, and their fingerprint.
 
-Opened the same way by `train`, `resume`, `validate` and the report; one dataset is a mixture of one. All that is wrong
-with any source is told at once.
+`train`, `resume`, `validate` and the report open it in the same way; one dataset is a mixture of one. The errors of all
+sources are reported at once.
 """
 
 import hashlib
@@ -21,7 +21,8 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.rename import suggest_key
 from understudy.data.stats.external import read_stats_file
-from understudy.data.stats.norm_heads import Member, compute_normalisation
+from understudy.data.stats.norm_heads import Member
+from understudy.data.stats.norm_heads import compute_normalisation as normalise_heads
 from understudy.data.stats.normalization import Mode, Statistics
 from understudy.errors import DatasetError, SourceError
 from understudy.load.loader import Loader
@@ -29,8 +30,15 @@ from understudy.load.mixture import Mixture
 from understudy.order import Order
 from understudy.policies.registry import policy_type
 from understudy.storage.options import RemoteOptions
-from understudy.train.data.fingerprint import digests
-from understudy.train.data.sources import Begun, Parts, Source, opened, parts, picture_size
+from understudy.train.data.fingerprint import digest_files
+from understudy.train.data.sources import (
+    RecordedSources,
+    Source,
+    SourceSplit,
+    common_image_size,
+    open_source,
+    split_source,
+)
 from understudy.train.precision import compute_dtype
 from understudy.train.step import apply_augmentation
 
@@ -39,44 +47,44 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class RunData:
-    """A run's data, opened. Tuples have one entry per source, in the sequence of the settings."""
+    """The opened data of a run. Tuples have one entry per source, in the sequence of the settings."""
 
     names: tuple[str, ...]
-    """What the sources are called: each has a name of its own."""
+    """Unique names of the sources."""
     training: tuple[EpisodeDataset, ...]
-    held_out: tuple[EpisodeDataset | None, ...]
-    """None where nothing of a source is held out."""
+    validation: tuple[EpisodeDataset | None, ...]
+    """None for a source without validation episodes."""
     heads: tuple[str, ...]
     """Names of the norm heads, sorted."""
     head_of_source: np.ndarray
-    """int64 [sources]: which of `heads` each source is normalised by."""
+    """int64 [sources]: index into `heads` of each source."""
     weights: tuple[float, ...]
-    """Share of each source in the samples, on any scale."""
+    """Share of the samples of each source, on any scale."""
     cameras: tuple[str, ...]
-    """Standard keys of the cameras that the policy sees."""
+    """Standard keys of the policy's cameras."""
     size: tuple[int, int] | None
-    """(height, width) that pictures are resized to when they are loaded, where those of the sources differ in size."""
+    """(height, width) to which the loader resizes images if those of the sources differ in size, else None."""
     delta: tuple[tuple[int, ...], ...]
-    """Dimensions of the action that are learnt as differences to the state."""
+    """Action dimensions that are learned as differences from the state."""
     stats: tuple[str, ...]
-    """Files of recorded statistics, "" where they are computed."""
+    """Files of external statistics, "" where they are computed."""
     notes: tuple[tuple[str, ...], ...] = ()
-    """What there is to know of the selections: what keep-ranges matched and left, which episodes are incomplete."""
+    """Notes on the selections: matches of keep-ranges, incomplete episodes."""
     skipped: tuple[tuple[int, ...], ...] = ()
-    """Ids of the incomplete episodes that are left out."""
+    """Ids of the skipped incomplete episodes."""
 
     def order(self, config: TrainConfig) -> Order:
-        """The order of a new run, however much memory it takes (`pace.new_order` makes the one that fits)."""
+        """Make the order of a new run, for any amount of memory (`loading.make_order` fits one to the memory)."""
         return Order.from_datasets(
-            self.training, batch_size=config.batch, seed=config.seed, **self.order_options(config)
+            self.training, batch_size=config.batch_size, seed=config.seed, **self.order_options(config)
         )
 
     def order_options(self, config: TrainConfig) -> dict[str, Any]:
-        """How the order walks through the sources, as `Order.from_datasets` takes it."""
+        """Return the arguments of the order's constructor that depend on the settings."""
         return {
             "weights": self.weights,
             "frames_in_flight": config.data.frames_in_flight,
-            "mode": config.data.order,
+            "mode": config.data.shuffle,
         }
 
     def metadata(self) -> dict[str, Any]:
@@ -99,13 +107,13 @@ class RunData:
         return {"fps": self.training[0].catalog.fps, "heads": heads}
 
     def policy_config(self, config: TrainConfig) -> Any:
-        """The policy for this data: its cameras, the widest state and action, and the chosen network."""
+        """Return the policy's config: its settings, the cameras, and the widest state and action."""
         return policy_type(config.policy.type).make_config(
             config.policy,
             action_dim=max(_width(part, ACTION) for part in self.training),
             state_dim=max(_width(part, STATE) for part in self.training),
             cameras=self.cameras,
-            chunk=config.data.chunk,
+            chunk=config.data.chunk_size,
             compute=compute_dtype(config.precision),
             future=config.learns_dynamics(),
         )
@@ -115,58 +123,62 @@ def _width(dataset: EpisodeDataset, key: str) -> int:
     return dataset.catalog.features[key].value_shape[0] if key in dataset.keys else 0
 
 
-def open_data(config: TrainConfig, begun: Begun | None = None, look: bool = True) -> RunData:
-    """Open the sources of `config`: windows of `data.chunk` actions, whole episodes held out.
+def open_data(config: TrainConfig, recorded: RecordedSources | None = None, check_files: bool = True) -> RunData:
+    """Open the sources of `config`: windows of `data.chunk_size` actions, whole episodes for validation.
 
-    A split depends on the episode ids of its source alone, so runs with different seeds are judged on the same
-    episodes, and adding episodes moves none of the old ones.
+    A split depends on the episode ids of its source alone. Runs with different seeds are therefore validated on the
+    same episodes, and added episodes move none of the old ones.
 
     Args:
-        begun: what order.json says of the sources of a run that goes on: what it left out is left out again.
-        look: for files that are missing. One of a run's processes does it for all.
+        config: the settings.
+        recorded: entries of the sources in order.json when a run is resumed: its skipped episodes are skipped again.
+        check_files: whether to look for missing files. One process of a run does it for all.
+
     Raises:
-        DatasetError: a source cannot be read, or lacks what a policy needs; of several sources all are told.
+        DatasetError: sources cannot be read, or lack something that a policy needs; lists all of them.
     """
     data = config.data
     wanted, wrong = data.mixed(), dict[str, DatasetError]()
     remote = RemoteOptions(cache=data.cache, cache_bytes=parse_bytes(data.cache_size))
     catalogs: dict[tuple[str, ...], Catalog] = {}  # several sources may be parts of one dataset
     names = data.names()
-    known = [None if begun is None else begun.get(name, {}) for name in names]
+    known = [None if recorded is None else recorded.get(name, {}) for name in names]
 
     def catalog_of(number: int) -> Source:
         one = wanted[number]
         place = one.root, one.video_path, one.data_path, one.version
         if place not in catalogs:
-            told = {"video_path": one.video_path, "data_path": one.data_path, "version": one.version}
-            catalogs[place] = Catalog.open(one.root, remote, **{name: text or None for name, text in told.items()})
-        return opened(one, catalogs[place], data.cameras, known[number])
+            layout = {"video_path": one.video_path, "data_path": one.data_path, "version": one.version}
+            catalogs[place] = Catalog.open(one.root, remote, **{name: text or None for name, text in layout.items()})
+        return open_source(one, catalogs[place], data.cameras, known[number])
 
-    found = _each(names, catalog_of, wrong)
+    found = _for_each_source(names, catalog_of, wrong)
     sources = [source for source in found if source is not None]
     if not sources:
-        raise _told(wrong, len(names))
+        raise _join_errors(wrong, len(names))
     try:
         cameras = _cameras(data.cameras, sources)
-        size, shown = picture_size(sources, cameras, config.policy.picture)
+        size, sizes = common_image_size(sources, cameras, config.policy.picture)
     except DatasetError as error:
-        raise _told(wrong, len(names)) if wrong else error from None  # the source with that camera may be among them
+        raise (
+            _join_errors(wrong, len(names)) if wrong else error
+        ) from None  # the source with that camera may be one of them
 
-    def split(number: int) -> Parts:
+    def split(number: int) -> SourceSplit:
         source = found[number]
         assert source is not None
-        return parts(names[number], source, config, cameras, shown, known[number], look)
+        return split_source(names[number], source, config, cameras, sizes, known[number], check_files)
 
-    cut = [one for one in _each(names, split, wrong) if one is not None]
+    splits = [one for one in _for_each_source(names, split, wrong) if one is not None]
     without = [name for name, source in zip(names, found) if source is not None and STATE not in source.keys]
     if 0 < len(without) < len(sources):
-        what = f"it has no {STATE!r}, which others have"
-        fix = "name its key with `state`, or leave it out of all sources with an empty one"
+        what = f"it has no {STATE!r}, which other sources have"
+        fix = "set `state` to its key, or to an empty key in all sources"
         wrong.update((name, DatasetError(what, fix=fix)) for name in without if name not in wrong)
     if wrong:
-        raise _told(wrong, len(names))
-    training, held_out = tuple(one.training for one in cut), tuple(one.held_out for one in cut)
-    _check_apart(names, training, held_out)
+        raise _join_errors(wrong, len(names))
+    training, validation = tuple(one.training for one in splits), tuple(one.validation for one in splits)
+    _check_disjoint(names, training, validation)
     try:
         Mixture.from_datasets(training)
     except ValueError as error:
@@ -176,23 +188,24 @@ def open_data(config: TrainConfig, begun: Begun | None = None, look: bool = True
     return RunData(
         names=names,
         training=training,
-        held_out=held_out,
+        validation=validation,
         heads=tuple(heads),
         head_of_source=np.array([heads.index(head) for head in own], np.int64),
         weights=tuple(float(source.weight or len(part)) for source, part in zip(wanted, training)),
         cameras=cameras,
         size=size,
-        delta=tuple(source.delta for source in wanted),
+        delta=tuple(source.delta_action_dims for source in wanted),
         stats=tuple(source.stats for source in wanted),
-        notes=tuple(one.notes for one in cut),
-        skipped=tuple(one.skipped for one in cut),
+        notes=tuple(one.notes for one in splits),
+        skipped=tuple(one.skipped for one in splits),
     )
 
 
 def _cameras(chosen: tuple[str, ...], sources: Sequence[Source]) -> tuple[str, ...]:
-    """Standard keys of the cameras that the policy sees: those chosen, or all.
+    """Return the standard keys of the policy's cameras: the chosen ones, or all.
 
-    A single dataset's come in its own sequence; those of several sorted, whatever the sequence of the sources.
+    Those of a single dataset keep its sequence. Those of several are sorted, so the sequence of the sources has no
+    effect.
     """
     known = tuple(dict.fromkeys(camera for source in sources for camera in source.cameras))
     if len(sources) > 1:
@@ -217,8 +230,10 @@ def _cameras(chosen: tuple[str, ...], sources: Sequence[Source]) -> tuple[str, .
     return chosen or known
 
 
-def _each(labels: Sequence[str], work: Callable[[int], _T], wrong: dict[str, DatasetError]) -> list[_T | None]:
-    """`work` for each source with which nothing is wrong yet; what is wrong now goes to `wrong`, None to its place."""
+def _for_each_source(
+    labels: Sequence[str], work: Callable[[int], _T], wrong: dict[str, DatasetError]
+) -> list[_T | None]:
+    """Do `work` for each source that is not in `wrong`; an error goes into `wrong`, and None into the result."""
     done: list[_T | None] = []
     for number, label in enumerate(labels):
         found = None
@@ -226,15 +241,15 @@ def _each(labels: Sequence[str], work: Callable[[int], _T], wrong: dict[str, Dat
             try:
                 found = work(number)
             except SourceError:
-                raise  # no answer says nothing about the settings
+                raise  # a failed connection is no error of the settings
             except DatasetError as error:
                 wrong[label] = error
         done.append(found)
     return done
 
 
-def _told(wrong: dict[str, DatasetError], count: int) -> DatasetError:
-    """What is wrong with the sources, of `count`, as one error."""
+def _join_errors(wrong: dict[str, DatasetError], count: int) -> DatasetError:
+    """Join the errors of sources, of `count` in all, into one."""
     if count == 1:
         return next(iter(wrong.values()))
     lines = [f"source {label}: {error}" for label, error in wrong.items()]
@@ -243,10 +258,10 @@ def _told(wrong: dict[str, DatasetError], count: int) -> DatasetError:
     return DatasetError("\n".join([f"{len(lines)} of {count} sources cannot be used", *(f"  {e}" for e in lines)]))
 
 
-def _check_apart(
-    names: Sequence[str], training: Sequence[EpisodeDataset], held: Sequence[EpisodeDataset | None]
+def _check_disjoint(
+    names: Sequence[str], training: Sequence[EpisodeDataset], validation: Sequence[EpisodeDataset | None]
 ) -> None:
-    """Raise DatasetError where sources share a dataset and one trains on an episode that another holds out."""
+    """Raise DatasetError if one source trains on a validation episode of another source of the same dataset."""
     sharing: dict[str, list[int]] = {}
     for number, part in enumerate(training):
         root = part.catalog.root
@@ -256,57 +271,60 @@ def _check_apart(
         return part.segments[:, 0] if part is not None else np.empty(0, np.int64)
 
     for numbers in sharing.values():  # of one dataset
-        trained, kept_out = (np.concatenate([episodes(of[n]) for n in numbers]) for of in (training, held))
-        if len(both := np.intersect1d(trained, kept_out)):
-            i, j = (next(n for n in numbers if both[0] in episodes(of[n])) for of in (held, training))
-            what = f"episode {both[0]} is held out in source {names[i]} and trained on in {names[j]}"
-            fix = f"{len(both)} such episodes: name the same val_episodes in both, or other episodes in each"
+        trained, validated = (np.concatenate([episodes(of[n]) for n in numbers]) for of in (training, validation))
+        if len(both := np.intersect1d(trained, validated)):
+            i, j = (next(n for n in numbers if both[0] in episodes(of[n])) for of in (validation, training))
+            what = f"episode {both[0]} is a validation episode of source {names[i]} and trained on in {names[j]}"
+            fix = f"{len(both)} such episodes: set the same val_episodes in both, or other episodes in each"
             raise DatasetError(what, where=training[i].catalog.root, fix=fix)
 
 
-def normalisation(data: RunData, mode: Mode, cache: Path | None = None) -> dict[str, Any]:
-    """What the policy scales its inputs and outputs by, per head, from the training episodes alone.
+def compute_normalisation(data: RunData, mode: Mode, cache: Path | None = None) -> dict[str, Any]:
+    """Compute offset and spread of the policy's inputs and outputs, per head, from the training episodes alone.
 
     Args:
-        cache: folder that keeps what was computed; None keeps nothing.
+        data: the data of the run.
+        mode: the setting `data.normalise`.
+        cache: folder of earlier results; None keeps nothing.
+
     Raises:
-        DatasetError: a value is not finite, held-out episodes included; names episode and dimension. Sources of one
-            head differ in width.
+        DatasetError: a value, validation episodes included, is not finite (names episode and dimension), or sources of
+            one head differ in width.
     """
     wrong: dict[str, DatasetError] = {}
 
-    def recorded(number: int) -> Mapping[str, Statistics] | None:
+    def external(number: int) -> Mapping[str, Statistics] | None:
         path, part = data.stats[number], data.training[number]
         return read_stats_file(path, mode, part, data.delta[number]) if path else None
 
-    found = _each(data.names, recorded, wrong)
+    found = _for_each_source(data.names, external, wrong)
     if wrong:
-        raise _told(wrong, len(data.names))
+        raise _join_errors(wrong, len(data.names))
     members = [
         Member(part, data.heads[data.head_of_source[number]], data.delta[number], found[number])
         for number, part in enumerate(data.training)
     ]
     chunk = data.training[0].windows[ACTION]
-    return compute_normalisation(members, mode, chunk, cache, [other for other in data.held_out if other is not None])
+    return normalise_heads(members, mode, chunk, cache, [other for other in data.validation if other is not None])
 
 
-def fingerprint(data: RunData) -> dict[str, Any]:
-    """What makes the datasets those a run was started on, by name, so that a change can be told by name.
+def dataset_fingerprint(data: RunData) -> dict[str, Any]:
+    """Return the properties that identify the datasets of a run, by name, for messages about changes.
 
-    No data or video file is read; those are looked at by `file_digests`. What is said of a source of several bears its
-    name in front.
+    No data or video file is read; `file_digests` looks at those. With several sources each name starts with the name
+    of its source.
     """
     if len(data.names) == 1:
-        return _fingerprint(data.training[0], data.held_out[0])
+        return _fingerprint(data.training[0], data.validation[0])
     found: dict[str, Any] = {}
     for number, name in enumerate(data.names):
-        own = _fingerprint(data.training[number], data.held_out[number])
+        own = _fingerprint(data.training[number], data.validation[number])
         own["norm head"] = data.heads[data.head_of_source[number]]
         found |= {f"{name}: {what}": value for what, value in own.items()}
     return found
 
 
-def _fingerprint(training: EpisodeDataset, held_out: EpisodeDataset | None) -> dict[str, Any]:
+def _fingerprint(training: EpisodeDataset, validation: EpisodeDataset | None) -> dict[str, Any]:
     catalog = training.catalog
     features = {key: [feature.dtype, list(feature.shape)] for key, feature in catalog.features.items()}
     recorded = [f for f in ("meta/stats.json", "meta/episodes_stats.jsonl") if catalog.files.exists(f)]
@@ -319,16 +337,16 @@ def _fingerprint(training: EpisodeDataset, held_out: EpisodeDataset | None) -> d
         "tasks": _digest(repr(catalog.tasks).encode()),
         "features": _digest(repr(sorted(features.items())).encode()),
         "recorded statistics": _digest(*(catalog.files.read(f) for f in recorded)),
-        "held-out episodes": _digest(held_out.segments.tobytes() if held_out is not None else b""),
+        "held-out episodes": _digest(validation.segments.tobytes() if validation is not None else b""),
     }
 
 
 def file_digests(data: RunData, cache: Path | None = None) -> dict[str, list[str] | None]:
-    """What stands in the data and video files of a run, by kind; see `fingerprint.py`. cache: as in `normalisation`."""
+    """Return digests of a run's data and video files, by kind (`fingerprint.py`); earlier results are in `cache`."""
     found: dict[str, list[str] | None] = {}
-    for name, training, held_out in zip(data.names, data.training, data.held_out, strict=True):
-        parts = [part for part in (training, held_out) if part is not None]
-        own = digests(parts, [camera for camera in data.cameras if camera not in training.missing_cameras], cache)
+    for name, training, validation in zip(data.names, data.training, data.validation, strict=True):
+        parts = [part for part in (training, validation) if part is not None]
+        own = digest_files(parts, [camera for camera in data.cameras if camera not in training.missing_cameras], cache)
         found |= {f"{name}: {kind}" if len(data.names) > 1 else kind: digest for kind, digest in own.items()}
     return found
 
@@ -337,8 +355,13 @@ def _digest(*parts: bytes) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
-def first_batch(config: TrainConfig, begun: Begun | None = None) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The batch of step 0 as the policy gets it, and the names of its cameras; for the eye. begun: see `open_data`."""
-    data = open_data(config, begun, look=False)
+def first_batch(config: TrainConfig, recorded: RecordedSources | None = None) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Load the batch of step 0, augmented as for the policy, and the names of its cameras; for the report.
+
+    Args:
+        config: the settings.
+        recorded: see `open_data`.
+    """
+    data = open_data(config, recorded, check_files=False)
     with Loader(data.training, order=data.order(config), num_threads=1, image_size=data.size) as loader:
         return apply_augmentation(next(loader), data.cameras, config.augment, config.seed), data.cameras

@@ -1,13 +1,13 @@
-"""What stands in a dataset's files, in a few digests: so that a run that goes on notices that they changed.
+"""Digests of a dataset's files, so that a resumed run notices changes.
 
-    rows      each parquet file whole while all together are at most `WHOLE` bytes; beyond that size and footer of
+    rows      each parquet file whole while all together are at most `MAX_WHOLE` bytes; beyond that size and footer of
               each (the footer holds the least and largest values and the compressed size of each column chunk)
     videos    the size of each file
-    a sample  of `FEW` files of each kind, spread evenly: size and footer, or size, first and last bytes
+    a sample  of `SAMPLE` files of each kind, spread evenly: size and footer, or size, first and last bytes
 
-Times of change have no part in it: a copy of a dataset is the same dataset. Of a root that is not on this machine the
-sample alone is looked at. What was computed is kept beside the statistics under each file's version, so that the next
-run on this host reads no content again.
+Modification times do not count: a copy of a dataset is the same dataset. Of a remote root only the sample is read.
+Results are cached beside the statistics under each file's version, so that the next run on this host reads no content
+again.
 """
 
 import contextlib
@@ -27,23 +27,26 @@ from understudy.data.format.episode_table import FileTable
 from understudy.errors import DatasetError, MissingFileError, SourceError
 from understudy.storage.files import Files
 
-WHOLE = 4 << 30
-MANY = 50_000  # files of a kind that are looked at, spread evenly where there are more
-FEW = 16
+MAX_WHOLE = 4 << 30
+MAX_FILES = 50_000  # files of a kind that are read, spread evenly if there are more
+SAMPLE = 16
 ENDS = 1 << 16  # bytes at each end of a video
-PARTS = 32  # digests that are kept of a kind; of more files, each is of several
+PARTS = 32  # digests per kind; with more files each covers several
 THREADS = 8
 MISSING = "missing"
 
 ROWS, VIDEOS, SOME = "data files", "video files", "a sample of the"
 
 
-def digests(parts: Sequence[EpisodeDataset], cameras: Sequence[str], cache: Path | None) -> dict[str, list[str] | None]:
-    """By kind of files: "PATH DIGEST" of each, in the sequence of the table; None where that kind is not looked at.
+def digest_files(
+    parts: Sequence[EpisodeDataset], cameras: Sequence[str], cache: Path | None
+) -> dict[str, list[str] | None]:
+    """Return "PATH DIGEST" of each file, by kind, in the sequence of the table; None for a kind that is not read.
 
     Args:
-        parts: of one dataset; the files of their episodes count. cameras: those in use.
-        cache: folder for what was computed; None keeps nothing.
+        parts: parts of one dataset; the files of their episodes count.
+        cameras: cameras in use.
+        cache: folder of earlier results; None keeps nothing.
     """
     catalog, episodes = parts[0].catalog, parts[0].catalog.episodes
     rows = episodes.rows_of(np.unique(np.concatenate([part.segments[:, 0] for part in parts])))
@@ -56,8 +59,8 @@ def digests(parts: Sequence[EpisodeDataset], cameras: Sequence[str], cache: Path
     return found
 
 
-def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Names of the kinds of files that were looked at then and now, and differ."""
+def changed_kinds(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the kinds of files that were read both times and differ."""
     return [
         name
         for name in now
@@ -65,8 +68,8 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def place(before: list[str], now: list[str]) -> str:
-    """Where two lists of digests differ, in words."""
+def describe_change(before: list[str], now: list[str]) -> str:
+    """Describe the difference of two lists of digests."""
     odd = [entry.rpartition(" ")[0] for entry in now if entry not in before]
     if not odd:
         return f"{len(before)} -> {len(now)}"
@@ -83,12 +86,12 @@ def _kind(
     everything: Callable[[Files, Sequence[str], Path | None], list[str]],
 ) -> dict[str, list[str] | None]:
     numbers = np.unique(used[used >= 0])
-    few = _spread(numbers, FEW)
+    few = _spread(numbers, SAMPLE)
     found = _each([table.find(files, number) for number in few], lambda path: ends(files, path))
     some = [f"{table.path(number)} {digest}" for number, digest in zip(few, found)]
     if not files.is_local:
         return {f"{SOME} {name}": some, name: None}
-    many = _spread(numbers, MANY)
+    many = _spread(numbers, MAX_FILES)
     found = everything(files, [table.find(files, number) for number in many], cache)
     parts = []
     for group in np.array_split(np.arange(len(many)), min(PARTS, max(1, len(many)))):
@@ -104,31 +107,31 @@ def _spread(numbers: np.ndarray, most: int) -> list[int]:
 
 
 def _rows(files: Files, paths: Sequence[str], cache: Path | None) -> list[str]:
-    """A digest of each parquet file."""
+    """Digest of each parquet file."""
     sizes = [int(size) if size != MISSING else 0 for size in _sizes(files, paths, None)]
-    how: Callable[[Files, str], str] = _whole if sum(sizes) <= WHOLE else _footer
+    how: Callable[[Files, str], str] = _whole if sum(sizes) <= MAX_WHOLE else _footer
     store = cache / "files" / f"{_digest(files.root.encode())}.json" if cache is not None else None
-    kept = _kept(store)
+    known = _read_cache(store)
 
-    def look(path: str) -> list[str]:
-        with _Gone() as gone:
+    def digest(path: str) -> list[str]:
+        with _MissingIfUnreadable() as missing:
             version = f"{how.__name__} {files.version(path)}"
-            if kept.get(path, [""])[0] == version:
-                return list(kept[path])
+            if known.get(path, [""])[0] == version:
+                return list(known[path])
             return [version, how(files, path)]
-        return ["", gone]
+        return ["", missing]
 
-    found = _each(paths, look)
+    found = _each(paths, digest)
     fresh = {path: entry for path, entry in zip(paths, found) if entry[0]}
-    if store is not None and any(kept.get(path) != entry for path, entry in fresh.items()):
+    if store is not None and any(known.get(path) != entry for path, entry in fresh.items()):
         with contextlib.suppress(OSError):
             store.parent.mkdir(parents=True, exist_ok=True)
-            write_text(store, json.dumps({**kept, **fresh}), durable=False)
+            write_text(store, json.dumps({**known, **fresh}), durable=False)
     return [entry[1] for entry in found]
 
 
-def _kept(store: Path | None) -> dict[str, list[str]]:
-    """What was computed before; {} where nothing can be read."""
+def _read_cache(store: Path | None) -> dict[str, list[str]]:
+    """Earlier results; {} if they cannot be read."""
     try:
         found = json.loads(store.read_text(encoding="utf-8")) if store is not None else {}
     except (OSError, ValueError):
@@ -138,7 +141,7 @@ def _kept(store: Path | None) -> dict[str, list[str]]:
 
 
 def _sizes(files: Files, paths: Sequence[str], _: Path | None) -> list[str]:
-    """The size of each file."""
+    """Size of each file."""
 
     def size(path: str) -> str:
         try:
@@ -160,17 +163,19 @@ def _whole(files: Files, path: str) -> str:
 
 
 def _footer(files: Files, path: str) -> str:
-    """Size and footer of a parquet file; of any other file its last bytes."""
-    return _looked(files, path, lambda size, tail: [(max(0, size - 8 - int.from_bytes(tail[-8:-4], "little")), size)])
+    """Digest of size and footer of a parquet file; of the last bytes of any other file."""
+    return _digest_spans(
+        files, path, lambda size, tail: [(max(0, size - 8 - int.from_bytes(tail[-8:-4], "little")), size)]
+    )
 
 
 def _ends(files: Files, path: str) -> str:
-    """Size, first and last bytes; in a video file the sample tables lie at one of the ends."""
-    return _looked(files, path, lambda size, _: [(0, min(size, ENDS)), (max(0, size - ENDS), size)])
+    """Digest of size, first and last bytes; a video file has its sample tables at one of the ends."""
+    return _digest_spans(files, path, lambda size, _: [(0, min(size, ENDS)), (max(0, size - ENDS), size)])
 
 
-def _looked(files: Files, path: str, spans: Callable[[int, bytes], list[tuple[int, int]]]) -> str:
-    with _Gone() as gone:
+def _digest_spans(files: Files, path: str, spans: Callable[[int, bytes], list[tuple[int, int]]]) -> str:
+    with _MissingIfUnreadable() as missing:
         source = files.source(path)
         try:
             tail = source.read(max(0, source.size - 8), min(8, source.size))
@@ -178,11 +183,11 @@ def _looked(files: Files, path: str, spans: Callable[[int, bytes], list[tuple[in
             return _digest(str(source.size).encode(), *parts)
         finally:
             source.close()
-    return gone
+    return missing
 
 
-class _Gone(contextlib.AbstractContextManager[str]):
-    """A block that a file which cannot be read leaves in the middle; a server that does not answer is an error."""
+class _MissingIfUnreadable(contextlib.AbstractContextManager[str]):
+    """Context that suppresses the error of an unreadable file; a server that does not answer remains an error."""
 
     def __enter__(self) -> str:
         return MISSING

@@ -1,7 +1,7 @@
-"""Validation during a run.
+"""Validation.
 
-validate     one validation pass
-metrics      losses per norm head, source and task, with standard errors
-open_loop    action error on validation frames
-schedule     when a run validates, and what happens if it is interrupted
+validate     losses of all validation frames
+open_loop    sampled actions compared with the recorded ones
+metrics      figures per group, with standard errors
+evaluate     validations during a run
 """

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from understudy.batch_keys import ACTION
-from understudy.load.eval.validation_data import HeldOut
+from understudy.load.eval.validation_data import ValidationData
 from understudy.policies.common.affine import of_head
 from understudy.policies.draws import make_draws
 from understudy.policies.policy import Policy
@@ -35,7 +35,7 @@ class OpenLoop:
         held: the frames.
     """
 
-    def __init__(self, every: int, seed: int, width: int, mode: str, held: HeldOut) -> None:
+    def __init__(self, every: int, seed: int, width: int, mode: str, held: ValidationData) -> None:
         self.every, self._seed, self._mode, self._held = every, seed, mode, held
         self._chosen = np.flatnonzero(held.place % every == 0)
         rows = {"squared": width, "absolute": width, "count": width, "normalised": 1, "elements": 1}
@@ -95,7 +95,7 @@ class OpenLoop:
         for number, name in enumerate(self._held.names):
             of_source = np.flatnonzero(source == number)
             counts = [math.fsum(row) for row in found["count"][:, of_source]]
-            joints = self._held.joints(number)
+            joints = self._held.action_names(number)
 
             def mean(kind: str, own: np.ndarray = of_source, over: list[float] = counts) -> list[float]:
                 return [math.fsum(row) / max(1.0, count) for row, count in zip(found[kind][:, own], over)]

@@ -18,13 +18,13 @@ from torch import Tensor
 from understudy.batch_keys import MODE, TASK
 from understudy.distributed.mesh import Mesh
 from understudy.errors import DatasetError, RankError
-from understudy.load.eval.validation_data import UNREADABLE, HeldOut, ahead, dealt
+from understudy.load.eval.validation_data import UNREADABLE, ValidationData, prefetch_chunks, share_chunks
 from understudy.policies.common.modes import FLOW, MODES, POLICY, TRAINS
 from understudy.policies.draws import make_draws
 from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy
 from understudy.progress import Progress, tqdm
-from understudy.train.eval.metrics import TermFound, by_dimension, grouped
+from understudy.train.eval.metrics import TermSums, group_losses, loss_by_dimension
 from understudy.train.eval.open_loop import OpenLoop
 from understudy.train.step import batch_to_device, to_device
 
@@ -49,7 +49,7 @@ class ValidationFailed(DatasetError):
 @torch.no_grad()
 def evaluate(
     policy: Policy,
-    held: HeldOut,
+    held: ValidationData,
     seed: int,
     mesh: Mesh,
     weights: Mapping[str, float],
@@ -101,13 +101,13 @@ def evaluate(
 
     at = parts(found)
     chunks = [slice(low, min(low + BATCH, len(held))) for low in range(0, len(held), BATCH)]
-    own, turns = dealt(len(chunks), mesh.rank, mesh.world_size)
+    own, turns = share_chunks(len(chunks), mesh.rank, mesh.world_size)
     tasks: dict[int, list[str]] = {}  # of this rank's chunks
     known: dict[str, str] = {}  # each text once, for the way to the other ranks
     wrong: dict[int, str] = {}  # samples that cannot be read
     # A rank without a chunk in the last turn computes one that is not counted, since a forward pass may gather weights
     # from all ranks.
-    reading = ahead(lambda number: policy.preprocess(held.read(chunks[number])), own or [0], threads, memory)
+    reading = prefetch_chunks(lambda number: policy.preprocess(held.read(chunks[number])), own or [0], threads, memory)
     training = policy.training
     policy.eval()
     try:
@@ -151,17 +151,19 @@ def evaluate(
     if left_out := {sample: why for of_rank in mesh.gather(wrong) for sample, why in of_rank.items()}:
         _check_few(left_out, count, first=mesh.rank == 0)
         readable[list(left_out)] = False
-        held, names = held.only(readable), [name for name, good in zip(names, readable) if good]
+        held, names = held.select(readable), [name for name, good in zip(names, readable) if good]
         each = {name: part if name[0] == "open loop" else part[:, readable] for name, part in each.items()}
-    terms = {t: TermFound(each[t, "sum"][0], each[t, "count"][0], each[t, "draws"]) for t in weights}
-    result = grouped(terms, weights, held, names) | {"held_out": total}
+    terms = {t: TermSums(each[t, "sum"][0], each[t, "count"][0], each[t, "draws"]) for t in weights}
+    result = group_losses(terms, weights, held, names) | {"held_out": total}
     if left_out:
         result["unreadable"] = len(left_out)
     if ("dims", "sum") in each:
         for name, entry in result["sources"].items():
             number = held.names.index(name)
             of_source = np.flatnonzero(held.source == number)
-            entry["dims"] = by_dimension(each["dims", "sum"], each["dims", "count"], of_source, held.joints(number))
+            entry["dims"] = loss_by_dimension(
+                each["dims", "sum"], each["dims", "count"], of_source, held.action_names(number)
+            )
     if sampler:
         result["open_loop"] = sampler.result({name: each["open loop", name] for name in sampler.shapes}, readable)
     return result

@@ -1,8 +1,8 @@
-"""How much arithmetic a step needs, and how much a device could do: what a utilisation is made of.
+"""Arithmetic of a step, and peak arithmetic of a device: the two parts of a utilisation.
 
-Counted are matrix products, convolutions and attention, forward and backward, as if each were computed once: arithmetic
-that activation checkpointing repeats is spent, not needed (MFU in the sense of Chowdhery et al. 2022, "PaLM", appendix
-B).
+Matrix products, convolutions and attention are counted, forward and backward, as if each were computed once: arithmetic
+that activation checkpointing repeats does not count as needed (MFU in the sense of Chowdhery et al. 2022, "PaLM",
+appendix B).
 """
 
 import re
@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from understudy.distributed.activation_checkpoint import without_checkpointing
 
-# Dense (no sparsity) teraflops per second as NVIDIA's data sheets have them; the first name that fits counts.
+# Dense (no sparsity) teraflops per second from NVIDIA's data sheets; the first matching name wins.
 PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
     (r"\bB200\b", {"bfloat16": 2250.0}),
     (r"\bH200\b", {"bfloat16": 989.5, "tf32": 494.7, "float32": 66.9}),
@@ -29,8 +29,8 @@ PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
 )
 
 
-def counted(step: Callable[[], object], policy: nn.Module) -> int:
-    """Floating-point operations of `step()` on this rank, a multiply-add counted as two. Runs it, uncompiled."""
+def count_flops(step: Callable[[], object], policy: nn.Module) -> int:
+    """Run `step()`, uncompiled, and return its floating-point operations on this rank; a multiply-add counts as two."""
     with (
         without_checkpointing(policy),
         torch.compiler.set_stance("force_eager"),
@@ -40,10 +40,11 @@ def counted(step: Callable[[], object], policy: nn.Module) -> int:
     return int(counter.get_total_flops())
 
 
-def peak(device: str, arithmetic: str) -> float | None:
-    """Operations per second of a device by its name (`torch.cuda.get_device_name`); None where we do not know.
+def peak_flops(device: str, arithmetic: str) -> float | None:
+    """Return the peak operations per second of a device; None if unknown.
 
     Args:
+        device: its name (`torch.cuda.get_device_name`).
         arithmetic: "bfloat16", "tf32" (float32 products on tensor cores) or "float32".
     """
     for pattern, speeds in PEAKS:

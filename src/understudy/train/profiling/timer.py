@@ -1,7 +1,7 @@
-"""Where the time of a step goes: the one step is handed a timer and names its phases, `with timer("forward"): ...`.
+"""Time of the phases of a step: the step takes a timer and names its phases, `with timer("forward"): ...`.
 
-Training hands in `NULL`, which does nothing; `profile` hands in a `PhaseTimer`. So what is profiled is what is trained:
-there is no copy of the step that could drift from it.
+Training passes `NULL`, which does nothing; `profile` passes a `PhaseTimer`. The profiled step is therefore the trained
+one: there is no copy that could drift from it.
 """
 
 import time
@@ -20,12 +20,12 @@ PHASES: Final = (
     "optimizer",
     "logging",
 )
-"""The phases of a step, in the sequence in which they happen. Communication: collectives that the step itself asks
-for; those that a sharded module makes inside forward and backward are measured apart, since they overlap with work."""
+"""The phases of a step, in their sequence. Communication has the collectives of the step itself; those of sharded
+modules inside forward and backward are measured separately, since they overlap with work."""
 
 
 class Timer(Protocol):
-    """What a step calls: `with timer("backward"): ...`."""
+    """Argument of a step: `with timer("backward"): ...`."""
 
     def __call__(self, phase: str) -> AbstractContextManager[object]: ...
 
@@ -36,7 +36,7 @@ class _Nothing(AbstractContextManager[None]):
 
 
 class NullTimer:
-    """Measures nothing, waits for nothing and makes no object."""
+    """Measures nothing, waits for nothing and creates no object."""
 
     _nothing = _Nothing()
 
@@ -48,17 +48,17 @@ NULL: Final = NullTimer()
 
 
 class PhaseTimer:
-    """Wall seconds per phase, without those of phases inside it, so that phases add up to no more than the whole.
+    """Wall seconds per phase, excluding phases inside it, so that all phases together do not exceed the step.
 
-    Both ends of a phase wait for the device, or its work would be booked on whichever phase happens to wait next. That
-    takes away every overlap between host and device: a step under this timer is slower than one without.
+    Both ends of a phase wait for the device. Otherwise its work would be counted in the phase that happens to wait
+    next. This removes every overlap between host and device: a step under this timer is slower than one without.
 
     Args:
-        wait: waits until the device has done what it was given (`torch.cuda.synchronize`); on a CPU there is nothing
-            to wait for.
-        clock: seconds, monotonic; another one for tests.
+        wait: waits until the device is idle (`torch.cuda.synchronize`); on a CPU it does nothing.
+        clock: monotonic clock in seconds; replaceable in tests.
+
     Raises:
-        ValueError: a phase that is not one of `PHASES`: a misspelt one would be missing from the table.
+        ValueError: a phase is not in `PHASES`; a misspelt one would be missing from the table.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class PhaseTimer:
 
     def __call__(self, phase: str) -> "_Phase":
         if phase not in PHASES:
-            raise ValueError(f"phase {phase!r}: there are {', '.join(PHASES)}")
+            raise ValueError(f"phase {phase!r}: must be one of {', '.join(PHASES)}")
         return _Phase(self, phase)
 
     def taken(self) -> dict[str, float]:
-        """Seconds per phase since the last call, phases that did not happen left out; starts anew."""
+        """Return the seconds per phase since the last call, without phases that did not occur, and reset them."""
         seconds, self._seconds = self._seconds, {}
         return seconds
 
@@ -87,14 +87,14 @@ class _Phase:
     def __enter__(self) -> None:
         self._timer._wait()
         self._timer._open.append(self)
-        self._began = self._timer._clock()
+        self._start = self._timer._clock()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         timer = self._timer
         timer._wait()
-        took = timer._clock() - self._began
+        took = timer._clock() - self._start
         timer._open.pop()
         if timer._open:
             timer._open[-1]._inside += took

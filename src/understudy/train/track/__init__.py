@@ -1,4 +1,4 @@
-"""Figures of a run.
+"""Metrics of a run.
 
 metrics_file    metrics.jsonl
 trackers        TensorBoard, Weights & Biases, Trackio

@@ -1,15 +1,15 @@
-"""metrics.jsonl: the truth about what a run measured. Append-only, exact, without gaps or doubles after any kill.
+"""metrics.jsonl: the reference for all figures of a run. Append-only, exact, without gaps or duplicates after any kill.
 
-Each line is one JSON object with `kind` and `step` (the number of optimizer steps behind it):
+Each line is one JSON object with `kind` and `step` (the number of optimizer steps before it):
 
     train   loss, lr, grad_norm, skipped, one line per optimizer step; floats read back bit-equal
     speed   samples_per_s, wait (share of the time spent waiting for data), seconds (in this process), once per log
     val     once per validation: loss, macro, weighted, heads, sources, tasks: {name: {loss, se, samples, …}}, groups,
-            time, open_loop (`train/eval/` says what each is), held_out (frames, of which `samples` were
-            judged), unreadable (frames that were left out, where there are any)
-    rollout world, success, tasks: {task: ...} of the weights of `step`; `at` is the step at which that was known
+            time, open_loop (explained in `train/eval/`), held_out (validation frames, of which `samples` were
+            evaluated), unreadable (skipped frames, if any)
+    rollout world, success, tasks: {task: ...} of the weights of `step`; `at` is the step at which it was logged
 
-A line belongs to one step, never to "since the last log": so a run killed between two logs writes the same lines again.
+A line belongs to one step, never to "since the last log": a run killed between two logs writes the same lines again.
 """
 
 import json
@@ -23,9 +23,12 @@ from typing import Any
 from understudy.atomic import path_in_errors, write_text
 from understudy.errors import ConfigError
 
+NAME = "metrics.jsonl"
+"""Name of the file in a run directory."""
+
 
 class MetricsFile:
-    """Appends records. `sync` makes what was written durable; a checkpoint counts on it."""
+    """Appends records. `sync` makes them durable, which checkpoints depend on."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -38,30 +41,32 @@ class MetricsFile:
             self._file.flush()
 
     def sync(self) -> None:
+        """Make all records durable."""
         with path_in_errors(self._path):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        with suppress(OSError):  # what could not be written has been told by `write`
+        """Close the file."""
+        with suppress(OSError):  # `write` has already raised the error
             self._file.close()
 
 
 def read(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """The records, of one kind if given; a last line torn by a kill is left out. No file: no records.
+    """Read the records, of one kind if given, without a last line torn by a kill; none if there is no file.
 
     Raises:
-        ConfigError: a line in the middle is not a record; names file and line.
+        ConfigError: a line before the last is not a record; names file and line.
     """
     if not path.exists():
         return []
     lines = path.read_bytes().split(b"\n")
     records = []
-    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is empty or torn
+    for number, line in enumerate(lines[:-1], start=1):  # the rest behind the last newline is empty or torn
         try:
             record = json.loads(line)
             whole = type(record["step"]) is int and type(record.get("at", 0)) is int and type(record["kind"]) is str
             if not whole:
-                raise ValueError("its step or kind is none")
+                raise ValueError("its step or kind is malformed")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ConfigError(f"{path}: line {number} is not a record: {line[:80]!r}; remove that line") from error
         records.append(record)
@@ -69,18 +74,18 @@ def read(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
 
 
 def truncate(path: Path, step: int) -> None:
-    """Drop what was measured after optimizer step `step`, and a torn last line: the run goes on from there."""
+    """Remove the records after optimizer step `step`, and a torn last line, since the run resumes there."""
     records = read(path)
-    kept = [record for record in records if record["step"] <= step]
-    # What was known of these weights only later is known now.
-    kept = [record | {"at": step} if record.get("at", 0) > step else record for record in kept]
+    valid = [record for record in records if record["step"] <= step]
+    # Records about these weights that were logged later count as logged now.
+    valid = [record | {"at": step} if record.get("at", 0) > step else record for record in valid]
     torn = path.exists() and not path.read_bytes().endswith(b"\n")
-    if kept != records or torn:
-        write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))
+    if valid != records or torn:
+        write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in valid))
 
 
 def finite(value: Any) -> Any:
-    """A record as JSON has it, at every depth: None for a number that is not finite."""
+    """Convert a record for JSON: a number that is not finite becomes None, at every depth."""
     if isinstance(value, Mapping):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list):

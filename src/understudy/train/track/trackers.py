@@ -1,24 +1,24 @@
-"""Where a run's figures go: metrics.jsonl always, and on request TensorBoard, Weights & Biases, Trackio; one `log`.
+"""Log of a run's metrics: metrics.jsonl always, and on request TensorBoard, Weights & Biases, Trackio.
 
-metrics.jsonl is the truth, the others mirror it. A resumed run goes back to its checkpoint: metrics.jsonl is cut there,
-and each mirror is brought to the same place before anything new is written:
+metrics.jsonl is the reference, trackers mirror it. A resumed run returns to its checkpoint: metrics.jsonl is truncated
+there, and each tracker is brought to the same step before anything new is written:
 
-    tensorboard   written anew from metrics.jsonl below RUN/tensorboard (with the times of the old events)
-    wandb         online: carries on the run of the same id behind the last step that its server has. Offline: a new
-                  offline folder with everything so far, the old ones removed; so one folder is the whole run
-    trackio       carries on the run of the same name behind the last step that its storage has
+    tensorboard   rewritten from metrics.jsonl below RUN/tensorboard (with the times of the old events)
+    wandb         online: continues the run of the same id after the last step on the server. Offline: a new offline
+                  folder with everything so far replaces the old ones, so that one folder is the whole run
+    trackio       continues the run of the same name after the last step in its storage
 
-So no step is missing in any, however the process ended before, and none is there twice. A step that wandb or Trackio
-had received and the run then computed again keeps its first value: they cannot be cut. (On the same number of processes
-both are equal bit for bit.) A mirror that fails while training is told once and left behind; the next resume brings it
+No step is missing or duplicated in any of them, however the process ended. A step that wandb or Trackio had received
+before the run computed it again keeps its first value, since they cannot be truncated. (On the same number of processes
+both are equal bit for bit.) A tracker that fails during training is logged once and dropped; the next resume brings it
 up to date.
 """
 
 import json
+import logging
 import math
 import secrets
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -28,130 +28,144 @@ from understudy.atomic import write_text
 from understudy.config.schema import plain
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
-from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track import metrics_file
 
 PROJECT = "understudy"
+"""Project name in wandb and Trackio."""
 Values = dict[str, float]
 
-
-class Mirror(Protocol):
-    """A tracker. Steps come in ascending order, each once."""
-
-    has: int
-    """The highest step that is there already, and will not be written again; 0: nothing."""
-
-    def write(self, step: int, values: Values) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
+logger = logging.getLogger(__name__)
 
 
-class Log:
-    """`log(step, record)` for everything that a run measures.
+class Tracker(Protocol):
+    """Destination of metrics. Steps come in ascending order, each once."""
+
+    last_step: int
+    """Highest step in its storage, which is not written again; 0 if it is empty."""
+
+    def write(self, step: int, values: Values) -> None:
+        """Add one row."""
+
+    def flush(self) -> None:
+        """Hand over the rows so far."""
+
+    def close(self) -> None:
+        """Finish."""
+
+
+class MetricsLog:
+    """Log of all figures that a run measures.
 
     Args:
-        step: where the run goes on from; what was written of later steps is dropped.
-        writes: False on all ranks but one: everything here is then a word in the wind.
+        root: the run directory.
+        config: the settings.
+        step: step at which the run resumes; records of later steps are removed.
+        writes: False on all ranks but one: all calls then do nothing.
+
     Raises:
-        ConfigError: a tracker is not installed or refuses to begin; says what to install.
+        ConfigError: a tracker is not installed (names the package) or cannot start.
     """
 
-    def __init__(self, run: RunDir, config: TrainConfig, step: int, writes: bool = True) -> None:
+    def __init__(self, root: Path, config: TrainConfig, step: int, writes: bool = True) -> None:
         self._file: metrics_file.MetricsFile | None = None
-        self._mirrors: dict[str, Mirror] = {}
-        self._row: tuple[int, Values] = (0, {})  # of the latest step, which may still grow
+        self._trackers: dict[str, Tracker] = {}
+        self._row: tuple[int, Values] = (0, {})  # of the latest step, which may still get more figures
         if not writes:
             return
-        metrics_file.truncate(run.metrics, step)
-        if known := metrics_file.read(run.metrics, "train") if step else []:
-            lacks = f"ends at step {known[-1]['step']}" if known[-1]["step"] < step else ""
+        path = root / metrics_file.NAME
+        metrics_file.truncate(path, step)
+        if known := metrics_file.read(path, "train") if step else []:
+            gap = f"ends at step {known[-1]['step']}" if known[-1]["step"] < step else ""
         else:
-            lacks = "is not there or empty" if step else ""
-        if lacks:
-            what = "what was measured before is lost for tables, curves and trackers, the training does not notice"
-            print(f"{run.metrics}: {lacks}, and the run goes on from step {step}: {what}", file=sys.stderr)
-        self._file = metrics_file.MetricsFile(run.metrics)
+            gap = "is missing or empty" if step else ""
+        if gap:
+            logger.warning(
+                "%s: %s, and the run resumes at step %s: earlier figures are lost for tables, curves and trackers, "
+                "training is not affected",
+                path,
+                gap,
+                step,
+            )
+        self._file = metrics_file.MetricsFile(path)
         try:
-            for name in config.trackers:
-                self._mirrors[name] = _opened(name, run, config)
+            for name in config.log.trackers:
+                self._trackers[name] = _open_tracker(name, root, config)
         except BaseException:
             self.close()
             raise
-        if self._mirrors:
-            for record in metrics_file.read(run.metrics):
+        if self._trackers:
+            for record in metrics_file.read(path):
                 self._collect(record.get("at", record["step"]), record)
-            self._everywhere(lambda mirror: mirror.flush())
+            self._for_each_tracker(lambda tracker: tracker.flush())
 
     @property
-    def has(self) -> int:
-        """The highest step that any tracker has already, and takes no more figures of."""
-        return max((mirror.has for mirror in self._mirrors.values()), default=0)
+    def last_step(self) -> int:
+        """Highest step that any tracker has in its storage and does not accept again."""
+        return max((tracker.last_step for tracker in self._trackers.values()), default=0)
 
     def log(self, step: int, record: Mapping[str, Any]) -> None:
-        """Write one record (`kind` and figures, `metrics_file.py` says which) of `step`, never lower than the one
-        before.
+        """Log one record (`kind` and figures, see `metrics_file.py`) of `step`, in ascending order.
 
-        What is known only now of an earlier step names that one itself; the trackers get it with those of `step`.
+        A record about an earlier step has that step itself; the trackers get it with the figures of `step`.
         """
         if self._file is not None:
             self._file.write([{"kind": record["kind"], "step": step, **record}])
-            if self._mirrors:
+            if self._trackers:
                 self._collect(step, record)
 
     def log_all(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """`log` of records that name their `step`."""
+        """Log records that have a `step`."""
         for record in records:
             self.log(record["step"], record)
 
-    def hold_back(self) -> None:
-        """The latest step's figures are still to be completed, when the run goes on: the mirrors get them then."""
+    def discard_row(self) -> None:
+        """Withhold the latest step from the trackers: its figures are completed after the run is resumed."""
         self._row = (self._row[0], {})
 
     def sync(self) -> None:
-        """Make metrics.jsonl durable, and hand the mirrors what they have been given."""
+        """Make metrics.jsonl durable, and flush the trackers."""
         if self._file is not None:
             self._file.sync()
-            self._everywhere(lambda mirror: mirror.flush())
+            self._for_each_tracker(lambda tracker: tracker.flush())
 
     def close(self) -> None:
-        """Write what is left and end the mirrors."""
-        self._hand_out()
-        self._everywhere(lambda mirror: mirror.close())
-        self._mirrors = {}
+        """Write the last row and close the trackers."""
+        self._write_row()
+        self._for_each_tracker(lambda tracker: tracker.close())
+        self._trackers = {}
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _collect(self, step: int, record: Mapping[str, Any]) -> None:
-        """Mirrors get one row a step, when no more can come for it: a row is there whole, or not."""
+        """Add figures to the row of a step. Trackers get a row once it is complete."""
         if step != self._row[0]:
-            self._hand_out()
+            self._write_row()
             self._row = (step, {})
-        self._row[1].update(flat(record))
+        self._row[1].update(flatten(record))
 
-    def _hand_out(self) -> None:
+    def _write_row(self) -> None:
         step, values = self._row
         self._row = (step, {})
         if values:
-            self._everywhere(lambda mirror: mirror.write(step, values) if step > mirror.has else None)
+            self._for_each_tracker(lambda tracker: tracker.write(step, values) if step > tracker.last_step else None)
 
-    def _everywhere(self, do: Callable[[Mirror], None]) -> None:
-        for name, mirror in list(self._mirrors.items()):
+    def _for_each_tracker(self, do: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self._trackers.items()):
             try:
-                do(mirror)
-            except Exception as error:  # a tracker's trouble is not the training's
-                del self._mirrors[name]
-                print(
-                    f"{name}: {type(error).__name__}: {error}; it gets nothing more until this run is resumed "
-                    "(metrics.jsonl has everything)",
-                    file=sys.stderr,
+                do(tracker)
+            except Exception as error:  # a failing tracker must not stop the training
+                del self._trackers[name]
+                logger.warning(
+                    "%s: %s: %s; it gets no more figures until this run is resumed (metrics.jsonl has all of them)",
+                    name,
+                    type(error).__name__,
+                    error,
                 )
 
 
-def flat(record: Mapping[str, Any]) -> Values:
-    """A record's finite numbers as trackers want them: {"train/loss": ..., "val/tasks/pick up/loss": ...}."""
+def flatten(record: Mapping[str, Any]) -> Values:
+    """Flatten the finite numbers of a record for trackers: {"train/loss": ..., "val/tasks/pick up/loss": ...}."""
     values: Values = {}
 
     def walk(prefix: str, item: Any) -> None:
@@ -161,71 +175,76 @@ def flat(record: Mapping[str, Any]) -> Values:
         elif isinstance(item, int | float) and math.isfinite(item):
             values[prefix] = float(item)
 
-    # Where a tracker gets figures with those of a later step, they say of which step they are.
+    # Figures that a tracker gets with those of a later step include their own step.
     own = ("kind", "at") if "at" in record else ("kind", "step")
     walk(str(record["kind"]), {key: item for key, item in record.items() if key not in own})
     return values
 
 
-def _opened(name: str, run: RunDir, config: TrainConfig) -> Mirror:
-    kinds: dict[str, Callable[[RunDir, TrainConfig], Mirror]] = {
+def _open_tracker(name: str, root: Path, config: TrainConfig) -> Tracker:
+    kinds: dict[str, Callable[[Path, TrainConfig], Tracker]] = {
         "tensorboard": TensorBoard,
         "wandb": WeightsAndBiases,
         "trackio": Trackio,
     }
     try:
-        return kinds[name](run, config)
+        return kinds[name](root, config)
     except ImportError as error:
-        raise ConfigError(f"trackers: {name} is not installed ({error}): pip install 'understudy[{name}]'") from error
+        raise ConfigError(
+            f"log.trackers: {name} is not installed ({error}): pip install 'understudy[{name}]'"
+        ) from error
     except Exception as error:
-        raise ConfigError(f"trackers: {name} cannot begin: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"log.trackers: {name} cannot start: {type(error).__name__}: {error}") from error
 
 
-def run_id(run: RunDir) -> str:
-    """What the services know this run by: made once and kept in RUN/trackers.json, however the folder is renamed."""
-    path = run.root / "trackers.json"
+def run_id(root: Path) -> str:
+    """Return the run's id in the services, made once and stored in RUN/trackers.json, so the folder may be renamed."""
+    path = root / "trackers.json"
     if not path.exists():
-        write_text(path, json.dumps({"id": secrets.token_hex(8), "name": run.root.name}) + "\n")
+        write_text(path, json.dumps({"id": secrets.token_hex(8), "name": root.name}) + "\n")
     try:
         return str(json.loads(path.read_text(encoding="utf-8"))["id"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged; remove it to begin anew there") from error
+        raise ValueError(f"{path} is damaged; remove it to start a new run there") from error
 
 
 class TensorBoard:
     """Event files below RUN/tensorboard: `tensorboard --logdir` shows them."""
 
-    has = 0
+    last_step = 0
 
-    def __init__(self, run: RunDir, config: TrainConfig) -> None:
+    def __init__(self, root: Path, config: TrainConfig) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = Event, Summary
-        folder = run.root / "tensorboard"
+        folder = root / "tensorboard"
         self._old = sorted(folder.glob("events.*")) if folder.is_dir() else []
-        self._times = _times(self._old)  # when a step was computed is known to its old event alone
+        self._times = _times(self._old)  # only the old events have the time of each step
         self._writer = EventFileWriter(str(folder))
 
     def write(self, step: int, values: Values) -> None:
+        """Add one row."""
         summary = self._summary(value=[self._summary.Value(tag=tag, simple_value=v) for tag, v in values.items()])
         at = self._times.get(step, time.time())
         self._writer.add_event(self._event(wall_time=at, step=step, summary=summary))
 
     def flush(self) -> None:
+        """Hand over the rows so far, then remove the replaced files."""
         self._writer.flush()
-        while self._old:  # what they held is in the new file, as far as it still holds
+        while self._old:  # the new file has their valid events
             self._old.pop().unlink(missing_ok=True)
         self._times = {}
 
     def close(self) -> None:
+        """Finish."""
         self.flush()
         self._writer.close()
 
 
 def _times(files: list[Path]) -> dict[int, float]:
-    """Step -> wall time of the events in these files; a torn end is left out."""
+    """Step -> wall time of the events in these files, without a torn end."""
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     return {event.step: event.wall_time for file in files for event in EventFileLoader(str(file)).Load()}
@@ -234,56 +253,60 @@ def _times(files: list[Path]) -> dict[int, float]:
 class WeightsAndBiases:
     """A run of https://wandb.ai; WANDB_MODE=offline writes below RUN/wandb only, for `wandb sync`."""
 
-    def __init__(self, run: RunDir, config: TrainConfig) -> None:
+    def __init__(self, root: Path, config: TrainConfig) -> None:
         import wandb
 
-        # Syncing a second offline folder of one id would replace what the first had brought.
-        self._old = list((run.root / "wandb").glob(f"offline-run-*-{run_id(run)}"))
+        # Syncing a second offline folder with the same id would replace the first one's data.
+        self._old = list((root / "wandb").glob(f"offline-run-*-{run_id(root)}"))
         self._run = wandb.init(
             project=PROJECT,
-            id=run_id(run),
-            name=run.root.name,
-            dir=str(run.root),
+            id=run_id(root),
+            name=root.name,
+            dir=str(root),
             resume="allow",
             config=plain(config),
             settings=wandb.Settings(console="off"),
         )
-        self.has = max(0, self._run.starting_step - 1)
+        self.last_step = max(0, self._run.starting_step - 1)
 
     def write(self, step: int, values: Values) -> None:
+        """Add one row."""
         self._run.log(values, step=step)
 
     def flush(self) -> None:
-        """wandb sends by itself."""
+        """Remove the replaced offline folders; wandb sends by itself."""
         while self._old:
             shutil.rmtree(self._old.pop(), ignore_errors=True)
 
     def close(self) -> None:
+        """Finish."""
         self._run.finish()
 
 
 class Trackio:
     """A run of Trackio: local by default, or where TRACKIO_SPACE_ID or TRACKIO_SERVER_URL point."""
 
-    def __init__(self, run: RunDir, config: TrainConfig) -> None:
+    def __init__(self, root: Path, config: TrainConfig) -> None:
         import trackio
 
         self._run = trackio.init(
             project=PROJECT,
-            name=f"{run.root.name}-{run_id(run)}",
+            name=f"{root.name}-{run_id(root)}",
             resume="allow",
             config=plain(config),
             embed=False,
             auto_log_cpu=False,
             auto_log_gpu=False,
         )
-        self.has = max(0, self._run._next_step - 1)  # the one place where a run says what its storage holds
+        self.last_step = max(0, self._run._next_step - 1)  # the only access to the last step in its storage
 
     def write(self, step: int, values: Values) -> None:
+        """Add one row."""
         self._run.log(values, step=step)
 
     def flush(self) -> None:
         """Trackio writes by itself, twice a second."""
 
     def close(self) -> None:
+        """Finish."""
         self._run.finish()

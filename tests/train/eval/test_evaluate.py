@@ -18,7 +18,7 @@ from support.runs import same_run, series, tiny_config
 from understudy.config.train import TrainConfig
 from understudy.distributed import mesh as parallel
 from understudy.errors import DatasetError
-from understudy.load.eval.validation_data import HeldOut
+from understudy.load.eval.validation_data import ValidationData
 from understudy.policies.flow.model import FlowPolicy
 from understudy.report.run import tables
 from understudy.report.run import validation as report_held_out
@@ -45,7 +45,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(data: Path, out: Path, **changes: Any) -> TrainConfig:
-    return tiny_config(data, out, device="cpu", micro_batch=2, keep_best="loss", report=False, **changes)
+    return tiny_config(
+        data, out, device="cpu", micro_batch_size=2, checkpoint={"keep_best": "loss"}, log={"report": False}, **changes
+    )
 
 
 @contextmanager
@@ -66,14 +68,14 @@ class Asked:
     def __init__(self, which: int, at: int = 1, rank: int = 0) -> None:
         self.which, self.at, self.mine = which, at, int(os.environ.get("RANK", "0")) == rank
         self.begun, self.after = 0, 0
-        self._judge, self._read, self._asked, self._number = evaluate, HeldOut.read, False, 0
+        self._judge, self._read, self._asked, self._number = evaluate, ValidationData.read, False, 0
 
     def __enter__(self) -> "Asked":
         def judged(*arguments: Any, **options: Any) -> Any:
             self.begun, self._number = self.begun + 1, 0
             return self._judge(*arguments, **options)
 
-        def read(held: HeldOut, part: slice) -> Any:
+        def read(held: ValidationData, part: slice) -> Any:
             self.after += self._asked
             self._number += 1
             if self.mine and self.begun == self.which and self._number == self.at + 1:
@@ -81,21 +83,21 @@ class Asked:
                 os.kill(os.getpid(), signal.SIGTERM)
             return self._read(held, part)
 
-        state.evaluate, HeldOut.read = judged, read  # type: ignore[method-assign]
+        state.evaluate, ValidationData.read = judged, read  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        state.evaluate, HeldOut.read = self._judge, self._read  # type: ignore[method-assign]
+        state.evaluate, ValidationData.read = self._judge, self._read  # type: ignore[method-assign]
 
 
 def stopped_and_carried_on(config: TrainConfig, which: int, rank: int) -> dict[str, Any]:
     """A run that is stopped in one of its validations, and again in the same one, and then carried on."""
-    out = RunDir(Path(config.out))
+    out = RunDir(Path(config.output_dir))
     told: dict[str, Any] = {}
     with Asked(which, rank=rank) as asked:
         told["codes"] = [run.train(config)]
     told["after"] = asked.after
-    told["step"] = checkpoint.steps(out.checkpoints)[-1]
+    told["step"] = checkpoint.list_steps(out.checkpoints)[-1]
     told["judged"] = [record["step"] for record in series(out.root, "val")]
     with Asked(1, rank=rank) as asked:
         told["codes"].append(run.resume(out.settings()))
@@ -115,8 +117,8 @@ def whole_and_stopped(config: TrainConfig, out: Path) -> list[dict[str, Any]]:
 
     dist.init_process_group("gloo")  # around all of them: the ranks cannot meet at one port twice
     with small_chunks():
-        assert run.train(replace(config, out=str(out / "whole"))) == run.DONE
-        return [stopped_and_carried_on(replace(config, out=str(out / f"{n}")), n, 1) for n in (1, 3)]
+        assert run.train(replace(config, output_dir=str(out / "whole"))) == run.DONE
+        return [stopped_and_carried_on(replace(config, output_dir=str(out / f"{n}")), n, 1) for n in (1, 3)]
 
 
 @pytest.fixture(scope="module")
@@ -136,17 +138,17 @@ def check(told: dict[str, Any], step: int, before: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("which", "step", "before"), [(1, 5, []), (3, 12, [5, 10])])
-def test_a_stop_in_a_validation_saves_its_step_and_resume_makes_it_anew(
+def test_stop_in_a_validation_saves_the_step_and_resume_repeats_it(
     data: Path, whole: Path, tmp_path: Path, which: int, step: int, before: list[int]
 ) -> None:
     (told,) = in_ranks(1, alone, config_of(data, tmp_path / "r"), which)
     check(told, step, before)
     same_run(whole, tmp_path / "r")
-    best = [checkpoint.best(RunDir(root).checkpoints, "loss") for root in (whole, tmp_path / "r")]
+    best = [checkpoint.find_best(RunDir(root).checkpoints, "loss") for root in (whole, tmp_path / "r")]
     assert best[0] is not None
     assert best[1] is not None
     assert best[0].name == best[1].name
-    assert checkpoint.judged(best[0]) == checkpoint.judged(best[1])
+    assert checkpoint.read_metrics(best[0]) == checkpoint.read_metrics(best[1])
 
 
 class Kept:
@@ -165,21 +167,21 @@ class Kept:
     def close(self) -> None: ...
 
 
-def test_a_tracker_gets_the_validation_that_was_made_later(
+def test_tracker_gets_a_validation_made_after_resume(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trackers, "_opened", lambda *_: Kept())
     out = tmp_path / "r"
     with small_chunks():
         with Asked(1):
-            assert run.train(config_of(data, out, trackers=("trackio",))) == run.STOPPED
+            assert run.train(config_of(data, out, log={"trackers": ("trackio",)})) == run.STOPPED
         assert max(Kept.steps) == 4
         assert run.resume(RunDir(out).settings()) == run.DONE
     assert {step for step, values in Kept.steps.items() if "val/loss" in values} == {5, 10, 12}
     assert sorted(Kept.steps) == list(range(1, 13))
 
 
-def test_ranks_stop_together_in_a_validation(data: Path, whole: Path, tmp_path: Path) -> None:
+def test_ranks_stop_a_validation_together(data: Path, whole: Path, tmp_path: Path) -> None:
     for first, last in in_ranks(2, whole_and_stopped, config_of(data, tmp_path), tmp_path, timeout=240):
         check(first, 5, [])
         check(last, 12, [5, 10])
@@ -208,8 +210,8 @@ def damaged(data: Path) -> tuple[Path, int]:
     return root, sample
 
 
-def held_out_of(data: Path, skips: bool = False) -> HeldOut:
-    held = HeldOut.of(open_data(config_of(data, Path("out"))), mixed=False, skips=skips)
+def held_out_of(data: Path, skips: bool = False) -> ValidationData:
+    held = ValidationData.from_sources(open_data(config_of(data, Path("out"))), mixed=False, skips=skips)
     assert held is not None
     return held
 
@@ -218,9 +220,7 @@ def substituting(config: TrainConfig) -> TrainConfig:
     return replace(config, data=replace(config.data, on_bad_frame="substitute"))
 
 
-def test_a_held_out_frame_that_cannot_be_read_is_left_out(
-    data: Path, whole: Path, damaged: tuple[Path, int], tmp_path: Path
-) -> None:
+def test_evaluate_skips_an_unreadable_frame(data: Path, whole: Path, damaged: tuple[Path, int], tmp_path: Path) -> None:
     root, sample = damaged
     out = tmp_path / "r"
     with small_chunks():
@@ -249,13 +249,13 @@ def test_a_held_out_frame_that_cannot_be_read_is_left_out(
     assert one["mse"] == pytest.approx(two["mse"], rel=1e-3)
 
 
-def test_a_held_out_frame_that_ends_a_run_costs_no_step(damaged: tuple[Path, int], tmp_path: Path) -> None:
+def test_unreadable_validation_frame_loses_no_step(damaged: tuple[Path, int], tmp_path: Path) -> None:
     root, _ = damaged
     out = RunDir(tmp_path / "r")
     config = config_of(root, out.root)
     with small_chunks(), pytest.raises(ValidationFailed, match="on_bad_frame"):
         run.train(config)
-    assert checkpoint.steps(out.checkpoints)[-1] == 5  # saved every 4 steps, validated every 5
+    assert checkpoint.list_steps(out.checkpoints)[-1] == 5  # saved every 4 steps, validated every 5
     assert [record["step"] for record in series(out.root)] == [1, 2, 3, 4, 5]
     with small_chunks():
         with pytest.raises(ValidationFailed):
@@ -265,20 +265,20 @@ def test_a_held_out_frame_that_ends_a_run_costs_no_step(damaged: tuple[Path, int
     same_run(tmp_path / "at once", out.root)
 
 
-def test_a_frame_that_one_rank_cannot_read_ends_all_of_them(damaged: tuple[Path, int], tmp_path: Path) -> None:
+def test_unreadable_frame_of_one_rank_ends_all_ranks(damaged: tuple[Path, int], tmp_path: Path) -> None:
     for kind, said in outcomes_in_ranks(2, run.train, config_of(damaged[0], tmp_path / "r"), timeout=100):
         assert kind == "raised"
         assert "ValidationFailed" in said
-    assert checkpoint.steps(RunDir(tmp_path / "r").checkpoints)[-1] == 5
+    assert checkpoint.list_steps(RunDir(tmp_path / "r").checkpoints)[-1] == 5
 
 
-def test_more_than_a_few_that_cannot_be_read_are_an_error(
+def test_evaluate_refuses_many_unreadable_frames(
     damaged: tuple[Path, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(validate, "FEW", 0)
     with pytest.raises(DatasetError, match="1 of "):
         run.train(substituting(config_of(damaged[0], tmp_path / "r")))
-    assert checkpoint.steps(RunDir(tmp_path / "r").checkpoints)[-1] == 5
+    assert checkpoint.list_steps(RunDir(tmp_path / "r").checkpoints)[-1] == 5
 
 
 # -- a sample of the frames -------------------------------------------------------------------------------------------
@@ -289,11 +289,11 @@ def with_small_chunks(config: TrainConfig) -> int:
         return run.train(config)
 
 
-def test_a_sample_of_the_held_out_frames_is_judged_and_said_to_be_one(data: Path, whole: Path, tmp_path: Path) -> None:
+def test_validation_sample_is_evaluated_and_reported(data: Path, whole: Path, tmp_path: Path) -> None:
     """The same sample in each validation, whoever judges it; the training does not notice."""
-    config = config_of(data, tmp_path / "one", val_frames=10)
+    config = config_of(data, tmp_path / "one", val={"frames": 10})
     assert with_small_chunks(config) == run.DONE
-    assert in_ranks(2, with_small_chunks, replace(config, out=str(tmp_path / "two"))) == [run.DONE, run.DONE]
+    assert in_ranks(2, with_small_chunks, replace(config, output_dir=str(tmp_path / "two"))) == [run.DONE, run.DONE]
     same_run(tmp_path / "one", tmp_path / "two")
     assert series(tmp_path / "one") == series(whole)
     val = series(tmp_path / "one", "val")

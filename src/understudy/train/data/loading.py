@@ -1,0 +1,74 @@
+"""Loader and order of a run, made with a rank's share of the host's memory and cores."""
+
+from pathlib import Path
+from typing import Any
+
+from understudy.bytesize import parse_bytes
+from understudy.config.train import TrainConfig
+from understudy.distributed.mesh import Mesh, fair_threads
+from understudy.errors import ConfigError
+from understudy.load.fit_order import fit_order
+from understudy.load.loader import Loader
+from understudy.order import Order
+from understudy.train.data.data import RunData
+
+
+def make_loader(
+    config: TrainConfig, data: RunData, order: Order, mesh: Mesh, position: int, journal: Path | None = None
+) -> Loader:
+    """Make the loader of this rank's share of every batch.
+
+    Args:
+        config: the settings.
+        data: the data of the run.
+        order: the order of the samples.
+        mesh: the processes of the run.
+        position: first position to load.
+        journal: file for the substituted samples of this rank.
+
+    Raises:
+        ConfigError: on all ranks: one batch does not fit the memory.
+    """
+    with mesh.together():
+        try:
+            return Loader(
+                data.training,
+                order=order,
+                image_size=data.size,
+                rank=mesh.rank,
+                position=position,
+                on_bad_frame=config.data.on_bad_frame,
+                journal=journal,
+                pin=mesh.device.type == "cuda",
+                **_resources(config, mesh),
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+
+def make_order(config: TrainConfig, data: RunData, mesh: Mesh) -> tuple[Order, tuple[str, ...]]:
+    """Make the order of a new run, and notes on compromises where the memory is too small for the settings.
+
+    Raises:
+        ConfigError: one batch does not fit the memory, or the settings do not make an order.
+    """
+    try:
+        return fit_order(
+            data.training,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            image_size=data.size,
+            **data.order_options(config),
+            **_resources(config, mesh),
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _resources(config: TrainConfig, mesh: Mesh) -> dict[str, Any]:
+    """Resources of a rank's loader."""
+    return {
+        "world_size": mesh.world_size,
+        "num_threads": config.loader.threads if config.loader.threads != "auto" else fair_threads(mesh),
+        "memory": parse_bytes(config.loader.memory) // mesh.local_world_size,
+    }

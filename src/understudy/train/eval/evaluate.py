@@ -1,0 +1,51 @@
+"""Validations during a run: their data, and their result in the log.
+
+A stop request interrupts a validation, and unreadable validation frames end it. The checkpoint of the step is saved in
+both cases and marked (`PENDING` in its state); a run that resumes from it makes that validation first.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from understudy.config.train import TrainConfig
+from understudy.distributed.signals import Stop
+from understudy.load.eval.validation_data import ValidationData
+from understudy.train.data.data import RunData
+from understudy.train.eval.metrics import check_keep_best
+from understudy.train.eval.validate import ValidationFailed, ValidationStopped
+from understudy.train.state import TrainState
+from understudy.train.track.trackers import MetricsLog
+
+
+def read_validation_data(config: TrainConfig, data: RunData) -> ValidationData | None:
+    """Return the validation frames of all sources; None if there are none."""
+    skip = config.data.on_bad_frame == "substitute"
+    return ValidationData.from_sources(data, bool(config.data.sources), config.val.frames, skip)
+
+
+def open_validation(config: TrainConfig, data: RunData) -> ValidationData | None:
+    """Return the data of the run's validations, if any. Raises ConfigError if they lack the figure of `keep_best`."""
+    validation = read_validation_data(config, data) if config.val.every else None
+    if validation is not None:
+        check_keep_best(config, validation)
+    return validation
+
+
+def evaluate_and_log(
+    state: TrainState, validation: ValidationData, stop: Stop, log: MetricsLog
+) -> tuple[Mapping[str, Any] | None, ValidationFailed | None]:
+    """Make a validation and log it; all ranks call this together.
+
+    Returns:
+        The result and no error; None and the error if frames cannot be read; None twice after a stop request.
+    """
+    try:
+        result = state.evaluate(validation, asked=lambda: stop.asked)
+    except ValidationStopped:
+        log.discard_row()
+        return None, None
+    except ValidationFailed as error:
+        log.discard_row()
+        return None, error
+    log.log(state.step, {"kind": "val", **result})
+    return result, None

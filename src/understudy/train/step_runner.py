@@ -1,0 +1,121 @@
+"""Batches through the train step, with their metrics, for the training loop and for `profile`.
+
+Losses and norms stay on the device between two logs, so that no step waits for it.
+"""
+
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from understudy.errors import UnderstudyError
+from understudy.load.loader import Loader
+from understudy.progress import Progress
+from understudy.train.profiling.timer import NULL, Timer
+from understudy.train.state import TrainState
+from understudy.train.step import StepResult
+from understudy.train.track.trackers import MetricsLog
+
+
+class TrainingStalled(UnderstudyError, OSError):
+    """Too many consecutive steps had a gradient that is not finite; they changed no weight."""
+
+
+class StepRunner:
+    """Runs steps, collects their results until they are logged, and shows a progress line on rank 0."""
+
+    def __init__(self, state: TrainState, loader: Loader, log: MetricsLog) -> None:
+        self._state, self._loader, self._log = state, loader, log
+        self._pending: list[tuple[int, float, StepResult]] = []
+        self._clock = _Clock(loader, state.step)
+        self._skipped = 0  # consecutive skipped steps
+        self._all_skipped = state.step == 0
+        self._bar = Progress(
+            state.config.steps, "train", "step", done=state.step, shown=state.mesh.rank == 0, last=True
+        )
+
+    def step(self, timer: Timer = NULL) -> None:
+        """Wait for the next batch and take one optimizer step."""
+        with timer("data wait"):
+            batch = next(self._loader)
+        lr, result = self._state.lr, self._state.train_step(batch, timer)
+        self._pending.append((self._state.step, lr, result))
+        self._bar.update()
+
+    def log_steps(self, timer: Timer = NULL) -> None:
+        """Log the steps since the last call. Only here the run waits for the device.
+
+        Raises:
+            TrainingStalled: on all ranks: `max_skipped_steps` consecutive steps changed nothing, or all of the run did.
+        """
+        with timer("logging"):
+            records = list(self._read_pending())
+            self._log.log_all([*records, self._clock.record(self._state.step, self._state.config.batch_size)])
+        self._check_progress(records)
+
+    def _check_progress(self, records: list[dict[str, Any]]) -> None:
+        config = self._state.config
+        for record in records:
+            self._skipped = self._skipped + 1 if record["skipped"] else 0
+            self._all_skipped = self._all_skipped and bool(record["skipped"])
+            if self._skipped >= config.max_skipped_steps or (self._all_skipped and record["step"] == config.steps):
+                first = record["step"] - self._skipped + 1
+                raise TrainingStalled(
+                    f"steps {first} to {record['step']}: the gradient is not finite, so no weight changes "
+                    f"(max_skipped_steps {config.max_skipped_steps}); look for values out of range, or lower optim.lr "
+                    f"({config.optim.lr:g}); {config.output_dir} resumes from its last checkpoint, if it has one"
+                )
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the last two logged steps, or more, changed nothing."""
+        return self._skipped > 1
+
+    def restart_clock(self) -> None:
+        """Exclude the time since the last `log_steps` from the speed."""
+        self._clock.restart(self._state.step)
+
+    def __enter__(self) -> "StepRunner":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close(failed=error is not None)
+
+    def _read_pending(self) -> Iterator[dict[str, Any]]:
+        """Read the pending results from the device: one record per step."""
+        steps, rates, results = zip(*self._pending)
+        self._pending.clear()
+        losses, norms, skipped = (torch.stack(values).tolist() for values in zip(*results))
+        self._bar.set_note(f"loss {np.mean(losses):.4f}")
+        for step, lr, loss, norm, skip in zip(steps, rates, losses, norms, skipped):
+            if skip:
+                self._bar.write(f"step {step}: the gradient is not finite; the weights were not changed")
+            yield {"kind": "train", "step": step, "loss": loss, "lr": lr, "grad_norm": norm, "skipped": int(skip)}
+
+
+class _Clock:
+    """Speed and share of waiting between two logs; `restart` leaves out validations and checkpoints."""
+
+    def __init__(self, loader: Loader, step: int) -> None:
+        self._loader = loader
+        self._start = time.perf_counter()
+        self.restart(step)
+
+    def restart(self, step: int) -> None:
+        self._step, self._since, self._waited = step, time.perf_counter(), self._loader.wait_seconds
+
+    def record(self, step: int, batch_size: int) -> dict[str, Any]:
+        now = time.perf_counter()
+        seconds = max(now - self._since, 1e-9)
+        speed = {
+            "samples_per_s": (step - self._step) * batch_size / seconds,
+            "wait": (self._loader.wait_seconds - self._waited) / seconds,
+            "seconds": now - self._start,
+        }
+        self.restart(step)
+        return {"kind": "speed", "step": step, **speed}
