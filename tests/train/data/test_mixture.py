@@ -171,7 +171,7 @@ def test_open_data_maps_keys_per_source(sources: tuple[SourceConfig, ...]) -> No
     only = opened(*sources, cameras=(WRIST,))
     assert only.cameras == (WRIST,)
     assert only.size is None  # one source has it: nothing differs
-    assert only.training[0].absent == {WRIST: (32, 32)}
+    assert only.training[0].missing_cameras == {WRIST: (32, 32)}
 
 
 def test_open_data_maps_one_key_to_two(sources: tuple[SourceConfig, ...]) -> None:
@@ -184,7 +184,7 @@ def test_open_data_maps_one_key_to_two(sources: tuple[SourceConfig, ...]) -> Non
 def test_open_data_keeps_images_of_one_size(tmp_path: Path) -> None:
     data = opened(*tiny_sources(tmp_path, small_pictures=False))
     assert data.size is None
-    assert data.training[0].absent == {WRIST: (64, 64)}
+    assert data.training[0].missing_cameras == {WRIST: (64, 64)}
 
 
 def test_shares_without_weights_follow_frames(sources: tuple[SourceConfig, ...]) -> None:
@@ -222,7 +222,7 @@ def test_open_data_reports_errors_of_all_sources(sources: tuple[SourceConfig, ..
     for name, words in {
         "nowhere": "no such folder",
         "key": "actions",
-        "camera": "no camera",
+        "camera": "not a camera",
         "episodes": "there is no episode 99 to validate on",
         "delta": "delta_action_dims: 4: 'action' has 4 dimensions",
         "split": "1 episode cannot be split",
