@@ -1,15 +1,17 @@
-# Two commands on a fresh machine:
-#   make demo   sets everything up, then records, trains, kills, resumes, validates and rolls out (about 5 minutes on 2 cores)
-#   make test   sets everything up, then formatting, types and tests
-# Both need Python 3.11+, git, make and a C library; everything else goes into .venv. With a C compiler (cc), small
-# pictures decode a fifth faster.
+# On a fresh machine:
+#   make demo        set up, then record, train, kill, resume, validate and roll out (about 5 minutes on 2 cores)
+#   make test        set up, then formatting, types and all tests
+#   make test-fast   the same without the slow tests: the inner loop
+#   make docs        the documentation site, in site/
+# They need Python 3.11+, git, make and a C library; everything else goes into .venv. With a C compiler (cc), small
+# images decode a fifth faster.
 
 PY := .venv/bin/python
 # One thread per process: on a busy machine a second OpenMP thread can cost a factor of a hundred.
 export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 
-.PHONY: wheels setup demo test soak compat lint types pytest clean
+.PHONY: setup demo test test-fast lint types pytest pytest-fast docs wheels soak compat clean
 
 setup: .venv/.installed-dev
 
@@ -21,12 +23,14 @@ demo: .venv/.installed-demo
 
 test: setup lint types pytest
 
-# The long forms (about an hour): what they print belongs into docs/reliability.md. Short forms are among the tests.
+test-fast: setup lint types pytest-fast
+
+# The long forms, about an hour: copy their output into docs/reliability.md. The tests have short forms.
 soak: setup
 	$(PY) benchmarks/soak_loader.py --minutes 30 --kills 1000
 	$(PY) benchmarks/soak_trainer.py --kills 100
 
-# Other releases of Python, torch, PyAV, NumPy and LeRobot (10 GB, some twenty minutes): writes docs/compatibility.md.
+# Test other releases of Python, torch, PyAV, NumPy and LeRobot (10 GB, some twenty minutes); writes docs/compatibility.md.
 compat: setup
 	$(PY) scripts/compat.py
 
@@ -40,10 +44,17 @@ types:
 pytest:
 	$(PY) -m pytest -n 2
 
-# The source distribution, a compiled and a pure wheel into dist/, each installed and imported once.
+pytest-fast:
+	$(PY) -m pytest -n 2 -m "not slow"
+
+# Packages of the extra `docs` go into .venv, too.
+docs: .venv/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+
+# A source distribution, a compiled and a pure wheel in dist/, each installed and imported once.
 wheels:
 	scripts/wheels
 
-# What was built here, and nothing that was recorded or trained: runs/ stays.
+# Remove all build products. Recordings and trained runs in runs/ stay.
 clean:
-	rm -rf .venv .compat dist .hypothesis .pytest_cache .ruff_cache .mypy_cache
+	rm -rf .venv .compat dist site .hypothesis .pytest_cache .ruff_cache .mypy_cache
