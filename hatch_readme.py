@@ -1,4 +1,4 @@
-"""The README as an index shows it: links and images by their addresses in the repository."""
+"""Metadata hook: the README with absolute links to the repository."""
 
 import re
 from pathlib import Path

@@ -1,20 +1,20 @@
-"""The two ways in which a training fails without an error, on the demonstration's task.
+"""Two ways to fail in training without an error message, on the demonstration's task.
 
-    python benchmarks/collapse.py [--json] [--seeds 0 1 2] [--out runs/collapse] [--pictures docs/img]
+    python benchmarks/collapse.py [--json] [--seeds 0 1 2] [--out runs/collapse] [--figures docs/img]
 
-Order: the same episodes, settings and number of steps, once as the dataset stores them (`data.shuffle=sequential`)
-and once shuffled (`clips`). Per order: distinct episodes in a batch, the series of gradient norms and the median of its
-last fifth, held-out loss, success in scenes that nothing was recorded in.
+Order: the same episodes, settings and number of steps, once in the stored order (`sequential`) and once shuffled
+(`clips`). Per order: distinct episodes in a batch, the gradient norms and the median of their last fifth, the
+validation loss, and the success rate in scenes without recordings.
 
-Precision: a policy that has never seen a blue block asked for is fine-tuned on all episodes at the learning rate of a
-large policy, once in pure bfloat16 (weights, moments and arithmetic) and once with the same arithmetic from float32
-weights (`precision=bf16`). Per variant: the share of weights that are not what they were (of the float32 truth, where
-there is one), held-out loss, success when blue is asked for. The policy before is shown beside them. It is a failure
-of small learning rates: with `--lr 1e-4` half of the weights move in bfloat16 too, and the colour is learnt.
+Precision: a policy trained without blue blocks is fine-tuned on all episodes at the learning rate of a large policy.
+One variant is pure bfloat16 (weights, moments and arithmetic); the other has the same arithmetic and float32 weights
+(`precision=bf16`). Per variant: the share of weights that changed (of the float32 truth, where there is one), the
+validation loss, and the success rate with blue instructions. The table also has the policy before fine-tuning. Only
+small learning rates fail so: with `--lr 1e-4` half of the weights move in bfloat16, too, and the policy learns the
+colour.
 
-Everything is trained by `understudy.train.run.train`. Pure bfloat16 is what it refuses, so that optimizer is here, and
-is put in its place. A finished run is not run again: `--out` keeps them. Success is pooled over the seeds, with Wilson
-intervals of 95 %.
+`understudy.train.run.train` trains everything. It refuses pure bfloat16, so this file has that optimizer and patches it
+in. `--out` keeps finished runs, which are not repeated. Success is pooled over the seeds, with 95 % Wilson intervals.
 """
 
 import argparse
@@ -72,7 +72,7 @@ VARIANTS = ("bf16", "fp32_truth")
 
 
 class PureAdamW(torch.optim.AdamW):
-    """AdamW over bfloat16 weights with bfloat16 moments, behind the face that a run knows."""
+    """AdamW over bfloat16 weights with bfloat16 moments, with the interface of the trainer's optimizer."""
 
     def master(self, parameter: Tensor) -> Tensor:
         return parameter.detach().float()
@@ -102,9 +102,9 @@ def make_pure(policy: nn.Module, config: TrainConfig, masters: Mapping[str, Tens
 
 @contextmanager
 def watched(pure: bool) -> Iterator[dict[str, float]]:
-    """Runs inside use pure bfloat16 or what the trainer has; tells `weights_moved` of the last one afterwards."""
+    """Train with pure bfloat16 or the trainer's own optimizer. At exit, fills in `weights_moved` of the last run."""
     seen: dict[str, Any] = {}
-    told: dict[str, float] = {}
+    moved: dict[str, float] = {}
     make = make_pure if pure else precision.make_optimizer
 
     def made(policy: FlowPolicy, config: TrainConfig, masters: Mapping[str, Tensor]) -> Any:
@@ -113,9 +113,9 @@ def watched(pure: bool) -> Iterator[dict[str, float]]:
         return optimizer
 
     with patch.multiple(precision, make_optimizer=made, store=store_pure if pure else precision.store):
-        yield told
+        yield moved
     now = truth(seen["policy"], seen["optimizer"])
-    told["weights_moved"] = float((now != seen["start"]).double().mean())
+    moved["weights_moved"] = float((now != seen["start"]).double().mean())
 
 
 def truth(policy: nn.Module, optimizer: Any) -> Tensor:
@@ -126,7 +126,7 @@ def truth(policy: nn.Module, optimizer: Any) -> Tensor:
 
 
 def settings(args: argparse.Namespace, seed: int, name: str, steps: int, **changes: Any) -> TrainConfig:
-    """The demonstration's settings but for what is said."""
+    """The demonstration's settings with `changes`."""
     config = TrainConfig(
         output_dir=str(Path(args.out) / f"seed{seed}" / name),
         steps=steps,
@@ -140,21 +140,21 @@ def settings(args: argparse.Namespace, seed: int, name: str, steps: int, **chang
 
 
 def outcome(config: TrainConfig, args: argparse.Namespace, tasks: tuple[str, ...] = (), pure: bool = False) -> dict:
-    """What a run showed, and the run itself if it is not there yet."""
-    told = Path(config.output_dir) / "outcome.json"
-    if told.exists():
-        return json.loads(told.read_text())
-    shutil.rmtree(config.output_dir, ignore_errors=True)  # what a stop left behind
+    """Results of a run, which is trained first unless it is there."""
+    file = Path(config.output_dir) / "outcome.json"
+    if file.exists():
+        return json.loads(file.read_text())
+    shutil.rmtree(config.output_dir, ignore_errors=True)  # an unfinished run
     began = os.times()
     with watched(pure) as moved:
         train(config)
     cpu = sum(os.times()[:2]) - sum(began[:2])
     records = metrics_file.read(Path(config.output_dir) / "metrics.jsonl", "train")
-    judged = metrics_file.read(Path(config.output_dir) / "metrics.jsonl", "val")[-1]
+    evaluated = metrics_file.read(Path(config.output_dir) / "metrics.jsonl", "val")[-1]
     norms = [record["grad_norm"] for record in records]
     found = {
-        "val_loss": judged["loss"],
-        "val_loss_new": judged["tasks"].get(NEW_TEXT, {}).get("loss"),
+        "val_loss": evaluated["loss"],
+        "val_loss_new": evaluated["tasks"].get(NEW_TEXT, {}).get("loss"),
         "grad_norm_median_last": statistics.median(norms[-len(norms) // 5 :]),
         "grad_norm": norms,
         "train_loss": [record["loss"] for record in records],
@@ -162,27 +162,27 @@ def outcome(config: TrainConfig, args: argparse.Namespace, tasks: tuple[str, ...
         **moved,
         **success(Path(config.output_dir), args, config.seed, tasks),
     }
-    told.write_text(json.dumps(found))
+    file.write_text(json.dumps(found))
     return found
 
 
 def success(run: Path, args: argparse.Namespace, seed: int, tasks: tuple[str, ...]) -> dict[str, int]:
-    """Successes of a run's policy in scenes of its own seed."""
+    """Successes of a run's policy in scenes of the run's seed."""
     worlds = [open_env("tabletop", tasks=tasks) for _ in range(min(20, args.rollouts))]
     result = rollout(FlowPolicy.load(run / "policy"), worlds, args.rollouts, seed)
     return {"successes": sum(episode.success for episode in result.episodes), "episodes": args.rollouts}
 
 
-def held_out_losses(config: TrainConfig) -> dict[str, float]:
-    """Of the policy that is in the run's folder, on the held-out episodes of `config`."""
+def validation_losses(config: TrainConfig) -> dict[str, float]:
+    """Losses of the exported policy of a run on the validation episodes of `config`."""
     policy, held = (
         FlowPolicy.load(Path(config.output_dir) / "policy"),
         ValidationData.from_sources(open_data(config), mixed=False),
     )
     assert held is not None
     with join_mesh(config) as mesh:
-        judged = evaluate(policy, held, config.seed, mesh, dict.fromkeys(policy.loss_terms, 1.0))
-    return {"val_loss": judged["loss"], "val_loss_new": judged["tasks"][NEW_TEXT]["loss"]}
+        evaluated = evaluate(policy, held, config.seed, mesh, dict.fromkeys(policy.loss_terms, 1.0))
+    return {"val_loss": evaluated["loss"], "val_loss_new": evaluated["tasks"][NEW_TEXT]["loss"]}
 
 
 def distinct_episodes(config: TrainConfig) -> float:
@@ -214,8 +214,8 @@ def precisions(args: argparse.Namespace, seed: int) -> dict[str, dict[str, Any]]
     new = catalog.tasks.index(NEW_TEXT)
     excluded = tuple(int(e) for i, e in enumerate(catalog.episodes.ids) if new in list(catalog.episodes.tasks_of(i)))
     plan = replace(whole, data=replace(whole.data, exclude_episodes=excluded))
-    # Its own held-out episodes are of the colours that it knows: judged by those that the others are judged by.
-    found = {"before": outcome(plan, args, (NEW,)) | held_out_losses(whole)}
+    # Its own validation episodes have known colours only: evaluate it on those of the other variants.
+    found = {"before": outcome(plan, args, (NEW,)) | validation_losses(whole)}
     for name in VARIANTS:
         config = settings(
             args,
@@ -231,11 +231,11 @@ def precisions(args: argparse.Namespace, seed: int) -> dict[str, dict[str, Any]]
     return found
 
 
-# -- what is told
+# -- results
 
 
 def pooled(runs: list[dict[str, Any]], keys: tuple[str, ...]) -> dict[str, Any]:
-    """Means over the seeds, success of all of them together, and what each seed gave."""
+    """Means over the seeds, their pooled success, and the values of each seed."""
     successes, episodes = sum(r["successes"] for r in runs), sum(r["episodes"] for r in runs)
     low, high = wilson_interval(successes, episodes)
     return {
@@ -282,8 +282,8 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
             "torch": torch.__version__,
         },
     }
-    if args.pictures:
-        draw(result, by_order, Path(args.pictures))
+    if args.figures:
+        draw(result, by_order, Path(args.figures))
     return result
 
 
@@ -331,14 +331,14 @@ def draw(result: dict[str, Any], by_order: list[dict[str, Any]], folder: Path) -
     all_axes[0].set_title("gradient norm, a line per seed", fontsize=10)
     all_axes[0].legend(fontsize=8, frameon=False)
     bars(all_axes[1], "order", "distinct_episodes_per_batch", "episodes in a batch of 64")
-    bars(all_axes[2], "order", "val_loss", "held-out loss")
+    bars(all_axes[2], "order", "val_loss", "validation loss")
     bars(all_axes[3], "order", "success", "success")
     figure.savefig(folder / "collapse-order.png", dpi=110)
 
     figure, all_axes = pyplot.subplots(1, 3, figsize=(9, 3), layout="constrained")
     bars(all_axes[0], "precision", "weights_moved", "share of weights that moved")
     before = result["before"]
-    bars(all_axes[1], "precision", "val_loss", "held-out loss", before["val_loss"])
+    bars(all_axes[1], "precision", "val_loss", "validation loss", before["val_loss"])
     bars(all_axes[2], "precision", "success", f"success, {NEW} asked for", before["success"])
     figure.savefig(folder / "collapse-precision.png", dpi=110)
 
@@ -354,7 +354,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--lr", type=float, default=FINE_TUNE_LR, help="of fine-tuning")
     parser.add_argument("--rollouts", type=int, default=60, help="per policy")
     parser.add_argument("--out", default="runs/collapse")
-    parser.add_argument("--pictures", default="docs/img", help="folder; empty draws none")
+    parser.add_argument("--figures", default="docs/img", help="folder; empty draws none")
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     with redirect_stdout(sys.stderr):
@@ -363,14 +363,14 @@ def main(arguments: list[str] | None = None) -> None:
         print(json.dumps(result))
         return
     for part, column in (("order", "distinct_episodes_per_batch"), ("precision", "weights_moved")):
-        print(f"{part:<12}{column:>30}{'held-out loss':>16}{'success':>12}   95 % interval")
+        print(f"{part:<12}{column:>30}{'validation loss':>16}{'success':>12}   95 % interval")
         for name, row in result[part].items():
             print(
                 f"{name:<12}{row[column]:>30.3g}{row['val_loss']:>16.4f}{row['successes']:>8}/{row['episodes']:<4}"
                 f"  {row['success_low']:.0%} to {row['success_high']:.0%}"
             )
     before = result["before"]
-    print(f"before fine-tuning: held-out loss {before['val_loss']:.4f}, {before['successes']}/{before['episodes']}")
+    print(f"before fine-tuning: validation loss {before['val_loss']:.4f}, {before['successes']}/{before['episodes']}")
     print(", ".join(f"{k} {v}" for k, v in result["conditions"].items()), file=sys.stderr)
 
 

@@ -1,6 +1,6 @@
-"""A TCP proxy that hands on a server's answers some time later and counts their bytes: `PORT SECONDS COUNTER_FILE`.
+"""A TCP proxy that delays a server's answers and counts their bytes: `PORT SECONDS COUNTER_FILE`.
 
-Prints its own port. Latency without a limit of bandwidth, which is the server's business.
+Prints its own port. It adds latency only; the server limits the bandwidth.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ async def main(port: int, delay: float, counter: str) -> None:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
-    await loop.run_in_executor(None, sys.stdin.read)  # until the one who started it has gone
+    await loop.run_in_executor(None, sys.stdin.read)  # until the parent process ends
 
 
 asyncio.run(main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]))

@@ -1,19 +1,19 @@
-"""The loader measured: samples per second beside the decode limit and LeRobot, memory, first batch, remote data.
+"""Loader benchmark: samples per second beside the decode limit and LeRobot, memory, first batch, remote data.
 
     python benchmarks/loader.py [--json] [--out FILE] [--parts rows,first,remote] [--only NAME] [--quick]
                                 [--lerobot PYTHON] [--cache DIR]
 
-The datasets are made once into the cache folder (about 2 GB; a few minutes): from the real recordings in
-UNDERSTUDY_TEST_DATA where that is set, otherwise from drawn pictures. In each round the three decode limits
-(`cli/bench/limit.py`: `limit` is a standard library's plain reading, `codec` the bare codec, `shuffled` the bare
-codec with pictures that wait before they are handed out), our loader (a process of its own) and LeRobot (in the
-interpreter named; where there is none its figures are null) take turns; figures are medians. Memory is below what the
-pictures take, so it is streaming that is measured, not copying; only the real recordings are also measured as they fit
-into it ("-half": as they do not).
+The datasets are made once in the cache folder (about 2 GB; a few minutes), from the real recordings in
+UNDERSTUDY_TEST_DATA where that is set, otherwise from drawn images. In each round the three decode limits, our loader
+(in its own process) and LeRobot (in the interpreter given; null where it is missing) take turns. Figures are medians.
+Of the limits (`cli/bench/limit.py`), `limit` is plain reading by a standard library, `codec` the bare codec, and
+`shuffled` the bare codec with frames that wait before delivery. The memory budget is smaller than the decoded images,
+so this measures streaming, not copying. Only the real recordings are also measured with enough memory ("-half": with
+too little).
 
-The whole takes half an hour or more. With `--out` each row is in the file as soon as it is measured, and a later run
-with the same file measures only what is not in it yet: so the parts (the datasets and rows without video; first
-batches; remote data) can be run apart, and a run that was stopped goes on.
+A full run takes half an hour or more. With `--out` each row is in the file as soon as it is measured, and a later run
+with the same file measures only missing rows. So the parts (datasets and rows without video; first batches; remote
+data) can run separately, and a stopped run can continue.
 """
 
 import argparse
@@ -39,7 +39,7 @@ MEMORY = 10**9
 
 
 def serve(setting: Any) -> None:
-    """Our side, in a process of its own: a round for each line on stdin, with what is known so far."""
+    """Measure our loader in this process: one round per line on stdin, with its facts so far."""
     from understudy._version import __version__
     from understudy.cli.bench.measure import Trial
 
@@ -54,7 +54,7 @@ def serve(setting: Any) -> None:
 
 
 def facts(trial: Any) -> dict[str, Any]:
-    """What our side knows beside a round."""
+    """Facts about the loader beside a round's figures."""
     plan = trial.loader.plan
     return {
         "peak_mb": trial.peak_mb,
@@ -68,8 +68,10 @@ def facts(trial: Any) -> dict[str, Any]:
 
 
 def first_batch(root: str) -> dict[str, float]:
-    """{"seconds" from nothing opened to a batch in hand, in this fresh process, imports done; "pictures" that must be
-    decoded for it: each sample's, and what leads to it from a key frame}."""
+    """Seconds to the first batch in a fresh process after its imports, and the frames that it must decode.
+
+    These are the frames of each sample and all frames between the key frame and them.
+    """
     import time
 
     from understudy import EpisodeDataset, Loader, Order  # noqa: F401
@@ -105,7 +107,7 @@ def child(part: str, **setting: Any) -> list[str]:
 
 
 def measure_set(one: Set, rival: Any, known: dict[Path, Any], seconds: float, rounds: int) -> dict[str, Any]:
-    """A row. `known`: what LeRobot reached on the datasets before, by where they lie for it."""
+    """Measure one row. `known` has LeRobot's figures on earlier datasets by their path."""
     from understudy.cli.bench.limit import limits
     from understudy.cli.bench.measure import (
         Asked,
@@ -124,7 +126,7 @@ def measure_set(one: Set, rival: Any, known: dict[Path, Any], seconds: float, ro
     setting = Setting(str(one.root), BATCH, CHUNK, memory=str(memory))
     ours, theirs = [], []
     with Asked(child("ours", **asdict(setting))) as loader:
-        start = loader.measure(seconds=0)  # not counted: its lanes turn over, and what they hold is known
+        start = loader.measure(seconds=0)  # warm-up: lanes turn over, and the frames that they hold become known
         library, codec, shuffled = limits(data, start.get("held", 0))
         for _ in range(rounds):
             library.measure(seconds)
@@ -182,7 +184,7 @@ def measure_set(one: Set, rival: Any, known: dict[Path, Any], seconds: float, ro
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What is asked for in `parts` and not yet in `out`, into one object (`loader_results.py`)."""
+    """Measure `parts` as far as `out` lacks them, into one object (`loader_results.py`)."""
     from understudy.cli.bench.measure import conditions
 
     real = Path(os.environ["UNDERSTUDY_TEST_DATA"]) if os.environ.get("UNDERSTUDY_TEST_DATA") else None
@@ -194,7 +196,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     settings |= {"rounds": rounds, "seconds": seconds, "lerobot": None}
     results = Results(Path(arguments.out) if arguments.out else None, conditions() | settings)
     if {"rows", "first"} & set(parts):
-        say("making the datasets that are not there yet, in", cache)
+        say("making missing datasets in", cache)
         chosen = sets(cache, real, quick, arguments.only)
         if "rows" in parts:
             measure_rows(results, chosen, rows_only(cache, quick), arguments.lerobot, seconds, rounds)
@@ -209,7 +211,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 def measure_rows(
     results: Results, chosen: list[Set], rows_root: Path, python: str, seconds: float, rounds: int
 ) -> None:
-    """The datasets one by one, then rows without video."""
+    """Measure the datasets one by one, then rows without video."""
     from understudy.cli.bench.measure import Asked, Round, lerobot, median_round, rival_figures
 
     there, known = [row["name"] for row in results.found["rows"]], dict[Path, Any]()
@@ -236,7 +238,7 @@ def measure_rows(
 
 
 def measure_first(results: Results, chosen: list[Set], rounds: int) -> None:
-    """Of each dataset: how long the first batch takes; the least that its pictures take is known from the limit."""
+    """Measure the time to the first batch of each dataset."""
     there = [each["name"] for each in results.found["first_batches"]]
     for one in chosen:
         if one.name in there or one.root in [each.root for each in chosen[: chosen.index(one)]]:  # with less memory
@@ -250,9 +252,11 @@ def measure_first(results: Results, chosen: list[Set], rounds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--out", default="", help="file for the same object, written after every row; goes on from it")
-    parser.add_argument("--parts", default=",".join(PARTS), help="what to measure, of " + ",".join(PARTS))
-    parser.add_argument("--quick", action="store_true", help="tiny datasets and rounds: does it work at all?")
+    parser.add_argument(
+        "--out", default="", help="file for the object, written after every row; a later run adds to it"
+    )
+    parser.add_argument("--parts", default=",".join(PARTS), help="parts to measure, of " + ",".join(PARTS))
+    parser.add_argument("--quick", action="store_true", help="tiny datasets and rounds, as a smoke test")
     parser.add_argument("--lerobot", default=sys.executable, help="Python interpreter that has LeRobot")
     parser.add_argument("--cache", default=str(Path(tempfile.gettempdir()) / "understudy-bench"), help="for datasets")
     parser.add_argument("--only", default="", help="datasets with this in their name")

@@ -1,15 +1,12 @@
 """The loader over a server with 30 ms of latency and a limited rate: `remote_rows(...)`, part of `loader.py`.
 
-One packed video file of LeRobot's default size for each GOP is served by nginx, or by the tests' own server where there
-is none, behind a proxy that adds the latency and counts the bytes. Every reading is a process of its own:
+nginx, or the tests' own server where nginx is missing, serves one packed video file of LeRobot's default size per GOP.
+A proxy in front of it adds the latency and counts the bytes. Each measurement is a process of its own:
 
 - rate: the same first batches from disk and from the server with an empty cache, in turn, decoded and compared. The
-  first third is not timed: lanes begin there, each with a request that nobody could have sent before. Server and proxy
-  work on the same cores;
-- bytes: one whole epoch with an empty cache, through the loader as it is but for the codec and the colours, which are
-  left out (`codec_left_out`): the packets are read all the same, and 200 MB of them would take minutes to decode.
-
-Not here: how the datasets are made (`loader_sets.py`).
+  first third is not timed: lanes begin there, and no prefetch is possible before. Server and proxy share the cores;
+- bytes: one whole epoch with an empty cache, through the loader without codec and colour conversion (`without_codec`).
+  All packets are read, but not decoded: 200 MB of them would take minutes.
 """
 
 import heapq
@@ -47,11 +44,13 @@ server {{ listen 127.0.0.1:{port}; root {root}; limit_rate {rate}m; }} }}
 def remote_rows(
     cache: Path, real: Path | None, quick: bool = False, known: Sequence[int] = ()
 ) -> Iterator[dict[str, Any]]:
-    """Rows of {server, gop, amplification, first_batch_fraction_of_file, over_local} and what they were made of.
+    """Rows of {server, gop, amplification, first_batch_fraction_of_file, over_local} and their inputs.
 
     Args:
-        cache: where the datasets are kept; real: the folder with the real recordings, if any; quick: tiny.
-        known: GOPs that need not be measured.
+        cache: folder of the datasets.
+        real: folder with the real recordings, if any.
+        quick: use tiny datasets.
+        known: GOPs to leave out.
     """
     folder = cache / ("quick" if quick else "real" if real else "drawn")
     recorded = Recording(folder, real, episodes=8, frames=24 if quick else 266, height=64 if quick else 480)
@@ -60,14 +59,17 @@ def remote_rows(
             continue
         parts = recorded.encoded(Encoding(kind.codec, kind.gop, 64, kind.crf, 0) if quick else kind)
         size = sum(part.stat().st_size for part in parts)
-        tiles = 2 if quick else max(2, int(FILE_BYTES / size))  # one file, as large as they may be
+        tiles = 2 if quick else max(2, int(FILE_BYTES / size))  # one file of the largest size
         root = joined(folder / f"packed-{kind.codec}-g{kind.gop}", parts, tiles, cameras=1)
         yield measure(root, kind.gop, *(QUICK if quick else (ROUNDS, BATCHES, MEMORY)))
 
 
 def measure(root: Path, gop: int, rounds: int, batches: int, memory: int) -> dict[str, Any]:
-    """One row. `first_batch_needs_fraction`: the file's index, and what leads from key frames to the first batch's
-    pictures, which no reader can do without."""
+    """Measure one row.
+
+    `first_batch_needs_fraction` is the least that a reader must fetch for a first batch: the file's index, and the
+    packets from key frames to the frames of the batch.
+    """
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         name, port = stack.enter_context(served(root, home))
@@ -80,7 +82,7 @@ def measure(root: Path, gop: int, rounds: int, batches: int, memory: int) -> dic
             here.append(read(str(root), home, counter, batches, memory))
             there.append(read(url, home / f"cache-{number}", counter, batches, memory))
     if len({each["checksum"] for each in here + there}) > 1:
-        raise SystemExit(f"{root}: other pictures from the server than from disk")
+        raise SystemExit(f"{root}: the server gives other images than the disk")
     (video,) = (path.stat().st_size for path in root.rglob("*.mp4"))
     others = sum(path.stat().st_size for path in root.rglob("*") if path.is_file() and path.suffix != ".mp4")
 
@@ -111,7 +113,7 @@ def measure(root: Path, gop: int, rounds: int, batches: int, memory: int) -> dic
 
 
 def read(root: str, cache: Path, counter: Path, batches: int, memory: int) -> dict[str, Any]:
-    """What `stretch` finds in a process of its own."""
+    """Run `stretch` in a process of its own."""
     asked = json.dumps(
         {"root": root, "cache": str(cache), "counter": str(counter), "batches": batches, "memory": memory}
     )
@@ -120,7 +122,7 @@ def read(root: str, cache: Path, counter: Path, batches: int, memory: int) -> di
 
 
 def stretch(root: str, cache: str, counter: str, batches: int, memory: int) -> dict[str, Any]:
-    """Read the first batches, of which the first third is not timed, or (0) a whole epoch with the codec left out."""
+    """Read `batches` batches, the first third untimed, or with 0 a whole epoch without the codec."""
     from understudy import Catalog, EpisodeDataset, Loader, RemoteOptions
     from understudy.load.fit_order import fit_order
     from understudy.video.index import Mp4Index
@@ -137,7 +139,7 @@ def stretch(root: str, cache: str, counter: str, batches: int, memory: int) -> d
     reader = data.video_frames.reader(camera, 0)
     with ExitStack() as stack:
         if not batches:
-            stack.enter_context(codec_left_out(reader.height, reader.width))
+            stack.enter_context(without_codec(reader.height, reader.width))
         loader = stack.enter_context(Loader([data], order=order, memory=memory))
         last, checksum, first, first_s = batches or -(-len(data) // BATCH), 0, 0, 0.0
         for number in range(last):
@@ -172,8 +174,8 @@ def stretch(root: str, cache: str, counter: str, batches: int, memory: int) -> d
 
 
 @contextmanager
-def codec_left_out(height: int, width: int) -> Iterator[None]:
-    """Decoders that hand out blanks for the packets they are fed, in display order."""
+def without_codec(height: int, width: int) -> Iterator[None]:
+    """Replace decoders: they return blank frames for their packets, in display order."""
     from understudy.video import codec_pool
     from understudy.video.color import Converter
 
@@ -188,7 +190,7 @@ def codec_left_out(height: int, width: int) -> Iterator[None]:
 
 @dataclass
 class Blank:
-    """As much of a picture as a decoder's caller looks at."""
+    """A frame with only those attributes that callers of a decoder read."""
 
     pts: int
     height: int
@@ -198,7 +200,7 @@ class Blank:
 
 
 class Blanks:
-    """What stands for a codec: pictures come out once `reorder` more were fed."""
+    """A codec that returns a blank frame once it has `reorder` later packets."""
 
     def __init__(self, reorder: int, height: int, width: int) -> None:
         self._reorder, self._size = reorder, (height, width)
@@ -217,7 +219,7 @@ class Blanks:
 
 @contextmanager
 def started(command: list[str]) -> Iterator[str]:
-    """A process that prints one line and lives until its standard input ends; the line."""
+    """Run a process that prints one line and ends with its standard input; yields the line."""
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -231,7 +233,7 @@ def started(command: list[str]) -> Iterator[str]:
 
 @contextmanager
 def served(root: Path, home: Path) -> Iterator[tuple[str, int]]:
-    """(name of the server, its port)."""
+    """Serve a folder; yields the name of the server and its port."""
     nginx = shutil.which("nginx")
     if nginx is None:
         server = Path(__file__).parents[1] / "tests/support/servers.py"
@@ -245,7 +247,7 @@ def served(root: Path, home: Path) -> Iterator[tuple[str, int]]:
         port = free.getsockname()[1]
     os.chmod(home, 0o755)
     config = home / "nginx.conf"
-    user = "user root; " if os.geteuid() == 0 else ""  # files of a test may be its owner's alone
+    user = "user root; " if os.geteuid() == 0 else ""  # test files may be readable by their owner only
     config.write_text(user + NGINX.format(home=home, port=port, root=root, rate=RATE))
     process = subprocess.Popen([nginx, "-c", str(config), "-e", str(home / "error")], stderr=subprocess.DEVNULL)
     try:

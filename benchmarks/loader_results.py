@@ -1,8 +1,8 @@
-"""What `loader.py` found so far: one JSON object that grows, its file, and how it is told.
+"""Results of `loader.py`: one JSON object that grows, its file, and its table.
 
-Whatever is finished is in the file at once, so that a run that is stopped loses one row; the next run with the same
-file measures what is not there yet. So figures of several runs can stand in one file, each with its own date, but not
-figures of other settings or another machine. Not here: any measuring (`loader.py`, `loader_remote.py`).
+Each finished row is written at once, so a stopped run loses one row at most. The next run with the same file measures
+missing rows only. One file can hold figures of several runs, each with its own date, but not of other settings or
+another machine. `loader.py` and `loader_remote.py` measure.
 """
 
 import json
@@ -22,7 +22,7 @@ EMPTY: dict[str, Any] = {
     "remote": [],
     "conditions": {},
 }
-"""What the object holds before anything is measured: every key."""
+"""The empty object: every key, before any measurement."""
 SAME = ("cpu", "cores", "understudy", "recordings", "quick", "batch", "chunk", "rounds", "seconds")
 """The conditions that figures of one object share."""
 
@@ -31,9 +31,10 @@ class Results:
     """The object `found`, in `file` if there is one.
 
     Args:
-        conditions: those of this run; the first one's stay in the object.
+        conditions: conditions of this run. The object keeps those of its first run.
 
-    Raises SystemExit where the file holds figures of other conditions.
+    Raises:
+        SystemExit: the file holds figures of other conditions.
     """
 
     def __init__(self, file: Path | None, conditions: dict[str, Any]) -> None:
@@ -48,14 +49,14 @@ class Results:
                 )
 
     def add(self, key: str, row: dict[str, Any]) -> None:
-        """One more row of `rows`, `first_batches` or `remote`, with when and how busy; said and written."""
+        """Add a row to `rows`, `first_batches` or `remote` with its date and the load. Prints and writes it."""
         now = {"date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"), "load_average": list(os.getloadavg())}
         self.found[key].append(row | now)
         say({"rows": _row, "first_batches": _first, "remote": _remote}[key](row))
         self._write()
 
     def set(self, **figures: Any) -> None:
-        """Figures that stand alone."""
+        """Set single figures."""
         self.found |= figures
         say("; ".join(f"{key} {value}" for key, value in figures.items()))
         self._write()
@@ -92,14 +93,14 @@ def _row(row: dict[str, Any]) -> str:
 def _first(each: dict[str, Any]) -> str:
     floor = each.get("floor_s")
     return (
-        f"first batch of {each['name']} after {each['seconds']:.2f} s: needs {each['pictures']:.0f} pictures"
+        f"first batch of {each['name']} after {each['seconds']:.2f} s: needs {each['pictures']:.0f} frames"
         + (f", {floor:.2f} s at the limit" if floor else "")
     )  # fmt: skip
 
 
 def _remote(each: dict[str, Any]) -> str:
     return (
-        f"remote, {each['server']}, GOP {each['gop']}: {each['amplification']:.3f} times the pictures' bytes, "
+        f"remote, {each['server']}, GOP {each['gop']}: {each['amplification']:.3f} times the frames' bytes, "
         f"first batch after {each['first_batch_fraction_of_file']:.1%} of a file, {each['over_local']:.2f} of local"
     )
 

@@ -1,10 +1,8 @@
-"""The datasets of the loader benchmark, made once into a cache folder: `sets(cache, real, quick)` -> name -> Set.
+"""Datasets of the loader benchmark, made once in a cache folder: `sets(cache, real, quick)` -> name -> Set.
 
-Eight episodes are recorded (real ones where there are any, otherwise drawn), encoded in every way that is measured, and
-joined without re-encoding to 256 episodes, so that a batch of 32 finds different ones and no memory holds them all.
-A finished folder has its final name; an unfinished one is made again. About 2 GB at full size.
-
-Not here: what is measured on them (`loader.py`).
+Eight episodes, real or drawn, are encoded in every measured way and joined without re-encoding to 256 episodes. So a
+batch of 32 has different episodes, and memory cannot hold them all. A finished folder has its final name; an unfinished
+one is made again. About 2 GB at full size.
 """
 
 import json
@@ -42,7 +40,7 @@ X264 = {"preset": "veryfast"}
 
 @dataclass(frozen=True)
 class Encoding:
-    """How pictures are coded; `height` 0 is as recorded, anything else a square."""
+    """An encoding of images. `height` 0 is the recorded size, any other a square."""
 
     codec: str
     gop: int
@@ -53,7 +51,7 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Set:
-    """A dataset to measure: where, which encoding, how many cameras; where it lies for LeRobot, which reads v3.0."""
+    """A dataset to measure. `lerobot` is its twin in v3.0, the format that LeRobot reads."""
 
     name: str
     root: Path
@@ -63,7 +61,7 @@ class Set:
     cameras: int
     lerobot: Path
     memory: float
-    """What the loader is given, in units of all pictures decoded."""
+    """Memory budget of the loader, as a share of all images decoded."""
 
 
 def encodings(quick: bool) -> list[Encoding]:
@@ -75,7 +73,7 @@ def encodings(quick: bool) -> list[Encoding]:
 
 
 def sets(cache: Path, real: Path | None, quick: bool, only: str = "") -> list[Set]:
-    """Those with `only` in their name, made where they are not there yet.
+    """Datasets with `only` in their name, made where they are missing.
 
     real: the folder with the real recordings, if any.
     """
@@ -87,7 +85,7 @@ def sets(cache: Path, real: Path | None, quick: bool, only: str = "") -> list[Se
         parts = sorted((real / "gr1_sim_v20" / "videos").rglob("*.mp4"))
         twin = joined(cache / "gr1_sim_v30", parts, tiles=1, cameras=1)  # LeRobot reads no v2.0
         for name, lerobot in (("g1_v30", real / "g1_v30"), ("gr1_sim_v20", twin)):
-            if only in name:  # as they fit into memory, and as if they did not
+            if only in name:  # with enough memory, and with too little
                 found += [
                     describe(name, real / name, lerobot, 2.0),
                     describe(f"{name}-half", real / name, lerobot, 0.5),
@@ -118,7 +116,7 @@ def describe(name: str, root: Path, lerobot: Path, memory: float) -> Set:
 
 
 class Recording:
-    """Eight episodes of pictures, and their encodings as one file per episode."""
+    """Eight episodes of images, and their encodings as one file per episode."""
 
     def __init__(self, cache: Path, real: Path | None, episodes: int, frames: int, height: int) -> None:
         self.cache, self.episodes, self.frames, self.height = cache, episodes, frames, height
@@ -127,24 +125,24 @@ class Recording:
     def encoded(self, encoding: Encoding) -> list[Path]:
         """One video per episode."""
         if self.files and (encoding.codec, encoding.gop, encoding.height) == ("libsvtav1", 2, 0):
-            return self.files  # recorded like that
+            return self.files  # recorded in this encoding
         folder = self.cache / "parts" / f"{encoding.codec}-g{encoding.gop}-{encoding.height}"
         paths = [folder / f"episode-{episode}.mp4" for episode in range(self.episodes)]
         folder.mkdir(parents=True, exist_ok=True)
         options = {"bf": str(encoding.b_frames)} if encoding.codec == "libx264" else {}
         for episode, path in enumerate(paths):
             if not path.exists():
-                pictures = self.pictures(episode, encoding.height)
-                encode_video(path, pictures, 30, encoding.codec, encoding.gop, encoding.crf, options)
+                images = self.images(episode, encoding.height)
+                encode_video(path, images, 30, encoding.codec, encoding.gop, encoding.crf, options)
         return paths
 
-    def pictures(self, episode: int, height: int) -> Iterator[np.ndarray]:
+    def images(self, episode: int, height: int) -> Iterator[np.ndarray]:
         """uint8 (H, W, 3); scaled to a square of `height` unless that is 0."""
-        for picture in self.read(episode) if self.files else self.drawn(episode):
-            if height in (0, len(picture)):
-                yield picture
+        for image in self.read(episode) if self.files else self.drawn(episode):
+            if height in (0, len(image)):
+                yield image
             else:
-                frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+                frame = av.VideoFrame.from_ndarray(image, format="rgb24")
                 yield frame.reformat(width=height, height=height, interpolation="AREA").to_ndarray()
 
     def read(self, episode: int) -> Iterator[np.ndarray]:
@@ -154,7 +152,7 @@ class Recording:
         reader.close()
 
     def drawn(self, episode: int) -> Iterator[np.ndarray]:
-        """A textured scene, something that moves through it, and noise like that of a sensor, new in every picture."""
+        """A textured scene, something that moves through it, and noise like that of a sensor, new in every image."""
         rng = np.random.default_rng([17, episode])
         height, width = self.height, self.height // 3 * 4
         coarse = rng.integers(30, 220, (8, 12, 3)).astype(np.uint8)
@@ -163,12 +161,12 @@ class Recording:
         noise = rng.normal(0, 2.5, (8, height, width, 3)).round().astype(np.int16)
         side = height // 5
         for frame in range(self.frames):
-            picture = still.copy()
+            image = still.copy()
             y = int((height - side) * (0.5 + 0.5 * np.sin(frame / 23)))
             x = int((width - side) * (0.5 + 0.5 * np.cos(frame / 31 + episode)))
-            picture[y : y + side, x : x + side] = 255 - picture[y : y + side, x : x + side]
-            picture += np.roll(noise[frame % 8], frame * 7, axis=1)
-            yield np.clip(picture, 0, 255).astype(np.uint8)
+            image[y : y + side, x : x + side] = 255 - image[y : y + side, x : x + side]
+            image += np.roll(noise[frame % 8], frame * 7, axis=1)
+            yield np.clip(image, 0, 255).astype(np.uint8)
 
 
 def joined(root: Path, parts: Sequence[Path] | Sequence[int], tiles: int, cameras: int) -> Path:

@@ -1,22 +1,21 @@
-"""Meta-World's MT10 as a mixture of ten datasets: held-out loss and success per task, of one compact policy.
+"""Meta-World's MT10 as a mixture of ten datasets: validation loss and success per task, of one compact policy.
 
-    python benchmarks/mt10.py [--json] [--seeds 10 11 12] [--what state pictures] [--out runs/mt10]
+    python benchmarks/mt10.py [--json] [--seeds 10 11 12] [--inputs state pictures] [--out runs/mt10]
 
-Everything is done by the command line's verbs: `record` writes one dataset per task from the scripted experts (with
-noise on what is executed), `train` mixes them by the weights below, validates per task on held-out episodes, and
-`rollout` plays scenes that nothing was recorded in, whatever the seeds (`envs.env.layout_seed`). Two policies:
+Commands do everything: `record` writes one dataset per task from the scripted experts (with noise on the executed
+actions), `train` mixes them by the weights below and validates per task, and `rollout` plays scenes without recordings
+for any seeds (`envs.env.layout_seed`). Two policies:
 
   state     all ten tasks from the 39 numbers of `observation.environment_state`, which each source maps to the policy's
             state; the goal is among them
   pictures  three tasks from two 64-pixel cameras and the hand's own four numbers, in which no goal is. Of the ten,
-            the goals of reach, push and pick-place are marks that rays do not draw, and drawer-close is done by chance
-            (random actions: 7 of 20); of the six that are left, one to press, one to pull and one to slide
+            the goals of reach, push and pick-place are marks that rays do not draw, and drawer-close succeeds by chance
+            (random actions: 7 of 20); of the other six, one to press, one to pull and one to slide
 
-The weights of the sources are those of WEIGHTS: tasks that need precision come more often than their frames would have
-them. They, and all settings below, were fixed on other trainings, played in scenes of the seeds 0 and 1, which are not
-among those that are told. A finished run is not run again: `--out` keeps them. Losses are means over the seeds
-(with the mean of their standard errors over held-out episodes), success is pooled over them, with Wilson intervals of
-95 %.
+WEIGHTS has the weights of the sources: tasks that need precision come more often than in proportion to their frames.
+The weights and all settings below were fixed on other trainings, in scenes of the seeds 0 and 1, which no table
+includes. `--out` keeps finished runs, which are not repeated. Losses are means over the seeds, with the mean of their
+standard errors over validation episodes. Success is pooled over the seeds, with 95 % Wilson intervals.
 """
 
 import argparse
@@ -54,7 +53,7 @@ WEIGHTS = {
 }
 ROBOT = {"robot_type": "metaworld", "control_mode": "ee_delta"}
 STATE = "observation.environment_state"
-WHAT: dict[str, dict[str, Any]] = {
+POLICIES: dict[str, dict[str, Any]] = {
     "state": {
         "tasks": tuple(TASKS),
         "episodes": 60,  # recorded per task
@@ -86,20 +85,20 @@ WHAT: dict[str, dict[str, Any]] = {
 }
 
 
-def recorded(what: str, args: argparse.Namespace) -> dict[str, Path]:
-    """The datasets by task, those recorded now that are not there yet."""
-    wanted, folders = WHAT[what], {}
+def recorded(inputs: str, args: argparse.Namespace) -> dict[str, Path]:
+    """The datasets by task. Records missing ones."""
+    wanted, folders = POLICIES[inputs], {}
     for task in wanted["tasks"]:
-        folders[task] = Path(args.out) / what / "data" / task
+        folders[task] = Path(args.out) / inputs / "data" / task
         command = ["record", "--world", "metaworld", "--tasks", task, "--out", str(folders[task])]
         command += ["--episodes", str(args.episodes or wanted["episodes"]), "--cameras", *wanted["cameras"]]
         _do(command)
     return folders
 
 
-def settings(what: str, folders: dict[str, Path], seed: int, args: argparse.Namespace) -> dict[str, Any]:
+def settings(inputs: str, folders: dict[str, Path], seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """The training's settings file."""
-    wanted = WHAT[what]
+    wanted = POLICIES[inputs]
     chosen = wanted["train"]
     steps = args.steps or chosen["steps"]
     sources = [
@@ -116,46 +115,46 @@ def settings(what: str, folders: dict[str, Path], seed: int, args: argparse.Name
     return {**chosen, **fixed, "data": {**chosen["data"], "sources": sources}}
 
 
-def outcome(what: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """What a run showed, and the run itself if it is not there yet."""
-    folder = Path(args.out) / what / f"seed{seed}"
-    told = folder / "outcome.json"
-    if told.exists():
-        return dict(json.loads(told.read_text()))
-    folders = recorded(what, args)
-    shutil.rmtree(folder, ignore_errors=True)  # what a stop left behind
+def outcome(inputs: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Results of a run, which is trained first unless it is there."""
+    folder = Path(args.out) / inputs / f"seed{seed}"
+    file = folder / "outcome.json"
+    if file.exists():
+        return dict(json.loads(file.read_text()))
+    folders = recorded(inputs, args)
+    shutil.rmtree(folder, ignore_errors=True)  # an unfinished run
     folder.mkdir(parents=True)
-    (folder / "settings.yaml").write_text(json.dumps(settings(what, folders, seed, args)))  # JSON is YAML
-    run, tasks = folder / "run", WHAT[what]["tasks"]
+    (folder / "settings.yaml").write_text(json.dumps(settings(inputs, folders, seed, args)))  # JSON is YAML
+    run, tasks = folder / "run", POLICIES[inputs]["tasks"]
     train_cpu_s = _do(["train", str(folder / "settings.yaml"), "--output-dir", str(run)])
     command = ["rollout", str(run), "--world", "metaworld", "--tasks", *tasks, "--seed", str(seed), "--films", "0"]
-    command += ["--episodes", str(args.rollouts * len(tasks)), "--execute", str(WHAT[what]["execute"])]
+    command += ["--episodes", str(args.rollouts * len(tasks)), "--execute", str(POLICIES[inputs]["execute"])]
     rollout_cpu_s = _do([*command, "--parallel", str(min(args.rollouts * len(tasks), 20))])
     result = json.loads((run / f"rollouts/metaworld-seed{seed}.json").read_text())
-    judged = metrics_file.read(run / "metrics.jsonl", "val")[-1]
+    evaluated = metrics_file.read(run / "metrics.jsonl", "val")[-1]
     found = {
-        "val_loss": judged["loss"],
-        "val_macro": judged["macro"],
+        "val_loss": evaluated["loss"],
+        "val_macro": evaluated["macro"],
         "tasks": {
-            task: {"val": judged["tasks"][TASKS[task]], "success": result["tasks"][TASKS[task]]} for task in tasks
+            task: {"val": evaluated["tasks"][TASKS[task]], "success": result["tasks"][TASKS[task]]} for task in tasks
         },
         "train_cpu_s": train_cpu_s,
         "rollout_cpu_s": rollout_cpu_s,
     }
-    told.write_text(json.dumps(found))
+    file.write_text(json.dumps(found))
     return found
 
 
 def _do(command: Sequence[str]) -> float:
-    """One verb; CPU seconds."""
+    """Run one command; returns its CPU seconds."""
     began = os.times()
     if (code := understudy(command)) != 0:
         raise SystemExit(code)
     return sum(os.times()[:4]) - sum(began[:4])
 
 
-def pooled(what: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Per task and in all: losses as means over the seeds, successes of all of them together."""
+def pooled(inputs: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean losses and pooled successes over the seeds, per task and in all."""
 
     def row(successes: int, episodes: int) -> dict[str, Any]:
         low, high = wilson_interval(successes, episodes)
@@ -163,13 +162,13 @@ def pooled(what: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
         return {"successes": successes, "episodes": episodes, "success": rate, "low": low, "high": high}
 
     tasks = {}
-    for task in WHAT[what]["tasks"]:
+    for task in POLICIES[inputs]["tasks"]:
         each = [run["tasks"][task] for run in runs]
         counts = [sum(one["success"][key] for one in each) for key in ("successes", "episodes")]
         errors = [one["val"]["se"] for one in each]
         losses = {
             "loss": statistics.fmean(one["val"]["loss"] for one in each),
-            "se": None if None in errors else statistics.fmean(errors),  # of one held-out episode there is none
+            "se": None if None in errors else statistics.fmean(errors),  # one validation episode has none
         }
         per_seed = [one["success"]["successes"] for one in each]
         tasks[task] = {"weight": WEIGHTS[task], **losses, **row(*counts), "successes_per_seed": per_seed}
@@ -186,7 +185,7 @@ def pooled(what: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def table(found: dict[str, Any], seeds: int) -> str:
     """Markdown."""
-    lines = [f"| task | weight | held-out loss | success over {seeds} seeds | 95 % |", "|---|---|---|---|---|"]
+    lines = [f"| task | weight | validation loss | success over {seeds} seeds | 95 % |", "|---|---|---|---|---|"]
 
     def row(name: str, weight: str, loss: str, entry: dict[str, Any]) -> str:
         share = f"{entry['successes']}/{entry['episodes']}"
@@ -203,7 +202,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11, 12], help="of training and of scenes")
-    parser.add_argument("--what", nargs="+", choices=list(WHAT), default=list(WHAT))
+    parser.add_argument("--inputs", nargs="+", choices=list(POLICIES), default=list(POLICIES))
     parser.add_argument("--rollouts", type=int, default=20, help="per task and seed")
     parser.add_argument("--episodes", type=int, default=0, help="to record per task; 0: those of the table")
     parser.add_argument("--steps", type=int, default=0, help="of training; 0: those of the table")
@@ -211,14 +210,14 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     with redirect_stdout(sys.stderr):
-        found = {what: pooled(what, [outcome(what, seed, args) for seed in args.seeds]) for what in args.what}
+        found = {inputs: pooled(inputs, [outcome(inputs, seed, args) for seed in args.seeds]) for inputs in args.inputs}
     conditions = {
         "seeds": args.seeds,
         "rollouts_per_task_and_seed": args.rollouts,
         "settings": {
-            what: {key: value for key, value in WHAT[what].items() if key != "source"}
-            | {"episodes": args.episodes or WHAT[what]["episodes"]}
-            for what in args.what
+            inputs: {key: value for key, value in POLICIES[inputs].items() if key != "source"}
+            | {"episodes": args.episodes or POLICIES[inputs]["episodes"]}
+            for inputs in args.inputs
         },
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
         "threads": torch.get_num_threads(),
@@ -227,8 +226,8 @@ def main(arguments: list[str] | None = None) -> None:
     if args.json:
         print(json.dumps({**found, "conditions": conditions}))
         return
-    for what, each in found.items():
-        print(f"\n{what}\n{table(each, len(args.seeds))}")
+    for inputs, each in found.items():
+        print(f"\n{inputs}\n{table(each, len(args.seeds))}")
         seconds = ", ".join(f"{one:.0f}" for one in each["train_cpu_s"])
         print(f"\ntraining and validation, CPU seconds per seed: {seconds}")
     print(json.dumps(conditions), file=sys.stderr)

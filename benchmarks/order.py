@@ -1,4 +1,4 @@
-"""The order measured: cost per index, time and memory to construct and seek, other libraries, and shuffle quality.
+"""Order benchmark: cost per index, time and memory to construct and seek, other libraries, and shuffle quality.
 
     python benchmarks/order.py [--json] [--frames 27000000]
 
@@ -30,14 +30,14 @@ from understudy.order.random.permute import permutation
 
 FRAMES = 27_000_000
 BULK = 65_536
-# Frames and frames per episode: a thousand segments each, as what grows is the number of segments and nothing else.
+# Frames and frames per episode: a thousand segments each, because only the number of segments grows.
 SIZES = {"1e6": (10**6, 10**3), "1e9": (10**9, 10**6), "1e12": (10**12, 10**9)}
 EPISODES = (3_300_000 * 300, 300)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Episodes of equal length, as a source of an order."""
+    """A source of an order: episodes of equal length."""
 
     segments: np.ndarray
     name: str = "table"
@@ -64,7 +64,7 @@ def per_call(work: Callable[[], Any], calls: int = 50, runs: int = 9) -> float:
 
 
 def cost_per_index() -> dict[str, float]:
-    """In bulk and per batch of 256: the permutation alone, and all the way to (source, episode, frame)."""
+    """Nanoseconds per index, in bulk and per batch of 256: the permutation alone, and to (source, episode, frame)."""
     source = table(FRAMES // 300, 300)
     shuffle = permutation(FRAMES, make_key(0, "clip", 0, 0))
     orders = {mode: Order.from_datasets([source], batch_size=256, mode=mode) for mode in ("clips", "uniform")}
@@ -85,11 +85,11 @@ def first_256(source: Table, frames: int) -> tuple[np.ndarray, ...]:
 
 
 def construct_and_seek(frames: int, length: int, runs: int) -> dict[str, float]:
-    """Time and memory of an order over `frames` in episodes of `length`, beside the table that it is given."""
-    first_256(table(10, 300), 3000)  # whatever is set up once
+    """Time and memory of an order over `frames` in episodes of `length`, beside its table of segments."""
+    first_256(table(10, 300), 3000)  # one-time setup
     source = table(frames // length, length)
     work = partial(first_256, source, frames)
-    peak = peak_growth_mb(work)  # first, while no freed memory can be used again unseen
+    peak = peak_growth_mb(work)  # first: later, reused free memory would hide growth
     return {"construct_seek_first256_ms": per_call(work, calls=1, runs=runs) * 1e3, "peak_mb": peak}
 
 
@@ -148,7 +148,7 @@ def measure(frames: int) -> dict[str, Any]:
             "cores": os.cpu_count(),
             "date": datetime.now(UTC).strftime("%Y-%m-%d"),
             "times": "CPU time, medians",
-            "ns_per_index": f"our permutation of {FRAMES} frames, {BULK} indices a call; locate_* goes on to the frame",
+            "ns_per_index": f"our permutation of {FRAMES} frames, {BULK} indices a call; locate_* includes the frame",
             "versus_frames": frames,
             "deff": "synthetic DROID-like table, 76,000 episodes, batch 256, 8 ranks x 8 workers; see `order explain`",
             "missing": missing,
@@ -157,7 +157,7 @@ def measure(frames: int) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's name, where the system tells it."""
+    """The processor's name, where the system has it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())

@@ -1,10 +1,8 @@
-"""How other libraries order an epoch, each in a process of its own: `python benchmarks/order_rivals.py NAME FRAMES`.
+"""Orders of other libraries, each in a process of its own: `python benchmarks/order_rivals.py NAME FRAMES`.
 
-Each rival does its own thing to the point where an index comes out: `construct_ms` is the time until the first index of
-a shuffled epoch is known, `ns_per_index` what each index then costs, the whole order spread over its indices where a
-library makes it at once; `peak_mb` is the growth of resident memory. Times are CPU times, medians of several runs.
-
-Not here: our own order (`order.py`), and what the orders are worth (deff, printed there).
+`construct_ms` is the time to the first index of a shuffled epoch. `ns_per_index` is the cost of each further index; a
+library that makes the whole order at once has its cost divided by the number of indices. `peak_mb` is the growth of
+resident memory. Times are CPU times, medians of several runs. `order.py` measures our order and the quality of all.
 """
 
 import importlib.util
@@ -25,9 +23,9 @@ MEGABYTE = 1e6
 
 
 def peak_growth_mb(work: Callable[[], Any]) -> float:
-    """Megabytes by which resident memory grew at most while `work` ran (off Linux: the growth of the peak so far).
+    """Largest growth of resident memory while `work` ran, in MB (off Linux: growth of the peak so far).
 
-    What `work` returns is held to the end, so that its result counts.
+    Holds the result of `work` to the end, so that it counts.
     """
     status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     if status.exists() and reset.exists():
@@ -52,7 +50,7 @@ def peak_growth_mb(work: Callable[[], Any]) -> float:
 
 
 def cpu_seconds(work: Callable[[], Any], runs: int) -> float:
-    """Median CPU seconds of `work`: its wall time on a quiet machine, and much the same on a busy one."""
+    """Median CPU seconds of `work`. On a quiet machine this is the wall time; a busy one changes it little."""
     times = []
     for _ in range(runs):
         start = time.process_time()
@@ -69,7 +67,7 @@ def whole(make: Callable[[], Any], frames: int, runs: int = 3) -> dict[str, floa
 
 
 def torch_randperm(frames: int) -> dict[str, float]:
-    """torch.randperm, what torch's RandomSampler and DistributedSampler shuffle with."""
+    """torch.randperm, the shuffle of torch's RandomSampler and DistributedSampler."""
     import torch
 
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Six ways to hold a model's numbers: bytes, time, and what they cost in loss.
+"""Six ways to store a model's weights and moments: bytes, time and loss.
 
     python benchmarks/precision.py [--json] [--device cpu|cuda] [--seeds 3] [--steps 600] [--no-compile]
 
@@ -86,13 +86,13 @@ def network(sizes: list[int], seed: int, device: torch.device) -> nn.Sequential:
 
 
 def built(name: str, model: nn.Module, lr: float) -> Any:
-    """The variant's optimizer over a float32 model, whose weights it casts."""
+    """Cast the weights of a float32 model and make the variant's optimizer."""
     masters = {k: p.detach().clone() for k, p in model.named_parameters()}
     model.to(VARIANTS[name].weights)
     return VARIANTS[name].build(list(model.named_parameters()), masters, lr)
 
 
-# -- what it costs in loss
+# -- loss
 
 
 def loss(model: nn.Module, step: int, shift: float, autocast: bool, device: torch.device) -> Tensor:
@@ -161,7 +161,7 @@ def losses(names: list[str], seeds: int, steps: int, device: torch.device) -> di
 
 @dataclass(frozen=True)
 class Size:
-    """The network that is timed: `blocks` square matrices, and how many rows go through it."""
+    """Size of the timed network: `blocks` square matrices, and the rows of its input."""
 
     width: int
     blocks: int
@@ -313,7 +313,7 @@ def word_mismatches(device: torch.device) -> int:
     return wrong
 
 
-# -- all of it
+# -- report
 
 
 def report(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:

@@ -1,16 +1,15 @@
-"""The loader over a long time: memory stays flat at full rate, and kills and restarts leave the stream as it is.
+"""Soak test of the loader: memory stays flat at full rate, and kills and restarts leave the stream unchanged.
 
     python benchmarks/soak_loader.py [--minutes 30] [--kills 1000] [--data PATH] [--cache DIR]
 
-Prints a line of a markdown table for each, as docs/reliability.md holds them; exit code 1 if one fails. Without --data
-the pictures are those of `loader.py` (AV1, a key frame every 2, 224 pixels), made on the first run: all 256 episodes at
-full rate, eight of them for the kills, whose uninterrupted run has to make again all that the victims made.
+Prints a row of the Markdown tables of docs/reliability.md for each; exit code 1 if one fails. Without --data it uses
+the images of `loader.py` (AV1, a key frame every 2, 224 pixels), made on the first run: all 256 episodes at full rate,
+eight of them for the kills, because an uninterrupted run must repeat all batches of the victims.
 
-A victim is a process of its own: forked from this one, which has imported everything and opened nothing, it opens the
-dataset and the saved order, loads from the last position that was reached, with another number of threads each time,
-and is killed with SIGKILL at a random instant, on average once some batches have come, often before the first. What it
-delivered is told by the hash of each batch, written as the batch is used. Not here: the trainer under the same
-treatment.
+A victim is a process forked from this one, which has all imports and no open files. It opens the dataset and the saved
+order and loads from the last position reached, with another number of threads each time. SIGKILL ends it at a random
+instant, on average after some batches, often before the first. It writes a hash of each batch as the batch is used.
+`soak_trainer.py` does the same to the trainer.
 """
 
 import argparse
@@ -36,8 +35,8 @@ from understudy.cli.bench.measure import Setting, conditions, resident_bytes
 from understudy.load.loader import Batch
 
 STRETCHES = 10  # of equal length, whose median memories are compared
-LONGER, SHORTER = 1.05, 0.98  # the time given after one who died before its first batch, and after one who did not:
-# three in ten die before, however busy the machine is
+LONGER, SHORTER = 1.05, 0.98  # factors of the time given, after a victim with no batch and after one with some:
+# three in ten die before their first batch, on a machine of any load
 
 
 def fingerprint(batch: Batch) -> str:
@@ -56,7 +55,7 @@ def fingerprint(batch: Batch) -> str:
 
 @dataclass(frozen=True)
 class Memory:
-    """What `steady` saw. `spread`: the largest median of ten stretches over the smallest, minus 1."""
+    """Result of `steady`. `spread`: the largest median of ten stretches over the smallest, minus 1."""
 
     seconds: float
     samples: int
@@ -68,7 +67,7 @@ class Memory:
 
 
 def steady(setting: Setting, seconds: float, every: float) -> Memory:
-    """Load at full rate for so long and look at resident memory `every` so many seconds, after a tenth to warm up."""
+    """Load at full rate and read resident memory `every` seconds, after a tenth of the time to warm up."""
     data = setting.data()
     order = setting.order(data)
     seen: list[int] = []
@@ -91,7 +90,7 @@ def steady(setting: Setting, seconds: float, every: float) -> Memory:
 
 @dataclass(frozen=True)
 class Kills:
-    """What `killed` saw."""
+    """Result of `kill_victims`."""
 
     kills: int
     in_vain: int
@@ -99,14 +98,14 @@ class Kills:
     batches: int
     seconds: float
     differs_at: int | None
-    """Number of the first batch that is not the uninterrupted stream's; None where all are."""
+    """Number of the first batch that differs from the uninterrupted stream; None if all are equal."""
 
 
 def victim(setting: Setting, log: Path, start: int, stop: int | None = None) -> None:
-    """Load from `start` on (until `stop`), and write down each batch when it has been used."""
+    """Load from `start` (to `stop`), and log each batch after its use."""
     data = setting.data()
     saved = log.with_name("order.json")
-    if not saved.exists():  # of the first victim, which is given the time
+    if not saved.exists():  # the first victim has time for it
         saved.write_text(setting.order(data).to_json())
     order = Order.from_json(saved.read_text(), [data])
     handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -121,8 +120,8 @@ def victim(setting: Setting, log: Path, start: int, stop: int | None = None) -> 
                 break
 
 
-def forked(setting: Setting, log: Path, start: int, stop: int | None = None) -> int:
-    """A victim under way; its process id."""
+def fork_victim(setting: Setting, log: Path, start: int, stop: int | None = None) -> int:
+    """Fork a victim; returns its process id."""
     child = os.fork()
     if child:
         return child
@@ -140,18 +139,20 @@ def lines(log: Path) -> list[str]:
     return log.read_text().splitlines() if log.exists() else []
 
 
-def killed(setting: Setting, folder: Path, kills: int, seed: int = 0) -> Kills:
-    """Kill victims one after the other, more than `kills` if none of those came to a batch, then let one run
-    undisturbed as far as they came, and compare.
+def kill_victims(setting: Setting, folder: Path, kills: int, seed: int = 0) -> Kills:
+    """Kill victims one after the other, then let one run undisturbed to the same position, and compare.
 
-    Raises RuntimeError where a victim ends by itself or cannot get to a batch.
+    It kills more than `kills` if none of them delivered a batch.
+
+    Raises:
+        RuntimeError: a victim ends by itself or cannot deliver a batch.
     """
     draw, begun, batch = random.Random(seed), time.monotonic(), setting.batch
     log, whole = folder / "killed", folder / "whole"
     patience, reached, in_vain, number = _until_first(setting, folder / "first"), 0, 0, 0
-    while number < kills or not reached:  # of a stream that never began nothing can be said
+    while number < kills or not reached:  # an empty stream proves nothing
         number += 1
-        child = forked(replace(setting, threads=draw.randint(1, 4)), log, reached * batch)
+        child = fork_victim(replace(setting, threads=draw.randint(1, 4)), log, reached * batch)
         time.sleep(draw.uniform(0, 3 * patience))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
@@ -162,15 +163,15 @@ def killed(setting: Setting, folder: Path, kills: int, seed: int = 0) -> Kills:
         patience *= LONGER if came == reached else SHORTER
         reached = came
         if patience > 300:
-            raise RuntimeError("victims do not come to a batch any more")
-    _, status = os.waitpid(forked(setting, whole, 0, max(1, reached) * batch), 0)
+            raise RuntimeError("victims deliver no batch any more")
+    _, status = os.waitpid(fork_victim(setting, whole, 0, max(1, reached) * batch), 0)
     if status:
         raise RuntimeError(f"the undisturbed run failed with {os.waitstatus_to_exitcode(status)}")
     return Kills(number, in_vain, reached, time.monotonic() - begun, differs_at(lines(log), lines(whole)))
 
 
 def differs_at(broken: list[str], whole: list[str]) -> int | None:
-    """Number of the first batch of a stream that was broken off again and again which is not that of the whole one."""
+    """Number of the first batch that differs between the interrupted and the whole stream; None if all are equal."""
     if broken == whole[: len(broken)]:
         return None if broken else 0
     return next((n for n, (one, two) in enumerate(zip(broken, whole, strict=False)) if one != two), len(whole))
@@ -179,7 +180,7 @@ def differs_at(broken: list[str], whole: list[str]) -> int | None:
 def _until_first(setting: Setting, log: Path) -> float:
     """Seconds from the fork to the first batch, now."""
     start = time.monotonic()
-    child = forked(setting, log, 0)
+    child = fork_victim(setting, log, 0)
     while not lines(log):
         time.sleep(0.005)
         if os.waitpid(child, os.WNOHANG)[0]:
@@ -192,10 +193,10 @@ def _until_first(setting: Setting, log: Path) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--minutes", type=float, default=30.0, help="at full rate; 0: not at all")
-    parser.add_argument("--kills", type=int, default=1000, help="how many; 0: none")
+    parser.add_argument("--minutes", type=float, default=30.0, help="at full rate; 0: skip")
+    parser.add_argument("--kills", type=int, default=1000, help="number of kills; 0: skip")
     parser.add_argument("--data", default="", help="a dataset to load instead")
-    parser.add_argument("--memory", default="200MB", help="what the loader may hold; less than all pictures")
+    parser.add_argument("--memory", default="200MB", help="memory budget of the loader; less than all images")
     parser.add_argument(
         "--cache", default=str(Path(tempfile.gettempdir()) / "understudy-bench"), help="for the dataset"
     )
@@ -204,34 +205,34 @@ def main() -> None:
     real, where = os.environ.get("UNDERSTUDY_TEST_DATA"), conditions()
     place = f"{where['cores']} cores, {where['cpu']}, torch {where['torch']}"
     passed = True
-    if arguments.kills:  # first: what is forked then has not loaded anything yet
+    if arguments.kills:  # first: forked victims have loaded nothing then
         with tempfile.TemporaryDirectory() as folder:
             setting = Setting(arguments.data or few(Path(arguments.cache), real), memory=arguments.memory)
-            kills = killed(setting, Path(folder), arguments.kills, arguments.seed)
+            kills = kill_victims(setting, Path(folder), arguments.kills, arguments.seed)
         passed &= kills.differs_at is None
         verdict = "every batch as in the uninterrupted run" if kills.differs_at is None else (
             f"FAILED: batch {kills.differs_at} differs"
         )  # fmt: skip
-        told = f"{kills.batches:,} batches, {kills.in_vain} killed before their first one, {kills.seconds / 60:.0f} min"
+        text = f"{kills.batches:,} batches, {kills.in_vain} killed before their first one, {kills.seconds / 60:.0f} min"
         print(
-            f"| {_date()} | loader, {kills.kills:,} × SIGKILL and restart | {told} | {verdict} | {place} |", flush=True
+            f"| {_date()} | loader, {kills.kills:,} × SIGKILL and restart | {text} | {verdict} | {place} |", flush=True
         )
     if arguments.minutes:
         setting = Setting(arguments.data or all_of_it(Path(arguments.cache), real), memory=arguments.memory)
         memory = steady(setting, arguments.minutes * 60, every=1.0)
         passed &= memory.spread <= 0.02
         rate = f"{memory.samples / memory.seconds:,.0f} per second"
-        told = f"{memory.samples:,} samples ({memory.epochs:.1f} epochs), {rate}"
+        text = f"{memory.samples:,} samples ({memory.epochs:.1f} epochs), {rate}"
         verdict = (
             f"{'' if memory.spread <= 0.02 else 'FAILED: '}{memory.megabytes:,.0f} MB, flat within {memory.spread:.1%}"
         )
         print(f"MB, stretch by stretch: {', '.join(map(str, memory.medians))}", file=sys.stderr)
-        print(f"| {_date()} | loader, {memory.seconds / 60:.0f} min at full rate | {told} | {verdict} | {place} |")
+        print(f"| {_date()} | loader, {memory.seconds / 60:.0f} min at full rate | {text} | {verdict} | {place} |")
     sys.exit(0 if passed else 1)
 
 
 def all_of_it(cache: Path, real: str | None) -> str:
-    """The dataset of `loader.py` with 256 episodes."""
+    """Path of the dataset of `loader.py` with 256 episodes."""
     from loader_sets import sets
 
     (made,) = sets(cache, Path(real) if real else None, quick=False, only="svtav1-g2-224")
@@ -239,7 +240,7 @@ def all_of_it(cache: Path, real: str | None) -> str:
 
 
 def few(cache: Path, real: str | None) -> str:
-    """The eight episodes that it is joined from."""
+    """Path of a dataset of its eight different episodes."""
     from loader_sets import Encoding, Recording, joined
 
     folder = cache / ("real" if real else "drawn")

@@ -3,12 +3,12 @@
     python benchmarks/soak_trainer.py [--kills 100] [--per-run 4] [--kinds 1 2 3 4 5] [--seed 0] [--json] [--torn]
 
 Runs of five kinds (one process and two, sharded or not, saves in the training or beside it, 2 -> 1 -> 2 processes) are
-killed until they are done. Each must end as the run of its kind that was never stopped: series, tensors and policy
-equal bit for bit (where the number of processes changes: every position used once, losses equal to rounding). After
-every kill every folder with a checkpoint's name must hold that step of the run that was never stopped.
+killed until they are done. Each must equal the uninterrupted run of its kind: series, tensors and policy bit for bit.
+Where the number of processes changes, every position is used once and losses are equal to rounding. After every kill,
+each folder with a checkpoint's name must hold that step of the uninterrupted run.
 
-Prints lines for docs/reliability.md; exit code 1 if anything was wrong. `--torn` is the negative control: checkpoints
-are written under their final name, and this must be noticed.
+Prints lines for docs/reliability.md; exit code 1 if a check fails. `--torn` is the negative control: it writes
+checkpoints under their final name, and the checks must fail.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="understudy-soak-") as folder:
         data = tiny_dataset(Path(folder) / "dataset")
         kinds = tuple(killed.KINDS[number - 1] for number in options.kinds)
-        told = killed.main(data, Path(folder), kinds, options.kills, options.per_run, options.seed)
+        tally = killed.main(data, Path(folder), kinds, options.kills, options.per_run, options.seed)
     conditions = {
         "date": datetime.now(UTC).date().isoformat(),
         "cores": os.cpu_count(),
@@ -52,18 +52,18 @@ def main() -> int:
         "seed": options.seed,
     }
     if options.json:
-        print(json.dumps({**told, "conditions": conditions}))
+        print(json.dumps({**tally, "conditions": conditions}))
     else:
         print(
-            f"| trainer: SIGKILL, resume, compare | {told['kills']} kills, {told['in_saves']} of them inside a save; "
-            f"{told['finished']} runs of {len(told['kinds'])} kinds | {len(told['wrong'])} differences; "
-            f"{told['looked_at']} checkpoints looked at, none torn; a rank left alone was gone after at most "
-            f"{told['slowest']:.1f} s | {told['seconds'] / 60:.0f} min, {conditions['date']}, torch "
+            f"| trainer: SIGKILL, resume, compare | {tally['kills']} kills, {tally['in_saves']} of them inside a save; "
+            f"{tally['finished']} runs of {len(tally['kinds'])} kinds | {len(tally['wrong'])} differences; "
+            f"{tally['looked_at']} checkpoints read, none torn; a rank left alone was gone after at most "
+            f"{tally['slowest']:.1f} s | {tally['seconds'] / 60:.0f} min, {conditions['date']}, torch "
             f"{conditions['torch']}, {conditions['cores']} cores, seed {options.seed} |"
         )
-        for line in told["wrong"]:
+        for line in tally["wrong"]:
             print(line, file=sys.stderr)
-    return int(bool(told["wrong"]))
+    return int(bool(tally["wrong"]))
 
 
 if __name__ == "__main__":

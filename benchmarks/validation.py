@@ -1,14 +1,13 @@
-"""Does a validation take longer when the same frames lie in many datasets? One source against 400 of 1 to 50 frames.
+"""Validation time of one source beside 400 sources of 1 to 50 frames with the same total size.
 
     python benchmarks/validation.py              state only, where reading weighs most beside the network
-    python benchmarks/validation.py --pictures   with a camera, every picture decoded anew in each validation
+    python benchmarks/validation.py --images     with a camera, every image decoded again in each validation
     python benchmarks/validation.py --json
 
-Beside it the way of a loader per dataset: torch's DataLoader over each source's held-out part, one after the other, in
-this process (the cheapest it can be: no worker is started) and with two workers each (what training code does); it
-finds the same loss. The first validation reads the files, later ones have the rows in memory; told is the median of the
-later ones, taken in turns: wall time, and CPU time of the process, which a busy machine disturbs less. The bar: 400
-sources within 1.2 times one source.
+The alternative is a torch DataLoader per source, one after the other, without workers (the cheapest) and with two
+workers each (the usual way). It gives the same loss. The first validation reads the files, later ones have the rows in
+memory. The table has the median of the later ones, taken in turns: wall time, and CPU time, which a busy machine
+disturbs less. The bar: 400 sources within 1.2 times one source.
 """
 
 import argparse
@@ -41,22 +40,22 @@ from understudy.train.eval.validate import BATCH, evaluate
 CAMERA, DIMS, CHUNK, BAR = "observation.images.front", 7, 8, 1.2
 
 
-def write(root: Path, lengths: list[int], pictures: bool) -> None:
-    """A dataset whose even episodes, of these lengths, are to be held out; the odd ones have one frame."""
+def write(root: Path, lengths: list[int], images: bool) -> None:
+    """Write a dataset: even episodes have these lengths and are for validation, odd ones have one frame."""
     features: dict[str, Any] = {key: {"dtype": "float32", "shape": (DIMS,)} for key in (ACTION, STATE)}
-    features |= {CAMERA: {"dtype": "video", "shape": (64, 64, 3)}} if pictures else {}
+    features |= {CAMERA: {"dtype": "video", "shape": (64, 64, 3)}} if images else {}
     rng = np.random.default_rng(len(lengths))
     with EpisodeWriter(root, fps=10, features=features, codec="libx264") as writer:
         for length in [part for own in lengths for part in (own, 1)]:
             for _ in range(length):
                 frame = {key: rng.normal(size=DIMS).astype(np.float32) for key in (ACTION, STATE)}
-                frame |= {CAMERA: rng.integers(0, 255, (64, 64, 3), np.uint8)} if pictures else {}
+                frame |= {CAMERA: rng.integers(0, 255, (64, 64, 3), np.uint8)} if images else {}
                 writer.add_frame(frame, task="move")
             writer.save_episode()
 
 
 def opened(root: Path, names: list[str], episodes: list[int]) -> tuple[RunData, ValidationData, TrainConfig]:
-    """Sources with so many held-out episodes each."""
+    """Open sources with these numbers of validation episodes."""
     sources = tuple(
         SourceConfig(str(root / name), "arm", "joint", name=name, val_episodes=tuple(range(0, 2 * count, 2)))
         for name, count in zip(names, episodes)
@@ -77,7 +76,7 @@ def network(data: RunData, config: TrainConfig) -> FlowPolicy:
 
 @torch.no_grad()
 def loader_each(policy: FlowPolicy, held: ValidationData, seed: int, workers: int) -> float:
-    """The loss by a DataLoader per source, batch after batch."""
+    """The loss, by one DataLoader per source."""
     total, count, low = 0.0, 0, 0
     for part in held.datasets:
         for samples in torch.utils.data.DataLoader(part, BATCH, num_workers=workers, collate_fn=collated):
@@ -100,7 +99,7 @@ def collated(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def timed(works: dict[str, Callable[[], float]], rounds: int) -> dict[str, Any]:
-    """Seconds of each one's first call, and medians of `rounds` more, taken in turns; the losses."""
+    """Seconds of each first call, medians of `rounds` more taken in turns, and the losses."""
     walls: dict[str, list[float]] = {name: [] for name in works}
     cpus: dict[str, list[float]] = {name: [] for name in works}
     loss = {}
@@ -123,7 +122,7 @@ def timed(works: dict[str, Callable[[], float]], rounds: int) -> dict[str, Any]:
 
 
 def cpu_seconds() -> float:
-    """Of this process and of the workers that have ended."""
+    """CPU seconds of this process and of finished workers."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
@@ -132,9 +131,9 @@ def report(args: argparse.Namespace, root: Path, mesh: Mesh) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 51, args.sources).tolist()
     names = [f"source-{number:04d}" for number in range(args.sources)]
-    write(root / "one", lengths, args.pictures)
+    write(root / "one", lengths, args.images)
     for name, length in zip(names, lengths):
-        write(root / name, [length], args.pictures)
+        write(root / name, [length], args.images)
     works: dict[str, Callable[[], float]] = {}
     for label, sources, counts in (("one", ["one"], [len(lengths)]), ("many", names, [1] * len(names))):
         data, held, config = opened(root, sources, counts)
@@ -146,7 +145,7 @@ def report(args: argparse.Namespace, root: Path, mesh: Mesh) -> dict[str, Any]:
         works[label] = ours
     works["loader_each"] = lambda: loader_each(policy, held, seed, 0)
     found = timed(works, args.rounds)
-    if args.workers:  # they begin anew each time: there is no later one
+    if args.workers:  # workers start for each validation: every one is a first
         found |= timed({"loader_each_two_workers": lambda: loader_each(policy, held, seed, 2)}, 0)
     ratio = {
         name: {t: found[name][t] / found["one"][t] for t in ("wall_s", "cpu_s")} for name in found if name != "one"
@@ -159,7 +158,7 @@ def report(args: argparse.Namespace, root: Path, mesh: Mesh) -> dict[str, Any]:
         "conditions": {
             "sources": args.sources,
             "held_out_frames": int(sum(lengths)),
-            "pictures": "64x64 H.264, decoded in each validation" if args.pictures else "none",
+            "pictures": "64x64 H.264, decoded in each validation" if args.images else "none",
             "threads": args.threads,
             "rounds": args.rounds,
             "draws": FlowPolicy.validation_draws,
@@ -174,11 +173,11 @@ def report(args: argparse.Namespace, root: Path, mesh: Mesh) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--pictures", action="store_true", help="with a camera")
+    parser.add_argument("--images", action="store_true", help="with a camera")
     parser.add_argument("--sources", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=5, help="validations after the first, in turns")
     parser.add_argument("--no-workers", dest="workers", action="store_false", help="leave out the loaders with workers")
-    parser.add_argument("--threads", type=int, default=1, help="that read ahead")
+    parser.add_argument("--threads", type=int, default=1, help="prefetch threads")
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, parallel.join_mesh(TrainConfig(device="cpu")) as mesh:

@@ -1,10 +1,10 @@
-"""A SHA-256 of every key of many batches, for comparing environments: what one trains on must not depend on versions.
+"""SHA-256 of every key of many batches: training data must not depend on the versions of libraries.
 
-    python scripts/batch_digests.py record FOLDER             the datasets, by the tests' own code
-    python scripts/batch_digests.py digest FOLDER OUT.json    batches of these, and of what is in UNDERSTUDY_TEST_DATA
+    python scripts/batch_digests.py record FOLDER             record datasets with the tests' own code
+    python scripts/batch_digests.py digest FOLDER OUT.json    digest batches of these and of UNDERSTUDY_TEST_DATA
 
-The same files are read everywhere, so codecs, colours, sizes, windows, padding, order and draws are compared, and not
-what an encoder made. Keys are sorted; each digest covers dtype, shape and bytes.
+All environments read the same files. So the digests compare codecs, colours, sizes, windows, padding, order and draws,
+and not encoders. Keys are sorted; each digest covers dtype, shape and bytes.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ PACKAGES = ("torch", "numpy", "av", "pyarrow", "fsspec", "safetensors", "pillow"
 
 
 def record(folder: Path) -> None:
-    """Small datasets of each format, codec and way to store pictures."""
+    """Write small datasets of each format, codec and image storage."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
     from support.datasets import Spec, write_dataset
 
@@ -47,7 +47,7 @@ def record(folder: Path) -> None:
 
 
 def digests(batch: dict[str, Any]) -> dict[str, str]:
-    """Digest by key of a batch or a sample."""
+    """Digest of each key of a batch or a sample."""
 
     def one(value: Any) -> str:
         if isinstance(value, torch.Tensor):
@@ -107,7 +107,7 @@ def all_of(roots: dict[str, Path]) -> dict[str, list[dict[str, str]]]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of all that could matter; what is not installed is left out."""
+    """Versions of Python and of the packages involved, without missing ones."""
     import av
 
     found = {"python": platform.python_version(), "ffmpeg": str(av.ffmpeg_version_info)}

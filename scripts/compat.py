@@ -1,4 +1,4 @@
-"""`make compat`: makes environments with other releases of everything, tests in them, and compares batches to the bit.
+"""`make compat`: test environments with other releases of all dependencies, and compare batches to the bit.
 
     python scripts/compat.py [NAME ...] [--keep] [--pytest "ARGUMENTS"]
 
@@ -6,11 +6,11 @@
     lerobot   Python 3.12, LeRobot 0.6.1 with its own pins, and understudy beside it
     newest    Python 3.13, the newest release of everything
 
-Each gets understudy as a wheel with all extras, the tests are run, and `batch_digests.py` reads the same files in each
-of them and in the environment of `make test`. Results go into the table of docs/compatibility.md, those of
-environments that were not run this time stay. CUDA builds of torch come along (3 to 4 GB each); they run on a CPU.
-Everything lies in .compat/. Needs uv, which scripts/setup installs, and an interpreter of each version: PYTHON312=...,
-`python3.12` on the PATH, or one that pyenv or uv knows.
+Each environment has understudy as a wheel with all extras and runs the tests. `batch_digests.py` reads the same files
+in each of them and in the environment of `make test`. Results go into the table of docs/compatibility.md; rows of
+environments left out of this run stay. CUDA builds of torch are included (3 to 4 GB each); they run on a CPU. All
+files are in .compat/. Needs uv, which scripts/setup installs, and an interpreter of each version: PYTHON312=...,
+`python3.12` on the PATH, or one from pyenv or uv.
 """
 
 import argparse
@@ -41,11 +41,13 @@ class Environment:
     python: str
     about: str
     installs: tuple[tuple[str, ...], ...]
-    """Arguments of `uv pip install`, call after call. {wheel} is understudy, {floors} are its requirements, each by
-    itself, since uv takes the lowest release of what is named and not of what that needs. A later call keeps what is
-    there."""
+    """Arguments of each call of `uv pip install`.
+
+    {wheel} is understudy and {floors} are its requirements, one by one: uv takes the lowest release of named packages
+    only, not of their dependencies. A later call keeps installed releases.
+    """
     examples: tuple[str, ...] = ()
-    """Examples that must train here, on a recording of their own and on g1_v30 where it is."""
+    """Examples that must train here, on a recording of their own and on g1_v30 if present."""
 
 
 ENVIRONMENTS = (
@@ -70,13 +72,13 @@ ENVIRONMENTS = (
 
 
 class Failed(Exception):
-    """An environment that could not be made, or that failed its tests; one line."""
+    """An environment cannot be made or fails its tests. The message is one line."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[[], *(each.name for each in ENVIRONMENTS)])
-    parser.add_argument("--keep", action="store_true", help="use an environment that is there as it is")
+    parser.add_argument("--keep", action="store_true", help="use an existing environment as it is")
     parser.add_argument("--pytest", default="-n 2", help='arguments for pytest (default "-n 2")')
     args = parser.parse_args()
     PLACE.mkdir(exist_ok=True)
@@ -84,7 +86,7 @@ def main() -> int:
     wheel, commit = build(), run(["git", "describe", "--always", "--dirty"]).strip()
     for each in [each for each in ENVIRONMENTS if not args.names or each.name in args.names]:
         try:
-            row = checked(each, wheel, reference, args) | {"commit": commit}
+            row = check(each, wheel, reference, args) | {"commit": commit}
             (PLACE / f"{each.name}.json").write_text(json.dumps(row, indent=1) + "\n")
             failures += row["failed"] > 0 or row["different"] > 0
         except (Failed, subprocess.CalledProcessError) as error:
@@ -94,8 +96,12 @@ def main() -> int:
     return min(1, failures)
 
 
-def checked(each: Environment, wheel: Path, reference: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    """One row of the table. Raises Failed where there is nothing to put into it."""
+def check(each: Environment, wheel: Path, reference: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    """Test one environment and return its row of the table.
+
+    Raises:
+        Failed: pytest gives no results.
+    """
     python = PLACE / each.name / "bin" / "python"
     if not (args.keep and python.exists()):
         make(each, wheel)
@@ -106,7 +112,7 @@ def checked(each: Environment, wheel: Path, reference: dict[str, Any], args: arg
     cases, different = compare(reference["batches"], found["batches"])
     for line in different[:20]:
         print(f"compat {each.name}: differs: {line}", file=sys.stderr)
-    said(f"{each.name}: pytest {args.pytest}")
+    report(f"{each.name}: pytest {args.pytest}")
     junit = PLACE / f"{each.name}.xml"
     junit.unlink(missing_ok=True)
     command = [str(python), "-m", "pytest", "-q", f"--junitxml={junit}", *args.pytest.split()]
@@ -126,13 +132,13 @@ def checked(each: Environment, wheel: Path, reference: dict[str, Any], args: arg
 
 
 def make(each: Environment, wheel: Path) -> None:
-    """The virtual environment, from nothing."""
+    """Make the virtual environment from scratch."""
     place = PLACE / each.name
     shutil.rmtree(place, ignore_errors=True)
     run([uv(), "venv", "--quiet", "--python", interpreter(each.python), str(place)])
     kept = PLACE / f"{each.name}.constraints"
     for number, arguments in enumerate(each.installs):
-        said(f"{each.name}: installing {' '.join(arguments)}".replace("{wheel}", wheel.name))
+        report(f"{each.name}: installing {' '.join(arguments)}".replace("{wheel}", wheel.name))
         held = ["-c", str(kept)] if number else []
         where = ["--python", str(place / "bin" / "python")]
         named = [one.format(wheel=wheel.as_uri()) for one in arguments if one != "{floors}"]
@@ -143,7 +149,7 @@ def make(each: Environment, wheel: Path) -> None:
 
 
 def requirements(extra: str) -> list[str]:
-    """What the core and an extra ask for, extras within it unfolded."""
+    """Requirements of the core and of an extra, with nested extras resolved."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked, todo = list(project["dependencies"]), [extra]
     while todo:
@@ -155,7 +161,7 @@ def requirements(extra: str) -> list[str]:
 
 
 def build() -> Path:
-    """understudy as people install it."""
+    """Build the wheel of understudy."""
     out = PLACE / "dist"
     shutil.rmtree(out, ignore_errors=True)
     run([uv(), "build", "--quiet", "--wheel", "--out-dir", str(out), str(ROOT)])
@@ -164,28 +170,32 @@ def build() -> Path:
 
 
 def interpreter(version: str) -> str:
-    """A Python of this version that runs. Raises Failed."""
+    """A working Python of this version.
+
+    Raises:
+        Failed: there is none.
+    """
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
     named = os.environ.get(f"PYTHON{version.replace('.', '')}")
     known = [named, shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python{version}"))]
     for candidate in [*map(str, filter(None, known)), version]:
-        if candidate == version:  # whatever uv has found or installed
+        if candidate == version:  # one of uv's
             done = subprocess.run([uv(), "python", "find", version], capture_output=True, text=True, cwd="/")
             candidate = done.stdout.strip()
             if done.returncode:
                 continue
         asked = [candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
-        done = subprocess.run(asked, capture_output=True, text=True)  # a shim may name a version that it does not have
+        done = subprocess.run(asked, capture_output=True, text=True)  # a shim may fail for a version that it names
         if done.returncode == 0 and done.stdout.strip() == version:
             return candidate
     raise Failed(f"no Python {version} here: install one, or set PYTHON{version.replace('.', '')}")
 
 
 def digest(name: str, python: Path) -> dict[str, Any]:
-    """Versions and digests of the batches in an environment; the first to come records the datasets."""
+    """Versions and digests of the batches in an environment. The first one records the datasets."""
     data, out = PLACE / "data", PLACE / f"{name}.digests.json"
     script = str(ROOT / "scripts" / "batch_digests.py")
-    said(f"{name}: batches")
+    report(f"{name}: batches")
     if name == "default":
         run([str(python), script, "record", str(data)])
     run([str(python), script, "digest", str(data), str(out)])
@@ -194,7 +204,7 @@ def digest(name: str, python: Path) -> dict[str, Any]:
 
 
 def compare(ours: dict[str, list[dict[str, str]]], theirs: dict[str, list[dict[str, str]]]) -> tuple[int, list[str]]:
-    """How many batches were compared, and "setting, number: keys" of each that differs."""
+    """Number of compared batches, and "setting, number: keys" of each difference."""
     different = [f"{setting}: only on one side" for setting in sorted(ours.keys() ^ theirs.keys())]
     for setting in sorted(ours.keys() & theirs.keys()):
         if len(ours[setting]) != len(theirs[setting]):
@@ -206,7 +216,7 @@ def compare(ours: dict[str, list[dict[str, str]]], theirs: dict[str, list[dict[s
 
 
 def counts(junit: Path) -> dict[str, Any]:
-    """Tests by outcome, and the reasons of those that were skipped."""
+    """Tests by outcome, with the reasons of skips."""
     cases = list(ElementTree.parse(junit).getroot().iter("testcase"))
     skipped = [skip for case in cases for skip in case.iter("skipped")]
     bad = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
@@ -220,22 +230,22 @@ def counts(junit: Path) -> dict[str, Any]:
 
 
 def recording() -> Path | None:
-    """A dataset of a real robot, where there are any."""
+    """A dataset of a real robot, if there is one."""
     root = Path(os.environ.get("UNDERSTUDY_TEST_DATA") or "/nowhere", "g1_v30")
     return root if root.is_dir() else None
 
 
 def write_page(reference: dict[str, Any]) -> None:
-    """The part of docs/compatibility.md between the two marks, from all results there are."""
+    """Write the part of docs/compatibility.md between the two marks, from all available results."""
     rows = {each.name: PLACE / f"{each.name}.json" for each in ENVIRONMENTS}
     found = {name: json.loads(path.read_text()) for name, path in rows.items() if path.exists()}
-    told = [name for name in TABLED if any(name in row["versions"] for row in found.values())]
+    tabled = [name for name in TABLED if any(name in row["versions"] for row in found.values())]
     table = [["", *found, "make test"], ["---"] * (len(found) + 2)]
-    table.append(["what", *(row["about"] for row in found.values()), "constraints.txt"])
+    table.append(["contents", *(row["about"] for row in found.values()), "constraints.txt"])
     table.append(["date", *(row["date"] for row in found.values()), ""])
     table.append(["commit", *(row["commit"] for row in found.values()), ""])
     versions = [*(row["versions"] for row in found.values()), reference["versions"]]
-    table += [[name, *(each.get(name, "-") for each in versions)] for name in ("python", *told)]
+    table += [[name, *(each.get(name, "-") for each in versions)] for name in ("python", *tabled)]
     table.append(["pytest", *(f"`{row['pytest']}`" for row in found.values()), ""])
     trained = [", ".join(row["examples"]) or "-" for row in found.values()]
     table.append(["trained", *trained, ""])
@@ -263,21 +273,25 @@ def uv() -> str:
 
 
 def bare() -> dict[str, str]:
-    """The environment of what is run: nothing of ours on the path but what was installed."""
+    """Environment variables of child processes, without our sources on the path."""
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     left_out = ("PYTHONPATH", "VIRTUAL_ENV", "UV_FIND_LINKS")
     return {key: value for key, value in os.environ.items() if key not in left_out} | threads
 
 
 def run(command: list[str]) -> str:
-    """What a command prints. Raises Failed with the end of what it said."""
+    """Output of a command.
+
+    Raises:
+        Failed: it fails; with the end of its error output.
+    """
     done = subprocess.run(command, cwd=ROOT, env=bare(), capture_output=True, text=True)
     if done.returncode:
         raise Failed(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
     return done.stdout
 
 
-def said(line: str) -> None:
+def report(line: str) -> None:
     print(f"compat {line}", file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Settings for every test: one thread per process, no deadline on a busy machine, real recordings where they are."""
+"""Settings of all tests: one thread per process, no deadline on a busy machine, real recordings if present."""
 
 import atexit
 import os
@@ -21,8 +21,8 @@ _REFUSED = "processes need torch 2.8"
 settings.register_profile("understudy", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("understudy")
 show_log()
-# Whoever starts the tests in the background of a shell, or under nohup, has them ignore these, and so would every
-# process that they start; but signals are what some tests are about.
+# Tests started in the background of a shell, or under nohup, ignore these signals, and so would their child processes.
+# Some tests send them.
 for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _usual)
@@ -30,7 +30,7 @@ for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """With a torch that a run of several processes refuses, a test of one is skipped for the words of that refusal."""
+    """Skip a test that fails with the message of a run of several processes about an old torch."""
     report = yield
     if report.failed and _REFUSED in "\n".join([str(report.longrepr), *(text for _, text in report.sections)]):
         from understudy.distributed.torch_release import has_gradient_sum
@@ -51,7 +51,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """Folder with the real recordings; the test is skipped, with the reason, where there are none."""
+    """Folder with the real recordings; skips the test if there are none."""
     root = os.environ.get("UNDERSTUDY_TEST_DATA", "")
     if not root:
         pytest.skip("UNDERSTUDY_TEST_DATA is not set: no real recordings on this machine")

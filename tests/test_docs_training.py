@@ -1,4 +1,4 @@
-"""docs/training.md: every command in it is one that the command line understands, every file it names is there."""
+"""docs/training.md: its commands parse, its settings load, its files exist."""
 
 import re
 import shlex
@@ -22,13 +22,13 @@ COMMANDS = [
 ]
 
 
-def test_there_are_commands() -> None:
+def test_page_has_commands() -> None:
     assert len(COMMANDS) >= 8
     assert {command.split()[0] for command in COMMANDS} == {"understudy", "torchrun", "sbatch"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_is_understood(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_parses(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = TrainConfig(data=DataConfig(root="d"))
     (tmp_path / "CONFIG.yaml").write_text(dump_yaml(settings))
     monkeypatch.setattr(run_dir, "resumed_settings", {"RUN": settings}.__getitem__)
@@ -44,12 +44,12 @@ def test_a_command_is_understood(command: str, tmp_path: Path, monkeypatch: pyte
     verb = main.VERBS[words[1]]
     count, arguments = main._launched(words[2:])
     read = main.settings_of(words[1], arguments)
-    assert not isinstance(read, TrainConfig) or read.data.root == "d"  # the file was read, not only the flags
+    assert not isinstance(read, TrainConfig) or read.data.root == "d"  # from the file, not only from the flags
     assert (count is not None) == ("--launch" in command)
     assert count is None or verb.ranks
 
 
-def test_what_the_page_names_is_there() -> None:
+def test_linked_files_exist_and_launched_commands_are_listed() -> None:
     for path in re.findall(r"\]\(\.\./([^)]+)\)", PAGE):
         assert (ROOT / path).is_file(), path
     launched = {name for name, verb in main.VERBS.items() if verb.ranks}
@@ -57,7 +57,7 @@ def test_what_the_page_names_is_there() -> None:
     assert set(re.findall(r"`(\w+)`", named)) == launched
 
 
-def test_the_mixture_of_the_page_can_be_used(tmp_path: Path) -> None:
+def test_mixture_loads(tmp_path: Path) -> None:
     (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
     (tmp_path / "c.yaml").write_text(block)
     config = complete(load(TrainConfig, tmp_path / "c.yaml"))
@@ -67,8 +67,8 @@ def test_the_mixture_of_the_page_can_be_used(tmp_path: Path) -> None:
     )
 
 
-def test_a_robot_acts_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the folder alone: a robot narrower than the widest, with one joint that is learnt as a difference."""
+def test_robot_code_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A robot needs the folder alone: narrower than the widest, with one joint learnt as a difference."""
     (block,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     camera = "observation.images.front"
     maps = {"offset": [[0.0] * 3, [0.0] * 3], "spread": [[1.0] * 3, [0.0] * 3]}
@@ -93,4 +93,4 @@ def test_a_robot_acts_as_the_page_says(tmp_path: Path, monkeypatch: pytest.Monke
         exec(block, names)
     lacks = {"observation.images.wrist": names["pictures"], "observation.images.wrist_is_missing": torch.ones(2) > 0}
     exec(block.replace("batch = {", "batch = lacks | {"), names | {"lacks": lacks}, found := {})
-    assert torch.equal(found["actions"], torch.tensor([5.0, 0, 0]).expand(2, config.chunk, 3))  # spread 0: stands still
+    assert torch.equal(found["actions"], torch.tensor([5.0, 0, 0]).expand(2, config.chunk, 3))  # spread 0: no motion

@@ -1,4 +1,4 @@
-"""Every example runs as it is written, on the recording that it makes itself and on one that it is given."""
+"""Every example runs unchanged, on its own recording and on a given one."""
 
 import importlib.util
 import json
@@ -49,7 +49,7 @@ def doubles(recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_state_of_accelerate() -> Iterator[None]:
-    """Accelerate keeps its state in the process; find none and leave none behind."""
+    """Reset Accelerate's state, which lives in the process, before and after."""
     if importlib.util.find_spec("accelerate") is None:
         yield
         return
@@ -74,22 +74,22 @@ def run(name: str, *arguments: object) -> None:
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_it_runs_on_a_given_dataset(name: str, recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_runs_on_a_given_dataset(name: str, recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(name, recording)
     assert "position to save" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_it_runs_on_float64_and_twice_the_same(name: str, doubles: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_runs_on_float64_and_repeats(name: str, doubles: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(name, doubles)
     once = capsys.readouterr().out
-    torch.manual_seed(1)  # whatever was drawn before
+    torch.manual_seed(1)  # other random state
     run(name, doubles)
     assert capsys.readouterr().out == once
     assert "position to save" in once
 
 
-def test_it_runs_on_a_recording_of_its_own(
+def test_example_runs_on_its_own_recording(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -97,7 +97,7 @@ def test_it_runs_on_a_recording_of_its_own(
     assert "position to save 512" in capsys.readouterr().out
 
 
-def test_all_are_short_and_none_is_forgotten() -> None:
+def test_examples_are_short_and_all_tested() -> None:
     files = {path.stem: path.read_text().splitlines() for path in FOLDER.glob("*.py")}
     assert set(files) == {*SHOWN, "tiny"}
     assert all(len(lines) < 40 for lines in files.values())

@@ -1,4 +1,4 @@
-"""The house of docs/architecture.md: which room imports which, how large files and folders are. Runs none of them."""
+"""The rooms of docs/architecture.md: imports between them, sizes of files and folders. Imports no module."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "understudy"
 MOST_LINES, MOST_FILES, MOST_FLOORS = 400, 15, 6
 
-# What each room may import of ours besides itself and the files at the root, and what it must never import of others.
+# ROOMS: rooms that a room may import, besides itself and the root files. NEVER: foreign modules it must not import.
 CELLAR = {"storage", "video"}
 GROUND = {"order", "data", "policies", "envs", "config"}
 ROOMS: dict[str, set[str]] = {
@@ -52,7 +52,7 @@ PACKAGES = {named(path) for path in SOURCE.rglob("__init__.py")}
 
 
 def imports(tree: ast.AST) -> set[str]:
-    """Dotted names that a file imports, of others and of ours; type-checking imports count, too."""
+    """Dotted names that a file imports, foreign and ours; type-checking imports count, too."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -94,7 +94,7 @@ def test_rooms_and_checks_agree() -> None:
     assert len(TREES) > 200
 
 
-def test_rooms_stand_in_order() -> None:
+def test_rooms_form_an_order() -> None:
     """Each room imports rooms above it in the table only: no circle between rooms is possible."""
     seen: set[str] = set()
     for name, allowed in ROOMS.items():
@@ -110,7 +110,7 @@ def test_no_room_imports_upwards(own: str) -> None:
 
 
 def test_the_root_imports_no_room() -> None:
-    """But for the package itself, which loads its public names when they are first used, and `python -m understudy`."""
+    """Except the package itself, which loads its public names at first use, and `python -m understudy`."""
     root = [module for module in TREES if room(module) == "" and module not in ("", "__main__")]
     assert {module: bad for module in root if (bad := sorted(filter(room, GRAPH[module])))} == {}
 
@@ -121,7 +121,7 @@ def test_the_check_sees_a_breach() -> None:
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules that import each other, however far around (strongly connected components, Tarjan 1972)."""
+    """Groups of modules that import each other, directly or not (strongly connected components, Tarjan 1972)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -181,14 +181,14 @@ def test_no_folder_is_too_deep() -> None:
     assert floors({"a": {"b"}, "b": {"c"}, "c": set()}, ["a", "b", "c"]) == 3
 
 
-def test_no_file_is_too_long_to_be_one_idea() -> None:
+def test_no_file_is_too_long() -> None:
     lines = {str(path.relative_to(SOURCE)): len(path.read_text().splitlines()) for path in SOURCE.rglob("*.py")}
     assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}, "split these by idea"
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES - {""}))
 def test_each_folder_has_a_map(package: str) -> None:
-    """The docstring of `__init__` names every file and folder in it, and nothing that is not there."""
+    """The docstring of `__init__` names every file and folder in it, and no other."""
     text = ast.get_docstring(TREES[package]) or ""
     entries = {found[1] for line in text.splitlines() if (found := re.match(r" *(\w+)  +\S", line))}
     below = [module for module in TREES if module.rpartition(".")[0] == package]
@@ -214,7 +214,7 @@ def private(tree: ast.Module, own: str) -> list[str]:
     return found
 
 
-def test_no_room_uses_what_is_private_to_another() -> None:
+def test_no_room_uses_private_names_of_another() -> None:
     assert {module: bad for module, tree in TREES.items() if (bad := private(tree, room(module)))} == {}
     assert private(ast.parse("from understudy.data import dataset\ndataset._secret()"), "load") == [
         "data.dataset._secret"
@@ -223,16 +223,18 @@ def test_no_room_uses_what_is_private_to_another() -> None:
 
 
 def test_the_order_uses_no_library_shuffle() -> None:
-    """numpy's and torch's shuffles change between versions, so none may decide which sample comes."""
+    """Shuffles of numpy and torch change between versions, so none may choose samples."""
     for module, tree in TREES.items():
         for node in ast.walk(tree) if room(module) == "order" else ():
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("np.random", "numpy.random"):
                 assert node.attr == "Philox", f"{module}:{node.lineno} uses np.random.{node.attr}"
 
 
-def test_attention_is_torchs_own() -> None:
-    """`F.scaled_dot_product_attention` picks the kernel, and activation checkpointing knows what it returns. A softmax
-    is where one written by hand would show; the only one averages the places of an image."""
+def test_attention_is_from_torch() -> None:
+    """`F.scaled_dot_product_attention` picks the kernel, and activation checkpointing saves its outputs.
+
+    A hand-written attention would need a softmax. The only softmax averages the places of an image.
+    """
     found = {
         str(path.relative_to(SOURCE)) for path in (SOURCE / "policies").rglob("*.py") if "softmax(" in path.read_text()
     }

@@ -1,4 +1,4 @@
-"""The benchmark's restatement of LeRobot's sampler is a shuffle of the frames; rivals report the same figures."""
+"""benchmarks/order_rivals.py: the restated sampler of LeRobot shuffles all frames; rivals report the same figures."""
 
 import importlib.util
 import mmap
@@ -19,7 +19,7 @@ def rivals() -> ModuleType:
     return module
 
 
-def test_the_restated_sampler_draws_each_frame_once(rivals: ModuleType) -> None:
+def test_restated_sampler_draws_each_frame_once(rivals: ModuleType) -> None:
     starts, lengths = [0, 100, 250], [5, 40, 13]  # dataset indices; frames between the episodes were dropped
     drawn = list(rivals.PlainEpisodeSampler(starts, lengths, seed=3))
     assert sorted(drawn) == [s + i for s, n in zip(starts, lengths, strict=True) for i in range(n)]
@@ -28,7 +28,7 @@ def test_the_restated_sampler_draws_each_frame_once(rivals: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("name", ["torch_randperm", "lerobot_sampler"])
-def test_a_rival_reports_its_figures(rivals: ModuleType, name: str) -> None:
+def test_rival_reports_its_figures(rivals: ModuleType, name: str) -> None:
     figures = rivals.RIVALS[name](300_000)
     assert set(figures) == {"ns_per_index", "construct_ms", "peak_mb"}
     assert figures["ns_per_index"] > 0
@@ -36,9 +36,9 @@ def test_a_rival_reports_its_figures(rivals: ModuleType, name: str) -> None:
     assert figures["peak_mb"] < 100
 
 
-def test_growth_of_memory_is_seen(rivals: ModuleType) -> None:
+def test_peak_growth_measures_memory(rivals: ModuleType) -> None:
     def grow() -> None:
-        with mmap.mmap(-1, 50_000_000) as fresh:  # not from malloc, which may have as much to spare
+        with mmap.mmap(-1, 50_000_000) as fresh:  # not from malloc, which may have free memory
             fresh.write(b"x" * 50_000_000)
 
     assert 40 < rivals.peak_growth_mb(grow) < 200

@@ -1,4 +1,4 @@
-"""The two benchmarks of precision and order say what they promise, in a size where their figures mean little."""
+"""Benchmarks of precision, order, mixtures and validation, in a tiny size: their output, not their figures."""
 
 import functools
 import importlib.util
@@ -22,7 +22,7 @@ def benchmark(name: str) -> ModuleType:
     return module
 
 
-def test_precision_tells_bytes_times_losses_and_what_moved(
+def test_precision_reports_bytes_times_losses_and_moved_weights(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = benchmark("precision")
@@ -38,20 +38,20 @@ def test_precision_tells_bytes_times_losses_and_what_moved(
     assert set(found["variants"]) == {"fp32", "autocast", "split", "masters", "bf16"}
     for variant in found["variants"].values():
         assert {"bytes_per_param", "step_ms", "val_loss", "weights_moved"} <= set(variant)
-    kept = {name: round(variant["bytes_per_param"], 1) for name, variant in found["variants"].items()}
-    assert kept == {"fp32": 16.0, "autocast": 16.0, "split": 14.0, "masters": 16.0, "bf16": 8.0}
+    stored = {name: round(variant["bytes_per_param"], 1) for name, variant in found["variants"].items()}
+    assert stored == {"fp32": 16.0, "autocast": 16.0, "split": 14.0, "masters": 16.0, "bf16": 8.0}
     assert found["variants"]["bf16"]["weights_moved"] < 0.5 < 0.99 < found["variants"]["split"]["weights_moved"]
     assert found["master_mismatches"] == 0
 
 
-def test_collapse_trains_all_four_and_keeps_what_is_done(
+def test_collapse_trains_all_four_and_keeps_finished_runs(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("mujoco")
     module = benchmark("collapse")
     sizes = {"episodes": 12, "steps": 8, "base-steps": 8, "tune-steps": 6, "rollouts": 1, "seeds": 0}
     arguments = [part for name, size in sizes.items() for part in (f"--{name}", str(size))]
-    arguments += ["--json", "--out", str(tmp_path / "runs"), "--pictures", str(tmp_path / "pictures")]
+    arguments += ["--json", "--out", str(tmp_path / "runs"), "--figures", str(tmp_path / "figures")]
     module.main(arguments)
     found = json.loads(capsys.readouterr().out)
     assert set(found["order"]) == {"sequential", "shuffled"}
@@ -63,7 +63,7 @@ def test_collapse_trains_all_four_and_keeps_what_is_done(
     for row in found["precision"].values():
         assert {"weights_moved", "val_loss", "success"} <= set(row)
     assert found["precision"]["bf16"]["weights_moved"] < 0.5 < 0.99 < found["precision"]["fp32_truth"]["weights_moved"]
-    assert {path.name for path in (tmp_path / "pictures").iterdir()} == {
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
         "collapse-order.png",
         "collapse-precision.png",
     }
@@ -72,8 +72,8 @@ def test_collapse_trains_all_four_and_keeps_what_is_done(
     assert json.loads(capsys.readouterr().out) == found
 
 
-def test_pure_bfloat16_is_what_it_says() -> None:
-    """Weights and moments in bfloat16, a step that can be skipped: the trainer's own, but for the truth."""
+def test_collapse_pure_adamw_steps_in_bfloat16() -> None:
+    """Weights and moments are bfloat16, and a step can be skipped, as with the trainer's optimizer."""
     module = benchmark("collapse")
     p = nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
     optimizer = module.PureAdamW([p], lr=1e-2, fused=True)
@@ -85,15 +85,15 @@ def test_pure_bfloat16_is_what_it_says() -> None:
     assert {optimizer.state[p][kind].dtype for kind in ("exp_avg", "exp_avg_sq")} == {torch.bfloat16}
 
 
-def test_mt10_tells_loss_and_success_of_each_task_and_keeps_what_is_done(
+def test_mt10_reports_loss_and_success_of_each_task_and_keeps_finished_runs(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("metaworld", reason="the extra `sim` is not installed")
     module = benchmark("mt10")
     tasks = ("reach-v3", "drawer-close-v3")
     small = {"batch": 4, "data": {"chunk": 4}, "policy": {"width": 16, "layers": 1}}
-    monkeypatch.setitem(module.WHAT, "state", {**module.WHAT["state"], "tasks": tasks, "train": small})
-    sizes = {"episodes": 3, "steps": 2, "rollouts": 1, "seeds": 5, "what": "state", "out": tmp_path}
+    monkeypatch.setitem(module.POLICIES, "state", {**module.POLICIES["state"], "tasks": tasks, "train": small})
+    sizes = {"episodes": 3, "steps": 2, "rollouts": 1, "seeds": 5, "inputs": "state", "out": tmp_path}
     arguments = [part for name, size in sizes.items() for part in (f"--{name}", str(size))]
     module.main([*arguments, "--json"])
     found = json.loads(capsys.readouterr().out)
@@ -102,18 +102,18 @@ def test_mt10_tells_loss_and_success_of_each_task_and_keeps_what_is_done(
         assert row["weight"] == module.WEIGHTS[task]
         assert (row["episodes"], len(row["successes_per_seed"])) == (1, 1)
         assert row["loss"] > 0
-        assert row["se"] is None  # of one held-out episode
+        assert row["se"] is None  # of one validation episode
         assert row["low"] <= row["success"] <= row["high"]
     assert found["conditions"]["seeds"] == [5]
     order = json.loads((tmp_path / "state/seed5/run/order.json").read_text())
     assert [source["head"] for source in order["sources"]] == ["metaworld::ee_delta"] * 2
-    assert order["policy"]["state_dim"] == 39  # the key that each source maps, found by the rollout, too
+    assert order["policy"]["state_dim"] == 39  # the key that each source maps; the rollout finds it, too
     monkeypatch.setattr(module, "understudy", lambda command: 1)
     module.main(arguments)
     assert "| reach | 1 | " in capsys.readouterr().out
 
 
-def test_validation_of_many_sources_is_told_beside_a_loader_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_validation_compares_many_sources_with_a_loader_each(capsys: pytest.CaptureFixture[str]) -> None:
     benchmark("validation").main(["--json", "--sources", "3", "--rounds", "1", "--no-workers"])
     found = json.loads(capsys.readouterr().out)
     assert set(found["seconds"]) == {"one", "many", "loader_each"}

@@ -1,7 +1,7 @@
-"""What a run does on a GPU. Each test also runs on the CPU, which tests the test; `scripts/gpu-check` runs the others.
+"""A run on a GPU. Each test also runs on the CPU, to test the test; `scripts/gpu-check` runs the others.
 
-On a device two runs need not be the same bits (sums of a backward pass have no fixed sequence there), so bits are
-compared where nothing is summed: batches, the optimizer's step, checkpoints.
+On a GPU two runs may differ in bits, because sums of a backward pass have no fixed sequence there. So bits are compared
+only without sums: batches, the optimizer's step, checkpoints.
 """
 
 import copy
@@ -46,7 +46,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 def started(config: TrainConfig, mesh: parallel.Mesh) -> tuple[TrainState, Iterator[dict[str, Any]]]:
-    """A training at step 0 and its batches, made once, as often as one likes."""
+    """A training state at step 0 and its batches. The data is opened once."""
     data = open_data(config)
     with Loader(data.training, order=data.order(config), num_threads=1) as loader:
         batches = [next(loader) for _ in range(6)]
@@ -58,7 +58,7 @@ def started(config: TrainConfig, mesh: parallel.Mesh) -> tuple[TrainState, Itera
 
 @pytest.mark.parametrize("options", [{}, {"pin": True}, {"image_size": (32, 32)}], ids=["plain", "pinned", "resized"])
 def test_batches_are_the_same_on_the_device(root: Path, device: str, options: dict[str, Any]) -> None:
-    """Also where the device is busy with the batch before while the next one is copied over."""
+    """Also while the device works on the batch before."""
     data = EpisodeDataset(root, delta_timestamps={"action": [0, 0.1, 0.2]})
     order = Order.from_datasets([data], batch_size=8, seed=1)
     options = {key: value for key, value in options.items() if device == "cuda" or key != "pin"}
@@ -113,7 +113,7 @@ def test_float32_weights_step_to_the_bits_of_fused_adamw(device: str) -> None:
 
 
 def test_the_compiled_split_step_agrees_with_the_specification(device: str) -> None:
-    """To rounding: the two round in other places. Skipped steps change no bit, and one graph serves all sizes."""
+    """Equal to rounding: the two round in other places. Skipped steps change no bit, and one graph serves all sizes."""
     if problem := missing_compiler(torch.device(device)):
         pytest.skip(problem)
     start = torch.randn(320, 16, generator=torch.Generator().manual_seed(0)).to(device) * 0.02
@@ -142,7 +142,7 @@ def test_masters_beside_somebody_elses_optimizer(device: str) -> None:
     assert torch.equal(ours.master(live).view(torch.int32), truth.detach().view(torch.int32))
 
 
-# -- a training
+# -- training
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -205,14 +205,14 @@ def test_a_checkpoint_brings_every_bit_back(root: Path, tmp_path: Path, device: 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_mesh_of_one_device_steps_as_no_mesh_does(root: Path, device: str, precision: Any) -> None:
-    """FSDP2, hybrid mesh (1, 1), through NCCL on a GPU: a `Mesh` that says 2 takes the way of several processes."""
+    """FSDP2, hybrid mesh (1, 1), through NCCL on a GPU: a `Mesh` of size 2 uses the code of several processes."""
     if not has_gradient_sum():
         pytest.skip("torch < 2.8: FSDP2 cannot sum gradients")
     config, results = tiny_config(root, root, device=device, batch_size=8, precision=precision), []
     with parallel.join_mesh(config) as mesh:
         for world in (1, 2):
             training, batches = started(config, replace(mesh, world=world))
-            training.checked = True  # ranks that are not there cannot be asked what the loss reaches
+            training.checked = True  # absent ranks cannot report the parameters that the loss reaches
             assert any(hasattr(p, "placements") for p in training.policy.parameters()) == (world == 2)
             results.append([(r.loss.item(), r.grad_norm.item()) for r in map(training.train_step, batches)])
     flat = [[number for pair in pairs for number in pair] for pairs in results]

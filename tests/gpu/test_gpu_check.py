@@ -1,4 +1,4 @@
-"""`scripts/gpu-check` goes on after a part that fails, keeps to its time, and says so where there is no GPU."""
+"""`scripts/gpu-check` continues after a failed part, keeps to its time, and reports a missing GPU."""
 
 import json
 import subprocess
@@ -50,7 +50,9 @@ def test_a_part_that_fails_or_hangs_does_not_stop_the_next(
 
 def test_it_finds_the_tests_and_without_a_gpu_runs_nothing(script: ModuleType, tmp_path: Path) -> None:
     files = script.parts(tmp_path / "x.xml")[0][1]
-    assert sum(Path(file).name in ("test_gpu.py", "test_split.py", "test_master.py") for file in files) == 3
+    assert (
+        sum(Path(file).name in ("test_gpu.py", "test_bf16_split.py", "test_master_weights.py") for file in files) == 3
+    )
     if script.conditions()["gpu"]:
         pytest.skip("there is a GPU here")
     done = subprocess.run([sys.executable, str(SCRIPT), "--out", str(tmp_path)], capture_output=True, text=True)

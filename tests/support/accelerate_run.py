@@ -1,7 +1,7 @@
-"""Runs a sampler under Accelerate, in this process or in two of their own, and says which indices came in which step.
+"""Run a sampler under Accelerate, in this process or in two others, and report the indices of each step.
 
 As a script it is one rank: `python accelerate_run.py OUT JOBS` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set,
-where JOBS is JSON, a list of the keyword arguments of `train`; what each saw goes to OUT.<rank>.
+where JOBS is JSON, a list of the keyword arguments of `train`. Each rank writes its indices to OUT.<rank>.
 """
 
 import json
@@ -24,9 +24,9 @@ DATA = Indices(13, 8, 21, 30)
 
 
 class StepSampler(Sampler[int]):
-    """The negative control: a restatement of the best-known sampler of the field.
+    """Negative control: a restatement of the best-known sampler of the field.
 
-    It keeps (epoch, start), derives them from the step alone, and believes what `set_epoch` says after a restore.
+    It stores (epoch, start), derives them from the step alone, and trusts `set_epoch` after a restore.
     """
 
     def __init__(self, frames: int) -> None:
@@ -76,16 +76,16 @@ def train(kind: str, steps: int, batch: int, position: int = 0, step: int = 0) -
 def train_on_two_ranks(folder: Path, jobs: list[dict[str, Any]]) -> list[list[list[int]]]:
     """Per job, per step: the global batch, rank 0's share and then rank 1's. Two gloo processes run all jobs."""
     for _ in range(3):
-        codes, told = _run(folder, jobs)
-        if "connectFullMesh failed" not in told:  # somebody else's connection to gloo's port, whom it takes for a rank
+        codes, errors = _run(folder, jobs)
+        if "connectFullMesh failed" not in errors:  # a foreign connection to gloo's port, taken for a rank
             break
-    assert codes == [0, 0], told
+    assert codes == [0, 0], errors
     seen = [json.loads((folder / f"seen.{rank}").read_text()) for rank in range(2)]
     return [[a + b for a, b in zip(first, second)] for first, second in zip(*seen)]
 
 
 def _run(folder: Path, jobs: list[dict[str, Any]]) -> tuple[list[int], str]:
-    """What both ranks ended with, and what they told on stderr."""
+    """Exit codes and error output of both ranks."""
     held = socket.socket()
     port = str(reserved(held))
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""Batches of a Loader, held against each other, and the least memory that it asks for."""
+"""Comparison of batches, and the least memory of a Loader."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from understudy.order import Order
 
 
 def batches(data: EpisodeDataset, order: Order, count: int, **options: Any) -> list[dict[str, Any]]:
-    """The first `count` that a Loader gives."""
+    """The first `count` batches of a Loader."""
     with Loader([data], order=order, **options) as loader:
         return [next(loader) for _ in range(count)]
 
@@ -25,12 +25,12 @@ def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
 
 
 def all_same(one: Sequence[dict[str, Any]], two: Sequence[dict[str, Any]]) -> bool:
-    """Whether as many came, and each is the `same`."""
+    """Whether both have the same number of batches, and each pair is the `same`."""
     return len(one) == len(two) and all(same(a, b) for a, b in zip(one, two))
 
 
 def least_memory(*data: EpisodeDataset, order: Order, **options: Any) -> int:
-    """The fewest bytes with which a Loader works, as it says itself."""
-    with pytest.raises(ValueError, match="need") as told:
+    """The least memory budget of a Loader, from its own error message."""
+    with pytest.raises(ValueError, match="need") as caught:
         Loader(data, order=order, memory=1, **options)
-    return int(str(told.value).split("need ")[1].split(" bytes")[0])
+    return int(str(caught.value).split("need ")[1].split(" bytes")[0])

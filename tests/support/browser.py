@@ -1,4 +1,4 @@
-"""A real browser that looks at a page: which texts are too small, too pale, cut off or wider than the screen.
+"""A headless browser that audits a page: texts too small, too pale, cut off or wider than the screen.
 
 Needs playwright (in the dev extra) and a Chromium or Chrome on PATH; tests are skipped where either is missing.
 """
@@ -39,9 +39,9 @@ def browser() -> Iterator[Any]:
 
 
 def faults(browser: Any, page: Path, width: int, scheme: str) -> list[str]:
-    """What is wrong with a page on a screen `width` pixels wide, in the colour scheme `light` or `dark`.
+    """Problems of a page on a screen `width` pixels wide, in the colour scheme `light` or `dark`.
 
-    With UNDERSTUDY_SCREENSHOTS=FOLDER the screenshots stay there, for the eye.
+    UNDERSTUDY_SCREENSHOTS=FOLDER keeps the screenshots there.
     """
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     try:
@@ -57,9 +57,9 @@ def faults(browser: Any, page: Path, width: int, scheme: str) -> list[str]:
             Path(folder).mkdir(parents=True, exist_ok=True)
             tab.screenshot(path=str(Path(folder) / f"{page.stem}-{width}-{scheme}.png"), full_page=True)
         found += tab.evaluate(AUDIT)
-        tab.keyboard.press("Tab")  # the first thing that can be reached by keyboard shows that it has been
+        tab.keyboard.press("Tab")  # the first element that the keyboard reaches must show its focus
         if not tab.evaluate("['none', ''].indexOf(getComputedStyle(document.activeElement).outlineStyle) < 0"):
-            found.append("focus: what the keyboard reaches first is not outlined")
+            found.append("focus: the first element that the keyboard reaches is not outlined")
         return found
     finally:
         context.close()

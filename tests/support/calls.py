@@ -1,4 +1,4 @@
-"""Which files are flushed and renamed, in which sequence, as the system is told."""
+"""Log of flushes and renames of files, in the sequence of the system calls."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 
 def recorded_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
-    """From here on: ("fsync", the file or folder) and ("rename", the name that is given), in their sequence."""
+    """Log ("fsync", file or folder) and ("rename", new name) from now on, in sequence."""
     calls: list[tuple[str, Path]] = []
     fsync, rename, replace = os.fsync, os.rename, os.replace
 

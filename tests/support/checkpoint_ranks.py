@@ -1,4 +1,4 @@
-"""What each rank does in the tests of checkpoints on several ranks (`tests/train/checkpoint/test_ranks.py`)."""
+"""Functions of each rank in the tests of checkpoints on several ranks (`tests/train/checkpoint/test_ranks.py`)."""
 
 import hashlib
 import os
@@ -31,7 +31,7 @@ STORAGES = ("ddp", "fsdp2", "split")
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """Of names, types, shapes and every bit."""
+    """Hash of names, types, shapes and every bit."""
     sha = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -42,13 +42,13 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def value(name: str, like: Tensor) -> Tensor:
-    """What stands in the tensor of that name in these tests, whole: all 32 bits of it matter."""
+    """The whole tensor of that name in these tests. All 32 bits of its values matter."""
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big"))
     return torch.randn(tuple(like.shape), generator=generator, dtype=torch.float32).to(like.dtype)
 
 
 class Training:
-    """A policy, its optimizer and its average in one of `STORAGES`, on all ranks there are."""
+    """A policy, its optimizer and its average in one of `STORAGES`, on all ranks."""
 
     def __init__(self, storage: str) -> None:
         config = TrainConfig(data=DataConfig(root="d"))
@@ -72,7 +72,7 @@ class Training:
 
     @torch.no_grad()
     def fill(self, number: float = 1.0) -> None:
-        """Bring in `value` of each name, times `number`."""
+        """Load `value` of each name, times `number`."""
         tensors = self.tensors()
         for name, tensor in tensors.items():
             tensor.copy_(like(value(name, tensor) * number, tensor))
@@ -93,9 +93,9 @@ def rank() -> int:
 
 
 def reshard(root: Path, pairs: bool) -> dict[str, Any]:
-    """Load every checkpoint below `root`, and write one more in each storage; the digests of all that was loaded.
+    """Load every checkpoint below `root` and write one more in each storage; returns digests of the loaded ones.
 
-    With `pairs` into every storage, else into one each, in turn.
+    With `pairs` each is loaded into every storage, else into one, in turn.
     """
     dist.init_process_group("gloo")
     seen: dict[str, Any] = {}
@@ -109,7 +109,7 @@ def reshard(root: Path, pairs: bool) -> dict[str, Any]:
                 tensor.detach().zero_()
             state = checkpoint.load(path, tensors, dist.group.WORLD)
             precision.restore(training.policy, training.optimizer, tensors)
-            # Taken anew: what the training holds, not what was loaded.
+            # From the training state, not from the loaded tensors.
             seen[f"{folder.name} -> {name}"] = (digest(training.tensors()), state["from"])
         training.fill()
         saver = Saver(root / name, keep_last=1, background=storage in ("fsdp2", "split"))
@@ -119,15 +119,15 @@ def reshard(root: Path, pairs: bool) -> dict[str, Any]:
     return seen
 
 
-# -- what can go wrong ------------------------------------------------------------------------------------------------
+# -- failures ------------------------------------------------------------------------------------------------
 
 
 def trouble(root: Path) -> dict[str, list[str]]:
-    """Each kind of trouble, on one rank: the error of this rank, and what is left on disk afterwards."""
+    """Each kind of failure, on one rank: the error of this rank, and the files left on disk."""
     dist.init_process_group("gloo")
     folder = root / "checkpoints"
     tensors = {"weights/a": torch.full((70_000,), 1.0), "weights/b": torch.full((70_000,), 2.0)}
-    told: dict[str, list[str]] = {}
+    errors: dict[str, list[str]] = {}
     for background in (False, True):
         saver = Saver(folder, keep_last=3, background=background)
         saver.save(1, tensors, {})
@@ -137,7 +137,7 @@ def trouble(root: Path) -> dict[str, list[str]]:
             try:
                 with breaking(folder):
                     saver.save(2, tensors, {})
-                    # Training goes on beside it; who sees the failure first must not leave the others alone.
+                    # Training continues. The rank that sees the failure first must not leave the others alone.
                     failed = torch.tensor([0])
                     while not failed.item() and background:
                         failed = torch.tensor([int(saver.failed)])
@@ -151,15 +151,15 @@ def trouble(root: Path) -> dict[str, list[str]]:
             live = {key: torch.zeros_like(tensor) for key, tensor in tensors.items()}
             saver.load(folder / "step-00000001", live)
             whole = all(torch.equal(live[key], tensors[key]) for key in tensors)
-            told[f"{name}{' in the background' if background else ''}"] = [error, " ".join(left), str(whole)]
-    return told
+            errors[f"{name}{' in the background' if background else ''}"] = [error, " ".join(left), str(whole)]
+    return errors
 
 
 def flipped(root: Path) -> str:
-    """A bit is flipped in each file of a checkpoint, one after the other: this rank's errors, a line each."""
+    """Flip a bit in each file of a checkpoint, one after the other; this rank's errors, a line each."""
     dist.init_process_group("gloo")
     training = Training("fsdp2")
-    saver, told = Saver(root, keep_last=1), []
+    saver, errors = Saver(root, keep_last=1), []
     saver.save(1, training.tensors(), {})
     path = root / "step-00000001"
     for name in ("__0_0.distcp", "__1_0.distcp", ".metadata"):
@@ -169,20 +169,20 @@ def flipped(root: Path) -> str:
         dist.barrier()
         try:
             saver.load(path, training.tensors())
-            told.append("nothing")
+            errors.append("nothing")
         except CheckpointError as error:
-            told.append(str(error))
+            errors.append(str(error))
         dist.barrier()
         if rank() == 0:
             (path / name).write_bytes(whole)
         dist.barrier()
     saver.load(path, training.tensors())
-    return "\n".join(told)
+    return "\n".join(errors)
 
 
 @contextmanager
 def no_space(folder: Path) -> Iterator[None]:
-    """Files of rank 1 may not grow beyond 100 kB: the system's own error in the middle of a write."""
+    """Limit files of rank 1 to 100 kB: the system fails in the middle of a write."""
     if rank() != 1:
         yield
         return
@@ -215,7 +215,7 @@ def raising(number: int, text: str) -> Callable[..., Any]:
 
 @contextmanager
 def removed(folder: Path, on: int) -> Iterator[None]:
-    """Someone removes the folder that is being written, just when rank `on` has written its part."""
+    """Remove the folder of an unfinished checkpoint, just after rank `on` has written its part."""
     plain = os.fsync
 
     def fsync(handle: int) -> None:
@@ -229,7 +229,7 @@ def removed(folder: Path, on: int) -> Iterator[None]:
 
 @contextmanager
 def no_permission(folder: Path) -> Iterator[None]:
-    """Rank 0 may not write there any more (for root, permissions mean nothing: it becomes someone else)."""
+    """Take write permission from rank 0. Root ignores permissions, so it changes its user."""
     if rank() != 0:
         yield
         return
@@ -257,33 +257,33 @@ TROUBLE: dict[str, Callable[[Path], Any]] = {
 
 
 def full_disk(root: Path) -> list[str]:
-    """A real file system of 512 kB; `root` is a folder to mount it on. The errors of two saves, and what is left."""
+    """Save twice on a real file system of 512 kB, mounted on `root`; the errors, and the files left."""
     dist.init_process_group("gloo")
     if rank() == 0:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "none", root], check=True, capture_output=True)
     dist.barrier()
     try:
-        saver, told = Saver(root, keep_last=3, background=True), []
+        saver, errors = Saver(root, keep_last=3, background=True), []
         for step, floats in ((1, 40_000), (2, 200_000), (3, 40_000)):
             try:
                 saver.save(step, {"weights/a": torch.full((floats,), float(step))}, {})
                 saver.wait()
-                told.append("saved")
+                errors.append("saved")
             except CheckpointError as error:
-                told.append(str(error))
+                errors.append(str(error))
         dist.barrier()
-        return [*told, *sorted(path.name for path in root.iterdir())]
+        return [*errors, *sorted(path.name for path in root.iterdir())]
     finally:
         dist.barrier()
         if rank() == 0:
             subprocess.run(["umount", "-l", root], check=True)
 
 
-# -- behind the training's back ---------------------------------------------------------------------------------------
+# -- beside the training ---------------------------------------------------------------------------------------
 
 
 def background(root: Path) -> dict[str, Any]:
-    """A save that takes its time while training goes on, then another one."""
+    """A slow save beside the training, then another one."""
     dist.init_process_group("gloo")
     training = Training("fsdp2")
     training.fill()
@@ -301,8 +301,8 @@ def background(root: Path) -> dict[str, Any]:
     os.fsync = slow
     try:
         saver.save(1, training.tensors(), {})
-        training.fill(2.0)  # the next steps write over everything
-        for _ in range(30):  # and talk to each other meanwhile
+        training.fill(2.0)  # the next steps overwrite everything
+        for _ in range(30):  # and communicate meanwhile
             dist.all_reduce(torch.ones(1000))
         unfinished = checkpoint.find_latest(root)
         threading.Timer(0.3, may_go_on.set).start()
@@ -324,12 +324,12 @@ def background(root: Path) -> dict[str, Any]:
 
 
 def no_agreement(root: Path) -> str:
-    """The negative control: without agreement rank 0's failure to name the checkpoint is rank 0's secret."""
+    """Negative control: without agreement only rank 0 knows of its failure to name the checkpoint."""
     dist.init_process_group("gloo")
     plain = checkpoint.run_on_rank_0
 
     def alone(group: Any, work: Any) -> Any:
-        """Waits for the others as `agreed` does, and tells them nothing."""
+        """Wait for the others as `agreed` does, without passing on an error."""
         try:
             return work() if dist.get_rank() == 0 else True
         finally:

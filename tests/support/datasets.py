@@ -1,8 +1,8 @@
-"""Small LeRobot datasets of every version, written with bare pyarrow, PyAV and Pillow, and what must be read from them.
+"""Small LeRobot datasets of every version, written with bare pyarrow, PyAV and Pillow, and their true content.
 
-Written independently of the project's own writer, so that reader and writer cannot share a mistake. Every picture says
-who it is: 16 blocks of 16x16 pixels, 15 of them a binary number (camera, episode, frame) that survives lossy coding and
-the last one red.
+Independent of the project's own writer, so that reader and writer cannot share a mistake. Every image encodes its
+identity: 16 blocks of 16x16 pixels, 15 of them a binary number (camera, episode, frame) that survives lossy coding,
+and a red one.
 """
 
 import io
@@ -28,7 +28,7 @@ TASKS = ("lift the red block", "push the blue block", "wait")
 
 @dataclass(frozen=True)
 class Spec:
-    """What to write. Episode k (its place in `lengths`) has id `ids[k]`."""
+    """A dataset to write. Episode k (its place in `lengths`) has id `ids[k]`."""
 
     version: str = "v3.0"
     lengths: tuple[int, ...] = (6, 9, 4)
@@ -49,7 +49,7 @@ class Spec:
     fixed_lists: bool = True
     stored_double: bool = False
     omit: tuple[str, ...] = ()
-    extra: bool = False  # columns that info.json does not know
+    extra: bool = False  # columns missing in info.json
     tasks_spelling: str = "index"  # "index", "unnamed", "plain"
     nan_row: bool = False
     foreign: bool = True
@@ -71,7 +71,7 @@ class Spec:
 
 @dataclass
 class Truth:
-    """What a right reader gives: per episode id, key -> array (length, ...) or list, and the task of each frame."""
+    """The true content: per episode id, key -> array (length, ...) or list, and the task of each frame."""
 
     spec: Spec
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Truth:
 
 
 def picture(camera: int, episode: int, frame: int) -> np.ndarray:
-    """uint8 (64, 64, 3) that says who it is; camera < 4, episode < 32, frame < 256."""
+    """uint8 (64, 64, 3) image that encodes its identity; camera < 4, episode < 32, frame < 256."""
     number = camera << 13 | episode << 8 | frame
     out = np.empty((SIDE, SIDE, 3), np.uint8)
     for block in range(15):
@@ -95,7 +95,7 @@ def picture(camera: int, episode: int, frame: int) -> np.ndarray:
 
 
 def identity(pixels: np.ndarray) -> tuple[int, int, int]:
-    """(camera, episode, frame) of a picture uint8 (3, 64, 64); fails on a picture that is none of ours."""
+    """(camera, episode, frame) of an image uint8 (3, 64, 64). Fails on any other image."""
     assert (pixels.shape, pixels.dtype) == ((3, SIDE, SIDE), np.uint8)
     blocks = pixels.reshape(3, 4, 16, 4, 16).mean((2, 4)).transpose(1, 2, 0).reshape(16, 3)
     red = blocks[15]
@@ -107,7 +107,7 @@ def identity(pixels: np.ndarray) -> tuple[int, int, int]:
 
 
 def write_dataset(root: Path, spec: Spec) -> Truth:
-    """Write a dataset under `root` and return what must be read from it."""
+    """Write a dataset under `root` and return its true content."""
     truth = _truth(spec)
     tables = {e: _table(spec, truth, k, e) for k, e in enumerate(spec.episode_ids)}
     features = _features(spec)
@@ -141,7 +141,7 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def expected(truth: Truth, episode: int, frame: int, offsets: dict[str, Sequence[int]]) -> dict[str, Any]:
-    """The sample at a frame, worked out one value at a time: key -> array, list, str, or who is in the pictures."""
+    """The expected sample at a frame, one value at a time: key -> array, list, str, or identities of images."""
     values, out = truth.rows[episode], {}
     last = len(truth.tasks[episode]) - 1
     for key, column in values.items():
@@ -259,7 +259,7 @@ def _png(pixels: np.ndarray) -> bytes:
 
 
 def write_parquet(path: Path, tables: Sequence[pa.Table], one_row_group: bool = False) -> None:
-    """One row group per table, or one for all; page checksums on, so that a reader can notice a flipped byte."""
+    """Write one row group per table, or one for all. Page checksums let a reader detect a flipped byte."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with pq.ParquetWriter(path, tables[0].schema, write_page_checksum=True) as writer:
         for table in [pa.concat_tables(tables)] if one_row_group else tables:
@@ -267,12 +267,12 @@ def write_parquet(path: Path, tables: Sequence[pa.Table], one_row_group: bool = 
 
 
 def write_video(path: Path, pictures: Sequence[np.ndarray], spec: Spec) -> None:
-    """All pictures as one stream."""
+    """All images as one stream."""
     path.parent.mkdir(parents=True, exist_ok=True)
     options = {"g": str(spec.gop), "crf": "30" if spec.codec == "libsvtav1" else "20"}
     if spec.codec == "libsvtav1":
         os.environ.setdefault("SVT_LOG", "1")
-        options |= {"preset": "9", "svtav1-params": "lp=1"}  # faster ones lose whole blocks of small pictures
+        options |= {"preset": "9", "svtav1-params": "lp=1"}  # faster ones lose whole blocks of small images
     elif spec.codec == "libx265":
         options |= {
             "preset": "ultrafast",

@@ -7,7 +7,7 @@ from understudy.envs.env import Env, layout_seed
 
 
 def check_env(env: Env, steps: int) -> None:
-    """Check the parts of the protocol that every environment fulfils."""
+    """Check the parts of the protocol that hold for every environment."""
     assert env.fps > 0
     assert env.max_steps > 0
     observed = set(env.features) - {"action"}

@@ -1,4 +1,4 @@
-"""The few answers of a Hugging Face hub that reading a dataset needs, on top of `RangeServer`."""
+"""The answers of a Hugging Face hub that reading a dataset needs, on top of `RangeServer`."""
 
 import json
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ REPO = "me/set"
 
 
 class HubServer(RangeServer):
-    """One dataset repository, `datasets/me/set`, private where `token` is given.
+    """One dataset repository, `datasets/me/set`, private if there is a `token`.
 
-    `commits` holds the files of each commit, by path in the repository; `main` says which one `main` is now. Files are
-    served from another address than they are asked at, as on the hub.
+    `commits` has the files of each commit by path in the repository, and `main` names the current one. As on the hub,
+    files are redirected to another address.
     """
 
     def __init__(self, files: Mapping[str, bytes], token: str = "") -> None:
@@ -24,7 +24,7 @@ class HubServer(RangeServer):
         self.answer = self._answer
 
     def push(self, files: Mapping[str, bytes]) -> None:
-        """A new commit, which `main` then is."""
+        """Add a commit and point `main` to it."""
         self.main = f"{len(self.commits) + 1:040x}"
         self.commits[self.main] = files
         assert isinstance(self.files, dict)
@@ -32,7 +32,7 @@ class HubServer(RangeServer):
 
     def _answer(self, asked: Asked) -> tuple[int, dict[str, str], bytes] | None:
         if asked.path.startswith("/cdn/"):
-            assert "authorization" not in asked.headers or not self.token, "the token went to a stranger"
+            assert "authorization" not in asked.headers or not self.token, "the token went to another host"
             return None
         if self.token and asked.headers.get("authorization") != f"Bearer {self.token}":
             return 401, {"X-Error-Code": "GatedRepo"}, b"{}"

@@ -1,4 +1,4 @@
-"""A map-style dataset whose items are their own indices: what a loader hands out is the order it followed."""
+"""A map-style dataset whose items are their own indices, so that batches show the order."""
 
 import numpy as np
 import torch

@@ -1,16 +1,16 @@
-"""Training runs that are killed with SIGKILL, again and again, until they are done; and what must hold afterwards.
+"""Training runs that SIGKILL ends again and again until they are done, and the conditions that must hold then.
 
-Every attempt is a process of its own (two, on two ranks), forked from this one, which has imported torch and opened
-nothing. A victim dies in one of two ways:
+Every attempt is a process (two, on two ranks) forked from this one, which has imported torch and has no open files. A
+victim dies in one of two ways:
 
     at a change   it kills itself just before its n-th change of the disk (open to write, fsync, rename, remove …), or
                   the n-th of those inside saves
-    at a time     it is killed from outside after a random time, on a disk whose fsync takes long, so that a good part
-                  of that time is inside saves
+    at a time     it is killed from outside after a random time, on a disk with a slow fsync, so that much of that
+                  time is inside saves
 
-What must hold after every kill: each folder that bears a checkpoint's name holds that step of the run that was never
-stopped, bit for bit. And at the end: its series, its tensors and its policy are those of the run that was never
-stopped, and every position went into the weights once. `benchmarks/soak_trainer.py` does this a hundred times.
+After every kill, each folder with a checkpoint's name must hold that step of the uninterrupted run, bit for bit. At
+the end, series, tensors and policy must equal those of the uninterrupted run, and every position must have gone into
+the weights once. `benchmarks/soak_trainer.py` does this a hundred times.
 """
 
 import os
@@ -41,12 +41,12 @@ from understudy.train.checkpoint.run_dir import RunDir
 
 CHANGES = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate")
 PATIENCE = 600.0
-"""Seconds after which a rank that should have noticed that the other one is gone counts as hanging."""
+"""Seconds after which a rank counts as hanging when the other one is gone."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How a run is arranged."""
+    """Kind of a run."""
 
     worlds: tuple[int, ...]
     """Processes of its attempts, in turn."""
@@ -76,8 +76,8 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Victim:
-    """Which rank dies, and how: before its change number `change`, or number `in_save` of those inside saves, or
-    `seconds` after the start."""
+    """The rank to kill, and when: before its change number `change`, before change `in_save` inside saves, or `seconds`
+    after the start."""
 
     rank: int
     change: int | None = None
@@ -86,23 +86,23 @@ class Victim:
 
 
 @dataclass
-class Told:
-    """What came of it."""
+class Tally:
+    """Result of the kills."""
 
     kills: int = 0
     in_saves: int = 0
-    """Kills that left an unfinished checkpoint behind."""
+    """Kills that left an unfinished checkpoint."""
     attempts: int = 0
     finished: int = 0
     looked_at: int = 0
-    """Checkpoints compared, after kills, with the run that was never stopped."""
+    """Checkpoints compared with the uninterrupted run after kills."""
     slowest: float = 0.0
-    """Seconds that a rank took, at most, to leave after the other one was killed."""
+    """Longest time in seconds that a rank took to end after the other one was killed."""
     wrong: list[str] = field(default_factory=list)
 
 
 class Changes:
-    """Counts changes of files below `root`; before the victim's own, ends the process without a word."""
+    """Count changes of files below `root`; end the process without notice before the victim's change."""
 
     def __init__(self, root: Path, victim: Victim | None) -> None:
         self.root, self.victim = str(root), victim or Victim(0)
@@ -134,12 +134,12 @@ class Changes:
         self.count_in_saves += self.saving
 
 
-def attempt(kind: Kind, number: int, data: Path, out: Path, victim: Victim | None, told: Told) -> list[int] | None:
-    """Start the run, or carry it on; the number of changes that each rank made, or None if the victim died."""
+def attempt(kind: Kind, number: int, data: Path, out: Path, victim: Victim | None, tally: Tally) -> list[int] | None:
+    """Start or resume the run; returns the changes that each rank made, or None if the victim died."""
     world = kind.worlds[number % len(kind.worlds)]
     held = socket.socket()  # until the ranks have ended
     port = str(reserved(held))
-    told.attempts += 1
+    tally.attempts += 1
     started, ranks = time.monotonic(), []
     for rank in range(world):
         reading, writing = os.pipe()
@@ -155,14 +155,14 @@ def attempt(kind: Kind, number: int, data: Path, out: Path, victim: Victim | Non
         ranks.append((child, reading))
     if victim is not None and victim.seconds is not None:
         time.sleep(max(0.0, started + victim.seconds - time.monotonic()))
-        os.kill(ranks[victim.rank][0], signal.SIGKILL)  # not yet waited for, so the number is still its own
-    counts = _ended(ranks, victim, out, told)
+        os.kill(ranks[victim.rank][0], signal.SIGKILL)  # not yet waited for, so its number is not reused
+    counts = _ended(ranks, victim, out, tally)
     held.close()
     return counts
 
 
 def _live(kind: Kind, number: int, data: Path, out: Path, changes: Changes, writing: int) -> None:
-    """What a rank does; it does not return."""
+    """Run a rank. Does not return."""
     try:
         with open(out.with_name(f"{out.name}.log"), "a") as log:
             os.dup2(log.fileno(), 2)
@@ -178,8 +178,8 @@ def _live(kind: Kind, number: int, data: Path, out: Path, changes: Changes, writ
         os._exit(99)
 
 
-def _ended(ranks: list[tuple[int, int]], victim: Victim | None, out: Path, told: Told) -> list[int] | None:
-    """Wait for all of them; a rank beside a victim has to leave by itself."""
+def _ended(ranks: list[tuple[int, int]], victim: Victim | None, out: Path, tally: Tally) -> list[int] | None:
+    """Wait for all ranks. A rank beside a victim must end by itself."""
     codes: dict[int, int] = {}
     died = None
     while len(codes) < len(ranks):
@@ -191,13 +191,13 @@ def _ended(ranks: list[tuple[int, int]], victim: Victim | None, out: Path, told:
                 codes[rank] = os.waitstatus_to_exitcode(status)
                 died = time.monotonic() if died is None and codes[rank] == -signal.SIGKILL else died
         if died is not None and time.monotonic() - died > PATIENCE:
-            told.wrong.append(f"{out.name}: a rank hangs after the other one was killed")
+            tally.wrong.append(f"{out.name}: a rank hangs after the other one was killed")
             for rank, (child, _) in enumerate(ranks):
                 if rank not in codes:
                     os.kill(child, signal.SIGKILL)
         time.sleep(0.005)
     if died is not None:
-        told.slowest = max(told.slowest, time.monotonic() - died)
+        tally.slowest = max(tally.slowest, time.monotonic() - died)
     counts = []
     for _, reading in ranks:
         with os.fdopen(reading) as pipe:
@@ -205,25 +205,25 @@ def _ended(ranks: list[tuple[int, int]], victim: Victim | None, out: Path, told:
     if victim is not None and codes[victim.rank] == -signal.SIGKILL:
         return None
     if any(codes.values()):
-        told.wrong.append(f"{out.name}: ended with {codes}: {out.with_name(out.name + '.log').read_text()[-600:]}")
+        tally.wrong.append(f"{out.name}: ended with {codes}: {out.with_name(out.name + '.log').read_text()[-600:]}")
     return counts
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A run of a kind that was never stopped."""
+    """An uninterrupted run of a kind."""
 
     out: Path
     changes: int
-    """Of the disk, by rank 0."""
+    """Changes of the disk, by rank 0."""
     seconds: float
     digests: dict[int, str]
     """Step -> hash of all tensors of its checkpoint."""
 
 
-def uninterrupted(kind: Kind, data: Path, out: Path, told: Told) -> Whole:
+def uninterrupted(kind: Kind, data: Path, out: Path, tally: Tally) -> Whole:
     began = time.monotonic()
-    changes = attempt(replace(kind, worlds=kind.worlds[:1], keep=99), 0, data, out, None, told)
+    changes = attempt(replace(kind, worlds=kind.worlds[:1], keep=99), 0, data, out, None, tally)
     seconds = time.monotonic() - began
     assert changes is not None
     found = {step: out / f"checkpoints/step-{step:08d}" for step in checkpoint.list_steps(out / "checkpoints")}
@@ -231,12 +231,12 @@ def uninterrupted(kind: Kind, data: Path, out: Path, told: Told) -> Whole:
     return Whole(out, changes[0], seconds, digests)
 
 
-def lineage(kind: Kind, whole: Whole, data: Path, out: Path, kills: int, draw: random.Random, told: Told) -> None:
-    """One run, killed `kills` times, then left to end; compared after each kill and at the end."""
+def lineage(kind: Kind, whole: Whole, data: Path, out: Path, kills: int, draw: random.Random, tally: Tally) -> None:
+    """Kill one run `kills` times, then let it end. Compare after each kill and at the end."""
     number = killed = 0
     while killed < kills and number < 4 * kills:
         rank = draw.randrange(kind.worlds[number % len(kind.worlds)])
-        # A run that is carried on has less before it.
+        # A resumed run has fewer steps left.
         steps, reached = whole.digests, checkpoint.list_steps(out / "checkpoints")
         left = 1 - (reached[-1] if reached else 0) / max(steps)
         if killed % 3 == 0:
@@ -246,43 +246,43 @@ def lineage(kind: Kind, whole: Whole, data: Path, out: Path, kills: int, draw: r
         else:
             most = whole.changes if rank == 0 else whole.changes // 5  # rank 0 changes most
             victim = Victim(rank, change=draw.randrange(1 + int(most * left)))
-        dead = attempt(kind, number, data, out, victim, told) is None
+        dead = attempt(kind, number, data, out, victim, tally) is None
         number += 1
         if dead:
             killed += 1
-            told.in_saves += any((out / "checkpoints").glob("*.tmp")) if (out / "checkpoints").is_dir() else 0
-            _look(kind, whole, out, told)
+            tally.in_saves += any((out / "checkpoints").glob("*.tmp")) if (out / "checkpoints").is_dir() else 0
+            _look(kind, whole, out, tally)
         elif RunDir(out).policy.exists():
             break
-        if told.wrong:
+        if tally.wrong:
             break
-    told.kills += killed
-    if not told.wrong:
-        attempt(kind, number, data, out, None, told)
-        _compare(kind, whole, out, told)
-        told.finished += 1
+    tally.kills += killed
+    if not tally.wrong:
+        attempt(kind, number, data, out, None, tally)
+        _compare(kind, whole, out, tally)
+        tally.finished += 1
 
 
-def _look(kind: Kind, whole: Whole, out: Path, told: Told) -> None:
+def _look(kind: Kind, whole: Whole, out: Path, tally: Tally) -> None:
     """Every name without .tmp is a promise."""
     for step in checkpoint.list_steps(out / "checkpoints"):
         try:
             tensors = checkpoint.read_tensors(out / f"checkpoints/step-{step:08d}")
         except OSError as error:
-            told.wrong.append(f"{out.name}: torn: {error}")
+            tally.wrong.append(f"{out.name}: torn: {error}")
             continue
-        told.looked_at += 1
+        tally.looked_at += 1
         if len(kind.worlds) == 1 and digest(tensors) != whole.digests[step]:
-            told.wrong.append(f"{out.name}: step {step} is not that of the run that was never stopped")
+            tally.wrong.append(f"{out.name}: step {step} differs from the uninterrupted run")
 
 
-def _compare(kind: Kind, whole: Whole, out: Path, told: Told) -> None:
-    if told.wrong:
+def _compare(kind: Kind, whole: Whole, out: Path, tally: Tally) -> None:
+    if tally.wrong:
         return
     try:
         if len(kind.worlds) == 1:
             same_run(whole.out, out)
-        else:  # position-exact: sums round otherwise
+        else:  # position-exact: sums are rounded in another sequence
             one, two = series(whole.out), series(out)
             assert [r["step"] for r in one] == [r["step"] for r in two]
             assert all(abs(a["loss"] - b["loss"]) < 1e-3 * a["loss"] for a, b in zip(one, two))
@@ -290,23 +290,23 @@ def _compare(kind: Kind, whole: Whole, out: Path, told: Told) -> None:
         assert consumed(out) == Counter(range(config.steps * config.batch_size)), "a position was lost or used twice"
         assert not list((out / "checkpoints").glob("*.tmp"))
     except AssertionError as error:
-        told.wrong.append(f"{out.name}: {str(error)[:300]}")
+        tally.wrong.append(f"{out.name}: {str(error)[:300]}")
 
 
 def torn() -> None:
-    """The negative control: checkpoints are written under the name that is a promise."""
+    """Negative control: write checkpoints under their final name."""
     checkpoint._unfinished = lambda final: final  # type: ignore[assignment]
 
 
 def main(data: Path, out: Path, kinds: tuple[Kind, ...], kills: int, per_run: int, seed: int) -> dict[str, Any]:
     """Kill `kills` times, in runs of all `kinds` in turn, each killed `per_run` times."""
-    draw, told, wholes = random.Random(seed), Told(), dict[Kind, Whole]()
+    draw, tally, wholes = random.Random(seed), Tally(), dict[Kind, Whole]()
     began, number = time.monotonic(), 0
-    while told.kills < kills and not told.wrong:
+    while tally.kills < kills and not tally.wrong:
         kind = kinds[number % len(kinds)]
         if kind not in wholes:
-            wholes[kind] = uninterrupted(kind, data, out / f"whole-{len(wholes)}", told)
-        name, left = out / f"killed-{number}", min(per_run, kills - told.kills)
-        lineage(kind, wholes[kind], data, name, left, draw, told)
+            wholes[kind] = uninterrupted(kind, data, out / f"whole-{len(wholes)}", tally)
+        name, left = out / f"killed-{number}", min(per_run, kills - tally.kills)
+        lineage(kind, wholes[kind], data, name, left, draw, tally)
         number += 1
-    return {**vars(told), "kinds": [str(kind) for kind in kinds], "seconds": time.monotonic() - began}
+    return {**vars(tally), "kinds": [str(kind) for kind in kinds], "seconds": time.monotonic() - began}

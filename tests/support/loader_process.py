@@ -18,7 +18,7 @@ def resident_bytes() -> int:
 
 
 def measure(root: str, memory: int, lanes: int, clip: int, batches: int) -> None:
-    """Print the plan's bytes and by how many this process grew at most, as JSON."""
+    """Print the bytes of the plan and the largest growth of this process, as JSON."""
     data = EpisodeDataset(root, frame_cache_bytes=0)
     order = Order.from_datasets([data], batch_size=16, seed=1, clip=clip, lanes=lanes)
     with Loader([data], order=order, memory=memory, num_threads=2) as loader:
@@ -32,7 +32,7 @@ def measure(root: str, memory: int, lanes: int, clip: int, batches: int) -> None
 
 
 def forever(root: str, memory: int) -> None:
-    """Make batches until interrupted; say when one is there, and how many threads are left in the end."""
+    """Make batches until interrupted; print each arrival, and the number of threads left at the end."""
     data = EpisodeDataset(root, frame_cache_bytes=0)
     loader = Loader(
         [data], order=Order.from_datasets([data], batch_size=64, seed=1, clip=3, lanes=64), memory=memory, num_threads=2

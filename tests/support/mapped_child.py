@@ -1,4 +1,4 @@
-"""What a process that is started finds of tables that the one before it has mapped."""
+"""Tables mapped by a parent process, as seen by its child."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def maps(folder: Path) -> set[str]:
 
 
 def answer(said: Connection, data: Any, folder: Path) -> None:
-    """Send what an `EpisodeDataset` that was pickled into this process has mapped, and holds."""
+    """Send the mapped and the private tables of an `EpisodeDataset` that was pickled into this process."""
     table = data.catalog.episodes
     said.send((maps(folder), table.lengths.copy(), data.segments.copy(), [int(n) for n in data[3]["action"].shape]))
 
 
 def main(root: str, folder: str) -> None:
-    """Open a dataset whose metadata may be read no more, and print its lengths and the files that are mapped."""
+    """Open a dataset without access to its metadata, and print its lengths and mapped files."""
     from understudy.data.format import lerobot_v3
     from understudy.data.format.catalog import Catalog
     from understudy.storage import mapped

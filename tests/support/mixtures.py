@@ -1,4 +1,4 @@
-"""A mixture small enough for tests, of sources that differ in everything that sources may differ in."""
+"""A small mixture of sources that differ in every permitted way."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +19,14 @@ WEIGHTS = (3.0, 2.0, 1.0)
 
 
 def tiny_sources(root: Path, small_pictures: bool = True) -> tuple[SourceConfig, ...]:
-    """Three datasets: "wide" (4 joints, one camera), "two" (2 joints, two cameras of smaller pictures, 20 fps), and
-    "small" (the robot of "wide", whose keys are all called otherwise). "wide" and "small" share a norm head.
+    """Three datasets.
 
-    small_pictures: those of "two" are 48 x 64 and 32 x 32; else all are 64 x 64.
+    "wide" has 4 joints and one camera; "two" has 2 joints, two cameras of smaller images and 20 fps; "small" is the
+    robot of "wide" with other names for all keys. "wide" and "small" share a norm head.
+
+    Args:
+        root: folder of the datasets.
+        small_pictures: images of "two" are 48 x 64 and 32 x 32; otherwise all images are 64 x 64.
     """
     for name, spec in {
         "wide": Spec(lengths=(9, 7, 11, 8, 6, 10), action_dim=4, state_dim=5, gop=4),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 @dataclass(frozen=True)
 class Source:
-    """What the order asks of a dataset (`understudy.order.Frames`)."""
+    """A source of an order (`understudy.order.Frames`)."""
 
     segments: np.ndarray
     name: str = "source"

@@ -1,7 +1,8 @@
-"""A player of rollouts that needs no torch: `player.py SETTINGS HOW RUN STEP`. The digest of the weights that it finds
-stands for success, and RUN/played says which steps it was asked for.
+"""A player of rollouts without torch: `player.py SETTINGS HOW RUN STEP`.
 
-HOW: `plays`; `fails` with some last words; `nonsense` is what it writes; `hangs` until its standard input ends;
+It reports the digest of the weights as the success, and logs the requested steps in RUN/played.
+
+HOW: `plays`; `fails` with some last words; `nonsense` writes no JSON; `hangs` until its standard input ends;
 `hangs:STEP` at that step only.
 """
 

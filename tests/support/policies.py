@@ -31,7 +31,7 @@ def config(**changes: Any) -> FlowPolicyConfig:
 
 
 def policy(seed: int = 0, **changes: Any) -> FlowPolicy:
-    """A small policy whose every parameter matters: the zero-initialised ones are drawn too."""
+    """A small policy in which every parameter matters: zero-initialised ones are random, too."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = FlowPolicy(config(**changes), NORMALISATION)

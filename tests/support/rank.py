@@ -1,11 +1,11 @@
-"""A rank that does as told, without torch: `python rank.py FOLDER WORD...`, one word per rank (the last for the rest).
+"""A scripted rank without torch: `python rank.py FOLDER WORD...`, one word per rank (the last for the rest).
 
-say      write what it was told about itself into FOLDER/rank-N.json, print a line, leave with 0
-exit=N   leave with N, after a line on stderr
+say      write its environment to FOLDER/rank-N.json, print a line, exit with 0
+exit=N   exit with N, after a line on stderr
 die      kill itself with SIGKILL
-stay     write FOLDER/rank-N.json, then wait for a signal: leave with 75 a moment after the first, noting each
-deaf     write FOLDER/rank-N.json, then wait and heed no SIGTERM
-young    write FOLDER/rank-N.json, then wait, with every signal acting as it does before a program has begun
+stay     write FOLDER/rank-N.json, then wait for a signal: log each, and exit with 75 a moment after the first
+deaf     write FOLDER/rank-N.json, then wait and ignore SIGTERM
+young    write FOLDER/rank-N.json, then wait with the default action of every signal
 """
 
 import json
@@ -27,9 +27,9 @@ def main() -> int:
             signal.signal(number, lambda number, _: got.append(number))
     if word == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    told = {key: os.environ.get(key) for key in KEYS} | {"pid": os.getpid()}
+    known = {key: os.environ.get(key) for key in KEYS} | {"pid": os.getpid()}
     new = folder / f"rank-{rank}.new"
-    new.write_text(json.dumps(told))
+    new.write_text(json.dumps(known))
     new.rename(folder / f"rank-{rank}.json")
     if word == "die":
         os.kill(os.getpid(), signal.SIGKILL)

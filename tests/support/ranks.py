@@ -1,8 +1,8 @@
-"""Several processes of one run, for tests: a function called in N ranks at once, and what each of them returned.
+"""Several processes of one run, for tests: call a function in N ranks at once and return the results of all.
 
 A server process imports torch once and forks every rank from it, so ranks cost milliseconds and not three seconds each.
-What a rank does is a module-level function of a test file or of `support`; arguments and results are pickled. Pack many
-asserts into one call all the same: the ranks share the cores with whatever else runs.
+A rank runs a module-level function of a test file or of `support`; arguments and results are pickled. Still, pack many
+asserts into one call: the ranks share the cores with other processes.
 """
 
 import importlib.util
@@ -39,7 +39,7 @@ class RankFailed(AssertionError):
 
 
 def in_ranks(world: int, function: Callable[..., Any], *arguments: Any, timeout: float = 600) -> list[Any]:
-    """`function(*arguments)` in `world` processes which are told who they are as torchrun would; results by rank.
+    """Call `function(*arguments)` in `world` processes with the environment of torchrun; returns results by rank.
 
     Raises:
         RankFailed: unless every rank returned within `timeout` seconds; no process is left behind.
@@ -53,13 +53,14 @@ def in_ranks(world: int, function: Callable[..., Any], *arguments: Any, timeout:
 def outcomes_in_ranks(
     world: int, function: Callable[..., Any], *arguments: Any, timeout: float = 600
 ) -> list[tuple[str, Any]]:
-    """As `in_ranks`, for ranks that are meant to fail: ("returned", value), ("raised", traceback), ("died", exit code)
-    or ("hung", None) by rank."""
+    """Like `in_ranks`, for ranks that may fail.
+
+    Returns ("returned", value), ("raised", traceback), ("died", exit code) or ("hung", None) by rank."""
     held = socket.socket()
     place = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": reserved(held)}
     file, name = inspect.getfile(function), function.__qualname__
     started, ends = [], []
-    # The server has the environment and the arithmetic threads of the moment in which it is started.
+    # The server has the environment and the arithmetic threads of its start.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for rank in range(world):
         ours, theirs = SERVER.Pipe(duplex=False)
@@ -80,7 +81,7 @@ def outcomes_in_ranks(
 
 
 def reserved(held: socket.socket) -> int:
-    """A free port where rank 0's store may listen while `held` is open, and which nobody else is given meanwhile."""
+    """A free port for rank 0's store, reserved while `held` is open."""
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", 0))
     return int(held.getsockname()[1])
@@ -117,14 +118,14 @@ def _rank(out: Connection, environment: dict[str, str], file: str, name: str, ar
         result = ("raised", traceback.format_exc())
     out.send_bytes(pickle.dumps(result))  # `send` would leave tensors in memory of this process
     out.close()
-    # Without the goodbyes of an interpreter, which could wait for peers that are gone.
+    # Without the exit handlers of the interpreter, which could wait for dead peers.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 def _module(file: str) -> Any:
-    """The module of a file, under a name of its own: pytest's name for a test file cannot be imported elsewhere."""
+    """The module of a file under its own name: other processes cannot import pytest's name for a test file."""
     name = "rank_" + Path(file).stem
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, file)

@@ -1,7 +1,7 @@
-"""A small recording whose every value is known, and what a folder must then hold. Also run as a program: see `main`.
+"""A small recording with known values, and the expected content of its folder. Also a program: see `main`.
 
-As a program it records the same episodes again and again in forked children, killing each with SIGKILL before another
-file operation: one import for all of them.
+The program records the same episodes in many forked children and kills each with SIGKILL before another file
+operation, with one import for all.
 """
 
 import os
@@ -34,7 +34,7 @@ def task(episode: int) -> str:
 
 
 def shade(episode: int, frame: int, camera: int) -> int:
-    """Grey level of a picture; different for all pictures of a recording."""
+    """Grey level of an image, different for all images of a recording."""
     return 10 + (episode * 41 + frame * 13 + camera * 97) % 230
 
 
@@ -59,7 +59,7 @@ def record(writer: EpisodeWriter, episodes: range, saved: Callable[[int], None] 
 
 
 def _kill_before(count: int) -> None:
-    """Patch the file operations of this process: the `count`-th from now on does not happen any more."""
+    """Patch the file operations of this process: the `count`-th from now kills it."""
     left = [count]
 
     def fatal(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,7 +76,7 @@ def _kill_before(count: int) -> None:
 
 
 def _child(root: Path, kill_before: int | None) -> None:
-    """Record with groups of two episodes, noting each saved one beside the folder; with None, until killed."""
+    """Record with groups of two episodes, and log each saved one beside the folder; with None, until killed."""
     group.MAX_EPISODES = 2
     progress = os.open(root.with_suffix(".saved"), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     writer = open_writer(root, resume=True)

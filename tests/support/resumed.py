@@ -1,4 +1,4 @@
-"""Runs that are stopped and carried on, and which positions each of their steps really consumed."""
+"""Stopped and resumed runs, and the positions that each of their steps consumed."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from understudy.train.state import TrainState
 
 @contextmanager
 def watched(out: Path, at: dict[int, Callable[[], object]] | None = None, session: int = 0) -> Iterator[None]:
-    """Note the positions of every step below `out`.positions; do what `at` says while step k (from 1) is computed.
+    """Log the positions of every step below `out`.positions; call `at[k]` during step k (from 1).
 
     `session` numbers the attempts at one run, ascending.
     """
@@ -30,7 +30,7 @@ def watched(out: Path, at: dict[int, Callable[[], object]] | None = None, sessio
         if at and self.step + 1 in at:
             at[self.step + 1]()
         result = plain(self, batch, *rest)
-        with (folder / f"rank-{self.mesh.rank}").open("a") as file:  # after the step: what was computed with
+        with (folder / f"rank-{self.mesh.rank}").open("a") as file:  # after the step, which may change the batch
             file.write(json.dumps([session, self.step, batch["position"].tolist()]) + "\n")
         return result
 
@@ -44,8 +44,7 @@ def watched(out: Path, at: dict[int, Callable[[], object]] | None = None, sessio
 def consumed(out: Path) -> Counter[int]:
     """How often each position went into the weights.
 
-    A step that is behind the checkpoint to which a run went back is computed again, perhaps by other ranks: only its
-    last computing counts.
+    A step after the checkpoint of a resume is computed again, perhaps by other ranks. Only its last computation counts.
     """
     steps: dict[int, dict[int, list[int]]] = {}
     for file in out.with_name(out.name + ".positions").iterdir():
@@ -58,17 +57,17 @@ def send(number: int) -> Callable[[], object]:
     return lambda: os.kill(os.getpid(), number)
 
 
-# -- what each of several ranks does ----------------------------------------------------------------------------------
+# -- functions of each rank ----------------------------------------------------------------------------------
 
 
 def stops(config: TrainConfig, out: Path) -> dict[str, Any]:
-    """Runs of this rank: whole, stopped by a signal to one rank, by the file, before the first step; and carried on."""
+    """Runs of this rank: whole; stopped by a signal to one rank, by the file, before the first step; resumed."""
     from dataclasses import replace
 
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")  # around all of them: the ranks cannot meet at one port twice
-    rank, told = dist.get_rank(), {}
+    dist.init_process_group("gloo")  # around all of them: ranks cannot use one port twice
+    rank, results = dist.get_rank(), {}
 
     def named(name: str) -> TrainConfig:
         return replace(config, output_dir=str(out / name))
@@ -76,23 +75,23 @@ def stops(config: TrainConfig, out: Path) -> dict[str, Any]:
     def steps(name: str) -> list[int]:
         return checkpoint.list_steps(out / name / "checkpoints")
 
-    told["whole"] = run.train(named("whole"))
+    results["whole"] = run.train(named("whole"))
     with watched(out / "signal", {5: send(signal.SIGUSR1)} if rank == 1 else {}):
-        told["signal"] = [run.train(named("signal")), steps("signal")]
-    told["signal, on"] = run.resume(RunDir(out / "signal").settings())
+        results["signal"] = [run.train(named("signal")), steps("signal")]
+    results["signal, on"] = run.resume(RunDir(out / "signal").settings())
     with watched(out / "file", {6: (out / "file/STOP").touch} if rank == 0 else {}):
-        told["file"] = [run.train(named("file")), steps("file")]
+        results["file"] = [run.train(named("file")), steps("file")]
     plain = run.open_data
     if rank == 1:
-        run.open_data = lambda *told: (os.kill(os.getpid(), signal.SIGTERM), plain(*told))[1]  # type: ignore[func-returns-value]
-    told["early"] = [run.train(named("early")), steps("early")]
+        run.open_data = lambda *arguments: (os.kill(os.getpid(), signal.SIGTERM), plain(*arguments))[1]  # type: ignore[func-returns-value]
+    results["early"] = [run.train(named("early")), steps("early")]
     run.open_data = plain
-    told["early, on"] = run.resume(RunDir(out / "early").settings())
-    return told
+    results["early, on"] = run.resume(RunDir(out / "early").settings())
+    return results
 
 
 def carried_on(out: Path, stop_at: int | None, session: int) -> int:
-    """Resume with the ranks there are, and stop again at a step."""
+    """Resume with the present ranks, and stop again at a step."""
     rank = int(os.environ.get("RANK", "0"))
     with watched(out, {stop_at: send(signal.SIGTERM)} if stop_at and rank == 0 else {}, session):
         return run.resume(RunDir(out).settings())

@@ -55,7 +55,7 @@ def tiny_config(data: Path, out: Path, **changes: Any) -> TrainConfig:
 
 
 def series(root: Path, kind: str = "train") -> list[dict[str, Any]]:
-    """The records of a run that must not depend on anything but settings and data."""
+    """Those records of a run that depend on settings and data only."""
     return metrics_file.read(RunDir(root).metrics, kind)
 
 

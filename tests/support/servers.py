@@ -1,7 +1,7 @@
-"""A small web server with byte ranges that counts what it serves, and misbehaves when told to.
+"""A small web server with byte ranges, counters and faults.
 
-Runs in threads of the test's own process; `python tests/support/servers.py FOLDER [LATENCY [BYTES_PER_SECOND]]` serves
-a folder from a process of its own and prints its address.
+Runs in threads of the test process. `python tests/support/servers.py FOLDER [LATENCY [BYTES_PER_SECOND]]` serves a
+folder from another process and prints its address.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ FAULTS = (
     "429",
     "416",
     "whole",  # 200 with the whole file
-    "truncate",  # less than promised, then the connection ends
-    "stall",  # some of it, then silence
-    "silence",  # nothing at all
-    "short",  # an honest part that is shorter than asked
-    "elsewhere",  # an honest part from another place
-    "unsaid",  # a part that does not say which
+    "truncate",  # fewer bytes than declared, then the connection ends
+    "stall",  # some bytes, then silence
+    "silence",  # no bytes
+    "short",  # a correct part, shorter than requested
+    "elsewhere",  # a correct part of another place
+    "unsaid",  # a part without Content-Range
     "hangup",  # the connection ends without an answer
 )
 
 
 @dataclass
 class Asked:
-    """One request that came."""
+    """One request."""
 
     path: str
     first: int | None
@@ -55,8 +55,8 @@ class RangeServer:
 
     Args:
         files: path -> content; or a folder.
-        fault: called with the number of the request and the request; the name of one of `FAULTS`, or "".
-        stall: seconds of silence of the faults that are silent.
+        fault: called with the number of the request and the request; returns one of `FAULTS`, or "".
+        stall: seconds of silence of the silent faults.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class RangeServer:
         self.files, self.fault, self.latency, self.rate, self.stall = files, fault, latency, rate, stall
         self.log: list[Asked] = []
         self.written: dict[str, float] = {}  # path -> time of last change, of files in memory
-        self.headers: dict[str, str] = {}  # sent with every answer, over the usual ones; "" leaves one out
+        self.headers: dict[str, str] = {}  # sent with every answer, replacing the usual ones; "" removes one
         self.answer: Callable[[Asked], tuple[int, dict[str, str], bytes] | None] = lambda asked: None
         self._lock = threading.Lock()
         self.port = port
@@ -89,7 +89,7 @@ class RangeServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Die: connections end, the port is free."""
+        """Stop: connections end, the port is free."""
         self._http.shutdown()
         self._http.hang_up()
         self._http.server_close()
@@ -107,7 +107,7 @@ class RangeServer:
 
     @property
     def sent(self) -> int:
-        """Bytes of bodies, of all answers that gave a file."""
+        """Bytes of bodies of all answers with a file."""
         return sum(asked.sent for asked in self.log if asked.status in (200, 206))
 
     def note(self, asked: Asked) -> int:
@@ -236,12 +236,12 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def change_retry_policy(files: Files, retry: RetryPolicy) -> None:
-    """From here on: on a busy machine, what must work is not to be hurried by what must fail soon."""
+    """Set patience from now on: on a busy machine, requests that must work need more time than those that must fail."""
     files.remote_files.options = replace(files.remote_files.options, retry=retry)
 
 
 def folder(root: Path, under: str = "") -> dict[str, bytes]:
-    """The files of a folder as `RangeServer` takes them."""
+    """The files of a folder, for `RangeServer`."""
     paths: Iterable[Path] = (p for p in root.rglob("*") if p.is_file())
     return {f"{under}/{path.relative_to(root)}": path.read_bytes() for path in paths}
 
@@ -250,4 +250,4 @@ if __name__ == "__main__":
     numbers = [float(text) for text in sys.argv[2:]]
     serving = RangeServer(folder(Path(sys.argv[1])), latency=(numbers or [0.0])[0], rate=(numbers[1:] or [0.0])[0])
     print(serving.url, flush=True)
-    sys.stdin.read()  # until the one who started it has gone
+    sys.stdin.read()  # until the parent process ends

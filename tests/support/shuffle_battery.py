@@ -1,7 +1,7 @@
-"""Statistical tests of permutations: each compares what many keys give with what random permutations would.
+"""Statistical tests of permutations of many keys against random permutations.
 
 `battery(images, n)` takes one row of images y(i), y(i+1), ... per key and gives a p-value per test, two-sided: a
-shuffle that is too even is as wrong as one that is not even enough. Keys are fixed, so a result is a fact, no chance.
+shuffle that is too even is as wrong as one that is not even enough. Keys are fixed, so results are deterministic.
 """
 
 from math import isqrt

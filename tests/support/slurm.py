@@ -1,7 +1,7 @@
-"""A SLURM cluster of two hosts that are both this one: munged, slurmctld and two slurmd in a folder of their own.
+"""A SLURM cluster of two virtual hosts on this machine: munged, slurmctld and two slurmd in a temporary folder.
 
-Needs the programs of Debian's packages slurm-wlm and munge (a slurmd that may run more than once on a host), and no
-service, no configuration and no rights of the system's: everything runs as the user who runs the tests.
+Needs the programs of Debian's packages slurm-wlm and munge (a slurmd that may run more than once on a host). It needs
+no system service, configuration or rights: all processes run as the user of the tests.
 """
 
 import getpass
@@ -20,7 +20,7 @@ HOSTS = ("virtual0", "virtual1")
 
 
 def missing() -> list[str]:
-    """Programs that there would have to be."""
+    """Missing programs."""
     return [name for name in PROGRAMS if _program(name) is None]
 
 
@@ -47,7 +47,7 @@ class Cluster:
         return done.stdout
 
     def job(self, number: str) -> dict[str, str]:
-        """What SLURM knows about a job."""
+        """SLURM's record of a job."""
         fields = self.call("scontrol", "show", "job", number).split()
         return dict(field.split("=", 1) for field in fields if "=" in field)
 
@@ -65,7 +65,7 @@ def wait_for(condition: Callable[[], object], seconds: float, logs: Callable[[],
 @contextmanager
 def cluster() -> Iterator[Cluster]:
     """Start everything, wait until both hosts are idle, and end every process afterwards."""
-    with TemporaryDirectory(prefix="slurm-") as folder:  # of its own: a socket's path must be short, and open to all
+    with TemporaryDirectory(prefix="slurm-") as folder:  # the path of a socket must be short, and open to all
         Path(folder).chmod(0o755)
         yield from _running(Path(folder))
 
@@ -142,7 +142,7 @@ def _idle(cluster: Cluster) -> bool:
     try:
         return cluster.call("scontrol", "show", "nodes").count("State=IDLE ") == len(HOSTS)
     except AssertionError:
-        return False  # the controller is not there yet
+        return False  # the controller is still starting
 
 
 def _free_port() -> int:

@@ -1,6 +1,6 @@
-"""A process that logs figures as a run does, then is killed or ends: `python tracked.py RUN TRACKERS FROM TO kill|end`.
+"""A process that logs figures like a run, then is killed or ends: `python tracked.py RUN TRACKERS FROM TO kill|end`.
 
-And what each tracker then holds, as {step: {name: value}}; a step that is there twice is an error.
+Also reads each tracker as {step: {name: value}}; a repeated step is an error.
 """
 
 import os
@@ -18,14 +18,14 @@ Rows = dict[int, dict[str, float]]
 
 
 def records(step: int) -> list[dict[str, Any]]:
-    """What is measured at `step`: a loss each step, a validation each fifth."""
+    """Figures of `step`: a loss each step, a validation each fifth."""
     loss: dict[str, Any] = {"kind": "train", "step": step, "loss": 1 / step, "grad_norm": float("nan")}
     judged = {"kind": "val", "step": step, "loss": 2 / step, "tasks": {"pick up": {"loss": 3 / step, "samples": 7}}}
     return [loss, judged] if step % 5 == 0 else [loss]
 
 
 def expected(last: int) -> Rows:
-    """What a tracker must hold after step `last`."""
+    """Expected content of a tracker after step `last`."""
     rows: Rows = {}
     for step in range(1, last + 1):
         rows[step] = {"train/loss": 1 / step}
@@ -93,7 +93,7 @@ def main(root: Path, trackers: tuple[Any, ...], begin: int, end: int, how: str) 
             log.log(step, record)
     log.sync()
     if how == "kill":
-        time.sleep(0.7)  # some have sent a part by now
+        time.sleep(0.7)  # some trackers have sent a part
         os.kill(os.getpid(), signal.SIGKILL)
     log.close()
 

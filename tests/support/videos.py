@@ -1,4 +1,4 @@
-"""Short videos of every kind the readers must know, and the plain container decode they are held against."""
+"""Short videos of every supported kind, and a plain container decode as the reference."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from understudy.video.scheduling import preserve_scheduling
 os.environ.setdefault("SVT_LOG", "1")
 av.logging.set_level(av.logging.PANIC)  # damaged files are read on purpose
 
-# name -> (encoder, key frame distance, options). "open": leading pictures before every key frame.
+# name -> (encoder, key frame distance, options). "open": leading frames before every key frame.
 KINDS: dict[str, tuple[str, int, dict[str, str]]] = {
     "av1-gop2": ("libsvtav1", 2, {"svtav1-params": "lp=1", "preset": "10"}),
     "av1-gop12": ("libsvtav1", 12, {"svtav1-params": "lp=1", "preset": "10"}),
@@ -30,7 +30,7 @@ COUNT = 45
 
 
 def moving_pictures(count: int, height: int = 48, width: int = 64, seed: int = 0) -> Iterator[np.ndarray]:
-    """uint8 (height, width, 3) pictures, each different from all others far beyond coding noise."""
+    """uint8 (height, width, 3) images, each different from all others far beyond coding noise."""
     rng = np.random.default_rng(seed)
     rows, columns = np.mgrid[:height, :width]
     tilt = rng.integers(1, 5, size=3)
@@ -47,7 +47,7 @@ def write_video(
     height: int = 48,
     width: int = 64,
 ) -> Path:
-    """Encode `count` moving pictures; `container` are options of the muxer, whose kind the suffix names."""
+    """Encode `count` moving images; `container` are options of the muxer, and the suffix names its kind."""
     encoder, gop, options = KINDS[kind]
     with av.open(str(path), "w", options=container or {}) as out:
         stream = out.add_stream(encoder, rate=10, options={"g": str(gop), "preset": "ultrafast", **options})
@@ -62,7 +62,7 @@ def write_video(
 
 
 def rgb(frame: av.VideoFrame) -> np.ndarray:
-    """uint8 (height, width, 3) by PyAV, in the colours that the frame names: PyAV 15 and 16 have to be given them."""
+    """uint8 (height, width, 3) by PyAV in the frame's colour space, which PyAV 15 and 16 must be given."""
     try:
         return frame.to_ndarray(format="rgb24", threads=1)
     except TypeError:
@@ -75,7 +75,7 @@ def rgb(frame: av.VideoFrame) -> np.ndarray:
 
 
 def container_decode(path: Path | str) -> np.ndarray:
-    """All pictures by PyAV's own container decode, uint8 (n, height, width, 3)."""
+    """All images by PyAV's own container decode, uint8 (n, height, width, 3)."""
     with av.open(str(path)) as file:
         stream = file.streams.video[0]
         stream.thread_count = 1

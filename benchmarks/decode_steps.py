@@ -1,11 +1,11 @@
-"""Where each microsecond of a picture goes: CPU time of every step from coded bytes to an array of colours.
+"""CPU time of every step from coded bytes to an RGB array.
 
-    python benchmarks/pictures.py [--json] [--video FILE] [--pictures 240] [--rounds 7]
+    python benchmarks/decode_steps.py [--json] [--video FILE] [--frames 240] [--rounds 7]
 
-One video, drawn or taken from FILE, is coded in the ways robot data comes in; each step is then measured by itself, all
-of them in turn, in CPU microseconds per picture (the median of the rounds), beside the ways not taken and beside PyAV's
+One video, drawn or taken from FILE, is encoded as robot data usually is. Each step is measured by itself, in turn, in
+CPU microseconds per frame (the median of the rounds). The table also has alternatives that are not used, PyAV's
 container and, where it loads, torchcodec. `two_threads` is the wall rate of two threads over that of one, best of the
-rounds: it needs two quiet cores. Not here: samples and batches (`loader.py`).
+rounds; it needs two quiet cores. `loader.py` measures samples and batches.
 """
 
 import argparse
@@ -44,38 +44,38 @@ ENCODINGS: dict[str, tuple[str, int, int, int, dict[str, str]]] = {
     "H.264 GOP 250, 640x480": ("libx264", 250, 0, 23, {"bf": "3"}),
     "H.264 GOP 250, 224x224": ("libx264", 250, 224, 23, {"bf": "3"}),
 }
-RUN = 16  # pictures asked for at a time
+RUN = 16  # frames per call
 
 
 def scene(count: int) -> Iterator[np.ndarray]:
-    """uint8 (480, 640, 3) pictures: a textured table with camera noise, on which a few boxes move slowly."""
+    """uint8 (480, 640, 3) images: a textured table with camera noise, on which a few boxes move slowly."""
     rng = np.random.default_rng(0)
     y, x = np.mgrid[:480, :640]
     table = 130 + 25 * np.sin(x / 37)[..., None] + 20 * np.cos(y / 23)[..., None]
     table = table + rng.normal(0, 8, (480, 640, 3))
     boxes = [(rng.uniform(0, 400, 2), rng.uniform(-2, 2, 2), rng.integers(20, 235, 3)) for _ in range(8)]
     for i in range(count):
-        picture = table + rng.normal(0, 1.5, table.shape)
+        image = table + rng.normal(0, 1.5, table.shape)
         for start, speed, colour in boxes:
             top, left = np.clip(start + i * speed, 0, (420, 560)).astype(int)
-            picture[top : top + 60, left : left + 80] = colour
-        yield np.clip(picture, 0, 255).astype(np.uint8)
+            image[top : top + 60, left : left + 80] = colour
+        yield np.clip(image, 0, 255).astype(np.uint8)
 
 
-def pictures_of(video: str, count: int) -> Iterator[np.ndarray]:
+def video_frames(video: str, count: int) -> Iterator[np.ndarray]:
     reader = open_video(video)
     for begin in range(0, min(count, reader.count), RUN):
         yield from reader.read(np.arange(begin, min(begin + RUN, count, reader.count)))
 
 
-def squared(pictures: Iterator[np.ndarray], side: int) -> Iterator[np.ndarray]:
-    for picture in pictures:
-        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
+def squared(images: Iterator[np.ndarray], side: int) -> Iterator[np.ndarray]:
+    for image in images:
+        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
         yield frame.reformat(side, side, "rgb24", interpolation="AREA").to_ndarray()
 
 
 class Steps:
-    """Each step of one file's pictures as a function that does it `count` times."""
+    """The steps of decoding one file. Each method runs its step and returns the number of frames."""
 
     def __init__(self, path: str) -> None:
         self.path, self.packets = path, open_packets(path)
@@ -90,7 +90,7 @@ class Steps:
         self.last = np.zeros((2 * RUN, self.height, self.width, 3), np.uint8)
 
     def converter(self, settings: tuple[tuple[int, int] | None, bool]) -> Converter:
-        """One for all rounds, as a thread of the loader has."""
+        """A converter shared by all rounds, as in a thread of the loader."""
         if settings not in self.converters:
             self.converters[settings] = Converter(*settings)
         return self.converters[settings]
@@ -101,7 +101,7 @@ class Steps:
         return self.count
 
     def codec(self) -> int:
-        """Packets into a bare context, and nothing else."""
+        """Feed packets to a bare codec context."""
         context, out = borrow(self.key, self.path).context, 0
         for i in range(self.count):
             out += len(context.decode(self.packets.packet(i, self.count - 1)))
@@ -117,7 +117,7 @@ class Steps:
         return self.count
 
     def whole(self) -> int:
-        """The hot path: decoder and converter into a batch."""
+        """Decode and convert into a batch: the hot path."""
         cursor, converter = FrameDecoder(self.packets, self.path), self.converter((None, True))
         for begin in range(0, self.count, RUN):
             for i, (_, frame) in enumerate(cursor.frames(np.arange(begin, min(begin + RUN, self.count)))):
@@ -125,7 +125,7 @@ class Steps:
         cursor.park()
         return self.count
 
-    def colours(self, form: str) -> int:
+    def to_rgb(self, form: str) -> int:
         reformatter = VideoReformatter()
         for frame in self.frames * 2:
             reformatter.reformat(frame, None, None, form, threads=1)
@@ -134,25 +134,25 @@ class Steps:
     def convert(self, size: tuple[int, int] | None = None, exact: bool = True) -> int:
         converter = self.converter((size, exact))
         out = self.batch if size is None else np.zeros((2 * RUN, 3, *size), np.uint8)
-        for frame, picture in zip(self.frames, out):
-            converter.write(frame, picture)
+        for frame, image in zip(self.frames, out):
+            converter.write(frame, image)
         return len(self.frames)
 
     def copy_packed(self) -> int:
-        for frame, picture in zip(self.packed, self.last):
-            picture[...] = lines(frame, 0, self.height)[:, : self.width * 3].reshape(picture.shape)
+        for frame, image in zip(self.packed, self.last):
+            image[...] = lines(frame, 0, self.height)[:, : self.width * 3].reshape(image.shape)
         return len(self.packed)
 
     def turn_packed(self) -> int:
-        for frame, picture in zip(self.packed, self.batch):
+        for frame, image in zip(self.packed, self.batch):
             flat = lines(frame, 0, self.height)[:, : self.width * 3]
-            picture[...] = flat.reshape(self.height, self.width, 3).transpose(2, 0, 1)
+            image[...] = flat.reshape(self.height, self.width, 3).transpose(2, 0, 1)
         return len(self.packed)
 
     def copy_planes(self) -> int:
-        for frame, picture in zip(self.planes, self.batch):
+        for frame, image in zip(self.planes, self.batch):
             for plane, channel in enumerate((1, 2, 0)):
-                picture[channel] = lines(frame, plane, self.height)[:, : self.width]
+                image[channel] = lines(frame, plane, self.height)[:, : self.width]
         return len(self.planes)
 
     def container(self) -> int:
@@ -178,7 +178,7 @@ def lines(frame: av.VideoFrame, plane: int, height: int) -> np.ndarray:
 
 
 def two_threads(path: str, rounds: int, seconds: float = 0.3) -> float:
-    """Pictures per second of two threads, each with its own decoder, over those of one."""
+    """Frames per second of two threads, each with its own decoder, over those of one."""
     rates: dict[int, list[float]] = {1: [], 2: []}
     steps = [Steps(path), Steps(path)]
 
@@ -201,7 +201,7 @@ def two_threads(path: str, rounds: int, seconds: float = 0.3) -> float:
 
 
 def measure(path: str, rounds: int) -> dict[str, float | None]:
-    """CPU microseconds per picture of every step."""
+    """CPU microseconds per frame of every step."""
     steps = Steps(path)
     ways: dict[str, Callable[[], int]] = {
         "packet": steps.packet,
@@ -209,9 +209,9 @@ def measure(path: str, rounds: int) -> dict[str, float | None]:
         "decoder": steps.decoder,
         "whole": steps.whole,
         "convert": steps.convert,
-        "planar_colours": lambda: steps.colours("gbrp"),
+        "planar_colours": lambda: steps.to_rgb("gbrp"),
         "planar_copy": steps.copy_planes,
-        "packed_colours": lambda: steps.colours("rgb24"),
+        "packed_colours": lambda: steps.to_rgb("rgb24"),
         "packed_copy": steps.copy_packed,
         "packed_turned": steps.turn_packed,
         "to_64_exact": lambda: steps.convert((64, 64)),
@@ -240,7 +240,7 @@ def measure(path: str, rounds: int) -> dict[str, float | None]:
 def render(rows: list[dict[str, Any]]) -> str:
     names = [name for name in rows[0] if name != "encoding"]
     width = max(len(row["encoding"]) for row in rows)
-    head = " ".join([f"{'us per picture':<{width}}", *(f"{name:>14}" for name in names)])
+    head = " ".join([f"{'us per frame':<{width}}", *(f"{name:>14}" for name in names)])
     cells = [["-" if row[name] is None else f"{row[name]:.{1 + (row[name] < 10)}f}" for name in names] for row in rows]
     return "\n".join(
         [
@@ -253,23 +253,21 @@ def render(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--video", help="a video of 640x480 to code anew; drawn where none is given")
-    parser.add_argument("--pictures", type=int, default=240, help="pictures of each video")
+    parser.add_argument("--video", help="a video of 640x480 to encode; drawn where none is given")
+    parser.add_argument("--frames", type=int, default=240, help="frames of each video")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name, (codec, gop, side, crf, options) in ENCODINGS.items():
-            pictures = (
-                pictures_of(arguments.video, arguments.pictures) if arguments.video else scene(arguments.pictures)
-            )
+            images = video_frames(arguments.video, arguments.frames) if arguments.video else scene(arguments.frames)
             path = Path(folder) / f"{len(rows)}.mp4"
-            encode_video(path, squared(pictures, side) if side else pictures, 30, codec, gop, crf, options)
+            encode_video(path, squared(images, side) if side else images, 30, codec, gop, crf, options)
             found = measure(str(path), arguments.rounds)
             rows.append({"encoding": name, **found, "two_threads": two_threads(str(path), arguments.rounds)})
     conditions = {
         "video": arguments.video or "drawn",
-        "pictures": arguments.pictures,
+        "pictures": arguments.frames,
         "rounds": arguments.rounds,
         "pyav": av.__version__,
         "python": platform.python_version(),
