@@ -292,7 +292,7 @@ def _run(
             with mesh.together():
                 rollouts = BackgroundRollouts(run, config, record, state.step, first=mesh.rank == 0)
             with closing(rollouts):
-                with make_loader(config, data, order, mesh, position, journal) as loader:
+                with make_loader(config, data, order, mesh, position, state.prepare, journal) as loader:
                     saver.prune()
                     stop.at_once = False  # from here on there is something to save
                     validation = validation.keep_decoded(loader.spare_bytes) if validation else None

@@ -1,5 +1,6 @@
 """Loader and order of a run, made with a rank's share of the host's memory and cores."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,19 @@ from understudy.distributed.mesh import Mesh, fair_threads
 from understudy.errors import ConfigError
 from understudy.load.fit_order import fit_order
 from understudy.load.loader import Loader
+from understudy.load.request import Batch
 from understudy.order import Order
 from understudy.train.data.data import RunData
 
 
 def make_loader(
-    config: TrainConfig, data: RunData, order: Order, mesh: Mesh, position: int, journal: Path | None = None
+    config: TrainConfig,
+    data: RunData,
+    order: Order,
+    mesh: Mesh,
+    position: int,
+    preprocess: Callable[[Batch], Batch],
+    journal: Path | None = None,
 ) -> Loader:
     """Make the loader of this rank's share of every batch.
 
@@ -24,6 +32,7 @@ def make_loader(
         order: the order of the samples.
         mesh: the processes of the run.
         position: first position to load.
+        preprocess: called in loader threads with each batch (`TrainState.prepare`).
         journal: file for the substituted samples of this rank.
 
     Raises:
@@ -37,6 +46,7 @@ def make_loader(
                 image_size=data.size,
                 rank=mesh.rank,
                 position=position,
+                preprocess=preprocess,
                 on_bad_frame=config.data.on_bad_frame,
                 journal=journal,
                 pin=mesh.device.type == "cuda",
