@@ -79,7 +79,7 @@ def test_robot_code_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "delta": [[False] * 3, [True, False, False]],
         "dims": {"action": [3, 2], "observation.state": [3, 2]},
     }
-    config = FlowPolicyConfig(3, 3, (camera, "observation.images.wrist"), picture=(16, 16), future=True)
+    config = FlowPolicyConfig(3, 3, (camera, "observation.images.wrist"), image_size=(16, 16), future=True)
     FlowPolicy(config, units).save(tmp_path / "POLICY")
     monkeypatch.chdir(tmp_path)
     names = {

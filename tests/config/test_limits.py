@@ -30,7 +30,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--launch", "100000"),
         ("--launch", "999999999999999999999999999999"),
         ("--policy.layers", "1000000000"),
-        ("--policy.draws", "1000000000"),
+        ("--policy.noise_samples", "1000000000"),
         ("--policy.width", "80000000000000"),
         ("--batch-size", "1000000000000"),
         ("--data.chunk-size", "1000000000000"),
@@ -70,7 +70,7 @@ def test_train_refuses_a_network_larger_than_memory(data: Path, tmp_path: Path) 
 def test_largest_threads_can_run(data: Path, tmp_path: Path) -> None:
     """As many arithmetic threads as may be asked for, in a process of its own."""
     call = ["train", "--data.root", str(data), "--output-dir", str(tmp_path / "r"), "--steps", "1", "--val.every", "0"]
-    small = ["--policy.picture", "16", "16", "--policy.channels", "8", "--policy.width", "16", "--batch-size", "4"]
+    small = ["--policy.image_size", "16", "16", "--policy.channels", "8", "--policy.width", "16", "--batch-size", "4"]
     threads = [
         "--torch-threads",
         str(limits.largest(limits.THREADS)),

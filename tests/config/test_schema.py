@@ -60,7 +60,7 @@ def test_load_reads_yaml_and_toml_alike(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("steps = 7\n[optim]\nlr = 1e-4\n[policy]\npicture = [32, 48]\n")
     config = load(TrainConfig, tmp_path / "c.yaml")
     assert config == load(TrainConfig, tmp_path / "c.toml")
-    assert (config.steps, config.optim.lr, config.policy.picture) == (7, 1e-4, (32, 48))
+    assert (config.steps, config.optim.lr, config.policy.image_size) == (7, 1e-4, (32, 48))
 
 
 @given(
@@ -87,17 +87,18 @@ def test_dump_yaml_reads_back_equal(tmp_path_factory, lr, seed, root, end) -> No
 
 def test_differences_lists_changed_leaves() -> None:
     base = TrainConfig()
-    other = replace(base, seed=3, policy=replace(base.policy, picture=(32, 32)))
-    assert differences(base, other) == {"seed": (0, 3), "policy.picture": ([64, 64], [32, 32])}
+    other = replace(base, seed=3, policy=replace(base.policy, image_size=(32, 32)))
+    assert differences(base, other) == {"seed": (0, 3), "policy.image_size": ([64, 64], [32, 32])}
     assert differences(base, base) == {}
 
 
 def test_complete_reports_all_problems() -> None:
-    config = replace(TrainConfig(), policy=FlowSettings(width=12, picture=(63, 64), points=3))
+    config = replace(TrainConfig(), policy=FlowSettings(width=12, image_size=(63, 64), keypoints=3))
     with pytest.raises(ConfigError) as caught:
         complete(config)
     assert all(
-        place in str(caught.value) for place in ("data.root", "policy.width: 12", "policy.picture", "policy.points")
+        place in str(caught.value)
+        for place in ("data.root", "policy.width: 12", "policy.image_size", "policy.keypoints")
     )
 
 

@@ -109,7 +109,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(data: Path, out: Path, **changes: Any) -> TrainConfig:
-    return tiny_config(data, out, policy=ToySettings(picture=(16, 16)), **changes)
+    return tiny_config(data, out, policy=ToySettings(image_size=(16, 16)), **changes)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_run_resumes_another_policy(trained: Path, data: Path, tmp_path: Path) -
     assert run.resume(replace(half, steps=12)) == run.DONE
     assert series(tmp_path / "r") == series(trained)
     with pytest.raises(ConfigError, match="hidden"):
-        run.resume(replace(half, steps=14, policy=ToySettings(picture=(16, 16), hidden=8)))
+        run.resume(replace(half, steps=14, policy=ToySettings(image_size=(16, 16), hidden=8)))
 
 
 def decay_field(made: TrainConfig) -> str:

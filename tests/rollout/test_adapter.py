@@ -141,7 +141,7 @@ def test_flat_settings_are_one_source_and_a_key_may_be_named() -> None:
     frozen = {"policy": {**POLICY, "cameras": []}, "normalisation": {"action": {}}}
     data = DataConfig(root="d", state="observation.environment_state")
     assert make_adapter(data, frozen, Play()) == EnvAdapter(
-        {"observation.state": "observation.environment_state"}, picture=(8, 8), state_dim=5, action_dim=4
+        {"observation.state": "observation.environment_state"}, image_size=(8, 8), state_dim=5, action_dim=4
     )
     assert make_adapter(data, frozen, Play(state="observation.joints")).names == {
         "observation.state": "observation.joints"

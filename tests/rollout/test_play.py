@@ -250,17 +250,17 @@ def test_the_verb_plays_the_policy_of_a_run(tmp_path: Path, capsys: pytest.Captu
         4,
         ("observation.images.front",),
         4,
-        picture=(16, 16),
+        image_size=(16, 16),
         text_bytes=64,
         channels=8,
         blocks=1,
-        points=4,
+        keypoints=4,
         width=16,
         layers=1,
     )
     unit = {"offset": np.zeros(4, np.float32), "spread": np.ones(4, np.float32)}
     FlowPolicy(config, {"action": unit, "observation.state": unit}).save(tmp_path / "policy")
-    asked = RolloutConfig(run=str(tmp_path), episodes=3, size=16, parallel=3, films=1)
+    asked = RolloutConfig(run=str(tmp_path), episodes=3, image_size=16, num_envs=3, films=1)
     assert rollout_run(asked) == 0
     first = capsys.readouterr().out
     assert first.splitlines()[-1].startswith("success ")
@@ -270,7 +270,7 @@ def test_the_verb_plays_the_policy_of_a_run(tmp_path: Path, capsys: pytest.Captu
     assert rollout_run(asked) == 0
     assert (tmp_path / "rollouts" / "tabletop-seed0.json").read_text() == content
     for wrong, told in (
-        ({"execute": 5}, "execute=5"),
+        ({"action_steps": 5}, "execute=5"),
         ({"tasks": ("pink",)}, "'pink'"),
         ({"device": "fpga"}, "device: 'fpga' cannot be used"),
         ({"device": "nonsense"}, "device: 'nonsense' cannot be used"),

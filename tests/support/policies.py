@@ -21,9 +21,9 @@ def config(**changes: Any) -> FlowPolicyConfig:
         "state_dim": 2,
         "cameras": CAMERAS,
         "chunk": 4,
-        "picture": (16, 16),
+        "image_size": (16, 16),
         "channels": 8,
-        "points": 4,
+        "keypoints": 4,
         "width": 32,
         "layers": 2,
     }

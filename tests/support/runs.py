@@ -41,7 +41,7 @@ def tiny_config(data: Path, out: Path, **changes: Any) -> TrainConfig:
         seed=7,
         data=DataConfig(root=str(data), chunk_size=3, val_fraction=0.3),
         policy=FlowSettings(
-            picture=(16, 16), text_bytes=16, channels=8, blocks=1, points=4, width=16, layers=1, draws=2
+            image_size=(16, 16), text_bytes=16, channels=8, blocks=1, keypoints=4, width=16, layers=1, noise_samples=2
         ),
         augment=AugmentConfig(shift=2, text_dropout=0.3),
         optim=OptimConfig(lr=3e-3, ema=EmaConfig(0.9)),

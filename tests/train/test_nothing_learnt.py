@@ -65,7 +65,7 @@ def test_command_fails_with_one_line_when_stalled(
         "--steps",
         "40",
     ]
-    small = ["--policy.picture", "16", "16", "--policy.channels", "8", "--policy.width", "16", "--batch-size", "4"]
+    small = ["--policy.image_size", "16", "16", "--policy.channels", "8", "--policy.width", "16", "--batch-size", "4"]
     assert main([*call, *small, "--val.every", "0", "--schedule.warmup-steps", "0"]) == 1
     told = capsys.readouterr().err
     assert "max_skipped" in told.splitlines()[-1]

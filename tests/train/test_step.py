@@ -76,7 +76,7 @@ def batch(root: Path) -> dict[str, Any]:
 
 
 def spec(draws: int = 2, chunk: int = 3, **more: Any) -> dict[str, RandomSpec]:
-    config = FlowPolicyConfig(2, 2, chunk=chunk, draws=draws, **more)
+    config = FlowPolicyConfig(2, 2, chunk=chunk, noise_samples=draws, **more)
     unit = {"offset": [0.0, 0.0], "spread": [1.0, 1.0]}
     return FlowPolicy(config, {"action": unit, "observation.state": unit}).random_spec("train")
 

@@ -56,7 +56,7 @@ def test_describe_modes_lists_partly_trained_losses() -> None:
 
 def random_spec(future: bool) -> Any:
     unit = {"offset": [0.0, 0.0], "spread": [1.0, 1.0]}
-    config = FlowPolicyConfig(2, 2, chunk=3, draws=4, future=future)
+    config = FlowPolicyConfig(2, 2, chunk=3, noise_samples=4, future=future)
     return FlowPolicy(config, {"action": unit, "observation.state": unit}).random_spec("train")
 
 

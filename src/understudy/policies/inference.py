@@ -102,7 +102,7 @@ class RobotPolicy:
             raise ValueError(f"the observation has {sorted(observation)}, the policy needs {lacking[0]!r}")
         for camera in config.cameras:
             if camera in lacking:
-                batch[camera] = torch.zeros((rows, 3, *config.picture), dtype=torch.uint8, device=device)
+                batch[camera] = torch.zeros((rows, 3, *config.image_size), dtype=torch.uint8, device=device)
                 batch[f"{camera}_is_missing"] = torch.ones(rows, dtype=torch.bool, device=device)
                 continue
             image = tensor(camera)

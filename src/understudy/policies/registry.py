@@ -42,7 +42,7 @@ OLD_TYPES = {"FlowPolicyConfig": "flow"}
 class PolicySettings:
     """Settings of a policy; `type` selects the class, `flow` where a file names none."""
 
-    OLD_NAMES: ClassVar[Mapping[str, str]] = {}
+    OLD_NAMES: ClassVar[Mapping[str, str]] = {"picture": "image_size"}
     """Field names of earlier releases -> names of today; read from files, never written."""
     OLD_MODULES: ClassVar[Mapping[str, str]] = {}
     """First parts of parameter names in earlier releases -> those of today, for weights and patterns."""
@@ -51,7 +51,7 @@ class PolicySettings:
 
     type: str = "flow"
     """Type of the policy."""
-    picture: tuple[int, int] = (64, 64)
+    image_size: tuple[int, int] = (64, 64)
     """Height and width of the network's images; images of another size are area-averaged."""
 
     def problems(self) -> list[str]:

@@ -31,7 +31,7 @@ class EnvAdapter:
     """Cameras of the policy that this robot lacks; a batch has zeros for them and `<camera>_is_missing`."""
     missable: tuple[str, ...] = ()
     """Cameras that any robot lacks; every batch has `<camera>_is_missing` for them, as in training."""
-    picture: tuple[int, int] = (64, 64)
+    image_size: tuple[int, int] = (64, 64)
     """Height and width of the zeros for a missing camera: the network's image size."""
     state_dim: int = 0
     """Width of the policy's state; a narrower one is padded with zeros, as in training. 0: no state."""
@@ -58,7 +58,7 @@ class EnvAdapter:
         if STATE in batch and (lacks := self.state_dim - batch[STATE].shape[1]) > 0:
             batch[STATE] = torch.nn.functional.pad(batch[STATE], (0, lacks))
         for camera in self.missing:
-            batch[camera] = torch.zeros((rows, 3, *self.picture), dtype=torch.uint8, device=device)
+            batch[camera] = torch.zeros((rows, 3, *self.image_size), dtype=torch.uint8, device=device)
         for camera in self.missable:
             batch[f"{camera}_is_missing"] = torch.full((rows,), camera in self.missing, device=device)
         if self.head is not None:
@@ -108,7 +108,7 @@ def make_adapter(data: DataConfig, frozen: Mapping[str, Any], play: "Play") -> E
         names=names,
         missing=tuple(camera for camera in cameras if camera not in chosen_keys.cameras),
         missable=tuple(c for c in cameras if any(c not in other.cameras for other in keys_by_source.values())),
-        picture=tuple(policy["picture"]),
+        image_size=tuple(policy.get("image_size") or policy["picture"]),
         state_dim=state_dim,
         action_dim=dims["action"][head] if "action" in dims else policy["action_dim"],
         head=head if len(heads) > 1 else None,

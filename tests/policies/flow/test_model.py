@@ -166,8 +166,8 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         ({"chunk": 0}, "chunk: 0"),
         ({"state_dim": -1}, "state_dim: -1"),
         ({"channels": 12}, "multiple of 8"),
-        ({"picture": (64, 30)}, "picture: "),
-        ({"points": 3}, "points: 3"),
+        ({"image_size": (64, 30)}, "image_size: "),
+        ({"keypoints": 3}, "keypoints: 3"),
     ],
 )
 def test_impossible_configs_are_refused(changes: dict[str, Any], message: str) -> None:

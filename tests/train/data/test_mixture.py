@@ -370,4 +370,4 @@ def test_open_data_refuses_to_resize_stored_images(sources: tuple[SourceConfig, 
         opened(sources[1], stored, cameras=(WRIST,))
     config = mixed((sources[1], stored), Path("r"))
     with pytest.raises(DatasetError, match=r"is video and image in sources 0 \(two\) and 1 \(stored\)"):
-        open_data(replace(config, policy=replace(config.policy, picture=(64, 64))))
+        open_data(replace(config, policy=replace(config.policy, image_size=(64, 64))))

@@ -10,10 +10,10 @@ LIMITS = {
     "text_bytes": 2**20,
     "channels": 2**16,
     "blocks": 10**4,
-    "points": 2**16,
+    "keypoints": 2**16,
     "width": 2**20,
     "layers": 10**4,
-    "draws": 2**12,
+    "noise_samples": 2**12,
 }
 """Largest value of each number; the smallest is 1."""
 
@@ -22,8 +22,12 @@ LIMITS = {
 class FlowSettings(PolicySettings):
     """The flow-matching policy: a small network of about a million parameters."""
 
-    RUN_ONLY: ClassVar[tuple[str, ...]] = ("compute", "draws")
-    OLD_NAMES: ClassVar[Mapping[str, str]] = {}
+    RUN_ONLY: ClassVar[tuple[str, ...]] = ("compute", "noise_samples")
+    OLD_NAMES: ClassVar[Mapping[str, str]] = {
+        "picture": "image_size",
+        "points": "keypoints",
+        "draws": "noise_samples",
+    }
     OLD_MODULES: ClassVar[Mapping[str, str]] = {
         "eyes": "vision",
         "fuse_again": "fuse2",
@@ -39,13 +43,13 @@ class FlowSettings(PolicySettings):
     """Channels of the image network (a multiple of 8)."""
     blocks: int = 3
     """Residual blocks of the image network."""
-    points: int = 32
+    keypoints: int = 32
     """Keypoints read from each image (even: half from the network's maps, half from the plain colours)."""
     width: int = 192
     """Width of the condition and of the action network (a multiple of 8)."""
     layers: int = 3
     """Residual layers of the action network."""
-    draws: int = 4
+    noise_samples: int = 4
     """Noises and flow times per sample and step; they share one pass over the images, which is most of the cost."""
 
     def problems(self) -> list[str]:
@@ -60,10 +64,10 @@ class FlowSettings(PolicySettings):
             for name in ("channels", "width")
             if getattr(self, name) % 8
         ]
-        if self.points % 2:
-            found.append(f"points: {self.points}: must be even, half of them look at plain colours")
-        if len(self.picture) != 2 or any(side < 8 or side % 4 or side > 8192 for side in self.picture):
-            found.append(f"picture: {self.picture}: height and width must be multiples of 4, from 8 to 8192")
+        if self.keypoints % 2:
+            found.append(f"keypoints: {self.keypoints}: must be even, half of them look at plain colours")
+        if len(self.image_size) != 2 or any(side < 8 or side % 4 or side > 8192 for side in self.image_size):
+            found.append(f"image_size: {self.image_size}: height and width must be multiples of 4, from 8 to 8192")
         return found
 
 

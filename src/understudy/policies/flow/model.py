@@ -84,12 +84,17 @@ class FlowPolicy(Policy):
         self.text = TextEncoder(config.text_bytes, 64, width)
         self.vision = (
             ImageEncoder(
-                len(config.cameras), config.picture, config.channels, config.blocks, config.points, condition=width
+                len(config.cameras),
+                config.image_size,
+                config.channels,
+                config.blocks,
+                config.keypoints,
+                condition=width,
             )
             if config.cameras
             else None
         )
-        seen = len(config.cameras) * 2 * config.points
+        seen = len(config.cameras) * 2 * config.keypoints
         self.fuse = Linear(seen + config.state_dim + width, width)
         self.fuse2 = Linear(width, width)
         self.time = Linear(64 * len(self._streams), width)
@@ -121,7 +126,7 @@ class FlowPolicy(Policy):
         With a future its noise and times are independent of the actions'. Both streams have one time per stratum, and
         "future stratum" is the random pairing of the two.
         """
-        config, draws = self.config, VALIDATION_DRAWS if use == "validation" else self.config.draws
+        config, draws = self.config, VALIDATION_DRAWS if use == "validation" else self.config.noise_samples
         if use == "act":
             return {"noise": RandomSpec("normal", (config.chunk, config.noise_dim))}
         spec = {

@@ -223,7 +223,7 @@ def common_image_size(
                 if camera in cameras and not feature.is_video and feature.size != seen:
                     what = f"{camera!r} is stored in the rows, where images are not resized, and images of other "
                     what += "sources have another size"
-                    fix = "set policy.picture to its size, or leave the camera out with data.cameras"
+                    fix = "set policy.image_size to its size, or leave the camera out with data.cameras"
                     raise DatasetError(what, where=source.catalog.root, fix=fix)
         return seen, dict.fromkeys(cameras, seen)
     return None, {camera: size for camera, each in sizes.items() for size in each if size is not None}

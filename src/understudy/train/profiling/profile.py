@@ -105,7 +105,7 @@ def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
         state = init_train_state(config, data, scales, mesh)
         with (
             closing(log),
-            make_loader(config, data, order, mesh, 0) as loader,
+            make_loader(config, data, order, mesh, 0, state.prepare) as loader,
             StepRunner(state, loader, log) as runner,
         ):
             ranks = mesh.gather(_measure(state, runner, lambda: loader.wait_seconds, warmup, steps))
