@@ -22,6 +22,7 @@ from understudy.errors import ConfigError
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.param_groups import make_average, update_average
 from understudy.optim.state import check_moments, clip_factor, grad_norm
+from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.losses import scalar
 from understudy.train.precision import compute_dtype, make_optimizer, named_tensors, restore, store, table
 
@@ -247,6 +248,8 @@ def test_fsdp2_wants_one_dtype_in_a_group(alone: None) -> None:
 
 class Network(nn.Sequential):
     """Linear, norm, linear; the norm computes in float32."""
+
+    config = FlowPolicyConfig(1)
 
     def __init__(self) -> None:
         torch.manual_seed(0)

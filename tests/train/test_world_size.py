@@ -99,7 +99,7 @@ def test_what_is_computed_at_a_time_does_change_bits(runs: Path) -> None:
 
 
 def otherwise(data: Path, out: Path) -> None:
-    mine = parallel._told("RANK", 0)
+    mine = parallel._from_env("RANK", 0)
     run.train(tiny_config(data, out, device="cpu", seed=7 + mine))
 
 
