@@ -21,7 +21,7 @@ def test_the_compared_stretch_lies_inside_what_is_kept(steps: int) -> None:
     plan = training(DemoConfig(steps=steps))
     every = plan.checkpoint.every
     saved = [*range(every, steps + 1, every), *([steps] if steps % every else [])]
-    assert 6 * every in saved[-plan.keep :]
+    assert 6 * every in saved[-plan.checkpoint.keep_last :]
     assert steps * 0.4 <= every * 26 // 5 < 6 * every
     assert plan.schedule.decay_steps == steps
 

@@ -28,7 +28,7 @@ def test_stop_signals_merge_repeated_requests(number: signal.Signals) -> None:
 
 
 def test_stop_signals_second_request_has_its_default_effect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "SAME", -1.0)
+    monkeypatch.setattr(signals, "SAME_REQUEST", -1.0)
 
     def asked_twice() -> None:
         with stop_signals() as stop:

@@ -59,7 +59,7 @@ def test_command_survives_sigterm_and_sigkill(data: Path, tmp_path: Path, reques
     """As a scheduler and as a power cut do it, at an instant that the run does not choose. The run has far more steps
     than it takes until it is stopped, however late that is; in the end it is given as many as it needs."""
     schedule = ScheduleConfig("constant", warmup_steps=3)  # the learning rate does not depend on the number of steps
-    often = {"log_every": 1, "checkpoint_every": 10, "val_every": 0, "schedule": schedule}
+    often = {"log": {"every": 1}, "checkpoint": {"every": 10}, "val": {"every": 0}, "schedule": schedule}
     config = tiny_config(data, tmp_path / "r", steps=20_000, **often)
     (tmp_path / "config.yaml").write_text(dump_yaml(config))
     command = [sys.executable, "-m", "understudy"]
@@ -83,7 +83,7 @@ def test_command_survives_sigterm_and_sigkill(data: Path, tmp_path: Path, reques
     assert process.wait() == -signal.SIGKILL
     steps = checkpoint.list_steps(tmp_path / "r/checkpoints")[-1] + 10
     assert run.resume(replace(RunDir(tmp_path / "r").settings(), steps=steps)) == run.DONE
-    run.train(tiny_config(data, tmp_path / "whole", steps=steps, **often | {"checkpoint_every": steps}))
+    run.train(tiny_config(data, tmp_path / "whole", steps=steps, **often | {"checkpoint": {"every": steps}}))
     same_run(tmp_path / "whole", tmp_path / "r")
 
 

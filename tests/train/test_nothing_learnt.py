@@ -13,6 +13,7 @@ import pytest
 from support.datasets import Spec, write_dataset
 from support.runs import series, tiny_config, tiny_dataset
 from understudy.cli.main import main
+from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.data.stats.normalization import Statistics
 from understudy.data.stats.outliers import check_outliers
@@ -31,7 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def wild(data: Path, out: Path, **changes: object) -> TrainConfig:
     """A run whose weights are beyond float32 after its first step."""
-    config = tiny_config(data, out, val={"every": 0}, log={"report": False}, **changes)
+    config = override(tiny_config(data, out, val={"every": 0}, log={"report": False}), **changes)
     return replace(config, optim=replace(config.optim, lr=1e30), schedule=replace(config.schedule, warmup_steps=0))
 
 

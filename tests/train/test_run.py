@@ -19,9 +19,10 @@ from understudy.errors import ConfigError
 from understudy.load.eval.validation_data import ValidationData
 from understudy.load.loader import Loader
 from understudy.policies.flow.model import FlowPolicy
-from understudy.train import run, step_runner
+from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.data import loading
 from understudy.train.data.data import open_data
 from understudy.train.eval.validate import evaluate
 
@@ -67,12 +68,12 @@ def test_train_writes_all_files(whole: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"loader_threads": 3},
-        {"memory": "1100KB"},
-        {"log_every": 1, "checkpoint_every": 5, "keep": 1},
-        {"val_every": 1},
-        {"val_every": 0},
-        {"val_every": 10},
+        {"loader": {"threads": 3}},
+        {"loader": {"memory": "1100KB"}},
+        {"log": {"every": 1}, "checkpoint": {"every": 5, "keep_last": 1}},
+        {"val": {"every": 1}},
+        {"val": {"every": 0}},
+        {"val": {"every": 10}},
     ],
 )
 def test_train_is_deterministic(whole: Path, data: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -149,7 +150,7 @@ def test_resume_with_more_steps_keeps_the_schedule(
     run.resume(override(RunDir(tmp_path / "a").settings(), steps=12, val={"every": 5}))
     assert "steps: 6 -> 12" in capsys.readouterr().err
     base = tiny_config(data, tmp_path / "b")
-    run.train(replace(base, schedule=replace(base.schedule, steps=6)))
+    run.train(replace(base, schedule=replace(base.schedule, decay_steps=6)))
     assert series(tmp_path / "a") == series(tmp_path / "b")
     assert RunDir(tmp_path / "a").settings().steps == 12
 
@@ -201,9 +202,9 @@ def test_evaluate_checkpoint_gives_the_numbers_of_the_run(whole: Path, data: Pat
 def test_train_depends_on_order_and_augmentation(whole: Path, data: Path, tmp_path: Path) -> None:
     """The negative control of bit-equality: each of these reaches the training."""
     base = tiny_config(data, tmp_path / "x", steps=6, val={"every": 0})
-    base = replace(base, schedule=replace(base.schedule, steps=12))
+    base = replace(base, schedule=replace(base.schedule, decay_steps=12))
     variants = {
-        "order": replace(base, data=replace(base.data, order="sequential")),
+        "order": replace(base, data=replace(base.data, shuffle="sequential")),
         "shift": replace(base, augment=replace(base.augment, shift=0)),
         "text": replace(base, augment=replace(base.augment, text_dropout=0.9)),
         "draws": replace(base, policy=replace(base.policy, noise_samples=1)),
@@ -220,7 +221,7 @@ def test_train_without_validation_episodes(data: Path, tmp_path: Path) -> None:
     base = tiny_config(data, tmp_path / "r", steps=2)
     run.train(replace(base, data=replace(base.data, val_fraction=0.0)))
     assert series(tmp_path / "r", "val") == []
-    with pytest.raises(ConfigError, match="nothing is held out"):
+    with pytest.raises(ConfigError, match="no validation episodes"):
         run.evaluate_checkpoint(tmp_path / "r")
 
 
@@ -233,16 +234,16 @@ def test_train_handles_bad_frames_as_configured(
         made.append(options)
         return Loader(*arguments, **options)
 
-    monkeypatch.setattr(step_runner, "Loader", noted)
+    monkeypatch.setattr(loading, "Loader", noted)
     monkeypatch.setattr(Loader, "substitutions", ("one", "another"))
     base = tiny_config(data, tmp_path / "r", steps=1, val={"every": 0})
     run.train(replace(base, data=replace(base.data, on_bad_frame="substitute")))
     assert made[0]["on_bad_frame"] == "substitute"
     assert made[0]["journal"] == tmp_path / "r/substitutions-0.jsonl"
-    assert f"2 samples could not be read, neighbours stood in: {made[0]['journal']}" in capsys.readouterr().err
+    assert f"2 samples could not be read and were substituted: {made[0]['journal']}" in capsys.readouterr().err
 
 
 def test_train_refuses_too_little_memory(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="memory 20000: one batch of 4 samples"):
-        run.train(tiny_config(data, tmp_path / "r", memory="20KB"))
+        run.train(tiny_config(data, tmp_path / "r", loader={"memory": "20KB"}))
     assert not (tmp_path / "r/config.yaml").exists()

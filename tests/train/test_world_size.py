@@ -296,7 +296,7 @@ def left_out_by_none_and_all(world: int, shards: int, options: dict[str, Any]) -
     return left_out_by([(), tuple(range(world))], shards, **options)
 
 
-PARTS = {"micro_batch": 2, "activation_checkpoint": "full"}
+PARTS = {"micro_batch_size": 2, "activation_checkpoint": "full"}
 COMPILED = pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no compiler here")
 
 

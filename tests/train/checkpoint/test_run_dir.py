@@ -143,7 +143,7 @@ def test_run_dir_begins_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="understudy resume"):
         run.begin(config, decided)
     moved = run.root.rename(tmp_path / "moved")
-    assert resumed_settings(str(moved)).out == str(moved)
+    assert resumed_settings(str(moved)).output_dir == str(moved)
 
 
 @pytest.mark.parametrize("version", [None, 1, 3, "2"])

@@ -92,7 +92,7 @@ def test_resume_warns_about_unrecorded_files(begun: Path, tmp_path: Path, capsys
     del order["files"], order["seal"]
     (tmp_path / "run/order.json").write_text(json.dumps(order))
     assert run.resume(replace(RunDir(tmp_path / "run").settings(), steps=3)) == run.DONE
-    assert "not known" in capsys.readouterr().err
+    assert "cannot be detected" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
@@ -107,8 +107,8 @@ def test_changed_file_is_named(tmp_path: Path, version: str, monkeypatch: pytest
         if kind[0] == "v":
             path.write_bytes(whole + b"\0")
         now = digests(tmp_path / "d")
-        [name] = fingerprint.changed(before, now)
-        assert str(path.relative_to(tmp_path / "d")) in fingerprint.place(before[name] or [], now[name] or [])
+        [name] = fingerprint.changed_kinds(before, now)
+        assert str(path.relative_to(tmp_path / "d")) in fingerprint.describe_change(before[name] or [], now[name] or [])
         path.write_bytes(whole)
     assert digests(tmp_path / "d") == before
 
@@ -118,7 +118,10 @@ def test_large_datasets_are_compared_by_footers(tmp_path: Path, monkeypatch: pyt
     tiny_dataset(tmp_path / "d")
     before = digests(tmp_path / "d")
     other_actions(tmp_path / "d")
-    assert set(fingerprint.changed(before, digests(tmp_path / "d"))) == {"data files", "a sample of the data files"}
+    assert set(fingerprint.changed_kinds(before, digests(tmp_path / "d"))) == {
+        "data files",
+        "a sample of the data files",
+    }
 
 
 def test_digests_are_cached_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,10 +153,10 @@ def test_remote_copy_is_the_same_dataset(tmp_path: Path) -> None:
     tiny_dataset(tmp_path / "d")
     with RangeServer(tmp_path) as server:
         there, here = digests(f"{server.url}/d", spans=str(tmp_path / "spans")), digests(tmp_path / "d")
-        assert fingerprint.changed(here, there) == fingerprint.changed(there, here) == []
+        assert fingerprint.changed_kinds(here, there) == fingerprint.changed_kinds(there, here) == []
         assert [name for name, found in there.items() if found is not None]
         other_actions(tmp_path / "d")
     with RangeServer(tmp_path) as server:
-        assert fingerprint.changed(here, digests(f"{server.url}/d", spans=str(tmp_path / "spans"))) == [
+        assert fingerprint.changed_kinds(here, digests(f"{server.url}/d", spans=str(tmp_path / "spans"))) == [
             "a sample of the data files"
         ]

@@ -187,7 +187,7 @@ def test_skipped_episodes_are_recorded_with_the_run(
     assert train(config) == 0
     said = capsys.readouterr().err
     assert "2 episodes are incomplete of 10" in said
-    assert "left out are 2 5" in said
+    assert "skipped 2 5" in said
     assert train(plain) == 0
     assert series(tmp_path / "run") == series(tmp_path / "plain")
     [source] = RunDir(tmp_path / "run").read_record()["sources"]
@@ -204,7 +204,7 @@ def test_skipped_episodes_are_recorded_with_the_run(
     assert series(tmp_path / "run") == series(tmp_path / "plain")
     assert final_tensors(tmp_path / "run").keys() == final_tensors(tmp_path / "plain").keys()
     lose(root, WRIST, 3)
-    with pytest.raises((DatasetError, ConfigError), match=r"1 episode is incomplete and was there"):
+    with pytest.raises((DatasetError, ConfigError), match=r"1 episode is incomplete and was complete"):
         resume(replace(config, steps=10))
 
 

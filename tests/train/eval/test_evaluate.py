@@ -15,6 +15,7 @@ import pytest
 from support.datasets import Spec, write_dataset
 from support.ranks import in_ranks, outcomes_in_ranks
 from support.runs import same_run, series, tiny_config
+from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.distributed import mesh as parallel
 from understudy.errors import DatasetError
@@ -45,9 +46,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(data: Path, out: Path, **changes: Any) -> TrainConfig:
-    return tiny_config(
-        data, out, device="cpu", micro_batch_size=2, checkpoint={"keep_best": "loss"}, log={"report": False}, **changes
+    config = tiny_config(
+        data, out, device="cpu", micro_batch_size=2, checkpoint={"keep_best": "loss"}, log={"report": False}
     )
+    return override(config, **changes)
 
 
 @contextmanager

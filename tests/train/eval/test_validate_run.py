@@ -82,7 +82,7 @@ def test_evaluate_checkpoint_uses_its_own_settings(done: Path, tmp_path: Path) -
     shutil.copytree(Path(RunDir(done).settings().data.sources[0].root).parent, tmp_path / "moved")
     now = RunDir(tmp_path / "r").settings()
     sources = tuple(replace(s, root=str(tmp_path / "moved" / Path(s.root).name)) for s in now.data.sources)
-    other = override(now, val={"open_loop_every": 7}, val_weights="live", data=replace(now.data, sources=sources))
+    other = override(now, val={"open_loop_every": 7}, data=replace(now.data, sources=sources))
     (tmp_path / "r/config.yaml").write_text(dump_yaml(replace(other, loader={"threads": 3})))
     recorded = series(done, "val")[-1]
     assert run.evaluate_checkpoint(tmp_path / "r") == {key: value for key, value in recorded.items() if key != "kind"}
@@ -103,7 +103,7 @@ def test_evaluate_checkpoint_refuses_a_missing_one(done: Path) -> None:
         run.evaluate_checkpoint(done, 3)
 
 
-@pytest.mark.parametrize("changes", [{"val_every": 1, "val_open_loop": 1}, {"val_every": 0}, {"val_weights": "live"}])
+@pytest.mark.parametrize("changes", [{"val": {"every": 1, "open_loop_every": 1}}, {"val": {"every": 0}}])
 def test_validation_does_not_affect_training_of_a_mixture(
     sources: tuple[SourceConfig, ...], done: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
