@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from support.runs import tiny_dataset
-from understudy.cli.main import VERBS
+from understudy.cli.main import COMMANDS
 from understudy.extras import EXTRAS, INCLUDES
 
 BLOCKER = """
@@ -129,7 +129,7 @@ print(json.dumps(printed))
 
 @pytest.mark.parametrize("missing", ["pydantic", "annotated_types", "tyro", "yaml", "tqdm"])
 def test_every_command_names_the_missing_extra(missing: str) -> None:
-    calls = [verb.split() for verb in VERBS] + [["train", "--help"]]
+    calls = [command.split() for command in COMMANDS] + [["train", "--help"]]
     for call, (code, said) in zip(calls, without({missing}, CALLS, json.dumps(calls)), strict=True):
         assert code == 2, call
         assert re.search(r"pip install 'understudy\[\w+\]'", said), (call, said)

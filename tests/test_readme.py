@@ -1,4 +1,4 @@
-"""The README's example runs as it is written, on a recording like that of `make demo`."""
+"""The examples of the README run as written, on a recording like that of `make demo`."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ pytest.importorskip("mujoco", reason="the recording needs the extra demo")
 README = Path(__file__).parents[1] / "README.md"
 
 
-def test_the_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readme_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from understudy.cli.main import main
 
     monkeypatch.chdir(tmp_path)
@@ -27,8 +27,8 @@ def test_the_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monk
     assert names["loader"].position == 32
 
 
-def test_the_readme_names_the_verbs_that_there_are_and_all_of_them() -> None:
-    from understudy.cli.main import VERBS
+def test_readme_names_all_commands() -> None:
+    from understudy.cli.main import COMMANDS
 
     named = set(re.findall(r"^understudy ((?:order )?[a-z]+)", README.read_text(), flags=re.MULTILINE))
-    assert named == set(VERBS)
+    assert named == set(COMMANDS)
