@@ -24,7 +24,7 @@ def render(tables: Sequence["Table"], comparison: "Comparison", config: "Explain
     low, high = next(side.figures.stretch for side in comparison.sides if side.figures)
     if not comparison.settled:
         lines.append(
-            f"{high - low:,} positions were audited, too few for orders that hold so many frames to settle: "
+            f"{high - low:,} positions were audited, too few for orders with this many frames in flight to settle: "
             "their figures are approximate."
         )
     notes = (
