@@ -230,7 +230,7 @@ def test_list_flag_without_values_is_refused(
 
 
 def test_all_unknown_flags_are_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("train", "--stepz", 3, "--exp_name=x", "--data.root", "d") == main.WRONG_INPUT
+    assert run("train", "--stepz", 3, "--job_name=x", "--data.root", "d") == main.WRONG_INPUT
     output = capsys.readouterr().err
     assert "--steps" in output
     assert "--output-dir" in output
