@@ -27,13 +27,18 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def foreign(path: str | None) -> list[str]:
-    """Return one line if `path` exists and is no figure of matplotlib."""
-    if not path or not Path(path).exists():
+def check_figure_path(path: str | None) -> list[str]:
+    """List the reasons why no figure can be written to `path`, one line each; none for no path."""
+    if not path:
         return []
-    if Path(path).is_file() and b"atplotlib" in Path(path).read_bytes():
-        return []
-    return [f"figure: {path} exists and is no figure of matplotlib; name another file, or move this one"]
+    file, found = Path(path), []
+    if not file.absolute().parent.is_dir():
+        found.append(f"figure: {file.parent} is no folder; create it first")
+    if not path.endswith((".png", ".svg", ".pdf")):
+        found.append(f"figure: {path!r} must end in .png, .svg or .pdf")
+    if file.exists() and not (file.is_file() and b"atplotlib" in file.read_bytes()):
+        found.append(f"figure: {path} exists and is no figure of matplotlib; name another file, or move this one")
+    return found
 
 
 @contextmanager

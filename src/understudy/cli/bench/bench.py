@@ -50,19 +50,16 @@ class BenchConfig:
         """List errors in the settings, one line each."""
         from understudy.bytesize import parse_bytes
         from understudy.config.limits import LOADER_THREADS, too_many
-        from understudy.report.style import foreign
+        from understudy.report.style import check_figure_path
 
         found = [] if self.path else ["path: required, the folder or URL of a dataset"]
         try:
             parse_bytes(self.memory)
         except ValueError as error:
             found.append(str(error))
-        found += foreign(self.picture)
+        found += check_figure_path(self.picture)
         found += too_many("threads", self.threads, LOADER_THREADS)
-        if self.picture and not Path(self.picture).absolute().parent.is_dir():
-            found.append(f"picture: {Path(self.picture).parent} is no folder; create it first")
-        if self.picture and not self.picture.endswith((".png", ".svg", ".pdf")):
-            found.append(f"picture: {self.picture!r} must end in .png, .svg or .pdf")
+
         if self.against and "://" in self.path:
             found.append("against: LeRobot's loader reads local folders only; copy the dataset to disk to compare")
         return found

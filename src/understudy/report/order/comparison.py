@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from understudy.config.declare import Positional
@@ -68,7 +67,7 @@ class ExplainConfig:
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        from understudy.report.style import foreign
+        from understudy.report.style import check_figure_path
 
         found = [
             f"{name}: must be at least 1"
@@ -93,14 +92,9 @@ class ExplainConfig:
             found.append("seed: must be in [0, 2**64)")
         if not 0 < self.frame_bytes < float("inf"):
             found.append("frame_bytes: must be above 0")
-        if self.picture and not Path(self.picture).absolute().parent.is_dir():
-            found.append(f"picture: {Path(self.picture).parent} is no folder; create it first")
-        found += foreign(self.picture)
         if self.picture and self.batch * WIDEST > MOST:
-            found.append(f"picture: batches of {self.batch} are too large for a comparison; leave it out")
-        if self.picture and not self.picture.endswith((".png", ".svg", ".pdf")):
-            found.append(f"picture: {self.picture!r} must end in .png, .svg or .pdf")
-        return found
+            found.append(f"figure: batches of {self.batch} are too large for a comparison; leave it out")
+        return found + check_figure_path(self.picture)
 
 
 @dataclass(frozen=True)
