@@ -81,7 +81,8 @@ def _refuse_foreign_facts(path: Path) -> None:
     except (OSError, ValueError, TypeError):
         ours = False
     if not ours:
-        raise ConfigError(f"{path}: exists and is no measurement of understudy; name another --output-dir, or move the file")
+        message = "exists and is no measurement of understudy; name another --output-dir, or move the file"
+        raise ConfigError(f"{path}: {message}")
 
 
 def format_profile(found: "Profile") -> str:
