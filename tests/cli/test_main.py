@@ -240,13 +240,13 @@ def test_print_config_prints_the_complete_settings_of_a_json_file(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "c.json"
-    file.write_text(json.dumps({"steps": 3, "data": {"root": str(data)}, "out": str(tmp_path / "r")}))
+    file.write_text(json.dumps({"steps": 3, "data": {"root": str(data)}, "output_dir": str(tmp_path / "r")}))
     assert run("train", file, "--seed", 5, "--print-config") == 0
     whole = tmp_path / "whole.yaml"
     whole.write_text(capsys.readouterr().out)
     assert not (tmp_path / "r").exists()
     read = load(TrainConfig, whole)
-    assert (read.steps, read.seed, read.data.root, read.batch) == (3, 5, str(data), TrainConfig().batch)
+    assert (read.steps, read.seed, read.data.root, read.batch_size) == (3, 5, str(data), TrainConfig().batch_size)
     file.write_text("{")
     assert run("train", file) == main.WRONG_INPUT
     assert capsys.readouterr().err.count("\n") == 1

@@ -169,7 +169,8 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
         command = COMMANDS[name]
         require(command.extra)
         resolve("progress:show_log")()
-        resolve("video.native.loops:check_native_mode")()
+        if os.environ.get("UNDERSTUDY_NATIVE"):  # the check imports PyAV, which help must not
+            resolve("video.native.loops:check_native_mode")()
         count, arguments = split_launch(arguments) if command.launchable else (None, arguments)
         print_only = "--print-config" in arguments
         arguments = [argument for argument in arguments if argument != "--print-config"]

@@ -39,10 +39,10 @@ def run_and_report(command: str, config: "TrainConfig") -> int:
     policy = Path(config.output_dir, "policy")
     if code == 0 and is_rank_0() and policy.is_dir():
         print(f"policy: {policy}")
-    if report and Path(config.output_dirput_dir, "config.yaml").exists():
+    if report and Path(config.output_dir, "config.yaml").exists():
         from understudy.report.run.page import write_report
 
-        print(f"report: {write_report(Path(config.output_dirput_dir))}")
+        print(f"report: {write_report(Path(config.output_dir))}")
     return code
 
 

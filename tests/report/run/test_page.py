@@ -41,7 +41,7 @@ def test_report_of_a_complete_run(done: Path) -> None:
         assert task in html
     assert html.count("<svg") >= 5 + 1 + 4  # charts, tasks, action chunks
     assert html.count("<img") == 4  # the whole batch
-    assert "checkpoint_every: 4" in html
+    assert "keep_last:" in html
     assert "torch" in html
     for outside in ('src="http', 'href="http', "url(http", "@import"):
         assert outside not in html
@@ -137,13 +137,13 @@ def test_smoothed_is_a_moving_mean() -> None:
 
 
 def test_report_of_rollouts_during_training(done: Path, tmp_path: Path) -> None:
-    from understudy.train.background_rollouts import record
+    from understudy.train.background_rollouts import summarise
 
     shutil.copytree(done, tmp_path / "r")
 
     def line(step: int, successes: int) -> dict[str, object]:
         rate = {"successes": successes, "episodes": 20}
-        entry = record({"world": "tabletop", "success": rate, "tasks": {"<i>lift": rate, "push": rate}})
+        entry = summarise({"world": "tabletop", "success": rate, "tasks": {"<i>lift": rate, "push": rate}})
         return {"kind": "rollout", "step": step, "at": 12, **entry}
 
     log = metrics_file.MetricsFile(tmp_path / "r/metrics.jsonl")
