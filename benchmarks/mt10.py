@@ -91,7 +91,7 @@ def recorded(what: str, args: argparse.Namespace) -> dict[str, Path]:
     wanted, folders = WHAT[what], {}
     for task in wanted["tasks"]:
         folders[task] = Path(args.out) / what / "data" / task
-        command = ["record", "--world", "metaworld", "--tasks", task, "--out", str(folders[task])]
+        command = ["record", "--env", "metaworld", "--tasks", task, "--out", str(folders[task])]
         command += ["--episodes", str(args.episodes or wanted["episodes"]), "--cameras", *wanted["cameras"]]
         _do(command)
     return folders
@@ -128,7 +128,7 @@ def outcome(what: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     (folder / "settings.yaml").write_text(json.dumps(settings(what, folders, seed, args)))  # JSON is YAML
     run, tasks = folder / "run", WHAT[what]["tasks"]
     train_cpu_s = _do(["train", str(folder / "settings.yaml"), "--output-dir", str(run)])
-    command = ["rollout", str(run), "--world", "metaworld", "--tasks", *tasks, "--seed", str(seed), "--films", "0"]
+    command = ["rollout", str(run), "--env", "metaworld", "--tasks", *tasks, "--seed", str(seed), "--films", "0"]
     command += ["--episodes", str(args.rollouts * len(tasks)), "--execute", str(WHAT[what]["execute"])]
     rollout_cpu_s = _do([*command, "--parallel", str(min(args.rollouts * len(tasks), 20))])
     result = json.loads((run / f"rollouts/metaworld-seed{seed}.json").read_text())

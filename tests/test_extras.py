@@ -147,7 +147,7 @@ def test_options_name_the_missing_extra_before_any_work(data: Path, tmp_path: Pa
             ["order", "explain", str(data), "--picture", out + ".png"],
         ],
         "demo": [["demo", "--out", out], ["record", "--out", out]],
-        "sim": [["record", "--out", out, "--world", "metaworld"]],
+        "sim": [["record", "--out", out, "--env", "metaworld"]],
         "s3": [["inspect", "s3://bucket/data", "--json"]],
         "hub": [["inspect", "hf://datasets/someone/something", "--json"]],
         "remote": [["inspect", "http://127.0.0.1:9/data", "--json"]],

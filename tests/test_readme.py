@@ -41,8 +41,6 @@ def test_readme_policy_example_runs(folder: Path, monkeypatch: pytest.MonkeyPatc
     import understudy as us
     from understudy.cli.main import main
 
-    if "load_policy" not in dir(us):
-        pytest.skip("this version cannot load a policy by itself")
     monkeypatch.chdir(folder)
     small = ["--steps", "1", "--batch-size", "8", "--val.every", "0", "--log.no-report"]
     assert main(["train", "--data.root", "runs/demo/dataset", "--output-dir", "runs/table", *small]) == 0

@@ -170,6 +170,15 @@ def test_record_refuses_other_settings_without_changes(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
 
 
+def test_record_continues_a_recording_with_settings_of_the_old_name(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    record(settings(root, episodes=1))
+    note = root / module.NOTE
+    note.write_text(note.read_text().replace('"env"', '"world"'))
+    assert record(settings(root, episodes=2)) == 0
+    assert len(Catalog.open(root).episodes.ids) == 2
+
+
 def test_record_refuses_a_foreign_folder(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(DatasetError):
@@ -256,7 +265,7 @@ def test_record_balances_tasks(tmp_path: Path) -> None:
 def test_record_metaworld(tmp_path: Path) -> None:
     pytest.importorskip("metaworld", reason="the extra `sim` is not installed")
     root = tmp_path / "data"
-    record(settings(root, world="metaworld", episodes=1, tasks=("reach-v3",), cameras=()))
+    record(settings(root, env="metaworld", episodes=1, tasks=("reach-v3",), cameras=()))
     samples = contents(root)
     assert samples[0]["task"] == "Reach a goal position"
     assert samples[0]["observation.environment_state"].shape == (39,)

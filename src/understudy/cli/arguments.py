@@ -51,7 +51,7 @@ FOREIGN = {
     "log-interval": "--log.every",
     "eval-freq": "--rollout.every",
     "eval.n-episodes": "--rollout.episodes",
-    "env.type": "--rollout.world",
+    "env.type": "--rollout.env",
     "optimizer.lr": "--optim.lr",
     "scheduler.type": "--schedule.kind",
     "wandb.enable": "--log.trackers wandb",

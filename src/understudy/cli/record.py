@@ -5,9 +5,10 @@ ends equal to one that was never stopped.
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from understudy.config.declare import Ge, Interval
 
@@ -18,16 +19,18 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 64  # most layouts to try for one episode
 NOTE = "record.json"  # the settings, in the dataset's folder
-FIXED = ("world", "tasks", "seed", "noise", "size", "cameras", "codec")  # settings that decide an episode's content
+FIXED = ("env", "tasks", "seed", "noise", "size", "cameras", "codec")  # settings that decide an episode's content
 
 
 @dataclass(frozen=True)
 class RecordConfig:
     """Record demonstrations. The same settings give the same dataset."""
 
+    RENAMED: ClassVar[Mapping[str, str]] = {"world": "env"}
+
     out: str = ""
     """Folder of the dataset. A recording begun there with the same settings is continued. Required."""
-    world: Literal["tabletop", "metaworld"] = "tabletop"
+    env: Literal["tabletop", "metaworld"] = "tabletop"
     """Environment: the embedded tabletop, or Meta-World (needs the extra `sim`)."""
     tasks: tuple[str, ...] = ()
     """Tasks, by short name or sentence; the default is all of the environment's. Episodes cycle through them."""
@@ -66,7 +69,7 @@ def record(config: RecordConfig) -> int:
 
     _compare_settings(config)
     try:
-        env = open_env(config.world, config.size, config.cameras, config.tasks)
+        env = open_env(config.env, config.size, config.cameras, config.tasks)
     except (ValueError, ImportError) as error:  # an unknown task or camera, a missing package
         raise ConfigError(str(error)) from error
     with EpisodeWriter(
@@ -107,6 +110,8 @@ def _compare_settings(config: RecordConfig) -> None:
         return
     except ValueError as error:
         raise ConfigError(f"{Path(config.out) / NOTE} cannot be read ({error}); record into another folder") from error
+    if "world" in begun:  # name of an earlier release
+        begun["env"] = begun.pop("world")
     now = plain(config)
     differ = [f"{key} ({begun.get(key)} then, {now[key]} now)" for key in FIXED if begun.get(key) != now[key]]
     if differ:
