@@ -195,7 +195,7 @@ for name in sys.argv[1:]:
         printed[name] = str(error)
 print(json.dumps(printed))
 """
-    names = {"config.train": "train", "train.run": "train", "report.run.page": "train", "envs.tabletop.sim": "demo"}
+    names = {"config.train": "train", "train.run": "train", "cli.report": "train", "envs.tabletop.sim": "demo"}
     printed = without(ALL, code, *names)
     assert {name: re.findall(r"understudy\[(\w+)\]", said) for name, said in printed.items()} == {
         name: [extra] for name, extra in names.items()
