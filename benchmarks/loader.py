@@ -110,13 +110,13 @@ def measure_set(one: Set, rival: Any, known: dict[Path, Any], seconds: float, ro
     """Measure one row. `known` has LeRobot's figures on earlier datasets by their path."""
     from understudy.cli.bench.limit import limits
     from understudy.cli.bench.measure import (
-        Asked,
+        OtherLoader,
         Round,
         Setting,
         median_round,
+        other_figures,
         picture_bytes,
         quality,
-        rival_figures,
         wait_for_quiet,
     )
 
@@ -125,7 +125,7 @@ def measure_set(one: Set, rival: Any, known: dict[Path, Any], seconds: float, ro
     memory = memory if one.memory > 1 else min(MEMORY, memory)
     setting = Setting(str(one.root), BATCH, CHUNK, memory=str(memory))
     ours, theirs = [], []
-    with Asked(child("ours", **asdict(setting))) as loader:
+    with OtherLoader(child("ours", **asdict(setting))) as loader:
         start = loader.measure(seconds=0)  # warm-up: lanes turn over, and the frames that they hold become known
         library, codec, shuffled = limits(data, start.get("held", 0))
         for _ in range(rounds):
@@ -144,7 +144,7 @@ def measure_set(one: Set, rival: Any, known: dict[Path, Any], seconds: float, ro
     limit, strict, cold = (one.found() or {} for one in (library, codec, shuffled))
     last = ours[-1]
     if theirs:
-        known[one.lerobot] = rival_figures(rival, theirs)
+        known[one.lerobot] = other_figures(rival, theirs)
     other = known.get(one.lerobot, {})
     shuffle = quality(setting.order(data))
     return {
@@ -212,7 +212,7 @@ def measure_rows(
     results: Results, chosen: list[Set], rows_root: Path, python: str, seconds: float, rounds: int
 ) -> None:
     """Measure the datasets one by one, then rows without video."""
-    from understudy.cli.bench.measure import Asked, Round, lerobot, median_round, rival_figures
+    from understudy.cli.bench.measure import OtherLoader, Round, lerobot, median_round, other_figures
 
     there, known = [row["name"] for row in results.found["rows"]], dict[Path, Any]()
     with lerobot(python) as rival:
@@ -225,10 +225,10 @@ def measure_rows(
                 results.add("rows", measure_set(one, theirs, known, seconds, rounds))
         if results.found["parquet_only_samples_per_s"] is not None:
             return
-        with Asked(child("ours", path=str(rows_root), batch=BATCH, chunk=CHUNK)) as loader:
+        with OtherLoader(child("ours", path=str(rows_root), batch=BATCH, chunk=CHUNK)) as loader:
             ours = [loader.measure(seconds=seconds) for _ in range(rounds)]
         asked = {"root": str(rows_root), "batch": BATCH, "chunk": CHUNK, "workers": 2, "seconds": seconds}
-        other = rival_figures(theirs, [theirs.measure(**asked) for _ in range(rounds)]) if theirs else {}
+        other = other_figures(theirs, [theirs.measure(**asked) for _ in range(rounds)]) if theirs else {}
     rate = median_round([Round(each["samples"], each["seconds"], each["cpu_seconds"]) for each in ours])
     results.set(
         parquet_only_samples_per_s=rate["samples_per_s"],

@@ -90,7 +90,7 @@ def recorded(inputs: str, args: argparse.Namespace) -> dict[str, Path]:
     wanted, folders = POLICIES[inputs], {}
     for task in wanted["tasks"]:
         folders[task] = Path(args.out) / inputs / "data" / task
-        command = ["record", "--world", "metaworld", "--tasks", task, "--out", str(folders[task])]
+        command = ["record", "--env", "metaworld", "--tasks", task, "--out", str(folders[task])]
         command += ["--episodes", str(args.episodes or wanted["episodes"]), "--cameras", *wanted["cameras"]]
         _do(command)
     return folders
@@ -127,7 +127,7 @@ def outcome(inputs: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     (folder / "settings.yaml").write_text(json.dumps(settings(inputs, folders, seed, args)))  # JSON is YAML
     run, tasks = folder / "run", POLICIES[inputs]["tasks"]
     train_cpu_s = _do(["train", str(folder / "settings.yaml"), "--output-dir", str(run)])
-    command = ["rollout", str(run), "--world", "metaworld", "--tasks", *tasks, "--seed", str(seed), "--films", "0"]
+    command = ["rollout", str(run), "--env", "metaworld", "--tasks", *tasks, "--seed", str(seed), "--films", "0"]
     command += ["--episodes", str(args.rollouts * len(tasks)), "--execute", str(POLICIES[inputs]["execute"])]
     rollout_cpu_s = _do([*command, "--parallel", str(min(args.rollouts * len(tasks), 20))])
     result = json.loads((run / f"rollouts/metaworld-seed{seed}.json").read_text())

@@ -31,12 +31,18 @@ import torch
 import torch.utils.data
 
 from understudy import Loader, Order, keep_freed_memory
-from understudy.cli.bench.measure import Setting, conditions, resident_bytes
+from understudy.cli.bench.measure import Setting, conditions
 from understudy.load.loader import Batch
 
 STRETCHES = 10  # of equal length, whose median memories are compared
 LONGER, SHORTER = 1.05, 0.98  # factors of the time given, after a victim with no batch and after one with some:
 # three in ten die before their first batch, on a machine of any load
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def fingerprint(batch: Batch) -> str:

@@ -31,7 +31,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT / ".compat"
 PAGE = ROOT / "docs" / "compatibility.md"
-BEGIN, END = "<!-- what follows is written by `make compat` -->", "<!-- end of what `make compat` writes -->"
+BEGIN, END = "<!-- begin of the text by `make compat` -->", "<!-- end of the text by `make compat` -->"
 TABLED = ("torch", "numpy", "av", "ffmpeg", "pyarrow", "fsspec", "safetensors", "pillow", "lerobot")
 
 

@@ -41,18 +41,18 @@ def test_command_parses(command: str, tmp_path: Path, monkeypatch: pytest.Monkey
         words = ["understudy", "train", *rest, "--output-dir", run]
     if words[0] == "torchrun":
         words = words[words.index("-m") + 1 :]
-    verb = main.VERBS[words[1]]
-    count, arguments = main._launched(words[2:])
-    read = main.settings_of(words[1], arguments)
-    assert not isinstance(read, TrainConfig) or read.data.root == "d"  # from the file, not only from the flags
+    named = main.COMMANDS[words[1]]
+    count, arguments = main.split_launch(words[2:])
+    read = main.read_settings(words[1], arguments)
+    assert not isinstance(read, TrainConfig) or read.data.root == "d"  # the file was read, not only the flags
     assert (count is not None) == ("--launch" in command)
-    assert count is None or verb.ranks
+    assert count is None or named.launchable
 
 
 def test_linked_files_exist_and_launched_commands_are_listed() -> None:
     for path in re.findall(r"\]\(\.\./([^)]+)\)", PAGE):
         assert (ROOT / path).is_file(), path
-    launched = {name for name, verb in main.VERBS.items() if verb.ranks}
+    launched = {name for name, command in main.COMMANDS.items() if command.launchable}
     (named,) = re.findall(r"`--launch N` works for (.*?)\.", PAGE)
     assert set(re.findall(r"`(\w+)`", named)) == launched
 

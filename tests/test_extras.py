@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from support.runs import tiny_dataset
-from understudy.cli.main import VERBS
+from understudy.cli.main import COMMANDS
 from understudy.extras import EXTRAS, INCLUDES
 
 BLOCKER = """
@@ -129,7 +129,7 @@ print(json.dumps(printed))
 
 @pytest.mark.parametrize("missing", ["pydantic", "annotated_types", "tyro", "yaml", "tqdm"])
 def test_every_command_names_the_missing_extra(missing: str) -> None:
-    calls = [verb.split() for verb in VERBS] + [["train", "--help"]]
+    calls = [command.split() for command in COMMANDS] + [["train", "--help"]]
     for call, (code, said) in zip(calls, without({missing}, CALLS, json.dumps(calls)), strict=True):
         assert code == 2, call
         assert re.search(r"pip install 'understudy\[\w+\]'", said), (call, said)
@@ -147,7 +147,7 @@ def test_options_name_the_missing_extra_before_any_work(data: Path, tmp_path: Pa
             ["order", "explain", str(data), "--picture", out + ".png"],
         ],
         "demo": [["demo", "--out", out], ["record", "--out", out]],
-        "sim": [["record", "--out", out, "--world", "metaworld"]],
+        "sim": [["record", "--out", out, "--env", "metaworld"]],
         "s3": [["inspect", "s3://bucket/data", "--json"]],
         "hub": [["inspect", "hf://datasets/someone/something", "--json"]],
         "remote": [["inspect", "http://127.0.0.1:9/data", "--json"]],
@@ -195,7 +195,7 @@ for name in sys.argv[1:]:
         printed[name] = str(error)
 print(json.dumps(printed))
 """
-    names = {"config.train": "train", "train.run": "train", "report.run.page": "train", "envs.tabletop.sim": "demo"}
+    names = {"config.train": "train", "train.run": "train", "cli.report": "train", "envs.tabletop.sim": "demo"}
     printed = without(ALL, code, *names)
     assert {name: re.findall(r"understudy\[(\w+)\]", said) for name, said in printed.items()} == {
         name: [extra] for name, extra in names.items()

@@ -1,4 +1,4 @@
-"""`understudy bench` and `benchmarks/loader.py`: every figure is there, and what is measured is what is said."""
+"""`understudy bench` and `benchmarks/loader.py`: all figures are measured and reported."""
 
 import importlib.util
 import inspect
@@ -17,14 +17,15 @@ import numpy as np
 import pytest
 
 from support.datasets import Spec, write_dataset
+from support.loader_process import resident_bytes
 from support.videos import rgb
 from understudy.cli import main
 from understudy.cli.bench import limit as bench_limit
 from understudy.cli.bench import measure as bench_measure
 from understudy.cli.bench import other_load
-from understudy.cli.bench.bench import BenchConfig, measure, told
+from understudy.cli.bench.bench import BenchConfig, format_figures, measure
 from understudy.cli.bench.limit import limits
-from understudy.cli.bench.measure import Asked, Round, Setting, Trial, lerobot, median_round, rival_figures
+from understudy.cli.bench.measure import OtherLoader, Round, Setting, Trial, lerobot, median_round, other_figures
 from understudy.cli.bench.other_load import doubt
 from understudy.errors import DatasetError
 
@@ -39,7 +40,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_all_figures_are_there_and_can_be_told(root: Path) -> None:
+def test_measure_returns_all_figures(root: Path) -> None:
     setting = FAST | {"seconds": 0.3}  # long enough for something to be decoded on a busy machine
     found = json.loads(json.dumps(measure(BenchConfig(path=str(root), memory="4MB", **setting))))
     assert found["samples_per_s"] > 0
@@ -61,26 +62,26 @@ def test_all_figures_are_there_and_can_be_told(root: Path) -> None:
     assert found["conditions"]["cores"] >= 1
     assert found["conditions"]["others"] is None or found["conditions"]["others"] >= 0
     found |= {"doubt": ""}  # the machine of the tests may be busy
-    text = told(found)
+    text = format_figures(found)
     assert "understudy" in text
     assert "decode limit" in text
     assert "shuffled (bare codec)" in text
     assert found["plan"].splitlines()[0] in text
     rival = {"version": "9", "samples_per_s": 10.0, "cpu_ms_per_sample": 5.0, "distinct_episodes": 3.0}
-    assert "LeRobot 9, 2 workers" in told(found | {"lerobot": rival})
+    assert "LeRobot 9, 2 workers" in format_figures(found | {"lerobot": rival})
     assert "Nothing was decoded" not in text
-    assert "Nothing was decoded" in told(found | {"work": found["work"] | {"decode": 0.0}})
-    assert "order         any frame anywhere;" in told(found | {"order": found["order"] | {"clip": 1}})
-    assert "not measured: no such thing" in told(found | {"lerobot": {"missing": "no such thing"}})
+    assert "Nothing was decoded" in format_figures(found | {"work": found["work"] | {"decode": 0.0}})
+    assert "order         uniform over frames;" in format_figures(found | {"order": found["order"] | {"clip": 1}})
+    assert "not measured: no such thing" in format_figures(found | {"lerobot": {"missing": "no such thing"}})
 
 
-def test_the_verb_prints_a_table_and_draws_a_picture(
+def test_bench_prints_a_table_and_draws_a_figure(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = ["bench", str(root), "--seconds", "0.05", "--rounds", "1", "--batch", "8", "--cameras", TOP]
     assert main.main(arguments) == 0
-    assert "picture: dataset-bench.png" in capsys.readouterr().out
+    assert "figure: dataset-bench.png" in capsys.readouterr().out
     assert (tmp_path / "dataset-bench.png").stat().st_size > 5000
     assert main.main([*arguments, "--json", "--picture", "b.svg"]) == 0
     assert json.loads(capsys.readouterr().out)["limit"]["samples_per_s"] > 0
@@ -90,29 +91,29 @@ def test_the_verb_prints_a_table_and_draws_a_picture(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ((), "path: required"),
         (("nowhere",), "nowhere"),
-        (("{root}", "--cameras", "none"), "no camera 'none'"),
+        (("{root}", "--cameras", "none"), "unknown camera 'none'"),
         (("{root}", "--memory", "lots"), "memory"),
         (("{root}", "--memory", "1KB"), "one batch of 32 samples"),
         (("{root}", "--seconds", "0"), "seconds"),
         (("{root}", "--picture", "x.gif"), "must end in"),
-        (("{root}", "--picture", "no/folder/x.png"), "there is no folder"),
+        (("{root}", "--picture", "no/folder/x.png"), "is no folder"),
         (("s3://bucket/data", "--against", "lerobot"), "local folders only"),
     ],
 )
-def test_mistakes_are_told_in_a_line(
-    root: Path, arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+def test_bench_refuses_wrong_settings_in_one_line(
+    root: Path, arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main(["bench", *(word.format(root=root) for word in arguments)]) == main.WRONG_INPUT
     error = capsys.readouterr().err
-    assert says in error
+    assert message in error
     assert "Traceback" not in error
 
 
-def test_without_video_there_is_no_limit(root: Path) -> None:
+def test_limits_without_video_are_none(root: Path) -> None:
     found = measure(BenchConfig(path=str(root), **FAST))
     assert found["limit"] is not None
     data = Setting(str(root), cameras=()).data()
@@ -121,11 +122,11 @@ def test_without_video_there_is_no_limit(root: Path) -> None:
         assert limit.found() is None
         assert limit.share(5.0) is None
     nothing = {over + key: None for over in ("", "over_") for key in ("limit", "codec_limit", "shuffled_limit")}
-    assert "limit (" not in told(found | nothing)
+    assert "limit (" not in format_figures(found | nothing)
 
 
-def test_videos_elsewhere_have_the_limit_of_the_codec_alone(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Libraries would read them at the network's speed."""
+def test_limits_of_remote_videos_are_those_of_the_codec(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library would read them at the speed of the network."""
     found = bench_limit.stretches(Setting(str(root)).data(), 2)
     monkeypatch.setattr(bench_limit, "stretches", lambda data, count: [replace(one, local=False) for one in found])
     library, codec, shuffled = limits(Setting(str(root)).data(), 8)
@@ -136,8 +137,8 @@ def test_videos_elsewhere_have_the_limit_of_the_codec_alone(root: Path, monkeypa
     assert shuffled.share(1.0) is not None
 
 
-def test_the_limit_decodes_the_pictures_of_the_dataset(root: Path) -> None:
-    """Every way gives pictures of the files; the best of the first round is the one that stays."""
+def test_limit_decodes_the_frames_of_the_dataset(root: Path) -> None:
+    """Every way decodes the files in a loop; the limit is the way with the best median."""
     data = Setting(str(root)).data()
     stretches = bench_limit.stretches(data, 4)
     assert len({(one.path, one.packets[0]) for one in stretches}) == 4  # different cameras, files or places
@@ -174,8 +175,8 @@ def test_the_limit_decodes_the_pictures_of_the_dataset(root: Path) -> None:
     assert halved["samples_per_s"] == pytest.approx(2 * found["samples_per_s"])  # a sample of two cameras is two
 
 
-def test_what_is_shuffled_is_every_picture_later(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the ring lie the pictures of plain reading, one after the other; so many as it was told to hold are behind."""
+def test_shuffled_writes_every_frame_later(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ring has the frames of sequential reading in order, delayed by the number held."""
     held, ring, fed = 40, np.zeros((24, 3, 64, 64), np.uint8), 0
     (stretch,) = bench_limit.stretches(Setting(str(root), cameras=(TOP,)).data(), 1)
     context = bench_limit._context(stretch)
@@ -212,7 +213,7 @@ def test_what_is_shuffled_is_every_picture_later(root: Path, monkeypatch: pytest
     assert fed - made < held + 2 * bench_limit._TOGETHER
 
 
-def test_an_error_of_the_decoder_is_raised_and_leaves_no_thread(root: Path) -> None:
+def test_limit_raises_an_error_of_the_decoder(root: Path) -> None:
     def broken(stretch: bench_limit.Stretch) -> Iterator[int]:
         yield 1
         raise OSError("the disk is gone")
@@ -233,7 +234,7 @@ def measured(load: float | None, others: float | None, **changes: Any) -> dict[s
     return {**side(90, 11), **limits, "work": {"decode": 0.5}, "conditions": conditions} | changes
 
 
-def test_a_busy_machine_is_told_from_what_others_used() -> None:
+def test_doubt_sees_a_busy_machine() -> None:
     assert doubt(measured(33.0, 0.1)) == ""  # the load was that of a moment ago
     assert "load 33.0 on 2 cores" in doubt(measured(33.0, 1.7))
     assert doubt(measured(0.0, 1.7)) != ""  # they came in the midst
@@ -242,26 +243,26 @@ def test_a_busy_machine_is_told_from_what_others_used() -> None:
     assert doubt(measured(0.0, 0.0, limit=None, codec_limit=None)) == ""
 
 
-def test_more_than_a_limit_needs_less_cpu_time() -> None:
+def test_doubt_sees_impossible_figures() -> None:
     assert doubt(measured(0.0, 0.0, **side(149, 11))) != ""
     assert doubt(measured(0.0, 0.0, **side(149, 7))) == ""
     assert doubt(measured(0.0, 0.0, **side(149, 11), work={"decode": 0.0})) == ""  # nothing was decoded
 
 
-def test_doubtful_ratios_are_of_cpu_time_and_said_not_to_be_quoted(root: Path) -> None:
+def test_format_figures_marks_doubtful_ratios(root: Path) -> None:
     found = measure(BenchConfig(path=str(root), **FAST)) | side(149, 20)
     found |= {"limit": side(100, 10), "codec_limit": None, "shuffled_limit": None, "doubt": ""}
-    assert "149%" in told(found)
-    busy = told(found | {"doubt": "the machine is busy"})
+    assert "149%" in format_figures(found)
+    busy = format_figures(found | {"doubt": "the machine is busy"})
     assert "149%" not in busy
     assert "50%" in busy
     assert "Do not quote these ratios, which are of CPU time per sample: the machine is busy" in busy
 
 
-def test_what_others_use_is_seen() -> None:
-    """One other process at work on every core; it is seen as far as the system tells."""
+def test_others_measures_other_processes() -> None:
+    """One busy process per core."""
     if other_load._busy_seconds() is None:
-        pytest.skip("this system does not tell")
+        pytest.skip("this system does not count CPU time")
     others = other_load.Others()
     work = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(bench_measure.cores())]
     try:
@@ -274,13 +275,13 @@ def test_what_others_use_is_seen() -> None:
     assert others.found()["others"] > other_load.MOST * bench_measure.cores()
 
 
-def test_medians() -> None:
+def test_median_round() -> None:
     rounds = [Round(100, 1.0, 0.5), Round(100, 2.0, 0.1), Round(100, 4.0, 0.3)]
     assert median_round(rounds) == {"samples_per_s": 50.0, "cpu_ms_per_sample": 3.0}
 
 
-def test_a_trial_measures_what_it_was_asked_for(root: Path) -> None:
-    with pytest.raises(DatasetError, match="no camera"):
+def test_trial_measures_its_setting(root: Path) -> None:
+    with pytest.raises(DatasetError, match="unknown camera"):
         Setting(str(root), cameras=("none",)).data()
     trial = Trial(Setting(str(root), batch=4, chunk=5, cameras=(WRIST,), memory="4MB"))
     try:
@@ -300,11 +301,11 @@ def test_a_trial_measures_what_it_was_asked_for(root: Path) -> None:
         trial.close()
 
 
-def test_the_peak_of_a_trial_is_its_own(root: Path) -> None:
-    """What the process held before it, and between its rounds, is not counted; what lasts for less than a batch is."""
+def test_trial_peak_is_its_own(root: Path) -> None:
+    """Memory used before it and between its rounds is not counted; memory used within a batch is."""
     megabyte = 1 << 20
-    if bench_measure.start_peak() != pytest.approx(bench_measure.resident_bytes(), abs=4 * megabyte):
-        pytest.skip("this system keeps no peak that can start anew")
+    if bench_measure.start_peak() != pytest.approx(resident_bytes(), abs=4 * megabyte):
+        pytest.skip("this system has no peak that can be reset")
     before = np.ones(150 * megabyte, np.uint8)
     del before
     trial = Trial(Setting(str(root), batch=8, chunk=5, memory="4MB"))
@@ -327,13 +328,13 @@ def test_the_peak_of_a_trial_is_its_own(root: Path) -> None:
         trial.close()
 
 
-def test_without_a_peak_that_starts_anew_it_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_is_that_of_the_process_without_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any) -> Any:
         raise OSError("no /proc here")
 
     monkeypatch.setattr(bench_measure, "open", refused, raising=False)
     most = bench_measure.start_peak()
-    assert most == bench_measure.peak_bytes() == bench_measure.resident_bytes() > 1 << 24
+    assert most == bench_measure.peak_bytes() > 1 << 24
 
 
 ANSWERS = """
@@ -347,28 +348,28 @@ for line in sys.stdin:
 """
 
 
-def test_a_rival_is_asked_in_its_own_process(tmp_path: Path) -> None:
+def test_other_loader_measures_in_its_own_process(tmp_path: Path) -> None:
     script = tmp_path / "rival.py"
     script.write_text(ANSWERS)
-    with Asked([sys.executable, str(script)]) as rival:
+    with OtherLoader([sys.executable, str(script)]) as rival:
         answers = [rival.measure(seconds=1), rival.measure(seconds=2)]
         expected = {"version": "7", "samples_per_s": 32.0, "cpu_ms_per_sample": 5.0, "distinct_episodes": 20}
-        assert rival_figures(rival, answers) == expected
+        assert other_figures(rival, answers) == expected
         answers.append(rival.measure(seconds=9))  # it dies
-        assert rival_figures(rival, answers) == {"missing": "it ended with exit code 3"}
+        assert other_figures(rival, answers) == {"missing": "it ended with exit code 3"}
         assert rival.measure(seconds=1) == {"missing": "it ended with exit code 3"}
 
 
-def test_lerobot_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_lerobot_reports_a_missing_package(tmp_path: Path) -> None:
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # an interpreter without any package
     bare.chmod(0o755)
     with lerobot(str(bare)) as rival:
         assert "No module named" in rival.missing
-        assert rival_figures(rival, []) == {"missing": rival.missing}
+        assert other_figures(rival, []) == {"missing": rival.missing}
 
 
-def test_lerobot_on_the_same_files(tmp_path: Path) -> None:
+def test_lerobot_measures_the_same_files(tmp_path: Path) -> None:
     if importlib.util.find_spec("lerobot") is None:
         pytest.skip("LeRobot is not installed")
     # Without foreign files: it takes every parquet file below data/ and meta/episodes/ for its own.
@@ -400,11 +401,10 @@ HELD = {"shuffled_limit_held"}  # none where memory is so small
 WHOLE = {"rows", "parquet_only_samples_per_s", "first_batch_s", "remote", "conditions"}
 
 
-def test_the_benchmark_of_the_loader_holds_its_keys(
+def test_loader_benchmark_has_its_keys(
     benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Everything but the processes: our side is measured in this one, and LeRobot is not there. Stopped in the midst of
-    a part, it goes on from its file."""
+    """Without processes of its own, and without LeRobot. After an interruption it continues from its file."""
 
     class Here:
         version = missing = ""
@@ -440,7 +440,7 @@ def test_the_benchmark_of_the_loader_holds_its_keys(
         inspect.signature(benchmark.remote_rows).parameters.keys() == inspect.signature(remote_rows).parameters.keys()
     )
     monkeypatch.delenv("UNDERSTUDY_TEST_DATA", raising=False)
-    monkeypatch.setattr(bench_measure, "Asked", Here)
+    monkeypatch.setattr(bench_measure, "OtherLoader", Here)
     monkeypatch.setattr(bench_measure, "lerobot", lambda python: Nobody())
     monkeypatch.setattr(benchmark, "first_batch_elsewhere", lambda root: {"seconds": 0.25, "pictures": 48})
     monkeypatch.setattr(benchmark, "remote_rows", remote_rows)
@@ -489,7 +489,7 @@ def test_the_benchmark_of_the_loader_holds_its_keys(
         run("rows")
 
 
-def test_remote_data_are_measured_by_real_processes(benchmark: ModuleType, tmp_path: Path) -> None:
+def test_loader_benchmark_measures_remote_data(benchmark: ModuleType, tmp_path: Path) -> None:
     """One epoch with the codec left out asks for all bytes, and what is timed is decoded the same from both places."""
     (row,) = benchmark.remote_rows(tmp_path, None, True, known=[2, 12])
     assert row["gop"] == 250
@@ -498,7 +498,7 @@ def test_remote_data_are_measured_by_real_processes(benchmark: ModuleType, tmp_p
     assert all(row[key] > 0 for key in ("first_batch_needs_fraction", "first_batch_fraction_of_file", "over_local"))
 
 
-def test_our_side_of_the_benchmark_answers_from_its_own_process(benchmark: ModuleType, root: Path) -> None:
+def test_loader_benchmark_measures_in_its_own_process(benchmark: ModuleType, root: Path) -> None:
     setting = asdict(Setting(str(root), batch=8, chunk=4, memory="4MB"))
     asked = '{"seconds": 0.05}\n' * 2
     done = subprocess.run(benchmark.child("ours", **setting), input=asked, capture_output=True, text=True, check=True)

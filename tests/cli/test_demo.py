@@ -1,4 +1,4 @@
-"""demo: what it plans, what it may delete, and that its comparison can say no. The whole of it is `make demo`."""
+"""`understudy demo`: its plan, the files it may delete, and its comparison. `make demo` runs all of it."""
 
 import shutil
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.runs import tiny_config, tiny_dataset
-from understudy.cli.demo import DemoConfig, _compare, _kill, _make_room, _written, training
+from understudy.cli.demo import DemoConfig, clear_folder, compare_runs, kill_at_step, training, write_settings
 from understudy.config.schema import override
 from understudy.errors import ConfigError
 from understudy.train import run
@@ -17,7 +17,7 @@ from understudy.train.checkpoint.run_dir import RECORDED, RunDir
 
 
 @pytest.mark.parametrize("steps", [20, 25, 137, 2500])
-def test_the_compared_stretch_lies_inside_what_is_kept(steps: int) -> None:
+def test_training_keeps_the_checkpoint_to_compare(steps: int) -> None:
     plan = training(DemoConfig(steps=steps))
     every = plan.checkpoint.every
     saved = [*range(every, steps + 1, every), *([steps] if steps % every else [])]
@@ -26,64 +26,63 @@ def test_the_compared_stretch_lies_inside_what_is_kept(steps: int) -> None:
     assert plan.schedule.decay_steps == steps
 
 
-def test_it_clears_its_own_folders_and_no_others(tmp_path: Path) -> None:
+def test_clear_folder_removes_its_own_files_only(tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    _make_room(out)
+    clear_folder(out)
     (out / "run").mkdir()
     (out / "run/x").write_text("old")
     (out / "mine.txt").write_text("mine")
-    _make_room(out)
+    clear_folder(out)
     assert sorted(path.name for path in out.iterdir()) == [".understudy-demo", "mine.txt"]
     (tmp_path / "data/dataset").mkdir(parents=True)
     with pytest.raises(ConfigError, match="another --out"):
-        _make_room(tmp_path / "data")
+        clear_folder(tmp_path / "data")
     assert (tmp_path / "data/dataset").exists()
 
 
 @pytest.mark.parametrize("name", ["dataset", "run.yaml", "never-stopped.log"])
-def test_it_takes_nothing_of_its_names_that_it_has_not_made(tmp_path: Path, name: str) -> None:
+def test_clear_folder_refuses_files_of_its_names(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
     with pytest.raises(ConfigError, match=name):
-        _make_room(tmp_path)
+        clear_folder(tmp_path)
     assert (tmp_path / name).read_text() == "mine"
 
 
-def test_a_run_that_was_trained_further_since_stays(tmp_path: Path) -> None:
-    _make_room(tmp_path)
+def test_clear_folder_refuses_a_run_that_was_trained_further(tmp_path: Path) -> None:
+    clear_folder(tmp_path)
     plan = training(DemoConfig(out=str(tmp_path)))
-    _written(plan, tmp_path)
+    write_settings(plan, tmp_path)
     decided = {name: {} for name in RECORDED - {"format"}}
     RunDir(tmp_path / "run").begin(plan, decided)
-    _make_room(tmp_path)
+    clear_folder(tmp_path)
     assert not (tmp_path / "run").exists()
     RunDir(tmp_path / "run").begin(replace(plan, steps=100_000), decided)
     with pytest.raises(ConfigError, match="run"):
-        _make_room(tmp_path)
+        clear_folder(tmp_path)
     assert (tmp_path / "run/config.yaml").is_file()
 
 
-def test_the_comparison_can_say_no(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_runs_finds_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tiny_config(tiny_dataset(tmp_path / "d"), tmp_path / "a", val={"every": 0})
     run.train(config)
     run.train(override(config, output_dir=str(tmp_path / "b"), log={"every": 1}))
-    assert _compare(tmp_path / "a", tmp_path / "b", 6, 12)
-    told = capsys.readouterr().out
-    assert "of 12 steps 0 differ" in told
+    assert compare_runs(tmp_path / "a", tmp_path / "b", 6, 12)
+    assert "of 12 steps 0 differ" in capsys.readouterr().out
 
     lines = (tmp_path / "b/metrics.jsonl").read_text().splitlines(keepends=True)
     shutil.copytree(tmp_path / "b", tmp_path / "shorter")
     (tmp_path / "shorter/metrics.jsonl").write_text("".join(lines[:-3]))
-    assert not _compare(tmp_path / "a", tmp_path / "shorter", 6, 12)
+    assert not compare_runs(tmp_path / "a", tmp_path / "shorter", 6, 12)
     run.train(replace(config, output_dir=str(tmp_path / "c"), seed=8))
-    assert not _compare(tmp_path / "a", tmp_path / "c", 6, 12)
+    assert not compare_runs(tmp_path / "a", tmp_path / "c", 6, 12)
     shutil.copytree(tmp_path / "a/checkpoints", tmp_path / "e/checkpoints")  # the weights alone differ
     shutil.rmtree(tmp_path / "e/checkpoints/step-00000012")
     shutil.copytree(tmp_path / "c/checkpoints/step-00000012", tmp_path / "e/checkpoints/step-00000012")
     shutil.copy(tmp_path / "a/metrics.jsonl", tmp_path / "e/metrics.jsonl")
-    assert not _compare(tmp_path / "a", tmp_path / "e", 6, 12)
+    assert not compare_runs(tmp_path / "a", tmp_path / "e", 6, 12)
 
 
-def test_a_training_that_ends_before_the_kill_is_an_error(tmp_path: Path) -> None:
+def test_kill_at_step_raises_if_the_training_ends_before(tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
     with pytest.raises(RuntimeError, match="ended with 3 before"):
-        _kill(ended, tmp_path, 5, 6)
+        kill_at_step(ended, tmp_path, 5, 6)

@@ -1,4 +1,4 @@
-"""inspect: the facts are right, faults become lines, the page is whole; nothing ever is a traceback."""
+"""`understudy inspect`: facts, findings and page; a defect of the dataset is never a traceback."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from understudy.data.format.features import Feature
 from understudy.report.dataset.facts import examine
 from understudy.report.dataset.page import page
 from understudy.report.dataset.recorded_claims import constant
-from understudy.report.dataset.text import told
+from understudy.report.dataset.text import format_facts
 
 TOP = "observation.images.top"
 
@@ -54,7 +54,7 @@ class Balanced(HTMLParser):
 
 
 def checked(html: str) -> dict[str, int]:
-    """Balanced and self-contained: nothing is fetched from anywhere."""
+    """Check that a page is balanced and self-contained; returns its tags."""
     parser = Balanced()
     parser.feed(html)
     assert parser.open == []
@@ -65,7 +65,7 @@ def checked(html: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("version", ["v2.0", "v2.1", "v3.0"])
-def test_what_a_dataset_holds(tmp_path: Path, version: str) -> None:
+def test_examine_finds_the_facts(tmp_path: Path, version: str) -> None:
     truth = write_dataset(
         tmp_path / "d",
         Spec(version=version, lengths=(6, 9, 4), gop=3, b_frames=1, cameras=(TOP, "observation.images.hand")),
@@ -88,19 +88,19 @@ def test_what_a_dataset_holds(tmp_path: Path, version: str) -> None:
     assert {t["task"]: t["episodes"] for t in found["tasks"] if t["episodes"]} == by_task
 
 
-def test_an_episode_without_frames_needs_no_video(tmp_path: Path) -> None:
+def test_examine_needs_no_video_of_an_empty_episode(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=(0, 5, 0), per_video_file=1))
     found = facts(tmp_path / "d")
     assert (found["videos"][TOP]["files"], found["rows"]["episodes_read"]) == (1, 1)
     assert not any("cannot be opened" in line for line in found["wrong"])
 
 
-def test_no_b_frames_are_not_claimed(tmp_path: Path) -> None:
+def test_examine_finds_no_b_frames(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(gop=12))
     assert facts(tmp_path / "d")["videos"][TOP]["b_frames"] is False
 
 
-def test_odd_but_readable(tmp_path: Path) -> None:
+def test_examine_names_defects_of_a_readable_dataset(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(nan_row=True, late_timestamps=True))
     edit_json(tmp_path / "d/meta/info.json", lambda i: i["features"][TOP]["info"].update({"video.codec": "av1"}))
     edit_json(tmp_path / "d/meta/info.json", lambda i: i.update(total_frames=999))
@@ -116,8 +116,8 @@ def test_odd_but_readable(tmp_path: Path) -> None:
     assert lines.count("observation.state: ") == len([x for x in lines.splitlines() if "observation.state: " in x])
 
 
-def test_what_the_number_columns_do_not_show(tmp_path: Path) -> None:
-    """A column of text or stored pictures that is declared and not there."""
+def test_examine_names_missing_text_and_image_columns(tmp_path: Path) -> None:
+    """A column of text or images that is declared but missing."""
     write_dataset(tmp_path / "d", Spec())
     for key, dtype, shape in [("note", "string", [1]), ("png", "image", [8, 8, 3])]:
         entry = {"dtype": dtype, "shape": shape, "names": None}
@@ -151,7 +151,7 @@ def damage(root: Path, what: str) -> None:
 @pytest.mark.parametrize(
     "what", ["no video", "torn video", "another video", "no rows", "torn rows", "a folder", "wrong length"]
 )
-def test_what_is_broken_is_a_line_and_the_rest_is_shown(
+def test_inspect_reports_a_broken_file_and_shows_the_rest(
     tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=(6, 9, 4, 5, 7)))
@@ -159,11 +159,11 @@ def test_what_is_broken_is_a_line_and_the_rest_is_shown(
     assert main.main(["inspect", str(tmp_path / "d"), "--page", str(tmp_path / "p.html"), "--shown", "1"]) == 0
     printed = capsys.readouterr()
     assert "Traceback" not in printed.err
-    assert "  nothing" not in printed.out.splitlines()
+    assert "  none" not in printed.out.splitlines()
     checked((tmp_path / "p.html").read_text())
 
 
-def test_broken_metadata_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_reports_broken_metadata_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_dataset(tmp_path / "d", Spec())
     (tmp_path / "d/meta/info.json").write_text("{")
     assert main.main(["inspect", str(tmp_path / "d")]) == main.WRONG_INPUT
@@ -172,20 +172,20 @@ def test_broken_metadata_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "info.json" in error
 
 
-@pytest.mark.parametrize("verb", ["inspect", "profile"])
-def test_a_page_is_written_over_a_page_and_nothing_else(
-    tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", ["inspect", "profile"])
+def test_pages_replace_pages_and_no_other_file(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=(5, 6)))
     target = tmp_path / "profile.html"
     target.write_text("<html>a page of the user's")
     call = ["inspect", str(tmp_path / "d"), "--page", str(target)]
-    if verb == "profile":
+    if command == "profile":
         call = ["profile", "--data.root", str(tmp_path / "d"), "--output-dir", str(tmp_path)]
     assert main.main(call) == 2
     assert str(target) in capsys.readouterr().err
     assert target.read_text() == "<html>a page of the user's"
-    if verb == "inspect":
+    if command == "inspect":
         target.unlink()
         assert [main.main(call), main.main(call)] == [0, 0]
     else:
@@ -194,7 +194,7 @@ def test_a_page_is_written_over_a_page_and_nothing_else(
         assert (tmp_path / "profile.json").read_text() == "<html>a page of the user's"
 
 
-def test_the_page_shows_every_camera_and_column(tmp_path: Path) -> None:
+def test_page_shows_every_camera_and_column(tmp_path: Path) -> None:
     spec = Spec(lengths=(6, 9, 4), cameras=(TOP,), images=("observation.images.still",), rich=True)
     write_dataset(tmp_path / "d", spec)
     edit_json(tmp_path / "d/meta/info.json", lambda info: info.update(robot_type="<script>alert(1)</script>"))
@@ -208,24 +208,24 @@ def test_the_page_shows_every_camera_and_column(tmp_path: Path) -> None:
     assert "lift the red block" in html
 
 
-def test_the_page_opens_no_more_episodes_than_the_limit(tmp_path: Path) -> None:
+def test_page_opens_no_more_episodes_than_the_limit(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=(3,) * 9, per_video_file=1))
     catalog = Catalog.open(tmp_path / "d")
     html = page(catalog, examine(catalog, 2), shown=1, limit=2)
-    assert "in 2 of 9 episodes" in html
+    assert "over 2 of 9 episodes" in html
     assert checked(html)["img"] == 3 + 2 * 2  # an episode of three frames, first and last ones of two
 
 
-def test_the_limit_is_kept_and_said(tmp_path: Path) -> None:
+def test_examine_reports_its_limit(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=(3,) * 9, per_video_file=1))
     found = facts(tmp_path / "d", limit=4)
     assert found["rows"]["episodes_read"] == 4
     assert (found["videos"][TOP]["files_read"], found["videos"][TOP]["files"]) == (4, 9)
-    assert "4 of 9 episodes read" in told(found)
-    assert "4 of 9 files read" in told(found)
+    assert "4 of 9 episodes read" in format_facts(found)
+    assert "4 of 9 files read" in format_facts(found)
 
 
-def test_json_is_one_object_and_writes_no_page(
+def test_inspect_json_writes_no_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_dataset(tmp_path / "d", Spec())
@@ -237,7 +237,7 @@ def test_json_is_one_object_and_writes_no_page(
     assert (tmp_path / "d-inspect.html").exists()
 
 
-def test_real_recordings(real_data: Path) -> None:
+def test_examine_real_recordings(real_data: Path) -> None:
     found = facts(real_data / "gr1_sim_v20")
     video = found["videos"]["observation.images.ego_view"]
     assert (video["codec"], video["gop"], video["b_frames"], video["pictures"]) == ("h264", 250, True, 2096)
@@ -247,8 +247,8 @@ def test_real_recordings(real_data: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["v2.0", "v3.0"])
-def test_recorded_statistics_are_held_against_what_was_read(tmp_path: Path, version: str) -> None:
-    """They say that all of the action is constant, and a state between 5 and 6: neither is so."""
+def test_examine_checks_recorded_statistics(tmp_path: Path, version: str) -> None:
+    """The statistics wrongly have a constant action, and a state between 5 and 6."""
     write_dataset(tmp_path / "d", Spec(version=version, foreign=False))
 
     def lie(stats: dict[str, Any]) -> None:
@@ -258,18 +258,17 @@ def test_recorded_statistics_are_held_against_what_was_read(tmp_path: Path, vers
     edit_json(tmp_path / "d/meta/stats.json", lie)
     wrong = facts(tmp_path / "d")["wrong"]
     assert not any("are constant" in line for line in wrong)
-    [action, state] = sorted(line for line in wrong if "recorded statistics" in line)
-    assert action.startswith("action: ")
-    assert "dimensions 0, 1 constant" in action
+    [action, state] = sorted(line for line in wrong if "recorded statistics" in line or "recorded range" in line)
+    assert action.startswith("action: dimensions 0, 1 constant")
     assert state.startswith("observation.state: ")
     assert state.endswith("dimensions a, b")
-    assert "observation.state: constant in dimensions 2 (c)" in wrong  # which was read
+    assert "observation.state: constant in dimensions 2 (c)" in wrong
     edit_json(tmp_path / "d/meta/stats.json", lambda stats: stats.clear())
-    assert not any("recorded statistics" in line for line in facts(tmp_path / "d")["wrong"])
+    assert not any("recorded" in line for line in facts(tmp_path / "d")["wrong"])
 
 
-def test_pictures_in_an_array_column_are_named_and_looked_at(tmp_path: Path) -> None:
-    """Recorded statistics call all colours constant; the pixels are not."""
+def test_examine_reads_images_in_an_array_column(tmp_path: Path) -> None:
+    """Recorded statistics have constant channels; the pixels are not constant."""
     key, seed = "observation.rgb", np.random.default_rng(0)
     write_dataset(tmp_path / "d", Spec(lengths=(4, 5), per_data_file=2, foreign=False))
     [file] = (tmp_path / "d/data").rglob("*.parquet")
@@ -285,20 +284,20 @@ def test_pictures_in_an_array_column_are_named_and_looked_at(tmp_path: Path) -> 
     lines = [line for line in found["wrong"] if line.startswith(f"{key}: ")]
     assert found["features"][key]["camera"]
     assert f"{key}: constant in dimensions 2" in lines
-    assert any("recorded statistics call dimensions 0, 1 constant" in line for line in lines)
+    assert any("dimensions 0, 1 constant in the recorded statistics" in line for line in lines)
     assert not any("are constant" in line for line in lines)
     assert key not in found["rows"]["columns"]  # hundreds of numbers
 
 
-def test_columns_that_nobody_sees_are_named(tmp_path: Path) -> None:
+def test_examine_names_undeclared_columns(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(extra=True, foreign=False))
     found = facts(tmp_path / "d")
     assert found["undeclared"] == {"battery": "double", "operator": "string"}
-    assert "battery" in told(found)
+    assert "battery" in format_facts(found)
     checked(page(Catalog.open(tmp_path / "d"), found, 1))
 
 
-def test_path_and_version_can_be_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_accepts_path_and_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_dataset(tmp_path / "d", Spec(version="v2.1", foreign=False))
     (tmp_path / "d/videos").rename(tmp_path / "d/video")
     edit_json(tmp_path / "d/meta/info.json", lambda info: info.update(codebase_version="v9"))
@@ -309,7 +308,7 @@ def test_path_and_version_can_be_told(tmp_path: Path, capsys: pytest.CaptureFixt
     assert json.loads(capsys.readouterr().out)["videos"][TOP]["files_read"] == 3
 
 
-def test_many_constant_dimensions_are_one_short_line() -> None:
+def test_constant_names_many_dimensions_as_ranges() -> None:
     low, high = np.zeros(40), np.zeros(40)
     high[[3, 20, 21]] = 1
     catalog: Any = SimpleNamespace(features={"action": Feature("action", "float32", (40,))})

@@ -1,4 +1,4 @@
-"""The command line: quick help, settings from files and flags, one clear line for a mistake, exit codes."""
+"""The command line: quick help, settings from files and flags, one-line errors, exit codes."""
 
 import json
 import os
@@ -33,32 +33,32 @@ def run(*arguments: object) -> int:
         return int(exit.code or 0)
 
 
-def test_help_of_every_verb_needs_nothing_heavy() -> None:
-    """Modules and not seconds are counted: a busy machine must not fail this, an import must."""
+def test_help_of_every_command_imports_nothing_heavy() -> None:
+    """Checks imported modules rather than seconds, so that a busy machine cannot fail it."""
     code = f"""
 import contextlib, io, sys
-from understudy import cli
+from understudy.cli import main as cli
 with contextlib.redirect_stdout(io.StringIO()) as out:
-    for verb in [[], *[name.split() for name in cli.VERBS]]:
+    for command in [[], *[name.split() for name in cli.COMMANDS]]:
         try:
-            code = cli.main([*verb, "--help"])
+            code = cli.main([*command, "--help"])
         except SystemExit as exit:
             code = exit.code
-        assert not code, (verb, code)
-for verb in cli.VERBS:
-    assert verb in out.getvalue(), verb
+        assert not code, (command, code)
+for command in cli.COMMANDS:
+    assert command in out.getvalue(), command
 print([name for name in {HEAVY} if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_the_overview_needs_no_settings_at_all() -> None:
-    code = "import sys; from understudy import cli; cli.main(['--help']); assert 'tyro' not in sys.modules"
+def test_overview_imports_no_tyro() -> None:
+    code = "import sys; from understudy.cli import main as cli; cli.main(['--help']); assert 'tyro' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
-def test_asking_for_nothing_or_the_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_without_command_or_with_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == main.WRONG_INPUT
     assert run("--help") == 0
     assert run("--version") == 0
@@ -69,30 +69,30 @@ def test_asking_for_nothing_or_the_unknown(capsys: pytest.CaptureFixture[str]) -
     assert "did you mean 'order explain'" in capsys.readouterr().err
 
 
-def test_every_verb_leads_to_its_work() -> None:
-    for verb in main.VERBS.values():
-        assert callable(main._named(verb.work))
-        assert callable(main._named(verb.settings))
+def test_every_command_resolves() -> None:
+    for command in main.COMMANDS.values():
+        assert callable(main.resolve(command.run))
+        assert callable(main.resolve(command.settings))
 
 
-@pytest.mark.parametrize("verb", ["rollout", "validate", "report", "inspect", "resume", "record"])
-def test_what_is_required_is_asked_for(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(verb) == main.WRONG_INPUT
+@pytest.mark.parametrize("command", ["rollout", "validate", "report", "inspect", "resume", "record"])
+def test_commands_name_required_settings(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command) == main.WRONG_INPUT
     error = capsys.readouterr().err
-    assert "required" in error or "say which run" in error
+    assert "required" in error
     assert "Traceback" not in error
 
 
-def test_a_file_with_flags_over_it(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_reads_a_file_and_flags_over_it(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(dump_yaml(tiny_config(data, tmp_path / "r")))
     assert run("train", file, "--steps", 2, "--optim.lr", "1e-4", "--val.every", 0) == 0
     saved = RunDir(tmp_path / "r").settings()
     assert (saved.steps, saved.optim.lr, saved.batch_size) == (2, 1e-4, 4)
     assert (tmp_path / "r/report.html").exists()
-    said = capsys.readouterr().out
-    assert "report: " in said
-    assert f"policy: {tmp_path / 'r/policy'}" in said
+    output = capsys.readouterr().out
+    assert "report: " in output
+    assert f"policy: {tmp_path / 'r/policy'}" in output
     assert run("train", file) == main.WRONG_INPUT  # there is a run already
     assert "understudy resume" in capsys.readouterr().err
     assert run("resume", tmp_path / "r", "--steps", 4, "--log.no-report") == 0
@@ -103,7 +103,7 @@ def test_a_file_with_flags_over_it(data: Path, tmp_path: Path, capsys: pytest.Ca
     assert json.loads(capsys.readouterr().out)["step"] == 4
 
 
-def test_a_file_may_leave_to_the_flags_what_is_required(
+def test_train_takes_required_settings_from_flags(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "c.toml"
@@ -117,7 +117,7 @@ def test_a_file_may_leave_to_the_flags_what_is_required(
     assert not (tmp_path / "r/report.html").exists()
 
 
-def test_warnings_are_one_line_without_our_source(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_are_one_line_without_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     assert main.main(["--version"]) == 0
     assert warnings.formatwarning("a camera is left out", UserWarning, "x.py", 3) == "note: a camera is left out\n"
@@ -125,14 +125,14 @@ def test_warnings_are_one_line_without_our_source(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["train", "--data.root", "{}/nowhere"], "no such folder"),
         (["train", "--data.root", "{}"], "meta/info.json"),
         (["train", "--data.root", "{}", "--steps", "0"], "steps: input should be greater than or equal to 1, not 0"),
-        (["train", "--steps", "many"], "--steps: it takes a whole number, not 'many'"),
-        (["train", "--optim.lr", "fast"], "--optim.lr: it takes a number, not 'fast'"),
-        (["train", "--micro-batch-size", "few"], "--micro-batch-size: it takes {None}|INT, not ['few']"),
+        (["train", "--steps", "many"], "--steps: must be a whole number, not 'many'"),
+        (["train", "--optim.lr", "fast"], "--optim.lr: must be a number, not 'fast'"),
+        (["train", "--micro-batch-size", "few"], "--micro-batch-size: must be {None}|INT, not ['few']"),
         (["train", "--steps"], "--steps: its value is missing"),
         (["train", "--data.sources", "x"], "--data.sources: a list"),
         (["train", "--data.root", "{}", "--optim.lr", "inf"], "optim.lr"),
@@ -152,12 +152,12 @@ def test_warnings_are_one_line_without_our_source(monkeypatch: pytest.MonkeyPatc
         (["rollout", "{}"], "no"),
     ],
 )
-def test_mistakes_are_told_without_a_traceback(
-    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_errors_have_no_traceback(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(*[argument.format(tmp_path) for argument in arguments]) == main.WRONG_INPUT
     printed = capsys.readouterr()
-    assert told in printed.err + printed.out
+    assert message in printed.err + printed.out
     assert "Traceback" not in printed.err
 
 
@@ -174,32 +174,30 @@ def test_mistakes_are_told_without_a_traceback(
         (["more"], "--name value"),
     ],
 )
-def test_what_people_type_instead_is_one_line_with_the_right_words(
+def test_settings_of_other_libraries_are_translated(
     typed: list[str], expected: str, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("train", *[word.format(data) for word in typed]) == main.WRONG_INPUT
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert expected.format(data) in said
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1
+    assert expected.format(data) in output
 
 
-def test_a_run_instead_of_a_dataset(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_suggests_resume_for_a_run(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "r/checkpoints").mkdir(parents=True)
     assert run("train", tmp_path / "r") == main.WRONG_INPUT
     assert f"understudy resume {tmp_path / 'r'}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ["resume", "validate", "export", "report", "rollout"])
-def test_a_dataset_given_as_a_run_is_not_offered_as_the_place_of_one(
-    data: Path, verb: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(verb, data) == main.WRONG_INPUT
-    said = capsys.readouterr().err
-    assert "dataset" in said
-    assert f"--output-dir {data}" not in said
+@pytest.mark.parametrize("command", ["resume", "validate", "export", "report", "rollout"])
+def test_commands_of_a_run_refuse_a_dataset(data: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command, data) == main.WRONG_INPUT
+    output = capsys.readouterr().err
+    assert "dataset" in output
+    assert f"--output-dir {data}" not in output
 
 
-def test_a_run_is_not_begun_in_a_dataset(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_refuses_to_write_into_a_dataset(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = tmp_path / "dataset"
     shutil.copytree(data, own)
     before = sorted(own.rglob("*"))
@@ -209,7 +207,7 @@ def test_a_run_is_not_begun_in_a_dataset(data: Path, tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_a_value_that_does_not_fit_is_one_line_on_any_terminal(encoding: str) -> None:
+def test_wrong_value_is_one_line_on_any_terminal(encoding: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "understudy", "train", "--steps", "many"],
         env={**os.environ, "PYTHONIOENCODING": encoding},
@@ -217,28 +215,28 @@ def test_a_value_that_does_not_fit_is_one_line_on_any_terminal(encoding: str) ->
         timeout=120,
     )
     assert done.returncode == main.WRONG_INPUT
-    assert done.stderr.splitlines() == [b"understudy train: --steps: it takes a whole number, not 'many'"]
+    assert done.stderr.splitlines() == [b"understudy train: --steps: must be a whole number, not 'many'"]
 
 
 @pytest.mark.parametrize("behind", [[], ["--steps", "2"], [""]])
 @pytest.mark.parametrize("flag", ["--data.episodes", "--data.exclude_episodes", "--optim.freeze", "--optim.lr-scale"])
-def test_a_list_without_values_is_refused(
+def test_list_flag_without_values_is_refused(
     flag: str, behind: list[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An unset variable of a shell would train on all episodes, those to be left out among them."""
+    """An unset shell variable would train on all episodes, including the excluded ones."""
     assert run("train", "--data.root", data, "--output-dir", tmp_path / "r", flag, *behind) == main.WRONG_INPUT
     assert flag in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
 
 
-def test_several_strangers_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_unknown_flags_are_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("train", "--stepz", 3, "--job_name=x", "--data.root", "d") == main.WRONG_INPUT
-    said = capsys.readouterr().err
-    assert "--steps" in said
-    assert "--output-dir" in said
+    output = capsys.readouterr().err
+    assert "--steps" in output
+    assert "--output-dir" in output
 
 
-def test_a_file_may_be_json_and_is_printed_as_it_would_be_used(
+def test_print_config_prints_the_complete_settings_of_a_json_file(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "c.json"
@@ -259,10 +257,10 @@ def test_help_of_train_has_examples_and_the_settings_of_a_source(
     typed: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(*typed) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for word in ("[FILE]", "--launch", "--print-config", "--optim.lr", "data.sources", "val_fraction", "keep_rule"):
-        assert word in said
-    assert " weight " in said
+        assert word in output
+    assert " weight " in output
 
 
 def test_help_of_resume_names_the_run_and_shows_its_settings(
@@ -275,14 +273,14 @@ def test_help_of_resume_names_the_run_and_shows_its_settings(
     assert "4321" in capsys.readouterr().out
 
 
-def test_help_and_order_alone_lead_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_order_without_arguments_print_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("help") == 0
     assert "resume RUN" in capsys.readouterr().out
     assert run("order") == 0
     assert "order explain" in capsys.readouterr().out
 
 
-def test_all_errors_of_a_file_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_errors_of_a_file_are_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("batch_size: -3\noptim:\n  lrr: 1\n")
     assert run("train", file) == main.WRONG_INPUT
@@ -291,19 +289,19 @@ def test_all_errors_of_a_file_are_told_at_once(tmp_path: Path, capsys: pytest.Ca
     assert "optim.lrr: unknown name; did you mean 'lr'?" in error
 
 
-def test_debug_shows_where_an_error_comes_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_prints_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("inspect", tmp_path, "--debug") == main.WRONG_INPUT
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_what_is_our_fault_keeps_its_traceback(
+def test_internal_error_keeps_its_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def work(_: object) -> None:
         raise ZeroDivisionError("ours")
 
-    real = main._named
-    monkeypatch.setattr(main, "_named", lambda where: work if where.endswith(":inspect") else real(where))
+    real = main.resolve
+    monkeypatch.setattr(main, "resolve", lambda where: work if where.endswith(":inspect") else real(where))
     assert run("inspect", "x") == main.FAILED
     assert "ZeroDivisionError: ours" in capsys.readouterr().err
 
@@ -316,13 +314,13 @@ def test_what_is_our_fault_keeps_its_traceback(
         (MemoryError(), main.FAILED),
     ],
 )
-def test_exit_codes_of_what_the_world_does(
+def test_exit_codes_of_external_errors(
     error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def work(_: object) -> None:
         raise error
 
-    real = main._named
-    monkeypatch.setattr(main, "_named", lambda where: work if where.endswith(":inspect") else real(where))
+    real = main.resolve
+    monkeypatch.setattr(main, "resolve", lambda where: work if where.endswith(":inspect") else real(where))
     assert run("inspect", "x") == code
     assert "Traceback" not in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`order explain` reads lengths alone and shows every order it can, side by side."""
+"""`order explain` reads lengths alone and compares all orders."""
 
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from understudy.cli import order
 from understudy.cli.main import main
 from understudy.cli.order import explain
 from understudy.order.audit import baselines
+from understudy.report.order import comparison as comparison_module
 from understudy.report.order.comparison import FEW, ExplainConfig, Table, compare, read_tables
 from understudy.report.order.text import render
 
@@ -17,9 +18,9 @@ SMALL = {"batch": 32, "world": 2, "workers": 2, "episodes": 400, "frames_in_flig
 NAMES = ["clips", "uniform", "episode lanes", "block shuffle", "worker pool", "episode stream"]
 
 
-def test_table_and_picture_of_the_synthetic_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    picture = tmp_path / "order.png"
-    assert explain(ExplainConfig(**SMALL, picture=str(picture))) == 0
+def test_explain_prints_a_table_and_draws_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figure = tmp_path / "order.png"
+    assert explain(ExplainConfig(**SMALL, picture=str(figure))) == 0
     text = capsys.readouterr().out
     assert "400 episodes" in text
     head = next(line for line in text.splitlines() if "clips" in line and "uniform" in line)
@@ -28,7 +29,7 @@ def test_table_and_picture_of_the_synthetic_lengths(tmp_path: Path, capsys: pyte
     row = next(line for line in text.splitlines() if line.startswith("deff over 1 batch"))
     assert len(row.split()) == 4 + len(NAMES)
     assert max(map(len, text.splitlines())) <= 120
-    with Image.open(picture) as image:
+    with Image.open(figure) as image:
         assert image.size == (1210, 704)
         colours = image.convert("RGB").getcolors(maxcolors=2**20)
     assert colours is not None
@@ -47,15 +48,15 @@ def test_clips_mix_better_than_whole_episodes_with_as_many_frames() -> None:
     assert all(np.array(figures["uniform"].deff) <= np.array(figures["clips"].deff) + 0.02)
 
 
-def test_with_fewer_episodes_than_workers_the_rest_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_omits_orders_with_fewer_episodes_than_workers(capsys: pytest.CaptureFixture[str]) -> None:
     assert explain(ExplainConfig(**SMALL | {"episodes": 3})) == 0
     text = capsys.readouterr().out
-    assert "not shown: worker_pool: 3 episodes leave some of 2 x 2 workers without any" in text
-    assert "not shown: episode_stream" in text
+    assert "omitted: worker_pool: 3 episodes" in text
+    assert "omitted: episode_stream" in text
     assert "block shuffle" in text
 
 
-def test_a_mixture_is_weighted() -> None:
+def test_compare_weights_a_mixture() -> None:
     lengths = np.full(300, 100)
     config = ExplainConfig(**SMALL, weights=(3, 1), paths=("a", "b"))
     tables = [Table(name, lengths, 2, (0, 0), 30.0, cameras) for name, cameras in (("a", 1), ("b", 3))]
@@ -66,7 +67,7 @@ def test_a_mixture_is_weighted() -> None:
     assert clips.bytes_in_flight == pytest.approx(clips.frames_in_flight * 4096 * (0.75 * 1 + 0.25 * 3), rel=1e-6)
 
 
-def test_real_datasets(real_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_real_datasets(real_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     both = tuple(str(real_data / name) for name in ("g1_v21", "g1_v30"))
     assert explain(ExplainConfig(**SMALL, paths=both)) == 0
     text = capsys.readouterr().out
@@ -74,13 +75,13 @@ def test_real_datasets(real_data: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"batch": 0}, "batch: must be at least 1"),
-        ({"batch": 10**12}, "batch: 1000000000000 is more than"),
-        ({"world": 10**12}, "world: 1000000000000 is more than"),
-        ({"episodes": 10**12}, "episodes: 1000000000000 is more than"),
-        ({"lanes": 10**12}, "lanes: 1000000000000 is more than"),
+        ({"batch": 10**12}, "batch: 1000000000000 exceeds the limit of"),
+        ({"world": 10**12}, "world: 1000000000000 exceeds the limit of"),
+        ({"episodes": 10**12}, "episodes: 1000000000000 exceeds the limit of"),
+        ({"lanes": 10**12}, "lanes: 1000000000000 exceeds the limit of"),
         ({"world": 3}, "batch: 32 does not divide among 3 ranks"),
         ({"reach": (-1, 0)}, "gop, reach, clip, lanes: must not be negative"),
         ({"paths": ("a", "a")}, "paths: a is named twice"),
@@ -90,20 +91,22 @@ def test_real_datasets(real_data: Path, capsys: pytest.CaptureFixture[str]) -> N
         ({"paths": ("a", "b"), "weights": (1.0, float("nan"))}, "weights: (1.0, nan)"),
         ({"seed": -1}, "seed: must be in"),
         ({"frame_bytes": 0.0}, "frame_bytes: must be above 0"),
-        ({"picture": "no/such/folder/order.png"}, "there is no folder no/such/folder"),
+        ({"picture": "no/such/folder/order.png"}, "no/such/folder is no folder"),
         ({"picture": "order.gif"}, "must end in .png, .svg or .pdf"),
     ],
 )
-def test_settings_that_cannot_be_are_named(wrong: dict, said: str) -> None:
-    assert any(said in line for line in ExplainConfig(**SMALL | wrong).problems())
+def test_explain_config_names_wrong_settings(wrong: dict, message: str) -> None:
+    assert any(message in line for line in ExplainConfig(**SMALL | wrong).problems())
     assert ExplainConfig(**SMALL).problems() == []
 
 
-def test_what_is_looked_at_is_bounded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A clip as long as all data, memory for all data: the stretch stays short, and what it cannot show is said."""
+def test_compare_audits_a_bounded_number_of_positions(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a clip of all data, or memory for all data, the audit stays short and notes that it is approximate."""
     config = ExplainConfig(**SMALL | {"episodes": 40}, clip=10**12, lanes=32)
     assert compare(read_tables(config), config).settled  # no more is held than there is
-    monkeypatch.setattr("understudy.cli.order.MOST", 1 << 16)
+    monkeypatch.setattr(comparison_module, "MOST", 1 << 16)
     for kwargs in ({"frames_in_flight": 10**9}, {"clip": 10**12, "lanes": 32}):
         config = ExplainConfig(**SMALL | kwargs)
         comparison = compare(read_tables(config), config)
@@ -111,16 +114,16 @@ def test_what_is_looked_at_is_bounded(monkeypatch: pytest.MonkeyPatch, capsys: p
         assert {side.figures.stretch for side in comparison.sides if side.figures} == {(1 << 16, 1 << 17)}
     assert explain(ExplainConfig(**SMALL, clip=10**12, lanes=1)) == 0
     text = capsys.readouterr().out
-    assert "take their figures as a sketch" in text
-    assert "not shown: audit: 'clips' opens nothing" in text
+    assert "their figures are approximate" in text
+    assert "omitted: audit: 'clips' opens nothing" in text
 
 
-def test_clip_lanes_and_the_order_inside_can_be_tried(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_accepts_clip_lanes_and_the_order_inside(capsys: pytest.CaptureFixture[str]) -> None:
     assert explain(ExplainConfig(**SMALL, clip=24, lanes=128, inside="permuted")) == 0
     assert "128 lanes of clips of 24, permuted inside a clip" in capsys.readouterr().out
 
 
-def test_the_choice_is_printed_before_anything_is_counted(
+def test_explain_prints_the_order_before_the_audit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Counted(Exception):
@@ -133,29 +136,29 @@ def test_the_choice_is_printed_before_anything_is_counted(
     with pytest.raises(Counted):
         explain(ExplainConfig(**SMALL))
     assert "lanes of clips of" in capsys.readouterr().out
-    assert explain(ExplainConfig(batch=1 << 20, episodes=10_000)) == 0  # more than can be counted: the choice alone
-    assert "not compared" in capsys.readouterr().out
+    assert explain(ExplainConfig(batch=1 << 20, episodes=10_000)) == 0  # too large for the audit
+    assert "no comparison" in capsys.readouterr().out
 
 
-def test_an_absurd_batch_is_wrong_input_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_refuses_an_absurd_batch_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["order", "explain", "--batch", "1000000000000"]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert len(said.err.splitlines()) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == 1
 
 
-def test_a_large_batch_looks_at_few_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot settle in any number that can be looked at is not looked at for long."""
-    monkeypatch.setattr(order, "MOST", 1 << 17)
-    monkeypatch.setattr(order, "FEW", 1 << 15)
-    for batch, held, looked_at in ((256, 1 << 16, 1 << 15), (1024, 1 << 16, 1 << 16), (128, 1 << 12, 1 << 15)):
+def test_compare_audits_few_positions_of_large_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An order that cannot settle in an affordable number of positions is audited briefly."""
+    monkeypatch.setattr(comparison_module, "MOST", 1 << 17)
+    monkeypatch.setattr(comparison_module, "FEW", 1 << 15)
+    for batch, held, audited in ((256, 1 << 16, 1 << 15), (1024, 1 << 16, 1 << 16), (128, 1 << 12, 1 << 15)):
         config = ExplainConfig(**SMALL | {"batch": batch, "episodes": 4000, "frames_in_flight": held})
         low, high = next(side.figures.stretch for side in compare(read_tables(config), config).sides if side.figures)
-        assert high - low == looked_at
+        assert high - low == audited
     assert FEW == 1 << 20
 
 
-def test_workers_share_one_line_of_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_share_one_permutation_of_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     real = baselines.permutation
     monkeypatch.setattr(baselines, "permutation", lambda n, key: made.append(n) or real(n, key))
@@ -165,7 +168,7 @@ def test_workers_share_one_line_of_episodes(monkeypatch: pytest.MonkeyPatch) -> 
     assert made.count(5000) == 1
 
 
-def test_data_that_fits_in_memory_is_decoded_once_and_the_table_says_so() -> None:
+def test_render_notes_data_that_fits_in_memory() -> None:
     lengths = np.full(300, 100)
     config = ExplainConfig(**SMALL, paths=("a",), gop=250)
     known, unknown = (Table("a", lengths, 250, (0, 0), 30.0, 1, size) for size in (3 * 64 * 64 * 30_000, 0))

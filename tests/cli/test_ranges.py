@@ -1,4 +1,4 @@
-"""`understudy ranges`: the file keeps exactly the frames that the rule finds, on the dataset that it was made from."""
+"""`understudy ranges`: the file keeps exactly the frames that the rule finds."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def still(episode: int, frame: int) -> bool:
-    """Each episode stands for some frames, in places of its own, and the one of nine frames all the time."""
+    """Whether the robot is still: in some frames of each episode, and always in the one of nine frames."""
     return episode == 4 or (frame + episode) % 17 < 6
 
 
@@ -71,7 +71,7 @@ RULE = ("--min-idle", "2", "--min-moving", "4", "--cut-last", "1")
         (("--name-by", "episode"), None, IdleRule(0.4, True, 2, 4, 1)),
     ],
 )
-def test_the_file_keeps_what_the_rule_finds(  # type: ignore[no-untyped-def]
+def test_ranges_keeps_the_frames_of_the_rule(  # type: ignore[no-untyped-def]
     root: Path, tmp_path: Path, flags, dims, rule, capsys
 ) -> None:
     out = tmp_path / "keep.json"
@@ -88,11 +88,10 @@ def test_the_file_keeps_what_the_rule_finds(  # type: ignore[no-untyped-def]
     report = data.keep_report
     assert report is not None
     assert (report.matched, report.unmatched, report.unnamed, report.samples) == (4, (), 0, len(want))
-    told = capsys.readouterr().out
-    assert f"{len(want):,} of 142 frames kept" in told
+    assert f"{len(want):,} of 142 frames kept" in capsys.readouterr().out
 
 
-def test_episodes_that_share_their_texts_go_by_id(tmp_path: Path) -> None:
+def test_ranges_names_episodes_by_id_if_they_share_texts(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(20, 30), cameras=(), recorded_as=True))
     path = tmp_path / "d/meta/episodes.jsonl"
     path.write_text(path.read_text().replace("day-1", "day-0").replace("run-1", "run-0"))
@@ -100,8 +99,8 @@ def test_episodes_that_share_their_texts_go_by_id(tmp_path: Path) -> None:
     assert list(json.loads((tmp_path / "keep.json").read_text())) == ["0", "1"]
 
 
-def test_a_dataset_elsewhere(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found without its pictures, by an address."""
+def test_ranges_of_a_remote_dataset(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The images are not read."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     flags = ("--key", STATE, "--threshold", "0.4", *RULE)
     with RangeServer(folder(root, "/d")) as server:
@@ -110,24 +109,24 @@ def test_a_dataset_elsewhere(root: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert (tmp_path / "far.json").read_text() == (tmp_path / "near.json").read_text()
 
 
-def test_what_is_refused(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranges_refuses_wrong_settings(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = tmp_path / "there.json"
     there.write_text("mine")
     out = str(tmp_path / "keep.json")
-    for flags, told in (
-        (["--out", str(there)], "is there already"),
+    for flags, message in (
+        (["--out", str(there)], "exists; name another file"),
         ([], "out: required"),
         (["--out", str(tmp_path / "no" / "keep.json")], "is no folder"),
-        (["--out", out, "--key", "actoin"], "no such column"),
-        (["--out", out, "--key", "observation.note"], "it is string|no such column"),
-        (["--out", out, "--key", "action", "--dims", "2"], "dims names 2, and 'action' has 2"),
-        (["--out", out, "--dims", "0"], "dims: name the column"),
-        (["--out", out, "--preset", "droid", "--threshold", "1e9"], "nothing would be kept of 142 frames"),
+        (["--out", out, "--key", "actoin"], "unknown column"),
+        (["--out", out, "--key", "observation.note"], "is string|unknown column"),
+        (["--out", out, "--key", "action", "--dims", "2"], "dims: 2 exceeds the 2 dimensions of 'action'"),
+        (["--out", out, "--dims", "0"], "dims: name their column"),
+        (["--out", out, "--preset", "droid", "--threshold", "1e9"], "no frame of 142 would be kept"),
         (["--out", out, "--threshold", "0"], "threshold"),
     ):
         assert main(["ranges", str(root), *flags]) == 2, flags
         error = capsys.readouterr().err
-        assert any(words in error for words in told.split("|")), error
+        assert any(words in error for words in message.split("|")), error
     assert there.read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["there.json"]
     write_dataset(tmp_path / "plain", Spec(cameras=()))
@@ -135,12 +134,11 @@ def test_what_is_refused(root: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "recording_folderpath" in capsys.readouterr().err
 
 
-def test_inspect_tells_what_a_file_keeps(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_reports_keep_ranges(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep = tmp_path / "keep.json"
     keep.write_text(json.dumps({"gs://lab/day-0--/data/run-0.h5": [[0, 20]], "x--y": [[0, 9]]}))
     assert main(["inspect", str(root), "--keep", str(keep), "--page", str(tmp_path / "page.html"), "--shown", "0"]) == 0
-    told = capsys.readouterr().out
-    assert "1 of 2 keys match an episode of this dataset, 1 of its 4 episodes have a key" in told
+    assert "1 of 2 keys match an episode of this dataset, 1 of its 4 episodes have a key" in capsys.readouterr().out
     assert "keys match no episode of this dataset: &#x27;x--y&#x27;" in (tmp_path / "page.html").read_text()
     for flags, samples in (
         ([], 20),
@@ -158,7 +156,7 @@ def test_inspect_tells_what_a_file_keeps(root: Path, tmp_path: Path, capsys: pyt
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 @pytest.mark.parametrize("seen", [True, False])
-def test_a_grasp_with_a_still_arm_is_kept(version: str, seen: bool, tmp_path: Path) -> None:
+def test_ranges_keeps_a_grasp_with_a_still_arm(version: str, seen: bool, tmp_path: Path) -> None:
     """The arm (dimension 0) waits while the gripper closes: the state shows it for 20 frames, or only the command does,
     in one frame. A later wait, in which nothing moves, is left out."""
     root, lengths = tmp_path / "d", (60, 50)
@@ -168,8 +166,8 @@ def test_a_grasp_with_a_still_arm_is_kept(version: str, seen: bool, tmp_path: Pa
         frame = np.asarray(table["frame_index"].to_pylist())
         arm = np.minimum(frame, 10) + np.maximum(frame - 30, 0) - np.maximum(frame - 35, 0)
         gripper = np.clip(frame - 10, 0, 20) / 20 if seen else np.zeros(len(frame))
-        told = frame > 10
-        for key, columns in ((STATE, (arm, gripper)), ("action", (arm, told))):
+        command = frame > 10
+        for key, columns in ((STATE, (arm, gripper)), ("action", (arm, command))):
             field = table.schema.field(key)
             values = np.stack(columns, 1).astype(np.float32)
             values = np.pad(values, ((0, 0), (0, len(table[key][0]) - 2)))
@@ -177,12 +175,12 @@ def test_a_grasp_with_a_still_arm_is_kept(version: str, seen: bool, tmp_path: Pa
         pq.write_table(table, file)
     out = tmp_path / "keep.json"
     assert main(["ranges", str(root), "--out", str(out)]) == 0
-    # Told to close at frame 11; a second later, at 22, all has been still for 10 frames. The arm moves until 35.
+    # Commanded to close at frame 11; a second later, at 22, all has been still for 10 frames. The arm moves until 35.
     first = [[0, 46]] if seen else [[0, 22], [31, 46]]
     assert json.loads(out.read_text()) == {"0": first, "1": first}
 
 
-def test_nothing_of_the_demonstration_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranges_keeps_all_of_the_demonstration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
     root, out = tmp_path / "table", tmp_path / "keep.json"
     assert main(["record", "--out", str(root), "--episodes", "4", "--size", "16", "--codec", "libx264"]) == 0
@@ -200,7 +198,7 @@ def test_nothing_of_the_demonstration_goes(tmp_path: Path, capsys: pytest.Captur
 
 @pytest.mark.skipif(DATA is None, reason="UNDERSTUDY_TEST_DATA names no folder of real datasets")
 @pytest.mark.parametrize("name", ["g1_v30", "g1_v21", "gr1_sim_v20"])
-def test_of_real_recordings(name: str, tmp_path: Path) -> None:
+def test_ranges_of_real_recordings(name: str, tmp_path: Path) -> None:
     root, out = f"{DATA}/{name}", tmp_path / "keep.json"
     assert main(["ranges", root, "--out", str(out), "--preset", "droid", "--threshold", "0.01"]) == 0
     data = EpisodeDataset(root, keep_ranges=out, keep_rule="start", keys=["action"])

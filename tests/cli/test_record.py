@@ -1,4 +1,4 @@
-"""Recording: what is written is what the expert saw and meant, in balanced tasks, the same after any kill."""
+"""`understudy record`: the dataset equals the expert's episodes, in balanced tasks, also after a kill."""
 
 import json
 import shutil
@@ -52,32 +52,32 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_recording_reads_back_as_what_was_played(recorded: Path) -> None:
-    world = open_env("tabletop", 32)
+def test_record_reads_back_the_expert_s_episodes(recorded: Path) -> None:
+    env = open_env("tabletop", 32)
     catalog = Catalog.open(recorded)
-    assert catalog.fps == world.fps
-    assert set(world.features) <= set(catalog.features)
-    assert list(catalog.tasks) == list(world.tasks)
+    assert catalog.fps == env.fps
+    assert set(env.features) <= set(catalog.features)
+    assert list(catalog.tasks) == list(env.tasks)
     samples = iter(contents(recorded))
     for episode in range(5):
-        frames, task, failed = demonstrate(world, settings(recorded), episode)
+        frames, task, failed = demonstrate(env, settings(recorded), episode)
         assert failed == 0
         for number, frame in enumerate(frames):
             sample = next(samples)
             assert (int(sample["episode_index"]), int(sample["frame_index"])) == (episode, number)
-            assert sample["task"] == task == world.tasks[episode % 3]
+            assert sample["task"] == task == env.tasks[episode % 3]
             np.testing.assert_array_equal(sample["observation.state"].numpy(), frame["observation.state"])
             np.testing.assert_array_equal(sample["action"].numpy(), frame["action"])
-            # Lossy video of sharp little pictures, chroma at half size: close on the whole.
-            picture = sample[FRONT].permute(1, 2, 0).numpy().astype(int)
-            assert np.abs(picture - frame[FRONT]).mean() < 6
+            # Lossy video of sharp small images, chroma at half size: close in the mean.
+            image = sample[FRONT].permute(1, 2, 0).numpy().astype(int)
+            assert np.abs(image - frame[FRONT]).mean() < 6
     assert next(samples, None) is None
 
 
-def test_the_clean_action_is_recorded_and_a_noisy_one_executed() -> None:
-    world = open_env("tabletop", 16)
-    noisy, *_ = demonstrate(world, settings(Path("x"), noise=0.3), 0)
-    clean, *_ = demonstrate(world, settings(Path("x"), noise=0.0), 0)
+def test_record_stores_the_noise_free_action() -> None:
+    env = open_env("tabletop", 16)
+    noisy, *_ = demonstrate(env, settings(Path("x"), noise=0.3), 0)
+    clean, *_ = demonstrate(env, settings(Path("x"), noise=0.0), 0)
     moved = np.diff([frame["observation.state"][:3] for frame in noisy], axis=0) / 0.015
     meant = np.array([frame["action"][:3] for frame in noisy])[:-1]
     assert 0.15 < np.std(moved - meant) < 0.4  # (clipping takes some of the 0.3)
@@ -85,18 +85,18 @@ def test_the_clean_action_is_recorded_and_a_noisy_one_executed() -> None:
     np.testing.assert_allclose(moved, np.array([frame["action"][:3] for frame in clean])[:-1], atol=0.01)
 
 
-def test_the_seed_decides(tmp_path: Path, recorded: Path) -> None:
-    world = open_env("tabletop", 32)
-    one, *_ = demonstrate(world, settings(tmp_path), 4)
+def test_demonstrate_is_a_function_of_the_seed(tmp_path: Path, recorded: Path) -> None:
+    env = open_env("tabletop", 32)
+    one, *_ = demonstrate(env, settings(tmp_path), 4)
     two, *_ = demonstrate(open_env("tabletop", 32), settings(tmp_path), 4)
-    other, *_ = demonstrate(world, settings(tmp_path, seed=1), 4)
+    other, *_ = demonstrate(env, settings(tmp_path, seed=1), 4)
     for a, b in zip(one, two):
         np.testing.assert_array_equal(a[FRONT], b[FRONT])
         np.testing.assert_array_equal(a["action"], b["action"])
     assert (one[0][FRONT] != other[0][FRONT]).any()
 
 
-def test_every_layout_is_a_training_layout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_record_uses_training_layouts_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seeds = []
     reset = TabletopEnv.reset
     monkeypatch.setattr(TabletopEnv, "reset", lambda self, seed, task: seeds.append(seed) or reset(self, seed, task))
@@ -105,7 +105,7 @@ def test_every_layout_is_a_training_layout(monkeypatch: pytest.MonkeyPatch, tmp_
     assert max(seeds) < 2**62
 
 
-# -- carrying on --------------------------------------------------------------------------------------------------
+# -- continuing ---------------------------------------------------------------------------------------------------
 
 KILLED = """
 import os, signal, sys
@@ -123,7 +123,7 @@ record(RecordConfig(out=sys.argv[1], episodes=5, size=32))
 """
 
 
-def test_a_killed_recording_carries_on_to_the_same_dataset(tmp_path: Path, recorded: Path) -> None:
+def test_record_continues_after_a_kill_to_the_same_dataset(tmp_path: Path, recorded: Path) -> None:
     root = tmp_path / "data"
     lengths = Catalog.open(recorded).episodes.lengths
     at = int(lengths[:2].sum()) + 4  # in the third episode
@@ -134,9 +134,7 @@ def test_a_killed_recording_carries_on_to_the_same_dataset(tmp_path: Path, recor
     assert_equal(contents(root), contents(recorded))
 
 
-def test_more_episodes_extend_and_the_same_again_adds_nothing(
-    tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_record_extends_a_dataset(tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "data"
     record(settings(root, episodes=2))
     record(settings(root))
@@ -148,7 +146,7 @@ def test_more_episodes_extend_and_the_same_again_adds_nothing(
 
 
 @pytest.mark.parametrize("episodes", [5, 1])
-def test_recording_what_is_there_changes_no_file(episodes: int, tmp_path: Path, recorded: Path) -> None:
+def test_record_of_a_complete_dataset_changes_no_file(episodes: int, tmp_path: Path, recorded: Path) -> None:
     root = tmp_path / "data"
     shutil.copytree(recorded, root)
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in root.rglob("*") if path.is_file()}
@@ -157,13 +155,13 @@ def test_recording_what_is_there_changes_no_file(episodes: int, tmp_path: Path, 
     assert after == before
 
 
-def test_interruptions_leave_the_same_statistics(tmp_path: Path, recorded: Path) -> None:
+def test_record_in_parts_leaves_the_same_statistics(tmp_path: Path, recorded: Path) -> None:
     for episodes in (1, 3, 5):
         record(settings(tmp_path / "data", episodes=episodes))
     assert (tmp_path / "data/meta/stats.json").read_bytes() == (recorded / "meta/stats.json").read_bytes()
 
 
-def test_other_settings_are_refused_before_anything_is_touched(tmp_path: Path) -> None:
+def test_record_refuses_other_settings_without_changes(tmp_path: Path) -> None:
     root = tmp_path / "data"
     record(settings(root, episodes=1))
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
@@ -172,7 +170,16 @@ def test_other_settings_are_refused_before_anything_is_touched(tmp_path: Path) -
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
 
 
-def test_a_folder_of_someone_else_is_refused(tmp_path: Path) -> None:
+def test_record_continues_a_recording_with_settings_of_the_old_name(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    record(settings(root, episodes=1))
+    note = root / module.NOTE
+    note.write_text(note.read_text().replace('"env"', '"world"'))
+    assert record(settings(root, episodes=2)) == 0
+    assert len(Catalog.open(root).episodes.ids) == 2
+
+
+def test_record_refuses_a_foreign_folder(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(DatasetError):
         record(settings(tmp_path))
@@ -205,7 +212,7 @@ class Clumsy(TabletopEnv):
         return observation, replace(outcome, completed_task=None) if self.fails else outcome
 
 
-def test_only_successes_are_kept_and_failures_are_told(
+def test_record_keeps_successes_and_counts_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("understudy.envs.registry.open_env", lambda *_: Clumsy(32))
@@ -214,16 +221,18 @@ def test_only_successes_are_kept_and_failures_are_told(
     record(settings(root, episodes=3))
     assert "succeeded in 3 of 9 attempts" in capsys.readouterr().out
     first = contents(root)[0]
-    world = TabletopEnv(32)
-    observation = world.reset(layout_seed(0, 0, attempt=2), world.tasks[0])
+    env = TabletopEnv(32)
+    observation = env.reset(layout_seed(0, 0, attempt=2), env.tasks[0])
     np.testing.assert_array_equal(first["observation.state"].numpy(), observation["observation.state"])
     monkeypatch.setattr(Clumsy, "failures", 64)
     with pytest.raises(ConfigError, match=r"failed 64 times in a row at 'pick up the red block'"):
         demonstrate(Clumsy(16), settings(tmp_path), 0)
 
 
-def test_settings_that_never_succeeded_bind_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says that less noise may help: so it must."""
+def test_record_accepts_other_settings_before_the_first_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error suggests less noise, so a second try with less must work."""
     with monkeypatch.context() as patch:
         patch.setattr("understudy.envs.registry.open_env", lambda *_: Clumsy(32))
         patch.setattr(Clumsy, "failures", 64)
@@ -236,7 +245,7 @@ def test_settings_that_never_succeeded_bind_nobody(tmp_path: Path, monkeypatch: 
 # -- settings -----------------------------------------------------------------------------------------------------
 
 
-def test_wrong_settings_are_told_as_a_whole() -> None:
+def test_record_names_all_wrong_settings() -> None:
     with pytest.raises(ConfigError, match=r"(?s)out: required.*size: 33 is odd"):
         complete(RecordConfig(size=33))
     with pytest.raises(ConfigError, match="'pink'"):
@@ -244,7 +253,7 @@ def test_wrong_settings_are_told_as_a_whole() -> None:
     assert not Path("unused").exists()
 
 
-def test_chosen_tasks_are_balanced(tmp_path: Path) -> None:
+def test_record_balances_tasks(tmp_path: Path) -> None:
     root = tmp_path / "data"
     record(settings(root, episodes=4, tasks=("blue", "green")))
     tasks = [sample["task"] for sample in contents(root) if int(sample["frame_index"]) == 0]
@@ -253,10 +262,10 @@ def test_chosen_tasks_are_balanced(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_meta_world_is_recorded_by_the_same_code(tmp_path: Path) -> None:
+def test_record_metaworld(tmp_path: Path) -> None:
     pytest.importorskip("metaworld", reason="the extra `sim` is not installed")
     root = tmp_path / "data"
-    record(settings(root, world="metaworld", episodes=1, tasks=("reach-v3",), cameras=()))
+    record(settings(root, env="metaworld", episodes=1, tasks=("reach-v3",), cameras=()))
     samples = contents(root)
     assert samples[0]["task"] == "Reach a goal position"
     assert samples[0]["observation.environment_state"].shape == (39,)

@@ -118,8 +118,8 @@ def test_old_flags_give_the_same_settings_as_new_ones() -> None:
     old = ["--data.root", "d", "--out", "r", "--batch", "8", "--val-every", "0", "--no-report", "--data.chunk", "4"]
     new = ["--data.root", "d", "--output-dir", "r", "--batch-size", "8", "--val.every", "0", "--log.no-report"]
     with pytest.warns(FutureWarning):
-        one = parse("train", TrainConfig, "[FILE]", old, ranks=True)
-    assert one == parse("train", TrainConfig, "[FILE]", [*new, "--data.chunk-size", "4"], ranks=True)
+        one = parse("train", TrainConfig, "[FILE]", old, launchable=True)
+    assert one == parse("train", TrainConfig, "[FILE]", [*new, "--data.chunk-size", "4"], launchable=True)
 
 
 def test_tables_have_no_name_twice() -> None:

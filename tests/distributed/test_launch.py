@@ -318,7 +318,9 @@ def test_command_line_refuses_mistakes_before_launching(
 
 
 def test_launch_imports_no_torch() -> None:
-    code = "import sys; from understudy import cli; cli.main(['train', '--launch', '0', '--data.root', 'd'])"
+    code = (
+        "import sys; from understudy.cli import main as cli; cli.main(['train', '--launch', '0', '--data.root', 'd'])"
+    )
     done = subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"], capture_output=True)
     assert b"at least 1 process" in done.stderr
     assert done.returncode == 0

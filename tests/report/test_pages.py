@@ -1,4 +1,4 @@
-"""The pages in a real browser, on a wide screen and a narrow one, light and dark: everything on them can be read."""
+"""The pages in a real browser, on wide and narrow screens, light and dark: everything is readable."""
 
 import json
 from collections.abc import Iterator
@@ -31,12 +31,12 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory, chromium: Any) -> Path:
-    """A run with everything that a report can show: losses that fall from high above, groups, rollouts."""
+    """A run with all sections of a report: falling losses, groups, rollouts."""
     root = tmp_path_factory.mktemp("pages")
     run.train(tiny_config(tiny_dataset(root / "dataset"), root / "run"))
-    told = ["pick up the red block and put it onto the green one", "open the drawer"]
+    tasks = ["pick up the red block and put it onto the green one", "open the drawer"]
     film = np.random.default_rng(0).integers(0, 255, (21, 64, 64, 3), np.uint8)
-    episodes = tuple(Episode(i, i, told[i % 2], told[i % 2], told[i % 2] if i < 3 else None, 20) for i in range(4))
+    episodes = tuple(Episode(i, i, tasks[i % 2], tasks[i % 2], tasks[i % 2] if i < 3 else None, 20) for i in range(4))
     write_result(RolloutResult("tabletop", 0, 4, 10, False, episodes, {0: film, 3: film}), root / "run/rollouts")
     metrics = RunDir(root / "run").metrics
     records = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -49,7 +49,7 @@ def report(tmp_path_factory: pytest.TempPathFactory, chromium: Any) -> Path:
 
 
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)
-def test_a_report_can_be_read(report: Path, chromium: Any, width: int, scheme: str) -> None:
+def test_report_is_readable(report: Path, chromium: Any, width: int, scheme: str) -> None:
     assert browser.faults(chromium, report, width, scheme) == []
 
 
@@ -65,11 +65,11 @@ def inspected(tmp_path_factory: pytest.TempPathFactory, chromium: Any) -> Path:
 
 
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)
-def test_a_dataset_s_page_can_be_read(inspected: Path, chromium: Any, width: int, scheme: str) -> None:
+def test_inspect_page_is_readable(inspected: Path, chromium: Any, width: int, scheme: str) -> None:
     assert browser.faults(chromium, inspected, width, scheme) == []
 
 
-def test_a_long_path_among_what_is_wrong_is_wrapped(inspected: Path, chromium: Any) -> None:
+def test_inspect_page_wraps_long_paths(inspected: Path, chromium: Any) -> None:
     tab = chromium.new_page(viewport={"width": 390, "height": 900})
     tab.goto(inspected.as_uri())
     wide = "Array.from(document.querySelectorAll('li')).map(li => li.scrollWidth - li.clientWidth)"
@@ -80,22 +80,22 @@ def test_a_long_path_among_what_is_wrong_is_wrapped(inspected: Path, chromium: A
 
 
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)
-def test_the_page_of_a_real_robot_can_be_read(
+def test_inspect_page_of_a_real_robot_is_readable(
     real_data: Path, chromium: Any, tmp_path: Path, width: int, scheme: str
 ) -> None:
-    """26 joints with long names, texts that no test made up."""
+    """26 joints with long names, and real texts."""
     catalog = Catalog.open(real_data / "g1_v30")
     path = tmp_path / "g1.html"
     path.write_text(inspect_page(catalog, examine(catalog, 2), 1), encoding="utf-8")
     assert browser.faults(chromium, path, width, scheme) == []
 
 
-def test_the_views_of_a_chart_change_without_a_script(report: Path, chromium: Any) -> None:
+def test_chart_views_change_without_a_script(report: Path, chromium: Any) -> None:
     context = chromium.new_context(java_script_enabled=True, viewport={"width": 1200, "height": 900})
     tab = context.new_page()
     tab.goto(report.as_uri())
     shown = ".views .view svg[aria-label='{}']"
-    linear, log = (shown.format(name) for name in ("loss over the steps", "loss over the steps, logarithmic"))
+    linear, log = (shown.format(name) for name in ("loss per step", "loss per step, logarithmic"))
     assert tab.locator(linear).first.is_visible()
     assert not tab.locator(log).first.is_visible()
     tab.get_by_label("logarithmic", exact=True).click()
@@ -103,7 +103,7 @@ def test_the_views_of_a_chart_change_without_a_script(report: Path, chromium: An
     assert not tab.locator(linear).first.is_visible()
     assert tab.locator("script").count() == 0
     tab.get_by_text("play episode 0").click()
-    film = tab.get_by_alt_text("episode 0, all of it")
+    film = tab.get_by_alt_text("episode 0, whole")
     assert film.is_visible()
     assert film.evaluate("image => image.complete && image.naturalWidth") == 64
     context.close()
@@ -126,15 +126,15 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("fault", PLANTED)
-def test_a_planted_fault_is_found(fault: str, chromium: Any, tmp_path: Path) -> None:
-    """Otherwise the tests above would show nothing."""
+def test_browser_finds_a_planted_fault(fault: str, chromium: Any, tmp_path: Path) -> None:
+    """Negative control of the tests above."""
     path = tmp_path / "page.html"
     path.write_text(html.page("planted", "<h1>planted</h1>", PLANTED[fault]), encoding="utf-8")
     found = browser.faults(chromium, path, 1200, "light")
     assert any(line.startswith(fault) for line in found), found
 
 
-def test_a_page_without_faults_has_none(chromium: Any, tmp_path: Path) -> None:
+def test_browser_finds_no_fault_in_a_sound_page(chromium: Any, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     body = html.card(html.table(["a", "b"], [["one", 1]]) + "<details><summary>more</summary>text</details>")
     path.write_text(html.page("sound", "<h1>sound</h1>", body), encoding="utf-8")

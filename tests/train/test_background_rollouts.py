@@ -363,7 +363,7 @@ def test_impossible_rollouts_are_refused_before_training(data: Path, tmp_path: P
     config = settings(data, tmp_path / "r")
     for wrong, told in (
         ({"tasks": ("pink",)}, "'pink'"),
-        ({"world": "metaworld", "state": "joints"}, "front|metaworld"),
+        ({"env": "metaworld", "state": "joints"}, "front|metaworld"),
         ({"state": "observation.joints"}, "tabletop has no 'observation.joints'"),
         ({"device": "fpga"}, "device: 'fpga'"),
         ({"source": "left"}, "source: 'left': the run has dataset"),

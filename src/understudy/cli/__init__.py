@@ -1,12 +1,16 @@
-"""The command `understudy`, one file per command.
+"""The program `understudy`, one file per command.
 
 main         the table of commands, errors and exit codes
-arguments    arguments and files into settings
+arguments    parsing arguments and files into settings
 demo         `understudy demo`
 record       `understudy record`
-train        `understudy train`, `resume` and `validate`
+train        `understudy train`
+resume       `understudy resume`
+validate     `understudy validate`
 profile      `understudy profile`
 rollout      `understudy rollout`
+export       `understudy export`
+report       `understudy report`
 inspect      `understudy inspect`
 ranges       `understudy ranges`
 order        `understudy order explain`

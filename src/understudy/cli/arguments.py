@@ -1,4 +1,4 @@
-"""Parse command-line arguments into settings: defaults, then a file or a run, then flags. Mistakes are one line."""
+"""Parse command-line arguments into settings: defaults, then a file or a run, then flags. Errors are one line."""
 
 import difflib
 import inspect
@@ -18,7 +18,7 @@ from understudy.extras import optional_imports
 with optional_imports():
     import tyro
 
-RANKS = "--launch N does it with N processes on this host, as `torchrun --nproc-per-node N -m understudy …` would."
+LAUNCH = "--launch N starts N processes on this host, as `torchrun --nproc-per-node N -m understudy …` would."
 EXAMPLES = {
     "train": (
         "understudy train --data.root data/table --output-dir runs/table",
@@ -51,7 +51,7 @@ FOREIGN = {
     "log-interval": "--log.every",
     "eval-freq": "--rollout.every",
     "eval.n-episodes": "--rollout.episodes",
-    "env.type": "--rollout.world",
+    "env.type": "--rollout.env",
     "optimizer.lr": "--optim.lr",
     "scheduler.type": "--schedule.kind",
     "wandb.enable": "--log.trackers wandb",
@@ -60,24 +60,32 @@ FOREIGN = {
     "resume": "understudy resume RUN",
     "overwrite": "--output-dir with another name: a run is never overwritten",
 }
-"""What LeRobot and openpi call something -> what it is here."""
+"""Settings of LeRobot and openpi -> the equivalent here."""
 PARSING = {
-    r"^Error parsing (\S+): invalid literal for int\(\) with base 10: ": r"\1: it takes a whole number, not ",
-    r"^Error parsing (\S+): could not convert string to float: ": r"\1: it takes a number, not ",
-    r"^Error parsing (\S+): no type matching (.*) could be instantiated from (.*)\.$": r"\1: it takes \2, not \3",
+    r"^Error parsing (\S+): invalid literal for int\(\) with base 10: ": r"\1: must be a whole number, not ",
+    r"^Error parsing (\S+): could not convert string to float: ": r"\1: must be a number, not ",
+    r"^Error parsing (\S+): no type matching (.*) could be instantiated from (.*)\.$": r"\1: must be \2, not \3",
     r"^Missing value for argument '(?:\(')?(-[^\s',]+)(?:',\))?'\. .*$": r"\1: its value is missing",
 }
-"""Python's and tyro's words for a value that does not fit -> ours."""
+"""Messages of Python and tyro about a wrong value -> ours."""
 
 
-def settings(name: str, cls: type, first: str, arguments: list[str], *, ranks: bool, resumed: Any = None) -> Any:
-    """The settings that `arguments` ask for, checked as a whole.
+def settings(
+    name: str, cls: type, argument: str, arguments: list[str], *, launchable: bool, resumed: Any = None
+) -> Any:
+    """Parse and check the settings of a command.
 
     Args:
-        name: of the verb. first: what it takes before its flags (`cli.Verb.first`). ranks: whether several processes
-            may do it. resumed: function of a run's folder that returns its settings; of `resume` alone.
+        name: Name of the command.
+        cls: Class of its settings.
+        argument: Its positional argument (`main.Command.argument`).
+        arguments: Words of the command line after the name.
+        launchable: Whether several processes may run it.
+        resumed: For `resume` alone: a function from a run's folder to its settings.
+
     Raises:
-        ConfigError: what is wrong, one line each. SystemExit: help was asked for and has been printed.
+        ConfigError: Lists all errors, one line each.
+        SystemExit: Help was requested and has been printed.
     """
     arguments, default = current_flags(cls, list(arguments)), None
     program = " ".join(filter(None, ["understudy", name]))
@@ -88,23 +96,21 @@ def settings(name: str, cls: type, first: str, arguments: list[str], *, ranks: b
             run = arguments.pop(0)
             default = resumed(run)
             program += f" {run}"
-            about = "Carry the run on with its own settings, which are the defaults below, and these changes."
+            about = "Continue the run with its own settings, which are the defaults below, and these changes."
         elif helped:
             program += " RUN"
-            about = (
-                "Carry the run on with its own settings and these changes. The defaults below are those of a new run: "
-            )
-            about += "`understudy resume RUN --help` shows the run's own."
+            about = "Continue the run with its own settings and these changes. The defaults below are those of a new "
+            about += "run: `understudy resume RUN --help` shows the run's own."
         else:
-            raise ConfigError("say which run: understudy resume RUN [--…]")
-    elif "FILE" in first and arguments and Path(arguments[0]).suffix in SUFFIXES:
+            raise ConfigError("run: required: understudy resume RUN [--…]")
+    elif "FILE" in argument and arguments and Path(arguments[0]).suffix in SUFFIXES:
         default = load(cls, arguments.pop(0))
-    elif helped and first:
-        program += f" {first}"
+    elif helped and argument:
+        program += f" {argument}"
     default = with_policy_type(cls, arguments, default)
     if helped:
         examples = "".join(f"\n  {example}" for example in EXAMPLES.get(name, ()))
-        parts = [about, RANKS if ranks else "", f"Examples:{examples}" if examples else ""]
+        parts = [about, LAUNCH if launchable else "", f"Examples:{examples}" if examples else ""]
         _help(cls, arguments, default, program, "\n\n".join(part for part in parts if part))
     return complete(validate(cls, plain(_parsed(cls, arguments, default, program))))
 
@@ -133,17 +139,17 @@ def with_policy_type(cls: type, arguments: list[str], default: Any) -> Any:
 
 
 def _help(cls: type, arguments: list[str], default: Any, program: str, about: str) -> None:
-    """Print the help of the verb, and of what only a settings file can say; never returns."""
+    """Print the help of a command, and of the lists that only a settings file can set; never returns."""
     try:
         tyro.cli(cls, args=arguments, default=default, prog=program, description=about)
     finally:
         for path, item in _lists(cls):
-            print(f"\nIn a settings file, each of `{path}` may say:\n")
+            print(f"\nIn a settings file, each item of `{path}` may have:\n")
             print(_boxes(item))
 
 
 def _lists(cls: type, prefix: str = "") -> Iterator[tuple[str, type]]:
-    """Dotted path and class of the settings that are lists of dataclasses, which flags cannot give."""
+    """Yield dotted path and class of the settings that are lists of dataclasses, which flags cannot set."""
     hints = get_type_hints(cls)
     for own in fields(cls):
         kind = hints[own.name]
@@ -155,41 +161,41 @@ def _lists(cls: type, prefix: str = "") -> Iterator[tuple[str, type]]:
 
 
 def _boxes(cls: type) -> str:
-    """The fields of a dataclass as tyro shows them, named as in a file."""
-    said = io.StringIO()
+    """Render the fields of a dataclass as tyro shows them, with names as in a file."""
+    output = io.StringIO()
     try:
-        with redirect_stdout(said):
+        with redirect_stdout(output):
             tyro.cli(cls, args=["--help"], prog="", description="", use_underscores=True)
     except SystemExit:
         pass
-    lines = said.getvalue().splitlines()
+    lines = output.getvalue().splitlines()
     start = next((i for i, line in enumerate(lines) if "show this help message" in line), -1) + 1
     return "\n".join(re.sub(r"^([\s│]*)--", r"\1", line).rstrip() for line in lines[start:]).rstrip()
 
 
 def _parsed(cls: type, arguments: list[str], default: Any, program: str) -> Any:
-    """What tyro makes of the arguments.
+    """Parse the arguments with tyro.
 
     Raises:
-        ConfigError: tyro could not; its box of several lines as one.
+        ConfigError: An argument is wrong; the message is tyro's box of several lines as one.
     """
-    if nothing := _empty(cls, arguments):
-        raise ConfigError(f"{nothing}: no value follows it; leave it out for none")
-    said = io.StringIO()
+    if empty := _empty_list(cls, arguments):
+        raise ConfigError(f"{empty}: no value follows it; leave it out for none")
+    output = io.StringIO()
     try:
-        with redirect_stderr(said):
+        with redirect_stderr(output):
             parsed, unknown = tyro.cli(cls, args=arguments, default=default, prog=program, return_unknown_args=True)
     except SystemExit as exit:
         if exit.code in (0, None):
             raise
-        raise ConfigError(_line(said.getvalue())) from None
+        raise ConfigError(_line(output.getvalue())) from None
     if unknown:
-        raise ConfigError("; ".join(_strangers(cls, unknown)))
+        raise ConfigError("; ".join(_describe_unknown(cls, unknown)))
     return parsed
 
 
-def _empty(cls: type, arguments: list[str]) -> str | None:
-    """The first flag of a list that no value follows. An unset variable of a shell must not select all episodes."""
+def _empty_list(cls: type, arguments: list[str]) -> str | None:
+    """Find a list flag that no value follows: an unset variable of a shell must not select all episodes."""
     lists = {f"--{path.replace('_', '-')}" for path, kind in _paths(cls) if get_origin(kind) in (tuple, list, dict)}
     for flag, following in zip(arguments, [*arguments[1:], "--"]):
         if flag.replace("_", "-") in lists and (not following.strip() or following.startswith("--")):
@@ -198,11 +204,11 @@ def _empty(cls: type, arguments: list[str]) -> str | None:
 
 
 def _line(box: str) -> str:
-    """The message in tyro's box, without the help of the argument that follows it."""
+    """Extract the message from tyro's box, without the help of the argument that follows it."""
     words: list[str] = []
     for line in box.splitlines()[1:]:
         text = line.strip("│╭╮╰╯ ")
-        rule = set(text) <= set("─-")  # in ASCII where the terminal has nothing else, and then below the title, too
+        rule = set(text) <= set("─-")  # tyro's ASCII boxes have rules of "-", also below the title
         if (rule and words) or text.startswith("Got errors"):
             break
         if not rule:
@@ -213,15 +219,15 @@ def _line(box: str) -> str:
     return line
 
 
-def _strangers(cls: type, unknown: list[str]) -> Iterator[str]:
-    """One line for each argument that is no setting; the value behind an unknown flag belongs to the flag."""
+def _describe_unknown(cls: type, unknown: list[str]) -> Iterator[str]:
+    """Yield one line for each unknown argument; the value after an unknown flag belongs to the flag."""
     flags = [f"--{path.replace('_', '-')}" for path, _ in _paths(cls)]
     value = False
     for argument in unknown:
         if argument.startswith("-"):
             flag = argument.partition("=")[0]
             listed = flag.lstrip("-").replace("-", "_") in dict(_lists(cls))
-            yield f"{flag}: a list, which only a settings file can give" if listed else _stranger(flag, flags)
+            yield f"{flag}: a list, which only a settings file can set" if listed else _unknown_flag(flag, flags)
             value = "=" not in argument
         elif value:
             value = False
@@ -229,12 +235,12 @@ def _strangers(cls: type, unknown: list[str]) -> Iterator[str]:
             yield _misplaced(argument, flags)
 
 
-def _stranger(flag: str, flags: list[str]) -> str:
+def _unknown_flag(flag: str, flags: list[str]) -> str:
     if ours := FOREIGN.get(flag.lstrip("-").replace("_", "-").removeprefix("no-")):
-        return f"{flag}: there is no such setting; here it is {ours}"
+        return f"{flag}: unknown setting; here it is {ours}"
     name = flag.lstrip("-").replace("_", "-")
     close = difflib.get_close_matches(f"--{name}", flags, n=1) or [f for f in flags if f.rpartition(".")[2] == name][:1]
-    return f"{flag}: there is no such setting; " + (f"did you mean {close[0]}?" if close else "--help lists them")
+    return f"{flag}: unknown setting; " + (f"did you mean {close[0]}?" if close else "--help lists all")
 
 
 def _misplaced(argument: str, flags: list[str]) -> str:
@@ -245,11 +251,11 @@ def _misplaced(argument: str, flags: list[str]) -> str:
         return f"{argument}: this is a run; did you mean understudy resume {argument}?"
     if path.suffix and "--data.root" in flags:
         return f"{argument}: settings files end in {', '.join(SUFFIXES)}"
-    return f"{argument}: nothing was expected here; settings are --name value"
+    return f"{argument}: unexpected argument; settings are --name value"
 
 
 def _paths(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted path and type of all settings of a dataclass."""
+    """Yield dotted path and type of all settings of a dataclass."""
     hints = get_type_hints(cls)
     for own in fields(cls):
         kind = hints[own.name]

@@ -1,9 +1,8 @@
-"""`understudy demo`: the whole job in minutes. Record, train, be killed and resume, validate, roll out, report.
+"""`understudy demo`: the whole job in minutes: record, train, kill, resume, validate, roll out, report.
 
-Two processes train the same thing side by side. One is never stopped, but ends early; the other is killed with SIGKILL
-half-way, before it comes to where the first one ends, is resumed, and goes on to its own end. As far as the first one
-goes their loss series, and at its end every tensor of their checkpoints, must be equal bit for bit. Nothing here is a
-special path: each part is a command that can be typed.
+Two processes run the same training side by side. One is never stopped, but ends early. The other is killed with SIGKILL
+before it reaches the end of the first one, resumed, and trained to its own end. Up to the end of the first one, the two
+loss series must be equal bit for bit, and there every tensor of their checkpoints. Each part is an ordinary command.
 """
 
 import json
@@ -27,22 +26,22 @@ MARK = ".understudy-demo"
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """The demonstration on the embedded tabletop: "pick up the {colour} block"."""
+    """Demonstration on the embedded tabletop: "pick up the {colour} block"."""
 
     out: str = "runs/demo"
-    """Folder for the recording and the run. What an earlier demonstration left there is replaced."""
+    """Folder for the recording and the run. An earlier demonstration there is replaced."""
     seed: Annotated[int, Interval(ge=0, lt=1 << 32)] = 0
-    """Decides recording, training and rollouts."""
+    """Seed of recording, training and rollouts."""
     episodes: Annotated[int, Ge(6)] = 200
     """Episodes to record."""
     steps: Annotated[int, Interval(ge=20, le=10**9)] = 2500
-    """Training steps; they, and not the clock, decide when training ends."""
+    """Training steps."""
     rollouts: Annotated[int, Ge(1)] = 30
-    """Episodes to play, and as many again with another block named."""
+    """Episodes to roll out, and as many again with another block named."""
 
 
 def training(config: DemoConfig) -> "TrainConfig":
-    """The settings of the demonstration's run: the defaults, and what depends on its length and place."""
+    """Settings of the demonstration's run: defaults, except for its length and folder."""
     from understudy.config.data import DataConfig
     from understudy.config.train import CheckpointConfig, LogConfig, TrainConfig, ValConfig
 
@@ -60,41 +59,45 @@ def training(config: DemoConfig) -> "TrainConfig":
 
 
 def demo(config: DemoConfig) -> int:
-    """Run it; the last lines are for machines. Returns 1 when the resumed run is not the one that was never stopped."""
+    """Run the demonstration; the last lines are for machines.
+
+    Returns:
+        0, or 1 if the resumed run differs from the uninterrupted one.
+    """
     from understudy.config.schema import override
 
     out = Path(config.out)
-    _make_room(out)
+    clear_folder(out)
     plan = training(config)
     run, dataset, beside = Path(plan.output_dir), plan.data.root, out / "never-stopped"
-    _say(f"record {config.episodes} episodes of a scripted expert")
-    _do("record", "--out", dataset, "--episodes", config.episodes, "--seed", config.seed)
+    _print_title(f"record {config.episodes} episodes of a scripted expert")
+    _run_command("record", "--out", dataset, "--episodes", config.episodes, "--seed", config.seed)
 
     kill_at, end = plan.checkpoint.every * 26 // 5, plan.checkpoint.every * 6
-    _say(f"train {config.steps} steps; beside it {end} steps in a process that is never stopped")
+    _print_title(f"train {config.steps} steps; beside it {end} steps in a process that is never stopped")
     short = override(plan, output_dir=str(beside), steps=end, checkpoint={"every": end}, val={"every": 0})
     started: list[subprocess.Popen[bytes]] = []
     with (out / "never-stopped.log").open("w") as log:
         try:
-            started.append(_start("train", _written(short, out), stderr=log))
-            started.append(_start("train", _written(plan, out)))
-            _kill(started[1], run, kill_at, end)
+            started.append(_start("train", write_settings(short, out), stderr=log))
+            started.append(_start("train", write_settings(plan, out)))
+            kill_at_step(started[1], run, kill_at, end)
             started.append(_start("resume", run))
             _finish(started[2])
             _finish(started[0])
         finally:
             for process in started:
-                process.kill()  # where we failed; one that has ended does not mind
-    identical = _compare(run, beside, kill_at, end)
+                process.kill()  # after an error; without effect on a process that has ended
+    identical = compare_runs(run, beside, kill_at, end)
 
-    _say("held-out loss per task")
-    _do("validate", run)
-    _say(f"play {config.rollouts} scenes that nothing was recorded in")
-    _do("rollout", run, "--episodes", config.rollouts, "--seed", config.seed)
-    _say(f"and {config.rollouts} in which the text names another block than the scene was made for")
-    _do("rollout", run, "--episodes", config.rollouts, "--seed", config.seed, "--swap-text")
-    _say("write the report")
-    _do("report", run)
+    _print_title("validation loss per task")
+    _run_command("validate", run)
+    _print_title(f"roll out in {config.rollouts} scenes that were never recorded")
+    _run_command("rollout", run, "--episodes", config.rollouts, "--seed", config.seed)
+    _print_title(f"roll out in {config.rollouts} scenes with swapped text: it names another block")
+    _run_command("rollout", run, "--episodes", config.rollouts, "--seed", config.seed, "--swap-text")
+    _print_title("write the report")
+    _run_command("report", run)
 
     print()
     for name, line in (("", "success"), ("-swapped", "swapped-text success")):
@@ -105,23 +108,24 @@ def demo(config: DemoConfig) -> int:
     return 0 if identical else 1
 
 
-def _say(what: str) -> None:
-    print(f"\n== {what}", flush=True)
+def _print_title(text: str) -> None:
+    print(f"\n== {text}", flush=True)
 
 
-def _make_room(out: Path) -> None:
-    """Remove what an earlier demonstration left in `out`, and nothing else.
+def clear_folder(out: Path) -> None:
+    """Remove the files of an earlier demonstration from `out`, and no others.
 
-    Raises ConfigError when something there bears our names but is not ours, or was trained further since.
+    Raises:
+        ConfigError: A file with one of our names is not of a demonstration, or the run was trained further since.
     """
     from understudy.errors import ConfigError
     from understudy.train.checkpoint.run_dir import RunDir
 
     mark, parts = out / MARK, [out / name for name in ("dataset", "run", "never-stopped")]
     files = [out / name for name in ("run.yaml", "never-stopped.yaml", "never-stopped.log")]
-    taken = [part for part in (*parts, *files) if part.exists()]
-    if taken and not mark.exists():
-        raise ConfigError(f"{taken[0]}: is not of a demonstration; choose another --out")
+    existing = [part for part in (*parts, *files) if part.exists()]
+    if existing and not mark.exists():
+        raise ConfigError(f"{existing[0]}: is not of a demonstration; choose another --out")
     run = RunDir(out / "run")
     if run.config.exists() and (not files[0].exists() or files[0].read_text() != run.config.read_text()):
         raise ConfigError(f"{run.root}: was trained with other settings since; choose another --out, or remove it")
@@ -131,8 +135,8 @@ def _make_room(out: Path) -> None:
     mark.touch()
 
 
-def _do(*arguments: object) -> None:
-    """A command, in this process; one that fails has said why, and ends the demonstration."""
+def _run_command(*arguments: object) -> None:
+    """Run a command in this process; its failure ends the demonstration."""
     from understudy.cli.main import main
 
     if (code := main([str(argument) for argument in arguments])) != 0:
@@ -140,22 +144,22 @@ def _do(*arguments: object) -> None:
 
 
 def _start(*arguments: object, stderr: IO[str] | None = None) -> "subprocess.Popen[bytes]":
-    """A command, in a process of its own."""
+    """Start a command in a process of its own."""
     command = [sys.executable, "-m", "understudy", *map(str, arguments)]
-    # glibc gives every large array back at once, and torch asks for the next: keeping them saves a tenth of the time.
+    # glibc returns every large array to the system at once, and torch requests the next: keeping them saves 10 %.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
     return subprocess.Popen(command, stderr=stderr, env=environment)
 
 
 def _finish(process: "subprocess.Popen[bytes]") -> None:
-    """Wait for a command's process; one that fails ends the demonstration."""
+    """Wait for a command's process; its failure ends the demonstration."""
     if (code := process.wait()) != 0:
         print(f"demo: {' '.join(map(str, process.args))} ended with {code}", file=sys.stderr)  # type: ignore[arg-type]
         raise SystemExit(code)
 
 
-def _written(config: "TrainConfig", out: Path) -> Path:
-    """The settings as a file for `understudy train FILE`."""
+def write_settings(config: "TrainConfig", out: Path) -> Path:
+    """Write the settings to a file for `understudy train FILE`; returns its path."""
     from understudy.config.schema import dump_yaml
 
     path = out / f"{Path(config.output_dir).name}.yaml"
@@ -163,8 +167,8 @@ def _written(config: "TrainConfig", out: Path) -> Path:
     return path
 
 
-def _kill(process: "subprocess.Popen[bytes]", run: Path, step: int, end: int) -> None:
-    """SIGKILL, once the run has logged `step`; what it then resumes from must lie before `end`."""
+def kill_at_step(process: "subprocess.Popen[bytes]", run: Path, step: int, end: int) -> None:
+    """Send SIGKILL once the run has logged `step`; its last checkpoint must be before `end`."""
     from understudy.train.checkpoint import checkpoint
     from understudy.train.track import metrics_file
 
@@ -182,8 +186,8 @@ def _kill(process: "subprocess.Popen[bytes]", run: Path, step: int, end: int) ->
     raise RuntimeError(f"the training ended with {process.returncode} before it could be killed; use more steps")
 
 
-def _compare(run: Path, never_stopped: Path, kill_at: int, end: int) -> bool:
-    """Whether both runs logged the same losses up to step `end`, and hold the same tensors there, bit for bit."""
+def compare_runs(run: Path, never_stopped: Path, kill_at: int, end: int) -> bool:
+    """Compare two runs bit for bit: the losses up to step `end`, and the tensors there. Prints the differences."""
     from understudy.train.checkpoint.checkpoint import read_tensors
     from understudy.train.track import metrics_file
 

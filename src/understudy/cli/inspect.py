@@ -1,4 +1,4 @@
-"""`understudy inspect PATH`: contents, defects and encoding of a dataset, and a page that shows them."""
+"""`understudy inspect PATH`: contents, defects and encoding of a dataset, as text and as an HTML page."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -10,22 +10,22 @@ from understudy.config.declare import Ge, Interval, Positional
 
 @dataclass(frozen=True)
 class InspectConfig:
-    """Look at a dataset."""
+    """Examine a dataset: contents, defects, encoding."""
 
     path: Positional[str] = ""
     """Folder (or URL) of a LeRobot dataset."""
     page: str | None = None
-    """Where the HTML page goes; by default NAME-inspect.html in the current folder, and none with --json."""
+    """HTML page to write; the default is NAME-inspect.html in the current folder, and none with --json."""
     json: bool = False
     """Print the facts as one JSON object."""
     shown: Annotated[int, Interval(ge=0, le=10**4)] = 4
     """Episodes on the page."""
     limit: Annotated[int, Ge(1)] = 500
-    """At most this many episodes, and video files per camera, are opened, spread evenly over the dataset."""
+    """Most episodes, and most video files per camera, to open, spread evenly over the dataset."""
     keep: str = ""
-    """JSON file of keep-ranges: tell which of its keys are episodes of this dataset, and which frames it keeps."""
+    """JSON file of keep-ranges: report which of its keys are episodes of this dataset, and which frames it keeps."""
     keep_rule: Literal["window", "start"] = "start"
-    """As in a run's `data.keep_rule`: samples whose whole window lies in a range, or all that begin in one."""
+    """As in a run's `data.keep_rule`: keep samples whose whole window lies in a range, or all that begin in one."""
     chunk: Annotated[int, Ge(1)] = 1
     """Frames of a window, as in a run's `data.chunk_size`."""
 
@@ -34,12 +34,13 @@ class InspectConfig:
     data_path: str = ""
     """Path template of the data files, instead of the one in info.json."""
     version: Literal["", "v2.0", "v2.1", "v3.0", "v3.1"] = ""
-    """The format to read the dataset as, instead of the one that its info.json says."""
+    """Format of the dataset, instead of the one in info.json."""
 
     def problems(self) -> list[str]:
+        """List errors in the settings, one line each."""
         found = [] if self.path else ["path: required, the folder of a dataset"]
         if not self.keep and (self.chunk, self.keep_rule) != (1, "start"):
-            found.append("keep: --chunk and --keep-rule are about the ranges of --keep; name its file")
+            found.append("keep: --chunk and --keep-rule need the file of ranges: --keep FILE")
         return found
 
 
@@ -50,7 +51,7 @@ def inspect(config: InspectConfig) -> None:
     from understudy.extras import require
     from understudy.report.dataset.facts import examine
     from understudy.report.dataset.page import page
-    from understudy.report.dataset.text import told
+    from understudy.report.dataset.text import format_facts
     from understudy.report.html import refuse_foreign, write_page
 
     if config.page or not config.json:
@@ -78,5 +79,5 @@ def inspect(config: InspectConfig) -> None:
     if config.json:
         print(json.dumps(facts, ensure_ascii=False))
         return
-    print(told(facts))
+    print(format_facts(facts))
     print(f"page: {target}")

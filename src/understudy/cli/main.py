@@ -1,13 +1,13 @@
-"""The command line: one verb per line, settings from a file and from flags, errors as one clear line, exit codes.
+"""The program `understudy`: one command per line, one-line errors and exit codes.
 
     0    done
     1    failed
-    2    wrong input: settings or a dataset that cannot be used as asked
-    75   stopped by a signal with a checkpoint: `understudy resume` carries on (schedulers may requeue)
-    130  interrupted where there is nothing to save
+    2    wrong input: unusable settings or an unusable dataset
+    75   stopped by a signal with a checkpoint: `understudy resume` continues (schedulers may requeue)
+    130  interrupted with nothing to save
 
-Only names stand here. A verb's settings are imported when it is called and its work after they have been checked, so
-that help costs no torch, and a typing mistake no waiting.
+The table holds names only. A command's settings are imported when it is called, and its code after they are checked.
+So help does not import torch, and a typing error is reported at once.
 """
 
 import os
@@ -23,101 +23,78 @@ FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
 
 
 @dataclass(frozen=True)
-class Verb:
-    """`settings` and `work` are "module:name"; the work takes the settings and returns an exit code or None."""
+class Command:
+    """A row of the table; `settings` and `run` are "module:name".
+
+    `run` takes the settings and returns an exit code or None.
+    """
 
     settings: str
-    work: str
-    about: str
-    first: str = ""
-    """What is named before the flags: FILE (settings in YAML, TOML or JSON, may be left out), RUN or PATH."""
-    ranks: bool = False
-    """Whether several processes may do it together: `--launch N`, or torchrun."""
+    run: str
+    summary: str
+    argument: str = ""
+    """Positional argument: [FILE] (settings in YAML, TOML or JSON, optional), RUN or PATH."""
+    launchable: bool = False
+    """Whether several processes may run it together: `--launch N`, or torchrun."""
     extra: str = "train"
-    """What must be installed besides the core: reading settings alone needs `train`."""
+    """Extra to install besides the core; reading settings alone needs `train`."""
 
 
-VERBS = {
-    "demo": Verb(
+COMMANDS = {
+    "demo": Command(
         "cli.demo:DemoConfig",
         "cli.demo:demo",
         "the whole job in minutes, on a simulated table",
         "[FILE]",
         extra="demo",
     ),
-    "record": Verb(
-        "cli.record:RecordConfig",
-        "cli.record:record",
-        "record demonstrations of a scripted expert",
-        "[FILE]",
+    "record": Command(
+        "cli.record:RecordConfig", "cli.record:record", "record demonstrations of a scripted expert", "[FILE]"
     ),
-    "train": Verb("config.train:TrainConfig", "cli.train:train", "train a policy", "[FILE]", ranks=True),
-    "resume": Verb(
-        "config.train:TrainConfig",
-        "cli.train:resume",
-        "carry on at the exact next sample",
+    "train": Command("config.train:TrainConfig", "cli.train:train", "train a policy", "[FILE]", launchable=True),
+    "resume": Command(
+        "config.train:TrainConfig", "cli.resume:resume", "continue at the exact next sample", "RUN", launchable=True
+    ),
+    "validate": Command(
+        "cli.validate:ValidateConfig",
+        "cli.validate:validate",
+        "validation loss per norm head, source and task",
         "RUN",
-        ranks=True,
+        launchable=True,
     ),
-    "validate": Verb(
-        "cli.train:ValidateConfig",
-        "cli.train:validate",
-        "held-out loss per head, source and task",
-        "RUN",
-        ranks=True,
-    ),
-    "profile": Verb(
+    "profile": Command(
         "cli.profile:ProfileConfig",
         "cli.profile:profile",
-        "where a step's time and memory go",
+        "time and memory of a training step",
         "[FILE]",
-        ranks=True,
+        launchable=True,
     ),
-    "rollout": Verb(
-        "config.rollout:RolloutConfig",
-        "cli.rollout:rollout",
-        "success per task, simulated",
-        "RUN",
+    "rollout": Command("config.rollout:RolloutConfig", "cli.rollout:rollout", "success per task, simulated", "RUN"),
+    "export": Command("cli.export:ExportConfig", "cli.export:export", "a run's policy, as a robot loads it", "RUN"),
+    "report": Command(
+        "cli.report:ReportConfig", "cli.report:report", "write a run's report.html again", "RUN", extra="report"
     ),
-    "export": Verb(
-        "train.checkpoint.export:ExportConfig",
-        "train.checkpoint.export:export",
-        "a run's policy, as a robot loads it",
-        "RUN",
+    "inspect": Command("cli.inspect:InspectConfig", "cli.inspect:inspect", "examine a dataset", "PATH"),
+    "ranges": Command("cli.ranges:RangesConfig", "cli.ranges:ranges", "find the frames in which a robot moves", "PATH"),
+    "bench": Command(
+        "cli.bench.bench:BenchConfig", "cli.bench.bench:bench", "loading speed of a dataset, beside its codec", "PATH"
     ),
-    "report": Verb(
-        "report.run.page:ReportConfig",
-        "report.run.page:report",
-        "write a run's report.html anew",
-        "RUN",
-        extra="report",
-    ),
-    "inspect": Verb("cli.inspect:InspectConfig", "cli.inspect:inspect", "look at a dataset", "PATH"),
-    "ranges": Verb("cli.ranges:RangesConfig", "cli.ranges:ranges", "find where the robot moves", "PATH"),
-    "bench": Verb(
-        "cli.bench.bench:BenchConfig",
-        "cli.bench.bench:bench",
-        "how fast a dataset loads, beside its codec",
-        "PATH",
-    ),
-    "order explain": Verb(
-        "cli.order:ExplainConfig",
-        "cli.order:explain",
-        "which samples come when, and how well mixed",
+    "order explain": Command(
+        "cli.order:ExplainConfig", "cli.order:explain", "the order of samples, and how well it mixes"
     ),
 }
 
 LOADING = ("demo", "train", "resume", "validate", "profile", "bench")
-"""Verbs that read pictures one after the other, in a process that is their own."""
+"""Commands that load images in a process of their own; for them freed memory is kept (see `malloc.py`)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code. `--debug` shows the traceback of an error that is otherwise one line."""
+    """Run one command and return the exit code. `--debug` adds the traceback to a one-line error."""
     from understudy.addresses import strip_credentials
 
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
-        sys.argv[1:] = map(strip_credentials, arguments)  # trackers write the command line down
+        sys.argv[1:] = map(strip_credentials, arguments)  # trackers record the command line
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     if not debug:
@@ -130,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"understudy {__version__}")
         if arguments[1:] in (["-v"], ["--verbose"]):
-            print(_named("cli.versions:versions")())
+            print(resolve("cli.versions:versions")())
         return 0
     if arguments[0] == "help":
         arguments = [*arguments[1:], "--help"]
@@ -138,38 +115,38 @@ def main(argv: Sequence[str] | None = None) -> int:
             return main(arguments)
     if arguments == ["order"]:
         arguments += ["explain", "--help"]
-    name = next((verb for verb in VERBS if arguments[: len(verb.split())] == verb.split()), None)
+    name = next((command for command in COMMANDS if arguments[: len(command.split())] == command.split()), None)
     if name is None:
         print(_unknown(arguments[0]), file=sys.stderr)
         return WRONG_INPUT
-    return _guarded(name, arguments[len(name.split()) :], debug)
+    return _run(name, arguments[len(name.split()) :], debug)
 
 
 def _one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """A warning as a person reads it; where in our code it was said is for --debug."""
+    """Format a warning without its place in our code, which only --debug shows."""
     from understudy.addresses import redact
 
     return redact(f"{'note' if category is UserWarning else category.__name__}: {message}\n")
 
 
 def overview() -> str:
-    """The help text of the command itself."""
-    calls = {f"{name} {verb.first}": verb.about for name, verb in VERBS.items()}
+    """Help text of the program."""
+    calls = {f"{name} {command.argument}": command.summary for name, command in COMMANDS.items()}
     width = max(map(len, calls)) + 2
-    lines = [f"  {call:<{width}}{about}" for call, about in calls.items()]
+    lines = [f"  {call:<{width}}{summary}" for call, summary in calls.items()]
     return "\n".join(
         [
-            "usage: understudy VERB … [--setting VALUE …]",
+            "usage: understudy COMMAND … [--setting VALUE …]",
             "",
             "Train robot policies from demonstrations.",
             "",
             *lines,
             "",
-            "`understudy VERB --help` lists the settings of a verb; with `--print-config` a verb only prints its",
-            "settings as they would be used; `--debug` shows where an error comes from; `understudy --version -v`",
-            "lists the versions in use.",
+            "`understudy COMMAND --help` lists the settings of a command. With `--print-config` a command only prints",
+            "its complete settings. `--debug` shows the traceback of an error. `understudy --version -v` lists the",
+            "installed versions.",
         ]
     )
 
@@ -177,38 +154,39 @@ def overview() -> str:
 def _unknown(word: str) -> str:
     import difflib
 
-    close = [verb for verb in VERBS if verb.split()[0] == word] or difflib.get_close_matches(word, VERBS, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(VERBS)}"
-    return f"understudy: no verb {word!r}; {hint}"
+    close = [name for name in COMMANDS if name.split()[0] == word] or difflib.get_close_matches(word, COMMANDS, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"commands: {', '.join(COMMANDS)}"
+    return f"understudy: unknown command {word!r}; {hint}"
 
 
-def _guarded(name: str, arguments: list[str], debug: bool) -> int:
-    """Parse and work; what a person can mend becomes one line, what only we can mend keeps its traceback."""
+def _run(name: str, arguments: list[str], debug: bool) -> int:
+    """Parse and run a command. Errors that the user can correct become one line; ours keep their traceback."""
     from understudy.addresses import redact
     from understudy.errors import ConfigError, DatasetError
     from understudy.extras import describe_missing, require
 
     try:
-        verb = VERBS[name]
-        require(verb.extra)
-        _named("progress:show_log")()
-        _named("video.native.loops:check_native_mode")()
-        count, arguments = _launched(arguments) if verb.ranks else (None, arguments)
-        strip_credentials = "--print-config" in arguments
+        command = COMMANDS[name]
+        require(command.extra)
+        resolve("progress:show_log")()
+        if os.environ.get("UNDERSTUDY_NATIVE"):  # the check imports PyAV, which help must not
+            resolve("video.native.loops:check_native_mode")()
+        count, arguments = split_launch(arguments) if command.launchable else (None, arguments)
+        print_only = "--print-config" in arguments
         arguments = [argument for argument in arguments if argument != "--print-config"]
-        settings = settings_of(name, arguments)  # checked once here before every rank reads them too
-        if strip_credentials:
-            print(_named("config.schema:dump_yaml")(settings), end="")
+        settings = read_settings(name, arguments)  # checked once here, before every rank reads them too
+        if print_only:
+            print(resolve("config.schema:dump_yaml")(settings), end="")
             return 0
         if count is not None:
-            command = [sys.executable, "-m", "understudy", *name.split(), *arguments, *(["--debug"] if debug else [])]
-            return int(_named("distributed.launch:launch")(command, count, f"understudy {name}"))
+            words = [sys.executable, "-m", "understudy", *name.split(), *arguments, *(["--debug"] if debug else [])]
+            return int(resolve("distributed.launch:launch")(words, count, f"understudy {name}"))
         if name in LOADING:
-            _named("malloc:keep_freed_memory")()
-        code = _named(verb.work)(settings)
+            resolve("malloc:keep_freed_memory")()
+        code = resolve(command.run)(settings)
         return int(code or 0)
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has left; say nothing into the void
+        sys.stderr.close()  # the reader of our output is gone
         return FAILED
     except (ConfigError, DatasetError, KeyboardInterrupt, MemoryError, OSError) as error:
         if debug:
@@ -229,16 +207,25 @@ def _guarded(name: str, arguments: list[str], debug: bool) -> int:
         return WRONG_INPUT
 
 
-def settings_of(name: str, arguments: Sequence[str]) -> Any:
-    """The settings that the arguments of the verb `name` ask for, checked; ConfigError says all that is wrong."""
-    verb = VERBS[name]
-    resumed = _named("train.checkpoint.run_dir:resumed_settings") if name == "resume" else None
-    read = _named("cli.arguments:settings")
-    return read(name, _named(verb.settings), verb.first, list(arguments), ranks=verb.ranks, resumed=resumed)
+def read_settings(name: str, arguments: Sequence[str]) -> Any:
+    """Read and check the settings of the command `name` from its arguments.
+
+    Raises:
+        ConfigError: Lists all errors in the settings.
+    """
+    command = COMMANDS[name]
+    resumed = resolve("train.checkpoint.run_dir:resumed_settings") if name == "resume" else None
+    parse = resolve("cli.arguments:settings")
+    cls = resolve(command.settings)
+    return parse(name, cls, command.argument, list(arguments), launchable=command.launchable, resumed=resumed)
 
 
-def _launched(arguments: list[str]) -> tuple[int | None, list[str]]:
-    """`--launch N` is about processes and no setting of a run, so it is taken out before the settings are read."""
+def split_launch(arguments: list[str]) -> tuple[int | None, list[str]]:
+    """Remove `--launch N`, which is no setting of a run; returns N (or None) and the other arguments.
+
+    Raises:
+        ConfigError: N is not a number.
+    """
     from understudy.errors import ConfigError
 
     for index, argument in enumerate(arguments):
@@ -248,11 +235,12 @@ def _launched(arguments: list[str]) -> tuple[int | None, list[str]]:
             if not equals:
                 text, rest = (rest[0], rest[1:]) if rest else ("", rest)
             if not (text.isascii() and text.isdigit()):
-                raise ConfigError(f"--launch {text!r}: say how many processes this host runs")
+                raise ConfigError(f"--launch {text!r}: must be the number of processes on this host")
             return int(text), arguments[:index] + rest
     return None, arguments
 
 
-def _named(where: str) -> Any:
+def resolve(where: str) -> Any:
+    """Import "module:name" of this package."""
     module, name = where.split(":")
     return getattr(import_module(f"understudy.{module}"), name)

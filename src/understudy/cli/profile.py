@@ -1,4 +1,4 @@
-"""`understudy profile CONFIG`: where the time and the memory of a training step go, as a table, a page and JSON."""
+"""`understudy profile CONFIG`: time and memory of a training step, as a table, a page and JSON."""
 
 import json
 import math
@@ -21,27 +21,27 @@ GROUPS = {
     "gradients": "gradients",
     "optimizer state": "optimizer state",
     "average": "average of the weights",
-    "activations": "activations, left by forward for backward",
-    "peak": "peak, all of it at once",
+    "activations": "activations, kept by forward for backward",
+    "peak": "peak, all together",
 }
 
 
 @dataclass(frozen=True)
 class MeasureConfig:
-    """How long is measured."""
+    """Length of the measurement."""
 
     warmup: Annotated[int, Interval(ge=1, le=10**6)] = 5
-    """Steps that are not measured: allocators, caches and compilers settle in them."""
+    """Unmeasured steps, in which allocators, caches and compilers settle."""
     steps: Annotated[int, Interval(ge=1, le=10**6)] = 20
-    """Steps that are measured, once as they are trained and once with the device awaited at every phase."""
+    """Measured steps, once as in training and once with a device synchronisation at every phase."""
 
 
 @dataclass(frozen=True)
 class ProfileConfig(TrainConfig):
-    """Where the time and the memory of a training step with these settings go. Nothing that it trains is kept."""
+    """Measure time and memory of a training step with these settings. The trained weights are discarded."""
 
     output_dir: str = "runs/profile"
-    """Where profile.html and profile.json go, and nothing else."""
+    """Folder of profile.html and profile.json; no other file is written."""
     profile: MeasureConfig = field(default_factory=MeasureConfig)
     json: bool = False
     """Print one JSON object instead of the table."""
@@ -49,7 +49,7 @@ class ProfileConfig(TrainConfig):
 
 def profile(config: ProfileConfig) -> None:
     """Measure on all ranks; rank 0 prints and writes."""
-    # Before torch is there: that memory of before a trace is freed in it is no news, nor that it begins and ends.
+    # Set before torch is imported: its profiler logs each start and stop, and each free of memory from before a trace.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")
     from understudy.atomic import write_text
@@ -60,18 +60,18 @@ def profile(config: ProfileConfig) -> None:
     require("report")
     _refuse_foreign_facts(Path(config.output_dir, "profile.json"))
     refuse_foreign(Path(config.output_dir, "profile.html"))
-    found = measuring.profile(config, config.profile.warmup, config.profile.steps)
-    if found is None:
+    measured = measuring.profile(config, config.profile.warmup, config.profile.steps)
+    if measured is None:
         return
-    facts, folder = found.plain(), Path(config.output_dir)
+    facts, folder = measured.plain(), Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "profile.json", json.dumps(facts, indent=2) + "\n")
-    write_page(folder / "profile.html", page(found))
-    print(json.dumps(facts) if config.json else f"{told(found)}\npage: {folder / 'profile.html'}")
+    write_page(folder / "profile.html", page(measured))
+    print(json.dumps(facts) if config.json else f"{format_profile(measured)}\npage: {folder / 'profile.html'}")
 
 
 def _refuse_foreign_facts(path: Path) -> None:
-    """Raise ConfigError where `path` is anything but the figures of an earlier measurement."""
+    """Raise ConfigError if `path` exists and is no earlier measurement."""
     from understudy.errors import ConfigError
 
     if not path.exists():
@@ -81,29 +81,30 @@ def _refuse_foreign_facts(path: Path) -> None:
     except (OSError, ValueError, TypeError):
         ours = False
     if not ours:
-        raise ConfigError(f"{path}: is not a profile of understudy; use another --output-dir, or move it away")
+        message = "exists and is no measurement of understudy; name another --output-dir, or move the file"
+        raise ConfigError(f"{path}: {message}")
 
 
-def told(found: "Profile") -> str:
-    """The figures for a terminal."""
+def format_profile(found: "Profile") -> str:
+    """Format the measurement for a terminal."""
     step, width = found.step_s, max(len(name) for name in [*found.phases, *GROUPS.values()]) + 2
-    lines = [_setting(found.conditions), ""]
+    lines = [_describe(found.conditions), ""]
     lines += [f"{name:<{width}}{value}" for value, name in _headlines(found)]
-    lines += ["", f"{'phase, device awaited':<{width}}{'worst rank':>12}{'mean':>12}{'share':>8}"]
+    lines += ["", f"{'phase, synchronised':<{width}}{'worst rank':>12}{'mean':>12}{'share':>8}"]
     for name, phase in found.phases.items():
         rank = f"  rank {phase.rank}" if found.conditions["ranks"] > 1 else ""
         share = f"{phase.worst / found.timed_step_s:.0%}"
         lines.append(f"{name:<{width}}{_ms(phase.worst):>12}{_ms(phase.mean):>12}{share:>8}{rank}")
-    lines.append(f"{'step, device awaited':<{width}}{_ms(found.timed_step_s):>12}")
-    lines.append(f"{'step, as it is trained':<{width}}{_ms(step):>12}")
-    lines.append(why(found))
+    lines.append(f"{'step, synchronised':<{width}}{_ms(found.timed_step_s):>12}")
+    lines.append(f"{'step, as in training':<{width}}{_ms(step):>12}")
+    lines.append(explain_difference(found))
     lines += ["", f"{'memory per rank':<{width}}{'MiB':>12}"]
     lines += [f"{GROUPS[name]:<{width}}{size / 2**20:>12.2f}" for name, size in found.memory.items()]
     return "\n".join(lines)
 
 
 def page(found: "Profile") -> str:
-    """The same as one HTML page that opens offline."""
+    """Render the measurement as one HTML page that opens offline."""
     from understudy.report.html import card, grid, section, table, tiles
     from understudy.report.html import page as whole
 
@@ -117,44 +118,44 @@ def page(found: "Profile") -> str:
     return whole(
         "profile of a training step",
         "<h1>Profile of a training step</h1>",
-        f'<p class="soft">{_setting(found.conditions)}</p>',
+        f'<p class="soft">{_describe(found.conditions)}</p>',
         tiles(_headlines(found)),
-        section("Time", card(_time_chart(found)), card(table(head, rows)), note=why(found)),
+        section("Time", card(_time_chart(found)), card(table(head, rows)), note=explain_difference(found)),
         section("Memory", grid([card(_memory_chart(found)), card(table(["per rank", "size"], sizes))], "two")),
-        section("Conditions", card(table(["what", "value"], [[k, str(v)] for k, v in found.conditions.items()]))),
+        section("Conditions", card(table(["condition", "value"], [[k, str(v)] for k, v in found.conditions.items()]))),
     )
 
 
-def why(found: "Profile") -> str:
-    """Why a step as it is trained takes another time than its phases together."""
+def explain_difference(found: "Profile") -> str:
+    """Explain the difference between the time of a step in training and the sum of its phases."""
     timed, plain = found.timed_step_s, found.step_s
     measured = "The phases were timed in other steps than those of the figures above"
     if plain <= timed:
-        return f"{measured}, and the device was awaited at both ends of each, so nothing overlaps there."
+        return f"{measured}, with the device synchronised at both ends of each, so nothing overlaps there."
     wait = found.phases["data wait"].worst
     rest = max(0.0, plain - timed - max(0.0, found.waiting_s - wait))
     return (
-        f"{measured}. There, a step waited {_ms(found.waiting_s)} for data, and {_ms(wait)} when it was timed; other "
+        f"{measured}. Those above waited {_ms(found.waiting_s)} a step for data, the timed ones {_ms(wait)}. Other "
         f"work on this machine explains the remaining {_ms(rest)}."
     )
 
 
 def _headlines(found: "Profile") -> list[tuple[str, str]]:
-    """(value, what it is)."""
+    """Headline figures: (value, label)."""
     lines = [
         (f"{found.samples_per_s:,.1f}", "samples per second"),
-        (_ms(found.step_s), "a step, as it is trained"),
+        (_ms(found.step_s), "per step, as in training"),
         (f"{found.waiting_s / found.step_s:.1%}", "of it waiting for data"),
-        (_operations(found.flops), "a step, over all ranks"),
+        (_operations(found.flops), "per step, over all ranks"),
         (f"{_operations(found.flops_per_s)}/s", "per device"),
         (f"{found.mfu:.1%}" if found.mfu is not None else "not known", "of the device's peak (MFU)"),
     ]
     if found.conditions["ranks"] > 1:
-        lines.append((f"{found.collectives} in {_ms(found.collectives_s)}", "sums and gathers over ranks a step"))
+        lines.append((f"{found.collectives} in {_ms(found.collectives_s)}", "collectives per step"))
     return lines
 
 
-def _setting(conditions: Mapping[str, Any]) -> str:
+def _describe(conditions: Mapping[str, Any]) -> str:
     c = conditions
     mesh = f"{c['ranks']} ranks ({c['replicas']} replicas of {c['shards']} shards)" if c["ranks"] > 1 else "1 rank"
     extras = [f"in {c['micro_batches']} parts" if c["micro_batches"] > 1 else "", "compiled" if c["compile"] else ""]
@@ -165,7 +166,7 @@ def _setting(conditions: Mapping[str, Any]) -> str:
 
 
 def _operations(count: float) -> str:
-    """Floating-point operations."""
+    """Format a number of floating-point operations."""
     thousands = min(5, int(math.log10(max(1.0, count)) // 3))
     return f"{count / 1000**thousands:,.3g} {('', 'k', 'M', 'G', 'T', 'P')[thousands]}FLOP"
 
@@ -175,7 +176,7 @@ def _ms(seconds: float) -> str:
 
 
 def _time_chart(found: "Profile") -> str:
-    """Two bars: the phases one after the other, and the step as it is trained."""
+    """Draw two bars: the phases one after the other, and the step as in training."""
     from understudy.report import html
 
     def draw(chart: "Axes") -> None:
@@ -185,11 +186,11 @@ def _time_chart(found: "Profile") -> str:
             chart.barh(1, width, left=left, color=colour, label=name, height=0.55)
             left += width
         chart.barh(0, 1e3 * found.step_s, color="#7a8591", height=0.55)
-        chart.set_yticks([1, 0], ["phases, worst rank", "as it is trained"])
+        chart.set_yticks([1, 0], ["phases, worst rank", "as in training"])
         chart.set_xlabel("ms per step")
         chart.legend(fontsize=9, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.35))
 
-    return html.chart(draw, "time of each phase of a step, beside a step as it is trained", height=2.6, wide=True)
+    return html.chart(draw, "time of each phase of a step, beside a step as in training", height=2.6, wide=True)
 
 
 def _memory_chart(found: "Profile") -> str:
@@ -201,4 +202,4 @@ def _memory_chart(found: "Profile") -> str:
         chart.invert_yaxis()
         chart.set_xlabel("MiB per rank")
 
-    return html.chart(draw, "memory of a rank by what it is for")
+    return html.chart(draw, "memory of a rank by purpose")

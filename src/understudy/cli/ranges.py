@@ -1,4 +1,4 @@
-"""`understudy ranges PATH --out keep.json`: finds where the robot moves, and writes keep-ranges without the rest."""
+"""`understudy ranges PATH --out keep.json`: find the frames in which the robot moves, as keep-ranges."""
 
 import json
 import math
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class RangesConfig:
     """Find the frames in which a robot moves, and write them as keep-ranges.
 
-    By default only frames are left out in which the robot stands: neither actions nor states change, for more than a
-    second. `--preset droid` is openpi's rule for DROID, where `--key` is the commanded joint velocity in rad/s at 15
-    frames per second; it also leaves out frames in which the robot moves.
+    By default only idle frames are left out: neither actions nor states change for more than a second. `--preset droid`
+    is openpi's rule for DROID, where `--key` is the commanded joint velocity in rad/s at 15 frames per second. That
+    rule also leaves out some frames in which the robot moves.
     """
 
     path: Positional[str] = ""
@@ -27,84 +27,88 @@ class RangesConfig:
     out: str = ""
     """JSON file to write, as `data.keep_ranges` takes it. Required; a file that is there is not overwritten."""
     preset: Literal["still", "droid"] = "still"
-    """`still`: leave out pauses, from the frame on before which nothing changed for `--min-idle` frames, and nothing
-    else. `droid`: openpi's, which leaves out a pause from its first frame on, the last 10 frames before it, and
-    stretches of less than 16 frames between pauses."""
+    """`still` leaves out pauses only, each from the frame before which nothing changed for `--min-idle` frames. `droid`
+    is openpi's rule: it leaves out a pause from its first frame, the last 10 frames before it, and ranges of less than
+    16 frames between pauses."""
     key: str = ""
-    """The column to look at: joint velocities, actions, a state. None named: all columns of actions and states, in
-    which a gripper counts like a joint (droid: `action`)."""
+    """Column to read: joint velocities, actions or a state. The default is all columns of actions and states, where a
+    gripper counts like a joint (droid: `action`)."""
     dims: tuple[Annotated[int, Ge(0)], ...] = ()
-    """Dimensions of `--key` to look at, counted from 0; none named: all. A gripper left out may close unseen."""
+    """Dimensions of `--key` to read, counted from 0; the default is all. Include the gripper's to see its motion."""
     difference: bool = True
-    """A frame is idle when every value changed by less than the threshold since the frame before; off: when every value
-    itself is below it in magnitude."""
+    """Whether a frame is idle by its change since the frame before, below the threshold in every value; off: by the
+    magnitude of the values themselves."""
     threshold: Annotated[float, Gt(0)] = 1e-3
-    """In the columns' own units; of a difference, per frame."""
+    """Threshold in the columns' own units; of a difference, per frame."""
     min_idle: Annotated[int, Ge(1)] | None = None
-    """Idle frames in a row from which on they are left out; shorter pauses stay. None: one second (droid: 7)."""
+    """Least number of consecutive idle frames to leave out. The default is one second (droid: 7)."""
     min_moving: Annotated[int, Ge(1)] | None = None
-    """Frames that a stretch between pauses must have to be kept. None: 1 (droid: 16)."""
+    """Least number of frames to keep between two pauses. The default is 1 (droid: 16)."""
     cut_last: Annotated[int, Ge(0)] | None = None
-    """Frames cut from the end of each stretch: action chunks that begin there run into the pause. None: 0 (droid:
-    10)."""
+    """Frames cut from the end of each range, since action chunks that begin there reach into the pause. The default is
+    0 (droid: 10)."""
     name_by: Literal["auto", "episode", "droid"] = "auto"
-    """Keys of the file: episode ids, or DROID's "recording_folderpath--file_path"; auto: that where the dataset has
-    it."""
+    """Keys of the file: episode ids, or DROID's "recording_folderpath--file_path". `auto` uses DROID's if the dataset
+    has them."""
     json: bool = False
     """Print the summary as one JSON object."""
 
     def problems(self) -> list[str]:
+        """List errors in the settings, one line each."""
         found = [] if self.path else ["path: required, the folder of a dataset"]
         folder = Path(self.out).absolute().parent
         if not self.out:
             found.append("out: required, the JSON file to write")
         elif Path(self.out).exists():
-            found.append(f"out: {self.out} is there already; name another file, or remove it")
+            found.append(f"out: {self.out} exists; name another file, or remove it")
         elif not folder.is_dir():
-            found.append(f"out: {folder} is no folder; make it first")
+            found.append(f"out: {folder} is no folder; create it first")
         if self.dims and not self.key and self.preset != "droid":
-            found.append("dims: name the column that they are of by --key")
+            found.append("dims: name their column with --key")
         return found
 
 
 def ranges(config: RangesConfig) -> None:
-    """Write the file and print what it keeps."""
+    """Write the file and print a summary."""
     from understudy.atomic import write_text
     from understudy.data.format.catalog import Catalog
     from understudy.errors import DatasetError
 
     catalog = Catalog.open(config.path)
-    called = _called(catalog, config.name_by)
-    kept, facts = found(catalog, config)
-    _refuse(facts, catalog.root)
-    if Path(config.out).exists():  # since the settings were checked
-        raise DatasetError("is there already", where=config.out, fix="name another file")
-    lines = [f"  {json.dumps(called[row], ensure_ascii=False)}: {json.dumps(own)}" for row, own in kept.items()]
+    names = _episode_names(catalog, config.name_by)
+    kept, facts = find_ranges(catalog, config)
+    _check_kept(facts, catalog.root)
+    if Path(config.out).exists():  # it may be new since the settings were checked
+        raise DatasetError("exists", where=config.out, fix="name another file")
+    lines = [f"  {json.dumps(names[row], ensure_ascii=False)}: {json.dumps(own)}" for row, own in kept.items()]
     write_text(Path(config.out), "{\n" + ",\n".join(lines) + "\n}\n")
     facts |= {"out": config.out}
-    print(json.dumps(facts, ensure_ascii=False) if config.json else told(facts, config))
+    print(json.dumps(facts, ensure_ascii=False) if config.json else format_summary(facts, config))
 
 
-def _refuse(facts: dict[str, Any], where: str) -> None:
-    """Raises DatasetError where nothing would be left, or where frames would go although none is idle."""
+def _check_kept(facts: dict[str, Any], where: str) -> None:
+    """Raise DatasetError if no frame remains, or if frames are left out although none is idle."""
     from understudy.errors import DatasetError
 
     rule, kept, frames = facts["rule"], facts["frames_kept"], facts["frames"]
     of = f"{', '.join(facts['keys'])} by a threshold of {rule['threshold']:g}"
     if not facts["frames_idle"] and kept < frames:
-        what = f"no frame is idle ({of}), and {frames - kept:,} of {frames:,} frames would go all the same: "
-        what += f"--min-moving {rule['min_moving']}, --cut-last {rule['cut_last']}"
-        raise DatasetError(what, where=where, fix="give --min-moving 1 --cut-last 0, or train on all frames")
+        message = f"no frame is idle ({of}), but {frames - kept:,} of {frames:,} frames would be left out: "
+        message += f"--min-moving {rule['min_moving']}, --cut-last {rule['cut_last']}"
+        raise DatasetError(message, where=where, fix="give --min-moving 1 --cut-last 0, or train on all frames")
     if not kept:
-        what = f"nothing would be kept of {frames:,} frames, of which {facts['frames_idle']:,} are idle ({of})"
-        raise DatasetError(what, where=where, fix="give a smaller --threshold, --min-moving or --cut-last")
+        message = f"no frame of {frames:,} would be kept, of which {facts['frames_idle']:,} are idle ({of})"
+        raise DatasetError(message, where=where, fix="give a smaller --threshold, --min-moving or --cut-last")
 
 
-def found(catalog: "Catalog", config: RangesConfig) -> tuple[dict[int, list[tuple[int, int]]], dict[str, Any]]:
-    """(table row -> ranges to keep, of every episode that has frames; what there is to say of them).
+def find_ranges(catalog: "Catalog", config: RangesConfig) -> tuple[dict[int, list[tuple[int, int]]], dict[str, Any]]:
+    """Find the ranges to keep.
+
+    Returns:
+        (table row -> ranges, for every episode with frames; summary as plain values).
 
     Raises:
-        DatasetError: no such column of numbers, or it cannot be read.
+        DatasetError: The column does not exist, is not numeric or cannot be read.
     """
     import numpy as np
 
@@ -147,8 +151,8 @@ def found(catalog: "Catalog", config: RangesConfig) -> tuple[dict[int, list[tupl
     }
 
 
-def told(facts: dict[str, Any], config: RangesConfig) -> str:
-    """The summary in words."""
+def format_summary(facts: dict[str, Any], config: RangesConfig) -> str:
+    """Format the summary for a terminal."""
     rule, way = facts["rule"], "changes" if config.difference else "values"
     share = facts["frames_kept"] / facts["frames"]
     lines = [
@@ -170,7 +174,7 @@ def told(facts: dict[str, Any], config: RangesConfig) -> str:
     return "\n".join(lines)
 
 
-def _called(catalog: "Catalog", name_by: str) -> dict[int, str]:
+def _episode_names(catalog: "Catalog", name_by: str) -> dict[int, str]:
     """Table row -> key of the episode in the file."""
     from understudy.data.selection.keep_keys import droid_keys
     from understudy.errors import DatasetError
@@ -178,42 +182,39 @@ def _called(catalog: "Catalog", name_by: str) -> dict[int, str]:
     ids = {row: str(int(episode)) for row, episode in enumerate(catalog.episodes.ids)}
     texts = droid_keys(catalog) if name_by != "episode" else {}
     if name_by == "droid" and not texts:
-        what = (
-            "name_by: the dataset does not hold recording_folderpath and file_path of its episodes, or some share them"
-        )
-        raise DatasetError(what, where=catalog.root, fix="name by episode")
+        message = "name_by: recording_folderpath and file_path are missing, or some episodes share them"
+        raise DatasetError(message, where=catalog.root, fix="name by episode")
     return texts or ids
 
 
 def rule_of(config: RangesConfig, fps: float) -> "IdleRule":
-    """The preset's rule with what was named of it."""
+    """Rule of the preset with the given changes."""
     from understudy.data.selection.idle import IdleRule
 
     droid = config.preset == "droid"
     rule = IdleRule.droid() if droid else IdleRule(min_idle=max(1, round(fps)))
-    named = {name: getattr(config, name) for name in ("threshold", "difference", "min_idle", "min_moving", "cut_last")}
-    return replace(rule, **{name: value for name, value in named.items() if value is not None})
+    given = {name: getattr(config, name) for name in ("threshold", "difference", "min_idle", "min_moving", "cut_last")}
+    return replace(rule, **{name: value for name, value in given.items() if value is not None})
 
 
 def _keys(catalog: "Catalog", config: RangesConfig) -> list[str]:
-    """The columns to look at."""
-
+    """Columns to read."""
     from understudy.errors import DatasetError
     from understudy.report.dataset.facts import row_keys
 
     known = row_keys(catalog)
     if not config.key and config.preset != "droid":
         if not (keys := [key for key in known if key.startswith(("action", "observation.state"))]):
-            what = "no column is called action or observation.state"
-            raise DatasetError(what, where=catalog.root, fix=f"name one by --key: {', '.join(known)}")
+            message = "no column is named action or observation.state"
+            raise DatasetError(message, where=catalog.root, fix=f"name one with --key: {', '.join(known)}")
         return keys
     key = config.key or "action"
     feature = catalog.features.get(key)
     if feature is None or feature.is_camera or feature.is_text:
-        what = "there is no such column" if feature is None else f"it is {feature.dtype}"
-        raise DatasetError(f"key {key!r}: {what}", where=catalog.root, fix=f"columns of numbers: {', '.join(known)}")
+        reason = "unknown column" if feature is None else f"is {feature.dtype}"
+        raise DatasetError(f"key {key!r}: {reason}", where=catalog.root, fix=f"numeric columns: {', '.join(known)}")
     width = math.prod(feature.value_shape)
     if config.dims and max(config.dims) >= width:
-        what = f"dims names {max(config.dims)}, and {key!r} has {width}, counted from 0"
-        raise DatasetError(what, where=catalog.root, fix="`inspect` shows them")
+        message = f"dims: {max(config.dims)} exceeds the {width} dimensions of {key!r}, counted from 0"
+        raise DatasetError(message, where=catalog.root, fix="`inspect` shows them")
     return [key]

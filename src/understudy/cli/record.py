@@ -1,13 +1,14 @@
 """`understudy record`: demonstrations of a scripted expert, written as a LeRobot dataset.
 
-Episode e is a function of (seed, e) alone: its task, its layout, its noise. So a recording that was killed carries on
-where it stopped and ends as the one that was never stopped.
+Task, layout and noise of episode e are a function of (seed, e) alone. So a recording that was killed continues, and
+ends equal to one that was never stopped.
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from understudy.config.declare import Ge, Interval
 
@@ -16,83 +17,88 @@ if TYPE_CHECKING:
 
     from understudy.envs.env import Env
 
-ATTEMPTS = 64  # layouts tried for one episode before the expert is given up
+ATTEMPTS = 64  # most layouts to try for one episode
 NOTE = "record.json"  # the settings, in the dataset's folder
-FIXED = ("world", "tasks", "seed", "noise", "size", "cameras", "codec")  # what decides an episode's content
+FIXED = ("env", "tasks", "seed", "noise", "size", "cameras", "codec")  # settings that decide an episode's content
 
 
 @dataclass(frozen=True)
 class RecordConfig:
-    """A recording. The same settings give the same dataset."""
+    """Record demonstrations. The same settings give the same dataset."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"world": "env"}
 
     out: str = ""
-    """Folder of the dataset. One that was begun with the same settings is carried on. Required."""
-    world: Literal["tabletop", "metaworld"] = "tabletop"
-    """Where: the embedded tabletop, or Meta-World (needs the extra `sim`)."""
+    """Folder of the dataset. A recording begun there with the same settings is continued. Required."""
+    env: Literal["tabletop", "metaworld"] = "tabletop"
+    """Environment: the embedded tabletop, or Meta-World (needs the extra `sim`)."""
     tasks: tuple[str, ...] = ()
-    """Tasks, by short name or sentence; none is all of the world's. Episodes go through them in turn."""
+    """Tasks, by short name or sentence; the default is all of the environment's. Episodes cycle through them."""
     episodes: Annotated[int, Interval(ge=1, le=1 << 24)] = 200
-    """Successful episodes to end with; may be raised later to record more."""
+    """Successful episodes in the dataset; a larger number later records more."""
     seed: Annotated[int, Interval(ge=0, lt=1 << 32)] = 0
-    """Decides layouts and noise. Rollouts never meet these layouts, whatever their seed."""
+    """Seed of layouts and noise. Rollouts never have these layouts, with any seed."""
     noise: Annotated[float, Ge(0)] | None = None
-    """Standard deviation of the Gaussian noise added to what is executed (actions are in [-1, 1]); the clean action is
-    recorded. That way the data shows how to recover. None: what suits the world's expert."""
+    """Standard deviation of the Gaussian noise added to the executed action (in [-1, 1]). The noise-free action is
+    recorded, so that the data shows how to recover. The default suits the environment's expert."""
     size: Annotated[int, Interval(ge=16, le=2**12)] = 64
-    """Height and width of the pictures."""
+    """Height and width of the images."""
     cameras: tuple[str, ...] | None = None
-    """Cameras to record; none given: the world's own choice (tabletop: front; metaworld: corner2)."""
+    """Cameras to record; the default is the environment's (tabletop: front; metaworld: corner2)."""
     codec: Literal["libsvtav1", "libx264", "libx265"] = "libsvtav1"
     """Encoder of the video files."""
 
     def problems(self) -> list[str]:
+        """List errors in the settings, one line each."""
         found = [] if self.out else ["out: required, the folder of the dataset to write"]
         if self.size % 2:
-            found.append(f"size: {self.size} is odd; video needs even sides")
+            found.append(f"size: {self.size} is odd; the size of a video must be even")
         return found
 
 
 def record(config: RecordConfig) -> int:
-    """The verb: record until there are `config.episodes` successful episodes, carrying on what is there.
+    """Record until the dataset has `config.episodes` successful episodes; returns the exit code.
 
-    Raises ConfigError for settings that cannot be recorded or that differ from those the folder was begun with.
+    Raises:
+        ConfigError: Unusable settings, or others than those of a recording that is there.
     """
     from understudy.data.write.writer import EpisodeWriter
     from understudy.envs.registry import open_env
     from understudy.errors import ConfigError
     from understudy.progress import Progress
 
-    _compare(config)
+    _compare_settings(config)
     try:
-        world = open_env(config.world, config.size, config.cameras, config.tasks)
-    except (ValueError, ImportError) as error:  # a task or camera that is not there, a package that is missing
+        env = open_env(config.env, config.size, config.cameras, config.tasks)
+    except (ValueError, ImportError) as error:  # an unknown task or camera, a missing package
         raise ConfigError(str(error)) from error
     with EpisodeWriter(
-        config.out, fps=world.fps, features=world.features, robot_type=world.name, codec=config.codec, resume=True
+        config.out, fps=env.fps, features=env.features, robot_type=env.name, codec=config.codec, resume=True
     ) as writer:
-        _own(config, fresh=writer.episodes == 0)
+        _check_note(config, fresh=writer.episodes == 0)
         begun, failures = writer.episodes, 0
         if begun:
-            print(f"{config.out}: carrying on after {begun} episodes", file=sys.stderr)
-        ahead = range(begun, config.episodes)
+            print(f"{config.out}: continuing after {begun} episodes", file=sys.stderr)
+        remaining = range(begun, config.episodes)
         with Progress(config.episodes, "record", "episode", done=begun) as bar:
-            for episode in ahead:
-                frames, task, failed = demonstrate(world, config, episode)
+            for episode in remaining:
+                frames, task, failed = demonstrate(env, config, episode)
                 failures += failed
                 for frame in frames:
                     writer.add_frame(frame, task=task)
                 if not writer.episodes:
-                    _note(config)  # not earlier: settings with which the expert never succeeds bind nobody
+                    _write_note(config)  # not before the first success: until then the settings may still change
                 writer.save_episode()
                 bar.update()
         print(f"{config.out}: {writer.episodes} episodes, {writer.frames} frames, {len(writer.tasks)} tasks")
-    if ahead:
-        print(f"the expert succeeded in {len(ahead)} of {len(ahead) + failures} attempts; failed ones are not kept")
+    if remaining:
+        attempts = len(remaining) + failures
+        print(f"the expert succeeded in {len(remaining)} of {attempts} attempts; failed ones are not recorded")
     return 0
 
 
-def _compare(config: RecordConfig) -> None:
-    """Refuse a folder that was begun with other settings: its first episodes would not be what `config` says."""
+def _compare_settings(config: RecordConfig) -> None:
+    """Raise ConfigError if the recording in the folder was begun with other settings."""
     import json
 
     from understudy.config.schema import plain
@@ -104,25 +110,27 @@ def _compare(config: RecordConfig) -> None:
         return
     except ValueError as error:
         raise ConfigError(f"{Path(config.out) / NOTE} cannot be read ({error}); record into another folder") from error
+    if "world" in begun:  # name of an earlier release
+        begun["env"] = begun.pop("world")
     now = plain(config)
     differ = [f"{key} ({begun.get(key)} then, {now[key]} now)" for key in FIXED if begun.get(key) != now[key]]
     if differ:
         raise ConfigError(
             f"{config.out} was begun with other settings: {', '.join(differ)}; record into another folder, "
-            "or with the settings it was begun with"
+            "or with those settings"
         )
 
 
-def _own(config: RecordConfig, fresh: bool) -> None:
-    """Raises ConfigError where there are episodes and no settings."""
+def _check_note(config: RecordConfig, fresh: bool) -> None:
+    """Raise ConfigError if there are episodes, but no settings of a recording."""
     from understudy.errors import ConfigError
 
     if not fresh and not (Path(config.out) / NOTE).exists():
         raise ConfigError(f"{config.out} was not recorded by `understudy record` (no {NOTE}); name another folder")
 
 
-def _note(config: RecordConfig) -> None:
-    """Keep the settings beside the dataset."""
+def _write_note(config: RecordConfig) -> None:
+    """Write the settings beside the dataset."""
     import json
 
     from understudy.atomic import write_text
@@ -132,42 +140,45 @@ def _note(config: RecordConfig) -> None:
     write_text(note, json.dumps({key: plain(config)[key] for key in FIXED}, indent=1) + "\n")
 
 
-def demonstrate(world: "Env", config: RecordConfig, episode: int) -> "tuple[list[dict[str, np.ndarray]], str, int]":
-    """The expert's first success at episode number `episode`.
+def demonstrate(env: "Env", config: RecordConfig, episode: int) -> "tuple[list[dict[str, np.ndarray]], str, int]":
+    """Run the expert on the layouts of episode number `episode` until it succeeds.
 
-    Returns its frames (observations before each action, and the clean action), its task, and how many layouts the
-    expert failed at before. Raises ConfigError when it failed at all `ATTEMPTS`: there is too much noise.
+    Returns:
+        Its frames (observations before each action, and the noise-free action), its task, and the number of failures.
+
+    Raises:
+        ConfigError: The expert failed `ATTEMPTS` times; the noise is too large.
     """
     from understudy.envs.env import layout_seed
     from understudy.errors import ConfigError
 
-    task = world.tasks[episode % len(world.tasks)]
+    task = env.tasks[episode % len(env.tasks)]
     for attempt in range(ATTEMPTS):
-        frames = _play(world, config, layout_seed(config.seed, episode, attempt=attempt), task)
+        frames = _attempt(env, config, layout_seed(config.seed, episode, attempt=attempt), task)
         if frames is not None:
             return frames, task, attempt
     raise ConfigError(
-        f"the expert of {world.name} failed {ATTEMPTS} times in a row at {task!r} with noise "
-        f"{world.noise if config.noise is None else config.noise}; less noise may help"
+        f"the expert of {env.name} failed {ATTEMPTS} times in a row at {task!r} with noise "
+        f"{env.noise if config.noise is None else config.noise}; less noise may help"
     )
 
 
-def _play(world: "Env", config: RecordConfig, layout: int, task: str) -> "list[dict[str, np.ndarray]] | None":
-    """The frames of one attempt, None when the task was not done."""
+def _attempt(env: "Env", config: RecordConfig, layout: int, task: str) -> "list[dict[str, np.ndarray]] | None":
+    """Run the expert once; returns the frames, or None if it did not complete the task."""
     import numpy as np
 
     from understudy.order import sample_normal
 
-    width = world.features["action"]["shape"][0]
-    noise = world.noise if config.noise is None else config.noise
-    # Drawn in single steps of the episode, so that an episode that ends early has used what it would have anyway.
-    pushes = noise * sample_normal(layout, "expert noise", np.arange(world.max_steps), (width,))  # (steps, A)
+    width = env.features["action"]["shape"][0]
+    noise = env.noise if config.noise is None else config.noise
+    # One draw per step of the longest episode, so that the noise does not depend on when the episode ends.
+    pushes = noise * sample_normal(layout, "expert noise", np.arange(env.max_steps), (width,))  # (steps, A)
     frames = []
-    observation = world.reset(layout, task)
+    observation = env.reset(layout, task)
     for push in pushes:
-        action = world.expert()
+        action = env.expert()
         frames.append({**observation, "action": action})
-        observation, outcome = world.step(np.clip(action + push, -1, 1))
+        observation, outcome = env.step(np.clip(action + push, -1, 1))
         if outcome.done:
             return frames if outcome.completed_task == task else None
     return None

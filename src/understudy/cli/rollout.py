@@ -1,4 +1,4 @@
-"""`understudy rollout RUN`: success per task of a run's policy, played in a simulated environment."""
+"""`understudy rollout RUN`: success per task of a run's policy in a simulated environment."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from understudy.config.rollout import RolloutConfig
 
 
 def rollout(config: RolloutConfig) -> int:
-    """The verb: play a run's policy, print success per task, write results and pictures to the run's rollouts/."""
+    """Run a policy in an environment; print success per task, write results and images to the run's rollouts/."""
     import torch
 
     from understudy.errors import ConfigError
@@ -15,19 +15,19 @@ def rollout(config: RolloutConfig) -> int:
     from understudy.rollout.play import rollout_saved_policy
     from understudy.train.checkpoint.run_dir import RunDir
 
-    torch.set_num_threads(1)  # small matrices: a second thread gains little, and loses much beside a busy neighbour
+    torch.set_num_threads(1)  # for small matrices a second thread gains little, and costs much on a busy machine
     run = RunDir(Path(config.run))
     if not run.policy.is_dir():
         raise ConfigError(f"{run.policy}: no policy here; a finished `understudy train` writes it")
-    # A folder that holds nothing but policy/ will do, where the world has the policy's own names.
+    # A folder with only policy/ suffices if the environment has the policy's own names.
     data, sources = DataConfig(), None
     if run.config.is_file():
         settings = run.settings()
         if not settings.mode_weights()["policy"]:
-            raise ConfigError(f"{run.root}: nobody learnt to act: its mode is {settings.mode}")
+            raise ConfigError(f"{run.root}: the run trained no policy to act: its mode is {settings.mode}")
         data, sources = settings.data, run.read_record().get("sources")
     result = rollout_saved_policy(run.policy, data, sources, config, config.swap_text, config.films)
     where = write_result(result, run.root / "rollouts")
-    print(f"results and pictures: {where}")
+    print(f"results and images: {where}")
     print(result.table())
     return 0

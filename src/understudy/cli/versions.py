@@ -1,4 +1,4 @@
-"""`understudy --version -v`: what is installed, and whether pictures are decoded natively. Imports no torch."""
+"""`understudy --version -v`: installed versions, and whether images are decoded natively. Imports no torch."""
 
 import platform
 import sys
@@ -8,7 +8,7 @@ PACKAGES = ("torch", "numpy", "av", "pyarrow")
 
 
 def versions() -> str:
-    """Lines of name and version, of the libraries of FFmpeg and of the state of `UNDERSTUDY_NATIVE` too."""
+    """Format the versions of Python, packages and FFmpeg's libraries, and the state of `UNDERSTUDY_NATIVE`."""
     found = {"python": f"{platform.python_version()} on {sys.platform} {platform.machine()}"}
     for name in PACKAGES:
         try:
@@ -31,9 +31,9 @@ def _native() -> str:
     from understudy.video.native.loops import loops_status
 
     try:
-        status = loops_status()
+        native = loops_status()
     except DatasetError as error:
         return str(error)
-    if status.library is None:
-        return f"not used: {status.reason}" + (f" ({status.fix})" if status.fix else "")
-    return "used: compiled loops, and RGB written straight into the batch"
+    if native.library is None:
+        return f"not used: {native.reason}" + (f" ({native.fix})" if native.fix else "")
+    return "used: compiled loops, RGB conversion straight into the batch"

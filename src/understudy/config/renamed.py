@@ -49,6 +49,7 @@ TRAIN = {
 """Of `TrainConfig`, without its rollouts."""
 
 ROLLOUT = {
+    "world": "env",
     "execute": "action_steps",
     "steps": "sampling_steps",
     "size": "image_size",

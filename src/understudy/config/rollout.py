@@ -14,7 +14,7 @@ class Play:
 
     RENAMED: ClassVar[Mapping[str, str]] = renamed.ROLLOUT
 
-    world: Literal["tabletop", "metaworld"] = "tabletop"
+    env: Literal["tabletop", "metaworld"] = "tabletop"
     """Environment: the embedded tabletop, or Meta-World (needs the extra `sim`)."""
     tasks: tuple[str, ...] = ()
     """Tasks, by short name or sentence; the default is all of the environment's. Episodes cycle through them."""

@@ -1,11 +1,11 @@
-"""Pages and pictures.
+"""Pages and figures.
 
 html            a self-contained page
 charts          line charts of a run
 sparklines      small inline curves and histograms
-style           style of matplotlib pictures
+style           style of matplotlib figures
 run             the report of a run
 dataset         the page of `inspect`
 order           the comparison of `order explain`
-bench_figure    the picture of `bench`
+bench_figure    the figure of `bench`
 """

@@ -1,8 +1,8 @@
-"""The picture of a bench: samples per second of each side, and what a sample's CPU time goes into. Needs matplotlib."""
+"""Figure of a bench: samples per second of each loader and limit, and CPU time of a sample. Needs matplotlib."""
 
 from typing import Any
 
-from understudy.report.style import BLUE, GREEN, GREY, ORANGE, VIOLET, picture
+from understudy.report.style import BLUE, GREEN, GREY, ORANGE, VIOLET, new_figure
 
 _COLOURS = {
     "understudy": GREEN,
@@ -15,7 +15,7 @@ _WORK = {"fetch": VIOLET, "decode": BLUE, "convert": "#56a8d8", "assemble": "#b0
 
 
 def draw(found: dict[str, Any], path: str) -> None:
-    """Draw the figures to a .png, .svg or .pdf file."""
+    """Draw the measurement to a .png, .svg or .pdf file."""
     sides = {"understudy": found}
     if found["limit"]:
         sides["decode limit"] = found["limit"]
@@ -25,7 +25,7 @@ def draw(found: dict[str, Any], path: str) -> None:
         sides["shuffled"] = found["shuffled_limit"]
     if found["lerobot"] and "missing" not in found["lerobot"]:
         sides["LeRobot"] = found["lerobot"]
-    with picture(path, 9.5, 1.6 + 0.45 * len(sides), dpi=130) as figure:
+    with new_figure(path, 9.5, 1.6 + 0.45 * len(sides), dpi=130) as figure:
         at = found["conditions"]
         figure.suptitle(
             f"{found['path']}, batches of {found['batch']}; {at['cpu']}, {at['cores']} cores"
@@ -35,12 +35,12 @@ def draw(found: dict[str, Any], path: str) -> None:
             ha="left",
         )
         rates, costs = figure.subplots(1, 2, sharey=True)
-        names = list(sides)[::-1]  # bars are stacked upwards, and we stand on top
+        names = list(sides)[::-1]  # bars are stacked upwards, ours at the top
         both = ((rates, "samples_per_s", "Samples per second"), (costs, "cpu_ms_per_sample", "CPU ms per sample"))
         for axes, figure_name, title in both:
             values = [float(sides[name][figure_name]) for name in names]
             axes.set_title(title)
-            if axes is costs:  # our bar by what it goes into, in shares of the threads' working time
+            if axes is costs:  # our bar is split by the threads' working time
                 left = 0.0
                 for part, share in found["work"].items():
                     axes.barh(names[-1:], [values[-1] * share], left=left, color=_WORK[part], height=0.6, label=part)

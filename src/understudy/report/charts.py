@@ -1,4 +1,4 @@
-"""A run's charts, each from records of `metrics.jsonl`."""
+"""Charts of a run, each from records of `metrics.jsonl`."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,20 +16,22 @@ Records = Sequence[Mapping[str, Any]]
 
 
 def loss(train: Records, val: Records) -> str:
-    """Training loss of every step, faint, with its moving mean; held-out loss with twice its standard error. One view
-    has a linear axis, which ends where the first steps would flatten the rest, and says so; the other is logarithmic.
+    """Draw the training loss with its moving mean, and the validation loss with twice its standard error.
+
+    One view has a linear axis, cut where the first steps would flatten the rest, with a note about the cut. The other
+    view is logarithmic.
     """
     at, losses = _series(train, "loss")
-    held, held_losses = _series(val, "loss")
+    val_at, val_losses = _series(val, "loss")
     errors = np.array([2 * (r.get("se") or 0.0) for r in val if r.get("loss") is not None])
     top = 1.15 * float(np.percentile(losses, 98)) if len(losses) else 0.0
-    top = max(1e-9, top, 1.05 * float(held_losses.max()) if len(held_losses) else 0.0)
+    top = max(1e-9, top, 1.05 * float(val_losses.max()) if len(val_losses) else 0.0)
 
     def draw(chart: "Axes", log: bool) -> None:
         if len(at):
             chart.plot(at, losses, color=COLOURS[0], alpha=0.22, linewidth=0.7)
             chart.plot(at, smoothed(losses), color=COLOURS[0], linewidth=1.8, label="training")
-        if len(held):
+        if len(val_at):
             style: dict[str, Any] = {
                 "marker": "o",
                 "markersize": 3.5,
@@ -37,30 +39,30 @@ def loss(train: Records, val: Records) -> str:
                 "capsize": 2.5,
                 "elinewidth": 1,
             }
-            low = np.minimum(errors, held_losses * 0.999) if log else errors  # a logarithm has no zero
+            low = np.minimum(errors, val_losses * 0.999) if log else errors  # a logarithm has no zero
             bars = np.stack([low, errors])
-            label = "held-out, ± 2 standard errors" if errors.any() else "held-out"
-            chart.errorbar(held, held_losses, bars, color=COLOURS[1], label=label, **style)
+            label = "validation, ± 2 standard errors" if errors.any() else "validation"
+            chart.errorbar(val_at, val_losses, bars, color=COLOURS[1], label=label, **style)
         if log:
             html.log_scale(chart)
         else:
             chart.set_ylim(0, top)
-        if len(at) or len(held):
+        if len(at) or len(val_at):
             chart.legend(fontsize=9)
         chart.set_xlabel("step")
 
-    linear = html.chart(lambda chart: draw(chart, False), "loss over the steps", height=3.2, wide=True)
+    linear = html.chart(lambda chart: draw(chart, False), "loss per step", height=3.2, wide=True)
     above = int((losses > top).sum())
     if above:
         linear += f'<p class="soft">The axis ends at {top:.3g}: {above} of {len(losses)} losses lie above it.</p>'
-    if not len(losses) or losses.min() <= 0 or (len(held) and held_losses.min() <= 0):
+    if not len(losses) or losses.min() <= 0 or (len(val_at) and val_losses.min() <= 0):
         return linear
-    log = html.chart(lambda chart: draw(chart, True), "loss over the steps, logarithmic", height=3.2, wide=True)
+    log = html.chart(lambda chart: draw(chart, True), "loss per step, logarithmic", height=3.2, wide=True)
     return html.views("loss", [("linear", linear), ("logarithmic", log)])
 
 
 def series(records: Records, key: str, colour: int, *, log: bool = False, smooth: bool = False) -> str:
-    """One quantity over the steps."""
+    """Draw one quantity over the steps."""
     steps, values = _series(records, key)
 
     def draw(chart: "Axes") -> None:
@@ -75,28 +77,28 @@ def series(records: Records, key: str, colour: int, *, log: bool = False, smooth
                 chart.set_ylim(bottom=min(0, float(values.min())))
         chart.set_xlabel("step")
 
-    return html.chart(draw, f"{key} over the steps")
+    return html.chart(draw, f"{key} per step")
 
 
 def per_task(val: Records) -> str:
-    """Held-out loss of each task over the steps."""
+    """Draw the validation loss of each task over the steps."""
     tasks = sorted({task for record in val for task in record["tasks"]})
 
     def draw(chart: "Axes") -> None:
         for task in tasks:
             losses = [{"step": r["step"], **r["tasks"][task]} for r in val if task in r["tasks"]]
-            label = f" {short(task)}" if len(tasks) <= 8 else None  # after a space: one that begins with _ is hidden
+            label = f" {short(task)}" if len(tasks) <= 8 else None  # matplotlib hides labels that begin with _
             chart.plot(*_series(losses, "loss"), marker="o", markersize=3, linewidth=1.5, label=label)
         if tasks and len(tasks) <= 8:
             chart.legend(fontsize=9)
         chart.set_ylim(0, 1.08 * chart.get_ylim()[1])
         chart.set_xlabel("step")
 
-    return html.chart(draw, "held-out loss per task over the steps", height=2.8, wide=True)
+    return html.chart(draw, "validation loss per task and step", height=2.8, wide=True)
 
 
 def success(rollouts: Records) -> str:
-    """Success of the weights of each step with its 95 % interval; faint, each task's own, where there are a few."""
+    """Draw the success rate per step with its 95 % interval, and faintly those of up to ten tasks."""
     records = sorted(rollouts, key=lambda record: record["step"])
     steps = [record["step"] for record in records]
     tasks = sorted({task for record in records for task in record["tasks"]})
@@ -106,16 +108,16 @@ def success(rollouts: Records) -> str:
             rates = [{"step": r["step"], **r["tasks"][task]} for r in records if task in r["tasks"]]
             chart.plot(*_series(rates, "rate"), linewidth=1, alpha=0.5, color=COLOURS[(number + 2) % len(COLOURS)])
         rate, low, high = (np.array([record["success"][key] for record in records]) for key in ("rate", "low", "high"))
-        bars = np.clip([rate - low, high - rate], 0, None)  # at 0 and 1 rounding would make one of them negative
+        bars = np.clip([rate - low, high - rate], 0, None)  # at rates 0 and 1 rounding makes one of them negative
         chart.errorbar(steps, rate, bars, color=COLOURS[1], marker="o", markersize=4, linewidth=1.6, capsize=3)
         chart.set_ylim(-0.03, 1.03)
         chart.set_xlabel("step")
 
-    return html.chart(draw, "success over the steps", height=2.4, wide=True)
+    return html.chart(draw, "success per step", height=2.4, wide=True)
 
 
-def over_time(val: Records) -> str:
-    """Held-out loss per interval of flow time, in the first and the last validation."""
+def per_flow_time(val: Records) -> str:
+    """Draw the validation loss per interval of flow time, in the first and the last validation."""
 
     def draw(chart: "Axes") -> None:
         for record in [val[0], val[-1]] if len(val) > 1 else [val[-1]]:
@@ -130,11 +132,11 @@ def over_time(val: Records) -> str:
         chart.set_xlabel("flow time")
         chart.legend(fontsize=9)
 
-    return html.chart(draw, "held-out loss over flow time")
+    return html.chart(draw, "validation loss over flow time")
 
 
 def chunk(actions: np.ndarray, padded: np.ndarray) -> str:
-    """A small chart of one action chunk [T, A]: one line per dimension, padded slots faint."""
+    """Draw a small chart of an action chunk [T, A]: one line per dimension, padded steps faint."""
     figure, chart = html.axes(2.3, 1.25, size=8)
     frames = np.arange(len(actions))
     for dimension in range(actions.shape[1]):
@@ -145,7 +147,7 @@ def chunk(actions: np.ndarray, padded: np.ndarray) -> str:
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """Centred moving mean over about a fiftieth of the series; at the ends over what is there."""
+    """Centred moving mean over about a fiftieth of the series; the window is cut at both ends."""
     half = max(1, len(values) // 100)
     total = np.concatenate([[0.0], np.cumsum(values)])
     at = np.arange(len(values))
@@ -154,7 +156,7 @@ def smoothed(values: np.ndarray) -> np.ndarray:
 
 
 def _series(records: Records, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values, without the records in which the value was not finite; thinned to what a chart can show."""
+    """Steps and values of the records with a finite value, thinned to at most 8,000 points."""
     points = [(record["step"], record[key]) for record in records if record.get(key) is not None]
     every = max(1, len(points) // 4000)
     array = np.array(points[::every], dtype=np.float64).reshape(-1, 2)

@@ -1,7 +1,7 @@
-"""One self-contained HTML page: opens offline, follows the reader's light or dark setting, prints.
+"""Self-contained HTML pages, which open offline, follow the reader's light or dark setting and can be printed.
 
-Images are data URIs. Charts are inline SVG whose text and axes take the page's colour; a wide chart is drawn a second
-time for narrow screens, where its text would otherwise shrink with it. Pages have no script.
+Images are data URIs. Charts are inline SVG whose text and axes have the page's colour. A wide chart is drawn a second
+time for narrow screens, where its text would otherwise be too small. Pages contain no script.
 """
 
 import base64
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Readable on white and on near-black alike (colours of Okabe & Ito, made a little lighter or darker for that).
+# Readable on white and on near-black (colours of Okabe & Ito, slightly lighter or darker).
 COLOURS = ("#2f7fd8", "#e0762b", "#2aa36f", "#c0569f", "#b08a00", "#56a8d8", "#d04a4a", "#8a7fd0")
 
-_INK = "#010203"  # matplotlib draws with this; the page swaps it for its own text colour
+_INK = "#010203"  # matplotlib's drawing colour, which the page replaces by its text colour
 _salt = itertools.count()
 _MARK = '<meta name="generator" content="understudy">'
 
@@ -93,8 +93,10 @@ details > summary { cursor: pointer; font-weight: 600; } details[open] > summary
 
 
 def page(title: str, *parts: str) -> str:
-    """A whole page from parts that are HTML already; the title is plain text. Links to its sections follow the first
-    part, its heading."""
+    """Render a whole page from HTML parts and a plain-text title.
+
+    Links to its sections follow the first part, the heading.
+    """
     first, *rest = [part for part in parts if part]
     titles = [title for part in rest for title in re.findall(r'<h2 id="[^"]*">.*?</h2>', part)]
     links = "".join(re.sub(r'<h2 id="([^"]*)">(.*?)</h2>', r'<a href="#\1">\2</a>', title) for title in titles)
@@ -110,18 +112,22 @@ def page(title: str, *parts: str) -> str:
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raise ConfigError where a page would be written over anything but a page of understudy's."""
+    """Raise ConfigError if `path` exists and is no page of understudy."""
     from understudy.errors import ConfigError
 
     if not path.exists():
         return
     head = path.open("rb").read(2048) if path.is_file() else b""
     if _MARK.encode() not in head and _STYLE[:60].encode() not in head:  # older pages have no mark
-        raise ConfigError(f"{path}: is there and no page of understudy's; name another file, or move it away")
+        raise ConfigError(f"{path}: exists and is no page of understudy; name another file, or move this one")
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page, or write it anew. Raises ConfigError where something else is there."""
+    """Write a page, replacing an earlier one.
+
+    Raises:
+        ConfigError: Another file exists there.
+    """
     from understudy.atomic import write_text
 
     refuse_foreign(path)
@@ -129,39 +135,41 @@ def write_page(path: Path, text: str) -> None:
 
 
 def section(title: str, *parts: str, note: str = "") -> str:
-    """A heading with what belongs to it; nothing at all when there is nothing below it."""
+    """Render a heading, a note and parts; "" without parts."""
     body = "\n".join(part for part in parts if part)
     if not body:
         return ""
-    place = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-    return f'<h2 id="{place}">{escape(title)}</h2>' + (f'<p class="soft">{escape(note)}</p>' if note else "") + body
+    anchor = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+    return f'<h2 id="{anchor}">{escape(title)}</h2>' + (f'<p class="soft">{escape(note)}</p>' if note else "") + body
 
 
 def card(*parts: str) -> str:
+    """Render a card with the given parts."""
     return f'<div class="card">{"".join(parts)}</div>'
 
 
 def grid(cards: Sequence[str], kind: str) -> str:
-    """`kind` is one of the style's grids: two, tiles, samples."""
+    """Render cards in a grid; `kind` is a class of the style: two, tiles, samples, dims."""
     return f'<div class="grid {kind}">{"".join(cards)}</div>' if cards else ""
 
 
 def tiles(values: Sequence[tuple[str, str]]) -> str:
-    """Headline figures: (value, what it is)."""
-    return grid(
-        [f'<div class="card tile"><b>{escape(v)}</b><span>{escape(w)}</span></div>' for v, w in values], "tiles"
-    )
+    """Render headline figures: (value, label)."""
+    cards = [f'<div class="card tile"><b>{escape(v)}</b><span>{escape(label)}</span></div>' for v, label in values]
+    return grid(cards, "tiles")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Cells that are text are escaped, `Raw` ones are not; numbers stand on the right. Columns of long texts keep a
-    width in which they can be read, and the card scrolls."""
+    """Render a table. Text is escaped, except for `Raw`; numbers are right-aligned.
+
+    Columns of long texts keep a readable width, and the card scrolls.
+    """
 
     def cell(tag: str, value: Any, kind: str) -> str:
         text = value if isinstance(value, Raw) else escape(str(value))
-        named = f' class="{kind}"' if kind else ""
+        style = f' class="{kind}"' if kind else ""
         scope = ' scope="col"' if tag == "th" else ""
-        return f"<{tag}{scope}{named}>{text}</{tag}>"
+        return f"<{tag}{scope}{style}>{text}</{tag}>"
 
     def kind(column: int) -> str:
         values = [row[column] for row in rows]
@@ -177,27 +185,29 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 class Raw(str):
-    """Text that is HTML already."""
+    """HTML in a table cell, not escaped."""
 
 
 def interval_bar(low: float, middle: float, high: float) -> Raw:
-    """A share in [0, 1] with its confidence interval, drawn."""
+    """Render a share in [0, 1] with its confidence interval as a bar."""
     band = f'<i style="left:{100 * low:.1f}%;width:{100 * (high - low):.1f}%"></i>'
     return Raw(f'<div class="bar">{band}<b style="left:calc({100 * middle:.1f}% - 1px)"></b></div>')
 
 
-def picture(pixels: np.ndarray, width: int, alt: str = "", *, magnify: bool | None = None) -> str:
-    """uint8 [H, W, 3] as an image `width` CSS pixels wide; small ones are magnified without blur, unless
-    `magnify` says otherwise."""
+def image(pixels: np.ndarray, width: int, alt: str = "", *, magnify: bool | None = None) -> str:
+    """Render uint8 [H, W, 3] as an image `width` CSS pixels wide.
+
+    Images up to 128 pixels wide are magnified without blur, unless `magnify` is given.
+    """
     from PIL import Image
 
     buffer = io.BytesIO()
     small = pixels.shape[1] <= 128 if magnify is None else magnify
-    image = Image.fromarray(np.ascontiguousarray(pixels))
+    encoded = Image.fromarray(np.ascontiguousarray(pixels))
     if small:
-        image.save(buffer, "PNG", optimize=True)
+        encoded.save(buffer, "PNG", optimize=True)
     else:
-        image.save(buffer, "JPEG", quality=85)
+        encoded.save(buffer, "JPEG", quality=85)
     kind = "png" if small else "jpeg"
     data = base64.b64encode(buffer.getvalue()).decode()
     pixelated = ' class="pixels"' if small else ""
@@ -205,16 +215,16 @@ def picture(pixels: np.ndarray, width: int, alt: str = "", *, magnify: bool | No
 
 
 def film(images: Sequence[np.ndarray], captions: Sequence[str], alt: str) -> str:
-    """Images uint8 [H, W, 3] side by side, a caption below each; they wrap where the screen is narrow."""
+    """Render images uint8 [H, W, 3] side by side with captions; they wrap on narrow screens."""
     cells = []
-    for image, caption in zip(images, captions, strict=True):
-        shown = picture(image, image.shape[1], f"{alt}, {caption}")
+    for pixels, caption in zip(images, captions, strict=True):
+        shown = image(pixels, pixels.shape[1], f"{alt}, {caption}")
         cells.append(f"<figure>{shown}<figcaption>{escape(caption)}</figcaption></figure>")
     return f'<div class="film{" many" if len(cells) > 12 else ""}">{"".join(cells)}</div>'
 
 
 def views(name: str, choices: Sequence[tuple[str, str]]) -> str:
-    """Two views of the same thing, of which one is shown: (label, HTML) each. `name` is unique on the page."""
+    """Render two alternative views, (label, HTML) each, with a switch. `name` is unique on the page."""
     inputs = "".join(
         f'<input type="radio" name="{name}" id="{name}-{i}"{" checked" if i == 0 else ""}>'
         f' <label for="{name}-{i}">{escape(label)}</label>'
@@ -225,25 +235,28 @@ def views(name: str, choices: Sequence[tuple[str, str]]) -> str:
 
 
 def chart(draw: "Callable[[Axes], None]", alt: str, *, height: float = 2.2, wide: bool = False) -> str:
-    """What `draw` draws, as inline SVG whose text stays readable on a narrow screen.
+    """Render a chart as inline SVG whose text stays readable on a narrow screen.
 
     Args:
-        height: inches, at 72 per inch. wide: over the whole page instead of half of it.
+        draw: Draws on the axes.
+        alt: Alternative text.
+        height: Inches, at 72 per inch.
+        wide: Whether the chart has the whole width of the page instead of half.
     """
 
-    def drawn(width: float, height: float) -> str:
+    def render(width: float, height: float) -> str:
         figure, axes_ = axes(width, height)
         draw(axes_)
         return svg(figure, alt)
 
     if not wide:
-        return drawn(4.6, height)
-    narrow = drawn(4.6, max(2.2, height))
-    return f'<div class="wide-only">{drawn(11.2, height)}</div><div class="narrow-only">{narrow}</div>'
+        return render(4.6, height)
+    narrow = render(4.6, max(2.2, height))
+    return f'<div class="wide-only">{render(11.2, height)}</div><div class="narrow-only">{narrow}</div>'
 
 
 def axes(width: float, height: float, size: float = 9) -> "tuple[Figure, Axes]":
-    """An empty chart in the page's style, inches at 72 per inch; draw on it and hand it to `svg`."""
+    """Make an empty chart in the page's style for `svg`; sizes in inches, at 72 per inch."""
     with optional_imports():
         import matplotlib
         from matplotlib.figure import Figure
@@ -265,7 +278,7 @@ def axes(width: float, height: float, size: float = 9) -> "tuple[Figure, Axes]":
 
 
 def log_scale(chart: "Axes") -> None:
-    """A logarithmic vertical axis whose labels are plain numbers: small exponents cannot be read on a narrow screen."""
+    """Set a logarithmic vertical axis with plain numbers, since exponents are unreadable on a narrow screen."""
     from matplotlib.ticker import LogFormatter
 
     chart.set_yscale("log")
@@ -274,7 +287,7 @@ def log_scale(chart: "Axes") -> None:
 
 
 def svg(figure: "Figure", alt: str) -> str:
-    """The figure as inline SVG: transparent, ink in the page's text colour, no identifier shared with another one."""
+    """Convert a figure to inline SVG: transparent, in the page's text colour, without shared identifiers."""
     with optional_imports():
         import matplotlib
 
@@ -284,15 +297,15 @@ def svg(figure: "Figure", alt: str) -> str:
             legend.set_frame_on(False)
             for label in legend.get_texts():
                 label.set_color(_INK)
-                label.set_parse_math(False)  # a task may cost $5
+                label.set_parse_math(False)  # a task may contain "$"
     buffer = io.StringIO()
-    # Text stays text (selectable, small); the salt keeps clip paths of several charts on a page apart.
+    # Text stays text (selectable, small); the salt makes the clip paths of several charts distinct.
     with (
         matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": f"chart {next(_salt)}"}),
-        warnings.catch_warnings(action="ignore", category=UserWarning),  # no glyph here: the reader's fonts draw it
+        warnings.catch_warnings(action="ignore", category=UserWarning),  # missing glyphs: the reader's fonts have them
     ):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
-    text = re.sub(r'<g id="[^"]*"', "<g", text)  # every chart calls its groups the same; nothing refers to them
+    text = re.sub(r'<g id="[^"]*"', "<g", text)  # all charts use the same group ids; no element refers to them
     return text.replace("<svg", f'<svg role="img" aria-label="{escape(alt, quote=True)}"', 1)

@@ -1,6 +1,6 @@
 """Small curves and histograms of one dimension each, as a few bytes of SVG beside its name and its range.
 
-The SVG is stretched to its cell and has no text, so nothing in it shrinks on a narrow screen.
+The SVG is stretched to its cell and has no text, so it stays readable on a narrow screen.
 """
 
 from collections.abc import Sequence
@@ -9,15 +9,17 @@ from html import escape
 import numpy as np
 
 POINTS = 300
-"""Points of a curve; longer ones are thinned to the least and the greatest value of each stretch."""
+"""Most points of a curve; longer curves are thinned to the least and the greatest value of each interval."""
 BINS = 24
 
 
 def curves(name: str, lines: Sequence[np.ndarray], colours: Sequence[str]) -> str:
-    """Lines over the same time on one scale, from the least to the greatest of all their values.
+    """Render lines over the same time on one scale, from the least to the greatest of all values.
 
     Args:
+        name: Title of the cell.
         lines: float (T,) each; values that are not finite leave gaps.
+        colours: One per line.
     """
     finite = np.concatenate([line[np.isfinite(line)] for line in lines])
     if not finite.size:
@@ -28,7 +30,7 @@ def curves(name: str, lines: Sequence[np.ndarray], colours: Sequence[str]) -> st
 
 
 def histogram(name: str, values: np.ndarray) -> str:
-    """How often the values (N,) fall into each of `BINS` equal intervals of their range."""
+    """Render a histogram of values (N,) with `BINS` equal intervals of their range."""
     finite = values[np.isfinite(values)]
     if not finite.size:
         return _cell(name, "no finite value", "")
@@ -45,10 +47,10 @@ def histogram(name: str, values: np.ndarray) -> str:
     return _cell(name, f"{low:.3g} to {high:.3g}", f'<g fill="var(--accent)">{bars}</g>')
 
 
-def _cell(name: str, told: str, drawn: str) -> str:
-    label = escape(f"{name}: {told}", quote=True)
+def _cell(name: str, caption: str, drawn: str) -> str:
+    label = escape(f"{name}: {caption}", quote=True)
     image = f'<svg role="img" aria-label="{label}" viewBox="0 0 100 40" preserveAspectRatio="none">{drawn}</svg>'
-    return f'<div class="dim"><b>{escape(name)}</b><span>{escape(told)}</span>{image}</div>'
+    return f'<div class="dim"><b>{escape(name)}</b><span>{escape(caption)}</span>{image}</div>'
 
 
 def _path(line: np.ndarray, low: float, high: float, colour: str) -> str:
@@ -67,15 +69,15 @@ def _path(line: np.ndarray, low: float, high: float, colour: str) -> str:
 
 
 def _thinned(line: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Times and values of at most about `POINTS` points, peaks kept."""
+    """Times and values of at most about `POINTS` points, with all peaks."""
     if len(line) <= POINTS:
         return np.arange(len(line)), line
-    kept = set()
+    chosen = set()
     for stretch in np.array_split(np.arange(len(line)), POINTS // 2):
         part = line[stretch]
         if np.isnan(part).all():
-            kept.add(int(stretch[0]))
+            chosen.add(int(stretch[0]))
         else:
-            kept |= {int(stretch[np.nanargmin(part)]), int(stretch[np.nanargmax(part)])}
-    times = np.array(sorted(kept))
+            chosen |= {int(stretch[np.nanargmin(part)]), int(stretch[np.nanargmax(part)])}
+    times = np.array(sorted(chosen))
     return times, line[times]

@@ -1,4 +1,4 @@
-"""What the pictures of `bench` and `order` share: their looks, and how they are written. Needs matplotlib."""
+"""Style and writing of the figures of `bench` and `order`. Needs matplotlib."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +10,8 @@ from understudy.extras import optional_imports
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-GREEN = "#0b6e4f"  # what is ours
-GREY = "#8d99ae"  # what it is measured against
+GREEN = "#0b6e4f"  # ours
+GREY = "#8d99ae"  # the reference
 ORANGE = "#d98a29"
 BLUE = "#3a6ea5"
 VIOLET = "#7b5ea7"
@@ -23,27 +23,32 @@ _STYLE: dict[Any, Any] = {
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
-    "svg.hashsalt": "understudy",  # the same picture twice is the same file
+    "svg.hashsalt": "understudy",  # the same figure is the same file
 }
 
 
-def foreign(path: str | None) -> list[str]:
-    """One line where something else than a picture drawn by matplotlib would be written over."""
-    if not path or not Path(path).exists():
+def check_figure_path(path: str | None) -> list[str]:
+    """List the reasons why no figure can be written to `path`, one line each; none for no path."""
+    if not path:
         return []
-    if Path(path).is_file() and b"atplotlib" in Path(path).read_bytes():
-        return []
-    return [f"picture: {path} is there and was not drawn by this; name another file, or move it away"]
+    file, found = Path(path), []
+    if not file.absolute().parent.is_dir():
+        found.append(f"figure: {file.parent} is no folder; create it first")
+    if not path.endswith((".png", ".svg", ".pdf")):
+        found.append(f"figure: {path!r} must end in .png, .svg or .pdf")
+    if file.exists() and not (file.is_file() and b"atplotlib" in file.read_bytes()):
+        found.append(f"figure: {path} exists and is no figure of matplotlib; name another file, or move this one")
+    return found
 
 
 @contextmanager
-def picture(path: str, width: float, height: float, dpi: int) -> Iterator["Figure"]:
-    """An empty figure, in inches, which is written to a .png, .svg or .pdf file when it has been drawn on."""
+def new_figure(path: str, width: float, height: float, dpi: int) -> Iterator["Figure"]:
+    """Make an empty figure of a size in inches; on exit it is written to a .png, .svg or .pdf file."""
     with optional_imports():
         import matplotlib
         from matplotlib.figure import Figure
 
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")  # not pyplot's: needs no display, is not kept
+        figure = Figure(figsize=(width, height), layout="constrained")  # without pyplot: no display, no global state
         yield figure
         figure.savefig(path, dpi=dpi, metadata={"Date": None} if path.endswith(".svg") else None)

@@ -190,7 +190,7 @@ def prepare_env(data: DataConfig, frozen: Mapping[str, Any], play: Play) -> "tup
         raise ConfigError(f"device: {play.device!r} cannot be used here: {str(error).splitlines()[0]}") from error
     wired = make_adapter(data, frozen, play)
     try:
-        world = open_env(play.world, play.image_size, wired.cameras, play.tasks)
+        world = open_env(play.env, play.image_size, wired.cameras, play.tasks)
     except (ValueError, ImportError) as error:
         raise ConfigError(str(error)) from error
     check_env(wired, world, frozen)
@@ -217,7 +217,7 @@ def rollout_saved_policy(
             data, {"policy": asdict(policy.config), "normalisation": policy.units.arrays(), "sources": sources}, play
         )
         more = min(play.num_envs, play.episodes) - 1
-        worlds = [world, *(open_env(play.world, play.image_size, wired.cameras, play.tasks) for _ in range(more))]
+        worlds = [world, *(open_env(play.env, play.image_size, wired.cameras, play.tasks) for _ in range(more))]
         return rollout(
             policy.to(play.device).eval(),
             worlds,

@@ -1,4 +1,4 @@
-"""The heat-map of held-out groups: which became worse since its best is said in words, whatever the colours."""
+"""The heat-map of validation groups and the text tables."""
 
 import re
 from math import inf
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from understudy.report.run import heatmap
-from understudy.report.run.tables import told
-from understudy.report.run.validation import held_out
+from understudy.report.run.tables import format_validation
+from understudy.report.run.validation import render_validation
 
 ENTRY = {"loss": 1.0, "se": None, "samples": 3, "episodes": 1, "elements": 9}
 
@@ -32,7 +32,7 @@ def rows_of(html: str) -> dict[str, str]:
     return {name: re.sub("<[^>]+>", " ", rest) for name, rest in found}
 
 
-def test_what_became_worse_is_marked_in_words_and_comes_first() -> None:
+def test_heatmap_marks_risen_groups_and_lists_them_first() -> None:
     val = [record(10, one_a=2.0, two_b=1.0), record(20, one_a=1.0, two_b=2.0), record(30, one_a=0.5, two_b=3.0)]
     html = heatmap.heatmap(val)
     rows = rows_of(html)
@@ -58,11 +58,11 @@ def test_what_became_worse_is_marked_in_words_and_comes_first() -> None:
         ([0.0, 1.0], 0.0, 0),
     ],
 )
-def test_the_rise_since_the_lowest(line: list[Any], rise: float, which: int) -> None:
+def test_since_lowest(line: list[Any], rise: float, which: int) -> None:
     assert heatmap.since_lowest(line) == (rise, which)
 
 
-def test_losses_that_are_no_numbers_and_groups_that_come_and_go() -> None:
+def test_heatmap_of_non_finite_losses_and_missing_groups() -> None:
     val = [record(1, one_a=1.0, two_b=1.0), record(2, one_a=None, two_b=1.0, **{"two_<i>": 4.0})]
     html = heatmap.heatmap(val)
     rows = rows_of(html)
@@ -73,7 +73,7 @@ def test_losses_that_are_no_numbers_and_groups_that_come_and_go() -> None:
     assert heatmap.heatmap([]) == ""
 
 
-def test_many_steps_and_groups_are_thinned_and_the_last_is_there() -> None:
+def test_heatmap_thins_steps_and_groups() -> None:
     val = [record(step, **{f"s{i}_t": 1.0 + (i == 50) * step for i in range(60)}) for step in range(1, 30)]
     html = heatmap.heatmap(val)
     steps = [int(step) for step in re.findall(r'<th scope="col">(\d+)</th>', html)]
@@ -82,35 +82,37 @@ def test_many_steps_and_groups_are_thinned_and_the_last_is_there() -> None:
     assert next(iter(rows_of(html))) == "s50 · t"
 
 
-def test_records_of_older_runs_and_of_one_source_have_a_row_per_task() -> None:
+def test_heatmap_of_older_records_has_a_row_per_task() -> None:
     old = [{"kind": "val", "step": s, "loss": 1, "macro": 1, "tasks": {"x": {"loss": s, "samples": 2}}} for s in (1, 2)]
     assert list(rows_of(heatmap.heatmap(old))) == ["x"]
-    assert "2 samples" in held_out(old)
+    assert "2 samples" in render_validation(old)
     single = [record(s, one_a=1.0, one_b=2.0) for s in (1, 2)]
     assert list(rows_of(heatmap.heatmap(single))) == ["a", "b"]
 
 
-def test_the_text_table_has_each_group_and_what_it_lacks() -> None:
-    text = told(record(5, one_a=0.25, two_b=None) | {"step": 5})
+def test_format_validation_has_each_group() -> None:
+    text = format_validation(record(5, one_a=0.25, two_b=None) | {"step": 5})
     assert re.search(r"a +0\.25 +3 +1", text)
     assert re.search(r"two +not finite", text)
     assert re.search(r"all samples +1 +± 0\.2 +6 +3", text)
-    assert text.startswith("step 5, held-out loss\n")
+    assert text.startswith("step 5, validation loss\n")
     both = record(5, one_a=0.25) | {"step": 5, "terms": {"flow": {}, "dynamics": {}}}
-    assert told(both).startswith("step 5, held-out loss of flow and dynamics, in mode policy\n")
-    assert told(both, "forward_dynamics").startswith("step 5, held-out loss of dynamics, in mode forward_dynamics\n")
+    assert format_validation(both).startswith("step 5, validation loss of flow and dynamics, in mode policy\n")
+    assert format_validation(both, "forward_dynamics").startswith(
+        "step 5, validation loss of dynamics, in mode forward_dynamics\n"
+    )
 
 
-def test_a_name_takes_one_line_of_a_terminal_whatever_it_holds() -> None:
-    text = told({**record(1, one_a=1.0), "tasks": {"a\n\x1b[31mb " + "c" * 99: ENTRY}})
+def test_format_validation_puts_a_name_on_one_line() -> None:
+    text = format_validation({**record(1, one_a=1.0), "tasks": {"a\n\x1b[31mb " + "c" * 99: ENTRY}})
     (line,) = [line for line in text.splitlines() if "ccc" in line]
     assert line.startswith("  a [31mb ccc")
     assert "…" in line
     assert "\x1b" not in text
 
 
-def test_thousands_of_tasks_make_a_page_that_opens() -> None:
+def test_render_validation_of_thousands_of_tasks_is_small() -> None:
     tasks = {f"task {number}": ENTRY for number in range(2000)}
-    page = held_out([{**record(step), "tasks": tasks, "groups": []} for step in (1, 2, 3)])
+    page = render_validation([{**record(step), "tasks": tasks, "groups": []} for step in (1, 2, 3)])
     assert "task 1999" in page
     assert len(page) < 1_000_000

@@ -1,4 +1,4 @@
-"""report.html: whole and self-contained at any moment of a run, and what it says is what the files say."""
+"""report.html: complete and self-contained at any moment of a run, with the figures of its files."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ def html_of(root: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def test_a_finished_run(done: Path) -> None:
+def test_report_of_a_complete_run(done: Path) -> None:
     html = html_of(done)
     assert "step 12 of 12, complete" in html
     last = series(done, "val")[-1]
@@ -41,14 +41,14 @@ def test_a_finished_run(done: Path) -> None:
         assert task in html
     assert html.count("<svg") >= 5 + 1 + 4  # charts, tasks, action chunks
     assert html.count("<img") == 4  # the whole batch
-    assert "checkpoint_every: 4" in html
+    assert "keep_last:" in html
     assert "torch" in html
     for outside in ('src="http', 'href="http', "url(http", "@import"):
         assert outside not in html
 
 
-def test_identifiers_of_charts_do_not_collide(done: Path) -> None:
-    """Two charts with one clip path between them would cut each other."""
+def test_report_charts_share_no_identifiers(done: Path) -> None:
+    """Charts with a common clip path would clip each other."""
     import re
 
     ids = re.findall(r'<clipPath id="([^"]+)"', html_of(done))
@@ -57,17 +57,17 @@ def test_identifiers_of_charts_do_not_collide(done: Path) -> None:
 
 
 @pytest.mark.parametrize("lines", [0, 1, 7])
-def test_a_run_under_way(done: Path, tmp_path: Path, lines: int) -> None:
+def test_report_of_an_active_run(done: Path, tmp_path: Path, lines: int) -> None:
     shutil.copytree(done, tmp_path / "r")
     records = (tmp_path / "r/metrics.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "r/metrics.jsonl").write_bytes(b"".join(records[:lines]) + b'{"kind": "tra')
     shutil.rmtree(tmp_path / "r/checkpoints")
     html = html_of(tmp_path / "r")
-    assert "under way, or stopped" in html
+    assert "active or stopped" in html
     assert ("No step has been logged yet" in html) == (lines == 0)
 
 
-def test_losses_that_are_not_finite(done: Path, tmp_path: Path) -> None:
+def test_report_of_non_finite_losses(done: Path, tmp_path: Path) -> None:
     shutil.copytree(done, tmp_path / "r")
     log = metrics_file.MetricsFile(tmp_path / "r/metrics.jsonl")
     nan = float("nan")
@@ -80,21 +80,21 @@ def test_losses_that_are_not_finite(done: Path, tmp_path: Path) -> None:
     assert "<b>x" not in html
 
 
-def test_a_damaged_checkpoint_hinders_no_report(done: Path, tmp_path: Path) -> None:
+def test_report_with_a_damaged_checkpoint(done: Path, tmp_path: Path) -> None:
     shutil.copytree(done, tmp_path / "r")
     (tmp_path / "r/checkpoints/step-00000012/state.json").write_text("{")
     assert "step 12 of 12" in html_of(tmp_path / "r")
 
 
-def test_a_dataset_that_is_gone_is_said(done: Path, tmp_path: Path) -> None:
+def test_report_without_its_dataset(done: Path, tmp_path: Path) -> None:
     shutil.copytree(done, tmp_path / "r")
     config = (tmp_path / "r/config.yaml").read_text()
     root = RunDir(done).settings().data.root
     (tmp_path / "r/config.yaml").write_text(config.replace(root, str(tmp_path / "gone")))
-    assert "cannot be opened any more" in html_of(tmp_path / "r")
+    assert "cannot be opened: " in html_of(tmp_path / "r")
 
 
-def test_rollouts_with_intervals_and_strips(done: Path, tmp_path: Path) -> None:
+def test_report_of_rollouts(done: Path, tmp_path: Path) -> None:
     shutil.copytree(done, tmp_path / "r")
     folder = tmp_path / "r/rollouts"
     folder.mkdir()
@@ -122,12 +122,12 @@ def test_rollouts_with_intervals_and_strips(done: Path, tmp_path: Path) -> None:
     assert html.count("<img") == 4 + 2 * 8  # the strip is cut into its eight images, twice
 
 
-def test_no_run_is_an_error(tmp_path: Path) -> None:
+def test_report_without_a_run_raises(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run here"):
         write_report(tmp_path)
 
 
-def test_smoothing_is_the_mean_of_what_is_there() -> None:
+def test_smoothed_is_a_moving_mean() -> None:
     values = np.arange(500, dtype=float)
     smooth = charts.smoothed(values)
     assert smooth[250] == 250
@@ -136,33 +136,33 @@ def test_smoothing_is_the_mean_of_what_is_there() -> None:
     assert charts.smoothed(np.array([3.0])) == [3.0]
 
 
-def test_success_over_the_steps_stands_beside_the_losses(done: Path, tmp_path: Path) -> None:
-    from understudy.train.background_rollouts import record
+def test_report_of_rollouts_during_training(done: Path, tmp_path: Path) -> None:
+    from understudy.train.background_rollouts import summarise
 
     shutil.copytree(done, tmp_path / "r")
 
     def line(step: int, successes: int) -> dict[str, object]:
         rate = {"successes": successes, "episodes": 20}
-        told = record({"world": "tabletop", "success": rate, "tasks": {"<i>lift": rate, "push": rate}})
-        return {"kind": "rollout", "step": step, "at": 12, **told}
+        entry = summarise({"world": "tabletop", "success": rate, "tasks": {"<i>lift": rate, "push": rate}})
+        return {"kind": "rollout", "step": step, "at": 12, **entry}
 
     log = metrics_file.MetricsFile(tmp_path / "r/metrics.jsonl")
     log.write([line(12, 19), line(6, 20)])  # a later step's may be there first
     log.close()
     html = html_of(tmp_path / "r")
     assert html.count("<svg") == html_of(done).count("<svg") + 2  # for wide screens and narrow ones
-    assert "Success of rollouts on the way" in html
+    assert "Success of rollouts during training" in html
     assert "success of the weights of step 12" in html
     assert "tabletop, the weights of step 12" in html
-    for told in ("19/20", "20/20", "76 to 99 %", "&lt;i&gt;lift"):
-        assert told in html
+    for text in ("19/20", "20/20", "76 to 99 %", "&lt;i&gt;lift"):
+        assert text in html
     assert "<i>lift" not in html
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("task", ["costs $5 and _{ $6", "_hidden", "<b> & 瓶", "on two\nlines", "long " * 99, ""])
-def test_a_task_may_be_called_anything(task: str) -> None:
-    """matplotlib takes dollars for mathematics, whose errors would be the end of the whole report."""
+def test_per_task_chart_accepts_any_name(task: str) -> None:
+    """matplotlib parses dollars as mathematics, whose errors would abort the report."""
     svg = charts.per_task([{"step": step, "tasks": {task: {"loss": 1.0 / step}}} for step in (1, 2)])
     task = task or "(no text)"
     words = ["long " * 15 + "long…"] if task.startswith("long") else escape(" ".join(task.split()), quote=False).split()

@@ -11,7 +11,7 @@ from support.runs import series, tiny_config
 from understudy.config.schema import override
 from understudy.data.dataset import EpisodeDataset
 from understudy.policies.flow.model import FlowPolicy
-from understudy.report.run.tables import told, with_error
+from understudy.report.run.tables import format_validation, with_error
 from understudy.train.data.data import open_data
 from understudy.train.run import DONE, evaluate_checkpoint, train
 
@@ -65,6 +65,6 @@ def test_validation_names_the_joints_of_each_dataset(tmp_path: Path) -> None:
     never = {**result["open_loop"]["sources"]["d"], "mse": {"waist": 0.1, "wrist": 0.0, "hip": 0.0}}
     never["mae"] = {"waist": 0.2, "wrist": 0.0, "hip": 1e-30}
     assert with_error(never) == ["waist", "hip"]  # a table has one line for all the others
-    shown = told({**result, "open_loop": {**result["open_loop"], "sources": {"d": never}}})
+    shown = format_validation({**result, "open_loop": {**result["open_loop"], "sources": {"d": never}}})
     *_, last = shown.splitlines()
     assert last.split()[0] == "1"

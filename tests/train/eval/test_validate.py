@@ -33,7 +33,7 @@ from understudy.load.eval.validation_data import (
 from understudy.policies.draws import make_draws
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import Detail, Loss
-from understudy.report.run.tables import told
+from understudy.report.run.tables import format_validation
 from understudy.train.data.data import RunData, open_data
 from understudy.train.eval import validate
 from understudy.train.eval.metrics import TermSums, best_metrics, group_losses
@@ -242,7 +242,7 @@ def test_where_nothing_counts_there_is_no_loss_that_could_be_the_best(sources: t
     assert math.isnan(result["loss"])
     assert all(math.isnan(mean) for mean in (result["macro"], *result["macros"].values()))
     assert "weighted" not in result
-    assert "all samples        not finite" in told({"step": 1, **finite(result)})
+    assert "all samples        not finite" in format_validation({"step": 1, **finite(result)})
 
 
 @pytest.mark.filterwarnings("error")

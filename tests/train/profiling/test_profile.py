@@ -14,7 +14,7 @@ from support.policies import batch, draws, policy
 from support.ranks import in_ranks
 from support.runs import tiny_config, tiny_dataset
 from understudy.cli import main
-from understudy.cli.profile import why
+from understudy.cli.profile import explain_difference
 from understudy.config.train import ParallelConfig
 from understudy.distributed.activation_checkpoint import CheckpointMode, apply_activation_checkpointing
 from understudy.policies.losses import scalar
@@ -113,12 +113,12 @@ def test_profile_takes_the_slowest_rank() -> None:
 
 def test_profile_explains_a_step_longer_than_its_phases() -> None:
     found = _combine([rank(2.5, **{"data wait": 0.1})], batch=64, fastest=None, conditions={})
-    slower = why(replace(found, timed_step_s=0.9, waiting_s=1.5))
+    slower = explain_difference(replace(found, timed_step_s=0.9, waiting_s=1.5))
     assert "1,500.00 ms" in slower  # of 2,500 as it is trained
     assert "100.00 ms" in slower
     assert "200.00 ms" in slower  # 2.5 - 0.9 - 1.4
-    assert "ms" not in why(found).split("awaited")[1]
-    assert why(found) != slower
+    assert "ms" not in explain_difference(found).split("synchronised")[1]
+    assert explain_difference(found) != slower
 
 
 def test_profile_command_writes_a_page_and_prints(

@@ -1,8 +1,8 @@
-"""`understudy bench PATH|URL`: what the loader delivers from a dataset, beside what the codec alone could.
+"""`understudy bench PATH|URL`: throughput of the loader on a dataset, beside the limit of its codec.
 
-In each round the decode limits of the same files (a standard library's plain reading, the bare codec, and the bare
-codec with pictures that wait before they are handed out: see `limit.py`), our loader, and LeRobot where it is
-asked for, take turns on the same cores; the medians are told.
+In each round the decode limits of the same files, our loader and optionally LeRobot's take turns on the same cores; the
+command prints the medians. `limit.py` describes the limits: sequential reading with a standard library, the bare codec,
+and the bare codec with shuffled output.
 """
 
 import json
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """Measure loading: one frame of each camera and a chunk of actions per sample, shuffled."""
+    """Measure shuffled loading: one frame of each camera and a chunk of actions per sample."""
 
     path: Positional[str] = ""
     """Folder or URL of a LeRobot dataset."""
@@ -28,53 +28,50 @@ class BenchConfig:
     chunk: Annotated[int, Interval(ge=1, le=2**16)] = 16
     """Actions per sample."""
     cameras: tuple[str, ...] = ()
-    """Cameras to load; none given: all."""
+    """Cameras to load; the default is all."""
     threads: Annotated[int, Interval(ge=0, le=2**12)] = 0
-    """Loader threads; 0: the loader chooses."""
+    """Loader threads; 0: chosen by the loader."""
     memory: str = "1GB"
-    """What the loader may hold. Where all pictures fit, they are decoded once and then only copied."""
+    """Memory of the loader. If all images fit, they are decoded once and then only copied."""
     seconds: Annotated[float, Gt(0)] = 5.0
-    """Seconds per round and side."""
+    """Seconds per round and loader or limit."""
     rounds: Annotated[int, Interval(ge=1, le=10**6)] = 3
-    """Rounds; medians are told."""
+    """Number of rounds; medians are printed."""
     against: Literal["", "lerobot"] = ""
-    """Measure LeRobot's loader as well."""
+    """Also measure LeRobot's loader; needs a checkout of understudy."""
     lerobot: str = ""
-    """Python interpreter that has LeRobot; none given: this one."""
+    """Python interpreter with LeRobot; the default is the current one."""
     json: bool = False
     """Print one JSON object."""
     picture: str | None = None
-    """Where the picture goes (.png, .svg, .pdf); by default NAME-bench.png in the current folder, none with --json."""
+    """Figure to write (.png, .svg, .pdf); the default is NAME-bench.png in the current folder, none with --json."""
 
     def problems(self) -> list[str]:
-        """What is wrong with the settings together, one line each."""
+        """List errors in the settings, one line each."""
         from understudy.bytesize import parse_bytes
         from understudy.config.limits import LOADER_THREADS, too_many
-        from understudy.report.style import foreign
+        from understudy.report.style import check_figure_path
 
         found = [] if self.path else ["path: required, the folder or URL of a dataset"]
         try:
             parse_bytes(self.memory)
         except ValueError as error:
             found.append(str(error))
-        found += foreign(self.picture)
+        found += check_figure_path(self.picture)
         found += too_many("threads", self.threads, LOADER_THREADS)
-        if self.picture and not Path(self.picture).absolute().parent.is_dir():
-            found.append(f"picture: there is no folder {Path(self.picture).parent}; make it first")
-        if self.picture and not self.picture.endswith((".png", ".svg", ".pdf")):
-            found.append(f"picture: {self.picture!r} must end in .png, .svg or .pdf")
+
         if self.against and "://" in self.path:
             found.append("against: LeRobot's loader reads local folders only; copy the dataset to disk to compare")
         return found
 
 
 def bench(config: BenchConfig) -> None:
-    """Measure, print the table, draw the picture."""
+    """Measure, print the table, draw the figure."""
     from understudy.extras import require
 
     target = config.picture if config.picture or config.json else f"{Path(config.path).name or 'dataset'}-bench.png"
     if target:
-        require("report")  # now, and not after the measurement
+        require("report")  # before the measurement, not after it
     found = measure(config)
     if target:
         from understudy.report.bench_figure import draw
@@ -83,12 +80,12 @@ def bench(config: BenchConfig) -> None:
     if config.json:
         print(json.dumps(found, ensure_ascii=False))
         return
-    print(told(found))
-    print(f"\npicture: {target}")
+    print(format_figures(found))
+    print(f"\nfigure: {target}")
 
 
 def measure(config: BenchConfig) -> dict[str, Any]:
-    """All figures, as JSON holds them."""
+    """Measure; returns all figures as plain values for JSON."""
     from contextlib import ExitStack
 
     from understudy.cli.bench import measure as by
@@ -130,14 +127,14 @@ def measure(config: BenchConfig) -> dict[str, Any]:
             "over_codec_limit": codec.share(figures["samples_per_s"]),
             "shuffled_limit": shuffled.found(),
             "over_shuffled_limit": shuffled.share(figures["samples_per_s"]),
-            "lerobot": rival and by.rival_figures(rival, theirs),
+            "lerobot": rival and by.other_figures(rival, theirs),
             "conditions": by.conditions() | others.found(),
         }
         return found | {"doubt": doubt(found)}
 
 
 def _facts(trial: "Trial") -> dict[str, Any]:
-    """What else our side knows."""
+    """Figures of our loader alone."""
     from understudy.cli.bench.measure import quality
 
     spec = trial.order.spec.sources[0]
@@ -152,14 +149,14 @@ def _facts(trial: "Trial") -> dict[str, Any]:
 
 
 def _share(figures: dict[str, Any], limit: dict[str, Any], doubt: str) -> float:
-    """What a side reaches of a limit: by samples per second, or by CPU time where wall time cannot be relied on."""
+    """Share of a limit, by samples per second, or by CPU time if wall time is unreliable."""
     if doubt:
         return float(limit["cpu_ms_per_sample"] / figures["cpu_ms_per_sample"])
     return float(figures["samples_per_s"] / limit["samples_per_s"])
 
 
-def told(found: dict[str, Any]) -> str:
-    """The figures as a table with a few lines of words."""
+def format_figures(found: dict[str, Any]) -> str:
+    """Format the figures as a table with some lines of text."""
     rate, rival = found["samples_per_s"], found["lerobot"]
     sides: list[tuple[str, dict[str, Any], float | None]] = [("understudy", found, found["order"]["distinct_episodes"])]
     for key, name in (("limit", "decode limit"), ("codec_limit", "strictest"), ("shuffled_limit", "shuffled")):
@@ -183,16 +180,16 @@ def told(found: dict[str, Any]) -> str:
     if rival and "missing" in rival:
         lines.append(f"LeRobot was not measured: {rival['missing']}")
     if found["codec_limit"] and found["work"]["decode"] < 0.01:
-        lines.append("Nothing was decoded in these rounds: all pictures fit into memory. Less --memory shows decoding.")
+        lines.append("Nothing was decoded in these rounds: all images fit into memory. Less --memory shows decoding.")
     work, order, at = found["work"], found["order"], found["conditions"]
-    walk = f"{order['lanes']} lanes of clips of {order['clip']}" if order["clip"] > 1 else "any frame anywhere"
+    walk = f"{order['lanes']} lanes of clips of {order['clip']}" if order["clip"] > 1 else "uniform over frames"
     deff = ", ".join(f"{value:.2f}" for value in order["deff"])
     lines += [
         "",
         f"delivered     {found['batch_mb'] * rate / found['batch']:,.0f} MB/s in batches of {found['batch']}, "
         f"first batch after {found['first_batch_s']:.2f} s",
         "work          " + ", ".join(f"{name} {share:.0%}" for name, share in work.items())
-        + f"; the consumer, doing nothing, waited {found['waited_share']:.0%} of the time",
+        + f"; the idle consumer waited {found['waited_share']:.0%} of the time",
         f"order         {walk}; deff over 1, 8, 64 batches: {deff} "
         f"(1 batch of a uniform shuffle: {order['deff_uniform']:.2f})",
         *(f"{'' if i else 'plan':<14}{line}" for i, line in enumerate(found["plan"].splitlines())),

@@ -1,20 +1,19 @@
-"""The decode limits: what the cores give when they do nothing but decode a dataset's videos from front to back.
+"""Decode limits: throughput of the cores when they only decode a dataset's videos from front to back.
 
-All with one decoder per core, each on pictures of its own, each with one thread. Of the same pictures, in one run:
+Each limit uses one decoder per core, each on frames of its own and with one thread. All use the same frames in one run:
 
-- `library`: what a standard library gives for plain sequential reading into RGB, uint8 in memory of the caller's: the
-  better of torchcodec (16 pictures at a time into a tensor; where it loads) and PyAV (container, packed colours, one
-  array for each picture). This is what "of limit" means.
-- `codec`: the stricter one, which no library reaches: bare codec contexts fed with packets that lie in memory, with no
-  container and no reading, colours converted into a frame that nobody copies, and no picture in memory of its own.
-- `shuffled`: the same bare codec contexts, for pictures that are not handed out in the order in which they are decoded.
-  They wait among as many others as the loader's lanes hold, and get their colours when they are due, in batches that
-  somebody keeps for a while: they leave the cores' caches and come back, which the other two never pay. No order, no
-  rows, no choice of pictures, no batches; each in the order it was decoded in.
+- `library`: sequential reading with a standard library into RGB, uint8, in the caller's memory. It is the faster of
+  torchcodec (16 frames at a time into a tensor; if it loads) and PyAV (container, packed RGB, one array per frame).
+  This is the column "of limit".
+- `codec`: a stricter limit that no library reaches. Bare codec contexts decode packets in memory, without container or
+  reading. RGB conversion writes into a frame that is never copied; no frame has memory of its own.
+- `shuffled`: the same bare codec contexts with shuffled output. Decoded frames wait among as many others as the
+  loader's lanes hold. They are converted when they are due, into batches that stay in use for a while. So they leave
+  the cores' caches and return, which the other two limits never pay. There is no order, no row, no choice of frames.
 
-With these codecs no loader can be faster than the second, except one that keeps decoded pictures in memory. The third
-is no such bound, but what is left of the second in practice: one that holds fewer pictures at a time, or converts its
-colours in another way, may be above it; one that shuffles as ours does and holds as many has all this to do, and more.
+With these codecs no loader exceeds `codec`, except one that keeps decoded frames in memory. `shuffled` is no such
+bound, but the part of `codec` that shuffling leaves. A loader with fewer frames in flight, or with another conversion,
+may exceed it. A loader that shuffles like ours with as many frames has at least this work.
 """
 
 import itertools
@@ -36,15 +35,15 @@ from understudy.video.color import Converter
 from understudy.video.packets import open_packets
 from understudy.video.reformat import reformat
 
-_PICTURES = 2048  # per decoder, over and over: several episodes, for pictures differ in what they cost
-_RING = 7 * 32  # pictures of batches that are in use at a time, by all decoders: seven batches of 32
-_TOGETHER = 16  # pictures that get their colours one after the other: a thread's part of a batch
-_DECODERS = {"av1": "libdav1d"}  # FFmpeg's own "av1" decoder only drives hardware
+_FRAMES = 2048  # per decoder, repeated: several episodes, since the cost of frames differs
+_RING = 7 * 32  # images of batches in use at a time, over all decoders: seven batches of 32
+_TOGETHER = 16  # frames converted one after the other: a thread's part of a batch
+_DECODERS = {"av1": "libdav1d"}  # FFmpeg's own "av1" decoder needs hardware
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Pictures of one file from a key frame on: `packets` in decode order."""
+    """Frames of one file from a key frame on; `packets` are in decode order."""
 
     path: str
     local: bool
@@ -56,25 +55,24 @@ class Stretch:
 
 
 Way: TypeAlias = Callable[[Stretch], Iterator[int]]
-"""Decodes a stretch without end; yields how many pictures each step gave."""
+"""Decodes a stretch in an endless loop; yields the number of frames of each step."""
 
 
 @dataclass
 class Limit:
-    """Measure in rounds, every way in each: the best is the one with the best median, not the one whose first round met
-    with a quiet machine.
+    """A decode limit, measured in rounds: the way of decoding with the best median over all rounds.
 
-    Without a way, or without video, there is no limit: `found` is None.
+    Without a way, or without video, there is no limit: `found` returns None.
     """
 
     ways: Mapping[str, Way]
     cameras: int
     stretches: Sequence[Stretch]
-    """One for each thread."""
+    """One per thread."""
     _rounds: dict[str, list[Round]] = field(default_factory=dict)
 
     def measure(self, seconds: float) -> None:
-        """One round, so many seconds for each way."""
+        """Measure one round, `seconds` for each way."""
         for name, way in self.ways.items() if self.stretches else ():
             self._rounds.setdefault(name, []).append(self._run(way, seconds))
 
@@ -83,13 +81,13 @@ class Limit:
         gate, errors = threading.Barrier(len(counts) + 1), []
 
         def work(number: int) -> None:
-            pictures = way(self.stretches[number])
+            frames = way(self.stretches[number])
             try:
-                next(pictures)  # the decoder is open and warm
+                next(frames)  # the decoder is open and warm
                 gate.wait()
-                counts[number] += next(pictures)  # at least one, however late this thread gets its turn
+                counts[number] += next(frames)  # at least one, even if this thread is scheduled late
                 while not done:
-                    counts[number] += next(pictures)
+                    counts[number] += next(frames)
             except BaseException as error:
                 errors.append(error)
                 gate.abort()
@@ -113,7 +111,7 @@ class Limit:
         return Round(sum(counts), time.perf_counter() - start, time.process_time() - cpu)
 
     def found(self) -> dict[str, Any] | None:
-        """{"by", "threads", "samples_per_s", "cpu_ms_per_sample"}, a sample being one picture of each camera."""
+        """Return {"by", "threads", "samples_per_s", "cpu_ms_per_sample"}; a sample is one frame of each camera."""
         if not self._rounds:
             return None
         rates = {name: median(one.per_s for one in rounds) for name, rounds in self._rounds.items()}
@@ -126,16 +124,17 @@ class Limit:
         }
 
     def share(self, per_s: float) -> float | None:
-        """Samples per second in units of the limit."""
+        """Divide samples per second by the limit."""
         found = self.found()
         return per_s / found["samples_per_s"] if found else None
 
 
 def limits(data: EpisodeDataset, held: int) -> tuple[Limit, Limit, Limit]:
-    """(library, codec, shuffled): see the head of this file. Videos that are not on this machine have not the first.
+    """Prepare the limits (library, codec, shuffled), described above. Remote videos have no `library` limit.
 
     Args:
-        held: pictures that wait in the third, over all decoders (`Trial.held`).
+        data: The dataset.
+        held: Frames that wait in `shuffled`, over all decoders (`Trial.held`).
     """
     cameras = len(videos(data))
     parts = stretches(data, cores()) if cameras else []
@@ -144,7 +143,7 @@ def limits(data: EpisodeDataset, held: int) -> tuple[Limit, Limit, Limit]:
         there.pop("torchcodec", None)
 
     def cold(part: Stretch) -> Iterator[int]:
-        ring = np.full((-(-_RING // len(parts)), 3, part.height, part.width), 0, np.uint8)  # no page of it is new
+        ring = np.full((-(-_RING // len(parts)), 3, part.height, part.width), 0, np.uint8)  # touches every page
         return shuffled(part, held // len(parts), ring)
 
     ways: tuple[dict[str, Way], ...] = (there, {"bare codec": bare}, {"bare codec": cold})
@@ -153,7 +152,7 @@ def limits(data: EpisodeDataset, held: int) -> tuple[Limit, Limit, Limit]:
 
 
 def stretches(data: EpisodeDataset, count: int) -> list[Stretch]:
-    """One for each decoder: of different cameras and files, or of different places where there are too few."""
+    """Choose a stretch per decoder, of different cameras and files, or of different positions if those are too few."""
     catalog, rows = data.catalog, data.catalog.episodes.rows_of(np.unique(data.segments[:, 0]))
     files: list[tuple[str, int]] = []
     for camera in videos(data):
@@ -168,7 +167,7 @@ def stretches(data: EpisodeDataset, count: int) -> list[Stretch]:
         index = packets.index
         begin = again * len(index.display) // count
         begin = int(index.keys[np.searchsorted(index.keys, begin, side="right") - 1])
-        end = min(len(index.display), begin + _PICTURES)
+        end = min(len(index.display), begin + _FRAMES)
         coded = [bytes(packets.packet(i, end - 1)) for i in range(begin, end)]
         packets.close()
         where, local = catalog.files.where(path), catalog.files.is_local
@@ -177,7 +176,7 @@ def stretches(data: EpisodeDataset, count: int) -> list[Stretch]:
 
 
 def bare(stretch: Stretch) -> Iterator[int]:
-    """A codec context and packets in memory; planes of colours, which are cheaper than packed ones."""
+    """Decode packets in memory with a codec context; RGB in planes, which is cheaper than packed."""
     context, converter = _context(stretch), VideoReformatter()
     while True:
         for data in itertools.chain(stretch.packets, [None]):
@@ -188,8 +187,10 @@ def bare(stretch: Stretch) -> Iterator[int]:
 
 
 def shuffled(stretch: Stretch, held: int, ring: np.ndarray) -> Iterator[int]:
-    """A codec context and packets made before; `held` pictures wait as the decoder gave them out, then the first of
-    them go into the next places of `ring`, uint8 (n, 3, H, W)."""
+    """Decode prepared packets with a codec context, with `held` frames waiting in decode order.
+
+    The oldest frames are converted into the next images of `ring`, uint8 (n, 3, H, W).
+    """
     context, converter = _context(stretch), Converter()
     waiting: deque[av.VideoFrame] = deque()
     place = 0
@@ -219,7 +220,7 @@ def _packet(data: bytes) -> av.Packet:
 
 
 def pyav(stretch: Stretch) -> Iterator[int]:
-    """PyAV's container, over the whole file; uint8 arrays (H, W, 3)."""
+    """Decode the whole file with PyAV's container; uint8 arrays (H, W, 3)."""
     converter = VideoReformatter()
     while True:
         with av.open(stretch.path) as file:
@@ -230,7 +231,7 @@ def pyav(stretch: Stretch) -> Iterator[int]:
 
 
 def torchcodec(stretch: Stretch) -> Iterator[int]:
-    """torchcodec over the whole file, 16 pictures at a time: what it is quickest with; uint8 tensors (16, 3, H, W)."""
+    """Decode the whole file with torchcodec, 16 frames at a time, its fastest way; uint8 tensors (16, 3, H, W)."""
     from torchcodec.decoders import VideoDecoder
 
     decoder = VideoDecoder(stretch.path, num_ffmpeg_threads=1, seek_mode="approximate")

@@ -1,7 +1,7 @@
-"""What a bench is made of: our loader at work for some seconds, a rival in another process, and the decode limit.
+"""Measurement of our loader for some seconds, and of another loader in another process.
 
-Each is asked in rounds, one after the other, so that a busy machine disturbs all alike, and the median round counts.
-CPU time is the process's own, threads included; it is disturbed far less than wall time.
+They are measured in rounds, in turns, so that a busy machine disturbs all alike; the median round counts. CPU time is
+that of the process with its threads; it is disturbed far less than wall time.
 """
 
 import json
@@ -31,14 +31,14 @@ from understudy.order.audit.design_effect import expected_uniform
 from understudy.video.native.loops import load_loops, loops_status
 
 WARM_BATCHES = 8
-"""Batches that are thrown away before each round: more than are made ahead while nobody asks."""
+"""Batches discarded before each round: more than the loader prepares ahead between rounds."""
 FRAMES_IN_FLIGHT = 100_000
-"""As a training run has it."""
+"""The default of a training run."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """One stretch of samples from anybody."""
+    """One measured interval."""
 
     samples: int
     seconds: float
@@ -46,15 +46,17 @@ class Round:
 
     @property
     def per_s(self) -> float:
+        """Samples per second."""
         return self.samples / self.seconds
 
     @property
     def cpu_ms(self) -> float:
+        """CPU time of a sample in milliseconds."""
         return self.cpu_seconds / self.samples * 1e3
 
 
 def median_round(rounds: Sequence[Round]) -> dict[str, float]:
-    """{"samples_per_s", "cpu_ms_per_sample"}: each the median."""
+    """Medians over rounds: {"samples_per_s", "cpu_ms_per_sample"}."""
     return {
         "samples_per_s": median(one.per_s for one in rounds),
         "cpu_ms_per_sample": median(one.cpu_ms for one in rounds),
@@ -63,35 +65,40 @@ def median_round(rounds: Sequence[Round]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is loaded: a dataset, one frame of each camera, an action chunk of `chunk` frames, batches of `batch`."""
+    """Settings of a measurement: a dataset, one frame of each camera, chunks of `chunk` actions, batches of `batch`."""
 
     path: str
     batch: int = 32
     chunk: int = 16
     threads: int = 0
-    """0: the loader chooses."""
+    """0: chosen by the loader."""
     memory: str = "1GB"
     cameras: tuple[str, ...] | None = None
-    """None: all of them."""
+    """None: all cameras."""
     seed: int = 0
 
     def data(self) -> EpisodeDataset:
-        """Raises DatasetError for a camera that is not there."""
+        """Open the dataset.
+
+        Raises:
+            DatasetError: Unknown camera.
+        """
         whole = EpisodeDataset(self.path)
         catalog = whole.catalog
         known = catalog.camera_keys
         cameras = known if self.cameras is None else self.cameras
         for camera in cameras:
             if camera not in known:
-                raise DatasetError(f"no camera {camera!r}", where=self.path, fix=f"its cameras are {', '.join(known)}")
+                raise DatasetError(f"unknown camera {camera!r}", where=self.path, fix=f"cameras: {', '.join(known)}")
         keys = [key for key in whole.keys if key not in known or key in cameras]
         windows = {"action": [i / catalog.fps for i in range(self.chunk)]} if "action" in keys else {}
         return EpisodeDataset(catalog, delta_timestamps=windows, keys=keys)
 
     def order(self, data: EpisodeDataset) -> Order:
-        """The order of a new run with this memory: any frame anywhere where all pictures stay decoded, else clips.
+        """Make the order of a new run with this memory: uniform over frames if all images stay decoded, else clips.
 
-        Raises ConfigError when the memory does not do for a batch.
+        Raises:
+            ConfigError: The memory does not suffice for a batch.
         """
         fits = picture_bytes(data) * len(data) <= parse_bytes(self.memory)
         in_flight = FRAMES_IN_FLIGHT if fits else max(1, min(FRAMES_IN_FLIGHT, len(data) - 1))
@@ -111,18 +118,18 @@ def picture_bytes(data: EpisodeDataset) -> int:
 
 
 def videos(data: EpisodeDataset) -> list[str]:
-    """The cameras whose pictures are in video files."""
+    """Cameras with video files."""
     return [key for key in data.keys if key in data.catalog.episodes.videos]
 
 
 class Trial:
-    """Our loader on one setting: `measure` as often as wanted, then `close`."""
+    """Our loader with one setting: `measure` once per round, then `close`."""
 
     def __init__(self, setting: Setting) -> None:
         self.data = setting.data()
         self.order = setting.order(self.data)
         other = setting.data()
-        other.batch(*other.locate([0]))  # code and codecs are loaded: they are in nobody's plan
+        other.batch(*other.locate([0]))  # loads code and codecs, which the loader's plan does not count
         del other
         self._before = start_peak()
         started = time.perf_counter()
@@ -134,15 +141,15 @@ class Trial:
         self.first_batch_s = time.perf_counter() - started
         self._peak = peak_bytes()
         self.parts: dict[str, float] = {}
-        """Seconds of all rounds by what they went into, over all threads; "waited": the consumer's."""
+        """Seconds of all rounds by kind of work, over all threads; "waited" is the consumer's."""
 
     def _take(self) -> None:
         batch = next(self.loader)
         self.batch_bytes = sum(value.nbytes for value in batch.values() if isinstance(value, Tensor))
 
     def measure(self, seconds: float) -> Round:
-        """Take batches for so long, after some that are not counted: the first time, one turn of all lanes."""
-        start_peak()  # of what others did in this process since the last round nothing is ours
+        """Measure one round of `seconds`, after uncounted batches (the first time, one turn of all lanes)."""
+        start_peak()  # memory used in this process between rounds is not the loader's
         for _ in range(max(WARM_BATCHES, 0 if self._spent else self._turn())):
             self._take()
         parts, waited = self._parts(), self.loader.wait_seconds
@@ -159,13 +166,15 @@ class Trial:
 
     @property
     def held(self) -> int:
-        """Pictures that wait decoded in its chains, as planned: their bytes in those of a 4:2:0 picture; 0 where all
-        stays in memory anyway."""
+        """Decoded frames that wait in the loader, as planned: planned bytes over those of a 4:2:0 frame.
+
+        0 if all frames stay in memory anyway.
+        """
         readers = sum(item.bytes for item in self.loader.plan.items if item.name.startswith("clip readers of "))
         return int(readers / max(1, picture_bytes(self.data) / 2) * len(videos(self.data)))
 
     def _turn(self) -> int:
-        """Batches until each lane has read its first run: until then more is decoded than is handed out."""
+        """Batches until each lane has read its first run: until then more is decoded than delivered."""
         plan, sources = self.loader.plan, self.order.spec.sources
         each = zip(sources, plan.policies, plan.keeps_decoded)
         read = [source.lanes * policy.run_length for source, policy, keep in each if source.shuffle and not keep]
@@ -177,7 +186,7 @@ class Trial:
 
     @property
     def waited_share(self) -> float:
-        """Share of the rounds that the consumer waited for batches; it does nothing else here."""
+        """Share of the rounds in which the consumer waited for batches; it does nothing else here."""
         return self.parts.get("waited", 0.0) / max(self._spent, 1e-9)
 
     @property
@@ -188,18 +197,23 @@ class Trial:
 
     @property
     def peak_mb(self) -> float:
-        """Growth of resident memory since before the loader, codecs loaded, at its highest: from the loader's making
-        on, batches that are thrown away among it. Where the system keeps no peak that can start anew (see
-        `start_peak`): growth beyond the highest before, which is too little where that was high."""
+        """Largest growth of resident memory since before the loader was made, with codecs loaded.
+
+        It includes discarded batches. On systems whose peak cannot be reset (see `start_peak`) it is the growth beyond
+        the earlier peak, and too small if that was high.
+        """
         return max(0, self._peak - self._before) / 1e6
 
     def close(self) -> None:
+        """Close the loader."""
         self.loader.close()
 
 
 def wait_for_quiet(most: float = 30.0) -> None:
-    """Until the cores stand still, or so many seconds: worker processes of a rival go on making what nobody asks for
-    any more, for seconds, and would be charged to whoever is measured next. Where the system does not tell, a second.
+    """Wait until the cores are idle, at most `most` seconds; one second if the system does not report idle time.
+
+    Worker processes of another loader continue to prepare batches for seconds, which would be charged to the next
+    measurement.
     """
     stat, end = Path("/proc/stat"), time.monotonic() + most
     if not stat.exists():
@@ -219,8 +233,11 @@ def wait_for_quiet(most: float = 30.0) -> None:
 
 
 def quality(order: Order) -> dict[str, Any]:
-    """deff over 1, 8 and 64 batches and, over one batch, of a uniform shuffle of the same episodes (a model, see
-    `order/audit/design_effect.py`); distinct episodes per batch."""
+    """Quality of an order: design effect over 1, 8 and 64 batches, and distinct episodes per batch.
+
+    `deff_uniform` is the design effect over one batch of a uniform shuffle of the same episodes, by the model of
+    `order/audit/design_effect.py`.
+    """
     read, lengths = as_read(order)
     span = max(256 * order.batch_size, min(1 << 18, 4 * order.spec.sources[0].frames))
     figures = audit(read, lengths, order.batch_size, world_size=1, span=span)
@@ -228,20 +245,11 @@ def quality(order: Order) -> dict[str, Any]:
     return {"deff": list(figures.deff), "deff_uniform": uniform, "distinct_episodes": figures.distinct_episodes}
 
 
-def resident_bytes() -> int:
-    """Resident memory of this process; off Linux, its peak so far."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return _peak_ever()
-
-
 def start_peak() -> int:
-    """Have `peak_bytes` count from now on; what it would answer now, which is what is resident.
+    """Reset the peak of `peak_bytes`; returns the peak, which is then the resident memory.
 
-    It is Linux that counts, at no cost to whom it counts (proc(5): 5 into /proc/self/clear_refs). Elsewhere, or where
-    that may not be written, the peak is the process's from its beginning.
+    Linux keeps this peak at no cost (proc(5): 5 into /proc/self/clear_refs). On other systems, or without permission to
+    write that file, the peak is that of the process since its start.
     """
     try:
         with open("/proc/self/clear_refs", "w") as file:
@@ -252,7 +260,7 @@ def start_peak() -> int:
 
 
 def peak_bytes() -> int:
-    """The most that was resident of this process since `start_peak`."""
+    """Largest resident memory of this process since `start_peak`."""
     try:
         with open("/proc/self/status") as file:
             return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM:"))
@@ -266,10 +274,10 @@ def _peak_ever() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-class Asked:
-    """Another process that measures on request, one line of JSON in and one out; use as a context manager.
+class OtherLoader:
+    """A process that measures another loader on request, one line of JSON in and one out; a context manager.
 
-    `version` is what it said of itself; `missing` why it cannot answer, or "".
+    `version` is its reported version; `missing` the reason why it cannot measure, or "".
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -277,12 +285,12 @@ class Asked:
         first = self._answer()
         self.version, self.missing = str(first.get("version", "")), str(first.get("missing", ""))
 
-    def measure(self, **asked: Any) -> dict[str, Any]:
-        """Its answer; {"missing": why} where it has none."""
+    def measure(self, **request: Any) -> dict[str, Any]:
+        """Send a request; returns the answer, or {"missing": reason}."""
         if self.missing:
             return {"missing": self.missing}
         assert self._process.stdin is not None
-        print(json.dumps(asked), file=self._process.stdin, flush=True)
+        print(json.dumps(request), file=self._process.stdin, flush=True)
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
@@ -294,7 +302,7 @@ class Asked:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def __enter__(self) -> "Asked":
+    def __enter__(self) -> "OtherLoader":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -309,24 +317,33 @@ class Asked:
         self._process.stdout.close()
 
 
-def lerobot(python: str) -> Asked:
-    """LeRobot as this interpreter has it."""
-    script = Path(__file__).with_name("lerobot.py")
-    return Asked([python, "-P", str(script)])
+LEROBOT_SCRIPT = Path(__file__).parents[4] / "benchmarks" / "lerobot_loader.py"
+"""Measures LeRobot's loader; part of a checkout, not of the installed package."""
 
 
-def rival_figures(rival: Asked, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Medians of its rounds with its version, or {"missing": why}."""
+def lerobot(python: str) -> OtherLoader:
+    """Start the measurement of LeRobot's loader in the interpreter `python`.
+
+    Raises:
+        ConfigError: understudy is installed without its source.
+    """
+    if not LEROBOT_SCRIPT.is_file():
+        raise ConfigError("against: lerobot needs benchmarks/lerobot_loader.py, which only a checkout has")
+    return OtherLoader([python, "-P", str(LEROBOT_SCRIPT)])
+
+
+def other_figures(other: OtherLoader, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Medians of the other loader's rounds with its version, or {"missing": reason}."""
     missing = [answer["missing"] for answer in answers if "missing" in answer]
     if missing or not answers:
-        return {"missing": rival.missing or (missing or ["nothing was measured"])[0]}
+        return {"missing": other.missing or (missing or ["nothing was measured"])[0]}
     rounds = [Round(answer["samples"], answer["seconds"], answer["cpu_seconds"]) for answer in answers]
     episodes = median(answer["episodes"] for answer in answers)
-    return {"version": rival.version, **median_round(rounds), "distinct_episodes": episodes}
+    return {"version": other.version, **median_round(rounds), "distinct_episodes": episodes}
 
 
 def conditions() -> dict[str, Any]:
-    """Where and when, for the reader of a figure."""
+    """Date, machine and versions of a measurement."""
     import av
     import torch
 
@@ -347,12 +364,12 @@ def conditions() -> dict[str, Any]:
 
 
 def cores() -> int:
-    """Cores this process may use, where the system tells."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_name() -> str:
-    """The processor's name, where the system tells it."""
+    """Name of the processor, if the system provides it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())

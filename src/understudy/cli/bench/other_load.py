@@ -1,8 +1,7 @@
-"""Whether a measurement can be relied on: what others did on the same cores meanwhile, and figures that cannot be.
+"""Reliability of a measurement: load by other processes, and impossible figures.
 
-Rates are wall time, which a busy machine stretches for one side more than for the other: a decode limit measured while
-others had the cores is too low, and a loader then seems to reach more than all of it. CPU time per sample is disturbed
-far less.
+Rates are measured in wall time, which a busy machine stretches unequally. A decode limit measured while other processes
+use the cores is too low, and a loader may then seem to exceed it. CPU time per sample is disturbed far less.
 """
 
 import os
@@ -15,20 +14,20 @@ from typing import Any
 from understudy.cli.bench.measure import cores
 
 MOST = 0.1
-"""Share of the cores that others may use in a measurement that is quoted."""
+"""Largest share of the cores that other processes may use in a quotable measurement."""
 STAT = Path("/proc/stat")
 
 
 class Others:
-    """CPU time that other processes use on the cores of this one while it measures."""
+    """CPU time of other processes on the cores of this one, during its measurements."""
 
     def __init__(self) -> None:
-        self._load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # before we add to it
+        self._load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # before we contribute to it
         self._theirs, self._seconds = 0.0, 0.0
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """A round of this process."""
+        """Count other processes during a round of this one; a context manager."""
         busy, own, start = _busy_seconds(), time.process_time(), time.perf_counter()
         yield
         if busy is not None and (later := _busy_seconds()) is not None:
@@ -36,15 +35,17 @@ class Others:
             self._seconds += time.perf_counter() - start
 
     def found(self) -> dict[str, Any]:
-        """{"load": the load average before the first round, "others": cores that others used in the rounds}; None each
-        where the system does not tell."""
+        """Return {"load": load average before the first round, "others": cores used by other processes in the rounds}.
+
+        A value that the system does not provide is None.
+        """
         return {"load": self._load, "others": self._theirs / self._seconds if self._seconds else None}
 
 
 def doubt(found: Mapping[str, Any]) -> str:
-    """Why the ratios of a measurement are not to be quoted, in words; "" where nothing speaks against it."""
+    """Explain why the ratios of a measurement must not be quoted; "" if they may be."""
     at = found["conditions"]
-    used = at["others"] if at["others"] is not None else at["load"]  # a load average has others' past in it, too
+    used = at["others"] if at["others"] is not None else at["load"]  # a load average includes the recent past
     limit = MOST if at["others"] is not None else 0.5
     if used is not None and used > limit * at["cores"]:
         load = "" if at["load"] is None else f"load {at['load']:.1f} on {at['cores']} cores"
@@ -52,7 +53,7 @@ def doubt(found: Mapping[str, Any]) -> str:
         return f"the machine is busy ({', '.join(filter(None, (load, others)))})"
     for key in ("limit", "codec_limit"):
         other = found[key]
-        if other is None or found["work"]["decode"] < 0.01:  # decoded before: there is no limit
+        if other is None or found["work"]["decode"] < 0.01:  # all was decoded before, so no limit applies
             continue
         quicker = found["samples_per_s"] > other["samples_per_s"]
         if quicker and found["cpu_ms_per_sample"] > other["cpu_ms_per_sample"]:
@@ -61,7 +62,7 @@ def doubt(found: Mapping[str, Any]) -> str:
 
 
 def _busy_seconds() -> float | None:
-    """CPU time that all processes have used on the cores of this one; None where the system does not tell."""
+    """CPU time of all processes on the cores of this one so far; None if the system does not provide it."""
     try:
         lines = STAT.read_text().splitlines()
         allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}
@@ -69,5 +70,5 @@ def _busy_seconds() -> float | None:
     except (OSError, AttributeError):
         return None
     times = [list(map(int, line.split()[1:9])) for line in lines if line.split(" ", 1)[0] in allowed]
-    # user, nice, system, idle, waiting for a disk, interrupts (2), taken by other machines on the same host
+    # user, nice, system, idle, waiting for a disk, interrupts (2), stolen by other virtual machines
     return sum(sum(each) - each[3] - each[4] for each in times) / tick if len(times) == cores() else None

@@ -1,6 +1,6 @@
-"""What a dataset holds, how it is encoded and what is wrong with it, as plain facts (JSON-serialisable).
+"""Facts about a dataset: contents, encoding and defects, as JSON-serialisable values.
 
-Reads metadata whole, rows of many episodes and the index of many video files, decodes nothing. What cannot be read
+All metadata, the rows of many episodes and the index of many video files are read; no video is decoded. Unreadable data
 becomes a finding, not an error.
 """
 
@@ -24,10 +24,11 @@ from understudy.video.open import open_video
 
 
 def examine(catalog: Catalog, limit: int) -> dict[str, Any]:
-    """The facts of a dataset.
+    """Collect the facts of a dataset.
 
     Args:
-        limit: at most this many episodes (rows) and video files per camera are opened, spread evenly.
+        catalog: The dataset.
+        limit: Most episodes (rows), and most video files per camera, to open, spread evenly.
     """
     lengths = catalog.episodes.lengths
     wrong = list(check_files(catalog, limit))
@@ -55,7 +56,7 @@ def examine(catalog: Catalog, limit: int) -> dict[str, Any]:
 
 
 def row_keys(catalog: Catalog) -> list[str]:
-    """Features that are numbers in the rows, without the index columns."""
+    """Numeric features in the rows, without the index columns."""
     return [
         key
         for key, f in catalog.features.items()
@@ -64,7 +65,7 @@ def row_keys(catalog: Catalog) -> list[str]:
 
 
 def _undeclared(catalog: Catalog, wrong: list[str]) -> dict[str, str]:
-    """Columns of a data file that info.json does not declare, and their types: nobody sees them unless by name."""
+    """Columns of a data file that info.json does not declare, with their types; they are read only by name."""
     rows = np.flatnonzero((catalog.episodes.lengths > 0) & ~rows_without_files(catalog)["data"])
     if not len(rows):
         return {}
@@ -77,18 +78,18 @@ def _undeclared(catalog: Catalog, wrong: list[str]) -> dict[str, str]:
 
 @contextmanager
 def finding(wrong: list[str]) -> Iterator[None]:
-    """What is raised or warned inside becomes a line of `wrong`."""
-    with warnings.catch_warnings(record=True) as said:
+    """Append errors and warnings of the block to `wrong` as lines."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             yield
         except (DatasetError, OSError, ValueError, MemoryError) as error:
             wrong.append(" ".join(str(error).split()) or type(error).__name__)
-    wrong += [str(warning.message) for warning in said if issubclass(warning.category, UserWarning)]
+    wrong += [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
 
 
 def _tasks(catalog: Catalog) -> list[dict[str, Any]]:
-    """Each task with the number of episodes that have it."""
+    """Tasks with their numbers of episodes."""
     counts: Counter[int] = Counter()
     for row in range(len(catalog.episodes)):
         counts.update(set(catalog.episodes.tasks_of(row).tolist()))
@@ -96,7 +97,7 @@ def _tasks(catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def _rows(catalog: Catalog, at: list[int], wrong: list[str]) -> dict[str, Any]:
-    """Ranges of every number column, constant dimensions, values that are not finite, timestamps against frame/fps."""
+    """Ranges and constant dimensions of numeric columns; findings on non-finite values and on timestamps."""
     keys = row_keys(catalog)
     low: dict[str, np.ndarray] = {}
     high: dict[str, np.ndarray] = {}
@@ -109,7 +110,7 @@ def _rows(catalog: Catalog, at: list[int], wrong: list[str]) -> dict[str, Any]:
         for row in at:
             episode = int(catalog.episodes.ids[row])
             if episode not in selected or absent[row]:
-                continue  # it has no frame, or no file, which the catalog's report says
+                continue  # without frames or without a file, which the catalog's report names
             with finding(wrong):
                 frames = np.arange(*selected[episode])
                 batch = data.batch(np.full(len(frames), episode), frames)
@@ -131,7 +132,7 @@ def _rows(catalog: Catalog, at: list[int], wrong: list[str]) -> dict[str, Any]:
         wrong.append(
             f"timestamps drift up to {drift:.3f} s from frame/fps within an episode; frames are paired by number"
         )
-    wrong += [f"{key}: not finite in {count} of the rows that were read" for key, count in bad.items() if count]
+    wrong += [f"{key}: not finite in {count} of the rows read" for key, count in bad.items() if count]
     columns: dict[str, dict[str, list[Any]]] = {
         key: {
             "min": [_plain(x) for x in low[key]],
@@ -145,7 +146,7 @@ def _rows(catalog: Catalog, at: list[int], wrong: list[str]) -> dict[str, Any]:
         if feature.looks_like_images and len(with_rows):
             with finding(wrong):
                 low[key], high[key] = colours(catalog, key, with_rows)
-    for key in low:  # what was read counts, and not what was recorded
+    for key in low:  # values read replace recorded ones
         wrong[:] = [line for line in wrong if not (line.startswith(f"{key}: ") and "are constant" in line)]
         if (line := constant(catalog, key, low[key], high[key])) and key.startswith(("action", "observation.")):
             wrong.append(line)
@@ -158,12 +159,12 @@ def _plain(value: float) -> float | None:
 
 
 def _videos(catalog: Catalog, camera: str, limit: int, wrong: list[str]) -> dict[str, Any]:
-    """How one camera's files are encoded."""
+    """Encoding of one camera's files."""
     videos = catalog.videos(camera)
-    used = np.flatnonzero(videos.expected > 0)  # a file for episodes without frames need not be there
+    used = np.flatnonzero(videos.expected > 0)  # a file of episodes without frames may be missing
     opened: list[dict[str, Any]] = []
     for place in spread_evenly(len(used), limit):
-        with suppress(DatasetError, OSError, ValueError):  # told by `check_files`
+        with suppress(DatasetError, OSError, ValueError):  # reported by `check_files`
             opened.append(_video(catalog, camera, int(used[place])))
     facts: dict[str, Any] = {"files": len(used), "files_read": len(opened)}
     for name in ("codec", "pixels", "width", "height", "fps", "gop", "b_frames"):
@@ -171,7 +172,7 @@ def _videos(catalog: Catalog, camera: str, limit: int, wrong: list[str]) -> dict
         facts[name] = max(set(values), key=values.count) if values else None
         if len(set(values)) > 1:
             shown = ", ".join(f"{value} ({values.count(value)})" for value in sorted(set(values), key=str))
-            if name != "gop":  # the last group of a file is often cut short
+            if name != "gop":  # the last group of a file is often shorter
                 wrong.append(f"{camera}: files differ in {name}: {shown}")
     pictures, size = sum(one["pictures"] for one in opened), sum(one["bytes"] for one in opened)
     facts |= {"pictures": pictures, "bytes": size, "bytes_per_picture": size / pictures if pictures else None}
@@ -179,7 +180,7 @@ def _videos(catalog: Catalog, camera: str, limit: int, wrong: list[str]) -> dict
 
 
 def _video(catalog: Catalog, camera: str, file: int) -> dict[str, Any]:
-    """One file, by its index; nothing is decoded."""
+    """Encoding of one file, from its index without decoding."""
     import av
 
     videos = catalog.videos(camera)
@@ -190,7 +191,7 @@ def _video(catalog: Catalog, camera: str, file: int) -> dict[str, Any]:
     reader = open_video(path)
     with av.open(path) as container:
         context = container.streams.video[0].codec_context
-        # PyAV 17.1 crashes where it is asked for a format that the file does not tell, as it tells no width then.
+        # PyAV 17.1 crashes on the pixel format of a file that does not declare it; such a file has no width either.
         pixels = str(context.pix_fmt) if context.width else "None"
         b_frames = bool(context.has_b_frames)
     return {

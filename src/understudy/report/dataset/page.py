@@ -1,4 +1,4 @@
-"""The page of `understudy inspect`: facts, episodes with their images and curves, how the actions are distributed."""
+"""The page of `understudy inspect`: facts, episodes with their images and curves, distribution of actions."""
 
 from collections.abc import Iterator
 from html import escape
@@ -17,21 +17,23 @@ from understudy.report.sparklines import curves, histogram
 
 ACTION, STATE = "action", "observation.state"
 IMAGES = 8
-"""Images of an episode."""
+"""Images per episode."""
 WALL = 12
-"""Episodes whose first and last image are shown."""
+"""Most episodes with their first and last image."""
 SAMPLED = 64
-"""Episodes whose actions are counted."""
+"""Most episodes in the distributions of actions."""
 DIMENSIONS = 64
-"""Dimensions of a column that are drawn."""
+"""Most dimensions of a column to draw."""
 
 
 def page(catalog: Catalog, facts: dict[str, Any], shown: int, limit: int = SAMPLED) -> str:
-    """The facts and some episodes as one HTML page.
+    """Render the facts and some episodes as one HTML page.
 
     Args:
-        facts: of `examine`. shown: episodes to show; 0 also leaves out the images of first and last frames.
-        limit: at most this many episodes are opened for the distributions, and for the first and last frames.
+        catalog: The dataset.
+        facts: Result of `examine`.
+        shown: Episodes to show; 0 also leaves out the first and last frames.
+        limit: Most episodes to open for the distributions, and for the first and last frames.
     """
     lengths = facts["lengths"]
     actions = _Actions(catalog, min(limit, SAMPLED))
@@ -42,7 +44,7 @@ def page(catalog: Catalog, facts: dict[str, Any], shown: int, limit: int = SAMPL
         (f"{facts['fps']:g}", "frames per second"),
         (f"{lengths['min']}–{lengths['max']}", f"frames per episode, median {lengths['median']:g}"),
         *actions.tiles(),
-        (str(len(facts["wrong"])), "oddities"),
+        (str(len(facts["wrong"])), "defects"),
     ]
     wrong = "".join(f"<li>{escape(line)}</li>" for line in facts["wrong"])
     kept = "".join(f"<li>{escape(line)}</li>" for line in facts.get("keep", {}).get("told", []))
@@ -57,7 +59,7 @@ def page(catalog: Catalog, facts: dict[str, Any], shown: int, limit: int = SAMPL
         f"{catalog.name} · understudy inspect",
         f'<h1>{escape(catalog.name)}</h1><p class="soft">LeRobot {escape(facts["format"])} · '
         f"{escape(facts['robot'] or 'robot not named')} · {escape(facts['root'])}</p>" + html.tiles(tiles),
-        html.section("Wrong or odd", html.card(f"<ul>{wrong}</ul>" if wrong else "nothing")),
+        html.section("Defects", html.card(f"<ul>{wrong}</ul>" if wrong else "none")),
         html.section("Keep-ranges", html.card(f"<ul>{kept}</ul>") if kept else ""),
         html.section("Encoding", html.card(*videos)) if videos else "",
         html.section("Episodes", *_episodes(catalog, shown)),
@@ -65,12 +67,12 @@ def page(catalog: Catalog, facts: dict[str, Any], shown: int, limit: int = SAMPL
         html.section("Actions", *actions.cards(), note=actions.note()),
         html.section("Tasks", html.card(html.table(["task", "episodes"], tasks)) if tasks else ""),
         html.section("Features", html.card(html.table(["key", "dtype", "shape"], features))),
-        html.section("Lengths of the episodes", html.card(_histogram(catalog.episodes.lengths))),
+        html.section("Episode lengths", html.card(_histogram(catalog.episodes.lengths))),
     )
 
 
 class _Actions:
-    """What the actions of some episodes, spread over the dataset, look like."""
+    """Distribution of actions in some episodes, spread over the dataset."""
 
     def __init__(self, catalog: Catalog, count: int) -> None:
         self._catalog = catalog
@@ -96,11 +98,11 @@ class _Actions:
         if not self._frames:
             return []
         rule = IdleRule()
-        about = f"idle: {rule.min_idle} or more frames in a row in which no action changes by {rule.threshold:g}"
-        return [(f"{100 * self._idle / self._frames:.1f} %", about)]
+        label = f"idle: {rule.min_idle} or more frames in a row in which no action changes by {rule.threshold:g}"
+        return [(f"{100 * self._idle / self._frames:.1f} %", label)]
 
     def note(self) -> str:
-        return f"How often each value occurs in {self._read} of {len(self._catalog.episodes)} episodes."
+        return f"Histograms over {self._read} of {len(self._catalog.episodes)} episodes."
 
     def cards(self) -> Iterator[str]:
         if self._values is None:
@@ -120,22 +122,22 @@ def _histogram(lengths: np.ndarray) -> str:
         chart.set_xlabel("frames")
         chart.set_ylabel("episodes")
 
-    return html.chart(draw, "histogram of the lengths of the episodes", height=1.9, wide=True)
+    return html.chart(draw, "histogram of episode lengths", height=1.9, wide=True)
 
 
 def _chosen(catalog: Catalog, count: int) -> list[int]:
-    """Rows of episodes that have frames, spread over the dataset."""
+    """Rows of `count` episodes with frames, spread over the dataset."""
     rows = np.flatnonzero(catalog.episodes.lengths > 0)
     return [int(rows[place]) for place in spread_evenly(len(rows), count)] if count else []
 
 
 def _episodes(catalog: Catalog, shown: int) -> list[str]:
-    """One card for each of some episodes, spread over the dataset."""
+    """Render a card for each of `shown` episodes, spread over the dataset."""
     return [_episode(catalog, row) for row in _chosen(catalog, shown)]
 
 
 def _walls(catalog: Catalog, count: int) -> Iterator[str]:
-    """For each camera the first and the last image of some episodes: what scenes begin and end with."""
+    """Render the first and last images of some episodes, a card per camera."""
     for camera in catalog.camera_keys:
         wrong: list[str] = []
         images, captions = [], []
@@ -147,11 +149,11 @@ def _walls(catalog: Catalog, count: int) -> Iterator[str]:
                 pair = _small(data.batch(np.full(2, episode), at)[camera].numpy())
                 images += list(pair)
                 captions += [f"episode {episode}, first", f"episode {episode}, last"]
-        yield html.card(f"<h3>{escape(camera)}</h3>", _told(wrong), html.film(images, captions, camera))
+        yield html.card(f"<h3>{escape(camera)}</h3>", _errors(wrong), html.film(images, captions, camera))
 
 
 def _episode(catalog: Catalog, row: int) -> str:
-    """Images from first to last, and what the rows hold over time; what cannot be read is said in its place."""
+    """Render an episode: images from first to last and curves of its rows, or the errors in their place."""
     episode, length = int(catalog.episodes.ids[row]), int(catalog.episodes.lengths[row])
     wrong: list[str] = []
     parts: list[str] = []
@@ -173,23 +175,22 @@ def _episode(catalog: Catalog, row: int) -> str:
         task = task or batch["task"][0]
         parts += _columns(catalog, columns)
     title = f'<h3>episode {episode} <span class="soft">· {length} frames · {escape(task)}</span></h3>'
-    return html.card(title, _told(wrong), *parts)
+    return html.card(title, _errors(wrong), *parts)
 
 
-def _told(wrong: list[str]) -> str:
+def _errors(wrong: list[str]) -> str:
     return "".join(f'<p class="bad">{escape(line)}</p>' for line in wrong)
 
 
 def _small(images: np.ndarray, height: int = 160) -> np.ndarray:
-    """uint8 [n, C, H, W] -> [n, h, w, 3], thinned to about `height` and with grey as colour."""
+    """Convert uint8 [n, C, H, W] to [n, h, w, 3], thinned to about `height`, grey as RGB."""
     step = max(1, images.shape[2] // height)
     thin = images[:, :3, ::step, ::step].transpose(0, 2, 3, 1)
     return np.repeat(thin, 3, axis=3) if thin.shape[3] == 1 else thin
 
 
 def _columns(catalog: Catalog, columns: dict[str, np.ndarray]) -> Iterator[str]:
-    """A small curve per dimension: action and state of the same joint on one scale where there are equally many, every
-    other column by itself."""
+    """Render a small curve per dimension, with action and state of a joint on one scale if they have equal widths."""
     together = ACTION in columns and STATE in columns and columns[ACTION].shape == columns[STATE].shape
     groups = [[ACTION, STATE]] if together else []
     groups += [[key] for key in columns if not (together and key in (ACTION, STATE))]

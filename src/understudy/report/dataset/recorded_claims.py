@@ -1,4 +1,4 @@
-"""What a dataset's recorded statistics claim, held against what was read of it: nobody has to believe them."""
+"""Check of a dataset's recorded statistics against the values read."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -10,19 +10,21 @@ from understudy.data.format.catalog import Catalog
 from understudy.errors import DatasetError
 
 FRAMES = 16
-"""Frames of which pictures that lie in the rows as arrays are read."""
+"""Most frames to read of images that are stored as arrays in the rows."""
 
-_FEW = 8  # dimensions that are named in one line
+_FEW = 8  # most dimensions to name in one line
 
 
 def contradictions(catalog: Catalog, low: Mapping[str, np.ndarray], high: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """Lines on statistics that what was read contradicts.
+    """Yield a line for each recorded statistic that the values read contradict.
 
     Args:
-        low, high: least and most that was read of each column, by dimension.
+        catalog: The dataset.
+        low: Least value read of each column, by dimension.
+        high: Greatest value read of each column, by dimension.
     """
     stats = {}
-    with suppress(DatasetError):  # which the report says
+    with suppress(DatasetError):  # reported elsewhere
         stats = catalog.stats
     for key in low:
         entry, least, most = stats.get(key, {}), low[key], high[key]
@@ -31,33 +33,33 @@ def contradictions(catalog: Catalog, low: Mapping[str, np.ndarray], high: Mappin
             continue
         names = _names(catalog, key, len(least))
         if "std" in known and (still := np.flatnonzero((known["std"] == 0) & (most > least))).size:
-            yield f"{key}: the recorded statistics call {_listed(names, still)} constant, what was read is not"
+            yield f"{key}: {_listed(names, still)} constant in the recorded statistics, but not in the values read"
         if "min" in known and "max" in known:
             slack = 1e-4 * (known["max"] - known["min"]) + 1e-6 * np.maximum(abs(known["min"]), abs(known["max"]))
             out = np.flatnonzero((least < known["min"] - slack) | (most > known["max"] + slack))
             if out.size:
-                yield f"{key}: what was read leaves the range that the recorded statistics give {_listed(names, out)}"
+                yield f"{key}: values read are outside the recorded range of {_listed(names, out)}"
 
 
 def constant(catalog: Catalog, key: str, low: np.ndarray, high: np.ndarray) -> str:
-    """A line on the dimensions of which every value that was read is the same, "" for none."""
+    """Name the dimensions with a single value in all rows read, in one line; "" for none."""
     still = np.flatnonzero(low == high)
     if not still.size:
         return ""
     names = _names(catalog, key, len(low))
-    if len(still) > _FEW:  # as ranges: names of dozens of joints would fill the screen
+    if len(still) > _FEW:  # as ranges, since names of dozens of joints fill the screen
         runs = np.split(still, np.flatnonzero(np.diff(still) > 1) + 1)
         ranges = [f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
         return f"{key}: constant in {len(still)} of {len(low)} dimensions, {', '.join(ranges)}"
-    said = ", ".join(str(i) if names[i] == str(i) else f"{i} ({names[i]})" for i in still.tolist())
-    return f"{key}: constant in dimensions {said}"
+    listed = ", ".join(str(i) if names[i] == str(i) else f"{i} ({names[i]})" for i in still.tolist())
+    return f"{key}: constant in dimensions {listed}"
 
 
 def colours(catalog: Catalog, key: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Least and most of each colour, of pictures that are an array column, in some frames of the episodes of `rows`.
+    """Least and greatest value of each channel, of an array column of images, in some frames of the episodes `rows`.
 
     Raises:
-        DatasetError: they cannot be read.
+        DatasetError: The images are unreadable.
     """
     feature = catalog.features[key]
     first = feature.shape[0] in (1, 3, 4) and feature.shape[2] not in (1, 3, 4)
@@ -77,5 +79,6 @@ def _names(catalog: Catalog, key: str, width: int) -> list[str]:
 
 
 def _listed(names: list[str], which: np.ndarray) -> str:
-    said = ", ".join(names[i] for i in which[:_FEW].tolist())
-    return f"dimension{'s' if len(which) > 1 else ''} {said}" + (f" and {len(which) - _FEW} more" * (len(which) > _FEW))
+    listed = ", ".join(names[i] for i in which[:_FEW].tolist())
+    more = f" and {len(which) - _FEW} more" * (len(which) > _FEW)
+    return f"dimension{'s' if len(which) > 1 else ''} {listed}{more}"

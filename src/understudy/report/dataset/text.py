@@ -1,11 +1,11 @@
-"""The facts about a dataset in words, for a terminal."""
+"""Facts about a dataset as text."""
 
 from datetime import timedelta
 from typing import Any
 
 
-def told(facts: dict[str, Any]) -> str:
-    """The facts in words, for a terminal."""
+def format_facts(facts: dict[str, Any]) -> str:
+    """Format the facts for a terminal."""
     lengths, rows = facts["lengths"], facts["rows"]
     lines = [
         facts["root"],
@@ -25,30 +25,30 @@ def told(facts: dict[str, Any]) -> str:
     for key, f in facts["features"].items():
         lines.append(f"  {key:<{width}}  {f['dtype']} {tuple(f['shape'])}" + (", a camera" if f["camera"] else ""))
     if facts["undeclared"]:
-        lines.append("columns that info.json does not declare, and that are read only by name")
+        lines.append("columns that info.json does not declare; they are read only by name")
         lines += [f"  {name}  {kind}" for name, kind in facts["undeclared"].items()]
     for camera, video in facts["videos"].items():
         lines += [f"video {camera}", f"  {encoding(video)}"]
     if "keep" in facts:
         lines += ["keep-ranges", *(f"  {line}" for line in facts["keep"]["told"])]
-    lines.append(f"wrong or odd ({rows['episodes_read']} of {facts['episodes']} episodes read)")
-    lines += [f"  {line}" for line in facts["wrong"]] or ["  nothing"]
+    lines.append(f"defects ({rows['episodes_read']} of {facts['episodes']} episodes read)")
+    lines += [f"  {line}" for line in facts["wrong"]] or ["  none"]
     return "\n".join(lines)
 
 
 def encoding(video: dict[str, Any]) -> str:
-    """How a camera's files are encoded, in words."""
+    """Format the encoding of a camera's files."""
     if not video["files_read"]:
-        return f"{video['files']} files, none could be read"
+        return f"{video['files']} files, none readable"
     frames = "with B-frames" if video["b_frames"] else "no B-frames"
     return (
         f"{video['codec']} {video['width']}×{video['height']} {video['pixels']}, {video['fps']:g} fps, key frame every "
-        f"{video['gop']} pictures, {frames}, {video['bytes_per_picture']:,.0f} bytes per picture; "
-        f"{video['files_read']} of {video['files']} files read, {video['pictures']:,} pictures, "
+        f"{video['gop']} frames, {frames}, {video['bytes_per_picture']:,.0f} bytes per frame; "
+        f"{video['files_read']} of {video['files']} files read, {video['pictures']:,} frames, "
         f"{video['bytes'] / 1e6:,.1f} MB"
     )
 
 
 def duration(seconds: float) -> str:
-    """h:mm:ss."""
+    """Format seconds as h:mm:ss."""
     return str(timedelta(seconds=round(seconds)))

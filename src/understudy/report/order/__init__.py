@@ -1,6 +1,6 @@
-"""An order compared with others.
+"""Comparison of an order with others.
 
 comparison    audit of our order and five others
 text          the comparison as a table
-figure        the comparison as a picture
+figure        the comparison as a figure
 """

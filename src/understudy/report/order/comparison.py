@@ -1,9 +1,8 @@
-"""Our order beside five others, holding about as many frames: counted over a stretch of bounded length."""
+"""Audit of our order and five others holding about as many frames, over a bounded number of positions."""
 
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from understudy.config.declare import Positional
@@ -17,59 +16,58 @@ if TYPE_CHECKING:
 
 
 MOST = 1 << 22
-"""Positions to look at, and as many before them: memory and time stay bounded, whatever is held. What holds more than a
-quarter of this (as a rule, all there is) is not seen to come and go often enough to settle, and the text says so."""
+"""Most positions to audit, and most positions before them, which bounds memory and time. An order that holds more than
+a quarter of this many frames has not settled, and the text notes it."""
 
 FEW = 1 << 20
-"""Positions to look at where that is enough, or where no number that can be looked at would be: a second of CPU time or
-two for each order."""
+"""Positions to audit if they suffice, or if no affordable number would: one or two seconds of CPU time per order."""
 
 WIDEST = 64
-"""Batches of the widest window that is looked at."""
+"""Batches of the widest window."""
 
 LARGEST = {"batch": 1 << 24, "world": 1 << 20, "workers": 1 << 12, "episodes": 10**7, "lanes": 1 << 24}
-"""The most that may be asked for; beyond, tables no longer fit in memory."""
+"""Upper limits of settings; beyond them tables do not fit in memory."""
 
 
 @dataclass(frozen=True)
 class ExplainConfig:
-    """What to explain. Without PATHS: a synthetic table of episode lengths like DROID's."""
+    """Explain the order of datasets, or of a synthetic table of episode lengths like DROID's."""
 
     paths: Positional[tuple[str, ...]] = ()
     """Datasets, folders or URLs; several make a mixture."""
     weights: tuple[float, ...] = ()
-    """Share of each dataset in the samples; none given: each frame equally often."""
+    """Share of each dataset in the samples; by default all frames are equally frequent."""
     batch: int = 256
     """Global batch: samples per step over all ranks."""
     seed: int = 0
     """Seed of the order."""
     frames_in_flight: int | None = None
-    """Frames that all ranks together may hold open; none: 100,000, or 192 per sample of a batch of more than 520."""
+    """Frames that all ranks together may hold open. The default is 100,000, or 192 per sample for batches above 520."""
     clip: int = 0
-    """Frames per clip, to try another one; 0: chosen for the data."""
+    """Frames per clip; 0: chosen for the data."""
     lanes: int = 0
-    """Lanes, to try another number; 0: chosen for the data, or the batch where a clip is given. (Few frames that are
-    shuffled one by one have none; give a clip as well.)"""
+    """Number of lanes; 0: chosen for the data, or the batch size if a clip is given. Few frames are shuffled one by
+    one without lanes; give a clip as well."""
     inside: Literal["sequential", "permuted"] = "sequential"
     """Order of the frames inside a clip."""
     world: int = 8
     """Ranks."""
     workers: int = 8
-    """Loader workers per rank, of the orders that depend on them."""
+    """Loader workers per rank, for the orders that depend on them."""
     gop: int = 0
-    """Pictures from key frame to key frame; 0: as in the videos (2 for the synthetic table)."""
+    """Frames from key frame to key frame; 0: as in the videos (2 for the synthetic table)."""
     reach: tuple[int, int] = (0, 0)
-    """Pictures that a sample's windows reach back and ahead."""
+    """Frames that a sample's windows extend back and ahead."""
     frame_bytes: float = 4096.0
-    """Compressed bytes of one picture."""
+    """Compressed bytes of one frame."""
     episodes: int = 76_000
     """Episodes of the synthetic table, log-normal with a mean of 300 frames."""
     picture: str = ""
-    """Draw the comparison to this file (.png, .svg, .pdf)."""
+    """Figure of the comparison to write (.png, .svg, .pdf)."""
 
     def problems(self) -> list[str]:
-        """What is wrong with the settings together, one line each."""
-        from understudy.report.style import foreign
+        """List errors in the settings, one line each."""
+        from understudy.report.style import check_figure_path
 
         found = [
             f"{name}: must be at least 1"
@@ -77,7 +75,7 @@ class ExplainConfig:
             if (value := getattr(self, name)) is not None and value < 1
         ]
         found += [
-            f"{name}: {getattr(self, name)} is more than {most}, the most that can be explained"
+            f"{name}: {getattr(self, name)} exceeds the limit of {most}"
             for name, most in LARGEST.items()
             if getattr(self, name) > most
         ]
@@ -94,19 +92,14 @@ class ExplainConfig:
             found.append("seed: must be in [0, 2**64)")
         if not 0 < self.frame_bytes < float("inf"):
             found.append("frame_bytes: must be above 0")
-        if self.picture and not Path(self.picture).absolute().parent.is_dir():
-            found.append(f"picture: there is no folder {Path(self.picture).parent}; make it first")
-        found += foreign(self.picture)
         if self.picture and self.batch * WIDEST > MOST:
-            found.append(f"picture: batches of {self.batch} are too large to be compared; leave it out")
-        if self.picture and not self.picture.endswith((".png", ".svg", ".pdf")):
-            found.append(f"picture: {self.picture!r} must end in .png, .svg or .pdf")
-        return found
+            found.append(f"figure: batches of {self.batch} are too large for a comparison; leave it out")
+        return found + check_figure_path(self.picture)
 
 
 @dataclass(frozen=True)
 class Table:
-    """The lengths of one dataset, as `Order.from_datasets` takes a source."""
+    """Episode lengths of one dataset, a source for `Order.from_datasets`."""
 
     name: str
     lengths: "np.ndarray"
@@ -116,11 +109,11 @@ class Table:
     cameras: int
     """Cameras with video, at least 1."""
     decoded: int = 0
-    """Bytes of all its pictures, decoded; 0: not known."""
+    """Bytes of all its images, decoded; 0: unknown."""
 
     @property
     def segments(self) -> "np.ndarray":
-        """int64 (episodes, 3) rows [episode, 0, length)."""
+        """Rows [episode, 0, length), int64 (episodes, 3)."""
         import numpy as np
 
         number = np.arange(self.lengths.size)
@@ -129,7 +122,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Side:
-    """One order of the comparison: its name, how to read it, and its figures; or why there are none."""
+    """One order of the comparison: its name, its reader and its figures, or the reason why it has none."""
 
     name: str
     read: "Read | None"
@@ -144,14 +137,14 @@ class Comparison:
     order: "Order"
     lengths: "np.ndarray"
     start: int
-    """The first position looked at: far enough into a run for every order to have settled."""
+    """First audited position, at which every order has settled."""
     sides: tuple[Side, ...]
     settled: bool
-    """Whether the stretch sees what is held come and go several times."""
+    """Whether the audited positions cover several turnovers of the frames held."""
 
 
 def read_tables(config: ExplainConfig) -> list[Table]:
-    """The lengths of the datasets that `config` names, or the synthetic table."""
+    """Read the episode lengths of the datasets in `config`, or make the synthetic table."""
     from understudy.order.audit.baselines import droid_like
 
     if not config.paths:
@@ -173,7 +166,7 @@ def read_tables(config: ExplainConfig) -> list[Table]:
 
 
 def order_of(tables: Sequence[Table], config: ExplainConfig) -> "Order":
-    """The order that is explained."""
+    """Make the order to explain."""
     from understudy.order import Order
 
     return Order.from_datasets(
@@ -191,9 +184,9 @@ def _asked(config: ExplainConfig) -> dict[str, Any]:
 
 
 def compare(tables: Sequence[Table], config: ExplainConfig, order: "Order | None" = None) -> Comparison:
-    """Audit our order over the tables, and the others holding about as many frames as ours has in flight.
+    """Audit our order over the tables, and five others holding about as many frames as ours has in flight.
 
-    How far it is, is shown on stderr where it takes more than two seconds.
+    After two seconds progress is shown on stderr.
     """
     import numpy as np
 
@@ -205,11 +198,11 @@ def compare(tables: Sequence[Table], config: ExplainConfig, order: "Order | None
     order = order or order_of(tables, config)
     clips, lengths = as_read(order)
     uniform, _ = as_read(Order.from_datasets(tables, **_asked(config), mode="uniform"))
-    # A source whose order is the uniform shuffle is held whole; otherwise V lanes hold a clip of S each.
+    # A source in uniform order is held whole; otherwise V lanes hold a clip of S each.
     held = sum(s.frames if s.clip == 1 else min(s.frames, s.clip * s.lanes) for s in order.spec.sources)
     episodes = _whole(held / float(lengths.mean()), config.batch, lengths.size)
     pool = max(1, episodes // (config.world * config.workers))
-    # A pool has forgotten after about two turnovers that it started full; the stretch must see several more.
+    # The initial state of a pool is lost after about two turnovers; the audit must cover several more.
     start = min(3 * held, MOST) // config.batch * config.batch
     settled = 4 * held <= MOST
     enough = max(min(2048 * config.batch, FEW), 4 * held) if settled else FEW
@@ -227,7 +220,7 @@ def compare(tables: Sequence[Table], config: ExplainConfig, order: "Order | None
     cameras = np.average([table.cameras for table in tables], weights=order.spec.schedule[0].slots)
     sides = []
     every = 0.5 if sys.stderr.isatty() else 15.0
-    bar = tqdm(makers.items(), "orders compared", delay=2, mininterval=every, file=sys.stderr, leave=False)
+    bar = tqdm(makers.items(), "orders", delay=2, mininterval=every, file=sys.stderr, leave=False)
     for name, make in bar:
         try:
             read = make()
@@ -244,7 +237,7 @@ def compare(tables: Sequence[Table], config: ExplainConfig, order: "Order | None
                 fps=tables[0].fps,
                 frame_bytes=config.frame_bytes * float(cameras),
             )
-        except ValueError as error:  # too few episodes to give every worker one; a clip that outlasts the stretch
+        except ValueError as error:  # fewer episodes than workers; a clip longer than the audit
             sides.append(Side(name, None, None, str(error)))
             continue
         sides.append(Side(name, read, figures))
@@ -252,6 +245,6 @@ def compare(tables: Sequence[Table], config: ExplainConfig, order: "Order | None
 
 
 def _whole(fitting: float, batch: int, most: int) -> int:
-    """Whole episodes for so many frames: a multiple of the batch if that fits, so that a lane keeps its rank."""
+    """Round to whole episodes, to a multiple of the batch if possible, so that a lane has one rank."""
     episodes = max(1, min(round(fitting), most))
     return episodes // batch * batch or episodes

@@ -1,10 +1,10 @@
-"""The picture of an order beside others: noise, cost, and which episode comes at which position. Needs matplotlib."""
+"""Figure of an order beside others: noise, cost, and the episode at each position. Needs matplotlib."""
 
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy.report.style import BLUE, GREEN, GREY, ORANGE, VIOLET, picture
+from understudy.report.style import BLUE, GREEN, GREY, ORANGE, VIOLET, new_figure
 
 if TYPE_CHECKING:
     from understudy.report.order.comparison import Comparison, Side
@@ -23,15 +23,15 @@ _COLOURS = {
 def draw(comparison: "Comparison", path: str) -> None:
     """Draw the comparison to a .png, .svg or .pdf file."""
     sides = [side for side in comparison.sides if side.figures]
-    with picture(path, 11, 6.4, dpi=110) as figure:
+    with new_figure(path, 11, 6.4, dpi=110) as figure:
         halves: Any = figure.subfigures(2, 1, height_ratios=[1.15, 1])
         upper, lower = halves
         noise, cost = upper.subplots(1, 2, width_ratios=[1.7, 1])
         _draw_noise(noise, sides)
         _draw_cost(cost, sides)
         lower.suptitle(
-            f"Which episode at which position: {BATCHES} batches, episodes numbered as they first appear "
-            "(the higher, the more different ones)",
+            f"Episode at each position: {BATCHES} batches, episodes numbered by first appearance "
+            "(higher: more distinct episodes)",
             x=0.008,
             ha="left",
             fontsize=10,
@@ -44,7 +44,7 @@ def draw(comparison: "Comparison", path: str) -> None:
 
 
 def _draw_noise(axes: Any, sides: "list[Side]") -> None:
-    """Bars: deff over 1, 8 and 64 batches, on a log scale that starts at independent draws."""
+    """Draw deff over 1, 8 and 64 batches as bars, on a log scale that starts at independent draws."""
     axes.set_title("Noise of the mean gradient, in units of independent draws (deff)")
     width = 0.8 / len(sides)
     for k, side in enumerate(sides):
@@ -65,11 +65,11 @@ def _draw_noise(axes: Any, sides: "list[Side]") -> None:
 
 
 def _draw_cost(axes: Any, sides: "list[Side]") -> None:
-    """Points: what a step must open, against noise over 8 batches; area is memory. Colours as in the bars' legend."""
-    axes.set_title("… and what it costs the disk")
+    """Draw pieces opened per step against noise over 8 batches; area is memory. Colours as in the bars' legend."""
+    axes.set_title("… and its cost for the disk")
     shown = [(side.name, side.figures) for side in sides if side.figures]
     most = max(a.frames_in_flight for _, a in shown)
-    opened = [max(a.touches_mean, 1e-3) for _, a in shown]  # nothing at all has no place on a log scale
+    opened = [max(a.touches_mean, 1e-3) for _, a in shown]  # a log scale has no 0
     for (name, a), x in zip(shown, opened):
         axes.scatter(
             x, a.deff[1], s=14 + 600 * a.frames_in_flight / most, color=_COLOURS[name], alpha=0.3, linewidths=0
@@ -89,7 +89,7 @@ def _draw_cost(axes: Any, sides: "list[Side]") -> None:
 
 
 def _draw_episodes(axes: Any, side: "Side", start: int, batch: int) -> None:
-    """Dots: position against the episode's number in order of first appearance. Independent draws climb a diagonal."""
+    """Draw episodes, numbered by first appearance, against positions; independent draws form a diagonal."""
     assert side.read is not None
     positions = np.arange(BATCHES * batch)
     episode, _, _ = side.read(start + positions)
@@ -100,7 +100,7 @@ def _draw_episodes(axes: Any, side: "Side", start: int, batch: int) -> None:
     axes.set_xlim(0, BATCHES)
     axes.set_xticks([0, BATCHES // 2, BATCHES])
     axes.set_xlabel("batches")
-    # Where the dots climb to the right-hand corner, the text stands on the left.
+    # The text is on the left if the dots reach the right-hand corner.
     x, end = (0.05, "left") if first.size > 0.6 * positions.size else (0.97, "right")
     at, text = (x * BATCHES, first.size), f"{first.size:,} episodes"
     offset = {"xytext": (0, 4), "textcoords": "offset points"}

@@ -1,4 +1,4 @@
-"""What `order explain` prints: each dataset in a line, the table of the orders, and how to read it."""
+"""Text of `order explain`: each dataset in a line, the table of the orders, and its explanation."""
 
 from collections.abc import Callable, Sequence
 from textwrap import fill
@@ -9,35 +9,35 @@ if TYPE_CHECKING:
     from understudy.report.order.comparison import Comparison, ExplainConfig, Table
 
 
-def described(table: "Table") -> str:
-    """What a dataset holds, in one line."""
+def describe(table: "Table") -> str:
+    """Describe a dataset in one line."""
     total, mean = int(table.lengths.sum()), float(table.lengths.mean())
     size = f"{table.lengths.size:,} episodes, {total:,} frames, {mean:.0f} per episode"
     return f"{table.name}: {size}, a key frame every {table.gop}"
 
 
 def render(tables: Sequence["Table"], comparison: "Comparison", config: "ExplainConfig") -> str:
-    """The table of the orders, and how to read it."""
+    """Render the table of the orders, with its explanation."""
     decoded = sum(table.decoded for table in tables) if all(table.decoded for table in tables) else 0
     lines = [*_rows(comparison, decoded), ""]
-    lines += [f"not shown: {side.missing}" for side in comparison.sides if side.missing]
+    lines += [f"omitted: {side.missing}" for side in comparison.sides if side.missing]
     low, high = next(side.figures.stretch for side in comparison.sides if side.figures)
     if not comparison.settled:
         lines.append(
-            f"{high - low:,} positions were looked at, too few for orders that hold so many frames to settle: "
-            "take their figures as a sketch."
+            f"{high - low:,} positions were audited, too few for orders with this many frames in flight to settle: "
+            "their figures are approximate."
         )
     notes = (
         f"Counted over positions {low:,} to {high:,}; global batch {config.batch}, {config.world} ranks, "
-        f"{config.workers} workers each. deff: variance of the mean over so many batches, in units of what independent "
-        "draws would have, if two frames of one episode correlate by 0.3 + 0.3 exp(-distance / 30 frames) and frames "
-        "of two episodes do not. A piece is what is opened, read and closed: a clip, an episode, a single frame. deff "
-        "rests on that model; all else is counted."
+        f"{config.workers} workers each. deff: variance of the mean over that many batches, divided by that of "
+        "independent draws. Its model: two frames of one episode correlate by 0.3 + 0.3 exp(-distance / 30 frames), "
+        "frames of two episodes do not. All other figures are counted. A piece is opened, read and closed as a whole: "
+        "a clip, an episode or a single frame."
     )
     if decoded:
         notes += (
-            f" All pictures decoded are {_gigabytes(decoded)}: a loader whose memory holds them (4GB by default) "
-            "keeps them, and each rank decodes a picture once in the whole run."
+            f" All images take {_gigabytes(decoded)} decoded: a loader with that much memory (4GB by default) keeps "
+            "them, and each rank decodes an image once per run."
         )
     return "\n".join([*lines, fill(notes, 118)])
 
@@ -47,9 +47,11 @@ def _gigabytes(size: int) -> str:
 
 
 def _rows(comparison: "Comparison", decoded: int) -> list[str]:
-    """The table, one row per figure, one column per order.
+    """Rows of the table, one per figure, with one column per order.
 
-    decoded: bytes of all pictures, decoded; 0 where that is not known.
+    Args:
+        comparison: The audited orders.
+        decoded: Bytes of all decoded images; 0 if unknown.
     """
     shown = [(side.name, side.figures) for side in comparison.sides if side.figures]
     rows: dict[str, Callable[[Audit], str]] = {
@@ -79,7 +81,7 @@ def _rows(comparison: "Comparison", decoded: int) -> list[str]:
 
 
 def _seconds(value: float) -> str:
-    """Seconds of recorded data, in the largest fitting unit."""
+    """Format seconds of recorded data in the largest fitting unit."""
     if value == float("inf"):
         return "beyond"
     if value < 90:

@@ -1,8 +1,8 @@
-"""report.html of a run.
+"""The report.html of a run.
 
 page          the page
-validation    its part on validation
+validation    its section on validation
 heatmap       loss per group over the steps
 tables        a validation as text
-rollouts      its part on rollouts
+rollouts      its section on rollouts
 """

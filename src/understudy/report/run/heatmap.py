@@ -1,8 +1,7 @@
-"""Held-out loss of every group over the steps, as a heat-map in plain HTML: what each group was at its best, and what
-has become worse since, in words beside the colours.
+"""Heat-map of the validation loss of every group over the steps, in plain HTML.
 
-A cell's colour is how far the loss lies above the lowest that its own group ever had, so that easy groups and hard ones
-can be read alike; the figure in it is the loss.
+The colour of a cell is the distance of its loss to the lowest loss of its own group, so that easy and hard groups are
+comparable. The number in the cell is the loss. Beside the cells is the rise since the lowest loss.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +14,9 @@ Records = Sequence[Mapping[str, Any]]
 MISSING = object()
 COLUMNS, ROWS = 12, 40
 WORSE = 0.05
-"""Rise above a group's lowest loss from which on it is marked."""
+"""Rise above a group's lowest loss that is marked."""
 DEEPEST = 4.0
-"""Factor above the lowest loss at which the colour is full."""
+"""Factor above the lowest loss of the full colour."""
 
 STYLE = """<style>
 .heat { overflow-x: auto; } .heat table { border-collapse: separate; border-spacing: 2px; font-size: 12.5px; }
@@ -30,10 +29,10 @@ STYLE = """<style>
 
 
 def heatmap(val: Records) -> str:
-    """The heat-map of the groups in the records of a run's validations, oldest first; "" where none has any.
+    """Render the heat-map of a run's validation records, oldest first; "" if no record has groups.
 
-    Rows are sources and their tasks (the tasks alone, of a single source), those that have become worse first; of very
-    many only the first. Columns are validations, thinned evenly, the last one always there.
+    Rows are sources and their tasks (tasks alone for a single source), those with a marked rise first, at most `ROWS`.
+    Columns are validations, thinned evenly to `COLUMNS`, the last one included.
     """
     found = [{name: entry["loss"] for name, entry in groups_of(record).items()} for record in val]
     lines = {group: [losses.get(group, MISSING) for losses in found] for group in sorted({g for f in found for g in f})}
@@ -46,15 +45,15 @@ def heatmap(val: Records) -> str:
     rows = [_row(group, lines[group], [record["step"] for record in val], shown) for group in order[:ROWS]]
     worse = sum(rise > WORSE for rise in rises.values())
     words = f"{worse} of {len(order)} groups {'are' if worse > 1 else 'is'}" if worse else "No group is"
-    words += f" more than {100 * WORSE:.0f} % above the lowest loss of the group. Framed: that lowest one. The deeper"
-    words += f" the colour, the further above it; full at {DEEPEST:g} times."
+    words += f" more than {100 * WORSE:.0f} % above the lowest loss of the group, which is framed. Deeper colours are"
+    words += f" further above it; the deepest is {DEEPEST:g} times it."
     left = f'<p class="soft">and {len(order) - ROWS} more groups</p>' if len(order) > ROWS else ""
     table = f'<table><tr><th scope="col">step</th>{head}<td></td></tr>{"".join(rows)}</table>'
     return f'{STYLE}<p class="soft">{words}</p><div class="heat">{table}</div>{left}'
 
 
 def groups_of(record: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Name -> entry of the groups of one validation: tasks, with their sources where there are several."""
+    """Name -> entry of the groups of one validation: tasks, with their sources if there are several."""
     groups = record.get("groups", [])
     if len({group["source"] for group in groups}) > 1:
         return {f"{group['source']} · {group['task']}": group for group in groups}
@@ -62,8 +61,11 @@ def groups_of(record: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def since_lowest(line: Sequence[Any]) -> tuple[float, int]:
-    """(rise of the last loss above the lowest, as a share of that; which is the lowest) of a group's losses, in which
-    None was not finite and MISSING not there. The rise is infinite where the last one is not finite and another was."""
+    """Rise of a group's last loss above its lowest, as a share of the lowest, and the index of the lowest.
+
+    In `line`, None is a loss that was not finite, and MISSING an absent one. The rise is infinite if the last loss is
+    not finite and another one is.
+    """
     known = [(loss, i) for i, loss in enumerate(line) if loss is not None and loss is not MISSING]
     if not known:
         return 0.0, -1
@@ -83,13 +85,13 @@ def _row(group: str, line: Sequence[Any], steps: Sequence[int], shown: Sequence[
     cells = "".join(_cell(line[i], line[which] if which >= 0 else None, i == which) for i in shown)
     if rise > WORSE:
         by = "not finite, lowest at" if rise == inf else f"+{100 * rise:.0f} % since"
-        told = f'<span class="bad">▲ worse: {by} step {steps[which]:,}</span>'
+        note = f'<span class="bad">▲ worse: {by} step {steps[which]:,}</span>'
     elif rise > 0:
-        told = f'<span class="soft">+{100 * rise:.1f} % since step {steps[which]:,}</span>'
+        note = f'<span class="soft">+{100 * rise:.1f} % since step {steps[which]:,}</span>'
     else:
-        told = '<span class="soft">at its lowest</span>' if which == len(line) - 1 else ""
+        note = '<span class="soft">at its lowest</span>' if which == len(line) - 1 else ""
     name = escape(group) or "(no text)"
-    return f'<tr><th scope="row" title="{escape(group, quote=True)}">{name}</th>{cells}<td>{told}</td></tr>'
+    return f'<tr><th scope="row" title="{escape(group, quote=True)}">{name}</th>{cells}<td>{note}</td></tr>'
 
 
 def _cell(loss: Any, lowest: float | None, best: bool) -> str:
@@ -104,7 +106,7 @@ def _cell(loss: Any, lowest: float | None, best: bool) -> str:
 
 
 def _thinned(count: int) -> list[int]:
-    """At most COLUMNS of `count` numbers, evenly, with the first and the last."""
+    """At most COLUMNS of the indices below `count`, evenly spaced, with the first and the last."""
     if count <= COLUMNS:
         return list(range(count))
     return [round(k * (count - 1) / (COLUMNS - 1)) for k in range(COLUMNS)]

@@ -1,49 +1,30 @@
-"""report.html of a run: one file that opens offline and shows what was trained on, how it went and what came of it.
+"""The report.html of a run: data, training, validation and rollouts in one file that opens offline.
 
-Made from the run directory alone (and the dataset, for the pictures of a real batch), so it can be made at any time,
-of a run under way, stopped or done.
+It needs only the run directory, and the dataset for the images of a batch. So it can be written at any time, of an
+active, stopped or complete run.
 """
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from understudy.config.declare import Positional
-
-
-@dataclass(frozen=True)
-class ReportConfig:
-    """Write a run's report.html anew."""
-
-    run: Positional[str] = ""
-    """Run directory, of a run under way, stopped or done."""
-
-    def problems(self) -> list[str]:
-        return [] if self.run else ["run: required, the directory of a run"]
-
-
-def report(config: ReportConfig) -> None:
-    """Write it and say where."""
-    print(f"report: {write_report(Path(config.run))}")
-
 
 def write_report(root: Path) -> Path:
     """Write report.html into the run directory `root`; returns its path.
 
     Raises:
-        ConfigError: there is no run.
+        ConfigError: There is no run.
     """
     from understudy.atomic import write_text
     from understudy.config.schema import dump_yaml
     from understudy.errors import CheckpointError
     from understudy.report import html
-    from understudy.report.run.rollouts import on_the_way, result_of, results
-    from understudy.report.run.validation import held_out
+    from understudy.report.run.rollouts import read_results, render_during_training, render_result
+    from understudy.report.run.validation import render_validation
     from understudy.train.checkpoint import checkpoint
     from understudy.train.checkpoint.run_dir import RunDir
     from understudy.train.run_record import recorded_sources
@@ -55,20 +36,24 @@ def write_report(root: Path) -> Path:
     kinds = {kind: [r for r in records if r["kind"] == kind] for kind in ("train", "speed", "val", "rollout")}
     latest = checkpoint.find_latest(run.checkpoints)
     versions: dict[str, str] = {}
-    with suppress(CheckpointError):  # a report is for looking at what went wrong, too
+    with suppress(CheckpointError):  # a report is useful for a damaged run, too
         versions = checkpoint.read_state(latest).get("versions", {}) if latest is not None else {}
-    rollouts = results(run.rollouts)
+    rollouts = read_results(run.rollouts)
     done = kinds["train"][-1]["step"] if kinds["train"] else 0
-    state = "complete" if done >= config.steps else "under way, or stopped"
-    name = "/".join(root.resolve().parts[-2:])  # "run" alone would say little
+    state = "complete" if done >= config.steps else "active or stopped"
+    name = "/".join(root.resolve().parts[-2:])  # with its parent: "run" alone is too short
     page = html.page(
         f"{name} · understudy",
         f'<h1>{_text(name)}</h1><p class="soft">step {done:,} of {config.steps:,}, {state} · '
         f"{_text(config.data.root or ', '.join(config.data.names()))}</p>",
         html.tiles(_headlines(kinds, rollouts)),
         html.section("Training", _curves(kinds)),
-        html.section("Held-out frames", held_out(kinds["val"])),
-        html.section("Rollouts", on_the_way(kinds["rollout"]), *[result_of(r, run.rollouts) for r in rollouts]),
+        html.section("Validation", render_validation(kinds["val"])),
+        html.section(
+            "Rollouts",
+            render_during_training(kinds["rollout"]),
+            *[render_result(result, run.rollouts) for result in rollouts],
+        ),
         html.section("The first batch", _batch(config, recorded_sources(run.read_record())), note=_BATCH_NOTE),
         html.section("Settings", html.card(_details("config.yaml", dump_yaml(config)), *_order(run.order))),
         html.section("Versions", html.card(html.table(["package", "version"], list(versions.items()))))
@@ -80,8 +65,8 @@ def write_report(root: Path) -> Path:
 
 
 _BATCH_NOTE = (
-    "Samples of step 0 as the policy got them, after augmentation: picture, instruction and the chunk of actions to "
-    "learn, one line per dimension in the robot's units; faint where the episode has ended."
+    "Samples of step 0 as the policy received them, after augmentation: images, instruction and action chunk, one line "
+    "per dimension in the robot's units; steps after the end of the episode are faint."
 )
 
 
@@ -96,7 +81,7 @@ def _details(title: str, text: str) -> str:
 
 
 def _headlines(kinds: dict[str, list[dict[str, Any]]], rollouts: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """The figures that one looks for first; only those that are there."""
+    """Headline figures, as far as the run has them."""
     from understudy.report.run.validation import number
 
     found = []
@@ -104,7 +89,7 @@ def _headlines(kinds: dict[str, list[dict[str, Any]]], rollouts: list[dict[str, 
     if losses:
         found.append((f"{np.mean(losses[-100:]):.3f}", f"training loss, mean of the last {len(losses[-100:])} steps"))
     if kinds["val"]:
-        found.append((number(kinds["val"][-1]["loss"], 3), "held-out loss"))
+        found.append((number(kinds["val"][-1]["loss"], 3), "validation loss"))
     if kinds["rollout"]:
         latest = max(kinds["rollout"], key=lambda record: record["step"])
         rate = latest["success"]
@@ -126,51 +111,49 @@ def _headlines(kinds: dict[str, list[dict[str, Any]]], rollouts: list[dict[str, 
 
 
 def _ends(record: dict[str, Any], following: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The record, if it is the last of its process (`seconds` counts within one process)."""
+    """The record if it is the last of its process, else nothing (`seconds` counts within one process)."""
     return [record] if following is None or following["seconds"] < record["seconds"] else []
 
 
 def _curves(kinds: dict[str, list[dict[str, Any]]]) -> str:
-    from understudy.report import charts as curves
-    from understudy.report import html
+    from understudy.report import charts, html
 
     if not kinds["train"]:
         return html.card('<p class="soft">No step has been logged yet.</p>')
-    charts = {
-        "Gradient norm, before clipping": curves.series(kinds["train"], "grad_norm", 2, log=True, smooth=True),
-        "Learning rate": curves.series(kinds["train"], "lr", 3),
-        "Samples per second": curves.series(kinds["speed"], "samples_per_s", 5),
-        "Share of the time spent waiting for data": curves.series(kinds["speed"], "wait", 6),
+    series = {
+        "Gradient norm, before clipping": charts.series(kinds["train"], "grad_norm", 2, log=True, smooth=True),
+        "Learning rate": charts.series(kinds["train"], "lr", 3),
+        "Samples per second": charts.series(kinds["speed"], "samples_per_s", 5),
+        "Share of the time spent waiting for data": charts.series(kinds["speed"], "wait", 6),
     }
-    loss = html.card("<h3>Loss</h3>", curves.loss(kinds["train"], kinds["val"]))
+    loss = html.card("<h3>Loss</h3>", charts.loss(kinds["train"], kinds["val"]))
     if kinds["rollout"]:
-        loss += html.card("<h3>Success of rollouts on the way</h3>", curves.success(kinds["rollout"]))
-    return loss + html.grid([html.card(f"<h3>{title}</h3>", chart) for title, chart in charts.items()], "two")
+        loss += html.card("<h3>Success of rollouts during training</h3>", charts.success(kinds["rollout"]))
+    return loss + html.grid([html.card(f"<h3>{title}</h3>", chart) for title, chart in series.items()], "two")
 
 
 def _batch(config: Any, begun: Any, count: int = 8) -> str:
-    """The first samples of step 0, or why they cannot be shown."""
+    """Render the first samples of step 0, or the reason why they are unavailable."""
     from understudy.errors import DatasetError
-    from understudy.report import charts as curves
-    from understudy.report import html
+    from understudy.report import charts, html
     from understudy.train.data.data import first_batch
 
     try:
         batch, cameras = first_batch(config, begun)
     except (DatasetError, ValueError, OSError) as error:
-        return html.card(f'<p class="soft">The dataset cannot be opened any more: {_text(str(error))}</p>')
+        return html.card(f'<p class="soft">The dataset cannot be opened: {_text(str(error))}</p>')
     cards = []
     for i in range(min(count, len(batch["task"]))):
-        pictures = [html.picture(batch[camera][i].permute(1, 2, 0).numpy(), 84, camera) for camera in cameras[:2]]
-        chart = curves.chunk(batch["action"][i].double().numpy(), batch["action_is_pad"][i].numpy())
+        images = [html.image(batch[camera][i].permute(1, 2, 0).numpy(), 84, camera) for camera in cameras[:2]]
+        chart = charts.chunk(batch["action"][i].double().numpy(), batch["action_is_pad"][i].numpy())
         where = f"episode {int(batch['episode_index'][i])}, frame {int(batch['frame_index'][i])}"
-        words = f"<h3>{_text(batch['task'][i]) or '<span class=soft>(no text)</span>'}</h3><small>{where}</small>"
-        cards.append(html.card(words, f'<div class="row">{"".join(pictures)}</div>', chart))
+        title = f"<h3>{_text(batch['task'][i]) or '<span class=soft>(no text)</span>'}</h3><small>{where}</small>"
+        cards.append(html.card(title, f'<div class="row">{"".join(images)}</div>', chart))
     return html.grid(cards, "samples")
 
 
 def _order(path: Path) -> list[str]:
-    """The frozen order, the data's fingerprint and the normalisation, as they are used."""
+    """Render order.json: the order, the data's fingerprint and the normalisation; nothing if it is unreadable."""
     try:
         return [_details("order.json", json.dumps(json.loads(path.read_text(encoding="utf-8")), indent=2))]
     except (OSError, ValueError):

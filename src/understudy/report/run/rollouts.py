@@ -1,4 +1,4 @@
-"""What the report says of rollouts: those on the way over the steps, and those that were asked for afterwards."""
+"""Section of the report on rollouts: those during training, and those of `understudy rollout`."""
 
 import base64
 import json
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 
-def on_the_way(records: Sequence[dict[str, Any]]) -> str:
-    """Success per task of the latest weights that were played during the training, beside the best so far."""
+def render_during_training(records: Sequence[dict[str, Any]]) -> str:
+    """Render success per task of the latest rollouts during training, beside the best so far."""
     from understudy.report import html
 
     if not records:
@@ -45,11 +45,11 @@ def _row(name: str, rate: dict[str, Any]) -> list[Any]:
     ]
 
 
-def results(folder: Path) -> list[dict[str, Any]]:
-    """Results of `understudy rollout`, the plain ones first; a file that is none is passed over."""
+def read_results(folder: Path) -> list[dict[str, Any]]:
+    """Read the results of `understudy rollout`, those with swapped text last; other files are ignored."""
     found = []
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
-        if path.name.startswith("step-"):  # of rollouts on the way, which have lines in metrics.jsonl
+        if path.name.startswith("step-"):  # rollouts during training, which are also in metrics.jsonl
             continue
         try:
             result = json.loads(path.read_text(encoding="utf-8"))
@@ -60,14 +60,14 @@ def results(folder: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda result: bool(result["swap_text"]))
 
 
-def result_of(result: dict[str, Any], folder: Path) -> str:
-    """Success per task with its interval, and strips of pictures."""
+def render_result(result: dict[str, Any], folder: Path) -> str:
+    """Render success per task with its interval, and strips of images."""
     from understudy.report import html
 
     rows = [_row(task, rate) for task, rate in result["tasks"].items()]
     rows.append(_row("all", result["success"]))
     if result["swap_text"]:
-        rows.append(_row("did the scene's own task instead", result["took_scene"]))
+        rows.append(_row("completed the scene's own task instead", result["took_scene"]))
     table = html.table(["task", "success", "95 % interval", ""], rows)
     title = f"{result['world']}, seed {result['seed']}" + (", another object named" if result["swap_text"] else "")
     strips = [_strip(result, episode, name, folder) for episode, name in result.get("pictures", {}).items()]
@@ -81,29 +81,29 @@ def result_of(result: dict[str, Any], folder: Path) -> str:
 
 
 def _strip(result: dict[str, Any], episode: str, name: str, folder: Path) -> str:
-    """Some images of an episode with their times, and the whole of it as an animation that is opened by a click."""
+    """Render some images of an episode with their times, and the whole episode as a folded animation."""
     from PIL import Image
 
     from understudy.report import html
     from understudy.rollout.files import STRIP
 
-    told = next((e for e in result["episodes"] if str(e["episode"]) == episode), None)
-    if told is None or not (folder / name).is_file():
+    entry = next((e for e in result["episodes"] if str(e["episode"]) == episode), None)
+    if entry is None or not (folder / name).is_file():
         return ""
     with Image.open(folder / name) as image:
         pixels = np.asarray(image.convert("RGB"))
-    outcome = '<span class="good">success</span>' if told["success"] else '<span class="bad">failure</span>'
-    words = f"<p><small>{_text(told['told'])}, {told['steps']} steps: {outcome}</small></p>"
-    times = np.linspace(0, told["steps"], STRIP).round() / result.get("fps", 10)
+    outcome = '<span class="good">success</span>' if entry["success"] else '<span class="bad">failure</span>'
+    title = f"<p><small>{_text(entry['told'])}, {entry['steps']} steps: {outcome}</small></p>"
+    times = np.linspace(0, entry["steps"], STRIP).round() / result.get("fps", 10)
     images = np.split(pixels, STRIP, axis=1) if pixels.shape[1] % STRIP == 0 else [pixels]
     strip = html.film(images, [f"{time:.1f} s" for time in times[: len(images)]], f"episode {episode}")
-    return words + strip + _film(folder / result.get("films", {}).get(episode, ""), episode)
+    return title + strip + _film(folder / result.get("films", {}).get(episode, ""), episode)
 
 
 def _film(path: Path, episode: str) -> str:
-    if not path.is_file():  # results of older releases have strips alone
+    if not path.is_file():  # results of older releases have strips only
         return ""
     data = base64.b64encode(path.read_bytes()).decode()
-    alt = f"episode {_text(episode)}, all of it"
+    alt = f"episode {_text(episode)}, whole"
     image = f'<img class="pixels" width="256" alt="{alt}" src="data:image/webp;base64,{data}">'
     return f"<details><summary>play episode {_text(episode)}</summary>{image}</details>"

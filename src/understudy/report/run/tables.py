@@ -1,4 +1,4 @@
-"""A validation's record as text: a table per kind of group, open-loop errors, loss over flow time."""
+"""A validation record as text: a table per kind of group, and open-loop errors."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,20 +9,25 @@ KINDS = {"heads": "norm head", "sources": "source", "tasks": "task"}
 
 
 LONGEST = 80
-"""Characters that are shown of a name."""
+"""Most characters of a name to show."""
 
 
-def told(result: Mapping[str, Any], mode: str = "policy") -> str:
-    """A validation with its `step`, for a terminal. mode: in which it was made (`TrainConfig.val_mode`)."""
-    terms = [term for term in result.get("terms", ()) if term in TRAINS[mode]]  # told where the policy has several
-    what = f" of {' and '.join(terms)}, in mode {mode}" if terms else ""
-    parts = [f"step {result['step']}, held-out loss{what}"]
+def format_validation(result: Mapping[str, Any], mode: str = "policy") -> str:
+    """Format a validation with its `step` for a terminal.
+
+    Args:
+        result: The record.
+        mode: Task mode of the validation (`TrainConfig.val_mode`).
+    """
+    terms = [term for term in result.get("terms", ()) if term in TRAINS[mode]]  # only a policy with several has them
+    suffix = f" of {' and '.join(terms)}, in mode {mode}" if terms else ""
+    parts = [f"step {result['step']}, validation loss{suffix}"]
     head = ("", "loss", "standard error", "samples", "episodes")
     for kind, name in KINDS.items():
         rows = [_row(group, entry) for group, entry in result[kind].items()]
         parts.append(_aligned((name, *head[1:]), rows))
     samples, frames = result["samples"], result.get("held_out", result["samples"])
-    everything = "all samples" if frames <= samples else f"{samples:,} of {frames:,} held-out frames"
+    everything = "all samples" if frames <= samples else f"{samples:,} of {frames:,} validation frames"
     means = [_row(everything, result), ("mean of the tasks", _number(result["macro"]), "", "", "")]
     if len(result["sources"]) > 1:
         means.append(("mean of the sources", _number(result["macros"]["sources"]), "", "", ""))
@@ -39,14 +44,14 @@ def told(result: Mapping[str, Any], mode: str = "policy") -> str:
 
 
 def short(name: str) -> str:
-    """A name, which may be any text that a dataset has for a task, on one line and cut where it is very long."""
+    """Put a name, any text of a dataset's task, on one line and cut it to `LONGEST` characters."""
     line = " ".join("".join(c if c.isprintable() else " " for c in name).split()) or "(no text)"
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
 
 
 def _open_loop(result: Mapping[str, Any]) -> list[str]:
     parts = [
-        f"actions proposed on one frame in {result['every']}, beside the recorded ones: mean squared error "
+        f"open-loop error of predicted actions on one frame in {result['every']}: mean squared error "
         f"{_number(result['normalised'])} in normalised units"
     ]
     for source, entry in result["sources"].items():
@@ -60,8 +65,7 @@ def _open_loop(result: Mapping[str, Any]) -> list[str]:
 
 
 def with_error(entry: Mapping[str, Any]) -> list[str]:
-    """The joints of a source (of `OpenLoop.result`) that were proposed otherwise than recorded, by however little: one
-    that never moves is proposed as it is, and says nothing."""
+    """Joints of a source (of `OpenLoop.result`) with any open-loop error; a joint that never moves has none."""
     return [joint for joint, mse in entry["mse"].items() if mse != 0 or entry["mae"][joint] != 0]
 
 
@@ -78,7 +82,7 @@ def _number(value: float | None) -> str:
 
 
 def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they must be; the first on the left, the others on the right."""
+    """Align columns to their widest cell, the first one left, the others right."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     lines = [
         "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]).rstrip()

@@ -1,53 +1,51 @@
-"""The report's part about held-out frames: heat-map of the groups, table with standard errors, flow time, open loop.
+"""Section of the report on validation: heat-map of the groups, table with standard errors, flow time, open loop.
 
-Reads only the records of `metrics.jsonl`, older ones too, which knew tasks alone.
+It reads only the records of `metrics.jsonl`, also those of older releases, which had tasks alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from understudy.report import charts as curves
-from understudy.report import html
+from understudy.report import charts, html
 from understudy.report.run import heatmap
 from understudy.report.run.tables import KINDS, STILL, with_error
 
 Records = Sequence[Mapping[str, Any]]
 
 LINES = 40
-"""Tasks up to which each has a line in a chart; more are a tangle of megabytes, and the heat-map tells which matter."""
+"""Most tasks with a line each in a chart; with more the chart is unreadable, and the heat-map shows which matter."""
 
 
-def held_out(val: Records) -> str:
-    """The cards, from a run's validations, oldest first; "" where there was none."""
+def render_validation(val: Records) -> str:
+    """Render the cards of a run's validations, oldest first; "" without any."""
     if not val:
         return ""
     last, cards = val[-1], []
     if len(val) > 1:
         cards.append(html.card("<h3>Each group over the steps</h3>", heatmap.heatmap(val)))
     cards.append(html.card(_table(val)))
-    charts = []
+    half_width = []
     if len(val) > 1 and len(last["tasks"]) <= LINES:
-        cards.append(html.card("<h3>Per task</h3>", curves.per_task(val)))
+        cards.append(html.card("<h3>Per task</h3>", charts.per_task(val)))
     if last.get("time"):
-        charts.append(html.card("<h3>Over flow time (1 is noise)</h3>", curves.over_time(val)))
+        half_width.append(html.card("<h3>Over flow time (1 is noise)</h3>", charts.per_flow_time(val)))
     if last.get("open_loop"):
         records = [{"step": r["step"], **r["open_loop"]} for r in val if r.get("open_loop")]
-        charts.append(
-            html.card("<h3>Open-loop error, normalised</h3>", curves.series(records, "normalised", 4))
-            if len(records) > 1
-            else ""
-        )
+        if len(records) > 1:
+            chart = charts.series(records, "normalised", 4)
+            half_width.append(html.card("<h3>Open-loop error, normalised</h3>", chart))
         cards.append(html.card(_open_loop(last["open_loop"])))
-    cards.append(html.grid([chart for chart in charts if chart], "two"))
+    cards.append(html.grid(half_width, "two"))
     return "".join(card for card in cards if card)
 
 
 def number(value: float | None, digits: int = 4) -> str:
+    """Format a figure; None is one that was not finite."""
     return "not finite" if value is None else f"{value:.{digits}f}"
 
 
 def _table(val: Records) -> str:
-    """Figures of the last validation, and the lowest so far."""
+    """Render the figures of the last validation, and the lowest so far."""
     last = val[-1]
     step = f"at step {last['step']:,}"
 
@@ -64,7 +62,7 @@ def _table(val: Records) -> str:
     for kind, name in KINDS.items():
         groups = last.get(kind, {})
         if kind != "tasks" and len(groups) < 2:
-            continue  # one head, one source: that is all samples
+            continue  # a single head or source is all samples
         for group, entry in groups.items():
             before = [(r[kind][group]["loss"], r["step"]) for r in val if group in r.get(kind, {})]
             rows.append(
@@ -72,8 +70,8 @@ def _table(val: Records) -> str:
             )
     samples = sum(entry["samples"] for entry in last["tasks"].values())
     frames = last.get("held_out", samples)
-    judged = f"all {samples:,} samples" if frames == samples else f"{samples:,} of {frames:,} held-out frames"
-    over_all = [[judged, *figures(last, [(r["loss"], r["step"]) for r in val])]]
+    evaluated = f"all {samples:,} samples" if frames == samples else f"{samples:,} of {frames:,} validation frames"
+    over_all = [[evaluated, *figures(last, [(r["loss"], r["step"]) for r in val])]]
     means: dict[str, Callable[[Mapping[str, Any]], float | None]] = {"mean of the tasks": lambda r: r["macro"]}
     if len(last.get("heads", {})) > 1:
         means["heads by their weights"] = lambda r: r.get("weighted")
@@ -91,14 +89,14 @@ def _open_loop(result: Mapping[str, Any]) -> str:
         rows += [[source, joint, number(entry["mse"][joint], 5), number(entry["mae"][joint], 5)] for joint in off]
         if still := len(entry["mse"]) - len(off):
             rows.append([source, f"{still} {STILL}", "", ""])
-    told = (
-        f"Actions that the policy proposes on one held-out frame in {result['every']}, beside the recorded ones, in "
-        f"the robot's units. Mean squared error in normalised units, all joints alike: {number(result['normalised'])}."
+    note = (
+        f"Predicted actions on one validation frame in {result['every']}, compared with the recorded ones, in the "
+        f"robot's units. Mean squared error in normalised units over all joints: {number(result['normalised'])}."
     )
     table = html.table(["source", "joint", "mean squared error", "mean absolute error"], rows)
-    return f'<h3>Open-loop error</h3><p class="soft">{told}</p>{_folded(table, len(rows), "joints")}'
+    return f'<h3>Open-loop error</h3><p class="soft">{note}</p>{_folded(table, len(rows), "joints")}'
 
 
-def _folded(table: str, rows: int, what: str) -> str:
-    """A table; a very long one folded."""
-    return table if rows <= 40 else f"<details><summary>{rows} {what}</summary>{table}</details>"
+def _folded(table: str, rows: int, unit: str) -> str:
+    """Fold a table of more than 40 rows."""
+    return table if rows <= 40 else f"<details><summary>{rows} {unit}</summary>{table}</details>"

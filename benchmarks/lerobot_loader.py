@@ -1,14 +1,13 @@
-"""LeRobot's map-style dataset in torch's DataLoader, measured on request: a script that imports nothing of ours.
+"""Measure LeRobot's map-style dataset in torch's DataLoader, on request. The script imports nothing of understudy.
 
-    PYTHON -P bench_lerobot.py         by an interpreter that has LeRobot, which need not be ours (-P: the files
-                                       beside this one are no modules of its)
+    PYTHON -P lerobot_loader.py        PYTHON is an interpreter with LeRobot (-P: no imports from this folder)
 
-First line out: {"version"} or {"missing"}. Then, for each line {"root", "batch", "chunk", "workers", "seconds"} in,
-a line {"samples", "seconds", "cpu_seconds", "episodes"} or {"missing"}: shuffled batches with action chunks, from
-behind a warm-up, CPU time of all processes together. A dataset stays open from round to round.
+The first line of output is {"version"} or {"missing"}. For each line {"root", "batch", "chunk", "workers", "seconds"}
+of input it prints {"samples", "seconds", "cpu_seconds", "episodes"} or {"missing"}: shuffled batches with action
+chunks, after a warm-up, with the CPU time of all processes. A dataset stays open from round to round.
 
-LeRobot is given its best: forked workers, torchcodec (with PyAV's FFmpeg where the system has none), and pictures as
-uint8. A release that turns each picture into floats (up to 0.4) has that left out, and only that. Linux only.
+LeRobot runs at its best: forked workers, torchcodec (with PyAV's FFmpeg if the system has none), and uint8 images.
+Releases that convert each image to floats (up to 0.4) run without that conversion. Linux only.
 """
 
 import importlib.util
@@ -25,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = "UNDERSTUDY_BENCH_LEROBOT"
-DECLARED: list[Any] = []  # operators last as long as the library that declares them
+DECLARED: list[Any] = []  # keeps the libraries of declared operators alive
 
 
 def lend_ffmpeg(folder: Path) -> None:
-    """Start this script anew with PyAV's FFmpeg libraries under their plain names, where torchcodec finds none."""
+    """Restart this script with PyAV's FFmpeg libraries under their plain names, if torchcodec finds none."""
     try:
         import torchcodec.decoders  # noqa: F401
 
@@ -43,13 +42,13 @@ def lend_ffmpeg(folder: Path) -> None:
         plain = re.fullmatch(r"(lib(?:av|sw)\w+)-[0-9a-f]+\.so\.(\d+)[.\d]*", library.name)
         if plain:
             (folder / f"{plain[1]}.so.{plain[2]}").symlink_to(library)
-    # Library paths are read when a process starts, so a new one it must be.
+    # A process reads library paths at its start, hence the restart.
     paths = {"LD_LIBRARY_PATH": f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}", FOLDER: str(folder)}
     os.execve(sys.executable, [sys.executable, "-P", __file__], os.environ | paths)
 
 
 def prepare() -> Any:
-    """LeRobot's dataset class; raises ImportError or RuntimeError where it cannot be had."""
+    """Import LeRobot's dataset class; raises ImportError or RuntimeError on failure."""
     import torch
 
     torch.set_num_threads(1)
@@ -57,7 +56,7 @@ def prepare() -> Any:
         import torchvision  # noqa: F401
     except ImportError:
         pass
-    except RuntimeError:  # a CUDA build beside a CPU torch: its Python parts work once these two operators are declared
+    except RuntimeError:  # a CUDA build beside a CPU torch: its Python parts only need these two operators declared
         for name in [name for name in sys.modules if name.startswith("torchvision")]:
             del sys.modules[name]
         DECLARED.append(torch.library.Library("torchvision", "DEF"))
@@ -67,13 +66,13 @@ def prepare() -> Any:
 
     if "return_uint8" not in inspect.signature(lerobot_dataset.LeRobotDataset.__init__).parameters:
         source = inspect.getsource(video_utils.decode_video_frames_torchcodec)
-        kept = source.replace("closest_frames = (closest_frames / 255.0).type(torch.float32)", "")
-        exec(compile(kept, video_utils.__file__, "exec"), video_utils.__dict__)
+        uint8 = source.replace("closest_frames = (closest_frames / 255.0).type(torch.float32)", "")
+        exec(compile(uint8, video_utils.__file__, "exec"), video_utils.__dict__)
     return lerobot_dataset.LeRobotDataset
 
 
 def cpu_seconds(processes: list[int]) -> float:
-    """User and system time of this process and those, so far."""
+    """User and system time of this process and `processes` so far."""
     total = time.process_time()
     for process in processes:
         with open(f"/proc/{process}/stat") as file:
@@ -83,7 +82,7 @@ def cpu_seconds(processes: list[int]) -> float:
 
 
 class Stream:
-    """Batches of one dataset without end."""
+    """Endless batches of one dataset."""
 
     def __init__(self, dataset_class: Any, root: str, batch: int, chunk: int, workers: int) -> None:
         from lerobot.datasets.sampler import EpisodeAwareSampler
@@ -112,7 +111,7 @@ class Stream:
 
     def measure(self, seconds: float) -> dict[str, float]:
         workers = [process.pid for process in getattr(self.passing, "_workers", [])]
-        for _ in range(2 * len(workers) + 1):  # what was made ahead while nobody measured
+        for _ in range(2 * len(workers) + 1):  # discards batches prepared between rounds
             self.next()
         cpu, start = cpu_seconds(workers), time.perf_counter()
         samples, batches, episodes = 0, 0, 0
@@ -140,8 +139,8 @@ def main() -> None:
 
 
 def serve() -> None:
-    """Say who is there, then answer until stdin ends."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints is no answer
+    """Print the version, then answer requests until stdin ends."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # output of libraries is no answer
     try:
         dataset_class = prepare()
     except (ImportError, RuntimeError, OSError) as error:
@@ -156,10 +155,10 @@ def serve() -> None:
         seconds = asked.pop("seconds")
         try:
             if stream is None or json.dumps(asked) != name:
-                stream = None  # its workers end with it
+                stream = None  # ends its workers
                 name, stream = json.dumps(asked), Stream(dataset_class, **asked)
             answer: dict[str, Any] = stream.measure(seconds)
-        except Exception as error:  # whatever a library raises about a dataset: the next one may do
+        except Exception as error:  # any error about this dataset: the next one may work
             answer, stream = {"missing": f"{type(error).__name__}: {error}"[:300]}, None
         print(json.dumps(answer), file=answers, flush=True)
 

@@ -1,0 +1,40 @@
+"""`understudy validate RUN`: validation tables of a checkpoint."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from understudy.cli.train import is_rank_0
+from understudy.config.declare import Ge, Positional
+
+
+@dataclass(frozen=True)
+class ValidateConfig:
+    """Validation loss of a checkpoint per norm head, source and task, equal to the run's own at that step."""
+
+    run: Positional[str] = ""
+    """Run directory."""
+    checkpoint: Annotated[int, Ge(0)] | Literal["latest", "best"] = "latest"
+    """Step of the checkpoint, `latest`, or `best`: the best by the run's `keep_best`, by default the lowest loss."""
+    per_dim: bool = False
+    """Also print the action's loss by dimension."""
+    json: bool = False
+    """Print one JSON object."""
+
+    def problems(self) -> list[str]:
+        """List errors in the settings, one line each."""
+        return [] if self.run else ["run: required, the directory of a run"]
+
+
+def validate(config: ValidateConfig) -> None:
+    """Evaluate the checkpoint on the validation frames; rank 0 prints the tables."""
+    from understudy.report.run.tables import format_validation
+    from understudy.train.checkpoint.run_dir import RunDir
+    from understudy.train.run import evaluate_checkpoint
+    from understudy.train.track.metrics_file import finite
+
+    result = finite(evaluate_checkpoint(Path(config.run), config.checkpoint, per_dim=config.per_dim))
+    if is_rank_0():
+        mode = RunDir(Path(config.run)).settings().val_mode()
+        print(json.dumps(result, ensure_ascii=False) if config.json else format_validation(result, mode))
