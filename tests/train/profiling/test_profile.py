@@ -131,7 +131,7 @@ def test_profile_command_writes_a_page_and_prints(
     asked = ["profile", str(file), "--profile.steps", "2", "--profile.warmup", "1"]
     assert main.main(asked) == 0
     printed = capsys.readouterr().out
-    for text in (*PHASES, "samples per second", "peak, all of it at once", "step, as it is trained"):
+    for text in (*PHASES, "samples per second", "peak, all together", "step, as in training"):
         assert text in printed
     page = (out / "profile.html").read_text()
     assert page.count("<svg") == 3  # of time for wide screens and narrow ones, of memory
