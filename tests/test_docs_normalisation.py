@@ -19,7 +19,7 @@ def test_settings_load(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(SETTINGS[1])
     config = complete(replace(load(TrainConfig, tmp_path / "c.yaml"), output_dir="run"))
     sources = config.data.sources
-    assert [source.delta[-1:] for source in sources] == [(5,), (5,), ()]
+    assert [source.delta_action_dims[-1:] for source in sources] == [(5,), (5,), ()]
 
 
 def test_numbers_are_those_of_the_code() -> None:
