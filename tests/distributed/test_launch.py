@@ -124,7 +124,7 @@ def test_launch_passes_the_environment_on(
 @pytest.mark.parametrize(
     ("environment", "told"),
     [
-        ({"RANK": "1"}, "already is rank 1"),
+        ({"RANK": "1"}, "already rank 1"),
         ({"NNODES": "two"}, "NNODES='two'"),
         ({"NNODES": "0"}, "at least 1"),
         ({"NNODES": "2", "NODE_RANK": "0"}, "MASTER_ADDR is not set"),
@@ -242,7 +242,7 @@ def test_launch_reports_the_cause_behind_the_first_exit(capfd: pytest.CaptureFix
     noticed, reason = launcher._Rank(0, 2, code=1), launcher._Rank(1, 2, code=2, tail=bytearray(b"the picture is bad"))
     for rank in (noticed, reason):
         rank.process = SimpleNamespace(pid=1)  # type: ignore[assignment]
-    assert launcher._blame([noticed, reason], [], "understudy") == 1
+    assert launcher._report_failure([noticed, reason], [], "understudy") == 1
     told = capfd.readouterr().err
     assert "rank 0 of 2 failed with exit code 1" in told
     assert "last output of rank 1:\n  | the picture is bad" in told
@@ -302,7 +302,7 @@ def test_command_line_launches_without_the_flag(arguments: list[str], monkeypatc
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["train", "--launch"], "say how many processes"),
+        (["train", "--launch"], "must be the number of processes"),
         (["train", "--launch", "many"], "--launch 'many'"),
         (["train", "--launch", "0", "--data.root", "d"], "at least 1 process"),
         (["train", "--launch", "2"], "data.root: required"),  # once, not from every rank

@@ -145,8 +145,8 @@ def test_rollouts_queue_in_sequence(
     finally:
         background_rollouts.BackgroundRollouts.poll = plain_look  # type: ignore[method-assign]
     told = capsys.readouterr().err
-    assert "the weights of 3 steps wait" in told
-    assert "step 5 could not be played" in told
+    assert "the weights of 3 steps are queued" in told
+    assert "step 5 failed" in told
     assert times(tmp_path / "r") == [5, 10, 12]
     assert run.resume(config) == run.DONE
     whole(tmp_path / "r", without)
@@ -291,7 +291,7 @@ def test_failed_rollout_is_logged_and_retried(
     assert run.train(config) == run.DONE
     told = capsys.readouterr().err
     assert told.count("(exit code 3):\n  | the door is stuck") == 3
-    assert "not played: step 5, 10, 12; understudy resume" in told
+    assert "failed for step 5, 10, 12; understudy resume" in told
     same_run(without, tmp_path / "r")
     assert series(tmp_path / "r", "rollout") == []
     act(config, "plays")
@@ -306,7 +306,7 @@ def test_malformed_rollout_result_is_repeated(
     config = settings(data, tmp_path / "r")
     act(config, "nonsense")
     assert run.train(config) == run.DONE
-    assert "step 10 could not be played (step-00000010.json is no result)" in capsys.readouterr().err
+    assert "step 10 failed (step-00000010.json is not a result)" in capsys.readouterr().err
     act(config, "plays")
     assert run.resume(config) == run.DONE
     whole(tmp_path / "r", without)
@@ -326,9 +326,9 @@ def test_rollout_failures_do_not_stop_training(
     monkeypatch.setattr(background_rollouts, "WORKER_COMMAND", (str(tmp_path / "nobody"),))
     assert run.train(config) == run.DONE
     told = capsys.readouterr().err
-    assert "the weights of step 10 cannot be set aside, they will not be played: the disk is full" in told
-    assert "step 5 could not be played (cannot be started)" in told
-    assert "not played: step 5, 12" in told
+    assert "the weights of step 10 cannot be queued and are skipped: the disk is full" in told
+    assert "step 5 failed (cannot be started)" in told
+    assert "failed for step 5, 12" in told
     same_run(without, tmp_path / "r")
 
 
@@ -377,7 +377,7 @@ def test_impossible_rollouts_are_refused_before_training(data: Path, tmp_path: P
     assert replace(config, rollout=RolloutEvery(action_steps=4)).problems() == []  # nothing is played
     for mode, count in (("inverse_dynamics", 1), ("forward_dynamics", 1), ("joint", 0), ("policy", 0)):
         found = replace(config, mode=mode).problems()
-        assert [line.startswith("rollout.every: 5: nobody learns to act") for line in found] == [True] * count
+        assert [line.startswith("rollout.every: 5: mode ") for line in found] == [True] * count
 
 
 def test_rollouts_can_be_disabled_and_enabled(data: Path, without: Path, tmp_path: Path, act: Any) -> None:

@@ -123,7 +123,7 @@ def test_sources_that_differ_only_in_their_query(
         config = tiny_config(Path(), tmp_path / "run", steps=2)
         data = DataConfig(
             sources=tuple(SourceConfig(root=root) for root in full),
-            chunk=3,
+            chunk_size=3,
             val_fraction=0.3,
             cache=str(tmp_path / "c"),
         )

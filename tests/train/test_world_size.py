@@ -60,7 +60,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = tiny_dataset(root / "dataset")
     trained(data, root / "one", STEPS)
     trained(data, root / "short", SHORT)
-    trained(data, root / "at-once", SHORT, micro_batch_size=None)
+    trained(data, root / "at-once", SHORT, micro_batch=None)
     for name, world, steps, shards in [
         ("two", 2, STEPS, 1),
         ("four", 4, STEPS, 1),

@@ -83,7 +83,8 @@ def test_resume_refuses_malformed_order_json(trained: Path, tmp_path: Path, caps
         at = content
         for key in path[:-1]:
             at = at[key]
-        at[path[-1]] = (None, "x", -1)[number % 3]
+        wrong = (None, "x", -1)[number % 3]
+        at[path[-1]] = wrong if at[path[-1]] != wrong else "x"
         if path[0] == "normalisation":
             del content["seal"]  # as older versions wrote it
         (tmp_path / "run/order.json").write_text(json.dumps(content))

@@ -159,7 +159,7 @@ class Kept:
     steps: ClassVar[dict[int, dict[str, float]]] = {}
 
     def __init__(self) -> None:
-        self.has = max(self.steps, default=0)
+        self.last_step = max(self.steps, default=0)
 
     def write(self, step: int, values: dict[str, float]) -> None:
         self.steps.setdefault(step, values)
@@ -172,7 +172,7 @@ class Kept:
 def test_tracker_gets_a_validation_made_after_resume(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trackers, "_opened", lambda *_: Kept())
+    monkeypatch.setattr(trackers, "_open_tracker", lambda *_: Kept())
     out = tmp_path / "r"
     with small_chunks():
         with Asked(1):
@@ -213,7 +213,7 @@ def damaged(data: Path) -> tuple[Path, int]:
 
 
 def held_out_of(data: Path, skips: bool = False) -> ValidationData:
-    held = ValidationData.from_sources(open_data(config_of(data, Path("out"))), mixed=False, skips=skips)
+    held = ValidationData.from_sources(open_data(config_of(data, Path("out"))), mixed=False, skip_unreadable=skips)
     assert held is not None
     return held
 
@@ -240,7 +240,7 @@ def test_evaluate_skips_an_unreadable_frame(data: Path, whole: Path, damaged: tu
     with parallel.join_mesh(config) as mesh, small_chunks():
         policy = FlowPolicy.load(out / "policy")
         options: dict[str, Any] = {"open_loop": 1, "per_dim": True}
-        without = evaluate(policy, held.only(chosen), config.seed, mesh, {"flow": 1.0}, **options)
+        without = evaluate(policy, held.select(chosen), config.seed, mesh, {"flow": 1.0}, **options)
         left_out = evaluate(policy, held_out_of(root, True), config.seed, mesh, {"flow": 1.0}, **options)
     assert left_out["loss"] == pytest.approx(without["loss"], rel=1e-5)
     assert left_out["se"] == pytest.approx(without["se"], rel=1e-4)
@@ -304,7 +304,7 @@ def test_validation_sample_is_evaluated_and_reported(data: Path, whole: Path, tm
         assert (record["samples"], record["held_out"]) == (10, frames)
         assert record["tasks"].keys() == of_all["tasks"].keys()
         assert record["loss"] != of_all["loss"]
-    judged = run.judge(tmp_path / "one")
+    judged = run.evaluate_checkpoint(tmp_path / "one")
     assert judged == {key: value for key, value in val[-1].items() if key != "kind"}
     for text in (tables.told(judged), report_held_out.held_out(val)):
         assert f"10 of {frames} held-out frames" in text
