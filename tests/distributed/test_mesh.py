@@ -120,7 +120,8 @@ def alone_and_gone() -> None:
 def test_ranks_do_not_wait_for_a_first_one_that_hangs_or_is_gone() -> None:
     (first, _), (kind, said) = outcomes_in_ranks(2, alone_and_stuck, timeout=60)
     assert first == kind == "raised"
-    assert "RankError: rank 1: rank 0 has done nothing for 1 seconds (parallel.timeout)" in said
+    assert "RankError: rank 1: rank 0" in said
+    assert "1 seconds (parallel.timeout)" in said
     first, (kind, said) = outcomes_in_ranks(2, alone_and_gone, timeout=60)
     assert first == ("died", 7)
     assert kind == "raised"
@@ -171,9 +172,9 @@ def test_arrangements_that_do_not_come_out_say_what_would() -> None:
         arranged(4, dp_shard=3)
     with pytest.raises(ConfigError, match=r"dp_replicate 2 x dp_shard 1 is 2 .* there are 1: start 2.*leave out"):
         arranged(1, dp_replicate=2)
-    with pytest.raises(ConfigError, match="64 samples are not enough for 65 processes"):
+    with pytest.raises(ConfigError, match=r"batch_size: 64 samples .* 65 processes"):
         arranged(65)
-    with pytest.raises(ConfigError, match="16 x 3 processes does not divide the batch of 64"):
+    with pytest.raises(ConfigError, match="16 x 3 processes does not divide"):
         parallel.mesh_shape(replace(TrainConfig(), micro_batch_size=16), 3)
     assert arranged(3) == (3, 1)
     if not torch.cuda.is_available():
@@ -195,7 +196,7 @@ def test_what_an_older_torch_lacks_is_asked_for_before_anything_begins(monkeypat
     split = config(precision="bf16-split", batch_size=8)
     for asked, world, needed in (
         (config(), 2, r"2 processes need torch 2\.8"),
-        (replace(split, micro_batch_size=4), 1, r"micro_batch: .* needs torch 2\.10"),
+        (replace(split, micro_batch_size=4), 1, r"micro_batch_size: .* needs torch 2\.10"),
     ):
         with pytest.raises(ConfigError, match=needed) as caught:
             parallel.mesh_shape(asked, world)

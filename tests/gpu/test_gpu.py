@@ -211,7 +211,7 @@ def test_a_mesh_of_one_device_steps_as_no_mesh_does(root: Path, device: str, pre
     config, results = tiny_config(root, root, device=device, batch_size=8, precision=precision), []
     with parallel.join_mesh(config) as mesh:
         for world in (1, 2):
-            training, batches = started(config, replace(mesh, world=world))
+            training, batches = started(config, replace(mesh, world_size=world))
             training.checked = True  # absent ranks cannot report the parameters that the loss reaches
             assert any(hasattr(p, "placements") for p in training.policy.parameters()) == (world == 2)
             results.append([(r.loss.item(), r.grad_norm.item()) for r in map(training.train_step, batches)])

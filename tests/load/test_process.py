@@ -58,9 +58,9 @@ def run(*words: str | int | Path) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     ("megabytes", "lanes", "way"),
     [
-        (290, 16, "16 lanes, runs of 32 pictures"),
-        (220, 16, "16 lanes, runs of 16 pictures"),
-        (130, 16, "16 lanes, runs of 8 pictures"),
+        (290, 16, "16 lanes, runs of 32 frames"),
+        (220, 16, "16 lanes, runs of 16 frames"),
+        (130, 16, "16 lanes, runs of 8 frames"),
         (1500, 16, "all of them"),
     ],
 )

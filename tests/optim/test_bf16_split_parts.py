@@ -91,7 +91,7 @@ def test_both_sides_are_what_was_asked_for_and_share_no_episode(root: Path, sour
     config = tiny_config(root / "d", root / "run")
     data = replace(
         config.data,
-        chunk=CHUNK,
+        chunk_size=CHUNK,
         episodes=tuple(chosen),
         exclude_episodes=tuple(excluded),
         val_episodes=tuple(listed),

@@ -26,7 +26,7 @@ def test_the_table_of_the_page() -> None:
         "pieces open, most": [a.open_max for a in figures],
         "frames in flight": [a.frames_in_flight for a in figures],
         "ranks that open a piece": [a.opens_per_piece for a in figures],
-        "pictures decoded per sample": [a.amplification for a in figures],
+        "frames decoded per sample": [a.amplification for a in figures],
     }
     for label, values in found.items():
         assert [float(cell.replace(",", "")) for cell in rows[label]] == pytest.approx(values, rel=0.02), label

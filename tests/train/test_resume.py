@@ -242,7 +242,8 @@ def test_command_stops_on_a_signal_while_torch_is_imported(tmp_path: Path) -> No
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (75, ""), done.stderr
-    assert done.stderr == "stopped by SIGTERM before anything was begun\n"
+    assert done.stderr.startswith("stopped by SIGTERM before")
+    assert done.stderr.count("\n") == 1
     assert not (tmp_path / "r").exists()
 
 

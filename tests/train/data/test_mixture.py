@@ -366,7 +366,7 @@ def test_normalisation_uses_external_statistics_and_deltas(sources: tuple[Source
 def test_open_data_refuses_to_resize_stored_images(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
     write_dataset(tmp_path / "stored", Spec(lengths=(6, 7), cameras=(), images=(WRIST,)))
     stored = SourceConfig(str(tmp_path / "stored"))
-    with pytest.raises(DatasetError, match=r"wrist' is stored in the rows.*not resized.*policy\.picture"):
+    with pytest.raises(DatasetError, match=r"wrist' is stored in the rows.*not resized.*policy\.image_size"):
         opened(sources[1], stored, cameras=(WRIST,))
     config = mixed((sources[1], stored), Path("r"))
     with pytest.raises(DatasetError, match=r"is video and image in sources 0 \(two\) and 1 \(stored\)"):

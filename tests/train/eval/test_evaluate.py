@@ -21,8 +21,7 @@ from understudy.distributed import mesh as parallel
 from understudy.errors import DatasetError
 from understudy.load.eval.validation_data import ValidationData
 from understudy.policies.flow.model import FlowPolicy
-from understudy.report.run import tables
-from understudy.report.run import validation as report_held_out
+from understudy.report.run import tables, validation
 from understudy.train import run, state
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
@@ -306,5 +305,5 @@ def test_validation_sample_is_evaluated_and_reported(data: Path, whole: Path, tm
         assert record["loss"] != of_all["loss"]
     judged = run.evaluate_checkpoint(tmp_path / "one")
     assert judged == {key: value for key, value in val[-1].items() if key != "kind"}
-    for text in (tables.told(judged), report_held_out.held_out(val)):
-        assert f"10 of {frames} held-out frames" in text
+    for text in (tables.format_validation(judged), validation.render_validation(val)):
+        assert f"10 of {frames} validation frames" in text
