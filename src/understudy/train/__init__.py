@@ -22,13 +22,16 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from understudy.config.train import TrainConfig
 
 
 class _CallablePackage(ModuleType):
     """This package as the function `understudy.train`, which has its name."""
 
-    def __call__(self, config: Any) -> Path:
+    def __call__(self, config: "TrainConfig | Mapping[str, Any] | str | Path") -> Path:
         """Train a policy to the end, or until a signal stops the run.
 
         Args:
@@ -50,7 +53,7 @@ class _CallablePackage(ModuleType):
         elif isinstance(config, str | Path):
             config = load(TrainConfig, config)
         train(complete(config))
-        return Path(config.out)
+        return Path(config.output_dir)
 
 
 sys.modules[__name__].__class__ = _CallablePackage
