@@ -7,6 +7,7 @@ losses        per-sample losses
 batch         checks of the batch
 common        layers, normalisation, flow matching and augmentation
 flow          the small flow-matching policy
+pi05          pi0.5 and pi0
 inference     `load_policy`: a saved policy that acts on observations
 pretrained    a policy as a folder: weights, config, normalisation
 """
