@@ -37,12 +37,12 @@ def test_what_is_loaded_is_bit_equal(tmp_path: Path) -> None:
 def test_normalisation_survives_where_decimal_text_could_round(tmp_path: Path) -> None:
     model = policy()
     values = torch.tensor([0.1, 1 / 3, 1e-30])
-    model.units.action.offset.copy_(values)
-    model.units.action.spread.copy_(values)
+    model.normalizer.action.offset.copy_(values)
+    model.normalizer.action.spread.copy_(values)
     model.save(tmp_path / "policy")
     back = FlowPolicy.load(tmp_path / "policy")
-    assert torch.equal(back.units.action.offset, values[None])
-    assert torch.equal(back.units.action.spread, values[None])
+    assert torch.equal(back.normalizer.action.offset, values[None])
+    assert torch.equal(back.normalizer.action.spread, values[None])
 
 
 def test_the_folder_holds_three_readable_files(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from understudy.config.schema import load, plain, validate
 from understudy.config.train import TrainConfig
 from understudy.envs.env import Outcome, vector_feature
 from understudy.errors import ConfigError
-from understudy.policies.common.units import Units
+from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.inference import load_policy
 from understudy.policies.losses import Loss, masked_squared_error, valid_elements
 from understudy.policies.policy import Policy
@@ -49,7 +49,7 @@ class ToyPolicy(Policy):
     def __init__(self, config: ToyConfig, normalisation: Any) -> None:
         super().__init__()
         self.config = config
-        self.units = Units(normalisation, {ACTION: config.action_dim, STATE: config.state_dim})
+        self.normalizer = Normalizer(normalisation, {ACTION: config.action_dim, STATE: config.state_dim})
         self.hidden = nn.Linear(config.state_dim + 3 * len(config.cameras), config.hidden)
         self.out = nn.Linear(config.hidden, config.chunk * config.action_dim)
 
@@ -64,12 +64,12 @@ class ToyPolicy(Policy):
         return {"regression": valid_elements(batch["action_is_pad"], 1, self.config.action_dim).sum()}
 
     def losses(self, batch: Any, draws: Any, terms: Any = None, detail: bool = False) -> dict[str, Loss]:
-        predicted, target = self._predict(batch), self.units.actions(batch)
+        predicted, target = self._predict(batch), self.normalizer.actions(batch)
         return {"regression": masked_squared_error(predicted[:, None], target[:, None], batch["action_is_pad"])}
 
     @torch.no_grad()
     def act(self, batch: Any, draws: Any, steps: int = 10, mode: str = "policy") -> Tensor:
-        return self.units.robot_actions(self._predict(batch), batch)
+        return self.normalizer.robot_actions(self._predict(batch), batch)
 
     def blocks(self) -> list[nn.Module]:
         return [self.hidden]
@@ -77,7 +77,7 @@ class ToyPolicy(Policy):
     def _predict(self, batch: Any) -> Tensor:
         assert len(batch["words"]) == len(batch["task"])  # `preprocess` ran
         colours = [batch[camera].float().mean(dim=(2, 3)) / 255 for camera in self.config.cameras]
-        x = torch.cat([self.units.states(batch, batch[STATE]), *colours], dim=1)
+        x = torch.cat([self.normalizer.states(batch, batch[STATE]), *colours], dim=1)
         return self.out(torch.relu(self.hidden(x))).view(-1, self.config.chunk, self.config.action_dim)
 
 

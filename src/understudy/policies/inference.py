@@ -62,7 +62,7 @@ class RobotPolicy:
     @property
     def action_dim(self) -> int:
         """Width of this robot's actions."""
-        return self.policy.units.dims[ACTION][self.head]
+        return self.policy.normalizer.dims[ACTION][self.head]
 
     def act(
         self, observation: Mapping[str, Any], *, steps: int = 10, generator: torch.Generator | None = None

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from understudy.batch_keys import STATE, TASK
 from understudy.policies import pretrained
 from understudy.policies.common.modes import POLICY
-from understudy.policies.common.units import Units
+from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Loss
 from understudy.policies.registry import policy_type
@@ -24,7 +24,7 @@ class Policy(nn.Module):
     """Base class of policies.
 
     A policy is a function of its arguments: the batch and all random numbers come in, per-sample losses or actions come
-    out. Batch and actions are in the robot's units; `units` normalises them.
+    out. Batch and actions are in the robot's units; `normalizer` normalizes them.
 
     A batch has the keys of `input_keys`: each camera uint8 [B, 3, H, W], `observation.state` [B, S], `task` B strings.
     For training it also has `action` [B, T, A] and `action_is_pad` bool [B, T]. Where robots differ, it has `head`
@@ -37,7 +37,7 @@ class Policy(nn.Module):
     """Independent draws per sample in a validation: the second axis of `Detail.sum`."""
     config: Any
     """A `PolicyConfig` with the settings of this type."""
-    units: Units
+    normalizer: Normalizer
     """Normalisation of states and actions, and its inverse."""
 
     @property
@@ -48,7 +48,7 @@ class Policy(nn.Module):
     @property
     def norm_heads(self) -> tuple[str, ...]:
         """Names of the norm heads; their positions are the numbers under `head` in a batch."""
-        return self.units.heads
+        return self.normalizer.heads
 
     @property
     def loss_terms(self) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ class Policy(nn.Module):
             metadata: facts about the robots for config.json: names of dimensions, cameras, fps.
         """
         weights = self.state_dict() if weights is None else weights
-        pretrained.save(directory, self.config, self.units.arrays(), weights, metadata)
+        pretrained.save(directory, self.config, self.normalizer.arrays(), weights, metadata)
 
     @classmethod
     def load(cls, directory: str | Path) -> Self:

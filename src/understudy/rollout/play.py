@@ -214,7 +214,9 @@ def rollout_saved_policy(
     try:
         policy = load(folder)
         wired, world = prepare_env(
-            data, {"policy": asdict(policy.config), "normalisation": policy.units.arrays(), "sources": sources}, play
+            data,
+            {"policy": asdict(policy.config), "normalisation": policy.normalizer.arrays(), "sources": sources},
+            play,
         )
         more = min(play.num_envs, play.episodes) - 1
         worlds = [world, *(open_env(play.env, play.image_size, wired.cameras, play.tasks) for _ in range(more))]

@@ -8,17 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.policies import batch, config, draws
-from understudy.policies.common.units import Units
+from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import scalar
 
 WIDTHS = {"action": 3, "observation.state": 3}
 
 
-def units(delta: list[list[bool]], **more: Any) -> Units:
+def normalizer(delta: list[list[bool]], **more: Any) -> Normalizer:
     rows = {"offset": [[0.0, 0.5, 0.1]] * len(delta), "spread": [[1.0, 0.25, 2.0]] * len(delta)}
     maps: dict[str, Any] = {"heads": [f"h{i}" for i in range(len(delta))], "action": rows, "observation.state": rows}
-    return Units(maps | {"delta": delta} | more, WIDTHS)
+    return Normalizer(maps | {"delta": delta} | more, WIDTHS)
 
 
 @settings(max_examples=50)
@@ -30,7 +30,7 @@ def test_there_and_back_is_exact_to_float32_and_a_gripper_is_untouched(seed: int
         "action": torch.randn(4, 5, 3, generator=generator) * 10.0**magnitude,
         "observation.state": torch.randn(4, 3, generator=generator) * 10.0**magnitude,
     }
-    some, none = units([[True, True, False]]), units([[False] * 3])
+    some, none = normalizer([[True, True, False]]), normalizer([[False] * 3])
     there = some.actions(data)
     now = data["observation.state"][:, None]
     torch.testing.assert_close(there[..., 0], (data["action"] - now)[..., 0], rtol=0, atol=0)
@@ -45,10 +45,10 @@ def test_each_head_has_its_own_mask_and_the_future_behind_the_state_is_not_taken
     generator = torch.Generator().manual_seed(0)
     future = torch.randn(2, 6, 3, generator=generator)
     data = {"action": torch.randn(2, 5, 3, generator=generator), "head": torch.tensor([1, 0])}
-    mine = units([[True, False, False], [False, False, True]])
+    mine = normalizer([[True, False, False], [False, False, True]])
     there = mine.actions(data | {"observation.state": future})
     assert torch.equal(there, mine.actions(data | {"observation.state": future[:, 0]}))
-    plain = units([[False] * 3] * 2).actions(data)
+    plain = normalizer([[False] * 3] * 2).actions(data)
     assert (there != plain).flatten(0, 1).reshape(2, 5, 3).any(dim=1).tolist() == [
         [False, False, True],
         [True, False, False],
@@ -66,13 +66,13 @@ def test_what_could_not_be_told_back_is_refused_at_the_start() -> None:
     with pytest.raises(ValueError, match=r"action\[0\].*no input of this policy"):
         FlowPolicy(config(state_dim=0), maps | {"delta": [[True, False, False]]})
     with pytest.raises(ValueError, match=r"action\[1\] of head 'h1' .*its state 1 wide"):
-        units([[True, False, False], [False, True, False]], dims={"observation.state": [3, 1]})
+        normalizer([[True, False, False], [False, True, False]], dims={"observation.state": [3, 1]})
     with pytest.raises(ValueError, match=r"action\[2\].*its action is 2 wide"):
-        units([[False, False, True]], dims={"action": [2]})
+        normalizer([[False, False, True]], dims={"action": [2]})
 
 
 def test_a_nan_in_a_state_that_is_not_there_does_not_spoil_a_difference() -> None:
-    mine = units([[True, False, False]], dims={"observation.state": [2]})
+    mine = normalizer([[True, False, False]], dims={"observation.state": [2]})
     data = {"action": torch.ones(1, 2, 3), "observation.state": torch.tensor([[1.0, 2.0, float("nan")]])}
     assert torch.isfinite(mine.actions(data)).all()
 
@@ -123,6 +123,6 @@ def test_a_wide_batch_of_differences_trains() -> None:
     moved = dict(data, action=data["action"].clone())
     moved["observation.state"] = data["observation.state"] + torch.tensor([5.0, 0.0])
     moved["action"][..., 0] += 5.0
-    there = [model.units.actions(each) for each in (data, moved)]
+    there = [model.normalizer.actions(each) for each in (data, moved)]
     torch.testing.assert_close(*there, rtol=1e-5, atol=1e-5)
     assert torch.isfinite(scalar(model.flow_losses(moved, noise, time)))

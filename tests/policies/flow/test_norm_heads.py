@@ -277,7 +277,7 @@ def test_two_heads_survive_the_disk(tmp_path: Any) -> None:
     model, data, (noise, _) = two(), mixed(), draws(4)
     model.save(tmp_path / "policy")
     back = FlowPolicy.load(tmp_path / "policy")
-    assert (back.norm_heads, back.units.arrays()) == (model.norm_heads, model.units.arrays())
+    assert (back.norm_heads, back.normalizer.arrays()) == (model.norm_heads, model.normalizer.arrays())
     assert torch.equal(back.sample_actions(data, noise[:, 0]), model.sample_actions(data, noise[:, 0]))
 
 

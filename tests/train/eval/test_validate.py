@@ -323,7 +323,7 @@ def test_an_open_loop_error_of_joints_that_never_move_is_none_and_not_the_best(
 ) -> None:
     data, held = opened(sources[1:2])
     policy = untrained(sources[1:2], data)
-    policy.units.action.spread.zero_()
+    policy.normalizer.action.spread.zero_()
     result = evaluate(policy, held, SEED, mesh, FLOW, open_loop=1)
     assert result["open_loop"]["normalised"] is result["open_loop"]["sources"]["two"]["normalised"] is None
     assert result["open_loop"]["sources"]["two"]["mse"]["0"] > 0

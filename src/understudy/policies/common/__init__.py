@@ -3,7 +3,7 @@
 layers           linear, norm and attention layers with explicit precision
 flow_matching    flow matching on action chunks
 affine           normalisation as an affine map per norm head
-units            between the robot's units and the network's
+normalizer       between the robot's units and the network's, per norm head
 augment          image augmentation from explicit draws
 modes            task modes: policy, forward, inverse and joint
 """

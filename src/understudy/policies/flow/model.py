@@ -3,7 +3,7 @@
 The model reads top to bottom: encode images, state and instruction into one vector, then let a residual MLP predict
 the velocity of the whole chunk at once. `policies/common/flow_matching.py` has the path and the convention of time.
 All random numbers are arguments, so the same batch, noise and time give the same numbers anywhere. Inputs and outputs
-are in the robot's units: the normalisation belongs to the policy and is saved with it (`policies/common/units.py`).
+are in the robot's units: the policy has the normalisation and saves it (`policies/common/normalizer.py`).
 
 With `future` the same network also predicts the states that follow. They are a second stream beside the chunk of
 actions, with a flow time of its own. Given one stream (time 0), the network finds the other: forward and inverse
@@ -23,7 +23,7 @@ from understudy.policies.batch import check_shape, value_of
 from understudy.policies.common.flow_matching import euler, noisy_actions, spread_times, velocity
 from understudy.policies.common.layers import Layer, Linear, layer_norm, sinusoids, zero_init
 from understudy.policies.common.modes import DYNAMICS, FLOW, FORWARD, MODES, POLICY, TRAINS
-from understudy.policies.common.units import Units, blanked, state_now
+from understudy.policies.common.normalizer import Normalizer, blanked, state_now
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.text import TextEncoder
@@ -70,14 +70,14 @@ class FlowPolicy(Policy):
         Args:
             config: see `FlowPolicyConfig`.
             normalisation: {"heads": [...], "action": {"offset": [H][A], "spread": [H][A]}, "observation.state": ...,
-                "delta": ..., "dims": ...}; see `policies/common/units.py`.
+                "delta": ..., "dims": ...}; see `policies/common/normalizer.py`.
 
         Raises:
             ValueError: an entry is missing, of the wrong width, or cannot be inverted.
         """
         super().__init__()
         self.config = config
-        self.units = Units(
+        self.normalizer = Normalizer(
             normalisation, {ACTION: config.action_dim} | ({STATE: config.state_dim} if config.state_dim else {})
         )
         width = config.width
@@ -148,7 +148,7 @@ class FlowPolicy(Policy):
                 _uncounted(self._is_pad(batch, term), self._given(batch, term)),
                 draws["flow time"].shape[1],
                 self._width(term),
-                self.units.dim_is_pad(KEY_OF[term], batch),
+                self.normalizer.dim_is_pad(KEY_OF[term], batch),
             ).sum()
             for term in self._streams
         }
@@ -218,7 +218,7 @@ class FlowPolicy(Policy):
     @torch.no_grad()
     def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
         """Sample actions from the noise of `random_spec("act")`; see `sample_actions`."""
-        return self.units.robot_actions(self._sample(batch, draws["noise"], steps, mode, FLOW), batch)
+        return self.normalizer.robot_actions(self._sample(batch, draws["noise"], steps, mode, FLOW), batch)
 
     @torch.no_grad()
     def sample_actions(self, batch: Mapping[str, Any], noise: Tensor, steps: int = 10, mode: str = POLICY) -> Tensor:
@@ -233,7 +233,7 @@ class FlowPolicy(Policy):
         Returns:
             float32 [B, T, A] in the robot's units, not clipped to any limits; 0 behind a robot's own dimensions.
         """
-        return self.units.robot_actions(self._sample(batch, noise, steps, mode, FLOW), batch)
+        return self.normalizer.robot_actions(self._sample(batch, noise, steps, mode, FLOW), batch)
 
     @torch.no_grad()
     def sample_future(self, batch: Mapping[str, Any], noise: Tensor, steps: int = 10, mode: str = FORWARD) -> Tensor:
@@ -248,7 +248,7 @@ class FlowPolicy(Policy):
         Returns:
             float32 [B, T, S] in the robot's units; 0 behind a robot's own dimensions.
         """
-        return self.units.robot_states(self._sample(batch, noise, steps, mode, DYNAMICS), batch)
+        return self.normalizer.robot_states(self._sample(batch, noise, steps, mode, DYNAMICS), batch)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -265,16 +265,16 @@ class FlowPolicy(Policy):
         """
         clean, is_pad = self._values(batch, term), self._is_pad(batch, term)
         clean = torch.where(is_pad[..., None], torch.zeros_like(clean), clean)
-        return _Stream(clean, is_pad, self.units.dim_is_pad(KEY_OF[term], batch), self._given(batch, term))
+        return _Stream(clean, is_pad, self.normalizer.dim_is_pad(KEY_OF[term], batch), self._given(batch, term))
 
     def _values(self, batch: Mapping[str, Any], term: str) -> Tensor:
         """The batch's actions, or the states behind them: normalised, float32 [B, T, dim]."""
         values, chunk = value_of(batch, KEY_OF[term]), self.config.chunk
         if term == FLOW:
             check_shape(ACTION, values, (None, chunk, self.config.action_dim))
-            return self.units.actions(batch)
+            return self.normalizer.actions(batch)
         check_shape(STATE, values, (None, 1 + chunk, self.config.state_dim))
-        return self.units.states(batch, values[:, 1:])
+        return self.normalizer.states(batch, values[:, 1:])
 
     def _is_pad(self, batch: Mapping[str, Any], term: str) -> Tensor:
         """Slots without a target, bool [B, T]."""
@@ -314,7 +314,7 @@ class FlowPolicy(Policy):
             state = value_of(batch, STATE)
             slots = (1 + self.config.chunk,) if self.config.future and state.ndim == 3 else ()
             check_shape(STATE, state, (len(text_emb), *slots, self.config.state_dim))
-            parts.append(self.units.states(batch, state_now(batch)))
+            parts.append(self.normalizer.states(batch, state_now(batch)))
         fused = self.fuse(torch.cat([part.to(dtype) for part in parts], dim=1))
         return self.fuse2(F.gelu(fused))
 
@@ -339,7 +339,7 @@ class FlowPolicy(Policy):
         check_shape("noise", noise, (None, self.config.chunk, self.config.noise_dim))
         condition = self._condition(batch)
         check_shape("noise", noise, (len(condition), self.config.chunk, self.config.noise_dim))
-        pads = {each: self.units.dim_is_pad(KEY_OF[each], batch) for each in self._streams}
+        pads = {each: self.normalizer.dim_is_pad(KEY_OF[each], batch) for each in self._streams}
         start = [
             blanked(own, pads[each]) if each in TRAINS[mode] else self._given_stream(batch, each)
             for each, own in zip(self._streams, self._split(noise))

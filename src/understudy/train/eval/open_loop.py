@@ -61,11 +61,11 @@ class OpenLoop:
         if (padded := here.get(f"{ACTION}_dim_is_pad")) is not None:
             absent = absent | padded[:, None]
         difference = torch.where(absent, 0.0, proposed - recorded.float()).double()
-        units, head = policy.units, policy.units.head(here)
-        scaled = units.action.normalise(proposed, head) - units.action.normalise(recorded, head)
+        normalizer, head = policy.normalizer, policy.normalizer.head(here)
+        scaled = normalizer.action.normalise(proposed, head) - normalizer.action.normalise(recorded, head)
         scaled = torch.where(absent, 0.0, scaled).double()
         # A dimension that never changed in training has no scale to be measured by.
-        moves = of_head(units.action.spread, head)[:, None] != 0  # [n or 1, 1, A]
+        moves = of_head(normalizer.action.spread, head)[:, None] != 0  # [n or 1, 1, A]
         elements = (~absent & moves).sum(dim=(1, 2))
         found = {
             "squared": difference.square().sum(dim=1).T,

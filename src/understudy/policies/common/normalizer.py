@@ -22,8 +22,8 @@ ONLY = ("",)
 """Names of the heads of a normalisation that names none."""
 
 
-class Units(nn.Module):
-    """The normalisation of a policy; `Units(normalisation, {"action": A, "observation.state": S})`."""
+class Normalizer(nn.Module):
+    """The normalisation of a policy; `Normalizer(normalisation, {"action": A, "observation.state": S})`."""
 
     delta: Tensor | None
     """bool [H, A]: the dimensions that are differences; None where none is."""
@@ -111,7 +111,7 @@ class Units(nn.Module):
         return blanked(self.state.unnormalise(x, self.head(batch)), self.dim_is_pad(STATE, batch))
 
     def arrays(self) -> dict[str, Any]:
-        """Return the normalisation as JSON values; `Units` of it is equal to the bit."""
+        """Return the normalisation as JSON values; `Normalizer` of it is equal to the bit."""
         found: dict[str, Any] = {"heads": list(self.heads), ACTION: self.action.arrays()}
         if self.state is not None:
             found[STATE] = self.state.arrays()
