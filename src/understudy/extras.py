@@ -18,6 +18,7 @@ EXTRAS = {
     "s3": ("s3fs",),
     "demo": ("mujoco", "gymnasium"),
     "sim": ("metaworld",),
+    "pi05": ("sentencepiece", "tokenizers"),
 }
 """Extra -> modules that it installs, without those of the extras that it includes."""
 INCLUDES = {"report": ("train",), "demo": ("report",), "sim": ("demo",), "hub": ("remote",), "s3": ("remote",)}
