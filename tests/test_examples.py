@@ -73,12 +73,14 @@ def run(name: str, *arguments: object) -> None:
         runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHOWN)
 def test_example_runs_on_a_given_dataset(name: str, recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(name, recording)
     assert "position to save" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHOWN)
 def test_example_runs_on_float64_and_repeats(name: str, doubles: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(name, doubles)

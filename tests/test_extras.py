@@ -52,6 +52,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_dataset(tmp_path_factory.mktemp("extras") / "dataset")
 
 
+@pytest.mark.slow
 def test_core_works_without_extras(data: Path, tmp_path: Path) -> None:
     code = """
 import numpy as np, torch
@@ -101,6 +102,7 @@ print(json.dumps([len(catalog.episodes.lengths), "torch" in sys.modules]))
     assert without(ALL | {"torch"}, code, data) == [10, False]
 
 
+@pytest.mark.slow
 def test_policies_and_optimizers_need_no_reader() -> None:
     """Networks and training steps can be used with other data."""
     root = Path(__file__).parents[1] / "src/understudy"
@@ -136,6 +138,7 @@ def test_every_command_names_the_missing_extra(missing: str) -> None:
         assert said.count("\n") == 1, said
 
 
+@pytest.mark.slow
 def test_options_name_the_missing_extra_before_any_work(data: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     asked = {
@@ -162,6 +165,7 @@ def test_options_name_the_missing_extra_before_any_work(data: Path, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_run_without_matplotlib_trains_and_names_the_extra(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     small = [
@@ -184,6 +188,7 @@ def test_run_without_matplotlib_trains_and_names_the_extra(data: Path, tmp_path:
     assert not (out / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_import_of_a_module_names_the_missing_extra(data: Path) -> None:
     code = """
 from understudy.extras import MissingExtraError
@@ -202,6 +207,7 @@ print(json.dumps(printed))
     }
 
 
+@pytest.mark.slow
 def test_missing_package_of_no_extra_keeps_its_traceback() -> None:
     """A failing import of our own is a bug, not a missing extra."""
     code = (

@@ -10,6 +10,8 @@ import pytest
 
 from support.datasets import Spec, write_dataset
 
+pytestmark = pytest.mark.slow
+
 SHIM = '#include <unistd.h>\nint mallopt(int p, int v) { return p + v < 0 ? 1 : (int)write(2, "mallopt\\n", 8); }\n'
 LOADER = """
 import sys, understudy

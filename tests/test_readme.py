@@ -29,6 +29,7 @@ def run_code(path: Path, blocks: slice, **names: Any) -> dict[str, Any]:
     return names
 
 
+@pytest.mark.slow
 def test_readme_loader_example_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     names = run_code(README, slice(0, 1))
@@ -37,6 +38,7 @@ def test_readme_loader_example_runs(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert names["saved"]["position"] == 100 * 32
 
 
+@pytest.mark.slow
 def test_readme_policy_example_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import understudy as us
     from understudy.cli.main import main

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 

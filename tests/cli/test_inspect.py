@@ -148,6 +148,7 @@ def damage(root: Path, what: str) -> None:
             (root / "meta/stats.json").write_text("[")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "what", ["no video", "torn video", "another video", "no rows", "torn rows", "a folder", "wrong length"]
 )
@@ -172,6 +173,7 @@ def test_inspect_reports_broken_metadata_in_one_line(tmp_path: Path, capsys: pyt
     assert "info.json" in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["inspect", "profile"])
 def test_pages_replace_pages_and_no_other_file(
     tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
@@ -194,6 +196,7 @@ def test_pages_replace_pages_and_no_other_file(
         assert (tmp_path / "profile.json").read_text() == "<html>a page of the user's"
 
 
+@pytest.mark.slow
 def test_page_shows_every_camera_and_column(tmp_path: Path) -> None:
     spec = Spec(lengths=(6, 9, 4), cameras=(TOP,), images=("observation.images.still",), rich=True)
     write_dataset(tmp_path / "d", spec)
@@ -208,6 +211,7 @@ def test_page_shows_every_camera_and_column(tmp_path: Path) -> None:
     assert "lift the red block" in html
 
 
+@pytest.mark.slow
 def test_page_opens_no_more_episodes_than_the_limit(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=(3,) * 9, per_video_file=1))
     catalog = Catalog.open(tmp_path / "d")

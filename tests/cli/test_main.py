@@ -33,6 +33,7 @@ def run(*arguments: object) -> int:
         return int(exit.code or 0)
 
 
+@pytest.mark.slow
 def test_help_of_every_command_imports_nothing_heavy() -> None:
     """Checks imported modules rather than seconds, so that a busy machine cannot fail it."""
     code = f"""
@@ -83,6 +84,7 @@ def test_commands_name_required_settings(command: str, capsys: pytest.CaptureFix
     assert "Traceback" not in error
 
 
+@pytest.mark.slow
 def test_train_reads_a_file_and_flags_over_it(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(dump_yaml(tiny_config(data, tmp_path / "r")))
@@ -103,6 +105,7 @@ def test_train_reads_a_file_and_flags_over_it(data: Path, tmp_path: Path, capsys
     assert json.loads(capsys.readouterr().out)["step"] == 4
 
 
+@pytest.mark.slow
 def test_train_takes_required_settings_from_flags(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +127,7 @@ def test_warnings_are_one_line_without_source(monkeypatch: pytest.MonkeyPatch) -
     assert warnings.formatwarning("old", DeprecationWarning, "x.py", 3) == "DeprecationWarning: old\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -161,6 +165,7 @@ def test_errors_have_no_traceback(
     assert "Traceback" not in printed.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
@@ -206,6 +211,7 @@ def test_train_refuses_to_write_into_a_dataset(data: Path, tmp_path: Path, capsy
     assert [path for path in sorted(own.rglob("*")) if path.name != ".lock"] == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_wrong_value_is_one_line_on_any_terminal(encoding: str) -> None:
     done = subprocess.run(
@@ -252,6 +258,7 @@ def test_print_config_prints_the_complete_settings_of_a_json_file(
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("typed", [["help", "train"], ["train", "--help"], ["train", "-h", "--steps", "3"]])
 def test_help_of_train_has_examples_and_the_settings_of_a_source(
     typed: list[str], capsys: pytest.CaptureFixture[str]

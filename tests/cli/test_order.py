@@ -18,6 +18,7 @@ SMALL = {"batch": 32, "world": 2, "workers": 2, "episodes": 400, "frames_in_flig
 NAMES = ["clips", "uniform", "episode lanes", "block shuffle", "worker pool", "episode stream"]
 
 
+@pytest.mark.slow
 def test_explain_prints_a_table_and_draws_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "order.png"
     assert explain(ExplainConfig(**SMALL, picture=str(figure))) == 0
@@ -36,6 +37,7 @@ def test_explain_prints_a_table_and_draws_a_figure(tmp_path: Path, capsys: pytes
     assert {(11, 110, 79), (192, 57, 43)} <= {colour for _, colour in colours}  # clips and the stream are drawn
 
 
+@pytest.mark.slow
 def test_clips_mix_better_than_whole_episodes_with_as_many_frames() -> None:
     config = ExplainConfig(**SMALL | {"episodes": 4000, "frames_in_flight": 20_000})
     figures = {side.name: side.figures for side in compare(read_tables(config), config).sides}
@@ -48,6 +50,7 @@ def test_clips_mix_better_than_whole_episodes_with_as_many_frames() -> None:
     assert all(np.array(figures["uniform"].deff) <= np.array(figures["clips"].deff) + 0.02)
 
 
+@pytest.mark.slow
 def test_explain_omits_orders_with_fewer_episodes_than_workers(capsys: pytest.CaptureFixture[str]) -> None:
     assert explain(ExplainConfig(**SMALL | {"episodes": 3})) == 0
     text = capsys.readouterr().out
@@ -56,6 +59,7 @@ def test_explain_omits_orders_with_fewer_episodes_than_workers(capsys: pytest.Ca
     assert "block shuffle" in text
 
 
+@pytest.mark.slow
 def test_compare_weights_a_mixture() -> None:
     lengths = np.full(300, 100)
     config = ExplainConfig(**SMALL, weights=(3, 1), paths=("a", "b"))
@@ -67,6 +71,7 @@ def test_compare_weights_a_mixture() -> None:
     assert clips.bytes_in_flight == pytest.approx(clips.frames_in_flight * 4096 * (0.75 * 1 + 0.25 * 3), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_explain_real_datasets(real_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     both = tuple(str(real_data / name) for name in ("g1_v21", "g1_v30"))
     assert explain(ExplainConfig(**SMALL, paths=both)) == 0
@@ -100,6 +105,7 @@ def test_explain_config_names_wrong_settings(wrong: dict, message: str) -> None:
     assert ExplainConfig(**SMALL).problems() == []
 
 
+@pytest.mark.slow
 def test_compare_audits_a_bounded_number_of_positions(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,6 +124,7 @@ def test_compare_audits_a_bounded_number_of_positions(
     assert "omitted: audit: 'clips' opens nothing" in text
 
 
+@pytest.mark.slow
 def test_explain_accepts_clip_lanes_and_the_order_inside(capsys: pytest.CaptureFixture[str]) -> None:
     assert explain(ExplainConfig(**SMALL, clip=24, lanes=128, inside="permuted")) == 0
     assert "128 lanes of clips of 24, permuted inside a clip" in capsys.readouterr().out
@@ -147,6 +154,7 @@ def test_explain_refuses_an_absurd_batch_in_one_line(capsys: pytest.CaptureFixtu
     assert len(printed.err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_compare_audits_few_positions_of_large_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """An order that cannot settle in an affordable number of positions is audited briefly."""
     monkeypatch.setattr(comparison_module, "MOST", 1 << 17)
@@ -168,6 +176,7 @@ def test_workers_share_one_permutation_of_episodes(monkeypatch: pytest.MonkeyPat
     assert made.count(5000) == 1
 
 
+@pytest.mark.slow
 def test_render_notes_data_that_fits_in_memory() -> None:
     lengths = np.full(300, 100)
     config = ExplainConfig(**SMALL, paths=("a",), gop=250)

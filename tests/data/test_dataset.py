@@ -115,6 +115,7 @@ def test_dataset_codecs(tmp_path: Path, codec: str, gop: int, b_frames: int) -> 
     assert data.reach == (3, 0)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     version=st.sampled_from(["v2.0", "v2.1", "v3.0"]),
@@ -229,6 +230,7 @@ def test_dataset_refuses_unknown_keys(plain: tuple[Path, Truth]) -> None:
             EpisodeDataset(plain[0], keys=keys)
 
 
+@pytest.mark.slow
 def test_dataset_a_dropped_dataset_closes_its_files(plain: tuple[Path, Truth]) -> None:
     def descriptors() -> set[str]:
         return {
@@ -291,6 +293,7 @@ def test_dataset_pickles_small_and_reads_after(plain: tuple[Path, Truth]) -> Non
     assert all(torch.equal(first[k], again[k]) if torch.is_tensor(first[k]) else first[k] == again[k] for k in first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_dataset_data_loader_workers(plain: tuple[Path, Truth], start: str) -> None:
     """Workers open files of their own, also when the parent had them open before the fork."""
@@ -437,6 +440,7 @@ def test_dataset_accepts_old_arguments_with_a_warning(plain: tuple[Path, Truth])
 # Real recordings
 
 
+@pytest.mark.slow
 def test_dataset_both_formats_give_the_same_samples(real_data: Path) -> None:
     """Every frame of every episode, windows over the ends of episodes and a history of pictures included."""
     camera = "observation.images.cam_high"
@@ -450,6 +454,7 @@ def test_dataset_both_formats_give_the_same_samples(real_data: Path) -> None:
             assert torch.equal(value, b[key]) if torch.is_tensor(value) else value == b[key], (i, key)
 
 
+@pytest.mark.slow
 def test_dataset_a_real_dataset_with_every_oddity(real_data: Path) -> None:
     """A frame-accurate decode of each whole file is the judge."""
     import av

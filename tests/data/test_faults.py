@@ -95,6 +95,7 @@ def read_all(root: Path, truth: Truth) -> None:
                     assert np.array_equal(sample[key].numpy(), column[frame]), key
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet", ".mp4"])
 def test_faults_damaged_bytes(written: dict[str, tuple[Path, Truth]], suffix: str) -> None:
@@ -137,6 +138,7 @@ def _replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     return copy
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     ("version", "name"),

@@ -69,6 +69,7 @@ def test_losses_and_gradients_are_the_same_bits(kept: CheckpointMode, compute: s
     assert [name for name in gradients if not torch.equal(gradients[name], others[name])] == []
 
 
+@pytest.mark.slow
 def test_selective_computes_again_what_is_cheap_and_full_all() -> None:
     none, selective, full = computed("none"), computed("selective"), computed("full")
     dear = ("addmm", "convolution")
@@ -79,6 +80,7 @@ def test_selective_computes_again_what_is_cheap_and_full_all() -> None:
     assert selective["native_group_norm"] > none["native_group_norm"] > 0
 
 
+@pytest.mark.slow
 def test_remembered_computes_once_and_only_meanwhile() -> None:
     model = built("full")
     with without_checkpointing(model), Calls() as calls:
@@ -89,6 +91,7 @@ def test_remembered_computes_once_and_only_meanwhile() -> None:
     assert calls.count["addmm"] == computed("full")["addmm"]
 
 
+@pytest.mark.slow
 def test_without_gradients_nothing_is_different() -> None:
     with torch.no_grad(), Calls() as plain:
         policy().flow_losses(batch(3), *draws(3))
@@ -109,6 +112,7 @@ def test_names_stay_and_a_copy_has_weights_of_its_own() -> None:
     assert torch.equal(loss, loss_and_gradients(policy())[0])
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="no blocks"):
         apply_activation_checkpointing([], "full")
@@ -191,6 +195,7 @@ def raises() -> None:
     raise ValueError("sharded already")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2])
 def test_the_same_bits_on_a_mesh(shards: int) -> None:
     """DDP and FSDP2 on two ranks."""

@@ -15,6 +15,8 @@ from support.runs import series, tiny_config, tiny_dataset
 from understudy.config.schema import dump_yaml
 from understudy.train.checkpoint.run_dir import RunDir
 
+pytestmark = pytest.mark.slow
+
 STEPS = 20_000  # far more than are taken until a run is stopped, however late that is
 UNDERSTUDY = ("-m", "understudy")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

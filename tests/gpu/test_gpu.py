@@ -56,6 +56,7 @@ def started(config: TrainConfig, mesh: parallel.Mesh) -> tuple[TrainState, Itera
 # -- batches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"pin": True}, {"image_size": (32, 32)}], ids=["plain", "pinned", "resized"])
 def test_batches_are_the_same_on_the_device(root: Path, device: str, options: dict[str, Any]) -> None:
     """Also while the device works on the batch before."""
@@ -145,6 +146,7 @@ def test_masters_beside_somebody_elses_optimizer(device: str) -> None:
 # -- training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_training_learns_and_its_average_follows(root: Path, device: str, precision: Any) -> None:
     config = tiny_config(root, root, device=device, batch_size=8, precision=precision, steps=60)
@@ -169,6 +171,7 @@ def test_a_training_learns_and_its_average_follows(root: Path, device: str, prec
             torch.testing.assert_close(mean.double(), wanted, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_micro_batches_give_the_gradient_of_the_whole(root: Path, device: str, precision: Any) -> None:
     if precision == "bf16-split" and not has_grad_dtype():
@@ -182,6 +185,7 @@ def test_micro_batches_give_the_gradient_of_the_whole(root: Path, device: str, p
     assert norms[0] == pytest.approx(norms[1], rel=1e-4 if precision == "fp32" else 0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_checkpoint_brings_every_bit_back(root: Path, tmp_path: Path, device: str, precision: Any) -> None:
     config = tiny_config(root, root, device=device, batch_size=8, precision=precision)
@@ -219,6 +223,7 @@ def test_a_mesh_of_one_device_steps_as_no_mesh_does(root: Path, device: str, pre
     assert flat[0] == pytest.approx(flat[1], rel=1e-4 if precision == "fp32" else 0.05)
 
 
+@pytest.mark.slow
 def test_compiled_blocks_agree_with_plain_ones(root: Path, device: str) -> None:
     if problem := missing_compiler(torch.device(device)):
         pytest.skip(problem)

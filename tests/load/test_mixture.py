@@ -69,6 +69,7 @@ def check(batch: dict[str, Any], datasets: Sequence[EpisodeDataset], order: Orde
             assert batch[f"{key}_dim_is_pad"][at].tolist() == padding
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     names=st.permutations(list(SPECS)).flatmap(lambda all_: st.sampled_from([all_, all_[:2]])),
@@ -108,6 +109,7 @@ def test_mixture_pads_a_batch_of_the_narrow_source(roots: dict[str, Path]) -> No
         check(batch, datasets, order, names)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_mixture_in_an_episode_stream(roots: dict[str, Path]) -> None:
     names = ["arm", "hand", "gripper"]

@@ -68,6 +68,7 @@ def names() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("understudy")]
 
 
+@pytest.mark.slow
 def test_prefetch_fetches_each_byte_once(root: Path, tmp_path: Path) -> None:
     local = EpisodeDataset(root, delta_timestamps={TOP: [-0.1, 0]})
     count = len(local) // 8 + 2
@@ -103,6 +104,7 @@ def test_prefetch_begins_behind_the_first_batch(root: Path, tmp_path: Path, monk
             next(there)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["2MB", "3MB", "20MB"])  # made alone, in runs, kept
 def test_prefetch_of_the_first_batch_is_its_samples_only(
     memory: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

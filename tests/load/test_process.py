@@ -14,6 +14,8 @@ import pytest
 from support.videos import moving_pictures
 from understudy.data.write.writer import EpisodeWriter
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[1] / "support" / "loader_process.py"
 STATE = {"dtype": "float32", "shape": (2,), "names": ["x", "y"]}
 

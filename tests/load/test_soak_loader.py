@@ -76,6 +76,7 @@ def test_the_hash_sees_every_part_of_a_batch(root: Path, soak: ModuleType) -> No
         assert soak.fingerprint(batch | {key: other}) != right, key
 
 
+@pytest.mark.slow
 def test_memory_that_grows_is_noticed(root: Path, soak: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     setting = Setting(str(root), memory="5MB", threads=1)
     assert soak.steady(setting, seconds=0.5, every=0.005).spread < 0.2  # in half a second a process settles, no more

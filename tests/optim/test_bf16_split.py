@@ -137,6 +137,7 @@ def test_the_compiled_step_keeps_every_bit_of_its_own_arithmetic() -> None:
     check_pointwise(compiled_step(), torch.compile(adamw_pointwise, fullgraph=True, dynamic=True), "cuda")
 
 
+@pytest.mark.slow
 def test_the_pointwise_step_is_one_graph_for_all_sizes_and_rates() -> None:
     """Traced whole, without running a compiler; a second graph would be a compilation in the middle of a run."""
     graphs = []

@@ -67,6 +67,7 @@ SOURCES = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(source=SOURCES)
 def test_both_sides_are_what_was_asked_for_and_share_no_episode(root: Path, source: dict[str, Any]) -> None:

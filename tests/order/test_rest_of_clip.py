@@ -37,6 +37,7 @@ def whereabouts(order: Order, positions: np.ndarray) -> tuple[np.ndarray, ...]:
     return source, epoch, clip, lane, turn
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     one=sources("one"),
@@ -60,6 +61,7 @@ def test_rest_of_clip_equals_single_lookups(one, two, mixed, clip, lanes, inside
     assert order.rest_of_clip(position, 2)[0].tolist() == positions[:2].tolist()
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     lengths=st.tuples(st.integers(1, 60), st.integers(1, 60), st.integers(1, 60)),

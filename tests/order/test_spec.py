@@ -16,6 +16,7 @@ def pair(**changes: object) -> list[Source]:
     return [episodes(*[50] * 30, name="a", gop=12), episodes(*[70] * 9, name="b", **changes)]
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(st.lists(sources(), min_size=1, max_size=3), st.integers(0, 2**64 - 1), st.sampled_from(["clips", "uniform"]))
 def test_json_round_trip(given_sources, seed, mode):

@@ -157,6 +157,7 @@ def decay_field(made: TrainConfig) -> str:
     return "decay_steps" if hasattr(made.schedule, "decay_steps") else "steps"
 
 
+@pytest.mark.slow
 def test_command_line_trains_another_policy(installed: None, data: Path, tmp_path: Path) -> None:
     asked = ["--data.root", str(data), "--steps", "2", "--policy.type", "toy", "--policy.hidden", "4"]
     assert main(["train", *asked, "--out", str(tmp_path / "r"), "--val-every", "0"]) == 0
@@ -215,6 +216,7 @@ def test_rollout_plays_another_policy(installed: None) -> None:
     assert [episode.steps for episode in result.episodes] == [env.max_steps] * 2
 
 
+@pytest.mark.slow
 def test_two_runs_of_another_policy_are_equal(trained: Path, data: Path, tmp_path: Path) -> None:
     assert run.train(config(data, tmp_path / "again")) == run.DONE
     same_run(trained, tmp_path / "again")

@@ -20,6 +20,8 @@ from understudy.rollout.result import Episode, RolloutResult
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 
+pytestmark = pytest.mark.slow
+
 SCREENS = [(1200, "light"), (1200, "dark"), (390, "light"), (390, "dark")]
 
 

@@ -112,6 +112,7 @@ def test_an_expert_succeeds_and_idleness_does_not() -> None:
     assert rollout(Zero(), lanes, 6).successes == 0
 
 
+@pytest.mark.slow
 def test_swapped_text_credits_what_was_told() -> None:
     lanes = worlds(3)
     listens = rollout(Listener(lanes), lanes, 12, execute=1, swap_text=True)
@@ -133,6 +134,7 @@ def test_layouts_are_evaluation_layouts_and_episodes_are_in_order() -> None:
     assert [e.taken for e in result.episodes] == [None] * 3
 
 
+@pytest.mark.slow
 def test_the_seed_decides_and_the_number_of_worlds_does_not() -> None:
     one = rollout(Drift(), worlds(1), 5, seed=1, execute=3, films=5)
     many = rollout(Drift(), worlds(4), 5, seed=1, execute=3, films=5)
@@ -242,6 +244,7 @@ def test_the_table_ends_with_the_line_for_machines() -> None:
 # -- the verb -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_verb_plays_the_policy_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
 

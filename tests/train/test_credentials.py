@@ -55,6 +55,7 @@ def understudy(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return code
 
 
+@pytest.mark.slow
 def test_credentials_are_written_nowhere(
     server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

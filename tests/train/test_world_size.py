@@ -192,6 +192,7 @@ def same(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
+@pytest.mark.slow
 def test_uneven_masks_weigh_every_element_alike(single: dict[str, Any], double: list[dict[str, Any]]) -> None:
     """Two ranks and one micro-batch, one rank and two: the gradient of the global mean, whoever has the padding."""
     for told in double:
@@ -324,6 +325,7 @@ def test_parameters_that_no_loss_reaches_are_named(world: int, shards: int, opti
     assert len({every[0] for _, every in everywhere}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2])
 def test_ranks_that_leave_out_different_parameters_are_told_instead_of_waiting(shards: int) -> None:
     for kind, said in outcomes_in_ranks(2, left_out_by, [(1,)], shards):
@@ -352,6 +354,7 @@ def sampled(shards: int) -> dict[str, Tensor]:
     return found
 
 
+@pytest.mark.slow
 def test_a_sharded_policy_samples_as_a_whole_one() -> None:
     alone = sampled(1)
     assert all(same(alone, found) for found in in_ranks(2, sampled, 2))

@@ -309,6 +309,7 @@ def test_resized_images_equal_those_of_the_policy(size: tuple[int, int]) -> None
         assert (ours - theirs).abs().max() <= (0.5 + 1e-3) / 127.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(64, 64), (224, 224), (96, 128), (50, 90)])
 def test_converter_inexact_resize_stays_within_tolerance(size: tuple[int, int]) -> None:
     exact, quick = Converter(size), Converter(size, exact=False)

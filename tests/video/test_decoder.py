@@ -54,6 +54,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(kind=st.sampled_from(sorted(KINDS)), plan=steps, run_length=st.sampled_from([1, 2, 5, 16]))
 def test_decoder_any_subsets_with_parks_between(
@@ -68,6 +69,7 @@ def test_decoder_any_subsets_with_parks_between(
             assert np.array_equal(take(decoder, step, run_length), images[step])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_decoder_gap_shifts_no_other_frame(kind: str, clips: dict[str, tuple[Path, np.ndarray]]) -> None:
     """One packet may output several frames (HEVC's do at a key frame), more than are wanted in a row."""
@@ -79,6 +81,7 @@ def test_decoder_gap_shifts_no_other_frame(kind: str, clips: dict[str, tuple[Pat
             assert np.array_equal(take(decoder, wanted, run_length), images[wanted])
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=2, max_size=3), seed=st.integers(0, 99))
 def test_pool_decoders_take_turns_with_the_same_contexts(
@@ -556,6 +559,7 @@ print((private() - before) / 16 / held[0].decoder_bytes)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="private memory is read from Linux's /proc")
 @pytest.mark.parametrize("kind", ["av1-gop12", "h264-bframes"])
 def test_decoder_bytes_estimates_live_decoders(kind: str, tmp_path: Path) -> None:

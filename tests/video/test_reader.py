@@ -109,6 +109,7 @@ def test_read_of_a_far_frame_starts_at_its_key_frame(clips: dict[str, tuple[Path
     assert fed == [30, 31]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("suffix", ["mkv", "fragmented.mp4"])
 def test_read_from_other_containers(
@@ -171,6 +172,7 @@ def damaged(kind: str, how: str, packet: bytes) -> bytes:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "damage"),
     [(kind, how) for kind in ("h264-gop2", "h264-bframes", "mpeg4-bframes", "av1-gop2") for how in ("zeros", "noise")]

@@ -297,6 +297,7 @@ def test_catalog_pickles_small(written: Path) -> None:
     assert again.report() == catalog.report()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 def test_catalog_a_hundred_thousand_episodes(tmp_path: Path, version: str) -> None:
     """Metadata only: the table is right, and stays at tens of bytes an episode."""

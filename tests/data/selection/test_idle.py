@@ -46,6 +46,7 @@ def drifts(values: np.ndarray, first: int, last: int, rule: IdleRule) -> bool:
     return any(max(c[first : last + 1]) - min(c[first : last + 1]) >= rule.threshold for c in columns)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(
     runs=st.lists(st.tuples(st.integers(1, 12), st.booleans(), st.integers(0, 2)), max_size=8),

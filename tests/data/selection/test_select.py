@@ -40,6 +40,7 @@ def frames(segments: np.ndarray) -> list[tuple[int, int]]:
 ranges = st.lists(st.tuples(st.integers(0, 14), st.integers(0, 14)).map(sorted).map(list), max_size=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     episodes=st.none() | st.lists(st.sampled_from(IDS), min_size=1),
@@ -280,6 +281,7 @@ def test_select_ranges_that_are_all_empty_say_so(catalog: Catalog) -> None:
         select(catalog, keep_ranges={1: [], 9: []})
 
 
+@pytest.mark.slow
 def test_select_a_hundred_thousand_long_keys(tmp_path: Path) -> None:
     """DROID's file is as long; only five of its episodes are here. Each key is looked up once (no pass per episode)."""
     write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(40,) * 5, cameras=(), recorded_as=True))

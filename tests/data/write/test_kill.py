@@ -17,6 +17,8 @@ from understudy.data.write import group
 from understudy.errors import DatasetError
 from understudy.video.open import open_video
 
+pytestmark = pytest.mark.slow
+
 
 def start(*arguments: str) -> subprocess.Popen[bytes]:
     environment = os.environ | {

@@ -122,6 +122,7 @@ def test_wrong_inputs_are_named(env: Tabletop) -> None:
 # -- determinism -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_seed_and_actions_decide_everything_in_any_process() -> None:
     here = trajectory(7)
     code = f"""

@@ -40,6 +40,7 @@ def test_one_process_in_any_epoch(one_process):
     assert train("ours", steps=15, batch=16) == np.array(in_order(240)).reshape(15, 16).tolist()
 
 
+@pytest.mark.slow
 def test_two_ranks_and_then_one(one_process, tmp_path):
     """D1, D2 and D3 with two real processes, Accelerate sharing the batches out."""
     jobs = [

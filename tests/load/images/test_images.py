@@ -75,6 +75,7 @@ def batches(data: EpisodeDataset, order: Order, policy: DecodePolicy, count: int
         workers.stop()
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     name=st.sampled_from(list(SPECS)),
@@ -110,6 +111,7 @@ def test_loader_images_equal_those_of_the_dataset(  # type: ignore[no-untyped-de
                 assert equal(found, data.batch(episode, frame))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     name=st.sampled_from(list(SPECS)),
@@ -160,6 +162,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
     return given_, fed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "policy"),
     [

@@ -57,6 +57,7 @@ def test_a_lane_that_changes_ranks_is_opened_by_each() -> None:
     assert a.amplification > 3  # every rank decodes the episode from its start
 
 
+@pytest.mark.slow
 def test_one_frame_at_a_time_costs_half_a_gop() -> None:
     lengths = np.full(2048, 120)
     order = Order.from_datasets([Source("a", lengths)], batch_size=64, mode="uniform")
@@ -124,6 +125,7 @@ def test_as_read_numbers_episodes_and_clips_through() -> None:
 
 
 # V = 1280 lanes of clips of 64 hold about as many frames as 256 open episodes of 300. T = 1, 8 and 64 batches.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings_", "published"),
     [

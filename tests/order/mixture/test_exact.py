@@ -62,12 +62,14 @@ def check_epochs(order: Order, some: list[Source], count: int) -> None:
         assert max(Counter(seen[len(seen) // n * n :]).values(), default=1) <= max(Counter(one.frames).values())
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(mixtures())
 def test_each_source_is_read_once_per_its_own_epoch(mixture: tuple[Order, list[Source]]) -> None:
     check_epochs(*mixture, 1500)
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(mixtures(), st.lists(st.integers(1, 900), min_size=1, max_size=3, unique=True), st.data())
 def test_so_it_is_across_changes_of_the_shares(
@@ -80,6 +82,7 @@ def test_so_it_is_across_changes_of_the_shares(
     assert all((a == b).all() for a, b in zip(order.locate(past), before.locate(past)))
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(mixtures(), st.lists(st.integers(1, 400), max_size=2, unique=True), st.data())
 def test_the_inverse_and_positions_asked_alone(

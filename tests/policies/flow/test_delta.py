@@ -77,6 +77,7 @@ def test_a_nan_in_a_state_that_is_not_there_does_not_spoil_a_difference() -> Non
     assert torch.isfinite(mine.actions(data)).all()
 
 
+@pytest.mark.slow
 def test_a_policy_of_differences_acts_rightly_where_it_has_never_been() -> None:
     """It learns to go 0.1 on from wherever it is; the second dimension, absolute, to be at 0.5. Far from the states it
     was shown it still does: a policy of absolute actions, the control, does not."""

@@ -221,6 +221,7 @@ def test_given_actions_of_a_robot_with_fewer_dimensions_bring_no_nan_along() -> 
     assert torch.isfinite(model.sample_future(spoilt, noise[:, 0])).all()
 
 
+@pytest.mark.slow
 def test_it_learns_forward_and_inverse_dynamics_of_a_cart() -> None:
     """s' = s + a / 2, slot by slot: from actions the states, from states the actions, both from one set of weights."""
     unit: dict[str, Any] = {key: {"offset": [0.0], "spread": [1.0]} for key in ("action", "observation.state")}

@@ -86,6 +86,7 @@ def test_a_fresh_policy_predicts_no_velocity() -> None:
     torch.testing.assert_close(model.sample_actions(batch(2), noise), expected)
 
 
+@pytest.mark.slow
 def test_it_learns_to_tell_texts_pictures_and_states_apart() -> None:
     """Three samples that differ in one input each must end up with three action chunks."""
     data = {key: value[:1] for key, value in batch(4).items()}

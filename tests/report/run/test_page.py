@@ -47,6 +47,7 @@ def test_report_of_a_complete_run(done: Path) -> None:
         assert outside not in html
 
 
+@pytest.mark.slow
 def test_report_charts_share_no_identifiers(done: Path) -> None:
     """Charts with a common clip path would clip each other."""
     import re
@@ -56,6 +57,7 @@ def test_report_charts_share_no_identifiers(done: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", [0, 1, 7])
 def test_report_of_an_active_run(done: Path, tmp_path: Path, lines: int) -> None:
     shutil.copytree(done, tmp_path / "r")
@@ -67,6 +69,7 @@ def test_report_of_an_active_run(done: Path, tmp_path: Path, lines: int) -> None
     assert ("No step has been logged yet" in html) == (lines == 0)
 
 
+@pytest.mark.slow
 def test_report_of_non_finite_losses(done: Path, tmp_path: Path) -> None:
     shutil.copytree(done, tmp_path / "r")
     log = metrics_file.MetricsFile(tmp_path / "r/metrics.jsonl")
@@ -80,12 +83,14 @@ def test_report_of_non_finite_losses(done: Path, tmp_path: Path) -> None:
     assert "<b>x" not in html
 
 
+@pytest.mark.slow
 def test_report_with_a_damaged_checkpoint(done: Path, tmp_path: Path) -> None:
     shutil.copytree(done, tmp_path / "r")
     (tmp_path / "r/checkpoints/step-00000012/state.json").write_text("{")
     assert "step 12 of 12" in html_of(tmp_path / "r")
 
 
+@pytest.mark.slow
 def test_report_without_its_dataset(done: Path, tmp_path: Path) -> None:
     shutil.copytree(done, tmp_path / "r")
     config = (tmp_path / "r/config.yaml").read_text()
@@ -94,6 +99,7 @@ def test_report_without_its_dataset(done: Path, tmp_path: Path) -> None:
     assert "cannot be opened: " in html_of(tmp_path / "r")
 
 
+@pytest.mark.slow
 def test_report_of_rollouts(done: Path, tmp_path: Path) -> None:
     shutil.copytree(done, tmp_path / "r")
     folder = tmp_path / "r/rollouts"
@@ -136,6 +142,7 @@ def test_smoothed_is_a_moving_mean() -> None:
     assert charts.smoothed(np.array([3.0])) == [3.0]
 
 
+@pytest.mark.slow
 def test_report_of_rollouts_during_training(done: Path, tmp_path: Path) -> None:
     from understudy.train.background_rollouts import summarise
 
@@ -159,6 +166,7 @@ def test_report_of_rollouts_during_training(done: Path, tmp_path: Path) -> None:
     assert "<i>lift" not in html
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("task", ["costs $5 and _{ $6", "_hidden", "<b> & 瓶", "on two\nlines", "long " * 99, ""])
 def test_per_task_chart_accepts_any_name(task: str) -> None:

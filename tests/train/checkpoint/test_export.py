@@ -34,6 +34,7 @@ def trained(data: Path) -> Path:
     return data.parent / "trained"
 
 
+@pytest.mark.slow
 def test_train_writes_and_keeps_the_best_checkpoint(trained: Path) -> None:
     judged = {r["step"]: r["loss"] for r in series(trained, "val")}
     best = min(judged, key=lambda step: judged[step])
@@ -123,6 +124,7 @@ def test_export_failure_is_one_line(trained: Path, tmp_path: Path, capsys: pytes
     assert main(["export"]) == 2
 
 
+@pytest.mark.slow
 def test_train_starts_from_an_exported_policy(trained: Path, data: Path, tmp_path: Path) -> None:
     exported = trained / "policy"
     config = tiny_config(
@@ -141,6 +143,7 @@ def test_train_starts_from_an_exported_policy(trained: Path, data: Path, tmp_pat
     assert series(tmp_path / "fresh")[0]["loss"] != series(tmp_path / "begun")[0]["loss"]
 
 
+@pytest.mark.slow
 def test_resume_before_the_first_checkpoint_starts_from_the_exported_policy(
     trained: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

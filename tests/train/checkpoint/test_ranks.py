@@ -16,6 +16,7 @@ from support.ranks import in_ranks
 from understudy.train.checkpoint import checkpoint
 
 
+@pytest.mark.slow
 def test_checkpoint_loads_into_any_storage_on_any_ranks(tmp_path: Path) -> None:
     """Written on 2 ranks, read and written on 3, read on 1: weights, average and moments with identical hashes."""
     first, second, third = (in_ranks(w, ranks.reshard, tmp_path, w == 3)[0] for w in (2, 3, 1))
@@ -41,6 +42,7 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_save_failure_is_one_error_on_all_ranks(open_folder: Path) -> None:
     one, two = in_ranks(2, ranks.trouble, open_folder)
     assert set(one) == {name + more for name in ranks.TROUBLE for more in ("", " in the background")}
@@ -92,6 +94,7 @@ def test_save_on_a_full_disk(open_folder: Path) -> None:
         assert told[3:] == ["step-00000001", "step-00000003"]
 
 
+@pytest.mark.slow
 def test_saver_in_the_background(tmp_path: Path) -> None:
     for seen in in_ranks(2, ranks.background, tmp_path):
         assert seen == {

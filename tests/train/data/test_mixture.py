@@ -38,6 +38,7 @@ def opened(*sources: SourceConfig, **data: Any) -> RunData:
 # -- what can be said ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_mixture_settings_read_back_equal(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
     full = replace(
         sources[0], val_episodes=(1, 2), delta_action_dims=(0, 1), exclude_episodes=(4,), keep_rule="start", stats="s"
@@ -129,6 +130,7 @@ def test_mode_weights_match_the_policy_modes() -> None:
     assert not TrainConfig(mode={"policy": 1.0, "inverse_dynamics": 0.0}).learns_dynamics()
 
 
+@pytest.mark.slow
 def test_command_line_takes_a_file_with_sources(
     sources: tuple[SourceConfig, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -138,6 +138,7 @@ def check(told: dict[str, Any], step: int, before: list[int]) -> None:
     assert told["after"] <= 2  # of some seven chunks in each: what was being read already
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("which", "step", "before"), [(1, 5, []), (3, 12, [5, 10])])
 def test_stop_in_a_validation_saves_the_step_and_resume_repeats_it(
     data: Path, whole: Path, tmp_path: Path, which: int, step: int, before: list[int]
@@ -182,6 +183,7 @@ def test_tracker_gets_a_validation_made_after_resume(
     assert sorted(Kept.steps) == list(range(1, 13))
 
 
+@pytest.mark.slow
 def test_ranks_stop_a_validation_together(data: Path, whole: Path, tmp_path: Path) -> None:
     for first, last in in_ranks(2, whole_and_stopped, config_of(data, tmp_path), tmp_path, timeout=240):
         check(first, 5, [])
@@ -290,6 +292,7 @@ def with_small_chunks(config: TrainConfig) -> int:
         return run.train(config)
 
 
+@pytest.mark.slow
 def test_validation_sample_is_evaluated_and_reported(data: Path, whole: Path, tmp_path: Path) -> None:
     """The same sample in each validation, whoever judges it; the training does not notice."""
     config = config_of(data, tmp_path / "one", val={"frames": 10})

@@ -354,6 +354,7 @@ def several(sources: tuple[SourceConfig, ...], shards: int, sizes: list[int]) ->
     return out
 
 
+@pytest.mark.slow
 def test_one_rank_two_and_three_find_the_same_bits(
     sources: tuple[SourceConfig, ...], whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -457,6 +458,7 @@ def test_dropout_is_off_and_on_again(
     assert found() != whole, "the dropout does nothing: this test shows nothing"
 
 
+@pytest.mark.slow
 def test_pictures_that_are_resized_as_they_are_read_are_those_that_stay_decoded(mesh: Mesh, tmp_path: Path) -> None:
     sources = tiny_sources(tmp_path)
     data, held = opened(sources)

@@ -42,6 +42,7 @@ def done(sources: tuple[SourceConfig, ...], tmp_path_factory: pytest.TempPathFac
     return out
 
 
+@pytest.mark.slow
 def test_keep_best_by_a_named_figure(done: Path) -> None:
     records = {record["step"]: record for record in series(done, "val")}
     assert sorted(records) == [2, 4, 6, 8]
@@ -115,6 +116,7 @@ def test_validation_does_not_affect_training_of_a_mixture(
         assert now[step]["sources"] == then[step]["sources"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "terms"),
     [
@@ -159,6 +161,7 @@ def test_saver_improves_only_on_a_lower_figure(tmp_path: Path) -> None:
     assert with_the_same.improves({"task:lift": 1.9})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes", "told"),
     [

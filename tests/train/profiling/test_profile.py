@@ -70,6 +70,7 @@ def remembered_bytes(data: Path, out: Path, kept: CheckpointMode) -> int:
     return found.memory["activations"]
 
 
+@pytest.mark.slow
 def test_profile_shows_the_memory_of_activation_checkpointing(data: Path, tmp_path: Path) -> None:
     none, selective, full = (remembered_bytes(data, tmp_path, kept) for kept in ("none", "selective", "full"))
     assert full < selective < none
@@ -80,6 +81,7 @@ def two_ranks(data: Path, out: Path) -> Profile | None:
     return profile(config, warmup=1, steps=3)
 
 
+@pytest.mark.slow
 def test_profile_on_two_ranks(data: Path, tmp_path: Path) -> None:
     found, other = in_ranks(2, two_ranks, data, tmp_path)
     assert other is None
@@ -121,6 +123,7 @@ def test_profile_explains_a_step_longer_than_its_phases() -> None:
     assert explain_difference(found) != slower
 
 
+@pytest.mark.slow
 def test_profile_command_writes_a_page_and_prints(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

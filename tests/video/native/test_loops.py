@@ -304,6 +304,7 @@ print(loops.load_loops() is not None, ffmpeg.load_swscale() is not None, zlib.cr
 """
 
 
+@pytest.mark.slow
 @needs_c
 def test_native_mode_turns_loops_off_or_requires_them(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
     path, images = clips["h264-bframes"]
@@ -313,6 +314,7 @@ def test_native_mode_turns_loops_off_or_requires_them(clips: dict[str, tuple[Pat
         assert (done.stdout.split(), done.stderr) == ([str(used), str(used), str(sum_)], "")
 
 
+@pytest.mark.slow
 def test_native_mode_refuses_another_value() -> None:
     for arguments in (["bench", "x"], ["order", "explain"]):
         done = run_with("yes", "", *arguments)
@@ -321,6 +323,7 @@ def test_native_mode_refuses_another_value() -> None:
         assert "UNDERSTUDY_NATIVE='yes'" in done.stderr
 
 
+@pytest.mark.slow
 @needs_c
 def test_version_command_reports_loops() -> None:
     lines = dict(line.split(None, 1) for line in run_with("1", "", "--version", "-v").stdout.splitlines())
