@@ -179,13 +179,13 @@ def without_codec(height: int, width: int) -> Iterator[None]:
     from understudy.video import codec_pool
     from understudy.video.color import Converter
 
-    create, one, many = codec_pool._create, Converter.write, Converter.write_all
-    codec_pool._create = lambda key, where: Blanks(key.reorder, height, width)  # type: ignore[assignment,return-value]
+    create, one, many = codec_pool.create_context, Converter.write, Converter.write_all
+    codec_pool.create_context = lambda key, where: Blanks(key.reorder, height, width)  # type: ignore[assignment,return-value]
     Converter.write = Converter.write_all = lambda *_: None  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:
-        codec_pool._create, Converter.write, Converter.write_all = create, one, many  # type: ignore[method-assign]
+        codec_pool.create_context, Converter.write, Converter.write_all = create, one, many  # type: ignore[method-assign]
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """A cache that drops its least recently used values once they outgrow a budget."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Reversible
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -28,6 +28,10 @@ class LRUCache(Generic[K, V]):
     def __iter__(self) -> Iterator[K]:
         return iter(self._values)
 
+    def items(self) -> Reversible[tuple[K, V]]:
+        """Return keys and values, the least recently used first; no value counts as used by it."""
+        return self._values.items()
+
     def get(self, key: K) -> V | None:
         """Return the value of `key` and mark it as used; None if it is not cached."""
         value = self._values.get(key)
@@ -37,9 +41,7 @@ class LRUCache(Generic[K, V]):
 
     def put(self, key: K, value: V) -> list[V]:
         """Cache `value` as the newest, in place of an earlier value of `key`; return the values dropped for it."""
-        before = self._values.pop(key, None)
-        if before is not None:
-            self.used -= self._size(before)
+        self.pop(key)
         self._values[key] = value
         self.used += self._size(value)
         dropped = []
@@ -48,6 +50,13 @@ class LRUCache(Generic[K, V]):
             self.used -= self._size(oldest)
             dropped.append(oldest)
         return dropped
+
+    def pop(self, key: K) -> V | None:
+        """Remove and return the value of `key`; None if it is not cached."""
+        value = self._values.pop(key, None)
+        if value is not None:
+            self.used -= self._size(value)
+        return value
 
     def clear(self) -> list[V]:
         """Drop and return all values."""

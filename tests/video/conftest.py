@@ -45,12 +45,12 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def created(monkeypatch: pytest.MonkeyPatch) -> list[CodecKey]:
     """Keys of all codec contexts that are created. This thread begins without spare ones."""
     seen: list[CodecKey] = []
-    create = codec_pool._create
+    create = codec_pool.create_context
 
     def record(key: CodecKey, where: str) -> av.VideoCodecContext:
         seen.append(key)
         return create(key, where)
 
-    monkeypatch.setattr(codec_pool, "_create", record)
-    monkeypatch.setattr(codec_pool, "_spare", codec_pool._Spare())
+    monkeypatch.setattr(codec_pool, "create_context", record)
+    codec_pool.spare.contexts.clear()
     return seen

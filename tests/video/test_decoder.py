@@ -143,14 +143,14 @@ def test_pool_bounds_spare_contexts(
 ) -> None:
     path, images = clips["h264-gop2"]
     size = decoder_of(path).decoder_bytes + frame_bytes(index_at(path))  # of the one that a run may have output
-    monkeypatch.setattr(codec_pool, "SPARE_BYTES", 2 * size)
+    monkeypatch.setattr(codec_pool.spare.contexts, "capacity", 2 * size)
     decoders = [decoder_of(path) for _ in range(5)]
     for decoder in decoders:
         take(decoder, [0])
     for decoder in decoders:
         decoder.park()
-    assert codec_pool._spare.bytes <= 2 * size
-    assert len(codec_pool._spare.held) == 2
+    assert codec_pool.spare.contexts.used <= 2 * size
+    assert len(codec_pool.spare.contexts) == 2
     for decoder in decoders:
         assert np.array_equal(take(decoder, [7])[0], images[7])
     assert len(created) == 5 + 3
@@ -164,19 +164,19 @@ def test_pool_counts_frames_that_were_out_at_once(
     path, _ = clips["h264-gop250"]
     decoders = [decoder_of(path) for _ in range(3)]
     plain = decoders[0].decoder_bytes
-    monkeypatch.setattr(codec_pool, "SPARE_BYTES", plain + 20 * frame_bytes(index_at(path)))
+    monkeypatch.setattr(codec_pool.spare.contexts, "capacity", plain + 20 * frame_bytes(index_at(path)))
     for decoder in decoders:
         held = list(decoder.frames(np.arange(40), 40))
         assert len(held) == 40
     for decoder in decoders:
         decoder.park()
-        assert len(codec_pool._spare.held) == 1
-        assert codec_pool._spare.bytes > plain + 38 * frame_bytes(index_at(path))
+        assert len(codec_pool.spare.contexts) == 1
+        assert codec_pool.spare.contexts.used > plain + 38 * frame_bytes(index_at(path))
     decoder = decoder_of(path)
     take(decoder, [0, 1])
     assert len(created) == 3  # it came from the pool, and still has that memory
     decoder.park()
-    assert codec_pool._spare.bytes > plain + 38 * frame_bytes(index_at(path))
+    assert codec_pool.spare.contexts.used > plain + 38 * frame_bytes(index_at(path))
 
 
 def test_pool_is_per_thread(clips: dict[str, tuple[Path, np.ndarray]], created: list[CodecKey]) -> None:
@@ -186,7 +186,7 @@ def test_pool_is_per_thread(clips: dict[str, tuple[Path, np.ndarray]], created: 
         decoder = decoder_of(path)
         assert np.array_equal(take(decoder, [3, 20]), images[[3, 20]])
         decoder.park()
-        assert len(codec_pool._spare.held) == 1
+        assert len(codec_pool.spare.contexts) == 1
 
     work()
     thread = threading.Thread(target=work)
@@ -288,7 +288,7 @@ def test_decoder_names_damage_and_confines_it(
         take(bad, np.arange(20, 30))
     assert error.value.where == str(broken)
     bad.park()
-    assert codec_pool._spare.bytes == 0
+    assert codec_pool.spare.contexts.used == 0
     before = [p for p in range(20, COUNT) if open_packets(str(path)).index.decode_position[p] < 25]
     for position in before:  # even those that were not out yet when the damage was met
         assert np.array_equal(take(bad, [position])[0], images[position])

@@ -62,7 +62,7 @@ def splice(path: Path, index_of: Path, groups: list[Path]) -> Path:
 
 @pytest.fixture(params=["compiled", "Python"])
 def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec_pool, "_spare", codec_pool._Spare())
+    codec_pool.spare.contexts.clear()
     if request.param == "Python":
         monkeypatch.setattr(loops, "load_loops", lambda: None)
     elif loops.load_loops() is None:

@@ -7,12 +7,12 @@ A returned context forgets all frames and keeps its working memory.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from typing import NamedTuple
 
 import av
 
 from understudy.errors import DatasetError
+from understudy.lru import LRUCache
 from understudy.video.index import VideoIndex
 
 SPARE_BYTES = 4 << 20
@@ -58,13 +58,19 @@ class PooledContext(NamedTuple):
     pixel_format: str = ""
 
 
-class _Spare(threading.local):
+class SpareContexts(threading.local):
+    """Spare contexts of each thread, by identity because several may have one key.
+
+    Attributes:
+        contexts: number of the context -> its key and the context itself.
+    """
+
     def __init__(self) -> None:
-        self.held: OrderedDict[int, tuple[CodecKey, PooledContext]] = OrderedDict()
-        self.bytes = 0
+        self.contexts = LRUCache[int, tuple[CodecKey, PooledContext]](SPARE_BYTES, lambda pair: pair[1].nbytes, keep=1)
 
 
-_spare = _Spare()
+spare = SpareContexts()
+"""The pool."""
 
 
 def borrow(key: CodecKey, where: str) -> PooledContext:
@@ -73,12 +79,11 @@ def borrow(key: CodecKey, where: str) -> PooledContext:
     Raises:
         DatasetError: PyAV has no such decoder.
     """
-    for number, (own, pooled) in reversed(_spare.held.items()):
+    for number, (own, pooled) in reversed(spare.contexts.items()):
         if own == key:
-            del _spare.held[number]
-            _spare.bytes -= pooled.nbytes
+            spare.contexts.pop(number)
             return pooled
-    return PooledContext(_create(key, where))
+    return PooledContext(create_context(key, where))
 
 
 def give_back(key: CodecKey, pooled: PooledContext) -> None:
@@ -87,13 +92,15 @@ def give_back(key: CodecKey, pooled: PooledContext) -> None:
     It must have been fed no parameter sets but those of `key` (`parameter_sets.py`): they survive the flush.
     """
     pooled.context.flush_buffers()
-    _spare.held[id(pooled.context)] = key, pooled
-    _spare.bytes += pooled.nbytes
-    while _spare.bytes > SPARE_BYTES and len(_spare.held) > 1:
-        _spare.bytes -= _spare.held.popitem(last=False)[1][1].nbytes
+    spare.contexts.put(id(pooled.context), (key, pooled))
 
 
-def _create(key: CodecKey, where: str) -> av.VideoCodecContext:
+def create_context(key: CodecKey, where: str) -> av.VideoCodecContext:
+    """Create a codec context for one thread.
+
+    Raises:
+        DatasetError: PyAV has no such decoder. `where` names the video.
+    """
     try:
         context = av.CodecContext.create(_DECODERS.get(key.codec, key.codec), "r")
     except (ValueError, av.FFmpegError):

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from support.videos import COUNT, KINDS, container_decode, moving_pictures, rgb
 from understudy.errors import DatasetError
-from understudy.video.codec_pool import CodecKey, _create
+from understudy.video.codec_pool import CodecKey, create_context
 from understudy.video.color import Converter
 from understudy.video.decoder import FrameDecoder
 from understudy.video.index import PacketRun
@@ -73,7 +73,7 @@ def test_decode_packets_compiled_equals_python(
     """Run by run with two decoders, also where a packet in the last run fails."""
     path, _ = clips[kind]
     what, _ = packet_run(path, 0, 1)
-    ours, theirs, first = _create(what, "x"), _create(what, "x"), 0
+    ours, theirs, first = create_context(what, "x"), create_context(what, "x"), 0
     for number, count in enumerate(runs):
         last = number + 1 == len(runs) or first + count >= COUNT
         bad = damaged % min(count, COUNT - first) if last and damaged is not None else None
@@ -101,7 +101,7 @@ def test_loops_decode_more_frames_than_room(clips: dict[str, tuple[Path, np.ndar
     """Call again while output has no room: a decoder may hold frames back and output them all at once."""
     path, images = clips["h264-bframes"]
     kind, run = packet_run(path, 0, COUNT)
-    context, found = _create(kind, "x"), loops.load_loops()
+    context, found = create_context(kind, "x"), loops.load_loops()
     assert found is not None
     context.open()
     frames: list[av.VideoFrame] = []
@@ -142,7 +142,7 @@ def test_loops_decode_refuses_a_frame_of_another_format(clips: dict[str, tuple[P
 
         pix_fmt = "yuv444p"
 
-    context, found = _create(kind, "x"), loops.load_loops()
+    context, found = create_context(kind, "x"), loops.load_loops()
     assert found is not None
     context.open()
     room = [av.VideoFrame(0, 0, Changed.pix_fmt) for _ in range(6)]
@@ -209,7 +209,7 @@ def test_convert_frames_compiled_equals_python(python: pytest.MonkeyPatch) -> No
 def test_decode_packets_leaks_no_memory(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
     """Packets and frames are freed: frames alone would leave 90 MB."""
     kind, run = packet_run(clips["h264-gop2"][0], 0, COUNT)
-    context = _create(kind, "x")
+    context = create_context(kind, "x")
 
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -277,7 +277,7 @@ def test_load_loops_falls_back_to_python(
         monkeypatch.delenv("UNDERSTUDY_NATIVE")
         path, images = clips["h264-gop2"]
         kind, run = packet_run(path, 0, COUNT)
-        context = _create(kind, "x")
+        context = create_context(kind, "x")
         frames, fed, failed = loops.decode_packets(context, run, "yuv420p")
         frames += context.decode(None)
         assert (fed, failed) == (COUNT, False)

@@ -13,7 +13,6 @@ number of ranks or another mesh. state.json has the step and the checksum of eac
 """
 
 import json
-import os
 import re
 import shutil
 import warnings
@@ -281,11 +280,7 @@ def _publish(unfinished: Path, final: Path, state: Mapping[str, Any], files: Map
                 "same one (it must be on a file system that all nodes share)"
             )
     files = {**files, **seal.checksum_files(unfinished, [INDEX])}
-    with (unfinished / "state.json").open("w", encoding="utf-8") as file_:
-        json.dump(seal.add_seal({**state, seal.FILES: files}), file_, indent=2)
-        file_.flush()
-        os.fsync(file_.fileno())
-    sync(unfinished)
+    write_text(unfinished / "state.json", json.dumps(seal.add_seal({**state, seal.FILES: files}), indent=2))
     unfinished.rename(final)
     sync(final.parent)
 
