@@ -83,7 +83,9 @@ class Steps:
         self.count, self.height, self.width = index.count, index.height, index.width
         self.converters: dict[tuple[tuple[int, int] | None, bool], Converter] = {}
         self.key = CodecKey.from_index(index)
-        self.frames = [frame for _, frame in FrameDecoder(self.packets, path).frames(np.arange(2 * RUN))]
+        self.frames = [
+            frame for _, frame in FrameDecoder(self.packets, path).frames(np.arange(min(2 * RUN, self.count)))
+        ]
         self.packed = [VideoReformatter().reformat(frame, format="rgb24", threads=1) for frame in self.frames]
         self.planes = [VideoReformatter().reformat(frame, format="gbrp", threads=1) for frame in self.frames]
         self.batch = np.zeros((2 * RUN, 3, self.height, self.width), np.uint8)  # reused, as a loader's batches are
@@ -257,6 +259,9 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=240, help="frames of each video")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
+    for name in ("frames", "rounds"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name} is {getattr(arguments, name)}; give 1 or more")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name, (codec, gop, side, crf, options) in ENCODINGS.items():
@@ -267,7 +272,7 @@ def main() -> None:
             rows.append({"encoding": name, **found, "two_threads": two_threads(str(path), arguments.rounds)})
     conditions = {
         "video": arguments.video or "drawn",
-        "pictures": arguments.frames,
+        "frames": arguments.frames,
         "rounds": arguments.rounds,
         "pyav": av.__version__,
         "python": platform.python_version(),
