@@ -125,8 +125,11 @@ def launch(command: Sequence[str], count: int, name: str = "understudy") -> int:
 
 
 def _reserve(held: socket.socket) -> int:
-    """Reserve a free port. Other programs that ask for any free port get another one, but rank 0's store may listen on
-    it, since like this socket it allows the address to be reused."""
+    """Reserve a free port.
+
+    Other programs that ask for any free port get another one. Rank 0's store may listen on this one: it allows the
+    address to be reused, as this socket does.
+    """
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", 0))
     return int(held.getsockname()[1])

@@ -169,11 +169,11 @@ def adamw_pointwise(
     eps: float,
     weight_decay: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The arithmetic alone, all pointwise: float32 weight and moments after a step. Arguments as of `adamw_split_`, but
-    lr is a 0-d float64 tensor.
+    """Compute the float32 weight and moments after a step; pointwise arithmetic only.
 
-    AdamW as in Loshchilov & Hutter 2019, algorithm 2, with the bias corrections in float64. It rounds elsewhere than
-    torch's kernel, so the two agree to rounding and not to the bit.
+    Arguments as of `adamw_split_`, but lr is a 0-d float64 tensor. AdamW as in Loshchilov & Hutter 2019, algorithm 2,
+    with the bias corrections in float64. It rounds elsewhere than torch's kernel, so the two agree to rounding and not
+    to the bit.
     """
     g = grad.float() * scale
     m = exp_avg + (g - exp_avg) * (1 - beta1)

@@ -8,13 +8,24 @@ class Schedule(Protocol):
     """Settings of the learning rate over the steps; `ScheduleConfig` of a run has them."""
 
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """Form of the decay: "cosine", "linear" or "constant"."""
+        ...
+
     @property
-    def warmup_steps(self) -> int: ...
+    def warmup_steps(self) -> int:
+        """Steps of the linear warm-up."""
+        ...
+
     @property
-    def final_lr_ratio(self) -> float: ...
+    def final_lr_ratio(self) -> float:
+        """Factor after the decay, in [0, 1]."""
+        ...
+
     @property
-    def decay_steps(self) -> int | None: ...
+    def decay_steps(self) -> int | None:
+        """Step at which the decay ends; None: the last one of the run."""
+        ...
 
 
 def lr_factor(step: int, schedule: Schedule, steps: int) -> float:

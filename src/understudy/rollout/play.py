@@ -83,6 +83,7 @@ def rollout(
         swap_text: give an instruction of another task than the scene's; only where the tasks share one scene.
         films: number of first episodes whose frames are kept.
         wired: keys of the environment for those of the policy; None: the same keys, and the only head.
+
     Raises:
         ValueError: settings that cannot be played.
     """
@@ -175,7 +176,10 @@ def prepare_env(data: DataConfig, frozen: Mapping[str, Any], play: Play) -> "tup
     """Make the adapter and the environment of a rollout, and check that keys and widths fit.
 
     Args:
-        data: of the run's settings. frozen: `policy` and `normalisation`, and `sources` where it is a run's order.json.
+        data: of the run's settings.
+        frozen: `policy` and `normalisation`, and `sources` where it is a run's order.json.
+        play: settings of the rollout.
+
     Raises:
         ConfigError: settings, policy, world and machine do not go together; the message says how.
     """
@@ -203,7 +207,13 @@ def rollout_saved_policy(
     """`rollout` of the policy in `folder`, as settings ask for it.
 
     Args:
-        data: of the settings of the run that it comes from. sources: of that run's order.json; None: it has none.
+        folder: the saved policy.
+        data: of the settings of its run.
+        sources: of that run's order.json; None: it has none.
+        play: settings of the rollout.
+        swap_text: as in `rollout`.
+        films: as in `rollout`.
+
     Raises:
         ConfigError: as `prepare_env` does, or the policy cannot be read or played so.
     """

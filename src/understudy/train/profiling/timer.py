@@ -27,7 +27,9 @@ modules inside forward and backward are measured separately, since they overlap 
 class Timer(Protocol):
     """Argument of a step: `with timer("backward"): ...`."""
 
-    def __call__(self, phase: str) -> AbstractContextManager[object]: ...
+    def __call__(self, phase: str) -> AbstractContextManager[object]:
+        """Return the context of one of the `PHASES`."""
+        ...
 
 
 class _Nothing(AbstractContextManager[None]):
@@ -41,6 +43,7 @@ class NullTimer:
     _nothing = _Nothing()
 
     def __call__(self, phase: str) -> AbstractContextManager[None]:
+        """Return a context that does nothing."""
         return self._nothing
 
 
@@ -69,6 +72,7 @@ class PhaseTimer:
         self._open: list[_Phase] = []
 
     def __call__(self, phase: str) -> "_Phase":
+        """Return a context that adds its seconds to `phase`."""
         if phase not in PHASES:
             raise ValueError(f"phase {phase!r}: must be one of {', '.join(PHASES)}")
         return _Phase(self, phase)
