@@ -10,4 +10,5 @@ flow          the small flow-matching policy
 pi05          pi0.5 and pi0
 inference     `load_policy`: a saved policy that acts on observations
 pretrained    a policy as a folder: weights, config, normalisation
+weight_files  tensors in safetensors files, read row by row
 """

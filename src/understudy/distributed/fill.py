@@ -1,0 +1,64 @@
+"""Filling of parameters row by row: whole ones, and this rank's shard of those that FSDP2 has sharded.
+
+A network that is too large to build in each process is built on the meta device, sharded, given memory (`materialise`)
+and filled. Each rank reads only its own rows, `PART` bytes at a time.
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+PART = 1 << 25
+"""Bytes of a parameter that are read at once."""
+
+ReadRows = Callable[[str, int, int], Tensor]
+"""(name, first row, row after the last) -> these rows of a parameter, in any float dtype."""
+
+
+def materialise(module: nn.Module, device: torch.device) -> None:
+    """Give memory on `device` to the meta tensors of a module, unfilled, and move its other tensors there."""
+    module._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
+
+
+def local_rows(tensor: Tensor) -> tuple[Tensor, int, int]:
+    """Return this rank's part of a tensor, and the rows [start, stop) of the whole that it holds.
+
+    Raises:
+        NotImplementedError: the tensor is sharded by another dimension than its first, or more than once.
+    """
+    if not hasattr(tensor, "placements"):
+        return tensor, 0, tensor.shape[0] if tensor.ndim else 1
+    from torch.distributed.tensor import DTensor, Shard
+
+    assert isinstance(tensor, DTensor)
+    start, stop = 0, tensor.shape[0] if tensor.ndim else 1
+    sharded = [(dim, place) for dim, place in enumerate(tensor.placements) if not place.is_replicate()]
+    if len(sharded) > 1 or any(not isinstance(place, Shard) or place.dim for _, place in sharded):
+        raise NotImplementedError(f"a tensor with placements {tensor.placements}: only its first dimension may be cut")
+    for dim, _ in sharded:
+        coordinate = tensor.device_mesh.get_coordinate()
+        assert coordinate is not None
+        share = -(-stop // tensor.device_mesh.size(dim))  # as torch.chunk: equal parts, the last ones may be short
+        start, stop = min(stop, share * coordinate[dim]), min(stop, share * (coordinate[dim] + 1))
+    return tensor.to_local(), start, stop
+
+
+@torch.no_grad()
+def fill(named: Iterable[tuple[str, Tensor]], read: ReadRows) -> None:
+    """Fill tensors from `read`, this rank's rows of each.
+
+    Args:
+        named: name and tensor, of any dtype and device.
+        read: see `ReadRows`.
+    """
+    for name, tensor in named:
+        own, start, stop = local_rows(tensor)
+        if not own.ndim:
+            own.copy_(read(name, 0, 1).view(()))
+            continue
+        size = max(1, own[:1].numel() * 4)
+        step = max(1, PART // size)
+        for low in range(start, stop, step):
+            high = min(stop, low + step)
+            own[low - start : high - start].copy_(read(name, low, high))

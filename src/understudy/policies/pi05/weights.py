@@ -1,0 +1,80 @@
+"""First weights of a pi0.5 or pi0 network: of a released file, and fresh ones where the settings ask for them.
+
+Both come row by row (`ReadRows`), by the network's own names, so a network on the meta device is filled without a
+second copy of the weights, and each rank of a sharded one reads only its rows.
+
+A fresh weight is a function of seed, name and shape: normal with the deviation 1 / sqrt(inputs) (LeCun et al. 1998),
+which keeps the size of activations; biases, gains stored minus 1 and the projections of adaptive norms start at 0. So a
+fresh expert is the identity in each of its residuals, as in openpi's JAX code.
+"""
+
+from collections.abc import Collection, Sequence
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from understudy.order.random.keys import make_key
+from understudy.policies.pi05.released import Match, Shapes, match
+from understudy.policies.weight_files import WeightFiles
+
+EMBEDDING_DEVIATION = 0.01
+ZEROS = (
+    ".bias",
+    ".dense.weight",
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+    "vlm_norm.weight",
+    "expert_norm.weight",
+)
+"""Last parts of the names of parameters that start at 0."""
+ONES = ("layer_norm1.weight", "layer_norm2.weight", "vision.norm.weight")
+"""Last parts of the names of parameters that start at 1."""
+
+
+class FirstWeights:
+    """Rows of the first weights of a network; `FirstWeights(...)(name, start, stop)`.
+
+    Attributes:
+        match: which tensor of the file serves which parameter; None without a file.
+        files: the tensors of the file; None without a file.
+    """
+
+    def __init__(self, wanted: Shapes, path: str | Path = "", fresh: Collection[str] = (), seed: int = 0) -> None:
+        """Match the parameters of a network with a file.
+
+        Args:
+            wanted: shape of each parameter by name.
+            path: released weights, a file or a folder (`WeightFiles`); "": all weights are fresh.
+            fresh: patterns of parameters that start from fresh weights, whatever the file has.
+            seed: of the fresh weights.
+
+        Raises:
+            WeightsError: the file is not one of this network; names each missing, unexpected and misshapen tensor.
+            FileNotFoundError: there is no such file. ValueError: it is damaged, or a pattern fits no parameter.
+        """
+        self._shapes = {name: tuple(shape) for name, shape in wanted.items()}
+        self._seed = seed
+        self._drawn: tuple[str, Tensor] | None = None
+        self.files = WeightFiles(path) if path else None
+        self.match: Match | None = match(self.files.shapes, wanted, path, fresh) if self.files else None
+
+    def __call__(self, name: str, start: int, stop: int) -> Tensor:
+        """Return the rows [start, stop) of a parameter: float32 if fresh, else in the dtype of the file."""
+        if self.files is not None and self.match is not None and name in self.match.keys:
+            return self.files.read(self.match.keys[name], start, stop)
+        if self._drawn is None or self._drawn[0] != name:
+            self._drawn = (name, fresh_weight(name, self._shapes[name], self._seed))
+        return self._drawn[1][start:stop]
+
+
+def fresh_weight(name: str, shape: Sequence[int], seed: int) -> Tensor:
+    """Draw the fresh value of a parameter, float32 [shape]; torch's global generator does not change."""
+    if name.endswith(ZEROS):
+        return torch.zeros(*shape)
+    if name.endswith(ONES):
+        return torch.ones(*shape)
+    generator = torch.Generator().manual_seed(make_key(seed, f"weights {name}"))
+    deviation = EMBEDDING_DEVIATION if name == "embedding.weight" else prod(shape[1:]) ** -0.5
+    return torch.randn(*shape, generator=generator) * deviation

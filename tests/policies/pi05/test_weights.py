@@ -1,0 +1,70 @@
+"""First weights of a network: of a released file in parts, and fresh ones."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from support.released import released_shapes
+from understudy.policies.pi05.released import EXPERT_HEAD, WeightsError, own_name
+from understudy.policies.pi05.sizes import TINY
+from understudy.policies.pi05.weights import FirstWeights, fresh_weight
+
+KEYS = released_shapes(TINY)
+WANTED = {str(own_name(key)): shape for key, shape in KEYS.items() if key != EXPERT_HEAD}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("released")
+    generator = torch.Generator().manual_seed(0)
+    save_file({key: torch.randn(shape, generator=generator) for key, shape in KEYS.items()}, path / "model.safetensors")
+    return path
+
+
+def test_first_weights_come_from_the_file(folder: Path) -> None:
+    from safetensors.torch import load_file
+
+    stored, weights = load_file(folder / "model.safetensors"), FirstWeights(WANTED, folder)
+    for key, tensor in stored.items():
+        if key != EXPERT_HEAD:
+            name, rows = str(own_name(key)), len(tensor)
+            assert torch.equal(weights(name, 0, rows), tensor)
+            assert torch.equal(weights(name, rows // 3, rows - 1), tensor[rows // 3 : rows - 1])
+
+
+def test_first_weights_are_fresh_only_where_asked(folder: Path) -> None:
+    weights, plain = FirstWeights(WANTED, folder, fresh=("action_*",), seed=3), FirstWeights(WANTED, folder)
+    drawn = FirstWeights(WANTED, seed=3)
+    for name, shape in WANTED.items():
+        own, rows = weights(name, 0, shape[0]), shape[0]
+        assert torch.equal(own, (drawn if name.startswith("action_") else plain)(name, 0, rows))
+    assert not torch.equal(weights("action_in_proj.weight", 0, 4), plain("action_in_proj.weight", 0, 4))
+    with pytest.raises(WeightsError):
+        FirstWeights(WANTED | {"vlm_norm.weight": (7,)}, folder)
+
+
+def test_fresh_weights_depend_on_seed_name_and_shape_alone() -> None:
+    before = torch.get_rng_state()
+    one, two = FirstWeights(WANTED, seed=1), FirstWeights(dict(reversed(WANTED.items())), seed=1)
+    for name, (rows, *_) in WANTED.items():
+        assert torch.equal(one(name, 0, rows), torch.cat([two(name, 0, rows // 2), two(name, rows // 2, rows)]))
+    assert torch.equal(torch.get_rng_state(), before)
+    name = "layers.0.vlm.mlp.up_proj.weight"
+    assert not torch.equal(fresh_weight(name, WANTED[name], 1), fresh_weight(name, WANTED[name], 2))
+    assert not torch.equal(fresh_weight(name, WANTED[name], 1), fresh_weight(name.replace("0", "1"), WANTED[name], 1))
+
+
+def test_fresh_weights_begin_as_the_identity() -> None:
+    """Norms leave their input, adaptive ones too; matrices keep the size of activations."""
+    for name, shape in WANTED.items():
+        drawn = fresh_weight(name, shape, 0)
+        if name.endswith(".bias") or ".dense." in name:
+            assert not drawn.any()
+        elif len(shape) == 1:
+            assert (drawn == (1 if name.startswith("vision.") else 0)).all()
+        else:
+            inputs = drawn[0].numel()
+            deviation = 0.01 if name == "embedding.weight" else inputs**-0.5
+            assert drawn.std().item() == pytest.approx(deviation, rel=0.2)

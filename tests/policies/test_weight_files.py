@@ -1,0 +1,133 @@
+"""Reading of safetensors files row by row: single and sharded ones, damage, and the memory that it takes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from understudy.policies.weight_files import FILE, INDEX, WeightFiles
+
+TENSORS = {
+    "a.weight": torch.randn(7, 3),
+    "b.bias": torch.randn(5).bfloat16(),
+    "c": torch.tensor(2.5, dtype=torch.float64),
+    "d": torch.randn(4, 2, 3).half(),
+}
+
+
+def sharded(folder: Path, tensors: dict[str, Tensor]) -> Path:
+    """A folder with one file for each tensor, and their index."""
+    weight_map = {key: f"model-{i:05}-of-{len(tensors):05}.safetensors" for i, key in enumerate(tensors)}
+    for key, name in weight_map.items():
+        save_file({key: tensors[key]}, folder / name)
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return folder
+
+
+def single(folder: Path, tensors: dict[str, Tensor]) -> Path:
+    save_file(tensors, folder / FILE)
+    return folder
+
+
+@pytest.mark.parametrize("write", [single, sharded])
+def test_weight_files_read_any_rows_in_the_files_dtype(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
+    files = WeightFiles(write(tmp_path, TENSORS))
+    assert files.shapes == {key: tuple(tensor.shape) for key, tensor in TENSORS.items()}
+    assert files.dtypes == {key: tensor.dtype for key, tensor in TENSORS.items()}
+    for key, tensor in TENSORS.items():
+        assert torch.equal(files.read(key), tensor)
+        for start, stop in ((0, 2), (1, 4), (2, 2), (3, 99)) if tensor.ndim else ():
+            part = files.read(key, start, stop)
+            assert part.dtype == tensor.dtype
+            assert torch.equal(part, tensor[start:stop])
+    with pytest.raises(KeyError):
+        files.read("e")
+
+
+def test_weight_files_accept_the_file_itself(tmp_path: Path) -> None:
+    assert WeightFiles(single(tmp_path, TENSORS) / FILE).shapes.keys() == TENSORS.keys()
+    other = tmp_path / "sharded"
+    other.mkdir()
+    assert WeightFiles(sharded(other, TENSORS) / INDEX).shapes.keys() == TENSORS.keys()
+
+
+def test_weight_files_name_a_missing_or_damaged_file(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
+    for path in (tmp_path, tmp_path / "pytorch_model.bin", tmp_path / "nothing"):
+        with pytest.raises(FileNotFoundError):
+            WeightFiles(path)
+    single(tmp_path, TENSORS)
+    whole = (tmp_path / FILE).read_bytes()
+    for damaged in (whole[:-1], whole[:20], b"", b"\xff" * 64):
+        (tmp_path / FILE).write_bytes(damaged)
+        with pytest.raises(ValueError, match=FILE):
+            WeightFiles(tmp_path)
+
+
+def test_weight_files_refuse_integers(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="I64"):
+        WeightFiles(single(tmp_path, {"count": torch.arange(3)}))
+
+
+def test_weight_files_check_the_index(tmp_path: Path) -> None:
+    sharded(tmp_path, TENSORS)
+    index = json.loads((tmp_path / INDEX).read_text())
+
+    def written(weight_map: object) -> Path:
+        (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+        return tmp_path
+
+    names = index["weight_map"]
+    with pytest.raises(ValueError, match="lost"):
+        WeightFiles(written({**names, "lost": names["c"]}))
+    with pytest.raises(FileNotFoundError, match="other"):
+        WeightFiles(written({**names, "c": "other.safetensors"}))
+    with pytest.raises(FileNotFoundError, match="outside"):
+        WeightFiles(written({**names, "c": "../outside.safetensors"}))
+    with pytest.raises(ValueError, match=r"d.*mixed up|mixed up.*d"):
+        WeightFiles(written({key: name for key, name in names.items() if key != "d"} | {"c": names["d"]}))
+    for broken in ([], None, {"c": 3}):
+        with pytest.raises((ValueError, FileNotFoundError)):
+            WeightFiles(written(broken))
+
+
+MEASURE = """
+import sys, torch
+from safetensors.torch import load_file
+from understudy.distributed import fill
+from understudy.policies.weight_files import WeightFiles
+
+def peak():
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+
+path, streamed = sys.argv[1], sys.argv[2] == "streamed"
+fill.PART = 1 << 22
+files = WeightFiles(path)
+tensors = {key: torch.empty(shape) for key, shape in files.shapes.items()}
+fill.fill([("w0", torch.empty(8, files.shapes["w0"][1]))], files.read)  # libraries initialise at the first call
+before = peak()
+if streamed:
+    fill.fill(tensors.items(), files.read)
+else:
+    for key, tensor in load_file(path).items():
+        tensors[key].copy_(tensor)
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_fill_needs_no_second_copy_of_the_weights(tmp_path: Path) -> None:
+    size = 32 << 20
+    path = single(tmp_path, {f"w{i}": torch.full((1024, size // 4096), float(i)) for i in range(4)}) / FILE
+
+    def grown(how: str) -> int:
+        command = [sys.executable, "-c", MEASURE, str(path), how]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    assert grown("streamed") < 4 * size + size // 2
+    assert grown("whole") > 7 * size, "the control reads the file at once"
