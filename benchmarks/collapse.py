@@ -251,7 +251,10 @@ def pooled(runs: list[dict[str, Any]], keys: tuple[str, ...]) -> dict[str, Any]:
 
 def report(args: argparse.Namespace) -> dict[str, Any]:
     dataset = Path(args.out) / "dataset"
-    if not dataset.exists() and understudy(["record", "--out", str(dataset), "--episodes", str(args.episodes)]) != 0:
+    if (
+        not dataset.exists()
+        and understudy(["record", "--output-dir", str(dataset), "--episodes", str(args.episodes)]) != 0
+    ):
         raise SystemExit(1)
     by_precision = [precisions(args, seed) for seed in args.seeds]
     by_order = [orders(args, seed) for seed in args.seeds]

@@ -90,7 +90,7 @@ def recorded(inputs: str, args: argparse.Namespace) -> dict[str, Path]:
     wanted, folders = POLICIES[inputs], {}
     for task in wanted["tasks"]:
         folders[task] = Path(args.out) / inputs / "data" / task
-        command = ["record", "--env", "metaworld", "--tasks", task, "--out", str(folders[task])]
+        command = ["record", "--env", "metaworld", "--tasks", task, "--output-dir", str(folders[task])]
         command += ["--episodes", str(args.episodes or wanted["episodes"]), "--cameras", *wanted["cameras"]]
         _do(command)
     return folders

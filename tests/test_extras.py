@@ -146,11 +146,11 @@ def test_options_name_the_missing_extra_before_any_work(data: Path, tmp_path: Pa
             ["report", out],
             ["inspect", str(data), "--page", out + ".html"],
             ["profile", "--data.root", str(data), "--output-dir", out],
-            ["bench", str(data), "--picture", out + ".png"],
-            ["order", "explain", str(data), "--picture", out + ".png"],
+            ["bench", str(data), "--figure", out + ".png"],
+            ["order", "explain", str(data), "--figure", out + ".png"],
         ],
-        "demo": [["demo", "--out", out], ["record", "--out", out]],
-        "sim": [["record", "--out", out, "--env", "metaworld"]],
+        "demo": [["demo", "--output-dir", out], ["record", "--output-dir", out]],
+        "sim": [["record", "--output-dir", out, "--env", "metaworld"]],
         "s3": [["inspect", "s3://bucket/data", "--json"]],
         "hub": [["inspect", "hf://datasets/someone/something", "--json"]],
         "remote": [["inspect", "http://127.0.0.1:9/data", "--json"]],
@@ -219,7 +219,7 @@ tool.record = broken
 """
         + CALLS
     )
-    [[status, said]] = without(set(), code, json.dumps([["record", "--out", "x"]]))
+    [[status, said]] = without(set(), code, json.dumps([["record", "--output-dir", "x"]]))
     assert status == 1
     assert "Traceback" in said
 

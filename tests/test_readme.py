@@ -18,7 +18,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from understudy.cli.main import main
 
     root = tmp_path_factory.mktemp("readme")
-    assert main(["record", "--out", str(root / "runs/demo/dataset"), "--episodes", "6"]) == 0
+    assert main(["record", "--output-dir", str(root / "runs/demo/dataset"), "--episodes", "6"]) == 0
     return root
 
 

@@ -30,7 +30,7 @@ from understudy.cli.bench.other_load import doubt
 from understudy.errors import DatasetError
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
-FAST = {"seconds": 0.05, "rounds": 1, "batch": 8, "chunk": 4}
+FAST = {"seconds": 0.05, "rounds": 1, "batch_size": 8, "chunk_size": 4}
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +81,11 @@ def test_bench_prints_a_table_and_draws_a_figure(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    arguments = ["bench", str(root), "--seconds", "0.05", "--rounds", "1", "--batch", "8", "--cameras", TOP]
+    arguments = ["bench", str(root), "--seconds", "0.05", "--rounds", "1", "--batch-size", "8", "--cameras", TOP]
     assert main.main(arguments) == 0
     assert "figure: dataset-bench.png" in capsys.readouterr().out
     assert (tmp_path / "dataset-bench.png").stat().st_size > 5000
-    assert main.main([*arguments, "--json", "--picture", "b.svg"]) == 0
+    assert main.main([*arguments, "--json", "--figure", "b.svg"]) == 0
     assert json.loads(capsys.readouterr().out)["limit"]["samples_per_s"] > 0
     drawn = (tmp_path / "b.svg").read_text()
     assert "CPU ms per sample" in drawn
@@ -102,8 +102,8 @@ def test_bench_prints_a_table_and_draws_a_figure(
         (("{root}", "--memory", "lots"), "memory"),
         (("{root}", "--memory", "1KB"), "one batch of 32 samples"),
         (("{root}", "--seconds", "0"), "seconds"),
-        (("{root}", "--picture", "x.gif"), "must end in"),
-        (("{root}", "--picture", "no/folder/x.png"), "is no folder"),
+        (("{root}", "--figure", "x.gif"), "must end in"),
+        (("{root}", "--figure", "no/folder/x.png"), "is no folder"),
         (("s3://bucket/data", "--against", "lerobot"), "local folders only"),
     ],
 )

@@ -35,7 +35,7 @@ def test_clear_folder_removes_its_own_files_only(tmp_path: Path) -> None:
     clear_folder(out)
     assert sorted(path.name for path in out.iterdir()) == [".understudy-demo", "mine.txt"]
     (tmp_path / "data/dataset").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="another --out"):
+    with pytest.raises(ConfigError, match="another --output-dir"):
         clear_folder(tmp_path / "data")
     assert (tmp_path / "data/dataset").exists()
 
@@ -50,7 +50,7 @@ def test_clear_folder_refuses_files_of_its_names(tmp_path: Path, name: str) -> N
 
 def test_clear_folder_refuses_a_run_that_was_trained_further(tmp_path: Path) -> None:
     clear_folder(tmp_path)
-    plan = training(DemoConfig(out=str(tmp_path)))
+    plan = training(DemoConfig(output_dir=str(tmp_path)))
     write_settings(plan, tmp_path)
     decided = {name: {} for name in RECORDED - {"format"}}
     RunDir(tmp_path / "run").begin(plan, decided)

@@ -172,7 +172,7 @@ def test_errors_have_no_traceback(
         (["{}/g1.cfg"], ".json"),
         (["{}"], "--data.root {}"),
         (["--dataset.repo_id", "someone/something"], "--data.root hf://datasets/"),
-        (["--num_workers=3"], "--loader.threads"),
+        (["--num_workers=3"], "--loader.num-threads"),
         (["--policy.use_amp=true"], "--precision bf16"),
         (["--no-overwrite"], "--output-dir"),
         (["--lr", "1e-3"], "--optim.lr"),

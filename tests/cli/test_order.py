@@ -14,14 +14,14 @@ from understudy.report.order import comparison as comparison_module
 from understudy.report.order.comparison import FEW, ExplainConfig, Table, compare, read_tables
 from understudy.report.order.text import render
 
-SMALL = {"batch": 32, "world": 2, "workers": 2, "episodes": 400, "frames_in_flight": 4096}
+SMALL = {"batch_size": 32, "world_size": 2, "num_workers": 2, "episodes": 400, "frames_in_flight": 4096}
 NAMES = ["clips", "uniform", "episode lanes", "block shuffle", "worker pool", "episode stream"]
 
 
 @pytest.mark.slow
 def test_explain_prints_a_table_and_draws_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "order.png"
-    assert explain(ExplainConfig(**SMALL, picture=str(figure))) == 0
+    assert explain(ExplainConfig(**SMALL, figure=str(figure))) == 0
     text = capsys.readouterr().out
     assert "400 episodes" in text
     head = next(line for line in text.splitlines() if "clips" in line and "uniform" in line)
@@ -82,12 +82,12 @@ def test_explain_real_datasets(real_data: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"batch": 0}, "batch: must be at least 1"),
-        ({"batch": 10**12}, "batch: 1000000000000 exceeds the limit of"),
-        ({"world": 10**12}, "world: 1000000000000 exceeds the limit of"),
+        ({"batch_size": 0}, "batch_size: must be at least 1"),
+        ({"batch_size": 10**12}, "batch_size: 1000000000000 exceeds the limit of"),
+        ({"world_size": 10**12}, "world_size: 1000000000000 exceeds the limit of"),
         ({"episodes": 10**12}, "episodes: 1000000000000 exceeds the limit of"),
         ({"lanes": 10**12}, "lanes: 1000000000000 exceeds the limit of"),
-        ({"world": 3}, "batch: 32 does not divide among 3 ranks"),
+        ({"world_size": 3}, "batch_size: 32 does not divide among 3 ranks"),
         ({"reach": (-1, 0)}, "gop, reach, clip, lanes: must not be negative"),
         ({"paths": ("a", "a")}, "paths: a is named twice"),
         ({"weights": (1.0,)}, "weights: 1 given for 0 datasets"),
@@ -96,8 +96,8 @@ def test_explain_real_datasets(real_data: Path, capsys: pytest.CaptureFixture[st
         ({"paths": ("a", "b"), "weights": (1.0, float("nan"))}, "weights: (1.0, nan)"),
         ({"seed": -1}, "seed: must be in"),
         ({"frame_bytes": 0.0}, "frame_bytes: must be above 0"),
-        ({"picture": "no/such/folder/order.png"}, "no/such/folder is no folder"),
-        ({"picture": "order.gif"}, "must end in .png, .svg or .pdf"),
+        ({"figure": "no/such/folder/order.png"}, "no/such/folder is no folder"),
+        ({"figure": "order.gif"}, "must end in .png, .svg or .pdf"),
     ],
 )
 def test_explain_config_names_wrong_settings(wrong: dict, message: str) -> None:
@@ -143,12 +143,12 @@ def test_explain_prints_the_order_before_the_audit(
     with pytest.raises(Counted):
         explain(ExplainConfig(**SMALL))
     assert "lanes of clips of" in capsys.readouterr().out
-    assert explain(ExplainConfig(batch=1 << 20, episodes=10_000)) == 0  # too large for the audit
+    assert explain(ExplainConfig(batch_size=1 << 20, episodes=10_000)) == 0  # too large for the audit
     assert "no comparison" in capsys.readouterr().out
 
 
 def test_explain_refuses_an_absurd_batch_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["order", "explain", "--batch", "1000000000000"]) == 2
+    assert main(["order", "explain", "--batch-size", "1000000000000"]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert len(printed.err.splitlines()) == 1
@@ -160,7 +160,7 @@ def test_compare_audits_few_positions_of_large_batches(monkeypatch: pytest.Monke
     monkeypatch.setattr(comparison_module, "MOST", 1 << 17)
     monkeypatch.setattr(comparison_module, "FEW", 1 << 15)
     for batch, held, audited in ((256, 1 << 16, 1 << 15), (1024, 1 << 16, 1 << 16), (128, 1 << 12, 1 << 15)):
-        config = ExplainConfig(**SMALL | {"batch": batch, "episodes": 4000, "frames_in_flight": held})
+        config = ExplainConfig(**SMALL | {"batch_size": batch, "episodes": 4000, "frames_in_flight": held})
         low, high = next(side.figures.stretch for side in compare(read_tables(config), config).sides if side.figures)
         assert high - low == audited
     assert FEW == 1 << 20

@@ -76,7 +76,7 @@ def test_ranges_keeps_the_frames_of_the_rule(  # type: ignore[no-untyped-def]
     root: Path, tmp_path: Path, flags, dims, rule, capsys
 ) -> None:
     out = tmp_path / "keep.json"
-    assert main(["ranges", str(root), "--out", str(out), "--key", STATE, "--threshold", "0.4", *RULE, *flags]) == 0
+    assert main(["ranges", str(root), "--output", str(out), "--key", STATE, "--threshold", "0.4", *RULE, *flags]) == 0
     content = json.loads(out.read_text())
     droid = "--name-by" not in flags
     assert next(iter(content)) == ("gs://lab/day-0--/data/run-0.h5" if droid else "0")
@@ -96,7 +96,7 @@ def test_ranges_names_episodes_by_id_if_they_share_texts(tmp_path: Path) -> None
     write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(20, 30), cameras=(), recorded_as=True))
     path = tmp_path / "d/meta/episodes.jsonl"
     path.write_text(path.read_text().replace("day-1", "day-0").replace("run-1", "run-0"))
-    assert main(["ranges", str(tmp_path / "d"), "--out", str(tmp_path / "keep.json")]) == 0
+    assert main(["ranges", str(tmp_path / "d"), "--output", str(tmp_path / "keep.json")]) == 0
     assert list(json.loads((tmp_path / "keep.json").read_text())) == ["0", "1"]
 
 
@@ -105,8 +105,8 @@ def test_ranges_of_a_remote_dataset(root: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     flags = ("--key", STATE, "--threshold", "0.4", *RULE)
     with RangeServer(folder(root, "/d")) as server:
-        assert main(["ranges", f"{server.url}/d", "--out", str(tmp_path / "far.json"), *flags]) == 0
-    assert main(["ranges", str(root), "--out", str(tmp_path / "near.json"), *flags]) == 0
+        assert main(["ranges", f"{server.url}/d", "--output", str(tmp_path / "far.json"), *flags]) == 0
+    assert main(["ranges", str(root), "--output", str(tmp_path / "near.json"), *flags]) == 0
     assert (tmp_path / "far.json").read_text() == (tmp_path / "near.json").read_text()
 
 
@@ -115,15 +115,15 @@ def test_ranges_refuses_wrong_settings(root: Path, tmp_path: Path, capsys: pytes
     there.write_text("mine")
     out = str(tmp_path / "keep.json")
     for flags, message in (
-        (["--out", str(there)], "exists; name another file"),
-        ([], "out: required"),
-        (["--out", str(tmp_path / "no" / "keep.json")], "is no folder"),
-        (["--out", out, "--key", "actoin"], "unknown column"),
-        (["--out", out, "--key", "observation.note"], "is string|unknown column"),
-        (["--out", out, "--key", "action", "--dims", "2"], "dims: 2 exceeds the 2 dimensions of 'action'"),
-        (["--out", out, "--dims", "0"], "dims: name their column"),
-        (["--out", out, "--preset", "droid", "--threshold", "1e9"], "no frame of 142 would be kept"),
-        (["--out", out, "--threshold", "0"], "threshold"),
+        (["--output", str(there)], "exists; name another file"),
+        ([], "output: required"),
+        (["--output", str(tmp_path / "no" / "keep.json")], "is no folder"),
+        (["--output", out, "--key", "actoin"], "unknown column"),
+        (["--output", out, "--key", "observation.note"], "is string|unknown column"),
+        (["--output", out, "--key", "action", "--dims", "2"], "dims: 2 exceeds the 2 dimensions of 'action'"),
+        (["--output", out, "--dims", "0"], "dims: name their column"),
+        (["--output", out, "--preset", "droid", "--threshold", "1e9"], "no frame of 142 would be kept"),
+        (["--output", out, "--threshold", "0"], "threshold"),
     ):
         assert main(["ranges", str(root), *flags]) == 2, flags
         error = capsys.readouterr().err
@@ -131,7 +131,7 @@ def test_ranges_refuses_wrong_settings(root: Path, tmp_path: Path, capsys: pytes
     assert there.read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["there.json"]
     write_dataset(tmp_path / "plain", Spec(cameras=()))
-    assert main(["ranges", str(tmp_path / "plain"), "--out", out, "--name-by", "droid"]) == 2
+    assert main(["ranges", str(tmp_path / "plain"), "--output", out, "--name-by", "droid"]) == 2
     assert "recording_folderpath" in capsys.readouterr().err
 
 
@@ -139,21 +139,24 @@ def test_ranges_refuses_wrong_settings(root: Path, tmp_path: Path, capsys: pytes
 def test_inspect_reports_keep_ranges(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep = tmp_path / "keep.json"
     keep.write_text(json.dumps({"gs://lab/day-0--/data/run-0.h5": [[0, 20]], "x--y": [[0, 9]]}))
-    assert main(["inspect", str(root), "--keep", str(keep), "--page", str(tmp_path / "page.html"), "--shown", "0"]) == 0
+    assert (
+        main(["inspect", str(root), "--keep-ranges", str(keep), "--page", str(tmp_path / "page.html"), "--shown", "0"])
+        == 0
+    )
     assert "1 of 2 keys match an episode of this dataset, 1 of its 4 episodes have a key" in capsys.readouterr().out
     assert "keys match no episode of this dataset: &#x27;x--y&#x27;" in (tmp_path / "page.html").read_text()
     for flags, samples in (
         ([], 20),
         (["--keep-rule", "window"], 20),
-        (["--keep-rule", "window", "--chunk", "16"], 5),
-        (["--keep-rule", "start", "--chunk", "16"], 20),
+        (["--keep-rule", "window", "--chunk-size", "16"], 5),
+        (["--keep-rule", "start", "--chunk-size", "16"], 20),
     ):
-        assert main(["inspect", str(root), "--keep", str(keep), "--json", *flags]) == 0
+        assert main(["inspect", str(root), "--keep-ranges", str(keep), "--json", *flags]) == 0
         facts = json.loads(capsys.readouterr().out)["keep"]
         assert (facts["in_ranges"], facts["frames"], facts["unmatched"]) == (20, 142, ["x--y"])
         assert facts["samples"] == samples
-    assert main(["inspect", str(root), "--chunk", "16", "--json"]) == 2
-    assert "--keep" in capsys.readouterr().err
+    assert main(["inspect", str(root), "--chunk-size", "16", "--json"]) == 2
+    assert "--keep-ranges" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
@@ -176,7 +179,7 @@ def test_ranges_keeps_a_grasp_with_a_still_arm(version: str, seen: bool, tmp_pat
             table = table.set_column(table.column_names.index(key), field, pa.array(values.tolist(), field.type))
         pq.write_table(table, file)
     out = tmp_path / "keep.json"
-    assert main(["ranges", str(root), "--out", str(out)]) == 0
+    assert main(["ranges", str(root), "--output", str(out)]) == 0
     # Commanded to close at frame 11; a second later, at 22, all has been still for 10 frames. The arm moves until 35.
     first = [[0, 46]] if seen else [[0, 22], [31, 46]]
     assert json.loads(out.read_text()) == {"0": first, "1": first}
@@ -185,14 +188,16 @@ def test_ranges_keeps_a_grasp_with_a_still_arm(version: str, seen: bool, tmp_pat
 def test_ranges_keeps_all_of_the_demonstration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
     root, out = tmp_path / "table", tmp_path / "keep.json"
-    assert main(["record", "--out", str(root), "--episodes", "4", "--size", "16", "--codec", "libx264"]) == 0
-    assert main(["ranges", str(root), "--out", str(out), "--preset", "droid"]) == 2
+    assert (
+        main(["record", "--output-dir", str(root), "--episodes", "4", "--image-size", "16", "--codec", "libx264"]) == 0
+    )
+    assert main(["ranges", str(root), "--output", str(out), "--preset", "droid"]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     frames = Catalog.open(root).episodes.frames
     assert "no frame is idle" in error
     assert f"of {frames:,} frames" in error
     assert not out.exists()
-    assert main(["ranges", str(root), "--out", str(out), "--json"]) == 0
+    assert main(["ranges", str(root), "--output", str(out), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["frames_kept"], facts["frames_idle"], facts["episodes_without"]) == (frames, 0, 0)
     assert len(EpisodeDataset(root, keep_ranges=out, keep_rule="window")) == frames
@@ -202,10 +207,10 @@ def test_ranges_keeps_all_of_the_demonstration(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize("name", ["g1_v30", "g1_v21", "gr1_sim_v20"])
 def test_ranges_of_real_recordings(name: str, tmp_path: Path) -> None:
     root, out = f"{DATA}/{name}", tmp_path / "keep.json"
-    assert main(["ranges", root, "--out", str(out), "--preset", "droid", "--threshold", "0.01"]) == 0
+    assert main(["ranges", root, "--output", str(out), "--preset", "droid", "--threshold", "0.01"]) == 0
     data = EpisodeDataset(root, keep_ranges=out, keep_rule="start", keys=["action"])
     assert kept_frames(data) == expected(root, "action", replace(IdleRule.droid(), threshold=0.01))
     assert 0 < len(data) < Catalog.open(root).episodes.frames
     out.unlink()
-    assert main(["ranges", root, "--out", str(out)]) == 0
+    assert main(["ranges", root, "--output", str(out)]) == 0
     assert len(EpisodeDataset(root, keep_ranges=out)) == Catalog.open(root).episodes.frames

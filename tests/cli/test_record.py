@@ -29,7 +29,7 @@ FRONT = "observation.images.front"
 
 
 def settings(out: Path, **more: Any) -> RecordConfig:
-    return complete(RecordConfig(out=str(out), **{"episodes": 5, "size": 32, **more}))
+    return complete(RecordConfig(output_dir=str(out), **{"episodes": 5, "image_size": 32, **more}))
 
 
 def contents(root: Path) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ def add_frame(self, values, task):
         os.kill(os.getpid(), signal.SIGKILL)
     add(self, values, task)
 EpisodeWriter.add_frame = add_frame
-record(RecordConfig(out=sys.argv[1], episodes=5, size=32))
+record(RecordConfig(output_dir=sys.argv[1], episodes=5, image_size=32))
 """
 
 
@@ -178,7 +178,7 @@ def test_record_continues_a_recording_with_settings_of_the_old_name(tmp_path: Pa
     root = tmp_path / "data"
     record(settings(root, episodes=1))
     note = root / module.NOTE
-    note.write_text(note.read_text().replace('"env"', '"world"'))
+    note.write_text(note.read_text().replace('"env"', '"world"').replace('"image_size"', '"size"'))
     assert record(settings(root, episodes=2)) == 0
     assert len(Catalog.open(root).episodes.ids) == 2
 
@@ -252,10 +252,10 @@ def test_record_accepts_other_settings_before_the_first_success(
 
 
 def test_record_names_all_wrong_settings() -> None:
-    with pytest.raises(ConfigError, match=r"(?s)out: required.*size: 33 is odd"):
-        complete(RecordConfig(size=33))
+    with pytest.raises(ConfigError, match=r"(?s)output_dir: required.*image_size: 33 is odd"):
+        complete(RecordConfig(image_size=33))
     with pytest.raises(ConfigError, match="'pink'"):
-        record(RecordConfig(out="unused", tasks=("pink",)))
+        record(RecordConfig(output_dir="unused", tasks=("pink",)))
     assert not Path("unused").exists()
 
 

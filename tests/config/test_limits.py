@@ -27,7 +27,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("--torch-threads", "100000"),
         ("--torch-threads", str(limits.largest(limits.THREADS) + 1)),
-        ("--loader.threads", "100000"),
+        ("--loader.num-threads", "100000"),
         ("--launch", "100000"),
         ("--launch", "999999999999999999999999999999"),
         ("--policy.layers", "1000000000"),
@@ -53,7 +53,7 @@ def test_limits_of_settings_are_one_line(
 
 
 def test_limits_of_other_commands(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", str(data), "--threads", "100000"]) == 2
+    assert main(["bench", str(data), "--num-threads", "100000"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     with pytest.raises(ConfigError, match="100000"):
         launch.launch(["true"], 100_000)
@@ -76,7 +76,7 @@ def test_largest_threads_can_run(data: Path, tmp_path: Path) -> None:
     threads = [
         "--torch-threads",
         str(limits.largest(limits.THREADS)),
-        "--loader.threads",
+        "--loader.num-threads",
         str(limits.largest(limits.LOADER_THREADS)),
     ]
     command = [sys.executable, "-m", "understudy", *call, *small, *threads, "--log.no-report"]

@@ -1,16 +1,19 @@
 """Old names of settings: accepted in files and flags, with one warning that has the new names."""
 
+import json
 import warnings
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from understudy.cli.arguments import settings as parse
-from understudy.config import renamed
+from understudy.cli.main import COMMANDS, resolve
 from understudy.config.data import DataConfig, SourceConfig
 from understudy.config.renamed import current_flags, current_names
-from understudy.config.rollout import RolloutConfig, RolloutEvery
+from understudy.config.rollout import RolloutEvery
 from understudy.config.schema import differences, load, override, validate
 from understudy.config.train import OptimConfig, ScheduleConfig, TrainConfig
 from understudy.errors import ConfigError
@@ -18,13 +21,25 @@ from understudy.errors import ConfigError
 FILES = Path(__file__).parent / "old_settings"
 
 
-def test_every_old_name_leads_to_a_setting() -> None:
-    config = TrainConfig(data=DataConfig(sources=(SourceConfig("d"),)))
-    for cls, instance in ((TrainConfig, config), (RolloutConfig, RolloutConfig("tabletop"))):
-        for path in cls.RENAMED.values():
-            value: Any = instance
-            for name in path.split("."):
-                value = value[0] if name == "*" else getattr(value, name)
+def setting_paths(cls: type, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted path of every setting of a class."""
+    hints = get_type_hints(cls)
+    for own in fields(cls):
+        kind = hints[own.name]
+        if isinstance(kind, type) and is_dataclass(kind):
+            kind = getattr(kind, "select", lambda _, kind=kind: kind)({})
+            yield from setting_paths(kind, f"{prefix}{own.name}.")
+        else:
+            yield f"{prefix}{own.name}"
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_old_name_leads_to_a_setting(name: str) -> None:
+    cls = resolve(COMMANDS[name].settings)
+    known = set(setting_paths(cls)) | {f"data.sources.*.{path}" for path in setting_paths(SourceConfig)}
+    renamed_here = getattr(cls, "RENAMED", {})
+    assert set(renamed_here.values()) <= known
+    assert not set(renamed_here) & known
 
 
 def test_load_accepts_a_file_of_the_last_release() -> None:
@@ -40,7 +55,7 @@ def test_load_accepts_a_file_of_the_last_release() -> None:
         micro_batch_size=8,
         max_skipped_steps=3,
         torch_threads=2,
-        loader={"threads": 4, "memory": "1GB"},
+        loader={"num_threads": 4, "memory": "1GB"},
         checkpoint={"every": 7, "keep_last": 3, "keep_best": "macro", "async_save": True},
         val={"every": 9, "frames": 11, "open_loop_every": 5},
         log={"every": 2, "trackers": ("tensorboard",), "report": False},
@@ -122,6 +137,20 @@ def test_old_flags_give_the_same_settings_as_new_ones() -> None:
     assert one == parse("train", TrainConfig, "[FILE]", [*new, "--data.chunk-size", "4"], launchable=True)
 
 
-def test_tables_have_no_name_twice() -> None:
-    for table in (renamed.TRAIN, renamed.ROLLOUT):
-        assert len(set(table.values())) == len(table)
+@pytest.mark.parametrize(("name", "old", "new"), json.loads((FILES / "flags.json").read_text()))
+def test_old_flags_of_each_command_work_and_warn_once(
+    name: str, old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cls, argument = resolve(COMMANDS[name].settings), COMMANDS[name].argument
+    with pytest.warns(FutureWarning) as caught:
+        given = parse(name, cls, argument, old.split(), launchable=False)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert given == parse(name, cls, argument, new.split(), launchable=False)
+
+
+def test_two_old_names_of_one_setting_are_refused() -> None:
+    with pytest.raises(ConfigError):
+        validate(TrainConfig, {"loader_threads": 3, "loader": {"threads": 3}})

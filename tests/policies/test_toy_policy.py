@@ -165,7 +165,7 @@ def test_command_line_trains_another_policy(installed: None, data: Path, tmp_pat
 
 
 def test_export_and_init_from_another_policy(trained: Path, data: Path, tmp_path: Path) -> None:
-    assert main(["export", str(trained), "--out", str(tmp_path / "export")]) == 0
+    assert main(["export", str(trained), "--output-dir", str(tmp_path / "export")]) == 0
     for file in ("config.json", "normalisation.json", "model.safetensors"):
         assert (tmp_path / "export" / file).read_bytes() == (trained / "policy" / file).read_bytes()
     assert run.train(config(data, tmp_path / "next", steps=1, init_from=str(tmp_path / "export"))) == run.DONE

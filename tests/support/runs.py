@@ -49,7 +49,7 @@ def tiny_config(data: Path, out: Path, **changes: Any) -> TrainConfig:
         checkpoint=CheckpointConfig(every=4),
         val=ValConfig(every=5),
         log=LogConfig(every=3),
-        loader=LoaderConfig(threads=1),
+        loader=LoaderConfig(num_threads=1),
     )
     return override(config, **changes)
 

@@ -44,7 +44,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from understudy.cli.record import RecordConfig, record
 
     root = tmp_path_factory.mktemp("rollouts") / "dataset"
-    record(RecordConfig(out=str(root), episodes=6, size=16, codec="libx264"))
+    record(RecordConfig(output_dir=str(root), episodes=6, image_size=16, codec="libx264"))
     return root
 
 

@@ -79,7 +79,7 @@ def test_credentials_are_written_nowhere(
     said = does(0, "train", file)
     assert addresses.VARIABLE in said, "what to do for a resume"
     assert RunDir(run).settings().data.root == plain
-    assert does(0, "export", run, "--out", out / "export")
+    assert does(0, "export", run, "--output-dir", out / "export")
     assert does(0, "inspect", full, "--page", out / "inspect.html")
 
     forget(monkeypatch)

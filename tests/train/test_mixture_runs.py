@@ -245,7 +245,7 @@ def test_resume_accepts_moved_datasets_and_names_a_changed_one(half: Path, tmp_p
 
 @pytest.mark.slow
 def test_export_of_several_heads_starts_a_run(whole: Path, sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
-    export(ExportConfig(run=str(whole), out=str(tmp_path / "policy")))
+    export(ExportConfig(run=str(whole), output_dir=str(tmp_path / "policy")))
     assert FlowPolicy.load(tmp_path / "policy").norm_heads == ("arm::joint", "hand::joint")
     begins = settings(sources, tmp_path / "on", steps=2, init_from=str(tmp_path / "policy"))
     assert run.train(begins) == run.DONE

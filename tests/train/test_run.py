@@ -69,7 +69,7 @@ def test_train_writes_all_files(whole: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"loader": {"threads": 3}},
+        {"loader": {"num_threads": 3}},
         {"loader": {"memory": "1100KB"}},
         {"log": {"every": 1}, "checkpoint": {"every": 5, "keep_last": 1}},
         {"val": {"every": 1}},

@@ -12,9 +12,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated, ClassVar
 
 from understudy.config.declare import Ge, Interval
 
@@ -28,7 +29,9 @@ MARK = ".understudy-demo"
 class DemoConfig:
     """Demonstration on the embedded tabletop: "pick up the {colour} block"."""
 
-    out: str = "runs/demo"
+    RENAMED: ClassVar[Mapping[str, str]] = {"out": "output_dir"}
+
+    output_dir: str = "runs/demo"
     """Folder for the recording and the run. An earlier demonstration there is replaced."""
     seed: Annotated[int, Interval(ge=0, lt=1 << 32)] = 0
     """Seed of recording, training and rollouts."""
@@ -45,7 +48,7 @@ def training(config: DemoConfig) -> "TrainConfig":
     from understudy.config.data import DataConfig
     from understudy.config.train import CheckpointConfig, LogConfig, TrainConfig, ValConfig
 
-    out, every = Path(config.out), config.steps // 10
+    out, every = Path(config.output_dir), config.steps // 10
     return TrainConfig(
         output_dir=str(out / "run"),
         steps=config.steps,
@@ -66,12 +69,12 @@ def demo(config: DemoConfig) -> int:
     """
     from understudy.config.schema import override
 
-    out = Path(config.out)
+    out = Path(config.output_dir)
     clear_folder(out)
     plan = training(config)
     run, dataset, beside = Path(plan.output_dir), plan.data.root, out / "never-stopped"
     _print_title(f"record {config.episodes} episodes of a scripted expert")
-    _run_command("record", "--out", dataset, "--episodes", config.episodes, "--seed", config.seed)
+    _run_command("record", "--output-dir", dataset, "--episodes", config.episodes, "--seed", config.seed)
 
     kill_at, end = plan.checkpoint.every * 26 // 5, plan.checkpoint.every * 6
     _print_title(f"train {config.steps} steps; beside it {end} steps in a process that is never stopped")
@@ -125,10 +128,12 @@ def clear_folder(out: Path) -> None:
     files = [out / name for name in ("run.yaml", "never-stopped.yaml", "never-stopped.log")]
     existing = [part for part in (*parts, *files) if part.exists()]
     if existing and not mark.exists():
-        raise ConfigError(f"{existing[0]}: is not of a demonstration; choose another --out")
+        raise ConfigError(f"{existing[0]}: is not of a demonstration; choose another --output-dir")
     run = RunDir(out / "run")
     if run.config.exists() and (not files[0].exists() or files[0].read_text() != run.config.read_text()):
-        raise ConfigError(f"{run.root}: was trained with other settings since; choose another --out, or remove it")
+        raise ConfigError(
+            f"{run.root}: was trained with other settings since; choose another --output-dir, or remove it"
+        )
     for part in (part for part in parts if part.exists()):
         shutil.rmtree(part)
     out.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,10 @@
 """`understudy inspect PATH`: contents, defects and encoding of a dataset, as text and as an HTML page."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from understudy.config.declare import Ge, Interval, Positional
 
@@ -11,6 +12,8 @@ from understudy.config.declare import Ge, Interval, Positional
 @dataclass(frozen=True)
 class InspectConfig:
     """Examine a dataset: contents, defects, encoding."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"keep": "keep_ranges", "chunk": "chunk_size"}
 
     path: Positional[str] = ""
     """Folder (or URL) of a LeRobot dataset."""
@@ -22,11 +25,11 @@ class InspectConfig:
     """Episodes on the page."""
     limit: Annotated[int, Ge(1)] = 500
     """Most episodes, and most video files per camera, to open, spread evenly over the dataset."""
-    keep: str = ""
+    keep_ranges: str = ""
     """JSON file of keep-ranges: report which of its keys are episodes of this dataset, and which frames it keeps."""
     keep_rule: Literal["window", "start"] = "start"
     """As in a run's `data.keep_rule`: keep samples whose whole window lies in a range, or all that begin in one."""
-    chunk: Annotated[int, Ge(1)] = 1
+    chunk_size: Annotated[int, Ge(1)] = 1
     """Frames of a window, as in a run's `data.chunk_size`."""
 
     video_path: str = ""
@@ -39,8 +42,8 @@ class InspectConfig:
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
         found = [] if self.path else ["path: required, the folder of a dataset"]
-        if not self.keep and (self.chunk, self.keep_rule) != (1, "start"):
-            found.append("keep: --chunk and --keep-rule need the file of ranges: --keep FILE")
+        if not self.keep_ranges and (self.chunk_size, self.keep_rule) != (1, "start"):
+            found.append("keep_ranges: --chunk-size and --keep-rule need the file of ranges: --keep-ranges FILE")
         return found
 
 
@@ -64,10 +67,10 @@ def inspect(config: InspectConfig) -> None:
         data_path=config.data_path or None,
         version=config.version or None,
     )
-    reach = 0, config.chunk - 1
+    reach = 0, config.chunk_size - 1
     kept = (
-        select(catalog, keep_ranges=config.keep, keep_rule=config.keep_rule, reach=reach).keep_report
-        if config.keep
+        select(catalog, keep_ranges=config.keep_ranges, keep_rule=config.keep_rule, reach=reach).keep_report
+        if config.keep_ranges
         else None
     )
     facts = examine(catalog, config.limit)

@@ -15,19 +15,19 @@ def explain(config: ExplainConfig) -> int:
     from understudy.extras import require
     from understudy.report.order.text import describe, render
 
-    if config.picture:
+    if config.figure:
         require("report")
     tables = read_tables(config)
     order = order_of(tables, config)
     print("\n".join([*map(describe, tables), "", order.explain(), ""]), flush=True)
-    if config.batch * WIDEST > MOST:
-        print(f"no comparison with other orders: {WIDEST} batches of {config.batch} exceed {MOST:,} positions")
+    if config.batch_size * WIDEST > MOST:
+        print(f"no comparison with other orders: {WIDEST} batches of {config.batch_size} exceed {MOST:,} positions")
         return 0
     comparison = compare(tables, config, order)
     print(render(tables, comparison, config))
-    if config.picture:
+    if config.figure:
         from understudy.report.order.figure import draw
 
-        draw(comparison, config.picture)
-        print(f"\npicture: {config.picture}")
+        draw(comparison, config.figure)
+        print(f"\nfigure: {config.figure}")
     return 0

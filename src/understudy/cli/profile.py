@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from understudy.config.declare import Interval
 from understudy.config.train import TrainConfig
@@ -30,7 +30,7 @@ GROUPS = {
 class MeasureConfig:
     """Length of the measurement."""
 
-    warmup: Annotated[int, Interval(ge=1, le=10**6)] = 5
+    warmup_steps: Annotated[int, Interval(ge=1, le=10**6)] = 5
     """Unmeasured steps, in which allocators, caches and compilers settle."""
     steps: Annotated[int, Interval(ge=1, le=10**6)] = 20
     """Measured steps, once as in training and once with a device synchronisation at every phase."""
@@ -39,6 +39,8 @@ class MeasureConfig:
 @dataclass(frozen=True)
 class ProfileConfig(TrainConfig):
     """Measure time and memory of a training step with these settings. The trained weights are discarded."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = {**TrainConfig.RENAMED, "profile.warmup": "profile.warmup_steps"}
 
     output_dir: str = "runs/profile"
     """Folder of profile.html and profile.json; no other file is written."""
@@ -60,7 +62,7 @@ def profile(config: ProfileConfig) -> None:
     require("report")
     _refuse_foreign_facts(Path(config.output_dir, "profile.json"))
     refuse_foreign(Path(config.output_dir, "profile.html"))
-    measured = measuring.profile(config, config.profile.warmup, config.profile.steps)
+    measured = measuring.profile(config, config.profile.warmup_steps, config.profile.steps)
     if measured is None:
         return
     facts, folder = measured.plain(), Path(config.output_dir)

@@ -1,10 +1,11 @@
-"""`understudy ranges PATH --out keep.json`: find the frames in which the robot moves, as keep-ranges."""
+"""`understudy ranges PATH --output keep.json`: find the frames in which the robot moves, as keep-ranges."""
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from understudy.config.declare import Ge, Gt, Positional
 
@@ -22,9 +23,11 @@ class RangesConfig:
     rule also leaves out some frames in which the robot moves.
     """
 
+    RENAMED: ClassVar[Mapping[str, str]] = {"out": "output"}
+
     path: Positional[str] = ""
     """Folder (or URL) of a LeRobot dataset."""
-    out: str = ""
+    output: str = ""
     """JSON file to write, as `data.keep_ranges` takes it. Required; a file that is there is not overwritten."""
     preset: Literal["still", "droid"] = "still"
     """`still` leaves out pauses only, each from the frame before which nothing changed for `--min-idle` frames. `droid`
@@ -56,13 +59,13 @@ class RangesConfig:
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
         found = [] if self.path else ["path: required, the folder of a dataset"]
-        folder = Path(self.out).absolute().parent
-        if not self.out:
-            found.append("out: required, the JSON file to write")
-        elif Path(self.out).exists():
-            found.append(f"out: {self.out} exists; name another file, or remove it")
+        folder = Path(self.output).absolute().parent
+        if not self.output:
+            found.append("output: required, the JSON file to write")
+        elif Path(self.output).exists():
+            found.append(f"output: {self.output} exists; name another file, or remove it")
         elif not folder.is_dir():
-            found.append(f"out: {folder} is no folder; create it first")
+            found.append(f"output: {folder} is no folder; create it first")
         if self.dims and not self.key and self.preset != "droid":
             found.append("dims: name their column with --key")
         return found
@@ -78,11 +81,11 @@ def ranges(config: RangesConfig) -> None:
     names = _episode_names(catalog, config.name_by)
     kept, facts = find_ranges(catalog, config)
     _check_kept(facts, catalog.root)
-    if Path(config.out).exists():  # it may be new since the settings were checked
-        raise DatasetError("exists", where=config.out, fix="name another file")
+    if Path(config.output).exists():  # it may be new since the settings were checked
+        raise DatasetError("exists", where=config.output, fix="name another file")
     lines = [f"  {json.dumps(names[row], ensure_ascii=False)}: {json.dumps(own)}" for row, own in kept.items()]
-    write_text(Path(config.out), "{\n" + ",\n".join(lines) + "\n}\n")
-    facts |= {"out": config.out}
+    write_text(Path(config.output), "{\n" + ",\n".join(lines) + "\n}\n")
+    facts |= {"out": config.output}
     print(json.dumps(facts, ensure_ascii=False) if config.json else format_summary(facts, config))
 
 

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 64  # most layouts to try for one episode
 NOTE = "record.json"  # the settings, in the dataset's folder
-FIXED = ("env", "tasks", "seed", "noise", "size", "cameras", "codec")  # settings that decide an episode's content
+FIXED = ("env", "tasks", "seed", "noise", "image_size", "cameras", "codec")  # settings that decide an episode's content
 
 
 @dataclass(frozen=True)
 class RecordConfig:
     """Record demonstrations. The same settings give the same dataset."""
 
-    RENAMED: ClassVar[Mapping[str, str]] = {"world": "env"}
+    RENAMED: ClassVar[Mapping[str, str]] = {"out": "output_dir", "size": "image_size", "world": "env"}
 
-    out: str = ""
+    output_dir: str = ""
     """Folder of the dataset. A recording begun there with the same settings is continued. Required."""
     env: Literal["tabletop", "metaworld"] = "tabletop"
     """Environment: the embedded tabletop, or Meta-World (needs the extra `sim`)."""
@@ -41,7 +41,7 @@ class RecordConfig:
     noise: Annotated[float, Ge(0)] | None = None
     """Standard deviation of the Gaussian noise added to the executed action (in [-1, 1]). The noise-free action is
     recorded, so that the data shows how to recover. The default suits the environment's expert."""
-    size: Annotated[int, Interval(ge=16, le=2**12)] = 64
+    image_size: Annotated[int, Interval(ge=16, le=2**12)] = 64
     """Height and width of the images."""
     cameras: tuple[str, ...] | None = None
     """Cameras to record; the default is the environment's (tabletop: front; metaworld: corner2)."""
@@ -50,9 +50,9 @@ class RecordConfig:
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        found = [] if self.out else ["out: required, the folder of the dataset to write"]
-        if self.size % 2:
-            found.append(f"size: {self.size} is odd; the size of a video must be even")
+        found = [] if self.output_dir else ["output_dir: required, the folder of the dataset to write"]
+        if self.image_size % 2:
+            found.append(f"image_size: {self.image_size} is odd; the size of a video must be even")
         return found
 
 
@@ -69,16 +69,16 @@ def record(config: RecordConfig) -> int:
 
     _compare_settings(config)
     try:
-        env = open_env(config.env, config.size, config.cameras, config.tasks)
+        env = open_env(config.env, config.image_size, config.cameras, config.tasks)
     except (ValueError, ImportError) as error:  # an unknown task or camera, a missing package
         raise ConfigError(str(error)) from error
     with EpisodeWriter(
-        config.out, fps=env.fps, features=env.features, robot_type=env.name, codec=config.codec, resume=True
+        config.output_dir, fps=env.fps, features=env.features, robot_type=env.name, codec=config.codec, resume=True
     ) as writer:
         _check_note(config, fresh=writer.episodes == 0)
         begun, failures = writer.episodes, 0
         if begun:
-            print(f"{config.out}: continuing after {begun} episodes", file=sys.stderr)
+            print(f"{config.output_dir}: continuing after {begun} episodes", file=sys.stderr)
         remaining = range(begun, config.episodes)
         with Progress(config.episodes, "record", "episode", done=begun) as bar:
             for episode in remaining:
@@ -90,7 +90,7 @@ def record(config: RecordConfig) -> int:
                     _write_note(config)  # not before the first success: until then the settings may still change
                 writer.save_episode()
                 bar.update()
-        print(f"{config.out}: {writer.episodes} episodes, {writer.frames} frames, {len(writer.tasks)} tasks")
+        print(f"{config.output_dir}: {writer.episodes} episodes, {writer.frames} frames, {len(writer.tasks)} tasks")
     if remaining:
         attempts = len(remaining) + failures
         print(f"the expert succeeded in {len(remaining)} of {attempts} attempts; failed ones are not recorded")
@@ -101,22 +101,24 @@ def _compare_settings(config: RecordConfig) -> None:
     """Raise ConfigError if the recording in the folder was begun with other settings."""
     import json
 
+    from understudy.config.renamed import current_names
     from understudy.config.schema import plain
     from understudy.errors import ConfigError
 
     try:
-        begun = json.loads((Path(config.out) / NOTE).read_text())
+        begun = json.loads((Path(config.output_dir) / NOTE).read_text())
     except (FileNotFoundError, NotADirectoryError):
         return
     except ValueError as error:
-        raise ConfigError(f"{Path(config.out) / NOTE} cannot be read ({error}); record into another folder") from error
-    if "world" in begun:  # name of an earlier release
-        begun["env"] = begun.pop("world")
+        raise ConfigError(
+            f"{Path(config.output_dir) / NOTE} cannot be read ({error}); record into another folder"
+        ) from error
+    begun = current_names(RecordConfig, begun, warn=False)  # the recording may be of an earlier release
     now = plain(config)
     differ = [f"{key} ({begun.get(key)} then, {now[key]} now)" for key in FIXED if begun.get(key) != now[key]]
     if differ:
         raise ConfigError(
-            f"{config.out} was begun with other settings: {', '.join(differ)}; record into another folder, "
+            f"{config.output_dir} was begun with other settings: {', '.join(differ)}; record into another folder, "
             "or with those settings"
         )
 
@@ -125,8 +127,10 @@ def _check_note(config: RecordConfig, fresh: bool) -> None:
     """Raise ConfigError if there are episodes, but no settings of a recording."""
     from understudy.errors import ConfigError
 
-    if not fresh and not (Path(config.out) / NOTE).exists():
-        raise ConfigError(f"{config.out} was not recorded by `understudy record` (no {NOTE}); name another folder")
+    if not fresh and not (Path(config.output_dir) / NOTE).exists():
+        raise ConfigError(
+            f"{config.output_dir} was not recorded by `understudy record` (no {NOTE}); name another folder"
+        )
 
 
 def _write_note(config: RecordConfig) -> None:
@@ -136,7 +140,7 @@ def _write_note(config: RecordConfig) -> None:
     from understudy.atomic import write_text
     from understudy.config.schema import plain
 
-    note = Path(config.out) / NOTE
+    note = Path(config.output_dir) / NOTE
     write_text(note, json.dumps({key: plain(config)[key] for key in FIXED}, indent=1) + "\n")
 
 

@@ -108,7 +108,7 @@ class ParallelConfig:
 class LoaderConfig:
     """Resources of the loader. The samples do not depend on them."""
 
-    threads: Annotated[int, Ge(1)] | Literal["auto"] = "auto"
+    num_threads: Annotated[int, Ge(1)] | Literal["auto"] = "auto"
     """Threads that read and decode."""
     memory: str = "4GB"
     """Memory of the loader, for all processes of a host together. A dataset that fits stays decoded in memory."""
@@ -257,7 +257,7 @@ class TrainConfig:
     def problems(self) -> list[str]:
         """Return broken rules between fields, one line each."""
         found = too_many("torch_threads", self.torch_threads, THREADS)
-        found += too_many("loader.threads", self.loader.threads, LOADER_THREADS)
+        found += too_many("loader.num_threads", self.loader.num_threads, LOADER_THREADS)
         try:
             parse_bytes(self.loader.memory)
         except ValueError as error:

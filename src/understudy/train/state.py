@@ -129,7 +129,7 @@ class TrainState:
     ) -> dict[str, Any]:
         """Validate the weights to export; see `eval/validate.py`."""
         config, network = self.config, self.eval_policy
-        threads = fair_threads(self.mesh) if config.loader.threads == "auto" else config.loader.threads
+        threads = fair_threads(self.mesh) if config.loader.num_threads == "auto" else config.loader.num_threads
         try:
             return evaluate(
                 network,

@@ -76,7 +76,7 @@ def test_export_is_the_policy_of_the_run(trained: Path, tmp_path: Path, capsys: 
     shutil.copytree(trained, tmp_path / "r")
     settings = (tmp_path / "r/config.yaml").read_text()
     (tmp_path / "r/config.yaml").write_text(settings.replace("dataset", "gone"))
-    assert main(["export", str(tmp_path / "r"), "--out", str(tmp_path / "whole")]) == 0
+    assert main(["export", str(tmp_path / "r"), "--output-dir", str(tmp_path / "whole")]) == 0
     assert "in fp32 of step-00000012" in capsys.readouterr().out
     for file in ("model.safetensors", "config.json", "normalisation.json"):
         assert (tmp_path / "whole" / file).read_bytes() == (trained / "policy" / file).read_bytes()
@@ -89,7 +89,7 @@ def test_export_is_the_policy_of_the_run(trained: Path, tmp_path: Path, capsys: 
             assert torch.equal(half[name.removeprefix("average/")], tensor.bfloat16().float())
     size = [(folder / "model.safetensors").stat().st_size for folder in (tmp_path / "r/export", tmp_path / "whole")]
     assert size[0] < 0.6 * size[1]
-    assert main(["export", str(tmp_path / "r"), "--checkpoint", "best", "--out", str(tmp_path / "best")]) == 0
+    assert main(["export", str(tmp_path / "r"), "--checkpoint", "best", "--output-dir", str(tmp_path / "best")]) == 0
     assert (tmp_path / "best/model.safetensors").read_bytes() != (tmp_path / "whole/model.safetensors").read_bytes()
 
 
@@ -105,11 +105,11 @@ def test_export_replaces_only_an_export(
     shutil.copytree(tmp_path / "thesis", tmp_path / "policy.old")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for name in ("file", "thesis", "dataset", "run", "run/checkpoints", "."):
-        assert main(["export", str(trained), "--out", str(tmp_path / name)]) == 2, name
+        assert main(["export", str(trained), "--output-dir", str(tmp_path / name)]) == 2, name
         told = capsys.readouterr().err
         assert told.count("\n") == 1, told
         assert "Traceback" not in told
-    assert main(["export", str(trained), "--dtype", "bf16", "--out", str(tmp_path / "policy")]) == 0
+    assert main(["export", str(trained), "--dtype", "bf16", "--output-dir", str(tmp_path / "policy")]) == 0
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)} == {
         tmp_path / "policy/model.safetensors"

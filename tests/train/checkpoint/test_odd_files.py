@@ -150,6 +150,6 @@ def test_order_figure_overwrites_no_other_file(
 ) -> None:
     (tmp_path / "mine.png").write_bytes(b"a photograph")
     call = ["bench", str(trained.parent / "d")] if verb == "bench" else ["order", "explain"]
-    assert main([*call, "--picture", str(tmp_path / "mine.png")]) == 2
+    assert main([*call, "--figure", str(tmp_path / "mine.png")]) == 2
     assert "mine.png" in capsys.readouterr().err
     assert (tmp_path / "mine.png").read_bytes() == b"a photograph"

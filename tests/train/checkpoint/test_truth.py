@@ -179,7 +179,7 @@ def test_no_command_runs_code_of_an_index(
     payload = payloads(trace)[name]
     (path / ".metadata").write_bytes(payload)
     strip(path)
-    for verb in (["resume", "--steps", "6"], ["validate"], ["export", "--out", str(tmp_path / "out")]):
+    for verb in (["resume", "--steps", "6"], ["validate"], ["export", "--output-dir", str(tmp_path / "out")]):
         assert main([verb[0], str(tmp_path / "run"), *verb[1:]]) == 1, verb
         told = capsys.readouterr().err
         assert ".metadata" in told

@@ -81,7 +81,7 @@ def test_evaluate_checkpoint_uses_its_own_settings(done: Path, tmp_path: Path) -
     now = RunDir(tmp_path / "r").settings()
     sources = tuple(replace(s, root=str(tmp_path / "moved" / Path(s.root).name)) for s in now.data.sources)
     other = override(now, val={"open_loop_every": 7}, data=replace(now.data, sources=sources))
-    (tmp_path / "r/config.yaml").write_text(dump_yaml(replace(other, loader={"threads": 3})))
+    (tmp_path / "r/config.yaml").write_text(dump_yaml(replace(other, loader={"num_threads": 3})))
     recorded = series(done, "val")[-1]
     assert run.evaluate_checkpoint(tmp_path / "r") == {key: value for key, value in recorded.items() if key != "kind"}
     edit_json(tmp_path / "moved/wide/meta/stats.json", lambda stats: stats["action"].update(mean=[9.0] * 4))

@@ -7,9 +7,10 @@ and the bare codec with shuffled output.
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from understudy.config.declare import Gt, Interval, Positional
 
@@ -21,15 +22,22 @@ if TYPE_CHECKING:
 class BenchConfig:
     """Measure shuffled loading: one frame of each camera and a chunk of actions per sample."""
 
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "batch": "batch_size",
+        "chunk": "chunk_size",
+        "threads": "num_threads",
+        "picture": "figure",
+    }
+
     path: Positional[str] = ""
     """Folder or URL of a LeRobot dataset."""
-    batch: Annotated[int, Interval(ge=1, le=2**24)] = 32
+    batch_size: Annotated[int, Interval(ge=1, le=2**24)] = 32
     """Samples per batch."""
-    chunk: Annotated[int, Interval(ge=1, le=2**16)] = 16
+    chunk_size: Annotated[int, Interval(ge=1, le=2**16)] = 16
     """Actions per sample."""
     cameras: tuple[str, ...] = ()
     """Cameras to load; the default is all."""
-    threads: Annotated[int, Interval(ge=0, le=2**12)] = 0
+    num_threads: Annotated[int, Interval(ge=0, le=2**12)] = 0
     """Loader threads; 0: chosen by the loader."""
     memory: str = "1GB"
     """Memory of the loader. If all images fit, they are decoded once and then only copied."""
@@ -43,7 +51,7 @@ class BenchConfig:
     """Python interpreter with LeRobot; the default is the current one."""
     json: bool = False
     """Print one JSON object."""
-    picture: str | None = None
+    figure: str | None = None
     """Figure to write (.png, .svg, .pdf); the default is NAME-bench.png in the current folder, none with --json."""
 
     def problems(self) -> list[str]:
@@ -57,8 +65,8 @@ class BenchConfig:
             parse_bytes(self.memory)
         except ValueError as error:
             found.append(str(error))
-        found += check_figure_path(self.picture)
-        found += too_many("threads", self.threads, LOADER_THREADS)
+        found += check_figure_path(self.figure)
+        found += too_many("num_threads", self.num_threads, LOADER_THREADS)
 
         if self.against and "://" in self.path:
             found.append("against: LeRobot's loader reads local folders only; copy the dataset to disk to compare")
@@ -69,7 +77,7 @@ def bench(config: BenchConfig) -> None:
     """Measure, print the table, draw the figure."""
     from understudy.extras import require
 
-    target = config.picture if config.picture or config.json else f"{Path(config.path).name or 'dataset'}-bench.png"
+    target = config.figure if config.figure or config.json else f"{Path(config.path).name or 'dataset'}-bench.png"
     if target:
         require("report")  # before the measurement, not after it
     found = measure(config)
@@ -92,7 +100,9 @@ def measure(config: BenchConfig) -> dict[str, Any]:
     from understudy.cli.bench.limit import limits
     from understudy.cli.bench.other_load import Others, doubt
 
-    setting = by.Setting(config.path, config.batch, config.chunk, config.threads, config.memory, config.cameras or None)
+    setting = by.Setting(
+        config.path, config.batch_size, config.chunk_size, config.num_threads, config.memory, config.cameras or None
+    )
     with ExitStack() as stack:
         trial = by.Trial(setting)
         stack.callback(trial.close)
@@ -110,15 +120,19 @@ def measure(config: BenchConfig) -> dict[str, Any]:
             if rival:
                 theirs.append(
                     rival.measure(
-                        root=config.path, batch=config.batch, chunk=config.chunk, workers=2, seconds=config.seconds
+                        root=config.path,
+                        batch=config.batch_size,
+                        chunk=config.chunk_size,
+                        workers=2,
+                        seconds=config.seconds,
                     )
                 )
                 by.wait_for_quiet()
         figures = by.median_round(ours)
         found = {
             "path": config.path,
-            "batch": config.batch,
-            "chunk": config.chunk,
+            "batch": config.batch_size,
+            "chunk": config.chunk_size,
             **figures,
             **_facts(trial),
             "limit": library.found(),

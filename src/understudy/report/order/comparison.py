@@ -1,9 +1,9 @@
 """Audit of our order and five others holding about as many frames, over a bounded number of positions."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from understudy.config.declare import Positional
 
@@ -25,7 +25,7 @@ FEW = 1 << 20
 WIDEST = 64
 """Batches of the widest window."""
 
-LARGEST = {"batch": 1 << 24, "world": 1 << 20, "workers": 1 << 12, "episodes": 10**7, "lanes": 1 << 24}
+LARGEST = {"batch_size": 1 << 24, "world_size": 1 << 20, "num_workers": 1 << 12, "episodes": 10**7, "lanes": 1 << 24}
 """Upper limits of settings; beyond them tables do not fit in memory."""
 
 
@@ -33,11 +33,18 @@ LARGEST = {"batch": 1 << 24, "world": 1 << 20, "workers": 1 << 12, "episodes": 1
 class ExplainConfig:
     """Explain the order of datasets, or of a synthetic table of episode lengths like DROID's."""
 
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "batch": "batch_size",
+        "world": "world_size",
+        "workers": "num_workers",
+        "picture": "figure",
+    }
+
     paths: Positional[tuple[str, ...]] = ()
     """Datasets, folders or URLs; several make a mixture."""
     weights: tuple[float, ...] = ()
     """Share of each dataset in the samples; by default all frames are equally frequent."""
-    batch: int = 256
+    batch_size: int = 256
     """Global batch: samples per step over all ranks."""
     seed: int = 0
     """Seed of the order."""
@@ -50,9 +57,9 @@ class ExplainConfig:
     one without lanes; give a clip as well."""
     inside: Literal["sequential", "permuted"] = "sequential"
     """Order of the frames inside a clip."""
-    world: int = 8
+    world_size: int = 8
     """Ranks."""
-    workers: int = 8
+    num_workers: int = 8
     """Loader workers per rank, for the orders that depend on them."""
     gop: int = 0
     """Frames from key frame to key frame; 0: as in the videos (2 for the synthetic table)."""
@@ -62,7 +69,7 @@ class ExplainConfig:
     """Compressed bytes of one frame."""
     episodes: int = 76_000
     """Episodes of the synthetic table, log-normal with a mean of 300 frames."""
-    picture: str = ""
+    figure: str = ""
     """Figure of the comparison to write (.png, .svg, .pdf)."""
 
     def problems(self) -> list[str]:
@@ -71,7 +78,7 @@ class ExplainConfig:
 
         found = [
             f"{name}: must be at least 1"
-            for name in ("batch", "world", "workers", "episodes", "frames_in_flight")
+            for name in ("batch_size", "world_size", "num_workers", "episodes", "frames_in_flight")
             if (value := getattr(self, name)) is not None and value < 1
         ]
         found += [
@@ -79,8 +86,8 @@ class ExplainConfig:
             for name, most in LARGEST.items()
             if getattr(self, name) > most
         ]
-        if not found and self.batch % self.world:
-            found.append(f"batch: {self.batch} does not divide among {self.world} ranks")
+        if not found and self.batch_size % self.world_size:
+            found.append(f"batch_size: {self.batch_size} does not divide among {self.world_size} ranks")
         if min(self.gop, self.clip, self.lanes, *self.reach) < 0:
             found.append("gop, reach, clip, lanes: must not be negative")
         found += [f"paths: {path} is named twice" for path in sorted(set(self.paths)) if self.paths.count(path) > 1]
@@ -92,9 +99,9 @@ class ExplainConfig:
             found.append("seed: must be in [0, 2**64)")
         if not 0 < self.frame_bytes < float("inf"):
             found.append("frame_bytes: must be above 0")
-        if self.picture and self.batch * WIDEST > MOST:
-            found.append(f"figure: batches of {self.batch} are too large for a comparison; leave it out")
-        return found + check_figure_path(self.picture)
+        if self.figure and self.batch_size * WIDEST > MOST:
+            found.append(f"figure: batches of {self.batch_size} are too large for a comparison; leave it out")
+        return found + check_figure_path(self.figure)
 
 
 @dataclass(frozen=True)
@@ -180,7 +187,7 @@ def order_of(tables: Sequence[Table], config: ExplainConfig) -> "Order":
 
 
 def _asked(config: ExplainConfig) -> dict[str, Any]:
-    return {"weights": config.weights or None, "batch_size": config.batch, "seed": config.seed}
+    return {"weights": config.weights or None, "batch_size": config.batch_size, "seed": config.seed}
 
 
 def compare(tables: Sequence[Table], config: ExplainConfig, order: "Order | None" = None) -> Comparison:
@@ -200,15 +207,15 @@ def compare(tables: Sequence[Table], config: ExplainConfig, order: "Order | None
     uniform, _ = as_read(Order.from_datasets(tables, **_asked(config), mode="uniform"))
     # A source in uniform order is held whole; otherwise V lanes hold a clip of S each.
     held = sum(s.frames if s.clip == 1 else min(s.frames, s.clip * s.lanes) for s in order.spec.sources)
-    episodes = _whole(held / float(lengths.mean()), config.batch, lengths.size)
-    pool = max(1, episodes // (config.world * config.workers))
+    episodes = _whole(held / float(lengths.mean()), config.batch_size, lengths.size)
+    pool = max(1, episodes // (config.world_size * config.num_workers))
     # The initial state of a pool is lost after about two turnovers; the audit must cover several more.
-    start = min(3 * held, MOST) // config.batch * config.batch
+    start = min(3 * held, MOST) // config.batch_size * config.batch_size
     settled = 4 * held <= MOST
-    enough = max(min(2048 * config.batch, FEW), 4 * held) if settled else FEW
-    span = max(WIDEST * config.batch, min(enough, MOST))
+    enough = max(min(2048 * config.batch_size, FEW), 4 * held) if settled else FEW
+    span = max(WIDEST * config.batch_size, min(enough, MOST))
     last = start + span
-    each = {"batch": config.batch, "ranks": config.world, "workers": config.workers, "positions": last}
+    each = {"batch": config.batch_size, "ranks": config.world_size, "workers": config.num_workers, "positions": last}
     makers: dict[str, Callable[[], other.Read]] = {
         "clips": lambda: clips,
         "uniform": lambda: uniform,
@@ -227,9 +234,9 @@ def compare(tables: Sequence[Table], config: ExplainConfig, order: "Order | None
             figures = audit(
                 read,
                 lengths,
-                config.batch,
+                config.batch_size,
                 name=name,
-                world_size=config.world,
+                world_size=config.world_size,
                 start=start,
                 span=span,
                 gop=np.repeat([table.gop for table in tables], [table.lengths.size for table in tables]),

@@ -28,8 +28,8 @@ def render(tables: Sequence["Table"], comparison: "Comparison", config: "Explain
             "their figures are approximate."
         )
     notes = (
-        f"Counted over positions {low:,} to {high:,}; global batch {config.batch}, {config.world} ranks, "
-        f"{config.workers} workers each. deff: variance of the mean over that many batches, divided by that of "
+        f"Counted over positions {low:,} to {high:,}; global batch {config.batch_size}, {config.world_size} ranks, "
+        f"{config.num_workers} workers each. deff: variance of the mean over that many batches, divided by that of "
         "independent draws. Its model: two frames of one episode correlate by 0.3 + 0.3 exp(-distance / 30 frames), "
         "frames of two episodes do not. All other figures are counted. A piece is opened, read and closed as a whole: "
         "a clip, an episode or a single frame."

@@ -9,9 +9,10 @@ same actions as the exported one.
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from understudy.config.declare import Ge, Positional
 
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
 class ExportConfig:
     """Export the policy of a run to one self-sufficient folder."""
 
+    RENAMED: ClassVar[Mapping[str, str]] = {"out": "output_dir"}
+
     run: Positional[str] = ""
     """Run directory."""
-    out: str = ""
+    output_dir: str = ""
     """Folder to write; an earlier export there is replaced, anything else is an error. The default is RUN/export."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Dtype of the stored weights."""
@@ -54,14 +57,14 @@ def export(config: ExportConfig) -> None:
     metric = run.settings().checkpoint.keep_best
     source, target = (
         find_checkpoint(run.checkpoints, config.checkpoint, metric),
-        Path(config.out or run.root / "export"),
+        Path(config.output_dir or run.root / "export"),
     )
     frozen = run.read_record()
     network = pretrained.read_config(frozen["policy"])
     try:
         pretrained.check_replaceable(target, network.type)
     except FileExistsError as error:
-        raise ConfigError(f"out: {error}") from error
+        raise ConfigError(f"output_dir: {error}") from error
     weights = policy_weights(source, config.dtype)
     weights = {current_name(name, network.OLD_MODULES): tensor for name, tensor in weights.items()}
     pretrained.save(target, network, frozen["normalisation"], weights, frozen.get("metadata"))

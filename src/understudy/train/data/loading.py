@@ -79,6 +79,6 @@ def _resources(config: TrainConfig, mesh: Mesh) -> dict[str, Any]:
     """Resources of a rank's loader."""
     return {
         "world_size": mesh.world_size,
-        "num_threads": config.loader.threads if config.loader.threads != "auto" else fair_threads(mesh),
+        "num_threads": config.loader.num_threads if config.loader.num_threads != "auto" else fair_threads(mesh),
         "memory": parse_bytes(config.loader.memory) // mesh.local_world_size,
     }
