@@ -1,6 +1,10 @@
 """pi0.5 and pi0: a vision-language model and an action expert that attend to each other, layer by layer.
 
-sizes     dimensions of a network
-released  names of released weights, both ways
-weights   first weights: of a released file, or fresh
+sizes      dimensions of a network
+attention  attention between segments of tokens, rotary positions
+gemma      layers of the language tower and the action expert
+siglip     the vision encoder
+network    `Pi0Network`
+released   names of released weights, both ways
+weights    first weights: of a released file, or fresh
 """

@@ -6,7 +6,7 @@ with the field names of `Sizes` gives any other (`Sizes.from_mapping`).
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -62,6 +62,11 @@ class Sizes:
     Raises:
         ValueError: a value that breaks a rule; the message lists all of them.
     """
+
+    BASE: ClassVar["Sizes"]
+    """The released pi0.5 (3,353,433,872 parameters); with `adaptive=False` the released pi0 (3,238,048,528)."""
+    TINY: ClassVar["Sizes"]
+    """A network that trains on a CPU in minutes."""
 
     vision: VisionSizes
     """The vision encoder."""
@@ -150,7 +155,7 @@ def _read(kind: type[T], stored: Mapping[str, Any], prefix: str, optional: tuple
     return kind(**stored)
 
 
-BASE = Sizes(
+BASE = Sizes.BASE = Sizes(
     vision=VisionSizes(width=1152, depth=27, mlp=4304, heads=16, patch=14, image=224),
     vlm=TowerSizes(width=2048, depth=18, mlp_dim=16384, num_heads=8, num_kv_heads=1, head_dim=256),
     expert=TowerSizes(width=1024, depth=18, mlp_dim=4096, num_heads=8, num_kv_heads=1, head_dim=256),
@@ -158,9 +163,8 @@ BASE = Sizes(
     chunk=50,
     dim=32,
 )
-"""The released pi0.5 (3,353,433,872 parameters); with `adaptive=False` the released pi0 (3,238,048,528)."""
 
-TINY = Sizes(
+TINY = Sizes.TINY = Sizes(
     vision=VisionSizes(width=64, depth=3, mlp=128, heads=4, patch=8, image=64),
     vlm=TowerSizes(width=96, depth=4, mlp_dim=256, num_heads=4, num_kv_heads=1, head_dim=24),
     expert=TowerSizes(width=64, depth=4, mlp_dim=192, num_heads=4, num_kv_heads=1, head_dim=24),
@@ -168,4 +172,3 @@ TINY = Sizes(
     chunk=8,
     dim=32,
 )
-"""A network that trains on a CPU in minutes."""

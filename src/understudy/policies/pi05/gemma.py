@@ -1,0 +1,231 @@
+"""Gemma layers of the language tower and the action expert, both towers of a layer in one module.
+
+`PairLayer` is the unit of activation checkpointing, compilation and sharding. Its tower layers have the parameter names
+of the released files. Sources: Gemma team 2024, "Gemma: Open Models Based on Gemini Research and Technology"; Black et
+al. 2024, "pi0", appendix B; Physical Intelligence 2025, "pi0.5", for the adaptive norm.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from understudy.policies.common.layers import Linear
+from understudy.policies.pi05.attention import Rotary, attend, rotate
+from understudy.policies.pi05.sizes import TowerSizes
+
+EPS = 1e-6
+
+Cache = tuple[Tensor, Tensor]
+"""Rotated keys and values of a layer of the language tower, [B, kv_heads, S, head_dim] each."""
+
+
+class Plan(NamedTuple):
+    """Positions and masks of a forward pass, equal for all layers. N is the number of action chunks of a sample."""
+
+    tower: Rotary | None
+    """Of the prefix and the tail; None where a cache replaces them."""
+    prefix_mask: Tensor | None
+    """bool [B, 1, 1, P], keys of the prefix; None: all are valid."""
+    tail_mask: Tensor | None
+    """bool [B, 1, L, P + L], queries of the tail; None: there is no tail."""
+    suffix: Rotary | None
+    """Of the suffix, [B * N, ...]; None: there is none."""
+    suffix_mask: Tensor | None
+    """bool [B * N, 1, 1 or T, seen + T], keys of the suffix's queries; None: all are valid."""
+    prefix: int
+    """Tokens of the prefix (P); those behind are the tail."""
+    seen: int
+    """Tokens of prefix and tail that the suffix sees."""
+    candidates: int
+    """N."""
+    insulate: bool
+    """Whether the gradient of the suffix stops at the keys and values of the tower."""
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * (1 + weight) in float32; the weight is stored minus 1, as in Gemma."""
+
+    def __init__(self, width: int) -> None:
+        """Build the norm of vectors of `width`."""
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor, condition: Tensor | None = None) -> tuple[Tensor, None]:
+        """Normalise [..., width] in float32, in x's dtype; there is no gate."""
+        return (_rms(x) * (1 + self.weight.float())).to(x.dtype), None
+
+
+class AdaRMSNorm(nn.Module):
+    """x / rms(x) * (1 + scale) + shift, both linear in a condition, and a gate for the residual branch (pi0.5)."""
+
+    def __init__(self, width: int) -> None:
+        """Build the norm of vectors of `width`, for conditions of as many numbers."""
+        super().__init__()
+        self.dense = Linear(width, 3 * width)
+
+    def forward(self, x: Tensor, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Normalise x.
+
+        Args:
+            x: [B, T, width].
+            condition: [B, width], one for all tokens, or [B, T, width].
+
+        Returns:
+            In x's dtype: the result [B, T, width], and the gate [B, 1 or T, width].
+        """
+        assert condition is not None
+        found = self.dense(condition.to(x.dtype))
+        scale, shift, gate = (found[:, None] if condition.ndim == 2 else found).chunk(3, dim=-1)
+        return (_rms(x) * (1 + scale.float()) + shift.float()).to(x.dtype), gate
+
+
+def _rms(x: Tensor) -> Tensor:
+    """Divide by the root mean square of the last dimension, float32."""
+    return F.rms_norm(x.float(), x.shape[-1:], eps=EPS)
+
+
+def _add(x: Tensor, change: Tensor, gate: Tensor | None) -> Tensor:
+    """Add a residual branch, through its gate where it has one."""
+    return x + (change if gate is None else change * gate)
+
+
+class Attention(nn.Module):
+    """Projections of attention with `num_kv_heads` shared heads of keys and values, without biases."""
+
+    def __init__(self, sizes: TowerSizes) -> None:
+        """Build the projections."""
+        super().__init__()
+        self.head_dim = sizes.head_dim
+        queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+        self.q_proj = Linear(sizes.width, queries, bias=False)
+        self.k_proj = Linear(sizes.width, keys, bias=False)
+        self.v_proj = Linear(sizes.width, keys, bias=False)
+        self.o_proj = Linear(queries, sizes.width, bias=False)
+
+    def queries(self, x: Tensor, at: Rotary) -> Tensor:
+        """Project x [B, T, width] to rotated queries [B, heads, T, head_dim]."""
+        return rotate(self._heads(self.q_proj(x)), at)
+
+    def keys_values(self, x: Tensor, at: Rotary) -> Cache:
+        """Project x [B, T, width] to rotated keys, and values, [B, kv_heads, T, head_dim] each."""
+        return rotate(self._heads(self.k_proj(x)), at), self._heads(self.v_proj(x))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+
+class Mlp(nn.Module):
+    """down(gelu(gate(x)) * up(x)), with the tanh form of gelu, without biases."""
+
+    def __init__(self, sizes: TowerSizes) -> None:
+        """Build the layers."""
+        super().__init__()
+        self.gate_proj = Linear(sizes.width, sizes.mlp_dim, bias=False)
+        self.up_proj = Linear(sizes.width, sizes.mlp_dim, bias=False)
+        self.down_proj = Linear(sizes.mlp_dim, sizes.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., width] to [..., width]."""
+        found: Tensor = self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
+        return found
+
+
+class TowerLayer(nn.Module):
+    """One layer of a tower; `PairLayer` computes with it."""
+
+    def __init__(self, sizes: TowerSizes, adaptive: bool) -> None:
+        """Build the layer, with adaptive norms or plain ones."""
+        super().__init__()
+        norm = AdaRMSNorm if adaptive else RMSNorm
+        self.input_layernorm = norm(sizes.width)
+        self.self_attn = Attention(sizes)
+        self.post_attention_layernorm = norm(sizes.width)
+        self.mlp = Mlp(sizes)
+
+    def finish(self, x: Tensor, attended: Tensor, gate: Tensor | None, condition: Tensor | None = None) -> Tensor:
+        """Compute the layer behind its attention: both residual branches of x [B, T, width].
+
+        Args:
+            x: input of the layer.
+            attended: [B, T, heads * head_dim], result of the attention.
+            gate: of the attention's branch.
+            condition: of the adaptive norm.
+        """
+        x = _add(x, self.self_attn.o_proj(attended), gate)
+        y, gate = self.post_attention_layernorm(x, condition)
+        return _add(x, self.mlp(y), gate)
+
+
+class PairLayer(nn.Module):
+    """One layer of both towers. The expert's queries also see the keys and values of the language tower."""
+
+    def __init__(self, vlm: TowerSizes, expert: TowerSizes, adaptive: bool) -> None:
+        """Build the layers of both towers; the expert's norms are `adaptive` in pi0.5."""
+        super().__init__()
+        self.vlm = TowerLayer(vlm, adaptive=False)
+        self.expert = TowerLayer(expert, adaptive)
+
+    def forward(
+        self,
+        tokens: Tensor | None,
+        actions: Tensor | None,
+        plan: Plan,
+        condition: Tensor | None = None,
+        cache: Cache | None = None,
+        keys_only: bool = False,
+    ) -> tuple[Tensor | None, Tensor | None, Cache]:
+        """Compute the layer.
+
+        Args:
+            tokens: prefix and tail, [B, P + L, width]; None: `cache` replaces them.
+            actions: suffix of each chunk, [B * N, T, expert width]; None: fill the cache alone.
+            plan: positions and masks.
+            condition: of the expert's adaptive norms, [B * N, width] or [B * N, T, width].
+            cache: of an earlier call with `tokens`.
+            keys_only: leave out all results of the tower but keys and values. (Nothing reads its last layer's.)
+
+        Returns:
+            `tokens` and `actions` behind the layer (None where not computed), and the cache.
+        """
+        if tokens is not None:
+            assert plan.tower is not None
+            tokens, cache = self._tower(tokens, plan.tower, plan, keys_only)
+        assert cache is not None
+        if actions is not None:
+            assert plan.suffix is not None
+            actions = self._expert(actions, plan.suffix, plan, condition, cache)
+        return tokens, actions, cache
+
+    def _tower(self, x: Tensor, at: Rotary, plan: Plan, keys_only: bool) -> tuple[Tensor | None, Cache]:
+        y, _ = self.vlm.input_layernorm(x)
+        k, v = self.vlm.self_attn.keys_values(y, at)
+        if keys_only:
+            return None, (k, v)
+        q = self.vlm.self_attn.queries(y, at)
+        front = slice(None, plan.prefix)
+        found = attend(q[:, :, front], k[:, :, front], v[:, :, front], plan.prefix_mask)
+        if plan.tail_mask is not None:
+            found = torch.cat([found, attend(q[:, :, plan.prefix :], k, v, plan.tail_mask)], dim=1)
+        return self.vlm.finish(x, found, None), (k, v)
+
+    def _expert(self, x: Tensor, at: Rotary, plan: Plan, condition: Tensor | None, cache: Cache) -> Tensor:
+        y, gate = self.expert.input_layernorm(x, condition)
+        k, v = self.expert.self_attn.keys_values(y, at)
+        keys, values = (_for_suffix(each, plan) for each in cache)
+        found = attend(
+            self.expert.self_attn.queries(y, at),
+            torch.cat([keys, k], dim=2),
+            torch.cat([values, v], dim=2),
+            plan.suffix_mask,
+        )
+        return self.expert.finish(x, found, gate, condition)
+
+
+def _for_suffix(x: Tensor, plan: Plan) -> Tensor:
+    """Keys or values of the tower [B, H, S, D] as the suffix sees them: [B * N, H, seen, D]."""
+    x = x[:, :, : plan.seen]
+    if plan.insulate:
+        x = x.detach()
+    return x if plan.candidates == 1 else x.repeat_interleave(plan.candidates, dim=0)

@@ -1,0 +1,366 @@
+"""The pi0.5 and pi0 network: a pure function of images, tokens, state, noise and time.
+
+    images -> vision encoder -> projector -+
+    prompt -> embedding * sqrt(width) -----+-> language tower --- keys, values of each layer
+                                                                            |
+    noisy actions, flow time, (pi0: state) -------------> action expert <---+  -> velocity
+
+`attention.py` has the table of attention. Time 1 is noise and time 0 the actions (`common/flow_matching.py`). Masked
+images and tokens are neither encoded nor read, for any content. Source: Physical Intelligence 2025, "pi0.5: a
+Vision-Language-Action Model with Open-World Generalization", and its released code.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from understudy.policies.batch import check_shape
+from understudy.policies.common.flow_matching import euler, noisy_actions, velocity
+from understudy.policies.common.layers import Linear, zero_init
+from understudy.policies.pi05.attention import key_mask, rotary
+from understudy.policies.pi05.gemma import AdaRMSNorm, Cache, PairLayer, Plan, RMSNorm
+from understudy.policies.pi05.siglip import VisionEncoder
+from understudy.policies.pi05.sizes import Sizes
+
+MIN_PERIOD, MAX_PERIOD = 4e-3, 4.0
+"""Periods of the features of the flow time."""
+
+
+class Tail(NamedTuple):
+    """Text behind the prompt, which the tower predicts token by token."""
+
+    tokens: Tensor
+    """int64 [B, L]."""
+    masks: Tensor
+    """bool [B, L], True for tokens that count."""
+    response: int
+    """Leading tokens that the expert sees; those behind are action tokens, which it does not."""
+
+
+class Observation(NamedTuple):
+    """Embedded prefix and tail of a batch, before the first layer."""
+
+    embeddings: Tensor
+    """[B, P + L, width]."""
+    valid: Tensor
+    """bool [B, P + L]."""
+    prefix: int
+    """P."""
+    response: int
+    """Tokens of the tail that the expert sees."""
+    full: bool
+    """Whether every token of the prefix is known to be valid."""
+
+
+class Pi0Network(nn.Module):
+    """Vision encoder, language tower and action expert, with fresh weights from torch's generator.
+
+    `Pi0Network(sizes, dtype)` computes in `dtype`; the norms, the patches, the rotations and everything between noisy
+    actions and the expert compute in float32. It may be built under `torch.device("meta")`.
+    """
+
+    def __init__(self, sizes: Sizes, dtype: torch.dtype = torch.float32) -> None:
+        """Build the network of these dimensions."""
+        super().__init__()
+        self.sizes, self.dtype = sizes, dtype
+        vlm, expert = sizes.vlm, sizes.expert
+        self.vision = VisionEncoder(sizes.vision)
+        self.projector = Linear(sizes.vision.width, vlm.width)
+        self.embedding = nn.Embedding(sizes.vocab, vlm.width)
+        nn.init.normal_(self.embedding.weight, std=vlm.width**-0.5)
+        self.layers = nn.ModuleList(PairLayer(vlm, expert, sizes.adaptive) for _ in range(vlm.depth))
+        self.vlm_norm = RMSNorm(vlm.width)
+        self.expert_norm = AdaRMSNorm(expert.width) if sizes.adaptive else RMSNorm(expert.width)
+        self.action_in_proj = Linear(sizes.dim, expert.width)
+        self.action_out_proj = Linear(expert.width, sizes.dim)
+        if sizes.adaptive:
+            self.time_mlp_in = Linear(expert.width, expert.width)
+            self.time_mlp_out = Linear(expert.width, expert.width)
+        else:
+            self.state_proj = Linear(sizes.dim, expert.width)
+            self.action_time_mlp_in = Linear(2 * expert.width, expert.width)
+            self.action_time_mlp_out = Linear(expert.width, expert.width)
+        for module in self.modules():
+            if isinstance(module, AdaRMSNorm):  # a fresh expert is the identity in all its layers, as in the paper
+                zero_init(module.dense)
+
+    # -- interface ------------------------------------------------------------------------------------------------
+
+    def image_features(self, images: Tensor) -> Tensor:
+        """Encode images, float32 [B, cameras, 3, image, image] in -1..1, as [B, cameras, tokens, width]."""
+        batch, cameras = images.shape[:2]
+        side = self.sizes.vision.image
+        check_shape("images", images, (batch, cameras, 3, side, side))
+        return self._encode(images.flatten(0, 1)).unflatten(0, (batch, cameras))
+
+    def prefix(
+        self, images: Tensor, image_masks: Tensor | None, tokens: Tensor, token_masks: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Embed images and prompt.
+
+        Args:
+            images: float32 [B, cameras, 3, image, image] in -1..1.
+            image_masks: bool [B, cameras], False where a sample lacks the camera; None: it has all. A mask on the CPU
+                spares a GPU a wait.
+            tokens: int64 [B, L].
+            token_masks: bool [B, L], False where there is padding; None: there is none.
+
+        Returns:
+            Embeddings [B, P, width], 0 for missing cameras, and marks bool [B, P]; P = cameras * tokens + L.
+        """
+        found = self._observe(images, image_masks, tokens, token_masks)
+        return found.embeddings, found.valid
+
+    def flow_loss(
+        self,
+        images: Tensor,
+        image_masks: Tensor | None,
+        tokens: Tensor,
+        token_masks: Tensor | None,
+        state: Tensor | None,
+        actions: Tensor,
+        noise: Tensor,
+        time: Tensor,
+        delay: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the squared error of the velocity, per element.
+
+        Args:
+            images: see `prefix`, as are the next three.
+            image_masks: cameras.
+            tokens: prompt.
+            token_masks: padding.
+            state: float32 [B, dim], normalised; read by pi0 alone.
+            actions: float32 [B, chunk, dim], normalised.
+            noise: as `actions`.
+            time: float32 [B] in 0..1.
+            delay: int64 [B], leading actions of each sample that are given without noise, at time 0 (training-time
+                real-time chunking, Black et al. 2025); their loss is 0. None: none.
+
+        Returns:
+            float32 [B, chunk, dim].
+        """
+        observed = self._observe(images, image_masks, tokens, token_masks)
+        times = time[:, None].expand(actions.shape[:2])
+        clean = None
+        if delay is not None:
+            clean = torch.arange(actions.shape[1], device=delay.device) < delay[:, None]  # [B, chunk]
+            times = torch.where(clean, 0.0, times)
+        noisy = noisy_actions(actions[:, :, None], noise[:, :, None], times).squeeze(2)
+        predicted, _ = self.compute(observed, noisy[:, None], time[:, None] if clean is None else times[:, None], state)
+        assert predicted is not None
+        loss = (predicted[:, 0] - velocity(actions, noise)).square()
+        return loss if clean is None else torch.where(clean[..., None], 0.0, loss)
+
+    def sample(
+        self,
+        images: Tensor,
+        image_masks: Tensor | None,
+        tokens: Tensor,
+        token_masks: Tensor | None,
+        state: Tensor | None,
+        noise: Tensor,
+        steps: int = 10,
+    ) -> Tensor:
+        """Integrate the velocity from noise to actions in Euler steps; the prefix is computed once.
+
+        Args:
+            images: see `flow_loss`, as are the next four.
+            image_masks: cameras.
+            tokens: prompt.
+            token_masks: padding.
+            state: of pi0.
+            noise: float32 [B, chunk, dim]; or [B, N, chunk, dim] for N candidates that share one cache.
+            steps: Euler steps, at least 1.
+
+        Returns:
+            float32, in the shape of `noise`: normalised actions.
+        """
+        observed = self._observe(images, image_masks, tokens, token_masks)
+        candidates = noise.shape[1] if noise.ndim == 4 else 1
+        return euler(self.field(observed, state, candidates), noise.reshape(-1, *noise.shape[-2:]), steps).view_as(
+            noise
+        )
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+
+    def compute(
+        self,
+        observed: Observation,
+        noisy: Tensor | None,
+        time: Tensor | None = None,
+        state: Tensor | None = None,
+        insulate: bool = False,
+        hidden: bool = False,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Run both towers once.
+
+        Args:
+            observed: prefix and tail.
+            noisy: float32 [B, N, chunk, dim], N noisy chunks of each sample; None: no expert.
+            time: float32 [B, N], or [B, N, chunk] of each action.
+            state: float32 [B, dim], of pi0.
+            insulate: whether the gradient of the velocity stops at the tower's keys and values (Driess et al. 2025,
+                "Knowledge Insulating Vision-Language-Action Models").
+            hidden: whether to compute the tower's last layer and norm.
+
+        Returns:
+            The velocity, float32 [B, N, chunk, dim], and the tower's tokens [B, P + L, width]; None where not asked.
+        """
+        suffix = condition = None
+        count = 0
+        if noisy is not None:
+            assert time is not None
+            count = noisy.shape[1]
+            suffix, condition = self._suffix(noisy.flatten(0, 1), time.flatten(0, 1), state, count)
+        plan = self._plan(observed, suffix, count, insulate)
+        tokens: Tensor | None = observed.embeddings
+        for number, layer in enumerate(self.layers):
+            last = number == len(self.layers) - 1
+            tokens, suffix, _ = layer(tokens, suffix, plan, condition, keys_only=last and not hidden)
+        found = None if suffix is None or noisy is None else self._velocity(suffix, condition, noisy)
+        return found, None if tokens is None or not hidden else self.vlm_norm(tokens)[0]
+
+    def field(
+        self, observed: Observation, state: Tensor | None = None, candidates: int = 1
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        """Run the tower, keep its keys and values, and return the velocity as a function that runs the expert alone.
+
+        Args:
+            observed: prefix (and response).
+            state: of pi0.
+            candidates: N, chunks of each sample.
+
+        Returns:
+            (x [B * N, chunk, dim], time [B * N] or [B * N, chunk]) -> velocity, float32 in the shape of x. The chunks
+            of a sample are consecutive.
+        """
+        plan = self._plan(observed, None, candidates, insulate=False)
+        tokens: Tensor | None = observed.embeddings
+        caches: list[Cache] = []
+        for number, layer in enumerate(self.layers):
+            tokens, _, cache = layer(tokens, None, plan, keys_only=number == len(self.layers) - 1)
+            caches.append(cache)
+
+        def velocity_at(x: Tensor, time: Tensor) -> Tensor:
+            suffix, condition = self._suffix(x, time, state, candidates)
+            steps = self._plan(observed, suffix, candidates, insulate=False)._replace(tower=None)
+            for layer, cache in zip(self.layers, caches):
+                _, suffix, _ = layer(None, suffix, steps, condition, cache)
+            return self._velocity(suffix, condition, x)
+
+        return velocity_at
+
+    def with_tail(self, observed: Observation, tail: Tail) -> Observation:
+        """Append text to predict to a prefix."""
+        tokens = self._embed(torch.where(tail.masks, tail.tokens, 0))
+        return observed._replace(
+            embeddings=torch.cat([observed.embeddings, tokens], dim=1),
+            valid=torch.cat([observed.valid, tail.masks], dim=1),
+            response=tail.response,
+        )
+
+    def _observe(
+        self, images: Tensor, image_masks: Tensor | None, tokens: Tensor, token_masks: Tensor | None
+    ) -> Observation:
+        batch, cameras = images.shape[:2]
+        side, count = self.sizes.vision.image, self.sizes.vision.tokens
+        check_shape("images", images, (batch, cameras, 3, side, side))
+        check_shape("tokens", tokens, (batch, None))
+        for name, marks, length in (("image", image_masks, cameras), ("token", token_masks, tokens.shape[1])):
+            if marks is not None:
+                check_shape(f"{name}_masks", marks, (batch, length))
+        seen = self._present(images.flatten(0, 1), image_masks).view(batch, cameras * count, -1)
+        text = self._embed(tokens if token_masks is None else torch.where(token_masks, tokens, 0))
+        lengths = (cameras * count, tokens.shape[1])
+        shown = None if image_masks is None else image_masks.to(tokens.device).repeat_interleave(count, dim=1)
+        mask = key_mask(shown, token_masks, lengths=lengths, batch=batch, device=tokens.device)
+        valid = torch.ones(batch, sum(lengths), dtype=torch.bool, device=tokens.device)
+        return Observation(
+            torch.cat([seen, text], dim=1), valid if mask is None else mask[:, 0, 0], sum(lengths), 0, mask is None
+        )
+
+    def _present(self, images: Tensor, masks: Tensor | None) -> Tensor:
+        """Encode the images [M, ...] that a mask [B, cameras] marks: [M, tokens, width], 0 for the others."""
+        if masks is None:
+            return self._encode(images)
+        where = masks.flatten().nonzero()[:, 0].to(images.device)
+        # Without any image one black image is encoded and dropped: every rank uses the same weights in each step.
+        shown = images[where] if len(where) else images.new_zeros(1, *images.shape[1:])
+        found = self._encode(shown)[: len(where)]
+        return found.new_zeros(len(images), *found.shape[1:]).index_copy(0, where, found)
+
+    def _encode(self, images: Tensor) -> Tensor:
+        found: Tensor = self.projector(self.vision(images, self.dtype))
+        return found
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """Embed tokens [B, L] as [B, L, width]; Gemma scales them by the root of the width."""
+        return (self.embedding(tokens).float() * math.sqrt(self.sizes.vlm.width)).to(self.dtype)
+
+    def _plan(self, observed: Observation, suffix: Tensor | None, candidates: int, insulate: bool) -> Plan:
+        """Positions and masks; a position is the number of valid tokens before it that its token may see."""
+        valid, prefix = observed.valid, observed.prefix
+        batch, length = valid.shape
+        head_dim, device = self.sizes.vlm.head_dim, valid.device
+        front = None if observed.full else valid[:, None, None, :prefix]
+        tail_mask = None
+        if length > prefix:
+            order = torch.arange(length, device=device)
+            tail_mask = valid[:, None, None] & (order <= order[prefix:, None])  # [B, 1, L, P + L]
+        suffix_mask = at = None
+        seen = prefix + observed.response
+        if suffix is not None:
+            own = torch.arange(suffix.shape[1], device=device)
+            at = rotary(valid[:, :seen].sum(dim=1, keepdim=True) + own, head_dim)
+            if not (observed.full and seen == prefix and self.sizes.adaptive):
+                sees = torch.ones(len(own), len(own), dtype=torch.bool, device=device)
+                if not self.sizes.adaptive:
+                    sees[0, 1:] = False  # the state token does not see the actions
+                suffix_mask = torch.cat(
+                    [
+                        valid[:, None, None, :seen].expand(batch, 1, len(own), seen),
+                        sees.expand(batch, 1, len(own), len(own)),
+                    ],
+                    dim=3,
+                )
+            if candidates > 1:
+                at = type(at)(*(each.repeat_interleave(candidates, dim=0) for each in at))
+                suffix_mask = None if suffix_mask is None else suffix_mask.repeat_interleave(candidates, dim=0)
+        positions = rotary(valid.cumsum(dim=1) - 1, head_dim)
+        return Plan(positions, front, tail_mask, at, suffix_mask, prefix, seen, candidates, insulate)
+
+    def _suffix(self, x: Tensor, time: Tensor, state: Tensor | None, candidates: int) -> tuple[Tensor, Tensor | None]:
+        """Embed noisy actions [B * N, chunk, dim]: tokens [B * N, T, width], and the condition of adaptive norms."""
+        check_shape("noisy actions", x, (len(time), None, self.sizes.dim))
+        action = self.action_in_proj(x.float())
+        spread = time_features(time, self.sizes.expert.width)  # [B * N, width] or [B * N, chunk, width]
+        if self.sizes.adaptive:
+            condition = F.silu(self.time_mlp_out(F.silu(self.time_mlp_in(spread))))
+            return action.to(self.dtype), condition
+        if state is None:
+            raise ValueError("state is None: a pi0 network (adaptive=False) needs the state [B, dim]")
+        beside = spread[:, None].expand_as(action) if spread.ndim == 2 else spread
+        mixed = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(torch.cat([action, beside], dim=2))))
+        first = self.state_proj(state.float()).repeat_interleave(candidates, dim=0)[:, None]
+        return torch.cat([first, mixed], dim=1).to(self.dtype), None
+
+    def _velocity(self, suffix: Tensor, condition: Tensor | None, like: Tensor) -> Tensor:
+        """Read the velocity, float32 in the shape of `like`, from the expert's last tokens."""
+        actions = suffix[:, -like.shape[-2] :]
+        found: Tensor = self.action_out_proj(self.expert_norm(actions, condition)[0].float())
+        return found.view_as(like)
+
+
+def time_features(time: Tensor, width: int) -> Tensor:
+    """Compute sines and cosines of flow times, [...] -> float32 [..., width], with log-spaced periods.
+
+    In float64: the shortest period makes angles of 1,571 rad, of which float32 keeps 1e-4 rad.
+    """
+    share = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=time.device)
+    angles = time.double()[..., None] * (2 * math.pi / (MIN_PERIOD * (MAX_PERIOD / MIN_PERIOD) ** share))
+    return torch.cat([angles.sin(), angles.cos()], dim=-1).float()

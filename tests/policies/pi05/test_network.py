@@ -1,0 +1,360 @@
+"""The pi0.5 and pi0 network: masks by brute force, padding, caches, insulation, precision, with controls."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from support.pi05 import SMALL, inputs, joint, seen, sees, small
+from understudy.distributed.activation_checkpoint import apply_activation_checkpointing
+from understudy.policies.pi05 import attention, network
+from understudy.policies.pi05.attention import rotary
+from understudy.policies.pi05.network import Observation, Pi0Network, Tail
+from understudy.policies.pi05.sizes import BASE
+
+BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
+
+
+def tail(count: int = 3, response: int = 4, fast: int = 6, seed: int = 5) -> Tail:
+    """Text of a response and of action tokens; both are padded, one sample has no response."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, SMALL.vocab, (count, response + fast), generator=generator)
+    lengths = torch.tensor([[response, fast], [0, fast - 2], [response - 1, 1]])[:count]
+    masks = torch.cat([torch.arange(n) < lengths[:, i : i + 1] for i, n in enumerate((response, fast))], dim=1)
+    return Tail(tokens, masks, response)
+
+
+def observe(net: Pi0Network, given: dict[str, Any], text: Tail | None = None) -> Observation:
+    embeddings, valid = net.prefix(**seen(given))
+    found = Observation(embeddings, valid, valid.shape[1], 0, bool(valid.all()))
+    return found if text is None else net.with_tail(found, text)
+
+
+def gradients(net: Pi0Network, loss: Tensor) -> dict[str, Tensor | None]:
+    net.zero_grad()
+    loss.backward()
+    return {name: parameter.grad for name, parameter in net.named_parameters()}
+
+
+def close(one: Tensor, two: Tensor, bound: float = 1e-6) -> bool:
+    """Whether the largest difference is below `bound` times the largest value."""
+    return bool((one - two).abs().max() <= bound * two.abs().max())
+
+
+# -- parameters -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("adaptive", "count"), [(True, 3_353_433_872), (False, 3_238_048_528)], ids=["pi05", "pi0"])
+def test_network_has_the_released_number_of_parameters(adaptive: bool, count: int) -> None:
+    with torch.device("meta"):
+        net = Pi0Network(replace(BASE, adaptive=adaptive))
+    assert sum(parameter.numel() for parameter in net.parameters()) == count
+    assert not list(net.buffers())
+
+
+@BOTH
+def test_flow_loss_reaches_all_but_the_unread_end_of_the_tower(adaptive: bool) -> None:
+    net, given = small(adaptive), inputs()
+    found = gradients(net, net.flow_loss(**given).mean())
+    last = f"layers.{SMALL.vlm.depth - 1}.vlm."
+    leaves = ("self_attn.q_proj", "self_attn.o_proj", "post_attention_layernorm", *(f"mlp.{n}_proj" for n in NAMES))
+    unread = {f"{last}{leaf}.weight" for leaf in leaves} | {"vlm_norm.weight"}
+    assert {name for name, grad in found.items() if grad is None} == unread
+    assert all(grad.any() for name, grad in found.items() if grad is not None and "k_proj.bias" not in name)
+
+
+NAMES = ("gate", "up", "down")
+
+
+# -- masks ------------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("seed", range(4))
+def test_calls_without_a_joint_mask_equal_one_masked_call(adaptive: bool, seed: int) -> None:
+    net, given, text = small(adaptive), inputs(seed=seed), tail(seed=seed)
+    observed = observe(net, given, text)
+    velocity, hidden = net.compute(
+        observed, given["noise"][:, None], given["time"][:, None], given["state"], hidden=True
+    )
+    expected, tokens = joint(net, observed, given["noise"], given["time"], given["state"])
+    assert velocity is not None
+    assert hidden is not None
+    assert close(velocity[:, 0], expected)
+    assert close(hidden[observed.valid], tokens[observed.valid])
+
+
+@BOTH
+@pytest.mark.parametrize(("query", "key"), [(0, 1), (0, 3), (1, 2), (3, 2)])
+def test_the_table_of_attention_is_noticed(adaptive: bool, query: int, key: int) -> None:
+    """Control: one more kind of key for one kind of query changes the result."""
+    net, given = small(adaptive), inputs()
+    observed = observe(net, given, tail())
+
+    def wrong(q: int, k: int, index: Tensor) -> Tensor:
+        return torch.ones_like(index, dtype=torch.bool) if (q, k) == (query, key) else sees(q, k, index)
+
+    args = given["noise"], given["time"], given["state"]
+    right = joint(net, observed, *args)
+    other = joint(net, observed, *args, table=wrong)
+    assert not close(other[0], right[0], 1e-4) or not close(other[1][observed.valid], right[1][observed.valid], 1e-4)
+
+
+@BOTH
+def test_without_padding_no_call_has_a_mask(adaptive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, given = small(adaptive), inputs()
+    given |= {"image_masks": torch.ones(3, 2, dtype=torch.bool), "token_masks": torch.ones(3, 7, dtype=torch.bool)}
+    masked = net.flow_loss(**given)
+    calls: list[Any] = []
+    plain = attention.F.scaled_dot_product_attention
+    monkeypatch.setattr(
+        attention.F, "scaled_dot_product_attention", lambda *a, **k: (calls.append(k["attn_mask"]), plain(*a, **k))[1]
+    )
+    assert close(net.flow_loss(**given | {"image_masks": None, "token_masks": None}), masked)
+    assert sum(mask is not None for mask in calls) == (0 if adaptive else SMALL.vlm.depth)  # pi0: the state token
+    calls.clear()
+    net.flow_loss(**given)
+    assert any(mask is not None for mask in calls)
+
+
+# -- invariances ------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("more", [8, 100])
+def test_padding_of_text_does_not_matter(adaptive: bool, more: int) -> None:
+    net, given = small(adaptive), inputs()
+    tokens = torch.cat([given["tokens"], torch.full((3, more), 9)], dim=1)
+    masks = torch.cat([given["token_masks"], torch.zeros(3, more, dtype=torch.bool)], dim=1)
+    assert close(net.flow_loss(**given | {"tokens": tokens, "token_masks": masks}), net.flow_loss(**given))
+    unmasked = given | {"tokens": tokens, "token_masks": torch.ones_like(masks)}
+    assert not close(net.flow_loss(**unmasked), net.flow_loss(**given), 1e-3)
+
+
+@BOTH
+@pytest.mark.parametrize("front", [True, False])
+def test_missing_cameras_do_not_matter(adaptive: bool, front: bool) -> None:
+    net, given = small(adaptive), inputs()
+    black, none = torch.full((3, 1, 3, 8, 8), -1.0), torch.zeros(3, 1, dtype=torch.bool)
+
+    def joined(extra: Tensor, images: Tensor) -> Tensor:
+        return torch.cat([extra, images] if front else [images, extra], dim=1)
+
+    more = given | {"images": joined(black, given["images"]), "image_masks": joined(none, given["image_masks"])}
+    assert close(net.flow_loss(**more), net.flow_loss(**given))
+    shown = more | {"image_masks": joined(~none, given["image_masks"])}
+    assert not close(net.flow_loss(**shown), net.flow_loss(**given), 1e-3)
+
+
+@BOTH
+def test_masked_values_reach_neither_loss_nor_gradients(adaptive: bool) -> None:
+    net, given = small(adaptive), inputs()
+    wrong = dict(given)
+    wrong["images"] = torch.where(given["image_masks"][:, :, None, None, None], given["images"], torch.nan)
+    wrong["tokens"] = torch.where(given["token_masks"], given["tokens"], 10**9)
+    one, two = net.flow_loss(**given), net.flow_loss(**wrong)
+    assert torch.equal(one, two)
+    before, after = gradients(net, one.mean()), gradients(net, two.mean())
+    assert all(g is None or torch.equal(g, after[n]) for n, g in before.items())  # type: ignore[arg-type]
+    embeddings, _valid = net.prefix(**seen(wrong))
+    assert torch.isfinite(embeddings).all()
+    shown = net.flow_loss(**wrong | {"image_masks": None, "tokens": given["tokens"]})
+    assert torch.isnan(shown).any()
+
+
+@BOTH
+def test_a_sample_does_not_depend_on_its_batch(adaptive: bool) -> None:
+    net, given = small(adaptive), inputs()
+    together = net.flow_loss(**given)
+    for number in range(3):
+        assert close(
+            net.flow_loss(**{k: v[number : number + 1] for k, v in given.items()}), together[number : number + 1]
+        )
+    spoilt = {k: v.clone() for k, v in given.items()}
+    spoilt["images"][1] = spoilt["state"][1] = spoilt["actions"][1] = torch.nan
+    found = net.flow_loss(**spoilt)
+    assert torch.equal(found[[0, 2]], together[[0, 2]])
+    assert torch.isnan(found[1]).all()
+
+
+def test_a_batch_without_images_uses_every_weight() -> None:
+    """All ranks of a sharded run must use the same weights in each step."""
+    net, given = small(), inputs()
+    found = gradients(net, net.flow_loss(**given | {"image_masks": torch.zeros(3, 2, dtype=torch.bool)}).mean())
+    own = [grad for name, grad in found.items() if name.startswith(("vision", "projector"))]
+    assert all(grad is not None and not grad.any() for grad in own)
+
+
+# -- sampling ---------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_sampling_from_the_cache_equals_full_passes(adaptive: bool) -> None:
+    net, given = small(adaptive), inputs()
+    x, steps = given["noise"], 4
+    for k in range(steps):
+        moved, _ = net.compute(observe(net, given), x[:, None], torch.full((3, 1), 1 - k / steps), given["state"])
+        assert moved is not None
+        x = x - moved[:, 0] / steps
+    assert close(net.sample(**seen(given), state=given["state"], noise=given["noise"], steps=steps), x)
+
+
+@BOTH
+def test_candidates_share_one_pass_of_the_tower(adaptive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, given = small(adaptive), inputs()
+    noise = torch.randn(3, 4, SMALL.chunk, SMALL.dim, generator=torch.Generator().manual_seed(3))
+    calls = []
+    net.projector.register_forward_hook(lambda *_: calls.append(1))
+    found = net.sample(**seen(given), state=given["state"], noise=noise, steps=3)
+    assert len(calls) == 1
+    for number in range(4):
+        alone = net.sample(**seen(given), state=given["state"], noise=noise[:, number], steps=3)
+        assert close(found[:, number], alone)
+    assert not close(found[:, 0], found[:, 1], 1e-2)
+
+
+@BOTH
+def test_several_noises_of_a_sample_are_independent(adaptive: bool) -> None:
+    net, given = small(adaptive), inputs()
+    observed, generator = observe(net, given), torch.Generator().manual_seed(1)
+    noisy, time = torch.randn(3, 4, 5, 6, generator=generator), torch.rand(3, 4, generator=generator)
+    found, _ = net.compute(observed, noisy, time, given["state"])
+    assert found is not None
+    for number in range(4):
+        alone, _ = net.compute(observed, noisy[:, number, None], time[:, number, None], given["state"])
+        assert alone is not None
+        assert close(found[:, number], alone[:, 0])
+
+
+# -- given actions ----------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_given_actions_have_no_noise_and_no_loss(adaptive: bool) -> None:
+    net, given, delay = small(adaptive), inputs(), torch.tensor([0, 2, 4])
+    plain, found = net.flow_loss(**given), net.flow_loss(**given, delay=delay)
+    assert close(found[0], plain[0])
+    clean = torch.arange(SMALL.chunk) < delay[:, None]
+    assert not found[clean].any()
+    assert found[~clean].all()
+    other = torch.where(clean[..., None], torch.randn(3, 5, 6), given["noise"])
+    assert torch.equal(net.flow_loss(**given | {"noise": other}, delay=delay), found)
+    moved = torch.where(clean[..., None], given["actions"] + 1, given["actions"])
+    assert not close(net.flow_loss(**given | {"actions": moved}, delay=delay)[1:], found[1:], 1e-3)
+    assert torch.equal(net.flow_loss(**given, delay=torch.zeros(3, dtype=torch.int64))[0], found[0])
+
+
+# -- insulation -------------------------------------------------------------------------------------------------------
+
+
+def flow_of(net: Pi0Network, given: dict[str, Any], insulate: bool, text: Tail | None = None) -> Tensor:
+    found, _ = net.compute(
+        observe(net, given, text), given["noise"][:, None], given["time"][:, None], given["state"], insulate
+    )
+    assert found is not None
+    return found
+
+
+@BOTH
+def test_insulation_stops_the_flow_loss_at_the_tower(adaptive: bool) -> None:
+    net, given = small(adaptive), inputs()
+    free, insulated = flow_of(net, given, False), flow_of(net, given, True)
+    assert torch.equal(free, insulated)
+    open_, stopped = (gradients(net, each.square().mean()) for each in (free, insulated))
+    tower = [
+        n for n in open_ if n.startswith(("vision", "projector", "embedding")) or ".vlm." in n or n == "vlm_norm.weight"
+    ]
+    assert not any(stopped[name] is not None and stopped[name].any() for name in tower)  # type: ignore[union-attr]
+    assert sum(open_[name] is not None and bool(open_[name].any()) for name in tower) > 20  # type: ignore[union-attr]
+    for name in set(open_) - set(tower):
+        assert torch.equal(open_[name], stopped[name]), name  # type: ignore[arg-type]
+
+
+def test_the_expert_sees_the_response_and_no_action_tokens() -> None:
+    net, given, text = small(), inputs(), tail()
+    plain = flow_of(net, given, False, text)
+    fast = text._replace(tokens=torch.cat([text.tokens[:, :4], (text.tokens[:, 4:] + 7) % 64], dim=1))
+    assert torch.equal(flow_of(net, given, False, fast), plain)
+    response = text._replace(tokens=torch.cat([(text.tokens[:, :4] + 7) % 64, text.tokens[:, 4:]], dim=1))
+    assert not close(flow_of(net, given, False, response), plain, 1e-3)
+    assert close(flow_of(net, given, False, Tail(text.tokens[:, :4], text.masks[:, :4], 4)), plain)
+
+
+def test_a_token_of_the_tail_is_blind_to_later_ones_and_to_actions() -> None:
+    net, given, text = small(), inputs(), tail()
+    observed = observe(net, given, text)
+    _, plain = net.compute(observed, None, hidden=True)
+    for place in range(1, text.tokens.shape[1]):
+        later = text._replace(tokens=torch.cat([text.tokens[:, :place], (text.tokens[:, place:] + 5) % 64], dim=1))
+        _, found = net.compute(observe(net, given, later), None, hidden=True)
+        assert found is not None
+        assert plain is not None
+        same = observed.prefix + place
+        assert torch.equal(found[:, :same], plain[:, :same])
+        assert not torch.equal(found[:1, same:], plain[:1, same:])
+    _, beside = net.compute(observed, given["noise"][:, None], given["time"][:, None], hidden=True)
+    assert beside is not None
+    assert plain is not None
+    assert torch.equal(beside, plain)
+
+
+# -- precision and blocks ---------------------------------------------------------------------------------------------
+
+
+def test_rotary_angles_survive_a_cast_of_the_network() -> None:
+    """Control: frequencies in a buffer, cast with the module, turn position 900 by more than half a radian."""
+    positions, dim = torch.tensor([[100, 500, 900]]), 256
+    exponents = torch.arange(0, dim, 2).double() / dim
+    exact = positions.double()[:, None, :, None] / 10_000**exponents
+    found = rotary(positions, dim)
+    assert (found.cos - exact.cos()).abs().max() < 2e-4
+    assert (found.sin - exact.sin()).abs().max() < 2e-4
+    rounded = positions[:, None, :, None] * (1 / 10_000**exponents).to(torch.bfloat16).double()
+    assert (rounded - exact).abs().max() > 0.5
+    net, given = small(), inputs()
+    cast = copy.deepcopy(net).to(torch.bfloat16).float()
+    for parameter, own in zip(cast.parameters(), net.parameters()):
+        parameter.data.copy_(own.data)
+    assert torch.equal(cast.flow_loss(**given), net.flow_loss(**given))
+
+
+@BOTH
+def test_bfloat16_follows_float32(adaptive: bool) -> None:
+    net, low, given = small(adaptive), small(adaptive, dtype=torch.bfloat16), inputs()
+    one, two = flow_of(net, given, False).flatten(), flow_of(low, given, False).flatten()
+    assert two.dtype == torch.float32
+    assert torch.nn.functional.cosine_similarity(one, two, dim=0) > 0.999
+    assert not close(two, one, 1e-4)
+    stored = copy.deepcopy(low).to(torch.bfloat16)
+    assert torch.isfinite(stored.flow_loss(**given)).all()
+
+
+@BOTH
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_activation_checkpointing_changes_no_bit(adaptive: bool, mode: Any) -> None:
+    net, given, text = small(adaptive), inputs(), tail()
+
+    def run() -> tuple[Tensor, dict[str, Tensor | None]]:
+        flow, hidden = net.compute(
+            observe(net, given, text), given["noise"][:, None], given["time"][:, None], given["state"], hidden=True
+        )
+        assert flow is not None
+        assert hidden is not None
+        return flow, gradients(net, flow.square().mean() + hidden[:, -10:].square().mean())
+
+    before, grads = run()
+    apply_activation_checkpointing([*net.vision.layers, *net.layers], mode)
+    after, again = run()
+    assert torch.equal(before, after)
+    assert all(torch.equal(grads[name], again[name]) for name in grads)  # type: ignore[arg-type]
+
+
+def test_times_are_exact_at_the_shortest_period() -> None:
+    time = torch.tensor([1.0, 0.999, 0.1])
+    found = network.time_features(time, 1024)
+    angle = 2 * torch.pi * time.double() / 4e-3
+    torch.testing.assert_close(found[:, 0].double(), angle.sin(), rtol=0, atol=1e-7)
+    assert found.dtype == torch.float32
