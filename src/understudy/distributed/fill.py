@@ -4,10 +4,13 @@ A network that is too large to build in each process is built on the meta device
 and filled. Each rank reads only its own rows, `PART` bytes at a time.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 PART = 1 << 25
 """Bytes of a parameter that are read at once."""
@@ -16,9 +19,34 @@ ReadRows = Callable[[str, int, int], Tensor]
 """(name, first row, row after the last) -> these rows of a parameter, in any float dtype."""
 
 
+LARGE = 1 << 20
+"""Elements of a tensor that `OnMeta` makes on the meta device."""
+
+
+class OnMeta(TorchFunctionMode):
+    """Context in which tensors of `LARGE` elements or more are made on the meta device: shapes alone.
+
+    Small ones are real, so a policy can check and keep its normalisation.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func`, with another device where it makes a large tensor from a shape."""
+        named = dict(kwargs or {})
+        if func in (torch.empty, torch.zeros, torch.ones):
+            shape = named.get("size", args[0] if len(args) == 1 and not isinstance(args[0], int) else args)
+            if prod(shape) >= LARGE:
+                named["device"] = "meta"
+        return func(*args, **named)
+
+
 def materialise(module: nn.Module, device: torch.device) -> None:
     """Give memory on `device` to the meta tensors of a module, unfilled, and move its other tensors there."""
     module._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
+
+
+def to_device_or_meta(module: nn.Module, device: torch.device) -> None:
+    """Move a module to `device`, but leave its meta tensors."""
+    module._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
 
 
 def local_rows(tensor: Tensor) -> tuple[Tensor, int, int]:
@@ -42,6 +70,24 @@ def local_rows(tensor: Tensor) -> tuple[Tensor, int, int]:
         share = -(-stop // tensor.device_mesh.size(dim))  # as torch.chunk: equal parts, the last ones may be short
         start, stop = min(stop, share * coordinate[dim]), min(stop, share * (coordinate[dim] + 1))
     return tensor.to_local(), start, stop
+
+
+class RowsAsTensors(Mapping[str, Tensor]):
+    """Whole float32 tensors by name, each read when it is asked for."""
+
+    def __init__(self, read: ReadRows, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Give the tensors of these shapes that `read` returns."""
+        self._read, self._shapes = read, shapes
+
+    def __getitem__(self, name: str) -> Tensor:
+        rows = self._shapes[name][0] if self._shapes[name] else 1
+        return self._read(name, 0, rows).float().view(*self._shapes[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
 
 
 @torch.no_grad()

@@ -49,12 +49,19 @@ class Mesh:
     """Whether `begin` created the process group, and not the program around this one."""
     timeout: float = 600.0
     """Seconds after which the other ranks give up on a process that hangs."""
+    planned_device: torch.device | None = None
+    """Device whose arithmetic a plan on shapes follows, while its tensors are on `device`; None: `device`."""
 
     @property
     def shape(self) -> tuple[int, int]:
         """(replicas, shards) of the mesh."""
         replicas, shards = self.device_mesh.shape
         return replicas, shards
+
+    @property
+    def grad_sum_dtype(self) -> torch.dtype:
+        """Dtype in which gradients of ranks and micro-batches are summed; see `grad_sum_dtype`."""
+        return grad_sum_dtype(self.planned_device or self.device)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum `tensor` over all ranks, in place, on host or device; bit-equal on all of them."""
@@ -261,7 +268,7 @@ def shard(
     def wrap(module: nn.Module, param_dtype: torch.dtype | None) -> None:
         # Inputs are not cast: actions and states are normalised in float32 first.
         mixed = MixedPrecisionPolicy(
-            param_dtype=param_dtype, reduce_dtype=grad_sum_dtype(mesh.device), cast_forward_inputs=False
+            param_dtype=param_dtype, reduce_dtype=mesh.grad_sum_dtype, cast_forward_inputs=False
         )
         # Unsharded weights need not be gathered again for the backward pass.
         fully_shard(module, mesh=mesh.device_mesh, mp_policy=mixed, reshard_after_forward=mesh.shape[1] > 1)
@@ -315,7 +322,7 @@ def sync_gradients(policy: nn.Module, mesh: Mesh, last: bool) -> None:
     from torch.distributed.fsdp import FSDPModule
 
     assert isinstance(policy, FSDPModule)
-    if mesh.shape[1] > 1 and mesh.device.type != "cpu":
+    if mesh.shape[1] > 1 and (mesh.planned_device or mesh.device).type != "cpu":
         policy.set_requires_all_reduce(last)
     else:
         policy.set_requires_gradient_sync(last)

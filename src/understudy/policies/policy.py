@@ -18,6 +18,7 @@ from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Loss
 from understudy.policies.registry import policy_type
+from understudy.policies.weight_files import ReadRows
 
 
 class Policy(nn.Module):
@@ -35,6 +36,8 @@ class Policy(nn.Module):
     """Methods besides `forward` that compute with the weights; on several processes they gather the weights first."""
     validation_draws: int = 1
     """Independent draws per sample in a validation: the second axis of `Detail.sum`."""
+    fills_weights: ClassVar[bool] = False
+    """Whether `first_weights` gives every parameter, so that a run can build the policy on the meta device."""
     config: Any
     """A `PolicyConfig` with the settings of this type."""
     normalizer: Normalizer
@@ -106,6 +109,21 @@ class Policy(nn.Module):
     def float32_modules(self) -> list[nn.Module]:
         """Modules that compute in float32 from float32 weights whatever `config.compute` is."""
         return []
+
+    def first_weights(self, seed: int) -> ReadRows:
+        """Rows of the weights of a fresh run, by the names of `named_parameters`; needed with `fills_weights`.
+
+        Args:
+            seed: of the weights that are drawn.
+
+        Raises:
+            ValueError: a file of weights is damaged or not one of this network. OSError: it cannot be read.
+        """
+        raise NotImplementedError
+
+    def largest_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Preprocess a batch with instructions as long as the policy takes, for `understudy plan`."""
+        return self.preprocess({**batch, TASK: ["pick up " * 512] * len(batch[TASK])})
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy a state dict into the policy; names of earlier releases are accepted.

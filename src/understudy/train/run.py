@@ -133,7 +133,7 @@ def evaluate_checkpoint(root: Path, which: int | str = "latest", *, per_dim: boo
             validation = read_validation_data(config, data)
         if validation is None:
             raise ConfigError(f"{root}: there are no validation episodes (data.val_fraction is 0)")
-        state = init_train_state(config, data, record["normalisation"], mesh)
+        state = init_train_state(config, data, record["normalisation"], mesh, resumed=True)
         with closing(Saver(run.checkpoints, keep_last=config.checkpoint.keep_last)) as saver:
             saved = _load(state, saver, source)
         return {"step": saved["step"], **state.evaluate(validation, per_dim=per_dim)}
@@ -266,7 +266,7 @@ def _run(
         saved = checkpoint.read_state(latest) if latest is not None else None
         order = current_order(record, saved, then, config, data, where=run.order)
         weights = load_initial_weights(config, data, record) if latest is None else None
-    state = init_train_state(config, data, record["normalisation"], mesh, weights)
+    state = init_train_state(config, data, record["normalisation"], mesh, weights, latest is not None)
     if mesh.rank == 0:
         logger.info("\n".join([_precision_table(state), *startup_summary(config, data, order)]))
     best_by = config.checkpoint.keep_best if config.checkpoint.keep_best != "none" else None

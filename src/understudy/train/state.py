@@ -2,23 +2,23 @@
 
 `init_train_state` makes it in the one correct sequence: build in float32 -> freeze -> copy for the average -> store
 (which may keep the weights in bfloat16) -> activation checkpointing per block -> to the device -> compile per block ->
-shard -> optimizer.
+shard -> optimizer. A policy that can be filled (`Policy.fills_weights`) is built on the meta device and filled after
+sharding, so that no process ever holds all of its weights.
 """
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from understudy.bytesize import parse_bytes
 from understudy.config.limits import available_memory
 from understudy.config.train import TrainConfig
 from understudy.distributed.activation_checkpoint import apply_activation_checkpointing
 from understudy.distributed.compile import compile_blocks
+from understudy.distributed.fill import OnMeta, ReadRows, RowsAsTensors, fill, materialise, to_device_or_meta
 from understudy.distributed.mesh import Mesh, fair_threads, num_micro_batches, reshard_weights, shard
 from understudy.errors import ConfigError
 from understudy.load.eval.validation_data import ValidationData
@@ -112,10 +112,10 @@ class TrainState:
 
         It changes no state, so that loader threads may call it.
         """
-        marked = drop_instructions(self._marked(batch), self.config.augment, self.config.seed)
+        marked = drop_instructions(self.marked(batch), self.config.augment, self.config.seed)
         return PreparedBatch(self.policy.preprocess(marked))
 
-    def _marked(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def marked(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Add norm head and task mode of each sample, int64 [B], where there is more than one."""
         marks: dict[str, Tensor] = {}
         if self.heads is not None:
@@ -169,32 +169,40 @@ def stored_names(tensors: Mapping[str, Tensor], stored: Collection[str], old: Ma
     return {name_of(name): tensor for name, tensor in tensors.items()}
 
 
-class _Weightless(TorchFunctionMode):
-    """Make tensors of a million elements or more on the meta device: a shape without memory."""
+def _check_memory(policy: Policy, mesh: Mesh) -> None:
+    """Raise ConfigError where the state of a run exceeds the memory of its machine or of its GPU.
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = dict(kwargs or {})
-        if func is torch.empty:
-            shape = named.get("size", args[0] if len(args) == 1 and not isinstance(args[0], int) else args)
-            if prod(shape) >= 1 << 20:
-                named["device"] = "meta"
-        return func(*args, **named)
-
-
-def _check_memory(network: Any, normalisation: Mapping[str, Any], mesh: Mesh) -> None:
-    """Raise ConfigError where the float32 weights alone, whole in each process, exceed the memory of the machine."""
-    try:
-        with torch.random.fork_rng(devices=[]), _Weightless():
-            policy = policy_type(network.type).build(network, normalisation)
-            count = sum(weight.numel() for weight in policy.parameters())
-    except (ValueError, RuntimeError):  # `init_train_state` reports the reason
-        return
-    needed, here = 4 * count * mesh.local_world_size, available_memory()
+    A policy that is built whole also needs its float32 weights once per process in the memory of the machine.
+    """
+    count = sum(weight.numel() for weight in policy.parameters())
+    held = 1 if not policy.fills_weights else 0 if mesh.device.type == "cuda" else 1 / mesh.shape[1]
+    needed, here = int(4 * count * held * mesh.local_world_size), available_memory()
     if needed > here:
         raise ConfigError(
             f"policy: {count:,} parameters take {needed / 1e9:,.0f} GB in {mesh.local_world_size} processes, and this "
             f"machine has {here / 1e9:,.0f} GB: choose a smaller network (policy.*)"
         )
+
+
+def build_on_meta(config: TrainConfig, network: Any, normalisation: Mapping[str, Any]) -> Policy:
+    """Build a policy whose large parameters are on the meta device; the global generator does not change.
+
+    Raises:
+        ConfigError: the policy cannot be built, or trained in the modes of the run.
+    """
+    with torch.random.fork_rng(devices=[]), OnMeta():
+        return _build(config, network, normalisation)
+
+
+def _build(config: TrainConfig, network: Any, normalisation: Mapping[str, Any]) -> Policy:
+    torch.manual_seed(make_key(config.seed, "first weights"))
+    try:
+        policy: Policy = policy_type(network.type).build(network, normalisation)
+    except ValueError as error:  # a normalisation that cannot be inverted, for example
+        raise ConfigError(f"no policy can be made for this data: {error}") from error
+    if lacking := [mode for mode, share in config.mode_weights().items() if share and mode not in policy.modes]:
+        raise ConfigError(f"mode: {lacking[0]}: this policy can be trained in {', '.join(policy.modes)}")
+    return policy
 
 
 def init_train_state(
@@ -203,6 +211,7 @@ def init_train_state(
     normalisation: Mapping[str, Any],
     mesh: Mesh,
     weights: Mapping[str, Tensor] | None = None,
+    resumed: bool = False,
 ) -> TrainState:
     """Make the state at step 0, a function of settings and dataset; the global generator does not change.
 
@@ -212,33 +221,68 @@ def init_train_state(
         normalisation: of the policy.
         mesh: the processes.
         weights: state dict to start from, float32; None: fresh weights.
+        resumed: whether a checkpoint is loaded next, so that no first weights are needed.
 
     Raises:
         ConfigError: settings that the policy, the mesh or the machine cannot serve.
     """
     network = data.policy_config(config)
-    _check_memory(network, normalisation, mesh)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(make_key(config.seed, "first weights"))
+    try:
+        policy: Policy | None = build_on_meta(config, network, normalisation)
+    except RuntimeError:  # its constructor computes with values
+        policy = None
+    if policy is not None:
+        _check_memory(policy, mesh)
+    heads = torch.from_numpy(data.head_of_source) if len(data.heads) > 1 else None
+    if weights is None and policy is not None and policy.fills_weights:
         try:
-            policy: Policy = policy_type(network.type).build(network, normalisation)
-        except ValueError as error:  # a normalisation that cannot be inverted, for example
-            raise ConfigError(f"no policy can be made for this data: {error}") from error
-    if lacking := [mode for mode, share in config.mode_weights().items() if share and mode not in policy.modes]:
-        raise ConfigError(f"mode: {lacking[0]}: this policy can be trained in {', '.join(policy.modes)}")
+            read = _no_weights(policy) if resumed else policy.first_weights(config.seed)
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"policy.weights: {error}") from error
+        return assemble(config, policy, mesh, heads, read)
+    with torch.random.fork_rng(devices=[]):
+        policy = _build(config, network, normalisation)
     if weights is not None:
         policy.load_weights(weights)
+    return assemble(config, policy, mesh, heads)
+
+
+def assemble(
+    config: TrainConfig, policy: Policy, mesh: Mesh, heads: Tensor | None = None, read: ReadRows | None = None
+) -> TrainState:
+    """Apply the techniques of a run to a float32 policy, in the one correct sequence.
+
+    Args:
+        config: settings of the run.
+        policy: with its weights; with `read` its parameters may be on the meta device.
+        mesh: the processes.
+        heads: see `TrainState`.
+        read: rows of the weights by name, of which each rank reads its own; None: the policy has its weights.
+    """
+    given = [name for name, _ in policy.named_parameters()]
     terms = loss_weights(policy.loss_terms, config.optim)
     freeze(policy, config.optim, policy.config.OLD_MODULES)
     average = make_average(policy) if config.optim.ema.decay else None
-    masters = precision.store(policy, config)
+    masters: Mapping[str, Tensor] = precision.store(policy, config)
     apply_activation_checkpointing(policy.blocks(), config.activation_checkpoint)  # the average is never trained
     for module in (policy, average):
         if module is not None:
-            module.to(mesh.device)
+            to_device_or_meta(module, mesh.device)
             if config.compile:
                 compile_blocks(module.blocks(), mesh.device)
             shard(module, mesh, config, module.blocks(), module.float32_modules(), module.forward_methods)
+    if read is not None:
+        for module in (policy, average):
+            if module is not None:
+                materialise(module, mesh.device)
+                own = dict(module.named_parameters())
+                fill({name: own[name] for name in given}.items(), read)
+        masters = RowsAsTensors(read, {name: master.shape for name, master in masters.items()})
     optimizer = precision.make_optimizer(policy, config, masters)
-    heads = torch.from_numpy(data.head_of_source) if len(data.heads) > 1 else None
     return TrainState(config, mesh, policy, optimizer, average, terms, heads)
+
+
+def _no_weights(policy: Policy) -> ReadRows:
+    """Rows of zeros, in place of weights that a checkpoint has."""
+    shapes = {name: parameter.shape for name, parameter in policy.named_parameters()}
+    return lambda name, start, stop: torch.zeros(stop - start, *shapes[name][1:])

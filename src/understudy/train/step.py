@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from understudy.batch_keys import ACTION, TASK
-from understudy.distributed.mesh import Mesh, grad_sum_dtype, sync_gradients
+from understudy.distributed.mesh import Mesh, sync_gradients
 from understudy.distributed.unused_parameters import check_unused_parameters, record_leaves
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.state import clip_factor, local
@@ -181,7 +181,7 @@ class Float64GradAccumulator:
     """
 
     def __init__(self, optimizer: Float32AdamW, mesh: Mesh, parts: int) -> None:
-        self._dtype = grad_sum_dtype(mesh.device)
+        self._dtype = mesh.grad_sum_dtype
         needed = parts > 1 and mesh.world_size == 1
         self._parameters = [
             p for p in trainable_params(optimizer) if needed and p.dtype == torch.float32 != self._dtype

@@ -19,7 +19,6 @@ from understudy.order.random.keys import make_key
 from understudy.policies.pi05.released import Match, Shapes, match
 from understudy.policies.weight_files import WeightFiles
 
-EMBEDDING_DEVIATION = 0.01
 ZEROS = (
     ".bias",
     ".dense.weight",
@@ -76,5 +75,4 @@ def fresh_weight(name: str, shape: Sequence[int], seed: int) -> Tensor:
     if name.endswith(ONES):
         return torch.ones(*shape)
     generator = torch.Generator().manual_seed(make_key(seed, f"weights {name}"))
-    deviation = EMBEDDING_DEVIATION if name == "embedding.weight" else prod(shape[1:]) ** -0.5
-    return torch.randn(*shape, generator=generator) * deviation
+    return torch.randn(*shape, generator=generator) * prod(shape[1:]) ** -0.5

@@ -1,0 +1,70 @@
+"""A policy that is built on the meta device, sharded and filled starts equal to one that is built whole."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from support import policies
+from support.checkpoint_ranks import digest
+from support.ranks import in_ranks
+from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ParallelConfig, TrainConfig
+from understudy.distributed import fill
+from understudy.distributed.mesh import join_mesh
+from understudy.policies.flow.model import FlowPolicy
+from understudy.train.state import TrainState, init_train_state
+
+WHOLE = policies.policy(seed=5)
+DATA: Any = SimpleNamespace(
+    policy_config=lambda _: policies.config(), heads=("",), head_of_source=np.zeros(1, np.int64)
+)
+
+
+def rows(self: FlowPolicy, seed: int) -> Any:
+    """The weights of `WHOLE`."""
+    assert sum(parameter.is_meta for parameter in self.parameters()) > 10
+    return lambda name, start, stop: dict(WHOLE.named_parameters())[name][start:stop].detach()
+
+
+def start(precision: str, shards: int, deferred: bool, resumed: bool = False) -> tuple[str, float, str]:
+    """Digests of the state of a run before and after a step, and its loss."""
+    FlowPolicy.fills_weights, FlowPolicy.first_weights, fill.LARGE = deferred, rows, 8  # type: ignore[method-assign]
+    config = TrainConfig(
+        data=DataConfig(root="d"),
+        device="cpu",
+        batch_size=4,
+        micro_batch_size=1,
+        precision=precision,  # type: ignore[arg-type]
+        parallel=ParallelConfig(dp_shard=shards),
+        optim=OptimConfig(ema=EmaConfig(decay=0.5), freeze=("vision.*",)),
+    )
+    with join_mesh(config) as mesh:
+        given = None if deferred else WHOLE.state_dict()
+        state = init_train_state(config, DATA, policies.NORMALISATION, mesh, given, resumed)
+        assert not any(parameter.is_meta for parameter in state.policy.parameters())
+        before = digest(state.tensors())
+        loss = step(state) if not resumed else 0.0
+        return before, loss, digest(state.tensors())
+
+
+def step(state: TrainState) -> float:
+    count = 4 // state.mesh.world_size
+    own = slice(state.mesh.rank * count, (state.mesh.rank + 1) * count)
+    batch = {**policies.batch(4), "position": torch.arange(4), "source": torch.zeros(4, dtype=torch.int64)}
+    return float(state.train_step({key: value[own] for key, value in batch.items()}).loss)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-split"])
+def test_deferred_state_equals_a_whole_one(precision: str) -> None:
+    (whole,) = in_ranks(1, start, precision, 1, False)
+    assert in_ranks(1, start, precision, 1, True) == [whole]
+    (empty,) = in_ranks(1, start, precision, 1, True, True)
+    assert empty[0] != whole[0], "a resumed run waits for its checkpoint"
+
+
+@pytest.mark.parametrize(("world", "shards"), [(2, 2), (2, 1)])
+def test_deferred_state_is_the_same_on_every_mesh(world: int, shards: int) -> None:
+    (whole,) = in_ranks(1, start, "fp32", 1, False)
+    assert in_ranks(world, start, "fp32", shards, True) == [whole] * world
