@@ -4,12 +4,14 @@ import difflib
 import inspect
 import io
 import re
-from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
+from understudy.config import help
 from understudy.config.renamed import current_flags
 from understudy.config.schema import SUFFIXES, complete, load, plain, validate
 from understudy.errors import ConfigError
@@ -18,8 +20,46 @@ from understudy.extras import optional_imports
 with optional_imports():
     import tyro
 
-LAUNCH = "--launch N starts N processes on this host, as `torchrun --nproc-per-node N -m understudy …` would."
+GENERAL = [
+    ("-h, --help", "Show this help."),
+    ("--print-config", "Print the complete settings as YAML, and do nothing else."),
+    ("--debug", "Show the traceback of an error."),
+]
+"""Flags of every command."""
+LAUNCH = ("--launch N", "Start N processes on this host, as `torchrun --nproc-per-node N -m understudy ...` would.")
+POSITIONAL = {
+    "[FILE]": "Settings file in YAML, TOML or JSON; flags take precedence. The default is no file.",
+    "RUN": "Run directory: the --output-dir of its `train`.",
+}
+"""Meaning of a positional argument that is no setting."""
+MOST_USED = (
+    "data.root",
+    "output_dir",
+    "steps",
+    "batch_size",
+    "micro_batch_size",
+    "optim.lr",
+    "data.chunk_size",
+    "data.cameras",
+    "data.val_fraction",
+    "policy.image_size",
+    "init_from",
+    "device",
+    "precision",
+    "loader.num_threads",
+    "loader.memory",
+    "checkpoint.every",
+    "val.every",
+    "rollout.every",
+    "log.trackers",
+)
+"""Settings of a run that its help repeats at the end, with the first sentence of each."""
 EXAMPLES = {
+    "demo": ("understudy demo", "understudy demo --output-dir runs/short --episodes 50 --steps 500"),
+    "record": (
+        "understudy record --output-dir data/table --episodes 200",
+        "understudy record --output-dir data/push --env metaworld --tasks push-v3 --image-size 128",
+    ),
     "train": (
         "understudy train --data.root data/table --output-dir runs/table",
         "understudy train settings.yaml --steps 5000 --optim.lr 3e-4",
@@ -27,6 +67,40 @@ EXAMPLES = {
         "understudy train settings.yaml --print-config > whole.yaml",
     ),
     "resume": ("understudy resume runs/table", "understudy resume runs/table --steps 10000"),
+    "validate": (
+        "understudy validate runs/table",
+        "understudy validate runs/table --checkpoint best --per-dim --launch 2",
+    ),
+    "profile": (
+        "understudy profile --data.root data/table",
+        "understudy profile settings.yaml --batch-size 128 --profile.steps 50 --json",
+    ),
+    "rollout": (
+        "understudy rollout runs/table --episodes 30",
+        "understudy rollout runs/mt10 --env metaworld --tasks push-v3 door-open-v3 --action-steps 8",
+    ),
+    "export": (
+        "understudy export runs/table",
+        "understudy export runs/table --checkpoint best --dtype bf16 --output-dir policies/table",
+    ),
+    "report": ("understudy report runs/table",),
+    "inspect": (
+        "understudy inspect data/table",
+        "understudy inspect hf://datasets/OWNER/NAME --limit 50 --page table.html",
+        "understudy inspect data/table --keep-ranges keep.json --chunk-size 16",
+    ),
+    "ranges": (
+        "understudy ranges data/table --output keep.json",
+        "understudy ranges data/droid --output keep.json --preset droid",
+    ),
+    "bench": (
+        "understudy bench data/table",
+        "understudy bench data/table --batch-size 64 --num-threads 4 --memory 4GB",
+    ),
+    "order explain": (
+        "understudy order explain",
+        "understudy order explain data/one data/two --weights 2 1 --batch-size 256 --figure order.png",
+    ),
 }
 FOREIGN = {
     "dataset.repo-id": "--data.root hf://datasets/OWNER/NAME",
@@ -111,9 +185,9 @@ def settings(
         program += f" {argument}"
     default = with_policy_type(cls, arguments, default)
     if helped:
-        examples = "".join(f"\n  {example}" for example in EXAMPLES.get(name, ()))
-        parts = [about, LAUNCH if launchable else "", f"Examples:{examples}" if examples else ""]
-        _help(cls, arguments, default, program, "\n\n".join(part for part in parts if part))
+        general = [*GENERAL, LAUNCH] if launchable else GENERAL
+        _print(_help(cls, default, program, argument, about, general, EXAMPLES.get(name, ())))
+        raise SystemExit(0)
     return complete(validate(cls, plain(_parsed(cls, arguments, default, program))))
 
 
@@ -140,14 +214,37 @@ def with_policy_type(cls: type, arguments: list[str], default: Any) -> Any:
     return default if isinstance(default.policy, chosen) else replace(default, policy=chosen())
 
 
-def _help(cls: type, arguments: list[str], default: Any, program: str, about: str) -> None:
-    """Print the help of a command, and of the lists that only a settings file can set; never returns."""
-    try:
-        tyro.cli(cls, args=arguments, default=default, prog=program, description=about)
-    finally:
-        for path, item in _lists(cls):
-            print(f"\nIn a settings file, each item of `{path}` may have:\n")
-            print(_boxes(item))
+def _help(
+    cls: type,
+    default: Any,
+    program: str,
+    argument: str,
+    about: str,
+    general: Sequence[tuple[str, str]],
+    examples: Sequence[str],
+) -> str:
+    """Return the help of a command: argument, settings in groups, those of lists in a file, examples last."""
+    found = list(help.groups(cls, default))
+    rows = {own.path: (own.flag(), own.meaning()) for group in found for own in group.settings}
+    own_text = next((own.meaning() for own in found[0].settings if own.positional), "")
+    parts = [f"usage: {program} [--setting VALUE ...]", help.wrap(about)]
+    if argument:
+        parts.append("argument:\n" + help.format_rows([(argument, own_text or POSITIONAL[argument])]))
+    parts.append(help.format_groups(found))
+    for path, item in _lists(cls):
+        parts.append(f"In a settings file, each item of `{path}` may have:\n{help.format_items(item)}")
+    parts.append("every command:\n" + help.format_rows(general))
+    if len(rows) > 2 * len(MOST_USED):
+        first = [(rows[path][0], help.first_sentence(rows[path][1])) for path in MOST_USED if path in rows]
+        parts.append("most used:\n" + help.format_rows(first))
+    parts.append("examples:\n" + "\n".join(f"  {example}" for example in examples))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _print(text: str) -> None:
+    """Print a text on a terminal of any encoding."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding))
 
 
 def _lists(cls: type, prefix: str = "") -> Iterator[tuple[str, type]]:
@@ -155,24 +252,11 @@ def _lists(cls: type, prefix: str = "") -> Iterator[tuple[str, type]]:
     hints = get_type_hints(cls)
     for own in fields(cls):
         kind = hints[own.name]
-        item = next((one for one in getattr(kind, "__args__", ()) if isinstance(one, type) and is_dataclass(one)), None)
+        item = help.item_class(own.name, cls)
         if item is not None:
             yield f"{prefix}{own.name}", item
         elif isinstance(kind, type) and is_dataclass(kind):
             yield from _lists(kind, f"{prefix}{own.name}.")
-
-
-def _boxes(cls: type) -> str:
-    """Render the fields of a dataclass as tyro shows them, with names as in a file."""
-    output = io.StringIO()
-    try:
-        with redirect_stdout(output):
-            tyro.cli(cls, args=["--help"], prog="", description="", use_underscores=True)
-    except SystemExit:
-        pass
-    lines = output.getvalue().splitlines()
-    start = next((i for i, line in enumerate(lines) if "show this help message" in line), -1) + 1
-    return "\n".join(re.sub(r"^([\s│]*)--", r"\1", line).rstrip() for line in lines[start:]).rstrip()
 
 
 def _parsed(cls: type, arguments: list[str], default: Any, program: str) -> Any:

@@ -27,7 +27,7 @@ MARK = ".understudy-demo"
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """Demonstration on the embedded tabletop: "pick up the {colour} block"."""
+    """Record, train, kill, resume, validate and roll out on a simulated table, in about five minutes."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {"out": "output_dir"}
 

@@ -24,7 +24,7 @@ FIXED = ("env", "tasks", "seed", "noise", "image_size", "cameras", "codec")  # s
 
 @dataclass(frozen=True)
 class RecordConfig:
-    """Record demonstrations. The same settings give the same dataset."""
+    """Record a scripted expert as a LeRobot dataset. The same settings give the same dataset."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {"out": "output_dir", "size": "image_size", "world": "env"}
 

@@ -14,6 +14,11 @@ from understudy.errors import ConfigError
 
 Path = tuple[str | int, ...]
 
+
+class OldNameWarning(FutureWarning):
+    """A setting or flag is given by its old name. A FutureWarning: Python hides DeprecationWarning outside __main__."""
+
+
 TRAIN = {
     "out": "output_dir",
     "batch": "batch_size",
@@ -71,7 +76,7 @@ def current_names(cls: type, content: Mapping[str, Any], where: object = None, w
         cls: the settings class; without `RENAMED` nothing is replaced.
         content: settings as read from a file; not changed.
         where: the file, for messages.
-        warn: whether to warn about old names; one FutureWarning names all of them.
+        warn: whether to warn about old names; one OldNameWarning names all of them.
 
     Raises:
         ConfigError: a setting is given under both names, or a removed setting has another value than its last default.
@@ -126,8 +131,7 @@ def current_flags(cls: type, arguments: list[str]) -> list[str]:
 
 
 def _warn(text: str) -> None:
-    # A FutureWarning, since Python hides DeprecationWarning outside of __main__.
-    warnings.warn(f"{text}; old names go with version 0.3", FutureWarning, stacklevel=4)
+    warnings.warn(f"{text}; old names go with version 0.3", OldNameWarning, stacklevel=4)
 
 
 def _paths(content: Any, path: Path, done: Path = ()) -> Iterator[Path]:

@@ -41,7 +41,7 @@ class Play:
 
 @dataclass(frozen=True)
 class RolloutConfig(Play):
-    """A closed-loop evaluation of a run's policy."""
+    """Evaluate a run's policy in closed loop: success per task in a simulated environment."""
 
     run: Positional[str] = ""
     """Run directory; its policy/ is evaluated."""

@@ -207,8 +207,8 @@ class TrainConfig:
         Literal["fp32", "bf16", "bf16-split"],
         OnResume(f"the checkpoint's float32 values are loaded bit for bit; {ROUNDING.consequence}"),
     ] = "fp32"
-    """fp32: all arithmetic in float32. bf16: the network computes in bfloat16 from float32 weights. bf16-split: the
-    weights are stored in bfloat16, with their missing 16 bits beside them. Moments and checkpoints are float32."""
+    """Arithmetic of the network: `fp32`, `bf16` from float32 weights, or `bf16-split` from bfloat16 weights with their
+    missing 16 bits beside them. Moments and checkpoints are float32."""
     parallel: Annotated[ParallelConfig, ROUNDING] = field(default_factory=ParallelConfig)
     compile: Annotated[bool, ROUNDING] = False
     """Compile each block of the network (`torch.compile`): slower to start, then faster, on GPUs."""

@@ -1,0 +1,194 @@
+"""Help text of a settings class: each setting with its flag, meaning and default, in groups.
+
+The meaning of a setting is the docstring below its field, read from the source. tyro, which parses the flags, is not
+imported: help is printed at once.
+"""
+
+import ast
+import inspect
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from itertools import pairwise
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from understudy.config.declare import Positional
+
+COLUMN = 30
+"""Column at which the meanings begin; a longer flag has a line of its own."""
+VALUES = {int: "INT", float: "FLOAT", str: "TEXT"}
+"""Placeholder of a value by its type."""
+_MARKERS = get_args(Positional[str])[1:]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a class.
+
+    Attributes:
+        path: Dotted path.
+        kind: Type of its values.
+        text: Meaning, as one line.
+        default: Default value.
+        positional: Whether it is an argument without a flag.
+    """
+
+    path: str
+    kind: Any
+    text: str
+    default: Any
+    positional: bool = False
+
+    def flag(self) -> str:
+        """Return the flag with a placeholder of its value: `--optim.lr FLOAT`."""
+        path = self.path.replace("_", "-")
+        group, dot, name = path.rpartition(".")
+        return f"--{path}, --{group}{dot}no-{name}" if self.kind is bool else f"--{path} {placeholder(self.kind)}"
+
+    def meaning(self) -> str:
+        """Return the meaning with the default, unless the text or an empty value already gives it."""
+        if self.default in (None, "", (), {}):
+            known = "default" in self.text or "equired" in self.text or self.positional
+            return self.text if known else f"{self.text} (default: none)".strip()
+        return f"{self.text} (default: {_shown(self.default)})".strip()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Settings of one dataclass, without those of the dataclasses inside it."""
+
+    name: str
+    """Dotted path; empty for the outermost class."""
+    text: str
+    settings: list[Setting]
+
+
+def groups(cls: type, default: Any = None, name: str = "") -> Iterator[Group]:
+    """Yield the groups of a settings class, the outermost first.
+
+    Args:
+        cls: The settings class.
+        default: An instance with the defaults to show; None for those of the class.
+        name: Dotted path of the class.
+    """
+    hints, texts = get_type_hints(cls, include_extras=True), _texts(cls)
+    plain, inner = [], []
+    prefix = f"{name}." if name else ""
+    for own in fields(cls):
+        value = _default_of(own) if default is None else getattr(default, own.name)
+        if is_dataclass(value):
+            inner.append((type(value), value, f"{prefix}{own.name}"))
+        elif item_class(own.name, cls) is None:
+            markers = getattr(hints[own.name], "__metadata__", ())
+            positional = any(marker in _MARKERS for marker in markers)
+            text = texts.get(own.name, "")
+            plain.append(Setting(f"{prefix}{own.name}", get_type_hints(cls)[own.name], text, value, positional))
+    yield Group(name, " ".join(inspect.cleandoc(cls.__doc__ or "").split()), plain)
+    for kind, value, path in inner:
+        yield from groups(kind, value, path)
+
+
+def item_class(name: str, cls: type) -> type | None:
+    """Return the class of the items of a list of dataclasses, which flags cannot set; None for other fields."""
+    for one in get_args(get_type_hints(cls)[name]):
+        if isinstance(one, type) and is_dataclass(one):
+            return one
+    return None
+
+
+def format_groups(found: Sequence[Group]) -> str:
+    """Format groups of flags for a terminal, one paragraph each."""
+    parts = []
+    for group in found:
+        rows = [(own.flag(), own.meaning()) for own in group.settings if not own.positional]
+        if rows:
+            head = [wrap(f"{group.name}: {group.text}" if group.text else group.name)] if group.name else ["settings:"]
+            parts.append("\n".join([*head, format_rows(rows)]))
+    return "\n\n".join(parts)
+
+
+def format_items(cls: type) -> str:
+    """Format the settings of a class with names as in a file."""
+    rows = [(f"{own.path} {placeholder(own.kind)}".strip(), own.meaning()) for own in next(groups(cls)).settings]
+    return format_rows(rows)
+
+
+def format_rows(rows: Sequence[tuple[str, str]]) -> str:
+    """Format names and meanings in two columns."""
+    lines = []
+    for name, text in rows:
+        wrapped = textwrap.wrap(text, max(30, _width() - COLUMN), break_on_hyphens=False) or [""]
+        first = f"  {name}"
+        if len(first) > COLUMN - 2:
+            lines.append(first)
+            first = ""
+        lines.append(f"{first:<{COLUMN}}{wrapped[0]}".rstrip())
+        lines += [" " * COLUMN + line for line in wrapped[1:]]
+    return "\n".join(lines)
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a meaning, with the default behind it."""
+    sentence, stop, rest = text.partition(". ")
+    default = re.search(r"\(default: [^()]*\)$", rest)
+    return f"{sentence}{stop.strip()} {default[0] if default else ''}".strip()
+
+
+def placeholder(kind: Any) -> str:
+    """Return the placeholder of a value: `INT`, `{cpu,cuda}`, `TEXT ...`."""
+    origin, inside = get_origin(kind), get_args(kind)
+    if kind is bool:
+        return "{true,false}"
+    if origin is Literal:
+        choices = [str(one) for one in inside if one not in ("", None)]
+        return "{" + ",".join(choices) + "}" if len(choices) > 1 else choices[0]
+    if origin is tuple:
+        kinds = [placeholder(one) for one in inside if one is not Ellipsis]
+        return " ".join(kinds) + (" ..." if Ellipsis in inside else "")
+    if origin is dict:
+        return " ".join(placeholder(one) for one in inside).replace("TEXT", "NAME", 1) + " ..."
+    if inside:  # a union
+        return "|".join(placeholder(one) for one in inside if one is not NoneType)
+    return VALUES.get(kind, "VALUE")
+
+
+def _default_of(own: "Field[Any]") -> Any:
+    if own.default is not MISSING:
+        return own.default
+    return own.default_factory() if own.default_factory is not MISSING else None
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, dict):
+        return " ".join(f"{key} {one}" for key, one in value.items())
+    return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def _texts(cls: type) -> dict[str, str]:
+    """Docstrings of the fields of a class, each as one line; those of a class override its bases'."""
+    texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        try:
+            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
+        except (OSError, TypeError, SyntaxError):  # a class without source
+            continue
+        for own, following in pairwise(body):
+            if isinstance(own, ast.AnnAssign) and isinstance(own.target, ast.Name) and isinstance(following, ast.Expr):
+                text = getattr(following.value, "value", None)
+                texts |= {own.target.id: " ".join(text.split())} if isinstance(text, str) else {}
+    return texts
+
+
+def wrap(text: str) -> str:
+    """Break the lines of each paragraph at the width of the terminal."""
+    parts = text.strip().split("\n\n")
+    return "\n\n".join("\n".join(textwrap.wrap(part, _width(), break_on_hyphens=False)) for part in parts)
+
+
+def _width() -> int:
+    return max(60, min(120, shutil.get_terminal_size().columns))
