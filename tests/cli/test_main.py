@@ -10,9 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from support.runs import series, tiny_config, tiny_dataset
 from understudy.cli import main
+from understudy.config.help import groups
 from understudy.config.schema import dump_yaml, load
 from understudy.config.train import TrainConfig
 from understudy.train.checkpoint.run_dir import RunDir
@@ -311,6 +313,76 @@ def test_internal_error_keeps_its_traceback(
     monkeypatch.setattr(main, "resolve", lambda where: work if where.endswith(":inspect") else real(where))
     assert run("inspect", "x") == main.FAILED
     assert "ZeroDivisionError: ours" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "settings"),
+    [
+        ("profile", ("--micro-batch-size", "--activation-checkpoint", "--precision")),
+        ("rollout", ("--num-envs",)),
+        ("inspect", ()),
+    ],
+)
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 1 GiB.\nx"
+        ),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: not enough memory: you tried to ..."),
+    ],
+)
+def test_full_device_is_one_line_with_settings(
+    error: Exception,
+    command: str,
+    settings: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def work(_: object) -> None:
+        raise error
+
+    real, run_of = main.resolve, main.COMMANDS[command].run
+    monkeypatch.setattr(main, "resolve", lambda where: work if where == run_of else real(where))
+    arguments = ["--data.root", "d"] if command == "profile" else ["x"]
+    assert run(command, *arguments) == main.FAILED
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1
+    assert all(setting in output for setting in settings)
+    for setting in settings:
+        assert setting in {
+            own.flag().split()[0] for group in groups(real(main.COMMANDS[command].settings)) for own in group.settings
+        }
+
+
+def test_train_without_memory_leaves_a_folder_for_another_try(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(dump_yaml(tiny_config(data, tmp_path / "r")))
+
+    def full(*_: object, **__: object) -> None:
+        (tmp_path / "r/rollouts/due").mkdir(parents=True)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("understudy.train.run.run_steps", full)
+        assert run("train", file, "--steps", 1) == main.FAILED
+    assert "--micro-batch-size" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "r").iterdir() if path.name != ".lock"] == []
+    assert run("train", file, "--steps", 1, "--val.every", 0, "--log.no-report") == 0
+
+
+def test_launch_warns_of_old_flags_once(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "understudy", "train", "--data.root", "nowhere", "--out", "r", "--launch", "2"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == main.WRONG_INPUT
+    assert (done.stdout + done.stderr).count("--out is now --output-dir") == 1
 
 
 @pytest.mark.parametrize(

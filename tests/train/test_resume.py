@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from support.ranks import in_ranks
 from support.runs import same_run, series, tiny_config, tiny_dataset
 from understudy.config.data import SourceConfig
 from understudy.config.on_resume import Fixed, OnResume, marker
-from understudy.config.schema import differences, override, plain, read_file
+from understudy.config.schema import differences, load, override, plain, read_file
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
 from understudy.errors import ConfigError
 from understudy.train import run
@@ -331,8 +332,11 @@ def test_resume_reads_the_setting_names_of_the_last_release(
     for name in ("new", "old"):
         shutil.copytree(half, tmp_path / name)
     write_old_names(tmp_path / "old")
-    with pytest.warns(FutureWarning, match=r"config\.yaml: .*batch is now batch_size"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)  # the file is the run's own record
         settings = RunDir(tmp_path / "old").settings()
+    with pytest.warns(FutureWarning, match=r"config\.yaml: .*batch is now batch_size"):
+        load(TrainConfig, tmp_path / "old/config.yaml")  # a file that the user names
     assert settings == replace(RunDir(tmp_path / "new").settings(), output_dir=str(tmp_path / "old"))
     assert [run.resume(RunDir(tmp_path / "new").settings()), run.resume(settings)] == [run.DONE, run.DONE]
     assert "resume: batch" not in capsys.readouterr().err

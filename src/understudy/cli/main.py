@@ -33,7 +33,7 @@ class Command:
     run: str
     summary: str
     argument: str = ""
-    """Positional argument: [FILE] (settings in YAML, TOML or JSON, optional), RUN or PATH."""
+    """Positional argument: [FILE] (settings in YAML, TOML or JSON, optional), RUN, PATH or [PATH ...]."""
     launchable: bool = False
     """Whether several processes may run it together: `--launch N`, or torchrun."""
     extra: str = "train"
@@ -80,12 +80,23 @@ COMMANDS = {
         "cli.bench.bench:BenchConfig", "cli.bench.bench:bench", "loading speed of a dataset, beside its codec", "PATH"
     ),
     "order explain": Command(
-        "cli.order:ExplainConfig", "cli.order:explain", "the order of samples, and how well it mixes"
+        "cli.order:ExplainConfig", "cli.order:explain", "the order of samples, and how well it mixes", "[PATH ...]"
     ),
 }
 
 LOADING = ("demo", "train", "resume", "validate", "profile", "bench")
 """Commands that load images in a process of their own; for them freed memory is kept (see `malloc.py`)."""
+
+
+LESS_MEMORY = {
+    **dict.fromkeys(
+        ("train", "resume", "profile"),
+        "reduce it with --micro-batch-size N (fewer samples at a time, the same batch), --activation-checkpoint full "
+        "(recompute activations) or --precision bf16",
+    ),
+    "rollout": "reduce it with --num-envs N (fewer environments at a time)",
+}
+"""Command -> settings that reduce its memory on the device."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -127,8 +138,10 @@ def _one_line(
 ) -> str:
     """Format a warning without its place in our code, which only --debug shows."""
     from understudy.addresses import redact
+    from understudy.config.renamed import OldNameWarning
 
-    return redact(f"{'note' if category is UserWarning else category.__name__}: {message}\n")
+    note = category is UserWarning or issubclass(category, OldNameWarning)
+    return redact(f"{'note' if note else category.__name__}: {message}\n")
 
 
 def overview() -> str:
@@ -162,6 +175,7 @@ def _unknown(word: str) -> str:
 def _run(name: str, arguments: list[str], debug: bool) -> int:
     """Parse and run a command. Errors that the user can correct become one line; ours keep their traceback."""
     from understudy.addresses import redact
+    from understudy.config.renamed import OldNameWarning
     from understudy.errors import ConfigError, DatasetError
     from understudy.extras import describe_missing, require
 
@@ -174,7 +188,10 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
         count, arguments = split_launch(arguments) if command.launchable else (None, arguments)
         print_only = "--print-config" in arguments
         arguments = [argument for argument in arguments if argument != "--print-config"]
-        settings = read_settings(name, arguments)  # checked once here, before every rank reads them too
+        with warnings.catch_warnings():
+            if count is not None or os.environ.get("RANK", "0") != "0":  # rank 0 warns of old names
+                warnings.simplefilter("ignore", OldNameWarning)
+            settings = read_settings(name, arguments)  # checked once here, before every rank reads them too
         if print_only:
             print(resolve("config.schema:dump_yaml")(settings), end="")
             return 0
@@ -192,19 +209,34 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
         if debug:
             print(redact(traceback.format_exc()), end="", file=sys.stderr)
         message = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or "not enough memory"
-        rank = os.environ.get("RANK", "0")
-        print(f"understudy {name}{f', rank {rank}' if rank != '0' else ''}: {redact(message)}", file=sys.stderr)
+        print(f"understudy {name}{_rank()}: {redact(message)}", file=sys.stderr)
         if isinstance(error, KeyboardInterrupt):
             return INTERRUPTED
         return FAILED if isinstance(error, OSError | MemoryError) else WRONG_INPUT
     except Exception as error:
         missing = describe_missing(error) if isinstance(error, ImportError) else None
-        if missing is None or debug:
+        line = missing or _describe_out_of_memory(error, name)
+        if line is None or debug:
             print(redact(traceback.format_exc()), end="", file=sys.stderr)
-        if missing is None:
-            return FAILED
-        print(f"understudy {name}: {missing}", file=sys.stderr)
-        return WRONG_INPUT
+        if line is not None:
+            print(f"understudy {name}{_rank()}: {line}", file=sys.stderr)
+        return WRONG_INPUT if missing else FAILED
+
+
+def _rank() -> str:
+    """Name this process in a message, unless it is rank 0."""
+    rank = os.environ.get("RANK", "0")
+    return f", rank {rank}" if rank != "0" else ""
+
+
+def _describe_out_of_memory(error: Exception, name: str) -> str | None:
+    """Return the message for an error of torch's allocators, with settings that need less; None for other errors."""
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    if "OutOfMemoryError" not in kinds and not ("RuntimeError" in kinds and "not enough memory" in str(error)):
+        return None
+    reason = next(iter(str(error).strip().splitlines()), "out of memory").partition(" GPU 0 has ")[0]
+    advice = LESS_MEMORY.get(name, "use a device with more free memory")
+    return f"the device is out of memory; {advice} ({reason})"
 
 
 def read_settings(name: str, arguments: Sequence[str]) -> Any:

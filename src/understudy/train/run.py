@@ -70,7 +70,7 @@ def train(config: TrainConfig) -> int:
                 logger.warning("%s: to resume, give its credentials again: %s", address, CREDENTIALS_HINT)
         try:
             return _run(run, config, config, data, validation, mesh, stop)
-        except (ConfigError, DatasetError):
+        except (ConfigError, DatasetError, torch.OutOfMemoryError):
             if mesh.rank == 0 and checkpoint.find_latest(run.checkpoints) is None:
                 run.withdraw()  # otherwise the corrected command would find a run in its folder
             raise

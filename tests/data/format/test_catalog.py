@@ -404,10 +404,11 @@ def test_catalog_no_dataset(tmp_path: Path) -> None:
 def test_catalog_open_prefers_a_folder_to_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "someone/table").mkdir(parents=True)
-    for root in ("someone/table", "a/b/c", "/someone/nowhere", "nowhere", Path("me/table")):
+    for root in ("someone/table", "someone/tabel", "./a/b", "a/b/c", "/someone/nowhere", "nowhere", Path("me/table")):
         with pytest.raises(DatasetError) as caught:
             Catalog.open(root)
         assert caught.value.where == str(tmp_path / root)
+        assert ("hf://datasets/someone/ta" in caught.value.fix) == str(root).startswith("someone/ta")
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ class Catalog:
 
         Args:
             root: a path, a fsspec URL (`https://`, `s3://`, `hf://datasets/OWNER/NAME`, ...), or the hub id
-                OWNER/NAME where no such folder exists. An open catalog is returned as it is.
+                OWNER/NAME where neither the folder OWNER/NAME nor OWNER exists. An open catalog is returned as it is.
             remote: how to read a dataset on another machine (credentials, cache folder, deadlines).
             video_path, data_path: path templates to use instead of those in info.json, as in
                 "video/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4".
@@ -90,13 +90,16 @@ class Catalog:
         files = Files(address, remote)
         if files.is_local and not files.exists(INFO):
             missing = "there is no meta/info.json" if files.exists("") else "there is no such folder"
-            raise DatasetError(missing, where=files.root, fix="give the folder of a LeRobot dataset, which holds meta/")
+            fix = "give the folder of a LeRobot dataset, which holds meta/"
+            if isinstance(root, str) and _HUB_ID.fullmatch(root):
+                fix += f", or hf://datasets/{root} for a dataset on the hub"
+            raise DatasetError(missing, where=files.root, fix=fix)
         try:
             info = read_json(files, INFO)
         except DatasetError as error:
             if address is root:
                 raise
-            fix = f"{error.fix}; {root!r} is no local folder, so it is read as a hub id".removeprefix("; ")
+            fix = f"{error.fix}; there is no folder {root}, so it was read as a dataset on the hub".removeprefix("; ")
             raise type(error)(error.what, where=error.where, fix=fix) from error
         where = files.where(INFO)
         given = {"video_path": video_path, "data_path": data_path, "codebase_version": version}
@@ -286,10 +289,13 @@ class Catalog:
 
 
 def _hub_address(root: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """`hf://datasets/OWNER/NAME` for a hub id that is not a local path; the root itself otherwise."""
-    if isinstance(root, str) and _HUB_ID.fullmatch(root) and not os.path.lexists(root):
-        return f"hf://datasets/{root}"
-    return root
+    """`hf://datasets/OWNER/NAME` for a hub id that is not a local path; the root itself otherwise.
+
+    A path in a folder that exists is local: a typing error must not wait for the network.
+    """
+    if not isinstance(root, str) or not _HUB_ID.fullmatch(root) or os.path.lexists(root):
+        return root
+    return root if os.path.isdir(root.partition("/")[0]) else f"hf://datasets/{root}"
 
 
 def _version(info: Mapping[str, Any], where: str) -> str:

@@ -12,7 +12,9 @@ STOP            a file that stops the run like a signal (`distributed/signals.py
 """
 
 import json
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -123,7 +125,7 @@ class RunDir:
                 f"{self.root}: no run here (no config.yaml); `understudy train --output-dir {self.root}` starts one"
             )
         self.read_record()
-        stored = read_settings(read_file(self.config), self.config, warn=True)
+        stored = read_settings(read_file(self.config), self.config)
         return replace(stored, output_dir=str(self.root))
 
     def refuse_existing(self) -> None:
@@ -166,9 +168,15 @@ class RunDir:
         write_text(self.config, dump_yaml(config))
 
     def withdraw(self) -> None:
-        """Remove the files of `begin`: the settings cannot be used, and nothing has been saved."""
+        """Remove the files of `begin` and of the steps since: the run has no checkpoint to continue from.
+
+        `begin` has refused a folder with rollouts, so they are this run's.
+        """
         for path in (self.config, self.order, self.metrics):
             path.unlink(missing_ok=True)
+        shutil.rmtree(self.rollouts, ignore_errors=True)
+        with suppress(OSError):
+            self.checkpoints.rmdir()  # only if it is empty
 
     def lock(self) -> IO[str]:
         """Lock the run for this process. The lock is released when the process ends, in any way.
@@ -192,17 +200,18 @@ class RunDir:
         return lock
 
 
-def read_settings(content: Mapping[str, Any], where: object, warn: bool = False) -> TrainConfig:
+def read_settings(content: Mapping[str, Any], where: object) -> TrainConfig:
     """Return the settings that a run has stored, with the behaviour of the version that wrote them.
+
+    Names of an earlier release are read without a warning: a run wrote them, not its user.
 
     Args:
         content: the stored mapping, unchecked.
         where: its file, for messages.
-        warn: whether to warn about names of an earlier release.
     """
     if "val" not in content:
         content = {"val_frames": 0, **content}  # before there was such a setting, validations took all frames
-    return validate(TrainConfig, content, where=where, fresh=False, warn=warn)
+    return validate(TrainConfig, content, where=where, fresh=False, warn=False)
 
 
 def _malformed(record: Mapping[str, Any]) -> str:
