@@ -45,7 +45,7 @@ pytest:
 	$(PY) -m pytest -n 2
 
 pytest-fast:
-	$(PY) -m pytest -n 2 -m "not slow"
+	$(PY) -m pytest -n 2 -m "not slow" --durations=5 --durations-min=1
 
 # Packages of the extra `docs` go into .venv, too.
 docs: .venv/.installed-docs

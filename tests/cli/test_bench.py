@@ -168,13 +168,13 @@ def test_limit_decodes_the_frames_of_the_dataset(root: Path) -> None:
     for _ in range(2):
         limit.measure(0.1)
     assert all(counted[name] > first[name] > 0 for name in counted)  # each has its turn in every round
-    rounds = limit._rounds = {"a": [Round(9, 1, 1)] + 2 * [Round(2, 1, 1)], "b": 3 * [Round(4, 1, 2)]}
+    rounds = limit.rounds = {"a": [Round(9, 1, 1)] + 2 * [Round(2, 1, 1)], "b": 3 * [Round(4, 1, 2)]}
     found = limit.found()
     assert found is not None
     assert (found["by"], found["samples_per_s"]) == ("b", 4 / limit.cameras)  # one lucky round makes no limit
     assert found["cpu_ms_per_sample"] == 500 * limit.cameras
     one_camera = limits(Setting(str(root), cameras=(TOP,)).data(), 8)[1]
-    one_camera._rounds = rounds
+    one_camera.rounds = rounds
     halved = one_camera.found()
     assert halved is not None
     assert halved["samples_per_s"] == pytest.approx(2 * found["samples_per_s"])  # a sample of two cameras is two
@@ -184,8 +184,8 @@ def test_shuffled_writes_every_frame_later(root: Path, monkeypatch: pytest.Monke
     """The ring has the frames of sequential reading in order, delayed by the number held."""
     held, ring, fed = 40, np.zeros((24, 3, 64, 64), np.uint8), 0
     (stretch,) = bench_limit.stretches(Setting(str(root), cameras=(TOP,)).data(), 1)
-    context = bench_limit._context(stretch)
-    decoded = [frame for data in stretch.packets for frame in context.decode(bench_limit._packet(data))]
+    context = bench_limit.create_context(stretch)
+    decoded = [frame for data in stretch.packets for frame in context.decode(bench_limit.make_packet(data))]
     decoded += context.decode(None)
     assert len(decoded) == len(stretch.packets)
     plain = [rgb(frame).transpose(2, 0, 1) for frame in decoded]
@@ -204,18 +204,18 @@ def test_shuffled_writes_every_frame_later(root: Path, monkeypatch: pytest.Monke
         def flush_buffers(self) -> None:
             self.context.flush_buffers()
 
-    context_of = bench_limit._context
-    monkeypatch.setattr(bench_limit, "_context", lambda stretch: Counting())
+    context_of = bench_limit.create_context
+    monkeypatch.setattr(bench_limit, "create_context", lambda stretch: Counting())
     made = 0
     for pictures in bench_limit.shuffled(stretch, held, ring):
-        assert pictures == bench_limit._TOGETHER
+        assert pictures == bench_limit.FRAMES_TOGETHER
         for number in range(made, made + pictures):  # beyond the end of the stretch it starts over, as plain reading
             assert np.array_equal(ring[number % len(ring)], plain[number % len(plain)])
         made += pictures
         assert fed - made >= held
         if made > 2 * len(plain):
             break
-    assert fed - made < held + 2 * bench_limit._TOGETHER
+    assert fed - made < held + 2 * bench_limit.FRAMES_TOGETHER
 
 
 def test_limit_raises_an_error_of_the_decoder(root: Path) -> None:
@@ -268,7 +268,7 @@ def test_format_figures_marks_doubtful_ratios(root: Path) -> None:
 @pytest.mark.slow
 def test_others_measures_other_processes() -> None:
     """One busy process per core."""
-    if other_load._busy_seconds() is None:
+    if other_load.busy_seconds() is None:
         pytest.skip("this system does not count CPU time")
     others = other_load.Others()
     work = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(bench_measure.cores())]
@@ -322,14 +322,14 @@ def test_trial_peak_is_its_own(root: Path) -> None:
         del between
         trial.measure(0.05)
         assert 0 <= trial.peak_mb < 100
-        take = trial._take
+        take = trial.take
 
         def much() -> None:
             take()
             for_a_moment = np.ones(150 * megabyte, np.uint8)
             del for_a_moment
 
-        trial._take = much  # type: ignore[method-assign]
+        trial.take = much  # type: ignore[method-assign]
         trial.measure(0.05)
         assert 140 < trial.peak_mb < 260
     finally:

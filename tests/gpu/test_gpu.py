@@ -113,6 +113,7 @@ def test_float32_weights_step_to_the_bits_of_fused_adamw(device: str) -> None:
     assert torch.equal(mine.view(torch.int32), truth.view(torch.int32))
 
 
+@pytest.mark.slow
 def test_the_compiled_split_step_agrees_with_the_specification(device: str) -> None:
     """Equal to rounding: the two round in other places. Skipped steps change no bit, and one graph serves all sizes."""
     if problem := missing_compiler(torch.device(device)):

@@ -119,7 +119,7 @@ def test_cache_budget_holds_and_changes_no_byte(
             assert both[who].read(offset, size) == DATA[offset : offset + size]
             assert kept(cache) <= budget
         for one in both:
-            one._root.remote_files.close()
+            one.root.remote_files.close()
         assert kept(cache) <= budget
 
 
@@ -164,12 +164,12 @@ def test_entry_lists_its_folder_only_after_claims_of_others(
     sent = server.sent
     source.read(120_000, 15_000)
     assert server.sent == sent + 5_000
-    entry = other._root.remote_files.cache.entry(other._key)
+    entry = other.entry
     claims, _ = entry.claim(140_000, 5_000, 1 << 20)
-    mine = source._root.remote_files.cache.entry(source._key)
+    mine = source.entry
     for _ in range(2):  # another process is fetching it
         assert mine.claim(140_000, 5_000, 1 << 20) == ([], True)
-    assert source._root.remote_files.cache.budget.reserve(5_000)
+    assert source.root.remote_files.cache.budget.reserve(5_000)
     entry.store(claims[0], DATA[140_000:145_000])
     assert mine.claim(140_000, 5_000, 1 << 20) == ([], False)
 
@@ -249,8 +249,8 @@ def test_cache_ignores_foreign_files(server: RangeServer, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_claim_of_a_dead_process_is_free_and_of_an_idle_one_expires(server: RangeServer, tmp_path: Path) -> None:
     source, other = reader(server, tmp_path), reader(server, tmp_path)
-    change_retry_policy(source._root, RetryPolicy(deadline=1.0, stall=5.0, initial_backoff=0.001))
-    entry = other._root.remote_files.cache.entry(other._key)
+    change_retry_policy(source.root, RetryPolicy(deadline=1.0, stall=5.0, initial_backoff=0.001))
+    entry = other.entry
     claims, busy = entry.claim(100_000, 1_000, 1 << 20)
     assert (len(claims), busy) == (1, False)
     assert entry.claim(100_500, 1_000, 1 << 20)[1], "a part of it is being fetched"
@@ -265,7 +265,7 @@ def test_pinned_spans_are_not_evicted(server: RangeServer, tmp_path: Path) -> No
     budget = HEAD + 100_000
     source = reader(server, tmp_path, budget)
     source.prefetch(np.array([[100_000, 30_000], [150_000, 30_000]]))
-    until(lambda: kept(tmp_path) == HEAD + 60_000 and len(source._root.remote_files.cache.entry(source._key).pins) == 2)
+    until(lambda: kept(tmp_path) == HEAD + 60_000 and len(source.entry.pins) == 2)
     other = reader(server, tmp_path, budget)
     for offset in range(200_000, 400_000, 20_000):
         other.read(offset, 20_000)  # far more than the budget
@@ -289,7 +289,7 @@ def test_prefetch_hides_latency_and_leaves_no_thread(server: RangeServer, tmp_pa
     until(lambda: not threads())  # of earlier tests
     server.latency = 0.05
     source = reader(server, tmp_path)
-    files = source._root
+    files = source.root
     assert isinstance(files, Files)
     assert files.latency == 0.0
     spans = np.array([[100_000 + i * 10_000, 10_000] for i in range(16)])
@@ -316,7 +316,7 @@ def test_close_ends_a_stalled_transfer(server: RangeServer, tmp_path: Path) -> N
     server.fault = lambda n, asked: "stall"
     source.prefetch(np.array([[100_000, 10_000], [200_000, 10_000]]))
     until(lambda: sum(asked.sent == 6_666 for asked in server.log) == 2)
-    source._root.remote_files.close()
+    source.root.remote_files.close()
     assert not threads()
     assert not list(tmp_path.glob("v1/objects/*/*/*.claim"))
     server.fault = lambda n, asked: ""

@@ -122,7 +122,7 @@ def test_certificates_of_options_and_environment(
     subprocess.run(["openssl", "req", *new, *name], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    server._http.socket = context.wrap_socket(server._http.socket, server_side=True)
+    server.http.socket = context.wrap_socket(server.http.socket, server_side=True)
     url = f"https://{urlsplit(server.url).netloc}"
     with pytest.raises(DatasetError, match="certificate is not trusted"):
         files_of(url, tmp_path).source("a b.mp4")

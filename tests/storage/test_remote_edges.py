@@ -67,7 +67,7 @@ def test_redirect_loop_raises_without_retry(server: RangeServer, tmp_path: Path)
 
 
 def test_retry_after_waits_are_limited_in_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "_MAX_RETRY_AFTER", 0.3)
+    monkeypatch.setattr(retry, "MAX_RETRY_AFTER", 0.3)
     asked = 0
 
     def always() -> None:
@@ -106,7 +106,7 @@ def test_entry_claims_a_span_that_others_evicted(server: RangeServer, tmp_path: 
     source.read(100_000, 1_000)
     (path,) = tmp_path.glob(f"v1/objects/*/*/{100_000:x}-*")
     path.unlink()
-    entry = source._root.remote_files.cache.entry(source._key)
+    entry = source.entry
     assert entry.read(100_000, 1_000) is None
     claims, busy = entry.claim(100_000, 1_000, 1 << 20)
     assert ([(claim.start, claim.end) for claim in claims], busy) == ([(100_000, 101_000)], False)
@@ -119,12 +119,12 @@ def test_retry_after_accepts_dates_by_the_servers_clock() -> None:
         "Date": email.utils.formatdate(then, usegmt=True),
         "Retry-After": email.utils.formatdate(then + 7, usegmt=True),
     }
-    assert http._retry_after(dates) == 7.0
-    assert http._retry_after(dates | {"Retry-After": email.utils.formatdate(then - 7, usegmt=True)}) == 0.0
-    assert http._retry_after({"Retry-After": "3"}) == 3.0
-    assert http._retry_after({"Retry-After": "soon"}) is None
-    assert http._retry_after({}) is None
-    near = http._retry_after({"Retry-After": email.utils.formatdate(time.time() + 60, usegmt=True)})
+    assert http.retry_after(dates) == 7.0
+    assert http.retry_after(dates | {"Retry-After": email.utils.formatdate(then - 7, usegmt=True)}) == 0.0
+    assert http.retry_after({"Retry-After": "3"}) == 3.0
+    assert http.retry_after({"Retry-After": "soon"}) is None
+    assert http.retry_after({}) is None
+    near = http.retry_after({"Retry-After": email.utils.formatdate(time.time() + 60, usegmt=True)})
     assert near is not None
     assert 0 < near <= 61
 
@@ -175,8 +175,8 @@ def test_expired_redirect_is_renewed_by_two_threads(tmp_path: Path) -> None:
 
 def test_connection_is_reused_by_other_threads(server: RangeServer, tmp_path: Path) -> None:
     connected: list[object] = []
-    process = server._http.process_request
-    server._http.process_request = lambda *a: (connected.append(a), process(*a))[1]  # type: ignore[func-returns-value,method-assign]
+    process = server.http.process_request
+    server.http.process_request = lambda *a: (connected.append(a), process(*a))[1]  # type: ignore[func-returns-value,method-assign]
     source = files_of(server, tmp_path).source("a.mp4")
     for i in range(6):
         thread = threading.Thread(target=source.read, args=(100_000 + 1_000 * i, 10))
@@ -247,7 +247,7 @@ def test_damaged_span_that_cannot_be_removed_is_ignored(
 
 def test_pins_of_one_process_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pin is an open file; their number is limited over all videos."""
-    monkeypatch.setattr(cache_module, "_MAX_PINS", 20)
+    monkeypatch.setattr(cache_module, "MAX_PINS", 20)
     many = {f"/set/{i}": DATA[:90_000] for i in range(12)}
     with RangeServer(many) as server:
         files = files_of(server, tmp_path)
@@ -270,7 +270,7 @@ def test_pins_of_one_process_are_limited(tmp_path: Path, monkeypatch: pytest.Mon
         assert sum(len(entry.pins) for entry in entries) == 20, "released spans may be pinned again"
         assert len(os.listdir("/proc/self/fd")) - before < 20 + 40
         newest = sources[-1]
-        assert any(newest._key in name for name in pinned), "the oldest pins are released, the newest kept"  # type: ignore[attr-defined]
+        assert any(newest.key in name for name in pinned), "the oldest pins are released, the newest kept"  # type: ignore[attr-defined]
         files.close()
         assert not [
             name for name in map(_target, os.listdir("/proc/self/fd")) if str(tmp_path) in name and "/objects/" in name

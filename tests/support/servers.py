@@ -83,16 +83,16 @@ class RangeServer:
         class Handler(_Handler):
             owner = server
 
-        self._http = _Server(("127.0.0.1", self.port), Handler)
-        self.port = self._http.server_address[1]
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True)
+        self.http = _Server(("127.0.0.1", self.port), Handler)
+        self.port = self.http.server_address[1]
+        self._thread = threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Stop: connections end, the port is free."""
-        self._http.shutdown()
-        self._http.hang_up()
-        self._http.server_close()
+        self.http.shutdown()
+        self.http.hang_up()
+        self.http.server_close()
         self._thread.join()
 
     def __enter__(self) -> RangeServer:

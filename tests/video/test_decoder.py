@@ -573,6 +573,6 @@ def test_decoder_bytes_estimates_live_decoders(kind: str, tmp_path: Path) -> Non
 def test_decoder_bytes_reads_reference_frames_from_the_configuration() -> None:
     plain = bytes.fromhex("0164001effe100186764001eacb40501ed08000003000800000301e078b17501000568ef0472c0fd")
     b_frames = bytes.fromhex("0164001effe100186764001eacd940a03da10000030001000003003c0f162d9601000468ef8fcbfd")
-    assert (codec_pool._h264_references(plain), codec_pool._h264_references(b_frames)) == (1, 4)
+    assert (codec_pool.read_h264_references(plain), codec_pool.read_h264_references(b_frames)) == (1, 4)
     for junk in (b"", bytes(40), b"\xff" * 40, plain[:12]):
-        assert 0 <= codec_pool._h264_references(junk) <= 16
+        assert 0 <= codec_pool.read_h264_references(junk) <= 16

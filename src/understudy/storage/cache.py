@@ -34,7 +34,8 @@ from understudy.storage.spans import Span, Spans, cover, parse_claim, parse_span
 
 _STRIPES = 256
 _TOUCH_EVERY = 60.0  # seconds between two updates of a span's modification time
-_MAX_PINS = 256  # spans pinned by one process; each is an open file
+MAX_PINS = 256
+"""Most spans pinned by one process; each is an open file."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class DiskCache:
             spare = number if (entry, name) in self._pinned else None
             if spare is None:
                 self._pinned[entry, name] = number
-                if len(self._pinned) > _MAX_PINS:
+                if len(self._pinned) > MAX_PINS:
                     (other, first), spare = self._pinned.popitem(last=False)
                     other.pins.pop(first, None)
         if spare is not None:

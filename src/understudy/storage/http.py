@@ -259,7 +259,7 @@ def _check_response(
             return replace(about, total=int(empty[1]))  # the caller compares the sizes
         raise TransientError(f"the server has no bytes {offset} to {offset + size}", tries=_MAX_ODD)
     if status == 429 or status >= 500 or status in _TRANSIENT_STATUS:
-        raise TransientError(f"the server answers {status}", after=_retry_after(headers))
+        raise TransientError(f"the server answers {status}", after=retry_after(headers))
     if status not in (200, 206):
         raise HttpStatusError(status, url)
     if headers.get("Content-Encoding", "identity") not in ("identity", ""):
@@ -315,7 +315,7 @@ def _read_body(response: Any, skip: int, size: int, retry: RetryPolicy, end: flo
     return data
 
 
-def _retry_after(headers: Mapping[str, str]) -> float | None:
+def retry_after(headers: Mapping[str, str]) -> float | None:
     """Return the seconds of a `Retry-After` header: a number, or a date by the server's clock."""
     text = headers.get("Retry-After", "").strip()
     if not text:

@@ -145,13 +145,23 @@ class RemoteFiles:
 
 
 class RemoteSource(ByteSource):
-    """One version of one remote file; see `ByteSource`."""
+    """One version of one remote file; see `ByteSource`.
+
+    Attributes:
+        root: The dataset that the file belongs to.
+        key: Name of this version in the cache.
+    """
 
     def __init__(self, root: RemoteRoot, path: str) -> None:
         remote = root.remote_files
-        self._root, self._path, self._stat = root, path, remote.stat(path)
+        self.root, self._path, self._stat = root, path, remote.stat(path)
         self.where, self.size, self.tag = f"{remote.root}/{path}", self._stat.size, self._stat.tag
-        self._key = remote.key(path, self._stat)
+        self.key = remote.key(path, self._stat)
+
+    @property
+    def entry(self) -> Entry:
+        """Cached spans of this version of the file."""
+        return self.root.remote_files.cache.entry(self.key)
 
     def fill(self, offset: int, memory: memoryview) -> None:
         """See `ByteSource.fill`."""
@@ -159,8 +169,7 @@ class RemoteSource(ByteSource):
         if offset < 0 or offset + size > self.size:
             what = f"ends at byte {self.size}, where byte {offset + size} is needed"
             raise DatasetError(what, where=self.where, fix="the file is damaged: copy or record it again")
-        remote = self._root.remote_files
-        entry = remote.cache.entry(self._key)
+        remote, entry = self.root.remote_files, self.entry
         if not entry.fill(offset, memory):
             try:
                 memory[:] = self._read_missing(remote, entry, offset, size)
@@ -172,8 +181,7 @@ class RemoteSource(ByteSource):
 
     def prefetch(self, spans: np.ndarray) -> None:
         """See `ByteSource.prefetch`."""
-        remote = self._root.remote_files
-        entry = remote.cache.entry(self._key)
+        remote, entry = self.root.remote_files, self.entry
         ends = ((offset, min(offset + size, self.size)) for offset, size in spans.tolist())
         parts = (part for offset, end in ends for part in _split(offset, end))
         remote.fetcher.submit(partial(self._prefetch_span, remote, entry, at, n, True) for at, n in parts)
@@ -183,8 +191,7 @@ class RemoteSource(ByteSource):
 
         The first part that fails ends this: the file may be shorter than its server reports.
         """
-        remote = self._root.remote_files
-        entry = remote.cache.entry(self._key)
+        remote, entry = self.root.remote_files, self.entry
         failed = threading.Event()
 
         def fetch(offset: int, size: int, stop: threading.Event) -> None:
@@ -199,10 +206,10 @@ class RemoteSource(ByteSource):
 
     def close(self) -> None:
         """Unpin the spans that were prefetched and not read."""
-        self._root.remote_files.cache.entry(self._key).unpin_all()
+        self.entry.unpin_all()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _reopen, (self._root, self._path, self.tag)
+        return _reopen, (self.root, self._path, self.tag)
 
     def _prefetch_span(
         self, remote: RemoteFiles, entry: Entry, offset: int, size: int, pin: bool, stop: threading.Event

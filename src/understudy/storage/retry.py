@@ -17,7 +17,9 @@ from understudy.cancel import Cancelled, is_cancelled
 from understudy.errors import SourceError
 
 T = TypeVar("T")
-_MAX_RETRY_AFTER = 600.0  # seconds: longest sum of the waits that a server may ask for
+MAX_RETRY_AFTER = 600.0
+"""Longest sum of the waits in seconds that a server may ask for."""
+
 _count = itertools.count()
 _MASK = (1 << 64) - 1
 
@@ -88,7 +90,7 @@ def call_with_retries(act: Callable[[], T], where: str, retry: RetryPolicy, stop
             failures, odd = failures + 1, odd + 1 if error.tries is not None else 0
             spent = time.monotonic() - begun - waited
             pause = retry.pause(failures)
-            if error.after is not None and waited + error.after > _MAX_RETRY_AFTER:
+            if error.after is not None and waited + error.after > MAX_RETRY_AFTER:
                 raise SourceError(
                     f"{error.what}, and the server asks to wait {error.after:.0f} s", where=where, fix="try again later"
                 ) from error

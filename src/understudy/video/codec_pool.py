@@ -137,12 +137,12 @@ def decoder_bytes(index: VideoIndex) -> int:
     longest = index.gops.longest
     if index.codec == "av1":
         return 400_000 + int((min(longest, 8) + 1.3) * frame_bytes(index))
-    references = _h264_references(index.extradata) if index.codec == "h264" else min(longest, 4) + index.reorder
+    references = read_h264_references(index.extradata) if index.codec == "h264" else min(longest, 4) + index.reorder
     estimate = 600_000 + int((references + 1.75) * frame_bytes(index))
     return estimate if av.library_versions["libavcodec"] >= (62, 28, 0) else estimate * 3 // 2
 
 
-def _h264_references(extradata: bytes) -> int:
+def read_h264_references(extradata: bytes) -> int:
     """Read `max_num_ref_frames` from the sequence parameter set in an avcC box (14496-10, 7.3.2.1.1); 4 if unreadable.
 
     It is also the number of frames that may wait for output.

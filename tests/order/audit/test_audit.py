@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.order import Order
-from understudy.order.audit.audit import _decoded, _lives, _revisit, _running, as_read, audit
+from understudy.order.audit.audit import as_read, audit, count_decoded, count_open, find_lives, measure_revisit
 from understudy.order.audit.baselines import droid_like
 from understudy.order.audit.design_effect import expected_uniform
 
@@ -84,7 +84,7 @@ def test_decoded_counts_each_picture_of_an_owner_once(n: int, reach: tuple[int, 
         for o, e, f in zip(owner, episode, frame, strict=True)
         for picture in range(max(f - reach[0], 0) // gop[e] * gop[e], min(f + reach[1], lengths[e] - 1) + 1)
     }
-    assert _decoded(owner, episode, frame, lengths, gop, reach) == len(pictures)
+    assert count_decoded(owner, episode, frame, lengths, gop, reach) == len(pictures)
 
 
 @settings(max_examples=60, deadline=None)
@@ -93,16 +93,16 @@ def test_open_pieces_and_returns_are_counted_right(steps: int, batch: int, piece
     rng = np.random.default_rng(seed)
     piece = rng.integers(0, pieces, steps * batch) * 1000
     step = np.arange(steps * batch) // batch
-    of, first, last, size = _lives(piece, step)
+    of, first, last, size = find_lives(piece, step)
     lives = {p: (step[piece == p].min(), step[piece == p].max(), (piece == p).sum()) for p in np.unique(piece)}
     assert list(lives.values()) == list(zip(first, last, size, strict=True))
     assert (np.unique(piece)[of] == piece).all()
     opens = [sum(a <= k <= b for a, b, _ in lives.values()) for k in range(steps)]
     frames = [sum(n for a, b, n in lives.values() if a <= k <= b) for k in range(steps)]
-    assert _running(np.bincount(first, minlength=steps), last).tolist() == opens
-    assert _running(np.bincount(first, weights=size, minlength=steps), last, size).tolist() == frames
+    assert count_open(np.bincount(first, minlength=steps), last).tolist() == opens
+    assert count_open(np.bincount(first, weights=size, minlength=steps), last, size).tolist() == frames
     again = [next((j - i for j in range(i + 1, piece.size) if piece[j] == piece[i]), np.inf) for i in range(piece.size)]
-    assert _revisit(piece, 0, piece.size) == sorted(again)[piece.size // 2]
+    assert measure_revisit(piece, 0, piece.size) == sorted(again)[piece.size // 2]
 
 
 def test_as_read_numbers_episodes_and_clips_through() -> None:

@@ -21,7 +21,7 @@ from understudy.policies.losses import scalar
 from understudy.train import state
 from understudy.train.profiling import flops
 from understudy.train.profiling import profile as profiling
-from understudy.train.profiling.profile import OTHER, Profile, _combine, _Rank, profile
+from understudy.train.profiling.profile import OTHER, Profile, RankProfile, combine, profile
 from understudy.train.profiling.timer import NULL, PHASES, PhaseTimer
 
 
@@ -93,14 +93,14 @@ def test_profile_on_two_ranks(data: Path, tmp_path: Path) -> None:
     assert found.memory["optimizer state"] < 0.6 * 8 * found.conditions["parameters"]
 
 
-def rank(plain: float, **phases: float) -> _Rank:
+def rank(plain: float, **phases: float) -> RankProfile:
     memory = dict.fromkeys(("parameters", "peak"), int(100 * plain))
-    return _Rank(plain, plain / 10, 2 * plain, phases, 3, plain / 5, memory, flops=int(1e6))
+    return RankProfile(plain, plain / 10, 2 * plain, phases, 3, plain / 5, memory, flops=int(1e6))
 
 
 def test_profile_takes_the_slowest_rank() -> None:
     ranks = [rank(1.0, forward=0.5, backward=0.1), rank(2.0, forward=0.25, backward=0.3)]
-    found = _combine(ranks, batch=64, fastest=1e6, conditions={})
+    found = combine(ranks, batch=64, fastest=1e6, conditions={})
     assert (found.step_s, found.samples_per_s, found.waiting_s, found.timed_step_s) == (2.0, 32.0, 0.2, 4.0)
     assert (found.phases["forward"].worst, found.phases["forward"].rank, found.phases["forward"].mean) == (
         0.5,
@@ -114,7 +114,7 @@ def test_profile_takes_the_slowest_rank() -> None:
 
 
 def test_profile_explains_a_step_longer_than_its_phases() -> None:
-    found = _combine([rank(2.5, **{"data wait": 0.1})], batch=64, fastest=None, conditions={})
+    found = combine([rank(2.5, **{"data wait": 0.1})], batch=64, fastest=None, conditions={})
     slower = explain_difference(replace(found, timed_step_s=0.9, waiting_s=1.5))
     assert "1,500.00 ms" in slower  # of 2,500 as it is trained
     assert "100.00 ms" in slower

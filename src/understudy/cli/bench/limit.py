@@ -37,7 +37,8 @@ from understudy.video.reformat import reformat
 
 _FRAMES = 2048  # per decoder, repeated: several episodes, since the cost of frames differs
 _RING = 7 * 32  # images of batches in use at a time, over all decoders: seven batches of 32
-_TOGETHER = 16  # frames converted one after the other: a thread's part of a batch
+FRAMES_TOGETHER = 16
+"""Frames converted one after the other: a thread's part of a batch."""
 _DECODERS = {"av1": "libdav1d"}  # FFmpeg's own "av1" decoder needs hardware
 
 
@@ -69,12 +70,12 @@ class Limit:
     cameras: int
     stretches: Sequence[Stretch]
     """One per thread."""
-    _rounds: dict[str, list[Round]] = field(default_factory=dict)
+    rounds: dict[str, list[Round]] = field(default_factory=dict)
 
     def measure(self, seconds: float) -> None:
         """Measure one round, `seconds` for each way."""
         for name, way in self.ways.items() if self.stretches else ():
-            self._rounds.setdefault(name, []).append(self._run(way, seconds))
+            self.rounds.setdefault(name, []).append(self._run(way, seconds))
 
     def _run(self, way: Way, seconds: float) -> Round:
         counts = [0] * len(self.stretches)
@@ -112,15 +113,15 @@ class Limit:
 
     def found(self) -> dict[str, Any] | None:
         """Return {"by", "threads", "samples_per_s", "cpu_ms_per_sample"}; a sample is one frame of each camera."""
-        if not self._rounds:
+        if not self.rounds:
             return None
-        rates = {name: median(one.per_s for one in rounds) for name, rounds in self._rounds.items()}
+        rates = {name: median(one.per_s for one in rounds) for name, rounds in self.rounds.items()}
         best = max(rates, key=rates.__getitem__)
         return {
             "by": best,
             "threads": len(self.stretches),
             "samples_per_s": rates[best] / self.cameras,
-            "cpu_ms_per_sample": median(one.cpu_ms for one in self._rounds[best]) * self.cameras,
+            "cpu_ms_per_sample": median(one.cpu_ms for one in self.rounds[best]) * self.cameras,
         }
 
     def share(self, per_s: float) -> float | None:
@@ -177,10 +178,10 @@ def stretches(data: EpisodeDataset, count: int) -> list[Stretch]:
 
 def bare(stretch: Stretch) -> Iterator[int]:
     """Decode packets in memory with a codec context; RGB in planes, which is cheaper than packed."""
-    context, converter = _context(stretch), VideoReformatter()
+    context, converter = create_context(stretch), VideoReformatter()
     while True:
         for data in itertools.chain(stretch.packets, [None]):
-            for frame in context.decode(data if data is None else _packet(data)):
+            for frame in context.decode(data if data is None else make_packet(data)):
                 reformat(converter, frame, "gbrp")
                 yield 1
         context.flush_buffers()
@@ -191,21 +192,22 @@ def shuffled(stretch: Stretch, held: int, ring: np.ndarray) -> Iterator[int]:
 
     The oldest frames are converted into the next images of `ring`, uint8 (n, 3, H, W).
     """
-    context, converter = _context(stretch), Converter()
+    context, converter = create_context(stretch), Converter()
     waiting: deque[av.VideoFrame] = deque()
     place = 0
-    for packet in itertools.cycle([*map(_packet, stretch.packets), None]):
+    for packet in itertools.cycle([*map(make_packet, stretch.packets), None]):
         waiting.extend(context.decode(packet))
         if packet is None:
             context.flush_buffers()
-        while len(waiting) >= held + _TOGETHER:
-            due = [waiting.popleft() for _ in range(_TOGETHER)]
-            converter.write_all(due, [(place + i) % len(ring) for i in range(_TOGETHER)], ring)
-            place += _TOGETHER
-            yield _TOGETHER
+        while len(waiting) >= held + FRAMES_TOGETHER:
+            due = [waiting.popleft() for _ in range(FRAMES_TOGETHER)]
+            converter.write_all(due, [(place + i) % len(ring) for i in range(FRAMES_TOGETHER)], ring)
+            place += FRAMES_TOGETHER
+            yield FRAMES_TOGETHER
 
 
-def _context(stretch: Stretch) -> av.VideoCodecContext:
+def create_context(stretch: Stretch) -> av.VideoCodecContext:
+    """Create a decoder of one thread for the packets of a stretch."""
     context = av.CodecContext.create(_DECODERS.get(stretch.codec, stretch.codec), "r")
     assert isinstance(context, av.VideoCodecContext)
     context.extradata = stretch.extradata or None
@@ -213,7 +215,8 @@ def _context(stretch: Stretch) -> av.VideoCodecContext:
     return context
 
 
-def _packet(data: bytes) -> av.Packet:
+def make_packet(data: bytes) -> av.Packet:
+    """Make a packet with a copy of `data`."""
     packet = av.Packet(len(data))
     packet.update(data)
     return packet

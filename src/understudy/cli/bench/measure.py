@@ -137,13 +137,14 @@ class Trial:
             [self.data], order=self.order, num_threads=setting.threads or "auto", memory=setting.memory, position=0
         )
         self.batch_bytes, self._spent = 0, 0.0
-        self._take()
+        self.take()
         self.first_batch_s = time.perf_counter() - started
         self._peak = peak_bytes()
         self.parts: dict[str, float] = {}
         """Seconds of all rounds by kind of work, over all threads; "waited" is the consumer's."""
 
-    def _take(self) -> None:
+    def take(self) -> None:
+        """Take the next batch and note its size."""
         batch = next(self.loader)
         self.batch_bytes = sum(value.nbytes for value in batch.values() if isinstance(value, Tensor))
 
@@ -151,11 +152,11 @@ class Trial:
         """Measure one round of `seconds`, after uncounted batches (the first time, one turn of all lanes)."""
         start_peak()  # memory used in this process between rounds is not the loader's
         for _ in range(max(WARM_BATCHES, 0 if self._spent else self._turn())):
-            self._take()
+            self.take()
         parts, waited = self._parts(), self.loader.wait_seconds
         start, cpu, batches = time.perf_counter(), time.process_time(), 0
         while (spent := time.perf_counter() - start) < seconds or not batches:
-            self._take()
+            self.take()
             batches += 1
         found = Round(batches * self.order.batch_size, spent, time.process_time() - cpu)
         self._peak = max(self._peak, peak_bytes())

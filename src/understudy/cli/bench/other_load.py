@@ -28,9 +28,9 @@ class Others:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Count other processes during a round of this one; a context manager."""
-        busy, own, start = _busy_seconds(), time.process_time(), time.perf_counter()
+        busy, own, start = busy_seconds(), time.process_time(), time.perf_counter()
         yield
-        if busy is not None and (later := _busy_seconds()) is not None:
+        if busy is not None and (later := busy_seconds()) is not None:
             self._theirs += max(0.0, later - busy - (time.process_time() - own))
             self._seconds += time.perf_counter() - start
 
@@ -61,7 +61,7 @@ def doubt(found: Mapping[str, Any]) -> str:
     return ""
 
 
-def _busy_seconds() -> float | None:
+def busy_seconds() -> float | None:
     """CPU time of all processes on the cores of this one so far; None if the system does not provide it."""
     try:
         lines = STAT.read_text().splitlines()

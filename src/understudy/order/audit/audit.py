@@ -123,10 +123,10 @@ def audit(
     episode, frame, piece = read(np.arange(start, start + steps * batch_size, dtype=np.int64))
     step = np.repeat(np.arange(steps), batch_size)
     deff, error = zip(*(_deff(episode, frame, batch_size, w, model) for w in WINDOWS), strict=True)
-    of, first, last, size = _lives(piece, step)
+    of, first, last, size = find_lives(piece, step)
     opened = np.bincount(first, minlength=steps)
-    opens = _running(opened, last)
-    frames_open = _running(np.bincount(first, weights=size, minlength=steps), last, size)
+    opens = count_open(opened, last)
+    frames_open = count_open(np.bincount(first, weights=size, minlength=steps), last, size)
     settled = slice(steps // 4, steps * 3 // 4)
 
     fresh = (first >= settled.start) & (first < settled.stop)  # pieces opened in the settled part ...
@@ -136,8 +136,8 @@ def audit(
     rank = _ranks(batch_size, world_size)[rows % batch_size]
     owners = np.unique(of[rows] * world_size + rank).size
     gops = np.broadcast_to(np.asarray(gop, np.int64), len(lengths))
-    decoded = _decoded(of[rows] * world_size + rank, episode[rows], frame[rows], np.asarray(lengths), gops, reach)
-    revisit = _revisit(episode, steps // 4 * batch_size, steps // 2 * batch_size)
+    decoded = count_decoded(of[rows] * world_size + rank, episode[rows], frame[rows], np.asarray(lengths), gops, reach)
+    revisit = measure_revisit(episode, steps // 4 * batch_size, steps // 2 * batch_size)
     in_flight = float(frames_open[settled].max())
     return Audit(
         name=name,
@@ -178,7 +178,7 @@ def _distinct(episode: np.ndarray) -> float:
     return 1.0 + float((ordered[:, 1:] != ordered[:, :-1]).sum()) / episode.shape[0]
 
 
-def _lives(piece: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def find_lives(piece: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Piece of each sample, 0..pieces, and first step, last step and samples of each piece: int64 each."""
     _, start, of, size = np.unique(piece, return_index=True, return_inverse=True, return_counts=True)
     last = np.zeros(size.size, np.int64)
@@ -186,7 +186,7 @@ def _lives(piece: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     return of, step[start], last, size
 
 
-def _running(opened: np.ndarray, last: np.ndarray, size: np.ndarray | None = None) -> np.ndarray:
+def count_open(opened: np.ndarray, last: np.ndarray, size: np.ndarray | None = None) -> np.ndarray:
     """Pieces (or frames) open in each step: those opened up to it, without those whose last step was before it."""
     closed = np.bincount(last, weights=size, minlength=opened.size)
     return np.cumsum(opened) - (np.cumsum(closed) - closed)
@@ -198,7 +198,7 @@ def _ranks(batch_size: int, world_size: int) -> np.ndarray:
     return np.repeat(np.arange(world_size), [high - low for low, high in bounds])
 
 
-def _decoded(
+def count_decoded(
     owner: np.ndarray,
     episode: np.ndarray,
     frame: np.ndarray,
@@ -221,7 +221,7 @@ def _decoded(
     return int(end[0] - begin[0] + 1 + (end[1:] - behind).sum())
 
 
-def _revisit(episode: np.ndarray, start: int, stop: int) -> float:
+def measure_revisit(episode: np.ndarray, start: int, stop: int) -> float:
     """Median distance from samples [start, stop) to the next sample of the same episode; `inf` beyond the stretch."""
     by = np.argsort(episode, kind="stable")
     again = np.full(episode.size, np.inf)

@@ -111,10 +111,10 @@ def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
             ranks = mesh.gather(_measure(state, runner, lambda: loader.wait_seconds, warmup, steps))
         conditions = _conditions(state) | {"warmup": warmup, "steps": steps}
         fastest = peak_flops(conditions["device"], conditions["arithmetic"])
-        return _combine(ranks, config.batch_size, fastest, conditions) if mesh.rank == 0 else None
+        return combine(ranks, config.batch_size, fastest, conditions) if mesh.rank == 0 else None
 
 
-class _Rank(NamedTuple):
+class RankProfile(NamedTuple):
     """Measurements of one rank, in seconds per step."""
 
     plain: float
@@ -127,7 +127,9 @@ class _Rank(NamedTuple):
     flops: int
 
 
-def _measure(state: TrainState, runner: StepRunner, waited: Callable[[], float], warmup: int, steps: int) -> _Rank:
+def _measure(
+    state: TrainState, runner: StepRunner, waited: Callable[[], float], warmup: int, steps: int
+) -> RankProfile:
     mesh, config = state.mesh, state.config
     cuda = mesh.device.type == "cuda"
     wait: Callable[[], object] = torch.cuda.synchronize if cuda else lambda: None
@@ -162,7 +164,7 @@ def _measure(state: TrainState, runner: StepRunner, waited: Callable[[], float],
     resident = sum(memory.values()) - memory["gradients"]  # gradients exist only within a step
     memory |= {"activations": trace.activations, "peak": highest or resident + trace.increase}
     flops = count_flops(lambda: run(1), state.policy)
-    return _Rank(plain, waiting, timed, phases, trace.collectives, trace.seconds, memory, flops)
+    return RankProfile(plain, waiting, timed, phases, trace.collectives, trace.seconds, memory, flops)
 
 
 def _resident_memory(state: TrainState) -> dict[str, int]:
@@ -224,7 +226,7 @@ def _forward(event: Any) -> bool:
     return bool(event.name() == "understudy: forward" and event.device_type() == DeviceType.CPU)
 
 
-def _combine(ranks: Sequence[_Rank], batch: int, fastest: float | None, conditions: dict[str, Any]) -> Profile:
+def combine(ranks: Sequence[RankProfile], batch: int, fastest: float | None, conditions: dict[str, Any]) -> Profile:
     """Combine the measurements of all ranks: a step takes as long as on its slowest rank.
 
     fastest: peak operations per second of a device, if known.
