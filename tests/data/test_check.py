@@ -28,7 +28,7 @@ def sound(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def lines_of(root: Path) -> list[str]:
     with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)  # what is listed is not said twice
+        warnings.simplefilter("error", UserWarning)  # no warning repeats a listed file
         return list(check_files(Catalog.open(root)))
 
 

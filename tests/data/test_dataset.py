@@ -27,7 +27,7 @@ TOP, SIDE_CAM, PNG = "observation.images.top", "observation.images.side", "obser
 
 
 def same(sample: dict[str, Any], want: dict[str, Any], pictures: tuple[str, ...]) -> None:
-    """A sample equals what is expected, value by value, dtype and shape included."""
+    """A sample equals the expected one, value by value, dtype and shape included."""
     assert set(sample) == set(want)
     for key, value in want.items():
         got = sample[key]
@@ -77,7 +77,7 @@ def test_dataset_versions(tmp_path: Path, version: str) -> None:
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 def test_dataset_everything_at_once(tmp_path: Path, version: str) -> None:
-    """Two cameras, pictures in the rows, strings, bool, arrays, lists, doubles, a gap in the ids, several files."""
+    """Two cameras, images in the rows, strings, bool, arrays, lists, doubles, a gap in the ids, several files."""
     spec = Spec(
         version=version,
         lengths=(5, 1, 7, 0, 3),
@@ -164,7 +164,7 @@ def test_dataset_missing_task_index(tmp_path: Path) -> None:
 
 
 def test_dataset_float_drift_does_not_move_images(tmp_path: Path) -> None:
-    """Recorded start times that are off by whole pictures are reported and not followed."""
+    """Recorded start times that are off by whole frames are reported and not followed."""
     truth = write_dataset(tmp_path / "d", Spec(lengths=(5, 5, 5, 5), per_video_file=4, drift_s=0.11))
     read_back(tmp_path / "d", truth, {})
     lines = [line for line in Catalog.open(tmp_path / "d").report() if "from_timestamp" in line]
@@ -174,7 +174,7 @@ def test_dataset_float_drift_does_not_move_images(tmp_path: Path) -> None:
 
 
 def test_dataset_videos_packed_in_another_order_than_the_ids(tmp_path: Path) -> None:
-    """What the recorded start times are for."""
+    """The recorded start times decide here."""
     spec = Spec(lengths=(5, 3, 4, 6, 2), per_video_file=3, reverse_videos=True)
     truth = write_dataset(tmp_path / "d", spec)
     read_back(tmp_path / "d", truth, {TOP: [-0.1, 0.0]})
@@ -224,7 +224,7 @@ def test_dataset_refuses_fractional_numbers(plain: tuple[Path, Truth], number: A
 
 
 def test_dataset_refuses_unknown_keys(plain: tuple[Path, Truth]) -> None:
-    """Told when the dataset is opened, not at the first sample."""
+    """The error comes when the dataset is opened, not at the first sample."""
     for keys, words in [(["acton"], "'acton'.*the keys are .*action"), ("action", "keys is 'action'.*a list")]:
         with pytest.raises(DatasetError, match=words):
             EpisodeDataset(plain[0], keys=keys)
@@ -338,7 +338,7 @@ def test_dataset_protocol_of_the_order(plain: tuple[Path, Truth]) -> None:
     assert data.segments.dtype == np.int64
     assert data.segments.shape == (4, 3)
     assert data.gop == 2
-    assert data.reach == (3, 1)  # of pictures, not of actions
+    assert data.reach == (3, 1)  # of images, not of actions
     assert data.fps == 10
     assert EpisodeDataset(plain[0], keys=["action"]).gop == 1
     assert EpisodeDataset(plain[0], keys=["action"]).reach == (0, 0)
@@ -351,7 +351,7 @@ def test_dataset_caches_do_not_change_samples(plain: tuple[Path, Truth]) -> None
 
 
 def test_dataset_many_threads(plain: tuple[Path, Truth]) -> None:
-    """Threads that share a dataset get the pictures they asked for, whether few are kept or all."""
+    """Threads that share a dataset get the images they asked for, whether few are kept or all."""
     root, truth = plain
     for kept in (0, 3 * SIDE * SIDE * 4, 128 << 20):
         data = EpisodeDataset(root, frame_cache_bytes=kept)
@@ -442,7 +442,7 @@ def test_dataset_accepts_old_arguments_with_a_warning(plain: tuple[Path, Truth])
 
 @pytest.mark.slow
 def test_dataset_both_formats_give_the_same_samples(real_data: Path) -> None:
-    """Every frame of every episode, windows over the ends of episodes and a history of pictures included."""
+    """Every frame of every episode, windows over the ends of episodes and a history of images included."""
     camera = "observation.images.cam_high"
     windows = {"action": [i / 30 for i in range(5)], "observation.state": [-1 / 30, 0], camera: [-1 / 30, 0]}
     old, new = (EpisodeDataset(real_data / name, windows, frame_cache_bytes=8 << 20) for name in ("g1_v21", "g1_v30"))
@@ -456,7 +456,7 @@ def test_dataset_both_formats_give_the_same_samples(real_data: Path) -> None:
 
 @pytest.mark.slow
 def test_dataset_a_real_dataset_with_every_oddity(real_data: Path) -> None:
-    """A frame-accurate decode of each whole file is the judge."""
+    """Compared with a frame-accurate decode of each whole file."""
     import av
     import pyarrow.parquet as pq
 

@@ -70,7 +70,7 @@ def damage(data: bytes, kind: str, at: float, value: int) -> bytes:
 
 
 def read_all(root: Path, truth: Truth) -> None:
-    """Everything that comes out is right; DatasetError is what else may happen."""
+    """All samples are right, or a DatasetError is raised."""
     try:
         data = EpisodeDataset(root)
         data.catalog.report()
@@ -157,7 +157,7 @@ def test_faults_every_value_of_every_wrong_type(copy: Callable[[str], Path], ver
     path = root / "meta" / name
     first, *rest = path.read_text().splitlines() if name.endswith("l") else [path.read_text()]
     sound = json.loads(first)
-    if name == "info.json":  # a few of its features stand for all
+    if name == "info.json":  # a few of its features represent all
         sound["features"] = {key: sound["features"][key] for key in ("action", "note", TOP, "timestamp")}
     elif "stats" in name:
         entries = sound.get("stats", sound)
@@ -180,7 +180,7 @@ def test_faults_every_value_of_every_wrong_type(copy: Callable[[str], Path], ver
 
 
 def test_faults_the_judge_of_damage_sees_wrong_data(written: dict[str, tuple[Path, Truth]], tmp_path: Path) -> None:
-    """The negative control: a valid file with one other value is what the fuzzing test would catch."""
+    """The negative control: the fuzzing test would catch a valid file with one other value."""
     root, truth = written["v2.1"]
     shutil.copytree(root, tmp_path / "d")
     path = tmp_path / "d/data/chunk-000/episode_000001.parquet"
@@ -232,7 +232,7 @@ def test_faults_no_permission(copy: Callable[[str], Path], monkeypatch: pytest.M
 
 
 def shown_in(version: str) -> list[np.ndarray]:
-    """The pictures in the file of episode 1, which v3 packs behind those of episode 0."""
+    """The images in the file of episode 1, which v3 packs behind those of episode 0."""
     alone = episode_pictures(SPEC, 0, 1)
     return alone if version == "v2.1" else episode_pictures(SPEC, 0, 0) + alone
 
@@ -263,8 +263,8 @@ def test_faults_notes_more_frames_than_rows(copy: Callable[[str], Path], version
 
 
 def test_faults_images_of_an_episode_that_the_table_lost(copy: Callable[[str], Path]) -> None:
-    """The rows of episode 0 are gone from the metadata, its pictures are still at the front of the packed video: order
-    alone would give episode 1 the pictures of episode 0. The recorded time says where its own are."""
+    """The rows of episode 0 are gone from the metadata, its frames are still at the front of the packed video: order
+    alone would give episode 1 the frames of episode 0. The recorded time locates its own."""
     root = copy("v3.0")
     path = root / "meta/episodes/chunk-000/file-000.parquet"
     pq.write_table(pq.read_table(path).slice(1), path)
@@ -275,7 +275,7 @@ def test_faults_images_of_an_episode_that_the_table_lost(copy: Callable[[str], P
 
 
 def test_faults_extra_images_where_no_times_are_recorded(copy: Callable[[str], Path]) -> None:
-    """Two episodes in one file, one picture too many, nothing that says where: refused; without the extra one, read."""
+    """Two episodes in one file, one frame too many at an unknown place: refused; without the extra one, read."""
     root = copy("v3.0")
     for path in (root / "meta/episodes").glob("chunk-*/*.parquet"):
         pq.write_table(pq.read_table(path).drop_columns([f"videos/{TOP}/from_timestamp"]), path)
@@ -326,7 +326,7 @@ def test_faults_videos_elsewhere_are_those_here(written: dict[str, tuple[Path, T
         assert torch.equal(there[5][key], value) if isinstance(value, torch.Tensor) else there[5][key] == value
 
 
-# Pictures in the rows
+# Images in the rows
 
 
 def stored(root: Path, values: list[dict[str, Any] | None]) -> EpisodeDataset:
@@ -348,7 +348,7 @@ COLOUR = np.stack([GREY, 255 - GREY, GREY // 2], -1)
 
 
 def test_faults_images_that_mean_rgb(copy: Callable[[str], Path]) -> None:
-    """Grey fills the channels, an opaque alpha is dropped, a palette is looked up."""
+    """Grey fills the channels, an opaque alpha is dropped, a palette is applied."""
     opaque = np.dstack([COLOUR, np.full((64, 64), 255, np.uint8)])
     data = stored(copy("v2.1"), [encoded(GREY), encoded(opaque), encoded(GREY, "P")])
     grey = np.broadcast_to(GREY, (3, 64, 64))

@@ -37,7 +37,7 @@ print(json.dumps([error, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - be
 
 
 def png(height: int, width: int) -> bytes:
-    """A black picture, a few hundred bytes to some kilobytes small."""
+    """A black image, a few hundred bytes to some kilobytes small."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -51,7 +51,7 @@ def png(height: int, width: int) -> bytes:
 
 
 def with_picture(root: Path, data: bytes) -> Path:
-    """A dataset whose first stored picture is `data`; its info.json says 64x64."""
+    """A dataset whose first stored image is `data`; its info.json says 64x64."""
     write_dataset(root, Spec(version="v2.1", lengths=(6, 5), cameras=(), images=(IMAGE,)))
     path = next(root.glob("data/**/episode_000000.parquet"))
     table = pq.read_table(path)
@@ -70,7 +70,7 @@ def test_image_sizes_a_stored_image_that_is_far_too_large_takes_no_memory(tmp_pa
     error, grown = json.loads(done.stdout)
     assert "8000x8000" in error
     assert f"{SIDE}x{SIDE}" in error
-    assert grown < 60_000  # kB; the picture would take 192 MB
+    assert grown < 60_000  # kB; the image would take 192 MB
 
 
 def test_image_sizes_a_image_of_an_unknown_kind_is_not_opened(tmp_path: Path) -> None:

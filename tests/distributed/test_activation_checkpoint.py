@@ -1,4 +1,4 @@
-"""Activation checkpointing changes memory and no bit; compiled blocks agree to rounding; both refuse what cannot be."""
+"""Activation checkpointing changes memory and no bit; compiled blocks agree to rounding; impossible settings raise."""
 
 import copy
 import shutil

@@ -1,4 +1,4 @@
-"""The launcher: ranks know who they are, stop together, fail together and leave nobody behind. Ranks without torch."""
+"""The launcher: ranks know their number, stop together, fail together and leave no process. Ranks without torch."""
 
 import json
 import os
@@ -205,7 +205,7 @@ def test_ranks_end_with_a_killed_launcher(start: Callable[..., Launched]) -> Non
     job.process.kill()
     assert job.end()[0] == -signal.SIGKILL
     saved = [json.loads((job.folder / f"saved-{rank}.json").read_text()) for rank in range(2)]
-    # They could still write a checkpoint. (The kernel tells them once for each thread of the launcher.)
+    # They could still write a checkpoint. (The kernel signals them once for each thread of the launcher.)
     assert [set(got) for got in saved] == [{signal.SIGTERM}] * 2
 
 
@@ -245,20 +245,20 @@ def test_launch_reports_the_failed_ranks(
 
 
 def test_launch_reports_the_cause_behind_the_first_exit(capfd: pytest.CaptureFixture) -> None:
-    noticed, reason = launcher._Rank(0, 2, code=1), launcher._Rank(1, 2, code=2, tail=bytearray(b"the picture is bad"))
+    noticed, reason = launcher._Rank(0, 2, code=1), launcher._Rank(1, 2, code=2, tail=bytearray(b"the image is bad"))
     for rank in (noticed, reason):
         rank.process = SimpleNamespace(pid=1)  # type: ignore[assignment]
     assert launcher._report_failure([noticed, reason], [], "understudy") == 1
     told = capfd.readouterr().err
     assert "rank 0 of 2 failed with exit code 1" in told
-    assert "last output of rank 1:\n  | the picture is bad" in told
+    assert "last output of rank 1:\n  | the image is bad" in told
 
 
 @pytest.mark.slow
 def test_launch_ends_after_a_signal_at_the_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is left of the wait when its handler is done is less than nothing."""
+    """The rest of the wait is negative when the handler returns."""
     failed, stays, may_leave, left = launcher._Rank(0, 2, code=1), launcher._Rank(1, 2), threading.Event(), []
     failed.process = SimpleNamespace(pid=1)  # type: ignore[assignment]
     failed.wait = lambda ended: ended.put(failed)  # type: ignore[method-assign]

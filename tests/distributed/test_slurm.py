@@ -48,7 +48,7 @@ def test_a_job_that_is_stopped_goes_back_into_the_queue_and_ends(
             return "\n".join([log.read_text() if log.exists() else "", slurm.logs()])
 
         wait_for(lambda: len(series(run)) >= 3, 200, logs)
-        slurm.call("scancel", "--signal=USR1", job)  # what --signal=USR1@120 does two minutes before the time limit
+        slurm.call("scancel", "--signal=USR1", job)  # as --signal=USR1@120 does two minutes before the time limit
         wait_for(lambda: slurm.job(job)["JobState"] in ("COMPLETED", "FAILED"), 300, logs)
         end = slurm.job(job)
     said = log.read_text()
@@ -60,4 +60,4 @@ def test_a_job_that_is_stopped_goes_back_into_the_queue_and_ends(
     assert [record["step"] for record in series(run)] == list(range(1, STEPS + 1))
     (last,) = RunDir(run).checkpoints.glob(f"*{STEPS}")
     assert json.loads((last / "state.json").read_text())["world"] == 2
-    assert signal.SIGUSR1.name not in said  # nobody died of it
+    assert signal.SIGUSR1.name not in said  # no process died of it

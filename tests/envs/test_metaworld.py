@@ -46,7 +46,7 @@ def test_metaworld_observes_the_goal(env: MetaWorldEnv) -> None:
 
 
 def test_metaworld_layouts_follow_the_seed_and_evaluation_has_its_own(env: MetaWorldEnv) -> None:
-    state, _ = np.random.get_state()[1:3]  # noqa: NPY002 (the global generator is what must stay untouched)
+    state, _ = np.random.get_state()[1:3]  # noqa: NPY002 (the global generator must stay untouched)
     first = env.reset(layout_seed(0, 0), "Open a drawer")
     after = [env.step(env.expert())[0] for _ in range(5)][-1]
     env.reset(layout_seed(0, 0, evaluation=True), "Open a drawer")

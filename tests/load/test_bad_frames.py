@@ -30,7 +30,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def damaged(sound: Path) -> Path:
-    """The same with two packets overwritten: a key frame (it and its follower are lost) and a picture alone."""
+    """The same with two packets overwritten: a key frame (it and its follower are lost) and a frame alone."""
     path = sound.with_name("damaged")
     shutil.copytree(sound, path)
     video = sorted((path / "videos").rglob("*.mp4"))[0]

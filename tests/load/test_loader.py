@@ -122,7 +122,7 @@ def test_loader_resumes_from_its_position(root: Path) -> None:
         for _ in range(3):
             next(first)
         position = first.position
-    assert position == 3 * BATCH  # what was made ahead does not count
+    assert position == 3 * BATCH  # batches made ahead do not count
     assert all(map(same, take(Loader([opened(root)], order=order, position=position), 5), expected[3:]))
 
 

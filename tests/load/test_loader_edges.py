@@ -95,7 +95,7 @@ def test_loader_raises_in_a_forked_child(data: EpisodeDataset, order: Order) -> 
             loader.close()
             with pytest.raises(RuntimeError, match="another one here"):
                 next(loader)
-            workers.ask_to_stop()  # what the end of a program does
+            workers.ask_to_stop()  # as the end of a program does
             return all(map(same, batches(data, order, 3, num_threads=2), expected))
 
         with workers._change:  # as a thread may hold it at the moment of the fork

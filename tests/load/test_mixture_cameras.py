@@ -116,7 +116,7 @@ def test_mixture_camera_samples_equal_those_of_their_dataset(  # type: ignore[no
         place = {"rank": rank, "world_size": world}
         memory = extra + least_memory(*datasets, order=order, **place)
         with Loader(datasets, order=order, num_threads=threads, memory=memory, position=start, **place) as loader:
-            for _ in range(8):  # more than there are buffers: what is black was another picture before
+            for _ in range(8):  # more than there are buffers: black images held another one before
                 check(next(loader), datasets, order)
 
 

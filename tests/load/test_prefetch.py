@@ -97,7 +97,7 @@ def test_prefetch_begins_behind_the_first_batch(root: Path, tmp_path: Path, monk
         video = [asked.sent for asked in server.log if asked.path.endswith("mp4")]
         may_go_on.set()
         size = sum(len(data) for path, data in server.files.items() if path.endswith("mp4"))
-        assert sum(video) < 0.6 * size  # its pictures, and the index of two short files
+        assert sum(video) < 0.6 * size  # its frames, and the index of two short files
         until = time.monotonic() + 240
         while "understudy-fetch" not in names():
             assert time.monotonic() < until, "nothing is fetched ahead"

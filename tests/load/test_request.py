@@ -1,4 +1,4 @@
-"""The two-line API: what `Loader` and `EpisodeStream` make of paths, options and batch sizes."""
+"""The two-line API: paths, options and batch sizes of `Loader` and `EpisodeStream`."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The split of one source, under any selection: what is on each side, held against sets of frames."""
+"""The split of one source, under any selection: each side compared with sets of frames."""
 
 import json
 from dataclasses import replace

@@ -395,7 +395,7 @@ def test_state_dict_hooks_and_distributed_checkpoints() -> None:
 
     from torch.distributed.checkpoint.state_dict import StateDictOptions
 
-    flat = StateDictOptions(flatten_optimizer_state_dict=True)  # torch unflattens by what an optimizer's `state` has
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)  # torch unflattens by the keys of an optimizer's `state`
     with pytest.raises(ValueError, match="flatten_optimizer_state_dict=False"):
         set_optimizer_state_dict(other, resumed, get_optimizer_state_dict(model, ours, options=flat), options=flat)
 
@@ -522,10 +522,10 @@ def test_clipping_spares_a_live_gradient_that_is_float32_already() -> None:
 
 def test_deepspeed_is_refused() -> None:
     model, ours = wrapped()
-    ours.param_groups[0]["params"] = [nn.Parameter(torch.zeros(50))]  # what its engine does: one flat float32 tensor
+    ours.param_groups[0]["params"] = [nn.Parameter(torch.zeros(50))]  # as its engine does: one flat float32 tensor
     with pytest.raises(RuntimeError, match="DeepSpeed"):
         ours.step()
-    model[0].weight.ds_id = 0  # what ZeRO-3 leaves on a weight
+    model[0].weight.ds_id = 0  # as ZeRO-3 leaves on a weight
     with pytest.raises(TypeError, match="DeepSpeed"):
         MasterWeights(adamw(model.named_parameters()))
 
@@ -546,7 +546,7 @@ def test_fsdp_is_refused(alone: None) -> None:
     sharded = fully_shard(network().bfloat16(), mesh=init_device_mesh("cpu", (1,)))
     with pytest.raises(TypeError, match=r"DTensor .* MixedPrecisionPolicy"):
         MasterWeights(adamw(sharded.named_parameters()))
-    ours.param_groups[0]["params"] = list(sharded.parameters())  # what Accelerate does in `prepare`
+    ours.param_groups[0]["params"] = list(sharded.parameters())  # as Accelerate does in `prepare`
     with pytest.raises(TypeError, match="DTensor"):
         ours.step()
     for whole in (True, False):
@@ -593,7 +593,7 @@ def by_hand(rank: int) -> None:
         check_equal_on_both(ours, f"DDP, step {step}")
     assert ours.skipped == 1
 
-    # Its state, with names that begin with "module.", goes on without the wrapper.
+    # Its state, with names that begin with "module.", loads without the wrapper.
     alone = network(seed=5).bfloat16()
     resumed = MasterWeights(adamw(alone.named_parameters(), lr=1e-2))
     resumed.load_state_dict(saved(ours.state_dict()))

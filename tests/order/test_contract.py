@@ -63,7 +63,7 @@ def numbers(specs: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def new_specs() -> dict[str, dict[str, Any]]:
-    """What the defaults give today; they may change, the meaning of a saved spec may not."""
+    """Specs of the defaults today; they may change, the meaning of a saved spec may not."""
     asked: dict[str, dict[str, Any]] = {name: {} for name in SOURCES}
     asked |= {name: {"mode": name} for name in ("uniform", "episodes", "sequential")}
     asked["permuted"] = {"inside": "permuted"}

@@ -1,4 +1,4 @@
-"""Defaults: what is derived from frames, batch, key frames, reach and memory, and the words for it."""
+"""Defaults derived from frames, batch, key frames, reach and memory, and the words for them."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Clip lanes: the closed form is the picture in its docstring, and keeps its promises."""
+"""Clip lanes: the closed form is the diagram in its docstring, and keeps its promises."""
 
 import numpy as np
 import pytest
@@ -99,7 +99,7 @@ def test_every_frame_is_equally_likely_at_every_position(p):
 
 
 def test_epochs_and_sources_have_orders_of_their_own():
-    """Coincidences of two epochs, or of two sources of the same length, are what chance gives (Poisson, mean 1)."""
+    """Coincidences of two epochs, or of two sources of the same length, are those of chance (Poisson, mean 1)."""
     n, epochs = 3000, 120
     rows = [
         Lanes(0, source, n, 1, 1, True, "sequential").line(np.arange(n * epochs, dtype=np.uint64)).reshape(epochs, n)

@@ -1,4 +1,4 @@
-"""The table of docs/order.md is what `understudy order explain` finds today."""
+"""The table of docs/order.md has the figures of `understudy order explain` today."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A policy is connected to a world by what its run says of its sources: keys, cameras, widths and the norm head."""
+"""A policy is connected to a world by the record of its run: keys, cameras, widths and the norm head."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +25,7 @@ FROZEN = {"policy": POLICY, "normalisation": NORM, "sources": SOURCES}
 
 
 class Room:
-    """A world in which one number goes up; what was done to it is remembered."""
+    """A world in which one number goes up; its actions are remembered."""
 
     name, fps, max_steps, one_scene, noise, tasks = "room", 10, 4, False, 0.1, ("wave",)
 

@@ -1,4 +1,4 @@
-"""Closed-loop evaluation: what is played, who is credited, and that nothing but the seed decides."""
+"""Closed-loop evaluation: scenes, credit for success, and results that only the seed decides."""
 
 import json
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ class Zero(Noisy):
 
 
 class Listener(Noisy):
-    """The scripted expert as a policy: finds the world that a row of the batch shows, and does what the row is told."""
+    """The scripted expert as a policy: finds the world that a row of the batch shows, and follows its instruction."""
 
     config = Shape(chunk=1)
 
@@ -175,7 +175,7 @@ def test_what_cannot_be_played_is_told() -> None:
         rollout(Arm(), lanes, 1)
 
 
-# -- what it says -------------------------------------------------------------------------------------------------
+# -- its messages -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_the_table_ends_with_the_line_for_machines() -> None:
     assert swapped[-2:] == ["did the scene's own task instead: 1/3", "swapped-text success 1/3"]
 
 
-# -- the verb -----------------------------------------------------------------------------------------------------
+# -- the command --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -140,7 +140,7 @@ def test_hub_gives_the_local_samples_at_one_commit(root: Path, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_fsspec_driver_gives_the_local_samples(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`memory://` stands for all fsspec drivers; its responses carry no version, which is requested after each."""
+    """`memory://` represents all fsspec drivers; its responses carry no version, which is requested after each."""
     fs = fsspec.filesystem("memory")
     fs.put(f"{root}/", f"/{root.name}/", recursive=True)
     remote = RemoteOptions(cache=str(tmp_path), retry=QUICK)

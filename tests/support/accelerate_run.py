@@ -89,7 +89,7 @@ def _run(folder: Path, jobs: list[dict[str, Any]]) -> tuple[list[int], str]:
     held = socket.socket()
     port = str(reserved(held))
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    # -P: or datasets.py in this folder would stand in for Hugging Face's
+    # -P: or datasets.py in this folder would replace Hugging Face's
     command = [sys.executable, "-P", __file__, str(folder / "seen"), json.dumps(jobs)]
     with open(folder / "stderr", "w+") as errors:
         ranks = [

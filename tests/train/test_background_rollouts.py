@@ -95,12 +95,12 @@ def whole(out: Path, without: Path, steps: tuple[int, ...] = STEPS) -> None:
     assert list((out / "rollouts/due").iterdir()) == []
 
 
-# -- what is played --------------------------------------------------------------------------------------------------
+# -- played episodes -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_rollouts_run_beside_training(data: Path, without: Path, tmp_path: Path) -> None:
-    """Real players. What comes of the last weights is what playing the run's policy gives."""
+    """Real players. The result of the last weights equals a rollout of the run's policy."""
     config = settings(data, tmp_path / "r", every=11)
     assert run.train(config) == run.DONE
     whole(tmp_path / "r", without, (11, 12))
@@ -111,7 +111,7 @@ def test_rollouts_run_beside_training(data: Path, without: Path, tmp_path: Path)
     assert list(last["tasks"]) == ["pick up the red block", "pick up the blue block"]
     rate = series(tmp_path / "r", "rollout")[-1]["success"]
     assert (rate["low"], rate["high"]) == wilson_interval(rate["successes"], 2)
-    # Who plays leaves when nobody listens any more.
+    # A player exits when its run is gone.
     shutil.copytree(tmp_path / "r/policy", tmp_path / "r/rollouts/due/step-00000099")
     alone = subprocess.Popen(
         [*background_rollouts.WORKER_COMMAND, tmp_path / "r", "99"], stdin=subprocess.PIPE, stderr=subprocess.PIPE
@@ -168,7 +168,7 @@ def with_player(config: TrainConfig, how: str) -> int:
     return run.train(config)
 
 
-# -- what goes wrong ---------------------------------------------------------------------------------------------------
+# -- failures ----------------------------------------------------------------------------------------------------------
 
 
 def when_playing(out: Path, number: int) -> Callable[[], object]:
@@ -233,7 +233,7 @@ def killed_behind_a_checkpoint(config: TrainConfig) -> None:
 
 @pytest.mark.slow
 def test_rollout_weights_are_queued_before_the_checkpoint(data: Path, without: Path, tmp_path: Path, act: Any) -> None:
-    """Or a run that goes on behind it would never play them."""
+    """Or a run that resumes behind it would never play them."""
     config = settings(data, tmp_path / "r", every=4)
     assert outcomes_in_ranks(1, killed_behind_a_checkpoint, config)[0] == ("died", -signal.SIGKILL)
     assert checkpoint.list_steps(tmp_path / "r/checkpoints") == [4]
@@ -253,7 +253,7 @@ def test_rollout_results_are_reused_for_the_same_weights(data: Path, without: Pa
     act(config, "plays")
     run.train(config)
     back_to_nothing(tmp_path / "r")
-    act(config, "fails")  # nobody is asked
+    act(config, "fails")  # no player is asked
     assert run.resume(config) == run.DONE
     whole(tmp_path / "r", without)
     assert times(tmp_path / "r") == [5, 10, 12]
@@ -449,7 +449,7 @@ def test_rollout_results_are_logged_one_per_new_step(tmp_path: Path) -> None:
     found, log = background_rollouts.BackgroundRollouts(RunDir(tmp_path), config, {}, 6, first=True), Told()
     for step, last in ((7, False), (9, False), (10, False), (10, False), (11, False), (11, True)):
         found.poll(log, step, last)  # type: ignore[arg-type]
-    assert log.lines == [(10, 2), (11, 4), (11, 6)]  # what is behind step 6 has not been reached again
+    assert log.lines == [(10, 2), (11, 4), (11, 6)]  # steps behind 6 have not been reached again
     assert not background_rollouts.BackgroundRollouts(RunDir(tmp_path), config, {}, 6, first=False).poll(log, 12)  # type: ignore[arg-type]
 
 

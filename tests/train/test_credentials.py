@@ -1,4 +1,4 @@
-"""A run on a dataset whose address holds credentials: they are used, and stand in nothing that it writes or prints."""
+"""A run on a dataset whose address holds credentials: they are used, and are in nothing that it writes or prints."""
 
 import base64
 import sys
@@ -77,7 +77,7 @@ def test_credentials_are_written_nowhere(
         return said
 
     said = does(0, "train", file)
-    assert addresses.VARIABLE in said, "what to do for a resume"
+    assert addresses.VARIABLE in said, "the remedy for a resume"
     assert RunDir(run).settings().data.root == plain
     assert does(0, "export", run, "--output-dir", out / "export")
     assert does(0, "inspect", full, "--page", out / "inspect.html")
@@ -101,7 +101,7 @@ def test_credentials_are_written_nowhere(
         assert does(2, "train", "--output-dir", out / "no", "--data.root", full, "--data.cameras", "strange", *debug)
         assert does(2, "inspect", absent.replace(host, f"{host}:no:port"), *debug)
 
-    assert any("traceback" in said.lower() for said in told), "--debug was looked at, too"
+    assert any("traceback" in said.lower() for said in told), "--debug was tested, too"
     for said in told:
         assert [secret for secret in SECRETS if secret in said] == []
     files = [path for path in out.rglob("*") if path.is_file()]

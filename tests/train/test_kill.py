@@ -29,7 +29,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def soak(*options: object) -> tuple[int, dict[str, Any]]:
-    """benchmarks/soak_trainer.py in short: its exit code and what it tells."""
+    """benchmarks/soak_trainer.py in short: its exit code and its report."""
     done = subprocess.run([sys.executable, SOAK, "--json", *map(str, options)], stdout=subprocess.PIPE, text=True)
     return done.returncode, json.loads(done.stdout.splitlines()[-1])
 

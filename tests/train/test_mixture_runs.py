@@ -1,6 +1,6 @@
 """Training over a mixture: killed and carried on, on other numbers of processes, with other weights from a step on.
 
-The sources differ in widths, frame rates, cameras, sizes of pictures and names of keys (`support/mixtures.py`).
+The sources differ in widths, frame rates, cameras, sizes of images and names of keys (`support/mixtures.py`).
 """
 
 import json
@@ -107,7 +107,7 @@ def test_mixture_shares_are_exact(whole: Path) -> None:
     assert resumed.consumed(whole) == Counter(range(12 * 8))
 
 
-# -- what the policy gets ----------------------------------------------------------------------------------------------
+# -- inputs of the policy ----------------------------------------------------------------------------------------------
 
 
 def test_samples_are_normalised_by_the_head_of_their_source(
@@ -168,8 +168,8 @@ def reweighted(out: Path, *weights: float) -> TrainConfig:
 def test_resume_with_new_weights_logs_and_keeps_them(
     half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Positions before the change keep their samples; from there on shares are the new ones, each source goes on where
-    it was; a kill, or another resume, finds the same order."""
+    """Positions before the change keep their samples; from there on shares are the new ones, each source continues
+    where it was; a kill, or another resume, finds the same order."""
     out = tmp_path / "r"
     shutil.copytree(half, out)
     shutil.copytree(half.with_name("half.positions"), tmp_path / "r.positions")
@@ -194,7 +194,7 @@ def test_resume_with_new_weights_logs_and_keeps_them(
     before, after = np.arange(48), np.arange(48, 48 + 800)
     assert all(np.array_equal(a, b) for a, b in zip(order.locate(before), plain.locate(before)))
     assert np.bincount(order.locate(after)[0]).tolist() == [100, 100, 600]
-    for number, part in enumerate(data.training):  # each source's own stream goes on: every frame once per epoch
+    for number, part in enumerate(data.training):  # each source's own stream continues: every frame once per epoch
         where = np.concatenate([before, after])
         source, episode, frame = order.locate(where)
         own = list(zip(episode[source == number].tolist(), frame[source == number].tolist()))
@@ -227,7 +227,7 @@ def test_resume_refuses_new_weights_without_a_checkpoint_and_new_sources(
 def test_resume_accepts_moved_datasets_and_names_a_changed_one(half: Path, tmp_path: Path) -> None:
     shutil.copytree(half, tmp_path / "r")
     config = RunDir(tmp_path / "r").settings()
-    assert tuple(source.name for source in config.data.sources) == NAMES  # said for good when the run began
+    assert tuple(source.name for source in config.data.sources) == NAMES  # recorded when the run began
     moved = []
     for source in config.data.sources:
         shutil.copytree(source.root, tmp_path / f"moved-{source.name}")

@@ -1,4 +1,4 @@
-"""The setting `precision`: what is kept in which dtype, before and after all that could change it, on any mesh."""
+"""The setting `precision`: dtypes of all tensors, before and after all that could change them, on any mesh."""
 
 from dataclasses import replace
 from typing import Any
@@ -105,7 +105,7 @@ def test_all_settings_start_from_the_same_truth_and_the_bits_below_bfloat16_are_
     first = [copied(named_tensors(*built(precision))) for precision in SETTINGS]
     assert equal(first[0], first[1])
     assert equal(first[0], first[2])
-    # The negative control: cast first, and store what is left.
+    # The negative control: cast first, and store the rest.
     policy = policies.policy(0)
     for p in policy.parameters():
         p.data = p.data.bfloat16()
@@ -125,12 +125,12 @@ def test_a_checkpoint_of_any_storage_fills_any_other_bit_for_bit(precision: str,
     other, resumed = built(into, seed=1)
     tensors = named_tensors(other, resumed)
     assert not equal(tensors, saved)
-    for name, tensor in tensors.items():  # what a checkpoint does: fill in place
+    for name, tensor in tensors.items():  # as a checkpoint does: fill in place
         with torch.no_grad():
             tensor.copy_(saved[name])
     restore(other, resumed, tensors)
     assert equal(named_tensors(other, resumed), saved)
-    # And it goes on: the same bits where arithmetic and storage are the same, the same training otherwise.
+    # And it continues: the same bits where arithmetic and storage are the same, the same training otherwise.
     here, there = (trained(p, o, range(4, 8)) for p, o in ((policy, optimizer), (other, resumed)))
     if precision == into:
         assert here == there
@@ -165,14 +165,14 @@ def test_split_is_refused_where_it_saves_nothing(alone: None) -> None:
     config = setting("bf16-split", dp_shard=2)
     with pytest.raises(ConfigError, match=r"bf16-split saves nothing with parallel.dp_shard=2: .* use bf16"):
         complete(replace(config, data=DataConfig(root="somewhere")))
-    # And by the optimizer, whoever builds it: two ranks' worth of shards, of which this process has one.
+    # And by the optimizer, however it is built: two ranks' worth of shards, of which this process has one.
     mesh = init_device_mesh("cpu", (1,))
     weight = DTensor.from_local(torch.zeros(2, 4).bfloat16(), mesh, [Shard(0)], shape=(4, 4), stride=(4, 1))
     with pytest.raises(TypeError, match=r"w is bfloat16 and sharded: keep float32 weights"):
         Float32AdamW([("w", nn.Parameter(weight))])
 
 
-# What else would lose digits
+# Other ways to lose digits
 
 
 @pytest.mark.skipif(not has_grad_dtype(), reason="torch < 2.10: no gradients of another dtype")
@@ -195,7 +195,7 @@ def test_micro_batches_are_summed_in_float32() -> None:
         return float((p.grad.flatten()[:4096].double() - exact).norm() / exact.norm())
 
     assert error(2) < 1e-6
-    assert error(None) > 1e-3, "what bfloat16 sums would cost"
+    assert error(None) > 1e-3, "the cost of bfloat16 sums"
 
 
 def test_an_average_in_bfloat16_never_moves_and_ours_is_of_the_float32_truth() -> None:
@@ -343,13 +343,13 @@ def dtypes_on_two_ranks() -> None:
             set_optimizer_state_dict(model, optimizer, fetched)
             check_dtypes(model, optimizer, precision, f"{case}: DCP")
             assert equal(whole(named_tensors(model, optimizer)), before), f"{case}: DCP changes no bit"
-            step(3)  # what the load brought is what goes on
+            step(3)  # the loaded state continues
             after = whole(named_tensors(model, optimizer))
             assert not torch.equal(after["weights/0.weight"], before["weights/0.weight"]), case
 
             both: list[Any] = [None, None]
             dist.all_gather_object(both, after)
-            assert equal(*both), f"{case}: ranks drifted apart, in weights or in what only the masters know"
+            assert equal(*both), f"{case}: ranks drifted apart, in weights or in the digits of the masters"
 
             if case == "ddp bf16-split":
                 check_broadcast_after_the_optimizer(rank)

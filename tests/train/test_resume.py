@@ -1,4 +1,4 @@
-"""Stopping and carrying on: when it is noticed, what is told, and that every sample is consumed once."""
+"""Stop and resume: delay of a stop, messages, and every sample consumed once."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def check(then: TrainConfig, now: TrainConfig, step: int = 100, **state: Any) ->
     return check_resume("runs/x", then, now, {"step": step, "position": step * then.batch_size, **HERE, **state}, HERE)
 
 
-# -- what is told -----------------------------------------------------------------------------------------------------
+# -- messages ---------------------------------------------------------------------------------------------------------
 
 
 def leaves(content: dict[str, Any], prefix: str = "") -> list[str]:
@@ -177,7 +177,7 @@ def test_resume_logs_changes_before_training_and_keeps_them(
     assert "resume: log.every: 3 -> 1: does not affect training" in seen[0]
     monkeypatch.undo()
     assert run.resume(RunDir(out).settings()) == run.DONE
-    # Still told: the latest checkpoint is one of the old settings.
+    # Still logged: the latest checkpoint is one of the old settings.
     assert "resume: steps: 12 -> 14" in capsys.readouterr().err
     assert run.resume(RunDir(out).settings()) == run.DONE
     printed = capsys.readouterr().err
@@ -260,7 +260,7 @@ def test_train_stops_at_the_stop_file(half: Path, data: Path, tmp_path: Path) ->
     assert checkpoint.list_steps(out / "checkpoints") == [4, 6]
     assert not (out / "STOP").exists()
     assert series(out) == series(half)
-    (out / "STOP").touch()  # of another day: whoever resumes wants the run to go on
+    (out / "STOP").touch()  # of another day: a resume is to continue the run
     assert run.resume(RunDir(out).settings()) == run.DONE
 
 

@@ -1,4 +1,4 @@
-"""What a run says of its data before the first step."""
+"""Summary of the data that a run prints before the first step."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -80,7 +80,7 @@ def test_startup_summary_shows_weight_and_share(tmp_path: Path) -> None:
     order = data.order(odd)
     assert not order.share_errors(data.weights)
     assert not [line for line in startup_summary.startup_summary(odd, data, order) if " has " in line]
-    # A run of an older release goes on in whole slots.
+    # A run of an older release continues in whole slots.
     saved = replace(order.spec, version=1, schedule=(Entry(0, (1, 20, 2)),))
     older = Order.from_json(saved, data.training)
     assert [d for d, _, _ in older.share_errors(data.weights)] == [0, 2, 1]  # worst first

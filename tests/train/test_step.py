@@ -1,4 +1,4 @@
-"""One step and what it is made of: schedule, optimizer, draws, the loss of a batch, held-out losses."""
+"""One step and its parts: schedule, optimizer, draws, the loss of a batch, validation losses."""
 
 import copy
 import math
@@ -147,7 +147,7 @@ def test_draws_belong_to_the_position_alone(batch: dict[str, Any]) -> None:
     assert torch.equal(noise[shuffled], again)
     assert torch.equal(time[shuffled], times)
     assert noise.shape == (8, 2, 3, 2)
-    assert len(noise.reshape(16, -1).unique(dim=0)) == 16  # none has what another has
+    assert len(noise.reshape(16, -1).unique(dim=0)) == 16  # no two are equal
     assert len(time.unique()) == 16
     assert ((time >= 0) & (time <= 1)).all()
     assert not torch.equal(noise, make_draws(spec(), 8, batch["position"])["flow noise"])
@@ -173,7 +173,7 @@ def test_augmentation_is_one_samples_affair(root: Path) -> None:
     assert not torch.equal(changed[cameras[0]], plain[cameras[0]])
     same = {k: v[[0] * 8] if isinstance(v, torch.Tensor) else [v[0]] * 8 for k, v in plain.items()}
     moved = apply_augmentation(same | {"position": plain["position"]}, cameras, some, seed=1)[cameras[0]]
-    assert len(moved.flatten(1).unique(dim=0)) > 4  # one picture, moved differently at each position
+    assert len(moved.flatten(1).unique(dim=0)) > 4  # one image, moved differently at each position
     rows = [6, 1]
     part = {k: v[rows] if isinstance(v, torch.Tensor) else [v[i] for i in rows] for k, v in plain.items()}
     alone = apply_augmentation(part, cameras, some, seed=1)
@@ -274,7 +274,7 @@ def test_a_step_never_waits_for_a_gpu(root: Path, precision: Any) -> None:
     data = open_data(config)
     with parallel.join_mesh(config) as mesh, Loader(data.training, order=data.order(config), num_threads=1) as loader:
         training = init_train_state(config, data, compute_normalisation(data, "mean_std"), mesh)
-        training.train_step(next(loader))  # what is made once may wait
+        training.train_step(next(loader))  # objects made once may wait
         later = next(loader)
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -473,7 +473,7 @@ def test_normalisation_ignores_held_out_episodes(root: Path, data: RunData) -> N
 
 @pytest.mark.filterwarnings("ignore:.*not finite")
 def test_a_value_that_is_not_finite_is_told_wherever_it_is_and_can_be_left_out(tmp_path: Path) -> None:
-    """Held-out episodes included: their NaN would be the only held-out loss that the run ever showed."""
+    """Validation episodes included: their NaN would be the only validation loss of the run."""
     write_dataset(tmp_path / "d", Spec(lengths=(6, 9, 4, 5), per_data_file=1))
     config = tiny_config(tmp_path / "d", tmp_path)
     held = open_data(config).validation[0]

@@ -1,4 +1,4 @@
-"""Task modes: drawn by position, in the shares that were asked for, and told in the words of the losses."""
+"""Task modes: drawn by position, in the requested shares, and logged under the names of the losses."""
 
 from dataclasses import replace
 from pathlib import Path

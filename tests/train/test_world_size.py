@@ -35,7 +35,7 @@ STEPS, SHORT = 200, 20
 
 
 def trained(data: Path, out: Path, steps: int, shards: int = 1, micro_batch: int | None = 2) -> None:
-    """A run of `steps` of 200 steps on 1 to 4 processes; what it computes at a time is the same on all."""
+    """A run of `steps` of 200 steps on 1 to 4 processes; the amount computed at a time is the same on all."""
     base = tiny_config(
         data, out, device="cpu", batch_size=8, steps=steps, micro_batch_size=micro_batch, log={"every": 50}
     )
@@ -76,7 +76,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("other", ["two", "four"])
 def test_the_number_of_processes_changes_no_bit_in_200_steps(runs: Path, other: str) -> None:
-    """One process (and 4 micro-batches), 2 (and 2), 4 (and 1): losses, held-out losses, every tensor, the policy."""
+    """One process (and 4 micro-batches), 2 (and 2), 4 (and 1): losses, validation losses, every tensor, the policy."""
     assert len(series(runs / "one")) == STEPS
     same_run(runs / "one", runs / other)
 
@@ -147,7 +147,7 @@ def gradients(policy: nn.Module) -> dict[str, Tensor]:
 
 
 def stepped(shards: int) -> dict[str, Any]:
-    """What one rank sees of single steps of `policies.policy()` on its mesh."""
+    """Results on one rank of single steps of `policies.policy()` on its mesh."""
     config = TrainConfig(device="cpu", micro_batch_size=4, parallel=ParallelConfig(timeout=300, dp_shard=shards))
     with parallel.join_mesh(config) as mesh:
         told: dict[str, Any] = {}
@@ -194,7 +194,7 @@ def same(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
 
 @pytest.mark.slow
 def test_uneven_masks_weigh_every_element_alike(single: dict[str, Any], double: list[dict[str, Any]]) -> None:
-    """Two ranks and one micro-batch, one rank and two: the gradient of the global mean, whoever has the padding."""
+    """Two ranks and one micro-batch, one rank and two: the gradient of the global mean, wherever the padding is."""
     for told in double:
         assert told["uneven"][0] == single["uneven"][0]
         assert same(told["uneven"][1], single["uneven"][1])
@@ -247,7 +247,7 @@ class Unheard(nn.Module):
 
 
 class Forgetful(FlowPolicy):
-    """Does not learn its last layer, which is a block, and the first layer of its text, which is none, if told so."""
+    """Does not learn its last layer, which is a block, and the first layer of its text, which is none, if `forgets`."""
 
     forgets = False
 
@@ -271,7 +271,7 @@ UNUSED = {
 
 
 def left_out(by: tuple[int, ...], mesh: Mesh, config: TrainConfig) -> tuple[float, set[str], str]:
-    """The loss of one step, the parameters that it left as they were, and what it printed."""
+    """The loss of one step, the parameters that it left as they were, and its output."""
     policy = Forgetful(policies.config(), policies.NORMALISATION)
     policy.load_state_dict(policies.policy().state_dict())
     policy.forgets = mesh.rank in by
@@ -335,7 +335,7 @@ def test_ranks_that_leave_out_different_parameters_are_told_instead_of_waiting(s
 
 
 def sampled(shards: int) -> dict[str, Tensor]:
-    """What a fresh policy with a future samples on one rank's mesh, by method, before any other pass."""
+    """Samples of a fresh policy with a future on one rank's mesh, by method, before any other pass."""
     config = TrainConfig(device="cpu", parallel=ParallelConfig(timeout=300, dp_shard=shards))
     noise = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0))
     found = {}

@@ -76,7 +76,7 @@ def test_torchcodec_equals_pyav(tmp_path: Path) -> None:
     if tuple(map(int, version("torchcodec").split(".")[:2])) < (
         0,
         13,
-    ):  # 0.11.1 gives another picture now and then: 51 of 4,800 in a random sequence
+    ):  # 0.11.1 gives another frame now and then: 51 of 4,800 in a random sequence
         left_out |= {"hevc-open"}
     paths = [write_video(tmp_path / f"{kind}.mp4", kind) for kind in KINDS if kind not in left_out]
     paths.append(write_video(tmp_path / "wide.mp4", "h264-gop2", height=46, width=90))  # no multiple of 32

@@ -221,7 +221,7 @@ def _unwritable(content: Any, path: str = "") -> Iterator[str]:
 
 
 def _selected(cls: type, value: Mapping[str, Any]) -> type:
-    """Return the class that `value` selects, where `cls` stands for several (a tagged union), else `cls`."""
+    """Return the class that `value` selects, if `cls` is a tagged union, else `cls`."""
     try:
         return getattr(cls, "select", lambda _: cls)(value)
     except ValueError:

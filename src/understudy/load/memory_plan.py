@@ -13,7 +13,7 @@ Without a run or a decoder every sample starts over at a key frame, and half a G
 
 An existing order is never changed. For a new one, `fit_order` reduces the frames in flight until a fast policy fits.
 
-The plan predicts the growth of resident memory to about 10 %, including what belongs to none of these items. Batches
+The plan predicts the growth of resident memory to about 10 %, including memory of none of these items. Batches
 that the consumer keeps, other than the current one, come on top.
 """
 

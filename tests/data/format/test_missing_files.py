@@ -208,7 +208,7 @@ def test_missing_files_a_camera_with_a_slash_in_its_name_is_refused(copy: Make) 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 @pytest.mark.parametrize("pattern", ["*.parquet", "*.mp4"])
 def test_missing_files_git_lfs_pointers_are_called_that_and_counted(copy: Make, version: str, pattern: str) -> None:
-    """One line for all files of a kind, with what helps; no line about each of them."""
+    """One line for all files of a kind, with the remedy; no line about each of them."""
     root = copy(version)
     files = [file for file in root.rglob(pattern) if "meta" not in file.parts]
     for file in files:
@@ -285,7 +285,7 @@ def test_missing_files_names_of_one_codec_are_one(tmp_path: Path, said: str, odd
 
 @pytest.mark.parametrize("pattern", ["data/**/file-000.parquet", f"videos/{TOP}/**/file-000.mp4"])
 def test_missing_files_a_packed_file_is_not_taken_for_another_of_its_name(tmp_path: Path, pattern: str) -> None:
-    """In v3.0 numbers start anew in each chunk: what lies in another chunk under that name is other episodes."""
+    """In v3.0 numbers start anew in each chunk: another chunk has other episodes under that name."""
     spec = Spec(lengths=(3, 3, 3, 3, 3, 3), per_data_file=1, per_video_file=1, foreign=False)
     write_dataset(tmp_path / "d", spec)
     first, second = sorted((tmp_path / "d").glob(pattern))[:2]

@@ -20,7 +20,7 @@ START = f"videos/{TOP}/from_timestamp"
 
 
 def partly(root: Path, keep: tuple[int, ...], late: float = 0.0) -> Path:
-    """One video of five episodes; the tables list those of `keep`, their times `late` by so many pictures."""
+    """One video of five episodes; the tables list those of `keep`, their times late by `late` frames."""
     write_dataset(root, Spec(lengths=LENGTHS, per_video_file=5, per_data_file=5, foreign=False))
     for file in (root / "meta/episodes").rglob("*.parquet"):
         table = pq.read_table(file)
@@ -55,7 +55,7 @@ def test_partly_listed_exact_times_say_which_images_are_meant(
 
 @pytest.mark.parametrize("late", [0.4, 1.0, -5.0, 9.0])
 def test_partly_listed_times_that_may_mean_something_else_are_refused(tmp_path: Path, late: float) -> None:
-    """Between two pictures; a gap of one; before the beginning; behind the end."""
+    """Between two frames; a gap of one; before the beginning; behind the end."""
     data = EpisodeDataset(partly(tmp_path / "d", (0, 3, 4), late))
     with pytest.raises(DatasetError, match=r"25 frames.*15 rows"):
         data[0]

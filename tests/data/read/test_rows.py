@@ -198,7 +198,7 @@ def test_rows_order_of_columns_and_of_episodes_in_a_file(copy: Callable[[str], P
 
 
 def test_rows_a_copied_file_keeps_its_name(copy: Callable[[str], Path]) -> None:
-    """v2: whose rows they are is what the file is called, said aloud when a column differs."""
+    """v2: the name of a file decides the episode of its rows, and a column that differs is reported."""
     root = copy("v2.1")
     shutil.copy(root / "data/chunk-000/episode_000000.parquet", root / "data/chunk-001/episode_000002.parquet")
     change(root / "data/chunk-001/episode_000002.parquet", lambda table: table.slice(0, 3))
@@ -313,7 +313,7 @@ def test_rows_missing_file(copy: Callable[[str], Path]) -> None:
 
 
 def test_rows_a_flipped_value_is_noticed_by_its_checksum(copy: Callable[[str], Path]) -> None:
-    """The file stays a valid one with another number in it; only the checksum of the page tells."""
+    """The file stays a valid one with another number in it; only the checksum of the page differs."""
     root = copy("v2.1")
     path = root / "data/chunk-000/episode_000000.parquet"
     table = pq.read_table(path)

@@ -86,7 +86,7 @@ def test_idle_ranges_are_those_of_a_slow_walk(
 
 
 def test_idle_openpis_numbers() -> None:
-    """Frames 20 to 26 stand still: seven idle frames, so that both sides lose their last ten. A pause of six stays."""
+    """Frames 20 to 26 do not move: seven idle frames, so that both sides lose their last ten. A pause of six stays."""
     rule = IdleRule.droid()
     values = np.arange(60, dtype=np.float32)
     values[20:27] = values[19]

@@ -235,7 +235,7 @@ def test_select_split_is_a_partition(ids: set[int], fraction: float, seed: int) 
 
 @given(st.integers(10, 400), st.integers(1, 400), st.integers(0, 99))
 def test_select_added_episodes_move_none(before: int, added: int, seed: int) -> None:
-    """What is held out stays so when the dataset grows (but for the one held out only because there must be one)."""
+    """Validation episodes stay so when the dataset grows, but for one that only makes the split non-empty."""
     _, held = split_episodes(np.arange(before), 0.3, seed)
     _, later = split_episodes(np.arange(before + added), 0.3, seed)
     old = {e for e in later.tolist() if e < before}
@@ -283,7 +283,7 @@ def test_select_ranges_that_are_all_empty_say_so(catalog: Catalog) -> None:
 
 @pytest.mark.slow
 def test_select_a_hundred_thousand_long_keys(tmp_path: Path) -> None:
-    """DROID's file is as long; only five of its episodes are here. Each key is looked up once (no pass per episode)."""
+    """DROID's file is as long; only five of its episodes are here. One lookup of each key (no pass per episode)."""
     write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(40,) * 5, cameras=(), recorded_as=True))
     root = "gs://xembodiment_data/r2d2/r2d2-data-full"
     path = tmp_path / "d/meta/episodes.jsonl"

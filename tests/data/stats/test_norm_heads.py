@@ -47,7 +47,7 @@ def changed(root: Path, key: str, change: Callable[[int, np.ndarray], np.ndarray
 
 
 def recording(root: Path, place: float = 0.0, **spec: Any) -> Truth:
-    """A dataset without pictures whose action and state lie around `place`."""
+    """A dataset without images whose action and state lie around `place`."""
     spec = {"lengths": (6, 9, 4, 30), "cameras": ()} | spec
     truth = write_dataset(root, Spec(**spec))
     for key in (ACTION, STATE):
@@ -58,7 +58,7 @@ def recording(root: Path, place: float = 0.0, **spec: Any) -> Truth:
 
 
 def rows_of(truth: Truth, key: str, segments: np.ndarray) -> np.ndarray:
-    """float64 (n, dim): what was written, of the frames of segments."""
+    """float64 (n, dim): the written rows of the frames of segments."""
     return np.concatenate([truth.rows[e][key][a:b] for e, a, b in segments.tolist()]).astype(np.float64)
 
 
@@ -237,7 +237,7 @@ def test_norm_heads_differences_are_those_of_the_windows(tmp_path: Path, choice:
         assert made[STATE] == plain[STATE]
         assert plain[ACTION]["spread"][0] == absolute[1].tolist()
         for name, figure in (("offset", offset), ("spread", spread)):
-            assert made[ACTION][name][0][0] == plain[ACTION][name][0][0]  # absolute: one value per frame, as ever
+            assert made[ACTION][name][0][0] == plain[ACTION][name][0][0]  # absolute: one value per frame, as without
             assert made[ACTION][name][0][1] == figure[1]
     found = compute_statistics([Member(data, "a", (1, 0))], chunk)["a"][ACTION]
     np.testing.assert_array_equal(found.q99, np.quantile(expected, 0.99, axis=0))
@@ -274,12 +274,12 @@ def test_norm_heads_differences_of_whole_numbers_do_not_wrap(tmp_path: Path, dty
     assert (found.min[0], found.max[0], found.min[1]) == (-5, -5, 4)
 
 
-# -- what is refused
+# -- refused data
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*not finite")
-@pytest.mark.parametrize("where", ["training", "held out", "behind the segment"])
+@pytest.mark.parametrize("where", ["training", "validation", "behind the segment"])
 @pytest.mark.parametrize("delta", [(), (0, 1)])
 def test_norm_heads_a_value_that_is_not_finite_is_named(tmp_path: Path, where: str, delta: tuple[int, ...]) -> None:
     def with_nan(episode: int, rows: np.ndarray) -> np.ndarray:
@@ -291,10 +291,10 @@ def test_norm_heads_a_value_that_is_not_finite_is_named(tmp_path: Path, where: s
     changed(tmp_path / "d", ACTION, with_nan)
     drop = {"drop_n_last_frames": 2} if where == "behind the segment" else {}
     held = opened(tmp_path / "d", episodes=[3])
-    data = opened(tmp_path / "d", episodes=[0, 1] if where == "held out" else [0, 3], **drop)
+    data = opened(tmp_path / "d", episodes=[0, 1] if where == "validation" else [0, 3], **drop)
     with pytest.raises(DatasetError, match=r"d, episode 3: action\[1\] is inf \(1 such values\).*exclude_episodes"):
-        compute_normalisation([Member(data, "a", delta)], "mean_std", 4, None, [held] if where == "held out" else [])
-    if where == "held out":
+        compute_normalisation([Member(data, "a", delta)], "mean_std", 4, None, [held] if where == "validation" else [])
+    if where == "validation":
         compute_normalisation([Member(data, "a", delta)], "mean_std", 4)
     if where == "behind the segment":  # a target of a window that reaches there; of a shorter one it is none
         compute_normalisation([Member(opened(tmp_path / "d", 2, episodes=[0, 3], **drop), "a", delta)], "mean_std", 2)

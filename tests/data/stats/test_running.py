@@ -137,7 +137,7 @@ def test_running_counted_images_follow_from_numbers(parts: list[int], keep: int)
 
 def test_running_large_images_are_strided() -> None:
     picture = np.zeros((480, 640, 3), np.uint8)
-    picture[::4, ::4] = 255  # what a stride of 640 // 150 = 4 sees
+    picture[::4, ::4] = 255  # only these are in a stride of 640 // 150 = 4
     total = ImageStatistics()
     total.add(picture)
     assert total.result()["mean"].reshape(3).tolist() == [1.0] * 3

@@ -33,13 +33,13 @@ def episodes_in(root: Path) -> int:
     try:
         return len(us.Catalog.open(root).episodes)
     except DatasetError as error:
-        if "lists no episode" not in str(error):  # what it says of a sound dataset with none
+        if "lists no episode" not in str(error):  # the message for a sound dataset with none
             raise
         return 0
 
 
 def check(root: Path, episodes: int) -> None:
-    """The folder is a dataset of exactly the first `episodes` episodes, each with its own values and pictures."""
+    """The folder is a dataset of exactly the first `episodes` episodes, each with its own values and images."""
     assert episodes_in(root) == episodes
     if episodes == 0:
         return

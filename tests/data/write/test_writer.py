@@ -242,7 +242,7 @@ def test_writer_statistics_of_episodes_and_of_all(recorded: tuple[Path, list[dic
     np.testing.assert_allclose(np.ravel(everything[IMAGE]["mean"]), pixels.mean(0))
     np.testing.assert_allclose(np.ravel(everything[IMAGE]["std"]), pixels.std(0))
     assert everything[TOP]["count"] == [len(frames)]
-    stored = us.EpisodeDataset(root)  # what the encoder made of the pictures, and not what it was given
+    stored = us.EpisodeDataset(root)  # the encoded images, not those given to the encoder
     decoded = np.stack([stored[i][TOP].numpy() for i in range(len(stored))]) / 255
     for name, figure in {"min": decoded.min, "max": decoded.max, "mean": decoded.mean, "std": decoded.std}.items():
         np.testing.assert_allclose(np.ravel(everything[TOP][name]), figure((0, 2, 3)), rtol=1e-12, err_msg=name)
@@ -332,11 +332,11 @@ def test_writer_rewrites_stale_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(32, 48, 3), (480, 512, 3)])  # the second: not every picture is measured
+@pytest.mark.parametrize("shape", [(32, 48, 3), (480, 512, 3)])  # the second: not every image is measured
 def test_writer_statistics_do_not_depend_on_interruptions(
     shape: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ImageStatistics.__init__, "__defaults__", (3, 0, 4))  # more pictures than are counted
+    monkeypatch.setattr(ImageStatistics.__init__, "__defaults__", (3, 0, 4))  # more images than are counted
     features = {key: {"dtype": kind, "shape": shape} for key, kind in (("a", "video"), ("b", "image"))}
     rng = np.random.default_rng(0)
     pictures = rng.integers(0, 256, (3, *shape)).astype(np.uint8)
@@ -356,12 +356,12 @@ def test_writer_statistics_do_not_depend_on_interruptions(
         extend(tmp_path / "many", episodes, interrupted)
     one, many = ((tmp_path / name / "meta/stats.json").read_bytes() for name in ("one", "many"))
     assert one == many
-    # Exactly the pictures that count, as they are read from the dataset.
+    # Exactly the images that count, as they are read from the dataset.
     data, step = us.EpisodeDataset(tmp_path / "one"), 1 if shape[0] < 100 else 4
     measured = [i for i in range(len(data)) if int(data[i]["frame_index"]) % step == 0]
     measured = measured[:: 4 if step == 1 else 2]
     for key in features:
-        lines = (slice(None, None, 3),) * 2 if step > 1 else ()  # as large pictures are strided
+        lines = (slice(None, None, 3),) * 2 if step > 1 else ()  # as large images are strided
         pixels = np.stack([data[i][key].numpy()[(slice(None), *lines)] for i in measured]) / 255
         np.testing.assert_allclose(np.ravel(json.loads(one)[key]["mean"]), pixels.mean((0, 2, 3)), rtol=1e-12)
         assert json.loads(one)[key]["count"] == [len(measured)]

@@ -40,7 +40,7 @@ def test_every_block_of_a_scene_can_be_asked_for(colour: str) -> None:
 
 
 def test_the_expert_has_no_memory_and_recovers() -> None:
-    """Opened on the way up, and given a wrong block, it does what is right from there."""
+    """Opened on the way up, and given a wrong block, it acts rightly from there."""
     env = Tabletop(size=8)
     env.reset(seed=3, options={"colour": "red"})
     while env.held is None:

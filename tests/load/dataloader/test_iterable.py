@@ -55,7 +55,7 @@ def test_episode_stream_equals_the_loader_after_any_restart(data: EpisodeDataset
     got = by_stream(stream, 7, workers)
     assert all_same(got, expected[:7])
     assert [stream.position_after(batch) for batch in got] == [BATCH * (k + 1) for k in range(7)]
-    stream.position = stream.position_after(got[3])  # what was made ahead of that batch is made again
+    stream.position = stream.position_after(got[3])  # batches made ahead of that one are made again
     other = (workers + 2) % 4
     assert all_same(by_stream(stream, 8, other), expected[4:])
 

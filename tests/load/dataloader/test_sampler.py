@@ -148,7 +148,7 @@ def test_data_without_segments_or_with_others_is_refused():
 
 @pytest.mark.parametrize("batch", [1, 5, 16, 72, 100])
 def test_passes_of_whole_batches_drop_and_repeat_nothing(batch):
-    """The last batch is filled from the next epoch, which then starts behind what it lent."""
+    """The last batch is filled from the next epoch, which then starts behind the samples that it lent."""
     sampler = EpisodeSampler(DATA, batch_size=batch)
     passes = []
     for _ in range(7):
@@ -166,7 +166,7 @@ def test_passes_of_whole_batches_drop_and_repeat_nothing(batch):
 @settings(max_examples=60)
 @given(st.data())
 def test_stops_worlds_and_batches_change_and_the_stream_does_not(data):
-    """The fourth of the known faults and the rest of them: position is what was consumed, and not step times batch."""
+    """The fourth of the known faults and the rest of them: position counts consumed samples, not step times batch."""
     expected, position, state = stream(5 * 30 * 36), 0, None
     for _ in range(data.draw(st.integers(1, 5))):
         world = data.draw(st.integers(1, 4))

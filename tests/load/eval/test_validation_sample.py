@@ -1,4 +1,4 @@
-"""Which held-out frames are judged where there are too many: the same ones, each group's share, little memory."""
+"""Choice of validation frames where there are too many: the same ones, each group's share, little memory."""
 
 import tracemalloc
 

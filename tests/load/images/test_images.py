@@ -135,7 +135,7 @@ def test_clip_reader_images_do_not_depend_on_the_policy(
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
-    """(pictures that decoders give, packets that they are fed) from now on, one entry each."""
+    """(frames that decoders give, packets that they are fed) from now on, one entry each."""
     given_: list[int] = []
     fed: list[int] = []
     runs, packet, several = FrameDecoder.runs, Mp4Packets.packet, Mp4Packets.run
@@ -178,7 +178,7 @@ def test_clip_reader_decodes_each_frame_once(
     data = opened(roots[name], window)
     order = Order.from_datasets([data], batch_size=2, seed=1, clip=19, lanes=2)
     steps = len(data) // 2  # one epoch
-    first = data.catalog.videos(TOP).first  # one file holds all episodes, so a picture is known by its number there
+    first = data.catalog.videos(TOP).first  # one file holds all episodes, so a frame is known by its number there
 
     def pictures(episode: np.ndarray, frame: np.ndarray) -> list[int]:
         """Those that samples of a clip need, each once."""
@@ -205,7 +205,7 @@ def test_clip_reader_decodes_each_frame_once(
     if name == "gop 2":
         assert len(fed) <= len(given_) + 2 * chains
     halo = least.total() - taken
-    (halo > 0) == (window == "history") or pytest.fail("the windows of this test share pictures, or do not")
+    (halo > 0) == (window == "history") or pytest.fail("the windows of this test share frames, or do not")
 
 
 def test_clip_reader_cost_does_not_depend_on_the_gop(roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,7 @@ def test_clip_reader_cost_does_not_depend_on_the_gop(roots: dict[str, Path], mon
         starts = [int(order.positions_of(0, 0, 0)[0]) for order in orders]
         count, start, order = max(
             ((len(o.rest_of_clip(s, 250)[0]) - 20, s, o) for o, s in zip(orders, starts)), key=lambda one: one[0]
-        )  # the last 20 of the clip are what is made ahead
+        )  # the last 20 of the clip are made ahead
         fed.clear()
         for _ in batches(data, order, policy, count, position=start):
             pass
@@ -312,7 +312,7 @@ def test_clip_reader_decodes_no_frame_between_those_of_a_sparse_history(
         chains += before * (position == 0 or len(order.rest_of_clip(position - 1, 9)[0]) == 1)
     for _ in batches(data, order, DecodePolicy(16, False), len(data)):
         pass
-    assert len(given_) <= 2 * len(data) + 24  # 8 per clip of 4, and what is made ahead; never the 11 between
+    assert len(given_) <= 2 * len(data) + 24  # 8 per clip of 4, and the frames made ahead; never the 11 between
     assert len(fed) <= 2 * len(data) + 4 * chains + 32
 
 
@@ -327,7 +327,7 @@ def test_decoded_images_are_decoded_when_first_needed(roots: dict[str, Path], mo
         assert len(given_) < len(data)  # not everything before the first batch
         for _ in range(len(data)):
             next(loader)
-    assert len(given_) == len(data)  # four epochs, each picture once
+    assert len(given_) == len(data)  # four epochs, each frame once
 
 
 def test_loader_resizes_cameras_and_sources_of_other_sizes(tmp_path: Path, roots: dict[str, Path]) -> None:

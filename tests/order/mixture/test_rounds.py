@@ -1,4 +1,4 @@
-"""How far apart the samples of a lane are, by which the loader spreads its runs of pictures."""
+"""How far apart the samples of a lane are, by which the loader spreads its runs of frames."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Actions learnt as differences to the state: taken and told back by the policy, absolute grippers left alone."""
+"""Actions learnt as differences to the state: taken and added back by the policy, absolute grippers left alone."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def normalizer(delta: list[list[bool]], **more: Any) -> Normalizer:
 @settings(max_examples=50)
 @given(st.integers(0, 2**20), st.integers(-6, 6))
 def test_there_and_back_is_exact_to_float32_and_a_gripper_is_untouched(seed: int, magnitude: int) -> None:
-    """Three roundings: of the difference (and of what it is scaled by, and back), of the sum."""
+    """Three roundings: of the difference (and of its scaling, and back), of the sum."""
     generator = torch.Generator().manual_seed(seed)
     data = {
         "action": torch.randn(4, 5, 3, generator=generator) * 10.0**magnitude,

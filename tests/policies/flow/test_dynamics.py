@@ -1,4 +1,4 @@
-"""A policy with a future: two streams, each with its own time; what is given is given, and the rest is learnt."""
+"""A policy with a future: two streams, each with its own time; given inputs stay, and the rest is learnt."""
 
 import copy
 from typing import Any
@@ -259,6 +259,6 @@ def test_it_learns_forward_and_inverse_dynamics_of_a_cart() -> None:
     acted = model.sample_actions(truth, noise, mode=INVERSE)
     assert (foreseen - truth["observation.state"][:, 1:]).abs().mean() < 0.2
     assert (acted - truth["action"]).abs().mean() < 0.35  # an action is twice the difference of two states
-    # The control: what would be said without looking at what is given.
+    # The control: a prediction that ignores the given inputs.
     assert (truth["observation.state"][:, :1] - truth["observation.state"][:, 1:]).abs().mean() > 0.4
     assert truth["action"].abs().mean() > 0.6

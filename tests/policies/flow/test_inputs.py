@@ -1,4 +1,4 @@
-"""How inputs become numbers: normalisation and its inverse, bytes of text, keypoints of pictures."""
+"""How inputs become numbers: normalisation and its inverse, bytes of text, keypoints of images."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_a_text_is_encoded_the_same_in_any_company() -> None:
 
 
 def test_sentences_that_differ_in_a_word_start_out_unrelated() -> None:
-    """What made a prototype memorise: three instructions with nearly parallel vectors, heard too late."""
+    """A prototype memorised because of this: three instructions with nearly parallel vectors, heard too late."""
     texts = [f"pick up the {colour} block" for colour in ("red", "green", "blue")]
     for seed in range(5):
         torch.manual_seed(seed)
@@ -74,7 +74,7 @@ def test_a_fresh_eye_looks_at_other_places_for_other_words() -> None:
         picture[:, block, row : row + 8, 8 + 20 * block : 16 + 20 * block] = 220
     told = torch.sin(4 * torch.randn(3, 192))
     places = encoder([picture.expand(3, -1, -1, -1)], told)
-    assert places.var(dim=0).mean().sqrt() > 0.1  # in units of half a picture
+    assert places.var(dim=0).mean().sqrt() > 0.1  # in units of half an image
 
 
 def test_the_order_of_the_letters_matters() -> None:

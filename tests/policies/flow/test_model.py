@@ -1,4 +1,4 @@
-"""FlowPolicy: a function of its inputs and nothing else, in the robot's units, refusing what does not fit."""
+"""FlowPolicy: a function of its inputs and nothing else, in the robot's units, refusing inputs that do not fit."""
 
 from typing import Any
 

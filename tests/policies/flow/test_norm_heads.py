@@ -1,4 +1,4 @@
-"""Robots that differ in one batch: each sample by its own head, and nothing of what a robot does not have matters."""
+"""Robots that differ in one batch: each sample by its own head, and the dimensions that a robot lacks do not matter."""
 
 import copy
 from typing import Any
@@ -270,7 +270,7 @@ def test_details_of_a_policy_are_those_of_its_draws_and_dimensions() -> None:
         assert torch.equal(told.detail.count.sum(dim=1), one.count)
 
 
-# -- what is kept, what is refused
+# -- kept and refused heads
 
 
 def test_two_heads_survive_the_disk(tmp_path: Any) -> None:

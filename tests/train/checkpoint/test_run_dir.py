@@ -166,7 +166,7 @@ def test_run_dir_refuses_another_version_before_its_settings(tmp_path: Path, ver
 def test_run_dir_begin_overwrites_nothing(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
-    (tmp_path / "notes.txt").write_text("is in nobody's way")
+    (tmp_path / "notes.txt").write_text("is in the way of no run")
     with pytest.raises(ConfigError, match=Path(name).parts[0]):
         RunDir(tmp_path).begin(TrainConfig(data=DataConfig(root="d")), {key: {} for key in RECORDED - {"format"}})
     assert (tmp_path / name).read_text() == "mine"

@@ -1,4 +1,4 @@
-"""A checkpoint is what was written, or is refused by name: flipped bits, other steps' files, renamed folders, code."""
+"""A checkpoint is as written, or refused by name: flipped bits, other steps' files, renamed folders, code."""
 
 import io
 import json
@@ -103,7 +103,7 @@ def test_read_state_refuses_other_types(saved: Path, change: dict[str, object]) 
 
 
 def strip(path: Path, change: dict[str, object] | None = None) -> None:
-    """Make a checkpoint what older versions wrote, which had no checksums; then change its state."""
+    """Remove the checksums, which older versions did not write; then change the state."""
     state = json.loads((path / "state.json").read_text())
     del state[SEAL], state[FILES]
     (path / "state.json").write_text(json.dumps(state | (change or {})))
@@ -137,7 +137,7 @@ class Evil:
 
 
 def dotted(trace: Path) -> bytes:
-    """What an allowed module has imported: `torch.distributed.checkpoint.metadata` has `os`."""
+    """A name that an allowed module has imported: `torch.distributed.checkpoint.metadata` has `os`."""
 
     def text(value: str) -> bytes:
         return b"\x8c" + bytes([len(value)]) + value.encode()

@@ -1,4 +1,4 @@
-"""A run that goes on notices changed data and video files, and takes every honest copy for what it is."""
+"""A resumed run notices changed data and video files, and accepts every honest copy."""
 
 import json
 import os

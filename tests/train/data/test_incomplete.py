@@ -179,7 +179,7 @@ def test_split_failure_names_dataset_and_flag(copy: Make) -> None:
 def test_skipped_episodes_are_recorded_with_the_run(
     copy: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The run that skips trains as the one that excludes, goes on without what has come back, and not without more."""
+    """The run that skips trains as the one that excludes, continues without restored episodes, and not without more."""
     root = copy()
     lose(root, TOP, 2, 5)
     config = tiny_config(root, tmp_path / "run", steps=4, val={"every": 0})

@@ -1,4 +1,4 @@
-"""The sources of a run: said in a file, all that is wrong told at once, opened, split and known again."""
+"""The sources of a run: listed in a file, all errors reported at once, opened, split and recognised."""
 
 import json
 from dataclasses import replace
@@ -35,7 +35,7 @@ def opened(*sources: SourceConfig, **data: Any) -> RunData:
     return open_data(replace(config, data=replace(config.data, **data)))
 
 
-# -- what can be said ------------------------------------------------------------------------------------------------
+# -- settings -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def test_mode_weights_match_the_policy_modes() -> None:
 def test_command_line_takes_a_file_with_sources(
     sources: tuple[SourceConfig, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Flags go over what the file says and leave its sources; they do not clutter the help."""
+    """Flags replace settings of the file and leave its sources; they do not clutter the help."""
     (tmp_path / "mix.yaml").write_text(dump_yaml(mixed(sources, tmp_path / "r")))
     assert main.main(["train", str(tmp_path / "mix.yaml"), "--steps", "2", "--val.every", "0", "--log.no-report"]) == 0
     config = RunDir(tmp_path / "r").settings()
@@ -177,7 +177,7 @@ def test_open_data_maps_keys_per_source(sources: tuple[SourceConfig, ...]) -> No
 
 
 def test_open_data_maps_one_key_to_two(sources: tuple[SourceConfig, ...]) -> None:
-    """A robot without a state of its own, told its last command; in seconds of its own rate."""
+    """A robot without a state of its own, given its last command; in seconds of its own rate."""
     part = opened(replace(sources[0], state="action")).training[0]
     sample = part.sample(*part.segments[0, :2].tolist())
     assert torch.equal(sample["observation.state"], sample["action"][0])
@@ -238,7 +238,7 @@ def test_open_data_reports_errors_of_all_sources(sources: tuple[SourceConfig, ..
 def test_open_data_reports_source_errors_before_missing_cameras(
     sources: tuple[SourceConfig, ...], tmp_path: Path
 ) -> None:
-    """What is chosen may be a camera of a source that cannot be opened: that is what is wrong."""
+    """The chosen camera may be one of a source that cannot be opened: the error names that source."""
     gone = replace(sources[1], name="gone", root=str(tmp_path / "nothing"))
     with pytest.raises(DatasetError, match=r"^source gone: .*no such folder"):
         opened(sources[0], gone, cameras=(TOP, WRIST))
@@ -276,7 +276,7 @@ IDS = st.lists(st.integers(0, 9), max_size=6, unique=True).map(tuple)
 )
 @settings(max_examples=60, deadline=None)
 def test_split_never_shares_episodes(many: Path, listed: list[SourceConfig]) -> None:
-    """Also where sources share a dataset: then what would leak is refused."""
+    """Also where sources share a dataset: then a leak is refused."""
     config = mixed(tuple(replace(source, root=str(many)) for source in listed), Path("r"))
     try:
         data = open_data(complete(config))
@@ -326,7 +326,7 @@ def test_sequence_of_sources_changes_no_number(sources: tuple[SourceConfig, ...]
 
 
 def test_normalisation_ignores_validation_episodes(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
-    """Two splits with the same training episodes, the held-out ones others, or none."""
+    """Two splits with the same training episodes, and other validation episodes or none."""
     wide, two, small = sources
     some = replace(wide, episodes=(0, 1, 2, 3), val_episodes=(3,))
     others = (

@@ -1,8 +1,8 @@
-"""Why episodes are held out whole: a split by frames leaks, which a nearest neighbour shows on recorded motion.
+"""Validation takes whole episodes: a split by frames leaks, which a nearest neighbour shows on recorded motion.
 
-Whoever remembers the training frames and answers with the action of the nearest one looks excellent on held-out frames
-of episodes that were trained on, since the frame before and the one behind are there; on new episodes it does not. The
-split that is judged is the one that a run makes.
+A model that remembers the training frames, and answers with the action of the nearest one, looks excellent on
+validation frames of trained episodes, since the frames before and behind are there. On new episodes it does not. The
+tested split is the one that a run makes.
 """
 
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def split(dataset: Path) -> tuple[Frames, Frames]:
-    """What a run trains on, and what it holds out."""
+    """Training and validation frames of a run."""
     config = TrainConfig(data=DataConfig(root=str(dataset), chunk_size=1, val_fraction=0.25))
     data = open_data(config)
     parts = []

@@ -1,4 +1,4 @@
-"""Validations that are not made to their end: a stop in their midst, and held-out frames that cannot be read."""
+"""Validations that are not made to their end: a stop in their midst, and unreadable frames."""
 
 import os
 import shutil
@@ -38,7 +38,7 @@ LENGTHS = (9, 7, 11, 8, 6, 10, 9, 7, 8, 12)
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Each picture and each episode's file stands for itself."""
+    """Each frame is a key frame, and each episode has its own file."""
     root = tmp_path_factory.mktemp("judging") / "dataset"
     write_dataset(root, Spec(lengths=LENGTHS, gop=1, per_video_file=1))
     return root
@@ -135,7 +135,7 @@ def check(told: dict[str, Any], step: int, before: list[int]) -> None:
     assert told["codes"] == [run.STOPPED, run.STOPPED, run.DONE]
     assert told["step"] == step
     assert told["judged"] == before
-    assert told["after"] <= 2  # of some seven chunks in each: what was being read already
+    assert told["after"] <= 2  # of some seven chunks in each: those being read already
 
 
 @pytest.mark.slow
@@ -192,12 +192,12 @@ def test_ranks_stop_a_validation_together(data: Path, whole: Path, tmp_path: Pat
         same_run(whole, tmp_path / name)
 
 
-# -- what cannot be read ----------------------------------------------------------------------------------------------
+# -- unreadable frames ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def damaged(data: Path) -> tuple[Path, int]:
-    """The same dataset with one picture of a held-out episode overwritten, and which sample of the line that is."""
+    """The same dataset with one frame of a validation episode overwritten, and the number of its sample."""
     held = held_out_of(data)
     sample = 6
     episode, frame = int(held.episode[sample]), int(held.frame[sample])
@@ -232,7 +232,7 @@ def test_evaluate_skips_an_unreadable_frame(data: Path, whole: Path, damaged: tu
     for record, sound in zip(series(out, "val"), series(whole, "val"), strict=True):
         assert (record["unreadable"], "unreadable" in sound) == (1, False)
         assert record["held_out"] == sound["held_out"] == sound["samples"] == record["samples"] + 1
-        # Its other samples are judged as ever.
+        # Its other samples are evaluated as before.
         assert sum(each["samples"] for each in record["tasks"].values()) == record["samples"]
         assert 0 < abs(record["loss"] - sound["loss"]) < 0.2 * sound["loss"]
     held = held_out_of(data)
@@ -294,7 +294,7 @@ def with_small_chunks(config: TrainConfig) -> int:
 
 @pytest.mark.slow
 def test_validation_sample_is_evaluated_and_reported(data: Path, whole: Path, tmp_path: Path) -> None:
-    """The same sample in each validation, whoever judges it; the training does not notice."""
+    """The same sample in each validation, in any process; the training does not notice."""
     config = config_of(data, tmp_path / "one", val={"frames": 10})
     assert with_small_chunks(config) == run.DONE
     assert in_ranks(2, with_small_chunks, replace(config, output_dir=str(tmp_path / "two"))) == [run.DONE, run.DONE]

@@ -1,4 +1,4 @@
-"""Held-out losses: one number per group, the same for the same weights however it is computed."""
+"""Validation losses: one number per group, the same for the same weights however it is computed."""
 
 import math
 import threading
@@ -52,7 +52,7 @@ SHARES = {"arm::joint": 3.0 + 1.0, "hand::joint": 5.0}
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[SourceConfig, ...]:
-    """Of "small" one frame is held out."""
+    """Of "small" one frame is for validation."""
     wide, two, small = tiny_sources(tmp_path_factory.mktemp("mixture"), small_pictures=False)
     return wide, replace(two, weight=5), replace(small, val_episodes=(0,), drop_first=6)
 
@@ -98,7 +98,7 @@ def whole(sources: tuple[SourceConfig, ...], mesh: Mesh) -> dict[str, Any]:
     return evaluate(untrained(sources, data), held, SEED, mesh, FLOW, open_loop=2, per_dim=True)
 
 
-# -- what the numbers are
+# -- the figures
 
 
 def test_it_is_what_a_slow_obvious_computation_finds(sources: tuple[SourceConfig, ...], whole: dict[str, Any]) -> None:
@@ -216,7 +216,7 @@ def test_each_held_out_sample_is_counted_once(sources: tuple[SourceConfig, ...],
 def test_a_group_without_an_element_is_absent_and_one_of_no_weight_does_not_poison(
     sources: tuple[SourceConfig, ...],
 ) -> None:
-    """0 * NaN is NaN, so what weighs nothing must be left out, not multiplied."""
+    """0 * NaN is NaN, so samples of weight 0 must be left out, not multiplied."""
     _, held = opened(sources)
     nothing = held.source == held.names.index("small")
     broken = held.source == held.names.index("two")
@@ -297,7 +297,7 @@ def test_sums_are_rounded_once_whatever_the_sequence_of_the_samples(sources: tup
 
 
 def test_each_stream_of_a_policy_has_its_losses_by_its_own_flow_time() -> None:
-    """The times of the states lie in a drawn sequence beside those of the actions; both are told in that of time."""
+    """The times of the states lie in a drawn sequence beside those of the actions; both are reported by time."""
     rng = np.random.default_rng(0)
     time = torch.from_numpy(np.stack([np.sort(rng.random((5, DRAWS)), 1), rng.random((5, DRAWS))], axis=2))
     found = torch.zeros(2, 1 + 1 + DRAWS, 7, dtype=torch.float64)
@@ -334,7 +334,7 @@ def test_an_open_loop_error_of_joints_that_never_move_is_none_and_not_the_best(
 
 
 def several(sources: tuple[SourceConfig, ...], shards: int, sizes: list[int]) -> list[Any]:
-    """In one rank of some: the tables for each size of chunks, with weights in so many shards, and some threads."""
+    """In one rank of some: the tables for each size of chunks, with weights in `shards` shards, and some threads."""
     config, out = mixed(sources, Path("out"), device="cpu", parallel=ParallelConfig(dp_shard=shards, timeout=300)), []
     data, held = opened(sources)
     with parallel.join_mesh(config) as mesh:
@@ -371,7 +371,7 @@ def test_one_rank_two_and_three_find_the_same_bits(
 def test_the_mean_of_means_is_another_number(
     sources: tuple[SourceConfig, ...], mesh: Mesh, whole: dict[str, Any]
 ) -> None:
-    """The negative control: what ranks, or batches, find on their own, averaged, depends on how samples were dealt."""
+    """The negative control: the average of figures per rank, or per batch, depends on how samples are dealt."""
     data, held = opened(sources)
     policy = untrained(sources, data)
 
@@ -429,7 +429,7 @@ def test_it_repeats_to_the_bit_and_leaves_no_trace(sources: tuple[SourceConfig, 
     torch.manual_seed(6)
     resident = held.keep_decoded(1 << 30)
     assert evaluate(policy, resident, drawn, mesh, FLOW, open_loop=1) == first
-    assert evaluate(policy, resident, drawn, mesh, FLOW, open_loop=1) == first  # from what stayed decoded
+    assert evaluate(policy, resident, drawn, mesh, FLOW, open_loop=1) == first  # from frames that stayed decoded
     torch.manual_seed(5)
     assert torch.equal(torch.get_rng_state(), state)
     assert policy.training

@@ -90,7 +90,7 @@ def test_evaluate_checkpoint_uses_its_own_settings(done: Path, tmp_path: Path) -
 
 
 def test_evaluate_checkpoint_on_any_processes(done: Path) -> None:
-    """What its training asks of their number does not matter then."""
+    """The numbers of processes in its training settings do not matter then."""
     now = RunDir(done).settings()
     then = replace(now, micro_batch_size=now.batch_size, parallel=ParallelConfig(dp_shard=3, dp_replicate=2))
     assert parallel.mesh_shape(run._move_settings(then, now), 2) == (2, 1)

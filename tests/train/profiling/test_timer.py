@@ -40,7 +40,7 @@ def test_phase_timer_waits_at_both_ends() -> None:
     timed = PhaseTimer(wait, clock)
     negligent = PhaseTimer(lambda: None, clock)
     for timer in (timed, negligent):
-        queued[0] = 3.0  # still busy with what came before
+        queued[0] = 3.0  # still busy with earlier work
         with timer("forward"):
             queued[0] += 5.0
         with timer("optimizer"):

@@ -70,7 +70,7 @@ def test_trackers_have_a_resumed_run_whole(tmp_path: Path) -> None:
 
 
 class Recorder:
-    """A mirror that remembers what it is told, and may fail."""
+    """A mirror that remembers its calls, and may fail."""
 
     def __init__(self, has: int = 0, fails_at: int = 1 << 30) -> None:
         self.last_step, self.fails_at, self.steps, self.closed = has, fails_at, [], 0
