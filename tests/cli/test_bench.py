@@ -53,7 +53,7 @@ def test_measure_returns_all_figures(root: Path) -> None:
     assert found["codec_limit"]["by"] == "bare codec"
     shuffled = found["shuffled_limit"]["samples_per_s"]
     assert found["over_shuffled_limit"] == pytest.approx(found["samples_per_s"] / shuffled)
-    assert found["batch_mb"] * 1e6 > 8 * 2 * 64 * 64 * 3  # two pictures in each of 8 samples, and the numbers
+    assert found["batch_mb"] * 1e6 > 8 * 2 * 64 * 64 * 3  # two images in each of 8 samples, and the numbers
     assert sum(found["work"].values()) == pytest.approx(1)
     assert found["work"]["decode"] > 0
     assert 0 <= found["waited_share"] <= 1
@@ -149,7 +149,7 @@ def test_limit_decodes_the_frames_of_the_dataset(root: Path) -> None:
     assert len({(one.path, one.packets[0]) for one in stretches}) == 4  # different cameras, files or places
     for way in (bench_limit.bare, bench_limit.pyav):
         pictures, seen = way(stretches[0]), 0
-        while seen < 2 * len(stretches[0].packets):  # beyond the end it goes on from the beginning
+        while seen < 2 * len(stretches[0].packets):  # beyond the end it continues from the beginning
             seen += next(pictures)
     counted = {"bare codec": 0, "container": 0}
 
@@ -472,7 +472,7 @@ def test_loader_benchmark_has_its_keys(
     with pytest.raises(KeyboardInterrupt):
         run("remote")
     assert "remote, nginx, GOP 12" in said().err
-    assert [row["gop"] for row in json.loads(out.read_text())["remote"]] == [2, 12]  # what was done by then
+    assert [row["gop"] for row in json.loads(out.read_text())["remote"]] == [2, 12]  # the parts done by then
     found = run(",".join(benchmark.PARTS))
     assert "svtav1-g2-64: " in said().err
     assert [row["gop"] for row in found["remote"]] == [2, 12, 250]
@@ -500,11 +500,11 @@ def test_loader_benchmark_has_its_keys(
 
 @pytest.mark.slow
 def test_loader_benchmark_measures_remote_data(benchmark: ModuleType, tmp_path: Path) -> None:
-    """One epoch with the codec left out asks for all bytes, and what is timed is decoded the same from both places."""
+    """One epoch with the codec left out asks for all bytes, and the timed part decodes the same from both places."""
     (row,) = benchmark.remote_rows(tmp_path, None, True, known=[2, 12])
     assert row["gop"] == 250
     assert row["server"] in ("nginx", "python")
-    assert 0.95 < row["amplification"] < 1.5  # what was in the index's answer anyway is of a tiny file much
+    assert 0.95 < row["amplification"] < 1.5  # of a tiny file, much is in the answer with the index
     assert all(row[key] > 0 for key in ("first_batch_needs_fraction", "first_batch_fraction_of_file", "over_local"))
 
 

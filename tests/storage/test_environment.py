@@ -74,10 +74,10 @@ def test_close_ends_a_transfer_through_a_proxy(
 
 
 def test_netrc_is_used_unless_options_have_credentials(server: RangeServer, tmp_path: Path) -> None:
-    (tmp_path / "netrc").write_text("machine 127.0.0.1 login who password what\n")
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login who password secret\n")
     (tmp_path / "netrc").chmod(0o600)
     files_of(server.url, tmp_path).source("a b.mp4").read(100_000, 10)
-    assert {asked.headers["authorization"] for asked in server.log} == {basic("who", "what")}
+    assert {asked.headers["authorization"] for asked in server.log} == {basic("who", "secret")}
     server.log.clear()
     for name in ("Authorization", "authorization"):
         files_of(server.url, tmp_path, headers={name: "Bearer own"}).source("a b.mp4").read(110_000, 10)

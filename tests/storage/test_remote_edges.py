@@ -140,7 +140,7 @@ def test_compressed_response_is_refused(server: RangeServer, tmp_path: Path) -> 
 
 
 def test_modification_time_in_the_future_is_no_change(server: RangeServer, tmp_path: Path) -> None:
-    """The recording robot's clock was ahead; the server's clock tells this from a change during the run."""
+    """The recording robot's clock was ahead; the server's clock distinguishes this from a change during the run."""
     server.written[PATH] = time.time() + 1e6
     files = files_of(server, tmp_path)
     files.read("b")

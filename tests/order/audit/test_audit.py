@@ -52,7 +52,7 @@ def test_a_lane_that_changes_ranks_is_opened_by_each() -> None:
     lengths = np.full(20_000, 64)
     a = audit(round_robin(21, 64), lengths, 20, world_size=4, span=20 * 1024, gop=1)
     assert a.opens_per_piece == 4
-    assert a.amplification == 1  # every picture is a key frame: reading apart costs nothing more
+    assert a.amplification == 1  # every frame is a key frame: reading apart costs nothing more
     a = audit(round_robin(21, 64), lengths, 20, world_size=4, span=20 * 1024, gop=64)
     assert a.amplification > 3  # every rank decodes the episode from its start
 
@@ -78,7 +78,7 @@ def test_decoded_counts_each_picture_of_an_owner_once(n: int, reach: tuple[int, 
     lengths, gop = rng.integers(1, 30, 3), rng.integers(1, 10, 3)
     owner, episode = rng.integers(0, 2, n), rng.integers(0, 3, n)
     frame = rng.integers(0, lengths[episode])
-    # What a decoder must go through for a window: from the key frame before it to its end.
+    # A decoder needs all frames from the key frame before a window to the end of the window.
     pictures = {
         (o, e, picture)
         for o, e, f in zip(owner, episode, frame, strict=True)
@@ -146,7 +146,7 @@ def test_design_effects_are_the_published_ones(settings_: dict, published: tuple
 
 
 def test_clips_by_default_keep_what_the_order_promises() -> None:
-    """A batch of different clips, at most V open, each by one rank, each picture decoded about once, no bursts."""
+    """A batch of different clips, at most V open, each by one rank, each frame decoded about once, no bursts."""
     lengths = droid_like()
     order = Order.from_datasets([Source("a", lengths)], batch_size=256)
     read, _ = as_read(order)

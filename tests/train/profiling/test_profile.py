@@ -160,7 +160,7 @@ def test_count_flops_counts_needed_operations() -> None:
         model = policy()
         apply_activation_checkpointing(model.blocks(), kept)
         counts[kept] = flops.count_flops(lambda m=model: scalar(m.flow_losses(batch(3), *draws(3))).backward(), model)
-    assert counts["none"] == counts["selective"] == counts["full"] > 0  # what is repeated is not counted
+    assert counts["none"] == counts["selective"] == counts["full"] > 0  # repeated work is not counted
 
 
 @pytest.mark.parametrize(
