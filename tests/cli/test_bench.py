@@ -27,7 +27,7 @@ from understudy.cli.bench.bench import BenchConfig, format_figures, measure
 from understudy.cli.bench.limit import limits
 from understudy.cli.bench.measure import OtherLoader, Round, Setting, Trial, lerobot, median_round, other_figures
 from understudy.cli.bench.other_load import doubt
-from understudy.errors import DatasetError
+from understudy.errors import ConfigError, DatasetError
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 FAST = {"seconds": 0.05, "rounds": 1, "batch_size": 8, "chunk_size": 4}
@@ -368,6 +368,20 @@ def test_other_loader_measures_in_its_own_process(tmp_path: Path) -> None:
         assert rival.measure(seconds=1) == {"missing": "it ended with exit code 3"}
 
 
+@pytest.fixture
+def lerobot_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkout's script for LeRobot's loader, also where understudy is installed as a wheel."""
+    script = Path(__file__).parents[2] / "benchmarks" / "lerobot_loader.py"
+    monkeypatch.setattr("understudy.cli.bench.measure.LEROBOT_SCRIPT", script)
+
+
+def test_lerobot_needs_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("understudy.cli.bench.measure.LEROBOT_SCRIPT", tmp_path / "lerobot_loader.py")
+    with pytest.raises(ConfigError):
+        lerobot(sys.executable)
+
+
+@pytest.mark.usefixtures("lerobot_script")
 def test_lerobot_reports_a_missing_package(tmp_path: Path) -> None:
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # an interpreter without any package
@@ -377,6 +391,7 @@ def test_lerobot_reports_a_missing_package(tmp_path: Path) -> None:
         assert other_figures(rival, []) == {"missing": rival.missing}
 
 
+@pytest.mark.usefixtures("lerobot_script")
 def test_lerobot_measures_the_same_files(tmp_path: Path) -> None:
     if importlib.util.find_spec("lerobot") is None:
         pytest.skip("LeRobot is not installed")
