@@ -57,7 +57,7 @@ from understudy.rollout.play import rollout
 from understudy.rollout.result import wilson_interval
 from understudy.train import precision
 from understudy.train.data.data import open_data
-from understudy.train.eval.validate import evaluate
+from understudy.train.eval.validation_loss import evaluate
 from understudy.train.run import train
 from understudy.train.track import metrics_file
 

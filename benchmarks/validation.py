@@ -35,7 +35,7 @@ from understudy.policies.draws import make_draws
 from understudy.policies.flow.config import FlowSettings
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train.data.data import RunData, open_data
-from understudy.train.eval.validate import BATCH, evaluate
+from understudy.train.eval.validation_loss import BATCH, evaluate
 
 CAMERA, DIMS, CHUNK, BAR = "observation.images.front", 7, 8, 1.2
 

@@ -9,7 +9,7 @@ from understudy import addresses
 from understudy.data.format.catalog import Catalog
 from understudy.errors import DatasetError
 from understudy.storage.files import Files
-from understudy.storage.options import RemoteOptions
+from understudy.storage.remote_options import RemoteOptions
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from typing import get_args
 
 from understudy.config.schema import complete, load
 from understudy.config.train import TrainConfig
-from understudy.data.stats import external, summary
+from understudy.data.stats import stats_files, summary
 from understudy.data.stats.normalization import Mode
 
 PAGE = (Path(__file__).parents[1] / "docs" / "normalisation.md").read_text()
@@ -25,4 +25,4 @@ def test_settings_load(tmp_path: Path) -> None:
 def test_numbers_are_those_of_the_code() -> None:
     assert f"{summary.ROWS:,} rows" in PAGE
     assert [mode for mode in get_args(Mode) if f"| `{mode}` |" in PAGE] == list(get_args(Mode))
-    assert callable(external.to_openpi)
+    assert callable(stats_files.to_openpi)

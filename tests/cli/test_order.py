@@ -10,8 +10,8 @@ from understudy.cli import order
 from understudy.cli.main import main
 from understudy.cli.order import explain
 from understudy.order.audit import baselines
-from understudy.report.order import comparison as comparison_module
-from understudy.report.order.comparison import FEW, ExplainConfig, Table, compare, read_tables
+from understudy.report.order import explain as explain_module
+from understudy.report.order.explain import FEW, ExplainConfig, Table, compare, read_tables
 from understudy.report.order.text import render
 
 SMALL = {"batch_size": 32, "world_size": 2, "num_workers": 2, "episodes": 400, "frames_in_flight": 4096}
@@ -112,7 +112,7 @@ def test_compare_audits_a_bounded_number_of_positions(
     """With a clip of all data, or memory for all data, the audit stays short and notes that it is approximate."""
     config = ExplainConfig(**SMALL | {"episodes": 40}, clip=10**12, lanes=32)
     assert compare(read_tables(config), config).settled  # no more is held than there is
-    monkeypatch.setattr(comparison_module, "MOST", 1 << 16)
+    monkeypatch.setattr(explain_module, "MOST", 1 << 16)
     for kwargs in ({"frames_in_flight": 10**9}, {"clip": 10**12, "lanes": 32}):
         config = ExplainConfig(**SMALL | kwargs)
         comparison = compare(read_tables(config), config)
@@ -157,8 +157,8 @@ def test_explain_refuses_an_absurd_batch_in_one_line(capsys: pytest.CaptureFixtu
 @pytest.mark.slow
 def test_compare_audits_few_positions_of_large_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """An order that cannot settle in an affordable number of positions is audited briefly."""
-    monkeypatch.setattr(comparison_module, "MOST", 1 << 17)
-    monkeypatch.setattr(comparison_module, "FEW", 1 << 15)
+    monkeypatch.setattr(explain_module, "MOST", 1 << 17)
+    monkeypatch.setattr(explain_module, "FEW", 1 << 15)
     for batch, held, audited in ((256, 1 << 16, 1 << 15), (1024, 1 << 16, 1 << 16), (128, 1 << 12, 1 << 15)):
         config = ExplainConfig(**SMALL | {"batch_size": batch, "episodes": 4000, "frames_in_flight": held})
         low, high = next(side.figures.stretch for side in compare(read_tables(config), config).sides if side.figures)

@@ -9,7 +9,7 @@ pytest.importorskip("metaworld", reason="the extra `sim` is not installed")
 
 from understudy.envs.env import layout_seed
 from understudy.envs.metaworld import MetaWorldEnv
-from understudy.envs.rays import SKY
+from understudy.envs.ray_camera import SKY
 from understudy.envs.registry import open_env
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # its packages deprecate each other at import

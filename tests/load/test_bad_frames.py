@@ -14,7 +14,7 @@ from understudy.errors import DatasetError
 from understudy.load.bad_frames import Substitutes
 from understudy.load.loader import Loader
 from understudy.order import Order
-from understudy.order.draws import SampleRng
+from understudy.order.sample_random import SampleRng
 from understudy.video.packets import open_packets
 
 TOP = "observation.images.top"

@@ -28,7 +28,7 @@ from understudy.load.images.decoded_cache import DecodedImages, keep_decoded
 from understudy.load.loader import Loader
 from understudy.load.workers import WorkerPool
 from understudy.order import Order
-from understudy.order.draws import SampleRng
+from understudy.order.sample_random import SampleRng
 from understudy.video.decoder import FrameDecoder
 from understudy.video.index import PacketRun
 from understudy.video.native.ffmpeg import PYAV_MAJOR

@@ -17,7 +17,7 @@ from support.batches import all_same, least_memory
 from support.datasets import Spec, write_dataset
 from understudy import EpisodeDataset, EpisodeSampler, EpisodeStream, Loader, Order
 from understudy.load.mixture import Mixture, image_shapes
-from understudy.order.draws import SampleRng
+from understudy.order.sample_random import SampleRng
 from understudy.video.resize import AreaResize
 
 ACTION, STATE = "action", "observation.state"

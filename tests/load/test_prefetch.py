@@ -22,8 +22,8 @@ from understudy.load.prefetch import Prefetcher
 from understudy.load.workers import WorkerPool
 from understudy.order import Order
 from understudy.storage import web
-from understudy.storage.options import RemoteOptions
 from understudy.storage.remote import RemoteSource
+from understudy.storage.remote_options import RemoteOptions
 from understudy.storage.retry import RetryPolicy
 from understudy.video import mp4
 

@@ -25,7 +25,7 @@ from understudy.train.checkpoint.run_dir import RunDir
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 
 from understudy.envs.env import layout_seed
-from understudy.envs.tabletop.env import TabletopEnv  # (after the skip)
+from understudy.envs.tabletop.tabletop_env import TabletopEnv  # (after the skip)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import pytest
 from support.servers import RangeServer
 from understudy.errors import DatasetError
 from understudy.storage.files import Files
-from understudy.storage.options import RemoteOptions
+from understudy.storage.remote_options import RemoteOptions
 from understudy.storage.retry import RetryPolicy
 
 DATA = np.random.default_rng(4).integers(0, 256, 200_000, np.uint8).tobytes()

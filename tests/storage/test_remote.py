@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from support.servers import FAULTS, Asked, RangeServer, change_retry_policy
 from understudy.errors import DatasetError, SourceError
 from understudy.storage.files import Files
-from understudy.storage.options import RemoteOptions
+from understudy.storage.remote_options import RemoteOptions
 from understudy.storage.retry import RetryPolicy, TransientError, call_with_retries
 
 DATA = np.random.default_rng(0).integers(0, 256, 300_000, np.uint8).tobytes()

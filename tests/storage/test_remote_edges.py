@@ -13,12 +13,11 @@ import pytest
 
 from support.servers import Asked, RangeServer
 from understudy.errors import DatasetError, SourceError
-from understudy.storage import cache as cache_module
-from understudy.storage import http, retry
-from understudy.storage.cache import DiskCache
+from understudy.storage import disk_cache, http, retry
+from understudy.storage.disk_cache import DiskCache
 from understudy.storage.files import Files
-from understudy.storage.options import RemoteOptions
 from understudy.storage.remote import RemoteSource
+from understudy.storage.remote_options import RemoteOptions
 from understudy.storage.retry import RetryPolicy, TransientError, call_with_retries
 
 DATA = np.random.default_rng(3).integers(0, 256, 300_000, np.uint8).tobytes()
@@ -54,7 +53,7 @@ def test_locked_cache_is_a_source_error(server: RangeServer, tmp_path: Path, mon
     def locked(*_: object, **__: object) -> None:
         raise DatasetError("another process holds a lock", where="x", fix="end that process")
 
-    monkeypatch.setattr(cache_module.Entry, "claim", locked)
+    monkeypatch.setattr(disk_cache.Entry, "claim", locked)
     with pytest.raises(SourceError, match="holds a lock"):
         source.read(200_000, 10)
 
@@ -247,7 +246,7 @@ def test_damaged_span_that_cannot_be_removed_is_ignored(
 
 def test_pins_of_one_process_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pin is an open file; their number is limited over all videos."""
-    monkeypatch.setattr(cache_module, "MAX_PINS", 20)
+    monkeypatch.setattr(disk_cache, "MAX_PINS", 20)
     many = {f"/set/{i}": DATA[:90_000] for i in range(12)}
     with RangeServer(many) as server:
         files = files_of(server, tmp_path)

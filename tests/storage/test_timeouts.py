@@ -15,8 +15,8 @@ import pytest
 from support.servers import Asked, RangeServer
 from understudy.errors import SourceError
 from understudy.storage.files import Files
-from understudy.storage.options import RemoteOptions
-from understudy.storage.prefetch import Fetcher
+from understudy.storage.prefetch_threads import Fetcher
+from understudy.storage.remote_options import RemoteOptions
 from understudy.storage.retry import RetryPolicy
 from understudy.storage.timeouts import DeadlineExceeded, call_with_timeout
 

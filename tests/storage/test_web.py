@@ -24,7 +24,7 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.errors import DatasetError, MissingFileError, SourceError
 from understudy.storage.files import Files
-from understudy.storage.options import RemoteOptions
+from understudy.storage.remote_options import RemoteOptions
 from understudy.storage.retry import RetryPolicy, TransientError
 from understudy.storage.stores import call_driver
 from understudy.video.open import open_video

@@ -24,7 +24,7 @@ from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data import loading
 from understudy.train.data.data import open_data
-from understudy.train.eval.validate import evaluate
+from understudy.train.eval.validation_loss import evaluate
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from understudy.optim.adamw import Float32AdamW
 from understudy.optim.param_groups import freeze
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
-from understudy.train.eval import validate
+from understudy.train.eval import validation_loss
 from understudy.train.precision import make_optimizer, named_tensors
 from understudy.train.step import MicroBatch, StepResult, optimizer_step, split_micro_batches
 
@@ -46,11 +46,11 @@ def trained(data: Path, out: Path, steps: int, shards: int = 1, micro_batch: int
         schedule=replace(base.schedule, decay_steps=STEPS),
         parallel=ParallelConfig(timeout=300, dp_shard=shards),
     )
-    before, validate.BATCH = validate.BATCH, 8  # several batches, and not the same number for each rank
+    before, validation_loss.BATCH = validation_loss.BATCH, 8  # several batches, and not the same number for each rank
     try:
         assert run.train(config) == run.DONE
     finally:
-        validate.BATCH = before
+        validation_loss.BATCH = before
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from support.datasets import Spec, identity, write_dataset
 from support.videos import COUNT, KINDS, rgb, write_video
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
-from understudy.storage.source import LocalSource
+from understudy.storage.byte_source import LocalSource
 from understudy.video import codec_pool
 from understudy.video import decoder as decoder_module
 from understudy.video.codec_pool import SPARE_BYTES, CodecKey, decoder_bytes, frame_bytes

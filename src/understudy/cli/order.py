@@ -5,7 +5,7 @@ datasets it uses a synthetic table of lengths like DROID's. The chosen order is 
 others, holding about as many frames, are audited over a bounded number of positions, as a table and a figure.
 """
 
-from understudy.report.order.comparison import MOST, WIDEST, ExplainConfig, compare, order_of, read_tables
+from understudy.report.order.explain import MOST, WIDEST, ExplainConfig, compare, order_of, read_tables
 
 __all__ = ["ExplainConfig", "explain"]
 

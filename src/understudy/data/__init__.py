@@ -5,7 +5,7 @@ selection    frames and episodes to use
 read         rows and images of episodes
 windows      time windows around a frame, and their padding
 dataset      `EpisodeDataset`: samples as dictionaries of tensors
-check        errors in every file of a dataset
+check_files  errors in every file of a dataset
 stats        statistics and normalisation
 write        `EpisodeWriter`: record a LeRobot v3.0 dataset
 """

@@ -4,5 +4,5 @@ env          the environment protocol
 registry     `open_env`: an environment by name
 tabletop     a small table with three blocks
 metaworld    Meta-World MT10
-rays         camera images by ray casting, without OpenGL
+ray_camera   camera images by ray casting, without OpenGL
 """

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from understudy.envs.env import Outcome, image_feature, select_by_name, vector_feature
-from understudy.envs.rays import RayCamera
+from understudy.envs.ray_camera import RayCamera
 from understudy.extras import optional_imports
 
 with optional_imports():

@@ -3,20 +3,20 @@
 The way of a batch: `loader` asks `workers`, which look up its samples and read its `row_batches`; each worker has its
 images made by a `batch_builder`, from the clip readers in `images`.
 
-loader           `Loader`: batches in the order's sequence
-request          the arguments that `Loader` and `EpisodeStream` share, checked
-order_state      state dicts: a position, and its order
-dataloader       the same batches for torch's DataLoader
-workers          the loader's threads
-batch_builder    one thread's part of a batch
-row_batches      rows for several batches at once
-images           images for batches: clip readers, cursors, decoded images, buffers
-mixture          one set of keys, dtypes and shapes for several datasets
-memory_plan      memory needed before the first batch, and the decode policies that fit it
-fit_order        a new order that fits a memory
-first_runs       lengths of first runs, so that lanes decode in turns
-prefetch         requests for the bytes of coming batches from remote storage
-bad_frames       substitution of samples that cannot be read
-device_copy      copies of batches to a device, beside the computation
-eval             reading of validation frames
+loader                `Loader`: batches in the order's sequence
+request               the arguments that `Loader` and `EpisodeStream` share, checked
+order_state           state dicts: a position, and its order
+dataloader            the same batches for torch's DataLoader
+workers               the loader's threads
+batch_builder         one thread's part of a batch
+row_batches           rows for several batches at once
+images                images for batches: clip readers, cursors, decoded images, buffers
+mixture               one set of keys, dtypes and shapes for several datasets
+memory_plan           memory needed before the first batch, and the decode policies that fit it
+fit_order             a new order that fits a memory
+staggered_decoding    lengths of first runs, so that lanes decode in turns
+prefetch              requests for the bytes of coming batches from remote storage
+bad_frames            substitution of samples that cannot be read
+device_copy           copies of batches to a device, beside the computation
+eval                  reading of validation frames
 """

@@ -13,14 +13,14 @@ import torch
 
 from understudy.cancel import Cancelled
 from understudy.errors import DatasetError, SourceError
-from understudy.load.first_runs import first_runs
 from understudy.load.images.clip_reader import ClipReader, DecodePolicy, Timings
 from understudy.load.images.cursors import ConversionJobs, Cursors, SampleImages, write_all
 from understudy.load.images.decoded_cache import DecodedImages
 from understudy.load.memory_plan import MemoryPlan
 from understudy.load.request import Batch, BatchRequest
 from understudy.load.row_batches import RowBatches
-from understudy.order.draws import SampleRng
+from understudy.load.staggered_decoding import first_runs
+from understudy.order.sample_random import SampleRng
 from understudy.video.color import Converter
 
 SPAN = 64

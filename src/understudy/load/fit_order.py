@@ -9,7 +9,7 @@ from understudy.load.memory_plan import make_plan, megabytes
 from understudy.order import Order
 from understudy.order.audit.audit import WINDOWS, as_read, audit
 from understudy.order.defaults import default_in_flight
-from understudy.order.settle import as_list
+from understudy.order.make_spec import as_list
 
 
 @renamed_arguments(batch="batch_size", world="world_size", threads="num_threads", size="image_size")

@@ -14,9 +14,9 @@ from understudy.data.format.catalog import Catalog
 from understudy.load.fit_order import fit_order
 from understudy.load.mixture import Mixture
 from understudy.order import Order, rank_slice
-from understudy.order.draws import SampleRng
 from understudy.order.layout import LARGEST
-from understudy.order.settle import as_list
+from understudy.order.make_spec import as_list
+from understudy.order.sample_random import SampleRng
 
 Batch: TypeAlias = dict[str, Any]
 Augment: TypeAlias = Callable[[dict[str, Tensor], SampleRng], None]
@@ -33,7 +33,7 @@ class BatchRequest:
     """In the sequence of the order's sources."""
     rank: int = 0
     world_size: int = 1
-    """The process makes the share of `rank` of every global batch (`order/placement.py`)."""
+    """The process makes the share of `rank` of every global batch (`order/rank_positions.py`)."""
     position: int = 0
     """First position. To resume, the `position` of the earlier loader."""
     memory: int | str = "4GB"

@@ -1,23 +1,23 @@
 """The order: the sample at each position, as one pure function, and the random draws of a position. numpy only.
 
-order         `Order`: positions to samples and back
-spec          the saved form of an order, and differences between two of them
-settle        from the arguments of `Order.from_datasets` to a spec
-defaults      clip length and lanes, chosen and explained
-layout        the selected frames of a source as numbers 0..N-1
-lanes         clip lanes: the order of one source in closed form
-mixture       several sources in one order
-placement     which rank makes which positions
-draws         random numbers of a sample
-random        keyed permutations and generators
-search        fast search in running totals
-audit         shuffle quality and cost
+order             `Order`: positions to samples and back
+spec              the saved form of an order, and differences between two of them
+make_spec         from the arguments of `Order.from_datasets` to a spec
+defaults          clip length and lanes, chosen and explained
+layout            the selected frames of a source as numbers 0..N-1
+lanes             clip lanes: the order of one source in closed form
+mixture           several sources in one order
+rank_positions    positions of each rank
+sample_random     random numbers of a sample
+random            keyed permutations and generators
+prefix_sums       fast search in prefix sums
+audit             shuffle quality and cost
 """
 
-from understudy.order.draws import SampleRng, sample_normal, sample_rng, sample_uniform, sample_words
+from understudy.order.make_spec import Frames
 from understudy.order.order import Order
-from understudy.order.placement import batch_positions, rank_positions, rank_slice
-from understudy.order.settle import Frames
+from understudy.order.rank_positions import batch_positions, rank_positions, rank_slice
+from understudy.order.sample_random import SampleRng, sample_normal, sample_rng, sample_uniform, sample_words
 from understudy.order.spec import Difference, Spec, compare
 
 __all__ = [

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
-from understudy.order.mixture.mixture import share_slots
+from understudy.order.mixture.shares import share_slots
 
 _IN_FLIGHT = 100_000
 _IN_FLIGHT_EACH = 192  # per sample of the batch: three clips; more than the above for batches of over 520

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from understudy.order.prefix_sums import Finder, Ints, make_finder
 from understudy.order.random.philox import Words
-from understudy.order.search import Finder, Ints, make_finder
 
 LARGEST = 1 << 62
 """Bound on the frames of a source, so that sums of two indices stay below 2^63."""

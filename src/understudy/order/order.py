@@ -1,8 +1,8 @@
 """`Order`: the sample at each position, as one pure function of (spec, position).
 
-    position -> schedule entry -> slot of the mixture -> (source, index in its stream)        slots.py or exact.py
-    index    -> (epoch, index in the epoch) -> line number                                    lanes.py
-    line number -> (episode, frame)                                                           layout.py
+    position -> schedule entry -> slot -> (source, index in its stream)    mixture/whole_slots.py, shared_slots.py
+    index -> (epoch, index in the epoch) -> line number                    lanes.py
+    line number -> (episode, frame)                                        layout.py
 
 Nothing here depends on ranks, workers, batches or earlier calls, so any position can be located at any time.
 """
@@ -16,24 +16,24 @@ import numpy as np
 from understudy.deprecation import renamed_arguments, renamed_attribute, warn_renamed
 from understudy.order.defaults import choose_slots, default_in_flight
 from understudy.order.layout import Layout, check_segments, fingerprint
-from understudy.order.mixture.exact import Exact
-from understudy.order.mixture.mixture import check_weights, share_errors, share_slots
-from understudy.order.mixture.rounds import count_lanes
-from understudy.order.mixture.slots import Slots, group_by
-from understudy.order.random.keys import check_seed
-from understudy.order.random.permute import CHUNK
-from understudy.order.random.philox import Words
-from understudy.order.search import Ints
-from understudy.order.settle import (
+from understudy.order.make_spec import (
     Frames,
     OrderRequest,
     as_int,
     as_list,
+    resolve_order,
+    resolve_source,
     resolve_weights,
-    settle_order,
-    settle_source,
     source_layout,
 )
+from understudy.order.mixture.rounds import count_lanes
+from understudy.order.mixture.shared_slots import SharedSlots
+from understudy.order.mixture.shares import check_weights, share_errors, share_slots
+from understudy.order.mixture.whole_slots import WholeSlots, group_by
+from understudy.order.prefix_sums import Ints
+from understudy.order.random.keys import check_seed
+from understudy.order.random.permute import CHUNK
+from understudy.order.random.philox import Words
 from understudy.order.spec import EXACT_VERSION, UNIT, Entry, SourceSpec, Spec, compare
 
 
@@ -50,7 +50,7 @@ class Order:
         self.spec = spec
         self.layouts = tuple(layouts)
         self._reasons, self._weights = tuple(reasons), tuple(weights)  # known for a new order only
-        self._mix = Exact(spec) if spec.version == EXACT_VERSION else Slots(spec)
+        self._mix = SharedSlots(spec) if spec.version == EXACT_VERSION else WholeSlots(spec)
 
     @classmethod
     @renamed_arguments(batch="batch_size")
@@ -95,9 +95,9 @@ class Order:
         in_flight = default_in_flight(batch_size) if frames_in_flight is None else frames_in_flight
         request = OrderRequest(mode, batch_size, in_flight, clip, lanes, inside)
         resolved = resolve_weights(sources, weights, temperature)
-        settled, slots, version = settle_order(sources, resolved, request)
-        spec = Spec(seed, batch_size, tuple(one.spec for one in settled), (Entry(0, slots),), version)
-        return cls(spec, [one.layout for one in settled], [one.reasons for one in settled], resolved)
+        resolved_sources, slots, version = resolve_order(sources, resolved, request)
+        spec = Spec(seed, batch_size, tuple(one.spec for one in resolved_sources), (Entry(0, slots),), version)
+        return cls(spec, [one.layout for one in resolved_sources], [one.reasons for one in resolved_sources], resolved)
 
     @classmethod
     def of(cls, *args: Any, **options: Any) -> "Order":
@@ -303,7 +303,7 @@ class Order:
         in_flight = default_in_flight(self.batch_size) if frames_in_flight is None else frames_in_flight
         request, total = OrderRequest("clips", self.batch_size, in_flight), sum(slots)
         lanes = dict(zip(named, count_lanes(slots))) if self.spec.version == EXACT_VERSION else {}
-        added = [settle_source(new, by_name[new.name] / total, request, lanes.get(new.name)) for new in add]
+        added = [resolve_source(new, by_name[new.name] / total, request, lanes.get(new.name)) for new in add]
         sources = (*self.spec.sources, *(one.spec for one in added))
         spec = replace(self.spec, sources=sources, schedule=(*self.spec.schedule, entry))
         reasons = [*self._reasons, *((),) * (len(self.layouts) - len(self._reasons)), *(one.reasons for one in added)]

@@ -15,7 +15,7 @@ from typing import Any
 from understudy.order.random.keys import ORDER_VERSION, check_seed
 
 EXACT_VERSION = 2
-"""Version of an order with divided slots, for exact shares (`mixture/exact.py`); otherwise as version 1."""
+"""Version of an order with divided slots, for exact shares (`mixture/shared_slots.py`); otherwise as version 1."""
 
 UNIT = 1 << 20
 """Parts of a slot in such an order."""

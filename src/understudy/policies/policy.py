@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from understudy.batch_keys import STATE, TASK
 from understudy.policies import pretrained
-from understudy.policies.common.modes import POLICY
 from understudy.policies.common.normalizer import Normalizer
+from understudy.policies.common.task_modes import POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Loss
 from understudy.policies.registry import policy_type
@@ -60,7 +60,7 @@ class Policy(nn.Module):
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """Task modes that the policy can be trained in (`common/modes.py`)."""
+        """Task modes that the policy can be trained in (`common/task_modes.py`)."""
         return (POLICY,)
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:

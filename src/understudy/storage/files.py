@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 
 from understudy import addresses
 from understudy.errors import DatasetError, LfsPointerError, MissingFileError, summarize
-from understudy.storage.source import ByteSource, LocalSource, as_file
+from understudy.storage.byte_source import ByteSource, LocalSource, as_file
 
 if TYPE_CHECKING:  # not imported for local roots
-    from understudy.storage.options import RemoteOptions
     from understudy.storage.remote import RemoteFiles
+    from understudy.storage.remote_options import RemoteOptions
 
 _BUFFER = 1 << 16  # bytes per read of a remote file; a smaller file is fetched completely when it is opened
 _RESTORE = "restore the file or download the dataset again"
@@ -82,8 +82,8 @@ class Files:
         """The remote root, opened on first use. It belongs to this process."""
         with self._lock:
             if self._remote_files is None:
-                from understudy.storage.options import RemoteOptions
                 from understudy.storage.remote import RemoteFiles
+                from understudy.storage.remote_options import RemoteOptions
 
                 self._remote_files = RemoteFiles(self._address, self.root, self.options or RemoteOptions(), self._pin)
             return self._remote_files

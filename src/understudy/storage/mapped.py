@@ -102,7 +102,7 @@ def share_arrays(arrays: Arrays, cache: str = "") -> Arrays:
 
 def _table_folder(cache: str) -> Path | None:
     """Return a local folder owned by this user and writable by no other; None if there is none."""
-    from understudy.storage.options import default_cache_folder
+    from understudy.storage.remote_options import default_cache_folder
 
     own = os.geteuid()
     beside = os.path.join(tempfile.gettempdir(), f"understudy-{own}")

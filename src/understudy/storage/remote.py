@@ -25,11 +25,11 @@ from understudy.atomic import write_text
 from understudy.cancel import Cancelled
 from understudy.errors import DatasetError, SourceError
 from understudy.storage import locks
-from understudy.storage.cache import Claim, DiskCache, Entry
-from understudy.storage.options import RemoteOptions
-from understudy.storage.prefetch import Fetcher, Latency
+from understudy.storage.byte_source import CHANGED, RESTART, ByteSource
+from understudy.storage.disk_cache import Claim, DiskCache, Entry
+from understudy.storage.prefetch_threads import Fetcher, Latency
+from understudy.storage.remote_options import RemoteOptions
 from understudy.storage.retry import RetryPolicy, call_with_retries, should_stop
-from understudy.storage.source import CHANGED, RESTART, ByteSource
 from understudy.storage.stores import FsspecStore, Stat, Store
 from understudy.storage.web import web_store
 

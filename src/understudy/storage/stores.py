@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from understudy.addresses import CREDENTIALS_HINT, strip_credentials
 from understudy.errors import DatasetError, MissingFileError, SourceError, summarize
+from understudy.storage.byte_source import CHANGED, RESTART
 from understudy.storage.retry import RetryPolicy, TransientError
-from understudy.storage.source import CHANGED, RESTART
 from understudy.storage.timeouts import call_with_timeout
 
 _LIST_TIMEOUT = 900.0  # seconds; a thousand entries take about 0.1

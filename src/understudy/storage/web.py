@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from understudy.errors import DatasetError, SourceError, summarize
+from understudy.storage.byte_source import CHANGED, RESTART
 from understudy.storage.http import Address, HttpClient, HttpStatusError, RangeResponse
 from understudy.storage.retry import RetryPolicy, TransientError
-from understudy.storage.source import CHANGED, RESTART
 from understudy.storage.stores import Stat, call_driver, list_folder, open_fs, size_of, status_error
 
 HEAD = 1 << 16

@@ -6,7 +6,7 @@ step_runner            batches through the step, with their metrics; shared with
 step                   one optimizer step
 state                  policy, optimizer and average of a run
 precision              the setting `precision`
-task_modes             task mode of each position
+draw_task_modes        task mode of each position
 data                   the data of a run
 eval                   validation
 checkpoint             checkpoints, the run directory, export

@@ -19,8 +19,8 @@ from understudy.order import Order
 from understudy.train.background_rollouts import BackgroundRollouts
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.saver import Saver
-from understudy.train.eval.evaluate import evaluate_and_log
 from understudy.train.eval.metrics import best_metrics
+from understudy.train.eval.periodic_validation import evaluate_and_log
 from understudy.train.run_record import order_schedule
 from understudy.train.state import TrainState
 from understudy.train.step_runner import StepRunner

@@ -22,7 +22,7 @@ from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.distributed.signals import Stop, Stopped, stop_signals
 from understudy.errors import ConfigError, DatasetError
 from understudy.load.eval.validation_data import ValidationData
-from understudy.storage.options import RemoteOptions
+from understudy.storage.remote_options import RemoteOptions
 from understudy.train import precision
 from understudy.train.background_rollouts import BackgroundRollouts
 from understudy.train.checkpoint import checkpoint
@@ -32,7 +32,7 @@ from understudy.train.checkpoint.saver import Saver
 from understudy.train.data.data import RunData, dataset_fingerprint, file_digests, open_data
 from understudy.train.data.fingerprint import changed_kinds, describe_change
 from understudy.train.data.loading import make_loader
-from understudy.train.eval.evaluate import open_validation, read_validation_data
+from understudy.train.eval.periodic_validation import open_validation, read_validation_data
 from understudy.train.loop import gather_weights, library_versions, run_steps
 from understudy.train.resume_check import check_resume
 from understudy.train.run_record import current_order, load_initial_weights, new_run_record, recorded_sources

@@ -19,7 +19,7 @@ from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.errors import ConfigError
 from understudy.order import Order
-from understudy.storage.options import RemoteOptions
+from understudy.storage.remote_options import RemoteOptions
 from understudy.train.checkpoint.export import read_initial_policy
 from understudy.train.data.data import RunData, compute_normalisation, dataset_fingerprint, file_digests
 from understudy.train.data.loading import make_order

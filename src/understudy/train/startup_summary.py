@@ -8,7 +8,7 @@ from understudy.config.train import TrainConfig
 from understudy.data.dataset import EpisodeDataset
 from understudy.order import Order
 from understudy.train.data.data import RunData
-from understudy.train.task_modes import describe_modes
+from understudy.train.draw_task_modes import describe_modes
 
 MAX_SOURCES = 60
 """Sources that get a line of their own."""

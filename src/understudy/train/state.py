@@ -31,7 +31,8 @@ from understudy.policies.policy import Policy, current_name
 from understudy.policies.registry import policy_type
 from understudy.train import precision
 from understudy.train.data.data import RunData
-from understudy.train.eval.validate import evaluate
+from understudy.train.draw_task_modes import draw_modes
+from understudy.train.eval.validation_loss import evaluate
 from understudy.train.profiling.timer import NULL, Timer
 from understudy.train.step import (
     StepResult,
@@ -42,7 +43,6 @@ from understudy.train.step import (
     split_micro_batches,
     to_device,
 )
-from understudy.train.task_modes import draw_modes
 
 
 class PreparedBatch(dict[str, Any]):
@@ -127,7 +127,7 @@ class TrainState:
     def evaluate(
         self, held: ValidationData, *, per_dim: bool = False, asked: Callable[[], bool] = lambda: False
     ) -> dict[str, Any]:
-        """Validate the weights to export; see `eval/validate.py`."""
+        """Validate the weights to export; see `eval/validation_loss.py`."""
         config, network = self.config, self.eval_policy
         threads = fair_threads(self.mesh) if config.loader.num_threads == "auto" else config.loader.num_threads
         try:

@@ -20,7 +20,7 @@ from understudy.distributed.unused_parameters import check_unused_parameters, re
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.state import clip_factor, local
 from understudy.order import sample_uniform
-from understudy.order.placement import rank_slice
+from understudy.order.rank_positions import rank_slice
 from understudy.policies.common.augment import drop_texts, shift_images
 from understudy.policies.draws import Draws
 from understudy.policies.policy import Policy

@@ -93,7 +93,7 @@ class FrameDecoder:
         recent, self._recent = self._recent, {}
         if wanted:
             self.position = wanted[-1] + 1
-        limits = self._gops.read_limits(positions) if wanted else []
+        limits = self._gops.packet_limits(positions) if wanted else []
         height, width = self._index.height, self._index.width
         keep = self._keep_recent and len(wanted) <= _RECENT
         at = 0

@@ -154,7 +154,7 @@ class Gops:
         start = self._keys[self._group(int(decoded.min()), first)]
         return start, min(int(decoded.max()) + self._index.reorder + 1, len(self._display))
 
-    def read_limits(self, positions: np.ndarray) -> list[int]:
+    def packet_limits(self, positions: np.ndarray) -> list[int]:
         """For each of `positions` (increasing), the last decode position that will surely be needed.
 
         Bytes are read that far at once: to the last of `positions`, or to where the next one lies in another group,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from understudy.storage.source import ByteSource, LocalSource
+from understudy.storage.byte_source import ByteSource, LocalSource
 from understudy.video.pyav import PyavReader
 from understudy.video.reader import VideoReader
 

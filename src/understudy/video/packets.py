@@ -22,7 +22,7 @@ import av
 import numpy as np
 
 from understudy.errors import DatasetError, SourceError
-from understudy.storage.source import ByteSource, LocalSource, as_file
+from understudy.storage.byte_source import ByteSource, LocalSource, as_file
 from understudy.video.index import PacketRun, PacketTable, VideoIndex
 from understudy.video.mp4 import UnknownLayout, read_mp4
 from understudy.video.native.ffmpeg import PYAV_MAJOR

@@ -11,7 +11,7 @@ import os
 import numpy as np
 
 from understudy.errors import DatasetError
-from understudy.storage.source import ByteSource
+from understudy.storage.byte_source import ByteSource
 from understudy.video.codec_pool import decoder_bytes, frame_bytes
 from understudy.video.color import Converter
 from understudy.video.decoder import FrameDecoder

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from understudy.errors import DatasetError
-from understudy.storage.source import ByteSource, LocalSource, as_file
+from understudy.storage.byte_source import ByteSource, LocalSource, as_file
 from understudy.video.packets import open_packets
 from understudy.video.reader import VideoFacts, check_positions
 

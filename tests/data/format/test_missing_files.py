@@ -9,13 +9,13 @@ import pytest
 
 from support.datasets import Spec, edit_json, identity, write_dataset
 from support.servers import RangeServer, folder
-from understudy.data.check import check_files
+from understudy.data.check_files import check_files
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import EpisodeTable, FileTable, Videos
 from understudy.data.format.missing_files import find_missing, has_any_file
 from understudy.errors import DatasetError, LfsPointerError
-from understudy.storage.options import RemoteOptions
+from understudy.storage.remote_options import RemoteOptions
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 POINTER = (

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from support.datasets import Spec, Truth, write_dataset
 from understudy.data.dataset import EpisodeDataset
-from understudy.data.stats import source, summary
-from understudy.data.stats.norm_heads import Member, compute_normalisation, compute_statistics
+from understudy.data.stats import dataset_summaries, summary
+from understudy.data.stats.dataset_summaries import count_pairs
+from understudy.data.stats.norm_heads import Member, compute_normalisation, compute_statistics, head_name
 from understudy.data.stats.normalization import Mode, Statistics
-from understudy.data.stats.source import count_pairs
 from understudy.errors import DatasetError
 
 ACTION, STATE = "action", "observation.state"
@@ -432,8 +432,8 @@ def test_norm_heads_the_bound_changes_quantiles_alone(three: tuple[Path, list[Tr
 def test_norm_heads_memory_does_not_grow_with_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four times the files, too: one file's columns, a block, and between a third and all of the rows to keep."""
     monkeypatch.setattr(summary, "ROWS", 1000)
-    monkeypatch.setattr(source, "_FILES", 0)
-    monkeypatch.setattr(source, "_PAIRS", 1000)
+    monkeypatch.setattr(dataset_summaries, "_FILES", 0)
+    monkeypatch.setattr(dataset_summaries, "_PAIRS", 1000)
     peaks = []
     for files in (8, 32):
         recording(tmp_path / f"{files}", lengths=(400,) * files, per_data_file=1, action_dim=8, state_dim=8)
@@ -466,3 +466,22 @@ def test_norm_heads_real_recordings(real_data: Path) -> None:
         rare = np.quantile(values, 0.01, axis=0) == np.quantile(values, 0.99, axis=0)
         np.testing.assert_array_equal(np.array(made[ACTION]["offset"][0], np.float32)[~rare], offset[~rare])
         np.testing.assert_array_equal(np.array(made[ACTION]["spread"][0], np.float32)[~rare], spread[~rare])
+
+
+@pytest.mark.parametrize(
+    ("robot", "control", "head"),
+    [
+        ("g1", "joint", "g1::joint"),
+        (" g1 ", "joint", "g1::joint"),
+        ("", "joint", "my_data"),
+        ("g1", "", "my_data"),
+        ("g1", "  ", "my_data"),
+        (None, "joint", "my_data"),
+        ("g1", None, "my_data"),
+        ("Unknown", "joint", "my_data"),
+        ("g1", "UNKNOWN", "my_data"),
+        ("unknown_arm", "joint", "unknown_arm::joint"),
+    ],
+)
+def test_head_name_names(robot: str | None, control: str | None, head: str) -> None:
+    assert head_name(robot, control, "my_data") == head

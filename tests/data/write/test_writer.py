@@ -16,7 +16,7 @@ from PIL import Image
 
 import understudy as us
 from understudy.data.stats.image_statistics import ImageStatistics
-from understudy.data.write import group
+from understudy.data.write import pack_episodes
 from understudy.data.write.writer import EpisodeWriter
 from understudy.errors import DatasetError
 from understudy.video.open import open_video
@@ -262,7 +262,7 @@ def test_writer_any_packing_reads_the_same(
     """However the episodes are spread over files and recordings, the dataset is the same."""
     root = tmp_path_factory.mktemp("pack") / "data"
     features = {TOP: FEATURES[TOP], "observation.state": FEATURES["observation.state"]}
-    old, group.MAX_EPISODES = group.MAX_EPISODES, limit
+    old, pack_episodes.MAX_EPISODES = pack_episodes.MAX_EPISODES, limit
     try:
         for part in np.array_split(np.arange(len(lengths)), stops + 1):
             with EpisodeWriter(root, fps=20, features=features, codec="libx264", resume=True) as writer:
@@ -274,7 +274,7 @@ def test_writer_any_packing_reads_the_same(
                         writer.add_frame({TOP: np.full((32, 48, 3), level, np.uint8), "observation.state": state}, "go")
                     writer.save_episode()
     finally:
-        group.MAX_EPISODES = old
+        pack_episodes.MAX_EPISODES = old
     data = us.EpisodeDataset(root)
     assert [line for line in data.catalog.report() if "constant" not in line] == []
     assert data.catalog.episodes.lengths.tolist() == lengths
@@ -378,7 +378,7 @@ def test_writer_files_are_closed_at_their_size(which: str, tmp_path: Path) -> No
 
 
 def test_writer_a_chunk_folder_holds_a_thousand_files() -> None:
-    from understudy.data.write.layout import DATA_PATH, VIDEO_PATH, file_path
+    from understudy.data.write.schemas import DATA_PATH, VIDEO_PATH, file_path
 
     assert file_path(DATA_PATH, 999) == "data/chunk-000/file-999.parquet"
     assert file_path(VIDEO_PATH, 2001, "cam") == "videos/cam/chunk-002/file-001.mp4"
@@ -597,7 +597,7 @@ def test_writer_a_failed_save_leaves_the_dataset_as_it_was(tmp_path: Path, monke
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr(group, "replace_parquet", full)
+            patch.setattr(pack_episodes, "replace_parquet", full)
             with pytest.raises(OSError, match="No space"):
                 writer.save_episode()
         assert len(us.EpisodeDataset(root)) == 1

@@ -14,7 +14,7 @@ from support.batches import all_same, batches
 from support.datasets import Spec, write_dataset
 from understudy import EpisodeDataset, EpisodeStream, Order
 from understudy.errors import DatasetError
-from understudy.order.draws import SampleRng
+from understudy.order.sample_random import SampleRng
 
 BATCH = 6
 

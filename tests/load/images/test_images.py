@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from support.batches import least_memory
 from support.datasets import Spec, write_dataset
 from understudy.data.dataset import EpisodeDataset
-from understudy.load.first_runs import first_runs
 from understudy.load.images.buffer_pool import BufferPool
 from understudy.load.images.clip_reader import ClipReader, DecodePolicy, Timings
 from understudy.load.images.cursors import Cursors
 from understudy.load.loader import Batch, Loader
 from understudy.load.memory_plan import MemoryPlan, make_plan, rank_policies
 from understudy.load.request import BatchRequest
+from understudy.load.staggered_decoding import first_runs
 from understudy.load.workers import WorkerPool
 from understudy.order import Order
 from understudy.video.color import Converter

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from support.policies import NORMALISATION, batch, config, draws
 from understudy.distributed.unused_parameters import check_unused_parameters, record_leaves
-from understudy.policies.common.modes import FORWARD, INVERSE, MODES, POLICY, TRAINS
+from understudy.policies.common.task_modes import FORWARD, INVERSE, MODES, POLICY, TRAINS
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import scalar
 

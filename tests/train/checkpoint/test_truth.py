@@ -21,8 +21,8 @@ from understudy.cli.main import main
 from understudy.errors import CheckpointError
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint.checksums import FILES, SEAL
 from understudy.train.checkpoint.index import read_index
-from understudy.train.checkpoint.seal import FILES, SEAL
 
 
 def tensors(value: float) -> dict[str, torch.Tensor]:

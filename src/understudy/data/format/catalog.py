@@ -22,7 +22,7 @@ from understudy.data.format.path_templates import check_template
 from understudy.data.format.recorded_stats import PER_EPISODE, Stats, read_stats
 from understudy.errors import DatasetError
 from understudy.storage.files import Files
-from understudy.storage.options import RemoteOptions
+from understudy.storage.remote_options import RemoteOptions
 
 INFO = "meta/info.json"
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # OWNER/NAME

@@ -3,11 +3,10 @@
 running            moments and quantiles of rows that arrive in parts
 image_statistics   the same for images, from histograms
 summary            summaries of a column that can be pooled over sources
-source             one pass over the rows of a source
-cache              summaries on disk, for the next run
-norm_heads         normalisation statistics per norm head, pooled over sources
-head_name          the norm head of a source: robot and control mode
+dataset_summaries  one pass over the rows of a source
+summary_cache      summaries on disk, for the next run
+norm_heads         norm heads, and normalisation statistics of each, pooled over sources
 normalization      offset and spread from statistics
 outliers           values so large that normalisation would flatten all others
-external           openpi's norm_stats.json and LeRobot's stats.json
+stats_files        openpi's norm_stats.json and LeRobot's stats.json
 """

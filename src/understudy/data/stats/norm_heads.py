@@ -4,6 +4,9 @@ A dimension of the action that is learnt as a difference to the state uses the s
 over all frames t and all valid steps k of their windows. Every other dimension uses one value per frame. Each training
 frame counts once, independent of mixture weights: another weight must not change the meaning of a command. Validation
 frames do not count.
+
+A head is one robot under one control mode. Statistics are pooled across datasets only if both match: the same command
+must map to the same normalised value, and velocities or another robot's joints mean something else.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,11 +19,11 @@ import numpy as np
 
 from understudy.batch_keys import ACTION, STATE
 from understudy.data.dataset import EpisodeDataset
-from understudy.data.stats.cache import load_or_compute
+from understudy.data.stats.dataset_summaries import DELTA, count_frames, count_pairs, summarise, vector_widths
 from understudy.data.stats.normalization import Mode, Statistics, offset_and_spread
 from understudy.data.stats.outliers import check_outliers, warn_wide_spread
-from understudy.data.stats.source import DELTA, count_frames, count_pairs, summarise, vector_widths
 from understudy.data.stats.summary import Summary, pool, quantile_stride
+from understudy.data.stats.summary_cache import load_or_compute
 from understudy.errors import DatasetError
 from understudy.progress import Progress
 
@@ -31,7 +34,7 @@ class Member:
 
     Attributes:
         data: training part of the source, in standard keys; its segments give the frames.
-        head: name of the head (see `head_name.py`).
+        head: name of the head (see `head_name`).
         delta: dimensions of the action that are learnt as differences to the same dimension of the state.
         recorded: statistics by key to use without reading rows. Those of the action describe differences in the
             dimensions of `delta`.
@@ -41,6 +44,17 @@ class Member:
     head: str
     delta: tuple[int, ...] = ()
     recorded: Mapping[str, Statistics] | None = None
+
+
+def head_name(robot_type: str | None, control_mode: str | None, fallback: str) -> str:
+    """Return `robot_type::control_mode`, or `fallback` where either is missing, "" or "unknown".
+
+    The fallback is the dataset's name: a dataset of an unknown robot is a head of its own.
+    """
+    known = [part.strip() for part in (robot_type, control_mode) if isinstance(part, str)]
+    if len(known) < 2 or any(part.lower() in ("", "unknown") for part in known):
+        return fallback
+    return "::".join(known)
 
 
 def compute_normalisation(
@@ -93,7 +107,7 @@ def compute_statistics(
     Args:
         members: the sources.
         chunk: frames of the action's window.
-        cache: folder for the summaries of each source (see `cache.py`); None stores nothing.
+        cache: folder for the summaries of each source (see `summary_cache.py`); None stores nothing.
         validation: validation parts, checked for errors only: one NaN there makes the whole loss NaN.
 
     Raises:

@@ -13,8 +13,8 @@ import numpy as np
 from understudy.batch_keys import ACTION, STATE
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.read.rows import Rows
+from understudy.data.stats.dataset_summaries import vector_widths
 from understudy.data.stats.normalization import Statistics
-from understudy.data.stats.source import vector_widths
 from understudy.errors import DatasetError
 
 FAR = 1e6

@@ -1,8 +1,8 @@
 """Record a LeRobot v3.0 dataset that is valid after every episode.
 
-writer    `EpisodeWriter`
-frame     checks of a frame when it is added
-group     the open group of episodes
-layout    paths, schemas and info.json
-resume    continue an interrupted recording
+writer           `EpisodeWriter`
+frame            checks of a frame when it is added
+pack_episodes    the open group of episodes, and its packing into files
+schemas          paths, schemas and info.json
+resume           continue an interrupted recording
 """

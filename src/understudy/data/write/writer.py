@@ -10,8 +10,9 @@
         writer.save_episode()
 
 The folder is a valid dataset at every instant, `kill -9` included. It holds exactly the episodes that `save_episode`
-committed (see `group.py`; before the first one `Catalog.open` reports that there is no episode). `resume=True` removes
-the remains of a killed recording and continues; without a new episode a finished recording keeps every byte.
+committed (see `pack_episodes.py`; before the first one `Catalog.open` reports that there is no episode).
+`resume=True` removes the remains of a killed recording and continues; without a new episode a finished recording keeps
+every byte.
 `stats.json` may lack the last tenth of the frames until `finish`. Statistics of images are computed from the encoded
 video, so interruptions do not change them.
 """
@@ -33,8 +34,17 @@ from understudy.data.format.features import Feature
 from understudy.data.stats.image_statistics import ImageStatistics, image_step
 from understudy.data.stats.running import NAMES, RunningStatistics
 from understudy.data.write.frame import check_features, check_frame, encode_png
-from understudy.data.write.group import commit, empty_group, is_full, pack, remove_orphans, small_files, video_keys
-from understudy.data.write.layout import (
+from understudy.data.write.pack_episodes import (
+    commit,
+    empty_group,
+    is_full,
+    pack,
+    remove_orphans,
+    small_files,
+    video_keys,
+)
+from understudy.data.write.resume import load_recording, read_every, rebuild_statistics
+from understudy.data.write.schemas import (
     EPISODES_PATH,
     column_type,
     data_schema,
@@ -47,7 +57,6 @@ from understudy.data.write.layout import (
     statistic_value,
     tasks_table,
 )
-from understudy.data.write.resume import load_recording, read_every, rebuild_statistics
 from understudy.errors import DatasetError
 from understudy.video.encode import VideoEncoder, codec_name
 

@@ -1,6 +1,6 @@
 """A small simulated table: three coloured blocks, a hand, the task "pick up the {colour} block".
 
-It needs only the `mujoco` wheel: `envs/rays.py` renders the images without a GL library. The hand is a mocap body
+It needs only the `mujoco` wheel: `envs/ray_camera.py` renders the images without a GL library. The hand is a mocap body
 without contacts, which grasps a block by activating a weld. Grasp mechanics are left out on purpose: the task is to
 see, to read and to move.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.envs.rays import RayCamera
+from understudy.envs.ray_camera import RayCamera
 from understudy.extras import optional_imports
 
 with optional_imports():

@@ -31,7 +31,7 @@ from torch.utils.data import Sampler
 from understudy.deprecation import renamed_arguments
 from understudy.load.order_state import order_state, position_in
 from understudy.order import Order, rank_slice
-from understudy.order.settle import as_list
+from understudy.order.make_spec import as_list
 
 _FIRST_CHUNK, _CHUNK = 256, 16384
 

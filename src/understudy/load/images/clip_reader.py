@@ -72,7 +72,7 @@ class ClipReader:
         positions: of the n samples, in their sequence.
         rows: int64 (n,), table rows of their episodes.
         frames: int64 (n,) or (n, T), frames of their windows, clamped to the episode.
-        first_runs: lengths of the first runs, before those of `policy.run_length` (`load/first_runs.py`); a run
+        first_runs: lengths of the first runs, before those of `policy.run_length` (`load/staggered_decoding.py`); a run
             of 0 decodes the frames of its sample and none ahead.
     """
 

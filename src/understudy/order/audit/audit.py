@@ -11,7 +11,7 @@ import numpy as np
 from understudy.order.audit.baselines import Read
 from understudy.order.audit.design_effect import Correlation, design_effect
 from understudy.order.order import Order
-from understudy.order.placement import rank_slice
+from understudy.order.rank_positions import rank_slice
 
 __all__ = ["Audit", "as_read", "audit"]
 

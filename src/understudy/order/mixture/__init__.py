@@ -1,7 +1,7 @@
 """Several sources in one order.
 
-mixture    exact slots of each source
-slots      positions to samples and back
-rounds     shares that are not a whole number of slots
-exact      an order over such shares
+shares          slots of each source, and their places in a period
+whole_slots     positions to samples and back
+rounds          shares that are not a whole number of slots
+shared_slots    positions to samples and back, for such shares
 """

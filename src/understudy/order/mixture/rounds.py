@@ -1,6 +1,6 @@
 """Rounds: one round of a mixture whose shares are no whole numbers of slots, and the visits of each slot.
 
-`exact.py` documents the scheme.
+`shared_slots.py` documents the scheme.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from understudy.order.mixture.mixture import make_period
-from understudy.order.search import Ints
+from understudy.order.mixture.shares import make_period
+from understudy.order.prefix_sums import Ints
 from understudy.order.spec import UNIT
 
 

@@ -6,5 +6,5 @@ affine           normalisation as an affine map per norm head
 normalizer       between the robot's units and the network's, per norm head
 fast             FAST action tokens
 augment          image augmentation from explicit draws
-modes            task modes: policy, forward, inverse and joint
+task_modes       task modes: policy, forward, inverse and joint
 """

@@ -7,7 +7,7 @@ are in the robot's units: the policy has the normalisation and saves it (`polici
 
 With `future` the same network also predicts the states that follow. They are a second stream beside the chunk of
 actions, with a flow time of its own. Given one stream (time 0), the network finds the other: forward and inverse
-dynamics (`policies/common/modes.py`), as in Zhu et al. 2025, "Unified World Models".
+dynamics (`policies/common/task_modes.py`), as in Zhu et al. 2025, "Unified World Models".
 """
 
 from collections.abc import Collection, Mapping
@@ -22,8 +22,8 @@ from understudy.batch_keys import ACTION, MODE, STATE, TASK
 from understudy.policies.batch import check_shape, value_of
 from understudy.policies.common.flow_matching import euler, noisy_actions, spread_times, velocity
 from understudy.policies.common.layers import Layer, Linear, layer_norm, sinusoids, zero_init
-from understudy.policies.common.modes import DYNAMICS, FLOW, FORWARD, MODES, POLICY, TRAINS
 from understudy.policies.common.normalizer import Normalizer, blanked, state_now
+from understudy.policies.common.task_modes import DYNAMICS, FLOW, FORWARD, MODES, POLICY, TRAINS
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.text import TextEncoder

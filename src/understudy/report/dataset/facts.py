@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.data.check import check_files, rows_without_files
+from understudy.data.check_files import check_files, rows_without_files
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS

@@ -1,6 +1,6 @@
 """Comparison of an order with others.
 
-comparison    audit of our order and five others
-text          the comparison as a table
-figure        the comparison as a figure
+explain    audit of our order and five others
+text       the comparison as a table
+figure     the comparison as a figure
 """

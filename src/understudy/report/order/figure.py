@@ -7,7 +7,7 @@ import numpy as np
 from understudy.report.style import BLUE, GREEN, GREY, ORANGE, VIOLET, new_figure
 
 if TYPE_CHECKING:
-    from understudy.report.order.comparison import Comparison, Side
+    from understudy.report.order.explain import Comparison, Side
 
 BATCHES = 16  # of the lower row
 _COLOURS = {

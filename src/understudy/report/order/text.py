@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from understudy.order.audit.audit import Audit
-    from understudy.report.order.comparison import Comparison, ExplainConfig, Table
+    from understudy.report.order.explain import Comparison, ExplainConfig, Table
 
 
 def describe(table: "Table") -> str:

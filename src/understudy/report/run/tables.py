@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from understudy.policies.common.modes import TRAINS
+from understudy.policies.common.task_modes import TRAINS
 
 KINDS = {"heads": "norm head", "sources": "source", "tasks": "task"}
 

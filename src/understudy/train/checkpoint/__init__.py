@@ -3,7 +3,7 @@
 run_dir       the run directory
 checkpoint    checkpoints that are complete or absent
 index         the index of a checkpoint, read without running code
-seal          checksums of checkpoint files
+checksums     checksums of checkpoint files
 saver         saves of checkpoints, at once or in the background
 export        a policy out of a checkpoint
 """

@@ -28,7 +28,7 @@ from torch import distributed as dist
 
 from understudy.atomic import sync, write_text
 from understudy.errors import CheckpointError
-from understudy.train.checkpoint import seal
+from understudy.train.checkpoint import checksums
 from understudy.train.checkpoint.index import INDEX, IndexReader, read_index
 
 FORMAT = 2
@@ -96,9 +96,9 @@ def load(path: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | N
 
     state = read_state(path)
     with _as_checkpoint_error(f"{path}: cannot be loaded", instead=path):
-        if seal.FILES in state:
+        if checksums.FILES in state:
             rank, world = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
-            found = gather(group, seal.find_damage(path, state[seal.FILES], slice(rank, None, world)))
+            found = gather(group, checksums.find_damage(path, state[checksums.FILES], slice(rank, None, world)))
             if wrong := [line for line in found if line]:
                 raise CheckpointError(wrong[0])
         elif _is_rank_0(group):
@@ -149,7 +149,7 @@ def read_state(path: Path) -> dict[str, Any]:
             f"{path}: checkpoint format {version}, this version of understudy reads {FORMAT}: "
             "resume with the version that wrote it, or start a new run"
         )
-    if not seal.is_intact(state):
+    if not checksums.is_intact(state):
         raise CheckpointError(f"{path}: state.json was changed (its checksum differs); {_suggest_earlier(path)}")
     for name, kind in KINDS.items():
         if type(value := state.get(name, kind())) is not kind:
@@ -244,7 +244,7 @@ def _writer(unfinished: Path) -> Any:
         def write_data(self, *args: Any) -> Any:
             try:
                 written = super().write_data(*args)
-                self.sums = seal.checksum_files(
+                self.sums = checksums.checksum_files(
                     unfinished, {result.storage_data.relative_path for result in written.wait()}
                 )
                 return written
@@ -279,8 +279,8 @@ def _publish(unfinished: Path, final: Path, state: Mapping[str, Any], files: Map
                 f"{file} is missing or incomplete: the run directory was changed meanwhile, or not all ranks see the "
                 "same one (it must be on a file system that all nodes share)"
             )
-    files = {**files, **seal.checksum_files(unfinished, [INDEX])}
-    write_text(unfinished / "state.json", json.dumps(seal.add_seal({**state, seal.FILES: files}), indent=2))
+    files = {**files, **checksums.checksum_files(unfinished, [INDEX])}
+    write_text(unfinished / "state.json", json.dumps(checksums.add_seal({**state, checksums.FILES: files}), indent=2))
     unfinished.rename(final)
     sync(final.parent)
 

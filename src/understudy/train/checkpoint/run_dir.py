@@ -23,7 +23,7 @@ from understudy.atomic import DRAFT_SUFFIX, write_text
 from understudy.config.schema import dump_yaml, read_file, validate
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
-from understudy.train.checkpoint import seal
+from understudy.train.checkpoint import checksums
 
 FORMAT = 2
 """Version of a run directory; another one is refused. Format 1 had no version, and a single process."""
@@ -103,7 +103,7 @@ class RunDir:
                 f"{self.root}: a run of format {version}, this version of understudy resumes format {FORMAT}: "
                 "resume it with the version that started it, or start a new run"
             )
-        if not seal.is_intact(content):
+        if not checksums.is_intact(content):
             raise ConfigError(
                 f"{self.order}: was changed since the run started (its checksum differs); restore it, or start a new "
                 "run"
@@ -164,7 +164,7 @@ class RunDir:
         """
         self.refuse_existing()
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        write_text(self.order, json.dumps(seal.add_seal({"format": FORMAT, **record}), indent=2))
+        write_text(self.order, json.dumps(checksums.add_seal({"format": FORMAT, **record}), indent=2))
         write_text(self.config, dump_yaml(config))
 
     def withdraw(self) -> None:

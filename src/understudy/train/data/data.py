@@ -20,16 +20,16 @@ from understudy.config.train import TrainConfig
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.rename import suggest_key
-from understudy.data.stats.external import read_stats_file
 from understudy.data.stats.norm_heads import Member
 from understudy.data.stats.norm_heads import compute_normalisation as normalise_heads
 from understudy.data.stats.normalization import Mode, Statistics
+from understudy.data.stats.stats_files import read_stats_file
 from understudy.errors import DatasetError, SourceError
 from understudy.load.loader import Loader
 from understudy.load.mixture import Mixture
 from understudy.order import Order
 from understudy.policies.registry import policy_type
-from understudy.storage.options import RemoteOptions
+from understudy.storage.remote_options import RemoteOptions
 from understudy.train.data.fingerprint import digest_files
 from understudy.train.data.sources import (
     RecordedSources,

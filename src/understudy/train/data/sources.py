@@ -14,7 +14,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import describe_ids
 from understudy.data.format.rename import rename_keys
 from understudy.data.selection.select import split_episodes
-from understudy.data.stats.head_name import head_name
+from understudy.data.stats.norm_heads import head_name
 from understudy.errors import DatasetError
 from understudy.train.data.incomplete import skip_incomplete
 

@@ -1,7 +1,7 @@
 """Validation.
 
-validate     losses of all validation frames
-open_loop    sampled actions compared with the recorded ones
-metrics      figures per group, with standard errors
-evaluate     validations during a run
+validation_loss        losses of all validation frames
+open_loop              sampled actions compared with the recorded ones
+metrics                figures per group, with standard errors
+periodic_validation    validations during a run
 """

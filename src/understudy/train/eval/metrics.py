@@ -24,7 +24,7 @@ from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
 from understudy.load.eval.validation_data import ValidationData
 from understudy.policies.common.flow_matching import spread_times
-from understudy.policies.common.modes import FLOW, TRAINS
+from understudy.policies.common.task_modes import FLOW, TRAINS
 
 KINDS = ("head", "source", "task")
 PLAIN = ("loss", "macro", "weighted", "open_loop")

@@ -11,7 +11,7 @@ import av
 import av.codec.context
 import av.video.reformatter
 
-from understudy.video.native.switch import native_mode
+from understudy.video.native.env_variable import native_mode
 
 PYAV_MAJOR = int(av.__version__.split(".")[0])
 """Major version of PyAV."""

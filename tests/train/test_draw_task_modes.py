@@ -14,13 +14,13 @@ from support.ranks import in_ranks
 from support.runs import same_run, series, tiny_config, tiny_dataset
 from understudy.config.train import TrainConfig
 from understudy.errors import DatasetError
-from understudy.policies.common.modes import DYNAMICS, FLOW, MODES, TRAINS
+from understudy.policies.common.task_modes import DYNAMICS, FLOW, MODES, TRAINS
 from understudy.policies.draws import make_draws
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.task_modes import describe_modes, draw_modes
+from understudy.train.draw_task_modes import describe_modes, draw_modes
 
 
 @pytest.mark.slow

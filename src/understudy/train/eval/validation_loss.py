@@ -19,7 +19,7 @@ from understudy.batch_keys import MODE, TASK
 from understudy.distributed.mesh import Mesh
 from understudy.errors import DatasetError, RankError
 from understudy.load.eval.validation_data import UNREADABLE, ValidationData, prefetch_chunks, share_chunks
-from understudy.policies.common.modes import FLOW, MODES, POLICY, TRAINS
+from understudy.policies.common.task_modes import FLOW, MODES, POLICY, TRAINS
 from understudy.policies.draws import make_draws
 from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy
@@ -69,7 +69,7 @@ def evaluate(
         seed: of the random numbers; they belong to the sample, not to the step.
         mesh: the ranks.
         weights: of the loss terms, by name.
-        mode: task mode of all samples (`policies/common/modes.py`).
+        mode: task mode of all samples (`policies/common/task_modes.py`).
         open_loop: also compare sampled actions with the recorded ones on every `open_loop`-th frame of a source; 0, or
             a mode in which actions are given, disables it.
         per_dim: also compute the loss of the actions by dimension, per source.

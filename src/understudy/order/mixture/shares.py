@@ -19,8 +19,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from understudy.order.prefix_sums import Ints
 from understudy.order.random.philox import Words
-from understudy.order.search import Ints
 
 
 def check_weights(weights: Sequence[float], names: Sequence[str]) -> list[float]:

@@ -10,8 +10,8 @@ import numpy as np
 
 from understudy.order.defaults import ClipChoice, choose_clips, choose_slots
 from understudy.order.layout import Layout, check_segments, fingerprint, make_layout
-from understudy.order.mixture.mixture import check_weights, share_errors, share_slots
 from understudy.order.mixture.rounds import count_lanes
+from understudy.order.mixture.shares import check_weights, share_errors, share_slots
 from understudy.order.random.keys import ORDER_VERSION
 from understudy.order.spec import EXACT_VERSION, UNIT, SourceSpec
 
@@ -115,50 +115,50 @@ def as_int(name: str, value: Any) -> int:
 
 
 @dataclass(frozen=True)
-class SettledSource:
-    """One source, checked and settled: its part of the spec, its layout, and the reasons."""
+class ResolvedSource:
+    """One source, checked and resolved: its part of the spec, its layout, and the reasons."""
 
     spec: SourceSpec
     layout: Layout
     reasons: tuple[str, ...]
 
 
-def settle_order(
+def resolve_order(
     sources: Sequence[Frames], weights: Sequence[float], request: OrderRequest
-) -> tuple[list[SettledSource], tuple[int, ...], int]:
-    """Settle every source, its slots in a round of the mixture, and the version of the order.
+) -> tuple[list[ResolvedSource], tuple[int, ...], int]:
+    """Resolve every source, its slots in a round of the mixture, and the version of the order.
 
     In a mixture a source of many lanes gets as many lanes as slots: a lane then always comes up in the same slot, hence
-    on the same rank. Slots are divided where whole ones cannot meet the shares (`order/mixture/exact.py`).
+    on the same rank. Slots are divided where whole ones cannot meet the shares (`order/mixture/shared_slots.py`).
     """
     if len(sources) == 1:
-        return [settle_source(sources[0], 1.0, request)], (1,), ORDER_VERSION
+        return [resolve_source(sources[0], 1.0, request)], (1,), ORDER_VERSION
     total = sum(weights)
-    settled = [settle_source(source, weight / total, request) for source, weight in zip(sources, weights)]
-    batch_size, wanted = 1 if request.lanes else request.batch_size, request.lanes or _slots(settled, weights, request)
+    resolved = [resolve_source(source, weight / total, request) for source, weight in zip(sources, weights)]
+    batch_size, wanted = 1 if request.lanes else request.batch_size, request.lanes or _slots(resolved, weights, request)
     slots, version = choose_slots(weights, batch_size, wanted), ORDER_VERSION
     counts: Sequence[int] = slots
-    in_lanes = [one.spec.lanes > 1 for one in settled]
+    in_lanes = [one.spec.lanes > 1 for one in resolved]
     if share_errors(slots, weights, _EXACT):
         slots, version = share_slots(weights, max(1, -(-wanted // batch_size)) * batch_size * UNIT), EXACT_VERSION
-        counts, in_lanes = count_lanes(slots), [one.spec.clip > 1 for one in settled]
+        counts, in_lanes = count_lanes(slots), [one.spec.clip > 1 for one in resolved]
     fitted = [
-        settle_source(source, weight / total, request, lanes=count) if laned else one
-        for source, weight, one, count, laned in zip(sources, weights, settled, counts, in_lanes)
+        resolve_source(source, weight / total, request, lanes=count) if laned else one
+        for source, weight, one, count, laned in zip(sources, weights, resolved, counts, in_lanes)
     ]
     return fitted, slots, version
 
 
-def _slots(settled: Sequence[SettledSource], weights: Sequence[float], request: OrderRequest) -> int:
+def _slots(resolved: Sequence[ResolvedSource], weights: Sequence[float], request: OrderRequest) -> int:
     """Slots of a round in which the sources with lanes keep about as many as they would choose."""
-    laned = [(one.spec.lanes, weight) for one, weight in zip(settled, weights) if one.spec.lanes > 1]
+    laned = [(one.spec.lanes, weight) for one, weight in zip(resolved, weights) if one.spec.lanes > 1]
     if not laned:
         return 16 * request.batch_size  # slots cost nothing here, and more of them come nearer to the weights
     return round(sum(lanes for lanes, _ in laned) * sum(weights) / sum(weight for _, weight in laned))
 
 
-def settle_source(source: Frames, share: float, request: OrderRequest, lanes: int | None = None) -> SettledSource:
-    """Settle a source that has `share` (0 to 1) of the samples; `lanes` fixes its lanes."""
+def resolve_source(source: Frames, share: float, request: OrderRequest, lanes: int | None = None) -> ResolvedSource:
+    """Resolve a source that has `share` (0 to 1) of the samples; `lanes` fixes its lanes."""
     rows, frames = check_segments(source.segments, source.name)
     gop, reach = int(source.gop), (int(source.reach[0]), int(source.reach[1]))
     if gop < 1 or min(reach) < 0:
@@ -187,7 +187,7 @@ def settle_source(source: Frames, share: float, request: OrderRequest, lanes: in
         inside=request.inside if choice.clip > 1 else "sequential",
         cut=choice.cut,
     )
-    return SettledSource(spec, source_layout(spec, rows), choice.reasons)
+    return ResolvedSource(spec, source_layout(spec, rows), choice.reasons)
 
 
 def source_layout(spec: SourceSpec, rows: np.ndarray) -> Layout:

@@ -35,10 +35,10 @@ from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import Detail, Loss
 from understudy.report.run.tables import format_validation
 from understudy.train.data.data import RunData, open_data
-from understudy.train.eval import validate
+from understudy.train.eval import validation_loss
 from understudy.train.eval.metrics import TermSums, best_metrics, group_losses
 from understudy.train.eval.open_loop import STEPS
-from understudy.train.eval.validate import evaluate
+from understudy.train.eval.validation_loss import evaluate
 from understudy.train.track.metrics_file import finite
 
 FLOW = {"flow": 1.0}
@@ -311,7 +311,7 @@ def test_each_stream_of_a_policy_has_its_losses_by_its_own_flow_time() -> None:
         detail = Detail(time[:, :, stream, None].float().expand(-1, -1, 2), torch.ones(5, 2, dtype=torch.int64))
         detail = detail._replace(order=time[:, :, stream].argsort(dim=1))
         losses[term] = Loss(detail.sum.sum((1, 2)), torch.full((5,), 2 * DRAWS), detail)
-    validate._write(at, slice(1, 6), losses, "flow")
+    validation_loss._write(at, slice(1, 6), losses, "flow")
     for stream, term in enumerate(("flow", "dynamics")):  # here the loss of a draw is twice its time
         expected = 2 * time[:, :, stream].sort(dim=1).values.T
         torch.testing.assert_close(at[term, "draws"][:, 1:6], expected, rtol=1e-6, atol=0)
@@ -348,7 +348,7 @@ def several(sources: tuple[SourceConfig, ...], shards: int, sizes: list[int]) ->
                 policy.float32_modules(),
                 policy.forward_methods,
             )
-            validate.BATCH = size
+            validation_loss.BATCH = size
             every = 9 if size == 4 else 2  # 9: chunks of which no frame is acted on
             out.append(evaluate(policy, held, SEED, mesh, FLOW, open_loop=every, per_dim=True, threads=1 + mesh.rank))
     return out
@@ -361,7 +361,7 @@ def test_one_rank_two_and_three_find_the_same_bits(
     """Chunks that come out even, that do not, and fewer chunks than ranks; whole weights and sharded ones."""
     _, held = opened(sources)
     sizes = [4, 7, len(held)]
-    monkeypatch.setattr(validate, "BATCH", validate.BATCH)  # `several` changes it
+    monkeypatch.setattr(validation_loss, "BATCH", validation_loss.BATCH)  # `several` changes it
     alone = several(sources, 1, sizes)
     assert alone[-1] == whole
     for world, shards in ((2, 2), (3, 1)):

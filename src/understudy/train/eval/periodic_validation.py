@@ -12,7 +12,7 @@ from understudy.distributed.signals import Stop
 from understudy.load.eval.validation_data import ValidationData
 from understudy.train.data.data import RunData
 from understudy.train.eval.metrics import check_keep_best
-from understudy.train.eval.validate import ValidationFailed, ValidationStopped
+from understudy.train.eval.validation_loss import ValidationFailed, ValidationStopped
 from understudy.train.state import TrainState
 from understudy.train.track.trackers import MetricsLog
 

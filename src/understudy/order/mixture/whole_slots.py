@@ -1,4 +1,4 @@
-"""Slots: positions of a run to samples of its sources and back, for a schedule of whole slots.
+"""Whole slots: positions of a run to samples of its sources and back.
 
 A sample is (source, index): its number in the endless stream of that source, which `order/lanes.py` maps to frames.
 """
@@ -9,13 +9,13 @@ from itertools import pairwise
 import numpy as np
 
 from understudy.order.lanes import Lanes
-from understudy.order.mixture.mixture import make_period
+from understudy.order.mixture.shares import make_period
+from understudy.order.prefix_sums import Ints
 from understudy.order.random.philox import Words
-from understudy.order.search import Ints
 from understudy.order.spec import Spec
 
 
-class Slots:
+class WholeSlots:
     """Mixture of a spec of version 1. `lines` is the order of each source's frames, by its stream."""
 
     def __init__(self, spec: Spec) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from support.datasets import Spec, edit_json, write_dataset
 from understudy.data.dataset import EpisodeDataset
-from understudy.data.stats.external import read_stats_file, to_openpi
 from understudy.data.stats.norm_heads import Member, compute_normalisation, compute_statistics
 from understudy.data.stats.normalization import Mode, Statistics, offset_and_spread
+from understudy.data.stats.stats_files import read_stats_file, to_openpi
 from understudy.errors import DatasetError
 
 ACTION, STATE = "action", "observation.state"

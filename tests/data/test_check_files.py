@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.datasets import Spec, edit_json, picture, write_dataset, write_video
-from understudy.data.check import check_files
+from understudy.data.check_files import check_files
 from understudy.data.format.catalog import Catalog
 from understudy.storage.files import Files
 

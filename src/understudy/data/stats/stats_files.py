@@ -16,8 +16,8 @@ from understudy.batch_keys import ACTION, STATE
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.json_files import read_json
 from understudy.data.format.recorded_stats import Stats, parse_stats, read_per_episode
+from understudy.data.stats.dataset_summaries import vector_widths
 from understudy.data.stats.normalization import Mode, Statistics
-from understudy.data.stats.source import vector_widths
 from understudy.errors import DatasetError
 from understudy.storage.files import Files
 

@@ -1,7 +1,7 @@
-"""Exact: a mixture whose shares are no whole numbers of slots, while lanes still keep their slots.
+"""Shared slots: a mixture whose shares are no whole numbers of slots, while lanes still keep their slots.
 
 A round of M slots repeats forever. A source's share of it is a whole number of parts, `UNIT` to a slot. Its whole slots
-are its own in every round (placed as in `mixture.py`). The remaining parts go into shared slots, filled one after the
+are its own in every round (placed as in `shares.py`). The remaining parts go into shared slots, filled one after the
 other, so that a source has a part of two of them at most (McNaughton's wrap-around rule, 1959). A binary tree over the
 members of a shared slot divides its rounds: of the first x visits of a node, the left child has floor((x a + b/2) / b),
 where its share is a of b. So the visits of a source before a position, and the position of its n-th visit, are nested
@@ -22,9 +22,9 @@ import numpy as np
 
 from understudy.order.lanes import Lanes
 from understudy.order.mixture.rounds import make_round
-from understudy.order.mixture.slots import group_by
+from understudy.order.mixture.whole_slots import group_by
+from understudy.order.prefix_sums import Ints
 from understudy.order.random.philox import Words
-from understudy.order.search import Ints
 from understudy.order.spec import Spec
 
 
@@ -73,7 +73,7 @@ class Stretches:
         return np.diff(self.ends, prepend=0)
 
 
-class Exact:
+class SharedSlots:
     """Positions of a run to samples of its sources and back, for a schedule of exact shares.
 
     A sample is (source, index): index // N is its epoch, index % N its number in the line of that epoch.
@@ -96,8 +96,8 @@ class Exact:
             self._before.append([before + count for before, count in zip(self._before[-1], counts)])
         self._cuts: dict[tuple[int, int, int], Stretches] = {}
 
-    def __reduce__(self) -> tuple[type["Exact"], tuple[Spec]]:
-        return Exact, (self._spec,)
+    def __reduce__(self) -> tuple[type["SharedSlots"], tuple[Spec]]:
+        return SharedSlots, (self._spec,)
 
     def streams(self, positions: Words) -> tuple[Ints, Words]:
         """Source (int64) and index (uint64) of positions uint64 (n,)."""

@@ -26,8 +26,8 @@ from understudy.train import run, state
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.data import open_data
-from understudy.train.eval import validate
-from understudy.train.eval.validate import ValidationFailed, evaluate
+from understudy.train.eval import validation_loss
+from understudy.train.eval.validation_loss import ValidationFailed, evaluate
 from understudy.train.track import trackers
 from understudy.video.packets import open_packets
 
@@ -53,11 +53,11 @@ def config_of(data: Path, out: Path, **changes: Any) -> TrainConfig:
 
 @contextmanager
 def small_chunks() -> Iterator[None]:
-    before, validate.BATCH = validate.BATCH, CHUNK
+    before, validation_loss.BATCH = validation_loss.BATCH, CHUNK
     try:
         yield
     finally:
-        validate.BATCH = before
+        validation_loss.BATCH = before
 
 
 # -- a stop -----------------------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def test_unreadable_frame_of_one_rank_ends_all_ranks(damaged: tuple[Path, int], 
 def test_evaluate_refuses_many_unreadable_frames(
     damaged: tuple[Path, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(validate, "FEW", 0)
+    monkeypatch.setattr(validation_loss, "FEW", 0)
     with pytest.raises(DatasetError, match="1 of "):
         run.train(substituting(config_of(damaged[0], tmp_path / "r")))
     assert checkpoint.list_steps(RunDir(tmp_path / "r").checkpoints)[-1] == 5

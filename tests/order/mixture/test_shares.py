@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.order_sources import Source, episodes, sources
 from understudy.order import Order
 from understudy.order.defaults import choose_slots
-from understudy.order.mixture.mixture import make_period, share_slots
+from understudy.order.mixture.shares import make_period, share_slots
 
 
 def worst_deviation(counts: tuple[int, ...]) -> float:

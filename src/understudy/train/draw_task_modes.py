@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from understudy.order import sample_uniform
-from understudy.policies.common.modes import DYNAMICS, FLOW, MODES, TRAINS
+from understudy.policies.common.task_modes import DYNAMICS, FLOW, MODES, TRAINS
 
 LOSS_NAMES = {FLOW: "action", DYNAMICS: "dynamics"}
 """Loss term -> its name in messages."""

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from support.order_sources import Source, episodes, sources
 from understudy.order import Order
-from understudy.order.mixture.mixture import share_slots
 from understudy.order.mixture.rounds import count_lanes, make_round
+from understudy.order.mixture.shares import share_slots
 from understudy.order.spec import EXACT_VERSION, UNIT, Spec
 
 weights = st.floats(0.01, 10)

@@ -3,7 +3,7 @@
 import pytest
 
 import understudy as us
-from understudy.storage.options import RemoteOptions
+from understudy.storage.remote_options import RemoteOptions
 
 
 def test_remote_options_accept_old_names_for_one_release() -> None:
