@@ -3,3 +3,8 @@
 STATE, ACTION, TASK = "observation.state", "action", "task"
 HEAD, MODE = "head", "mode"
 """int64 [B]: norm head and task mode of each sample."""
+RESPONSE = "response"
+"""B strings that a policy learns to answer with, such as the subtask; empty ones train nothing."""
+CUT_SUFFIX = "_is_cut"
+"""End of the keys, bool [B], that mark samples of which `Policy.preprocess` could not keep everything. A run logs their
+share."""

@@ -7,4 +7,6 @@ siglip     the vision encoder
 network    `Pi0Network`
 released   names of released weights, both ways
 weights    first weights: of a released file, or fresh
+prompt     prompts, responses and action tokens in PaliGemma's vocabulary
+texts      tokens of a batch
 """

@@ -1,0 +1,212 @@
+r"""Texts of pi0 and pi0.5 as ids of PaliGemma's vocabulary: prompts, responses, and FAST action tokens. No torch.
+
+A checkpoint understands the prompts that it was trained with. So the format is a setting, stored with the weights:
+
+    state    bos "Task: {task}, State: {bins};\nAction: "     pi0.5
+    plain    bos "{task}" "\n"                                pi0, and pi0.5 trained without the state (pi05_libero)
+
+The task loses outer white space; `_` and line ends become spaces; upper case stays. The state is one number from -1 to
+255 per dimension. With responses the format `state` ends in `Subtask: ` instead of `Action: `, and `plain` is as it is.
+
+    response   "{text}" eos
+    actions    ["Action: "] ids "|" eos        "Action: " only where the prompt does not end with it
+
+FAST ids take the places of PaliGemma's rarest words: id i is token `vocab - 129 - i` (openpi's pi0-FAST). Sequences are
+padded and cut at their right end, as openpi does, and each cut is marked.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from understudy.errors import ConfigError
+from understudy.extras import optional_imports
+
+TOKENIZER = "tokenizer.model"
+"""Name of PaliGemma's sentencepiece model in a folder."""
+
+PAD = 0
+"""Id of padding; its embedding reaches nothing."""
+
+RESERVED = 128
+"""Ids at the end of PaliGemma's vocabulary (its segmentation tokens) that FAST leaves alone."""
+
+EDGES = np.linspace(-1, 1, 257)[:-1]
+"""Lower edges of the state bins 0 to 255; each is a multiple of 1/128 and exact."""
+
+LIMITS = {"prompt_tokens": (1, 2**16), "response_tokens": (0, 2**16), "action_tokens": (1, 2**16)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSettings:
+    """Settings of a policy's texts."""
+
+    prompt: Literal["state", "plain"] = "state"
+    """Format of the prompt, which belongs to the checkpoint: `state` is pi0.5's, with the state as text, `plain` pi0's,
+    with the task alone."""
+    prompt_tokens: int = 200
+    """Longest prompt in tokens; longer ones are cut at the end, and counted in the log."""
+    tokenizer: str = ""
+    """PaliGemma's sentencepiece model: a file, or a folder with `tokenizer.model`. It is copied into exported folders.
+    The default is `tokenizer.model` in the folder of the weights."""
+    response_tokens: int = 0
+    """Longest response (`data.response`) in tokens; 0: the policy has no responses."""
+    fast: str = ""
+    """Folder of a FAST tokenizer, published or of `understudy fast fit`: the language tower is also trained to predict
+    the actions as tokens. It is copied into exported folders."""
+    action_tokens: int = 128
+    """Longest sequence of FAST tokens; longer ones are cut at the end, and counted in the log."""
+
+    def text_problems(self) -> list[str]:
+        """List the rules that the values break, one line each."""
+        return [
+            f"{name}: {getattr(self, name)}: must be from {least} to {most}"
+            for name, (least, most) in LIMITS.items()
+            if not least <= getattr(self, name) <= most
+        ]
+
+
+class Rows(NamedTuple):
+    """Token sequences of a batch."""
+
+    tokens: np.ndarray
+    """int64 [B, L], `PAD` behind each sequence."""
+    is_pad: np.ndarray
+    """bool [B, L]."""
+    is_cut: np.ndarray
+    """bool [B]: the sequence was longer than L."""
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """PaliGemma's tokenizer. Thread-safe."""
+
+    model: Any
+    """A `sentencepiece.SentencePieceProcessor`."""
+    vocab: int
+    """Rows of the network's token embedding."""
+
+    @classmethod
+    def read(cls, path: str | Path, vocab: int) -> "TextTokenizer":
+        """Read a sentencepiece model, or the `tokenizer.model` of a folder.
+
+        Raises:
+            ConfigError: there is no such file, it is no sentencepiece model with bos and eos, or it has more ids than
+                the network.
+            MissingExtraError: `sentencepiece` is not installed.
+        """
+        path = Path(path)
+        file = path / TOKENIZER if path.is_dir() else path
+        if not file.is_file():
+            raise ConfigError(
+                f"policy.tokenizer: {file} does not exist; name PaliGemma's sentencepiece model, the file "
+                f"{TOKENIZER} beside its weights"
+            )
+        stat = file.stat()
+        model = _read_model(file, stat.st_mtime_ns, stat.st_size)
+        if model.bos_id() < 0 or model.eos_id() < 0:
+            raise ConfigError(f"policy.tokenizer: {file} has no token for begin or end; name PaliGemma's {TOKENIZER}")
+        if model.vocab_size() > vocab:
+            raise ConfigError(
+                f"policy.tokenizer: {file} has {model.vocab_size():,} ids, the network's vocabulary {vocab:,}; name "
+                "the tokenizer of these weights"
+            )
+        return cls(model, vocab)
+
+    def prompts(
+        self, tasks: Sequence[str], bins: Sequence[Sequence[int]] | None, length: int, *, response: bool = False
+    ) -> Rows:
+        """Encode prompts.
+
+        Args:
+            tasks: B instructions.
+            bins: numbers of the state per sample (`state_bins`), for the format `state`; None is the format `plain`.
+            length: L, the most tokens.
+            response: whether a response follows.
+        """
+        if bins is None:
+            return self.pad([self._encode(clean(task), bos=True) + self._encode("\n") for task in tasks], length)
+        last = "Subtask: " if response else "Action: "
+        texts = [
+            f"Task: {clean(task)}, State: {' '.join(map(str, own))};\n{last}"
+            for task, own in zip(tasks, bins, strict=True)
+        ]
+        return self.pad([self._encode(text, bos=True) for text in texts], length)
+
+    def responses(self, texts: Sequence[str], length: int) -> Rows:
+        """Encode responses; an empty text has no token."""
+        cleaned = [clean(text) for text in texts]
+        return self.pad([self._encode(text, eos=True) if text else [] for text in cleaned], length)
+
+    def actions(self, codes: Sequence[Sequence[int] | None], length: int, *, lead: bool) -> Rows:
+        """Encode FAST ids, each in 0 ... `fast_room` - 1; None has no token.
+
+        Args:
+            codes: B sequences.
+            length: L, the most tokens.
+            lead: whether "Action: " comes first.
+        """
+        before, after = self._encode("Action: ") if lead else [], self._encode("|", eos=True)
+        top = self.vocab - 1 - RESERVED
+        return self.pad(
+            [[] if own is None else [*before, *(top - each for each in own), *after] for own in codes], length
+        )
+
+    @property
+    def fast_room(self) -> int:
+        """Number of FAST ids that the vocabulary has room for, above pad, eos, bos and unknown."""
+        return max(0, self.vocab - RESERVED - 4)
+
+    def pad(self, sequences: Sequence[Sequence[int]], length: int) -> Rows:
+        """Pad and cut sequences to `length` at the right."""
+        tokens = np.full((len(sequences), length), PAD, np.int64)
+        sizes = np.array([len(own) for own in sequences], np.int64)
+        for row, own in enumerate(sequences):
+            tokens[row, : min(length, len(own))] = own[:length]
+        return Rows(tokens, np.arange(length) >= sizes[:, None], sizes > length)
+
+    def _encode(self, text: str, bos: bool = False, eos: bool = False) -> list[int]:
+        return list(self.model.encode(text, add_bos=bos, add_eos=eos))
+
+
+def find_tokenizer(tokenizer: str, weights: str = "") -> Path | None:
+    """Return the path of the sentencepiece model: `tokenizer`, else the one in the folder of the weights, else None."""
+    if tokenizer:
+        return Path(tokenizer)
+    beside = Path(weights) / TOKENIZER
+    return beside if weights and beside.is_file() else None
+
+
+def clean(task: str) -> str:
+    """Return a task as the checkpoints' training data had it: stripped, `_` and line ends as spaces."""
+    return task.strip().replace("_", " ").replace("\n", " ")
+
+
+def state_bins(states: np.ndarray) -> np.ndarray:
+    """Return the bin of each normalised value: -1 below -1, 0 to 255 inside -1..1, 255 above. int64, of the same shape.
+
+    Raises:
+        ValueError: a value is NaN.
+    """
+    states = np.asarray(states, np.float64)
+    if np.isnan(states).any():
+        row = int(np.isnan(states).reshape(len(states), -1).any(axis=1).argmax())
+        raise ValueError(f"the state of sample {row} of the batch is NaN, which no prompt can hold: correct the data")
+    return np.searchsorted(EDGES, states, side="right").astype(np.int64) - 1
+
+
+@lru_cache(maxsize=4)
+def _read_model(file: Path, _time: int, _size: int) -> Any:
+    """Read a model once per version of its file."""
+    with optional_imports():
+        from sentencepiece import SentencePieceProcessor
+    try:
+        model = SentencePieceProcessor()
+        model.LoadFromSerializedProto(file.read_bytes())
+        return model
+    except (RuntimeError, OSError) as error:
+        raise ConfigError(f"policy.tokenizer: {file} is no sentencepiece model: {error}") from error
