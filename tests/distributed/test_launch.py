@@ -147,7 +147,7 @@ def test_read_hosts_port() -> None:
 
 def test_reserved_port_allows_a_store() -> None:
     with socket.socket() as held, socket.socket() as other, socket.socket() as store:
-        port = launcher._reserve(held)
+        port = launcher.reserve_port(held)
         with pytest.raises(OSError, match="in use"):
             other.bind(("127.0.0.1", port))  # a program that does not know of it
         store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's store does
@@ -245,10 +245,10 @@ def test_launch_reports_the_failed_ranks(
 
 
 def test_launch_reports_the_cause_behind_the_first_exit(capfd: pytest.CaptureFixture) -> None:
-    noticed, reason = launcher._Rank(0, 2, code=1), launcher._Rank(1, 2, code=2, tail=bytearray(b"the image is bad"))
+    noticed, reason = launcher.Rank(0, 2, code=1), launcher.Rank(1, 2, code=2, tail=bytearray(b"the image is bad"))
     for rank in (noticed, reason):
         rank.process = SimpleNamespace(pid=1)  # type: ignore[assignment]
-    assert launcher._report_failure([noticed, reason], [], "understudy") == 1
+    assert launcher.report_failure([noticed, reason], [], "understudy") == 1
     told = capfd.readouterr().err
     assert "rank 0 of 2 failed with exit code 1" in told
     assert "last output of rank 1:\n  | the image is bad" in told
@@ -259,7 +259,7 @@ def test_launch_ends_after_a_signal_at_the_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The rest of the wait is negative when the handler returns."""
-    failed, stays, may_leave, left = launcher._Rank(0, 2, code=1), launcher._Rank(1, 2), threading.Event(), []
+    failed, stays, may_leave, left = launcher.Rank(0, 2, code=1), launcher.Rank(1, 2), threading.Event(), []
     failed.process = SimpleNamespace(pid=1)  # type: ignore[assignment]
     failed.wait = lambda ended: ended.put(failed)  # type: ignore[method-assign]
 
@@ -274,7 +274,7 @@ def test_launch_ends_after_a_signal_at_the_timeout(
     sender = threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR2))
     try:
         sender.start()
-        assert launcher._watch([failed, stays], [], "understudy") == 1
+        assert launcher.watch_ranks([failed, stays], [], "understudy") == 1
         assert not left, "it waited until the other had left by itself"
     finally:
         may_leave.set()

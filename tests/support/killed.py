@@ -295,7 +295,7 @@ def _compare(kind: Kind, whole: Whole, out: Path, tally: Tally) -> None:
 
 def torn() -> None:
     """Negative control: write checkpoints under their final name."""
-    checkpoint._unfinished = lambda final: final  # type: ignore[assignment]
+    checkpoint.unfinished_path = lambda final: final  # type: ignore[assignment]
 
 
 def main(data: Path, out: Path, kinds: tuple[Kind, ...], kills: int, per_run: int, seed: int) -> dict[str, Any]:

@@ -112,19 +112,19 @@ def launch(command: Sequence[str], count: int, name: str = "understudy") -> int:
         raise ConfigError(line)
     where = read_hosts(os.environ)
     with closing(socket.socket()) as held:
-        port = where.port if where.port is not None else _reserve(held)
-        ranks = [_Rank(where.index * count + local, where.count * count) for local in range(count)]
+        port = where.port if where.port is not None else reserve_port(held)
+        ranks = [Rank(where.index * count + local, where.count * count) for local in range(count)]
         received: list[signal.Signals] = []
         with _forward_signals(ranks, received):
             try:
                 for local, rank in enumerate(ranks):
                     rank.start(command, _environment(where, port, local, count))
-                return _watch(ranks, received, name)
+                return watch_ranks(ranks, received, name)
             finally:
                 _stop(ranks)
 
 
-def _reserve(held: socket.socket) -> int:
+def reserve_port(held: socket.socket) -> int:
     """Reserve a free port.
 
     Other programs that ask for any free port get another one. Rank 0's store may listen on this one: it allows the
@@ -152,7 +152,7 @@ def _environment(where: Hosts, port: int, local: int, count: int) -> dict[str, s
 
 
 @dataclass(eq=False)
-class _Rank:
+class Rank:
     """One process, its exit code and its last output."""
 
     number: int
@@ -167,9 +167,11 @@ class _Rank:
 
     @property
     def silent(self) -> bool:
+        """Whether its output is not shown."""
         return self.number != 0
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start the process and send it the signals that arrived before."""
         self.process = subprocess.Popen(
             command,
             env=environment,
@@ -198,7 +200,8 @@ class _Rank:
             self.listener.join(1.0)  # its children may hold the pipe open for longer
         return self.tail.decode(errors="replace").strip().splitlines()
 
-    def wait(self, ended: "queue.Queue[_Rank]") -> None:
+    def wait(self, ended: "queue.Queue[Rank]") -> None:
+        """Wait until the process has ended, note its exit code, and put the rank into `ended`."""
         assert self.process is not None
         self.code = self.process.wait()
         ended.put(self)
@@ -233,7 +236,7 @@ def _die_with_parent() -> Callable[[], None] | None:
 
 
 @contextmanager
-def _forward_signals(ranks: Sequence[_Rank], received: list[signal.Signals]) -> Iterator[None]:
+def _forward_signals(ranks: Sequence[Rank], received: list[signal.Signals]) -> Iterator[None]:
     """Forward signals in `FORWARDED` to all ranks within this context, and note them in `received`."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -252,13 +255,13 @@ def _forward_signals(ranks: Sequence[_Rank], received: list[signal.Signals]) -> 
             signal.signal(number, handler)
 
 
-def _watch(ranks: Sequence[_Rank], received: Sequence[signal.Signals], name: str) -> int:
+def watch_ranks(ranks: Sequence[Rank], received: Sequence[signal.Signals], name: str) -> int:
     """Wait until all ranks have ended or one has failed; returns the exit code."""
     # Not a SimpleQueue: it would wait forever if a signal handler outlasts the timeout.
-    ended: queue.Queue[_Rank] = queue.Queue()
+    ended: queue.Queue[Rank] = queue.Queue()
     for rank in ranks:
         threading.Thread(target=rank.wait, args=(ended,), daemon=True).start()
-    left, failed = len(ranks), list[_Rank]()
+    left, failed = len(ranks), list[Rank]()
     while left and not failed:
         try:
             rank, left = ended.get(timeout=WAKE), left - 1
@@ -272,10 +275,10 @@ def _watch(ranks: Sequence[_Rank], received: Sequence[signal.Signals], name: str
         while left:
             rank, left = ended.get(timeout=max(0.0, until - time.monotonic())), left - 1
             failed += [rank] if rank.code not in (0, STOPPED) else []
-    return _report_failure(failed, received, name)
+    return report_failure(failed, received, name)
 
 
-def _report_failure(failed: Sequence[_Rank], received: Sequence[signal.Signals], name: str) -> int:
+def report_failure(failed: Sequence[Rank], received: Sequence[signal.Signals], name: str) -> int:
     """Print the failed ranks, in the sequence of their exits, and return the exit code of the job."""
     # A killed rank is a cause; the others may have failed because of it.
     first = min(failed, key=lambda rank: (rank.code or 0) >= 0)
@@ -296,7 +299,7 @@ def _report_failure(failed: Sequence[_Rank], received: Sequence[signal.Signals],
     return max(first.code or 0, FAILED)
 
 
-def _describe_exit(rank: _Rank) -> str:
+def _describe_exit(rank: Rank) -> str:
     assert rank.process is not None
     code = rank.code or 0
     if code >= 0:
@@ -309,7 +312,7 @@ def _describe_exit(rank: _Rank) -> str:
     return f"was killed by {killer} (process {rank.process.pid}{hint})"
 
 
-def _stop(ranks: Sequence[_Rank]) -> None:
+def _stop(ranks: Sequence[Rank]) -> None:
     """Whatever still runs leaves now: received first, then made to. A rank that waits for a dead one cannot listen."""
     for rank in ranks:
         rank.signal(signal.SIGTERM)

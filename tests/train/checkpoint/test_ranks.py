@@ -65,14 +65,14 @@ def test_save_failure_is_one_error_on_all_ranks(open_folder: Path) -> None:
 @pytest.mark.parametrize("lost", ["gone", "torn"])
 def test_save_checks_the_files_of_other_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
     """As on hosts that do not share a disk: DCP would not notice."""
-    plain = checkpoint._publish
+    plain = checkpoint.publish
 
     def elsewhere(unfinished: Path, *rest: Any) -> None:
         (shard,) = unfinished.glob("*.distcp")
         shard.unlink() if lost == "gone" else shard.write_bytes(shard.read_bytes()[:-1])
         plain(unfinished, *rest)
 
-    monkeypatch.setattr(checkpoint, "_publish", elsewhere)
+    monkeypatch.setattr(checkpoint, "publish", elsewhere)
     with pytest.raises(checkpoint.CheckpointError, match="not all ranks see the same one"):
         checkpoint.save(tmp_path, 1, {"weights/a": torch.ones(3)}, {})
     assert list(tmp_path.iterdir()) == []

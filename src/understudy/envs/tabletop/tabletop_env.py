@@ -17,6 +17,9 @@ class TabletopEnv:
     """The tabletop as an `Env`.
 
     Keys: `observation.images.front`, `observation.state` (hand x, y, z in metres, grip).
+
+    Attributes:
+        sim: The simulation.
     """
 
     name = "tabletop"
@@ -36,24 +39,24 @@ class TabletopEnv:
             "observation.state": vector_feature(["x", "y", "z", "grip"]),
             "action": vector_feature(["dx", "dy", "dz", "grip"]),
         }
-        self._sim = Tabletop(size)
+        self.sim = Tabletop(size)
 
     def reset(self, seed: int, task: str) -> dict[str, np.ndarray]:
         """Start an episode; see `Env.reset`."""
         if task not in self._colour_of:
             raise ValueError(f"unknown task {task!r}; known: {list(self.tasks)}")
-        observation, _ = self._sim.reset(seed=seed, options={"colour": self._colour_of[task]})
+        observation, _ = self.sim.reset(seed=seed, options={"colour": self._colour_of[task]})
         return self._named(observation)
 
     def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], Outcome]:
         """Execute an action; see `Env.step`."""
-        observation, _, terminated, truncated, info = self._sim.step(np.clip(action, -1, 1))
+        observation, _, terminated, truncated, info = self.sim.step(np.clip(action, -1, 1))
         lifted = info["lifted"]
         return self._named(observation), Outcome(task_text(lifted) if lifted else None, terminated or truncated)
 
     def expert(self) -> np.ndarray:
         """Compute the expert's action; see `Env.expert`."""
-        return expert_action(self._sim)
+        return expert_action(self.sim)
 
     @staticmethod
     def _named(observation: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -69,7 +69,7 @@ def save(
     import torch.distributed.checkpoint as dcp
 
     final = folder / f"step-{step:08d}"
-    unfinished = _unfinished(final)
+    unfinished = unfinished_path(final)
 
     def undo() -> None:
         if _is_rank_0(group):
@@ -81,7 +81,7 @@ def save(
         writer = _writer(unfinished)
         dcp.save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
         files = {name: own for part in gather(group, writer.sums) for name, own in part.items()}
-        run_on_rank_0(group, lambda: _publish(unfinished, final, {"format": FORMAT, "step": step, **state}, files))
+        run_on_rank_0(group, lambda: publish(unfinished, final, {"format": FORMAT, "step": step, **state}, files))
     return final
 
 
@@ -225,7 +225,7 @@ def prune(folder: Path, keep_last: int, best_by: str | None = None) -> None:
 # -- inside -------------------------------------------------------------------------------------------------------
 
 
-def _unfinished(final: Path) -> Path:
+def unfinished_path(final: Path) -> Path:
     """Folder in which a checkpoint is written."""
     return final.with_name(final.name + ".tmp")
 
@@ -266,7 +266,7 @@ def _prepare_folder(final: Path, unfinished: Path) -> bool:
     return True
 
 
-def _publish(unfinished: Path, final: Path, state: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+def publish(unfinished: Path, final: Path, state: Mapping[str, Any], files: Mapping[str, Any]) -> None:
     """Make a written checkpoint durable and give it its final name.
 
     Raises ValueError if a file of another rank is missing: DCP creates missing folders, so a rank on another disk, or a
