@@ -53,6 +53,8 @@ class Kind:
     shard: int = 1
     background: bool = False
     keep: int = 2
+    lora: int = 0
+    """Rank of low-rank adapters."""
 
     def __str__(self) -> str:
         saves = "saves beside the training" if self.background else "saves in the training"
@@ -62,7 +64,8 @@ class Kind:
     def config(self, data: Path, out: Path) -> TrainConfig:
         parallel = ParallelConfig(dp_shard=self.shard, timeout=300.0)
         checkpoints = {"every": 3, "keep_last": self.keep, "async_save": self.background}
-        return tiny_config(data, out, parallel=parallel, checkpoint=checkpoints, log={"every": 2})
+        lora = {"rank": self.lora}
+        return tiny_config(data, out, parallel=parallel, checkpoint=checkpoints, log={"every": 2}, lora=lora)
 
 
 KINDS = (

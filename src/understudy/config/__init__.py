@@ -7,6 +7,7 @@ help         flags, meanings and defaults of settings as text
 renamed      old names of settings, accepted for one release
 train        settings of a training run
 data         settings of its data
+lora         settings of low-rank adapters
 rollout      settings of rollouts
 limits       largest values that one machine may be asked for
 """

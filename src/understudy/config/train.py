@@ -14,6 +14,7 @@ from understudy.config import renamed
 from understudy.config.data import DataConfig
 from understudy.config.declare import Ge, Gt, Interval, Le
 from understudy.config.limits import LOADER_THREADS, THREADS, too_many
+from understudy.config.lora import LoraConfig
 from understudy.config.on_resume import COMPUTED, DATA, FROM_HERE, NO_EFFECT, ROUNDING, SAMPLES, Fixed, OnResume
 from understudy.config.rollout import RolloutEvery
 from understudy.policies.registry import PolicySettings, policy_type
@@ -198,6 +199,9 @@ class TrainConfig:
     init_from: Annotated[str, Fixed("the run has started")] = ""
     """Exported policy whose weights and normalisation the run starts from; the default is fresh weights."""
     optim: Annotated[OptimConfig, FROM_HERE] = field(default_factory=OptimConfig)
+    lora: Annotated[LoraConfig, Fixed("adapters of another kind would be another run")] = field(
+        default_factory=LoraConfig
+    )
     schedule: Annotated[ScheduleConfig, COMPUTED] = field(default_factory=ScheduleConfig)
     max_skipped_steps: Annotated[int, Interval(ge=1, le=10**12), NO_EFFECT] = 20
     """Consecutive steps with a gradient that is not finite (they change no weight) after which the run fails."""
@@ -233,6 +237,7 @@ class TrainConfig:
         return replace(
             self,
             data=replace(self.data, sources=sources),
+            lora=self.lora.resolved(self.policy.LORA_TARGETS),
             schedule=replace(self.schedule, decay_steps=self.schedule.decay_steps or self.steps),
         )
 

@@ -80,11 +80,11 @@ def freeze(policy: nn.Module, config: OptimSettings, old_modules: Mapping[str, s
     Raises:
         ConfigError: a pattern fits no parameter, or nothing is left to train.
     """
-    names = [spelling for name, _ in policy.named_parameters() for spelling in _spellings(name, old_modules)]
+    names = [spelling for name, _ in policy.named_parameters() for spelling in spellings(name, old_modules)]
     for setting in ("freeze", "lr_scale", "weight_decay_of"):
-        _check_patterns(f"optim.{setting}", getattr(config, setting), names)
+        check_patterns(f"optim.{setting}", getattr(config, setting), names)
     for name, parameter in policy.named_parameters():
-        if _first(dict.fromkeys(config.freeze, True), _spellings(name, old_modules), False):
+        if matches(config.freeze, spellings(name, old_modules)):
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in policy.parameters()):
         raise ConfigError(f"optim.freeze: {', '.join(config.freeze)} freezes every parameter: nothing is left to train")
@@ -107,7 +107,7 @@ def parameter_groups(
     """
     groups: dict[tuple[float, float], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in named:
-        names = _spellings(name, old_modules)
+        names = spellings(name, old_modules)
         decay = _first(config.weight_decay_of, names, config.weight_decay if parameter.ndim >= 2 else 0.0)
         groups.setdefault((decay, _first(config.lr_scale, names, 1.0)), []).append((name, parameter))
     return [{"params": members, "weight_decay": d, "lr_scale": scale} for (d, scale), members in groups.items()]
@@ -129,8 +129,9 @@ def loss_weights(terms: Iterable[str], config: OptimSettings) -> dict[str, float
 
 
 def make_average(policy: Policy) -> Policy:
-    """Copy a policy to hold the moving average of its weights, in float32."""
-    return copy.deepcopy(policy).requires_grad_(False).eval()
+    """Copy a policy to hold the moving average of its weights, in float32; frozen parameters are shared, not copied."""
+    shared = {id(p): p for p in policy.parameters() if not p.requires_grad}
+    return copy.deepcopy(policy, dict(shared)).requires_grad_(False).eval()
 
 
 def ema_decay(step: int, config: EmaSettings) -> float:
@@ -156,10 +157,16 @@ def update_average(average: nn.Module, policy: nn.Module, optimizer: Float32Adam
         torch._foreach_lerp_(averages, masters, 1 - decay)
 
 
-def _spellings(name: str, old_modules: Mapping[str, str]) -> list[str]:
-    """Names of a parameter: today's, and that of earlier releases where it differs."""
+def spellings(name: str, old_modules: Mapping[str, str]) -> list[str]:
+    """Return the names that a pattern may fit: a parameter's own, and that of earlier releases if it differs."""
     first, dot, rest = name.partition(".")
     return [name, *(f"{old}{dot}{rest}" for old, new in old_modules.items() if new == first)]
+
+
+def matches(patterns: Iterable[str], names: Iterable[str]) -> bool:
+    """Return whether a pattern fits one of `names`."""
+    names = list(names)
+    return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
 
 def _first(patterns: Mapping[str, Any], names: list[str], default: Any) -> Any:
@@ -168,7 +175,8 @@ def _first(patterns: Mapping[str, Any], names: list[str], default: Any) -> Any:
     return next(fitting, default)
 
 
-def _check_patterns(setting: str, patterns: Iterable[str], names: list[str]) -> None:
+def check_patterns(setting: str, patterns: Iterable[str], names: list[str]) -> None:
+    """Raise ConfigError where a pattern of `setting` fits none of `names`; it has the most similar ones."""
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.0)

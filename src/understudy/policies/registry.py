@@ -46,6 +46,8 @@ class PolicySettings:
     """Field names of earlier releases -> names of today; read from files, never written."""
     OLD_MODULES: ClassVar[Mapping[str, str]] = {}
     """First parts of parameter names in earlier releases -> those of today, for weights and patterns."""
+    LORA_TARGETS: ClassVar[tuple[str, ...]] = ("*",)
+    """Patterns of the modules whose linear layers get low-rank adapters unless a run names others; default: all."""
     RUN_ONLY: ClassVar[tuple[str, ...]] = ("compute",)
     """Fields that the weights do not depend on: two configs that differ in these alone describe one network."""
 

@@ -15,12 +15,14 @@ from understudy.distributed.mesh import Mesh
 from understudy.distributed.signals import Stop
 from understudy.load.eval.validation_data import ValidationData
 from understudy.load.loader import Loader
+from understudy.optim.lora import merge_adapters
 from understudy.order import Order
 from understudy.train.background_rollouts import BackgroundRollouts
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.saver import Saver
 from understudy.train.eval.metrics import best_metrics
 from understudy.train.eval.periodic_validation import evaluate_and_log
+from understudy.train.precision import export_names
 from understudy.train.run_record import order_schedule
 from understudy.train.state import TrainState
 from understudy.train.step_runner import StepRunner
@@ -101,14 +103,14 @@ def run_steps(
 
 
 def gather_weights(state: TrainState) -> dict[str, torch.Tensor]:
-    """Gather the weights to export on rank 0, whole and in float32; all ranks call this together."""
-    prefix, whole = "average/" if state.average is not None else "weights/", dict[str, torch.Tensor]()
-    for name, tensor in state.tensors().items():
-        if name.startswith(prefix):
-            full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # a collective: on every rank
-            if state.mesh.rank == 0:
-                whole[name.removeprefix(prefix)] = full.cpu()
-    return whole
+    """Gather the weights to export on rank 0, whole, float32, adapters merged; all ranks call this together."""
+    whole, tensors = dict[str, torch.Tensor](), state.tensors()
+    for name, stored in export_names(tensors).items():
+        tensor = tensors[stored]
+        full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # a collective: on every rank
+        if state.mesh.rank == 0:
+            whole[name] = full.cpu()
+    return merge_adapters(whole, state.config.lora.scale)
 
 
 def _is_due(step: int, every: int) -> bool:

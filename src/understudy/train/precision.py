@@ -10,7 +10,7 @@ written with any of the settings loads with any other, on any mesh, bit for bit.
 float32 (or load it), `store`, shard, `make_optimizer`. Casting weights before `store` loses their low bits.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from understudy.distributed.compile import missing_compiler
 from understudy.distributed.torch_release import has_grad_dtype
 from understudy.optim.adamw import Float32AdamW
+from understudy.optim.lora import adapted_layers
 from understudy.optim.param_groups import parameter_groups
 from understudy.optim.state import check_moments, local
 from understudy.policies.policy import Policy
@@ -93,7 +94,7 @@ def named_tensors(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module
     """Return the tensors of a checkpoint by name: weights and average in float32, moments and step counts.
 
     To resume, fill them in place and call `restore`. Split weights are joined copies, 4 bytes per parameter; all other
-    tensors are the live ones.
+    tensors are the live ones. With low-rank adapters the average of frozen parameters is left out: it is their value.
     """
     tensors = {f"weights/{name}": tensor for name, tensor in policy.state_dict().items()}
     for name, parameter in policy.named_parameters():
@@ -101,8 +102,25 @@ def named_tensors(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module
         for kind in MOMENTS if parameter in optimizer.state else ():
             tensors[f"{kind}/{name}"] = optimizer.state[parameter][kind]
     if average is not None:
-        tensors.update({f"average/{name}": tensor for name, tensor in average.state_dict().items()})
+        held = {name for name, p in policy.named_parameters() if not p.requires_grad} if adapted_layers(policy) else ()
+        tensors |= {f"average/{name}": tensor for name, tensor in average.state_dict().items() if name not in held}
     return tensors
+
+
+def export_names(stored: Iterable[str]) -> dict[str, str]:
+    """Return the tensors to export: the average where there is one, else the weight, by the policy's name.
+
+    Args:
+        stored: names of the tensors of a checkpoint, as of `named_tensors`.
+
+    Returns:
+        Name in the policy -> name in the checkpoint.
+    """
+    stored = list(stored)
+    found: dict[str, str] = {}
+    for kind in ("weights/", "average/"):
+        found |= {name.removeprefix(kind): name for name in stored if name.startswith(kind)}
+    return found
 
 
 def restore(policy: nn.Module, optimizer: Float32AdamW, tensors: Mapping[str, Tensor]) -> None:

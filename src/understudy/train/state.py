@@ -1,11 +1,12 @@
 """State of a run in memory: policy, optimizer and moving average on the mesh.
 
-`init_train_state` makes it in the one correct sequence: build in float32 -> freeze -> copy for the average -> store
-(which may keep the weights in bfloat16) -> activation checkpointing per block -> to the device -> compile per block ->
-shard -> optimizer. A policy that can be filled (`Policy.fills_weights`) is built on the meta device and filled after
-sharding, so that no process ever holds all of its weights.
+`init_train_state` makes it in the one correct sequence: build in float32 -> low-rank adapters -> freeze -> copy for the
+average -> store (which may keep the weights in bfloat16) -> activation checkpointing per block -> to the device ->
+compile per block -> shard -> optimizer. A policy that can be filled (`Policy.fills_weights`) is built on the meta
+device and filled after sharding, so that no process ever holds all of its weights. Its adapters have values at once.
 """
 
+from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from understudy.distributed.mesh import Mesh, fair_threads, num_micro_batches, r
 from understudy.errors import ConfigError
 from understudy.load.eval.validation_data import ValidationData
 from understudy.optim.adamw import Float32AdamW
+from understudy.optim.lora import add_adapters
 from understudy.optim.lr_schedule import lr_factor
 from understudy.optim.param_groups import ema_decay, freeze, loss_weights, make_average, update_average
 from understudy.order.random.keys import make_key
@@ -261,7 +263,9 @@ def assemble(
     """
     given = [name for name, _ in policy.named_parameters()]
     terms = loss_weights(policy.loss_terms, config.optim)
-    freeze(policy, config.optim, policy.config.OLD_MODULES)
+    old = policy.config.OLD_MODULES
+    add_adapters(policy, config.lora, config.optim.freeze, lambda name: make_key(config.seed, f"lora {name}"), old)
+    freeze(policy, config.optim, old)
     average = make_average(policy) if config.optim.ema.decay else None
     masters: Mapping[str, Tensor] = precision.store(policy, config)
     apply_activation_checkpointing(policy.blocks(), config.activation_checkpoint)  # the average is never trained
@@ -277,7 +281,9 @@ def assemble(
                 materialise(module, mesh.device)
                 own = dict(module.named_parameters())
                 fill({name: own[name] for name in given}.items(), read)
-        masters = RowsAsTensors(read, {name: master.shape for name, master in masters.items()})
+        adapters = {name: master for name, master in masters.items() if name not in given}
+        rows = RowsAsTensors(read, {name: master.shape for name, master in masters.items() if name in given})
+        masters = ChainMap(adapters, rows)  # type: ignore[arg-type]  # it is only read
     optimizer = precision.make_optimizer(policy, config, masters)
     return TrainState(config, mesh, policy, optimizer, average, terms, heads)
 

@@ -1,8 +1,9 @@
 """`understudy export`: write the policy of a checkpoint for a robot; and read it as the start of a new run.
 
 The result is a folder with model.safetensors, config.json and normalisation.json (`policies/pretrained.py`). It does
-not depend on mesh and storage of the run, and needs neither dataset nor processes. bf16 halves the file and rounds each
-weight to the nearest; the normalisation stays float32. Moments and position stay in the run.
+not depend on mesh and storage of the run, and needs neither dataset nor processes. Low-rank adapters are merged into
+the weights in float32: the policy is an ordinary one. bf16 halves the file and rounds each weight to the nearest; the
+normalisation stays float32. Moments and position stay in the run.
 
 `train --init-from FOLDER` starts a new run with these weights and this normalisation: its policy at step 0 gives the
 same actions as the exported one.
@@ -73,14 +74,23 @@ def export(config: ExportConfig) -> None:
 
 
 def policy_weights(checkpoint: Path, dtype: str = "fp32") -> "dict[str, Tensor]":
-    """Read the policy's state dict from a checkpoint: the moving average where the run keeps one, else the weights."""
+    """Read the policy's state dict from a checkpoint: the moving average where the run keeps one, else the weights.
+
+    Low-rank adapters are merged, at the scale of the checkpoint's settings.
+    """
     import torch
 
-    from understudy.train.checkpoint.checkpoint import read_tensors
+    from understudy.optim.lora import merge_adapters
+    from understudy.train.checkpoint.checkpoint import read_state, read_tensors, tensor_names
+    from understudy.train.checkpoint.run_dir import read_settings
+    from understudy.train.precision import export_names
 
-    weights: dict[str, Tensor] = {}
-    for prefix in ("average/", "weights/"):
-        weights = weights or {name.removeprefix(prefix): t for name, t in read_tensors(checkpoint, prefix).items()}
+    names = export_names(tensor_names(checkpoint))
+    tensors: dict[str, Tensor] = {}
+    for kind in sorted({stored.partition("/")[0] for stored in names.values()}):
+        tensors |= read_tensors(checkpoint, f"{kind}/")
+    scale = read_settings(read_state(checkpoint)["settings"], checkpoint).lora.scale
+    weights = merge_adapters({name: tensors[stored] for name, stored in names.items()}, scale)
     if dtype == "bf16":
         weights = {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in weights.items()}
     return weights

@@ -1,0 +1,33 @@
+"""Settings of low-rank adapters."""
+
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Annotated
+
+from understudy.config.declare import Interval
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters (LoRA): train two small matrices per linear layer, and freeze the weights themselves."""
+
+    rank: Annotated[int, Interval(ge=0, le=2**14)] = 0
+    """Rank of the adapters. 0 trains the weights themselves; the other settings of this group then have no effect."""
+    alpha: Annotated[float, Interval(gt=0, lt=inf)] | None = None
+    """The adapters' product is scaled by alpha / rank; the default is the rank, so a scale of 1."""
+    targets: tuple[str, ...] = ()
+    """Patterns of module names (`*.q_proj`) whose linear layers get an adapter; the default is the policy's choice. A
+    layer whose weight `optim.freeze` or `lora.also_train` names gets none."""
+    also_train: tuple[str, ...] = ()
+    """Patterns of parameter names that are trained in full beside the adapters (`action_*`). All others are frozen."""
+
+    @property
+    def scale(self) -> float:
+        """Factor of the adapters' product; 0 without adapters."""
+        return (self.alpha or self.rank) / self.rank if self.rank else 0.0
+
+    def resolved(self, targets: tuple[str, ...]) -> "LoraConfig":
+        """Fill in the defaults: alpha, and the `targets` of the policy."""
+        if not self.rank:
+            return self
+        return replace(self, alpha=self.alpha or float(self.rank), targets=self.targets or targets)

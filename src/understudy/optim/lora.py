@@ -1,0 +1,176 @@
+"""Low-rank adapters (LoRA) on the linear layers of any network, and their merge into its weights.
+
+    y = W x + b + alpha / rank * B (A x)        A [rank, in], B [out, rank]
+
+(Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models".) W and b are frozen, A and B are trained. B
+starts at 0, so a network with fresh adapters computes the same numbers as without. An adapter is two parameters of its
+layer, `lora_a` and `lora_b`: all other names stay those of the network, and nothing else treats it specially. It comes
+before storage, activation checkpointing, compilation and sharding.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from understudy.errors import ConfigError
+from understudy.optim.param_groups import NO_RENAMES, check_patterns, matches, spellings
+
+A, B = "lora_a", "lora_b"
+"""Names of an adapter's parameters in its layer."""
+
+
+class LoraSettings(Protocol):
+    """Settings of adapters that this module reads; `LoraConfig` of a run has them."""
+
+    @property
+    def rank(self) -> int:
+        """Rank of the adapters; 0: none."""
+        ...
+
+    @property
+    def scale(self) -> float:
+        """Factor of B A."""
+        ...
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Patterns of the names of modules."""
+        ...
+
+    @property
+    def also_train(self) -> tuple[str, ...]:
+        """Patterns of the names of parameters."""
+        ...
+
+
+class _Adapted(nn.Module):
+    """Mixin in front of the class of a linear layer."""
+
+    lora_a: nn.Parameter
+    lora_b: nn.Parameter
+    lora_scale: float
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map [..., in] to [..., out]; the adapter computes in the dtype of its input."""
+        # One gradient of the layer for its input: autograd would add the two of an input that several layers share in
+        # another sequence in a sharded block, which rounds differently.
+        input = input.view_as(input)
+        base: Tensor = super().forward(input)
+        low = F.linear(F.linear(input, self.lora_a.to(input.dtype)), self.lora_b.to(input.dtype))
+        return torch.add(base, low.to(base.dtype), alpha=self.lora_scale)
+
+
+_CLASSES: dict[type, type[nn.Module]] = {}
+
+
+def _adapted(plain: type[nn.Module]) -> type[nn.Module]:
+    """One class for all layers of a class; with several, each would be compiled separately."""
+    if plain not in _CLASSES:
+        _CLASSES[plain] = type(f"Adapted{plain.__name__}", (_Adapted, plain), {})
+    return _CLASSES[plain]
+
+
+def add_adapters(
+    policy: nn.Module,
+    config: LoraSettings,
+    freeze: tuple[str, ...],
+    seed_of: Callable[[str], int],
+    old_modules: Mapping[str, str] = NO_RENAMES,
+) -> list[str]:
+    """Freeze a network and add adapters to its linear layers, in place; a rank of 0 changes nothing.
+
+    A has Kaiming's uniform distribution, between -1/sqrt(in) and 1/sqrt(in) (as in peft), B is 0. Both are float32 on
+    the device of the weight, or on the default device where the weight is on the meta device.
+
+    Args:
+        policy: the network, in float32.
+        config: rank, scale and patterns.
+        freeze: patterns of parameters to be frozen; their layers get no adapter, since an adapter would change them.
+        seed_of: seed of a layer's A by the layer's name, so that A does not depend on the other layers.
+        old_modules: first parts of names in earlier releases -> those of today; patterns may use either.
+
+    Returns:
+        Names of the layers with an adapter.
+
+    Raises:
+        ConfigError: a pattern fits nothing, no layer is left, or the weight of a layer belongs to two modules.
+    """
+    if not config.rank:
+        return []
+    names = {name: spellings(name, old_modules) for name, _ in policy.named_parameters()}
+    check_patterns("lora.also_train", config.also_train, [each for found in names.values() for each in found])
+    linear = {name: module for name, module in policy.named_modules() if isinstance(module, nn.Linear)}
+    check_patterns("lora.targets", config.targets, [each for name in linear for each in spellings(name, old_modules)])
+    for name, parameter in policy.named_parameters():
+        parameter.requires_grad_(matches(config.also_train, names[name]))
+    whole = (*freeze, *config.also_train)
+    chosen = {
+        name: layer
+        for name, layer in linear.items()
+        if matches(config.targets, spellings(name, old_modules)) and not matches(whole, names.get(f"{name}.weight", []))
+    }
+    if not chosen:
+        raise ConfigError(
+            f"lora.targets: {', '.join(config.targets) or 'none'}: no linear layer is left for an adapter: name some, "
+            "or fewer in optim.freeze and lora.also_train"
+        )
+    _check_untied(policy, chosen)
+    for name, layer in chosen.items():
+        _add(layer, config, seed_of(name))
+    return list(chosen)
+
+
+def _check_untied(policy: nn.Module, layers: Mapping[str, nn.Linear]) -> None:
+    """Raise ConfigError where a layer shares its weight: merged, its adapter would change the other module, too."""
+    owners: dict[Tensor, list[str]] = {}
+    for name, parameter in policy.named_parameters(remove_duplicate=False):
+        owners.setdefault(parameter, []).append(name)
+    for name, layer in layers.items():
+        if len(several := owners[layer.weight]) > 1:
+            raise ConfigError(
+                f"lora.targets: {name} shares its weight ({', '.join(several)}), so its adapter cannot be merged; "
+                "name other layers"
+            )
+
+
+def _add(layer: nn.Linear, config: LoraSettings, seed: int) -> None:
+    a, b = torch.empty(config.rank, layer.in_features), torch.zeros(layer.out_features, config.rank)
+    if not a.is_meta:
+        bound = 1 / math.sqrt(layer.in_features)
+        a.uniform_(-bound, bound, generator=torch.Generator().manual_seed(seed))
+    for name, value in ((A, a), (B, b)):
+        device = value.device if layer.weight.is_meta else layer.weight.device
+        layer.register_parameter(name, nn.Parameter(value.to(device)))
+    adapted = cast(Any, layer)
+    adapted.lora_scale = config.scale
+    # Another class, instead of a wrapper, keeps the names, and a copy of the layer computes with the copy's weights.
+    layer.__class__ = _adapted(type(layer))  # type: ignore[assignment]
+
+
+def adapted_layers(policy: nn.Module) -> dict[str, nn.Linear]:
+    """Layers with an adapter, by name."""
+    return {name: cast(nn.Linear, module) for name, module in policy.named_modules() if isinstance(module, _Adapted)}
+
+
+@torch.no_grad()
+def merge_adapters(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """Merge adapters into the weights of their layers: W + scale * B A, computed in float32.
+
+    Args:
+        weights: state dict, whole and float32; one without adapters is returned unchanged.
+        scale: alpha / rank.
+
+    Returns:
+        A state dict with the keys of the network without adapters; tensors without an adapter are the given ones.
+    """
+    merged = {name: tensor for name, tensor in weights.items() if name.rpartition(".")[2] not in (A, B)}
+    for name, a in weights.items():
+        layer, _, kind = name.rpartition(".")
+        if kind == A:
+            key = f"{layer}.weight"
+            merged[key] = torch.addmm(merged[key].float(), weights[f"{layer}.{B}"].float(), a.float(), alpha=scale)
+    return merged

@@ -1,0 +1,231 @@
+"""Runs with low-rank adapters: trained, killed, resumed, sharded, validated, exported and played."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import understudy as us
+from support import resumed
+from support.ranks import in_ranks
+from support.runs import final_tensors, same_run, series, tiny_config, tiny_dataset
+from understudy.cli.main import main
+from understudy.config.schema import override
+from understudy.config.train import ParallelConfig, TrainConfig
+from understudy.distributed.compile import missing_compiler
+from understudy.distributed.torch_release import has_gradient_sum
+from understudy.errors import ConfigError
+from understudy.optim.lora import merge_adapters
+from understudy.policies.flow.model import FlowPolicy
+from understudy.train import run
+from understudy.train.checkpoint.run_dir import RunDir
+
+SOAK = Path(__file__).parents[2] / "benchmarks" / "soak_trainer.py"
+RANK, ALPHA = 4, 8.0
+ADAPTERS = ("lora_a", "lora_b")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_dataset(tmp_path_factory.mktemp("lora") / "dataset")
+
+
+@pytest.fixture(scope="module")
+def base(data: Path) -> Path:
+    """The policy to start from."""
+    assert run.train(tiny_config(data, data.parent / "base", val={"every": 0})) == run.DONE
+    return data.parent / "base" / "policy"
+
+
+def settings(data: Path, base: Path, out: Path, **changes: Any) -> TrainConfig:
+    config = tiny_config(data, out, init_from=str(base), lora={"rank": RANK, "alpha": ALPHA})
+    return override(config, **changes)
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, base: Path) -> Path:
+    out = data.parent / "trained"
+    assert run.train(settings(data, base, out)) == run.DONE
+    return out
+
+
+def is_adapter(name: str) -> bool:
+    return name.endswith(ADAPTERS)
+
+
+def weights(tensors: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
+    return {n.removeprefix(f"{kind}/"): t for n, t in tensors.items() if n.startswith(f"{kind}/")}
+
+
+# -- a run ------------------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_hold_the_base_to_the_bit_and_moments_of_adapters_alone(trained: Path, base: Path) -> None:
+    tensors, first = final_tensors(trained), FlowPolicy.load(base).state_dict()
+    held = weights(tensors, "weights")
+    assert {name for name in held if not is_adapter(name)} == set(first)
+    assert [name for name in first if not torch.equal(first[name], held[name])] == []
+    adapters = {name for name in held if is_adapter(name)}
+    assert all(held[name].any() for name in adapters if name.endswith("lora_b")), "every adapter was trained"
+    for kind in ("exp_avg", "exp_avg_sq", "step"):
+        assert set(weights(tensors, kind)) == adapters
+    assert set(weights(tensors, "average")) == adapters
+
+
+def test_first_step_is_that_of_the_policy_itself(data: Path, base: Path, tmp_path: Path, trained: Path) -> None:
+    """Fresh adapters change nothing, so that both runs begin with one loss; from the second step on they differ."""
+    assert run.train(settings(data, base, tmp_path / "full", lora={"rank": 0})) == run.DONE
+    full, lora = series(tmp_path / "full"), series(trained)
+    assert full[0]["loss"] == lora[0]["loss"]
+    assert full[1]["loss"] != lora[1]["loss"]
+
+
+def test_exported_policy_is_an_ordinary_one(trained: Path, base: Path, tmp_path: Path) -> None:
+    """Keys and config of the base; the actions of the run's own weights, which validation has."""
+    assert main(["export", str(trained), "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out/model.safetensors").read_bytes() == (trained / "policy/model.safetensors").read_bytes()
+    one, two = FlowPolicy.load(base), FlowPolicy.load(trained / "policy")
+    assert one.state_dict().keys() == two.state_dict().keys()
+    assert json.loads((base / "config.json").read_text()) == json.loads((trained / "policy/config.json").read_text())
+    tensors = final_tensors(trained)
+    merged = merge_adapters(weights(tensors, "weights") | weights(tensors, "average"), ALPHA / RANK)
+    assert [name for name, tensor in two.state_dict().items() if not torch.equal(tensor, merged[name])] == []
+    moved = {name for name, tensor in one.state_dict().items() if not torch.equal(tensor, two.state_dict()[name])}
+    assert moved == {name.rpartition(".")[0] + ".weight" for name in weights(tensors, "weights") if is_adapter(name)}
+
+
+def test_exported_policy_validates_as_the_run_did(data: Path, trained: Path, tmp_path: Path) -> None:
+    """A run that starts from the export and trains nothing has the validation loss of the adapted weights."""
+    still = tiny_config(data, tmp_path / "still", init_from=str(trained / "policy"), steps=1, val={"every": 1})
+    assert run.train(replace(still, optim=replace(still.optim, lr=1e-30, weight_decay=0.0))) == run.DONE
+    there, here = (series(root, "val")[-1]["loss"] for root in (tmp_path / "still", trained))
+    assert there == pytest.approx(here, rel=1e-5)
+    assert run.evaluate_checkpoint(trained)["loss"] == here
+
+
+def test_exported_policy_acts(trained: Path) -> None:
+    policy = us.load_policy(trained / "policy")
+    observation: dict[str, Any] = {key: np.zeros((64, 64, 3), np.uint8) for key in policy.config.cameras}
+    observation |= {"observation.state": np.zeros(policy.config.state_dim, np.float32), "task": "pick"}
+    assert policy.act(observation).shape == (3, policy.config.action_dim)
+
+
+def test_bf16_export_rounds_the_merged_weights(trained: Path, tmp_path: Path) -> None:
+    assert main(["export", str(trained), "--dtype", "bf16", "--out", str(tmp_path / "half")]) == 0
+    half, whole = (FlowPolicy.load(folder).state_dict() for folder in (tmp_path / "half", trained / "policy"))
+    assert all(
+        torch.equal(half[name], tensor.bfloat16().float()) for name, tensor in whole.items() if ".weight" in name
+    )
+
+
+# -- resume -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-split"])
+def test_resume_continues_with_every_bit(data: Path, base: Path, tmp_path: Path, precision: str) -> None:
+    config = settings(data, base, tmp_path / "whole", precision=precision)
+    assert run.train(config) == run.DONE
+    shutil.copytree(base, tmp_path / "base")
+    cut = replace(config, output_dir=str(tmp_path / "cut"), init_from=str(tmp_path / "base"))
+    with resumed.watched(tmp_path / "cut", {6: resumed.send(signal.SIGTERM)}):
+        assert run.train(cut) == run.STOPPED
+    shutil.rmtree(tmp_path / "base")  # a checkpoint needs no other file
+    assert run.resume(RunDir(tmp_path / "cut").settings()) == run.DONE
+    same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"rank": 8}, {"rank": 0}, {"alpha": 4.0}, {"targets": ("layers.*",)}, {"also_train": ("out_proj.*",)}],
+    ids=lambda change: next(iter(change)),
+)
+def test_resume_refuses_other_adapters(trained: Path, change: dict[str, Any]) -> None:
+    config = RunDir(trained).settings()
+    with pytest.raises(ConfigError) as caught:
+        run.resume(override(config, steps=20, lora=change))
+    lines = str(caught.value).splitlines()
+    assert [line.split(":")[0].strip() for line in lines[1:]] == [f"lora.{name}" for name in change]
+
+
+def test_settings_of_a_run_are_resolved(trained: Path, data: Path, base: Path) -> None:
+    """A later release may choose other layers by default, and this run keeps its own."""
+    lora = RunDir(trained).settings().lora
+    assert (lora.alpha, lora.targets) == (ALPHA, ("*",))
+    assert settings(data, base, trained, lora={"alpha": None}).resolved().lora.scale == 1.0
+
+
+@pytest.mark.slow
+def test_run_with_adapters_is_identical_after_kills() -> None:
+    kinds = (2, 3) if has_gradient_sum() else (1, 2)
+    options = ("--kills", 6, "--per-run", 3, "--lora", RANK, "--kinds", *kinds)
+    done = subprocess.run([sys.executable, SOAK, "--json", *map(str, options)], stdout=subprocess.PIPE, text=True)
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (done.returncode, told["wrong"], told["kills"]) == (0, [], 6)
+    assert told["looked_at"] >= 3
+
+
+# -- meshes, storage, recomputation -----------------------------------------------------------------------------------
+
+
+def on_mesh(data: Path, base: Path, out: Path, shards: int, options: dict[str, Any]) -> None:
+    parallel = ParallelConfig(timeout=300, dp_shard=shards)
+    changes: dict[str, Any] = {"device": "cpu", "steps": 6, "micro_batch_size": 1, "parallel": parallel, **options}
+    assert run.train(settings(data, base, out, **changes)) == run.DONE
+
+
+@pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo")
+@pytest.mark.parametrize(
+    ("world", "shards", "options"),
+    [
+        pytest.param(2, 1, {}, id="ddp"),
+        pytest.param(2, 2, {}, id="fsdp2"),
+        pytest.param(4, 2, {}, id="hsdp", marks=pytest.mark.slow),
+        pytest.param(1, 1, {"activation_checkpoint": "full"}, id="recomputed"),
+        pytest.param(2, 2, {"activation_checkpoint": "selective"}, id="fsdp2, recomputed"),
+    ],
+)
+def test_meshes_and_recomputation_change_no_bit(
+    data: Path, base: Path, tmp_path: Path, world: int, shards: int, options: dict[str, Any]
+) -> None:
+    on_mesh(data, base, tmp_path / "one", 1, {})
+    in_ranks(world, on_mesh, data, base, tmp_path / "other", shards, options)
+    same_run(tmp_path / "one", tmp_path / "other")
+
+
+@pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo")
+@pytest.mark.parametrize(
+    ("world", "shards", "precision"), [(1, 1, "bf16"), (2, 1, "bf16-split"), (2, 2, "bf16")], ids=str
+)
+def test_every_storage_trains_adapters(
+    data: Path, base: Path, tmp_path: Path, world: int, shards: int, precision: str
+) -> None:
+    in_ranks(world, on_mesh, data, base, tmp_path / "low", shards, {"precision": precision})
+    on_mesh(data, base, tmp_path / "fp32", 1, {})
+    low, exact = series(tmp_path / "low"), series(tmp_path / "fp32")
+    assert [r["loss"] for r in low] == pytest.approx([r["loss"] for r in exact], rel=0.03)
+    tensors, first = final_tensors(tmp_path / "low"), FlowPolicy.load(base).state_dict()
+    held = weights(tensors, "weights")
+    assert [name for name in first if not torch.equal(first[name], held[name])] == []
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no compiler here")
+def test_compiled_blocks_have_their_adapters(data: Path, base: Path, tmp_path: Path) -> None:
+    on_mesh(data, base, tmp_path / "plain", 1, {})
+    in_ranks(1, on_mesh, data, base, tmp_path / "compiled", 1, {"compile": True})
+    plain, compiled = (series(tmp_path / name) for name in ("plain", "compiled"))
+    assert [r["loss"] for r in compiled] == pytest.approx([r["loss"] for r in plain], rel=1e-4)
+    one, two = (final_tensors(tmp_path / name) for name in ("plain", "compiled"))
+    name = "weights/layers.0.grow.lora_b"
+    assert two[name].any()
+    torch.testing.assert_close(one[name], two[name], rtol=0.05, atol=1e-3)
