@@ -1,4 +1,4 @@
-"""Low-rank adapters: what they compute, what trains, and their merge."""
+"""Low-rank adapters: their arithmetic, their training and their merge."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +43,7 @@ def loss_of(policy: FlowPolicy) -> Tensor:
 
 
 def disturb(policy: FlowPolicy, std: float = 0.05) -> None:
-    """Give the adapters other values than fresh ones."""
+    """Give the adapters values unlike fresh ones."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in policy.named_parameters():
@@ -99,7 +99,7 @@ def test_an_adapter_does_not_depend_on_other_layers() -> None:
     assert float(a.detach().std()) == pytest.approx(bound / 3**0.5, rel=0.15)
 
 
-# -- what trains ------------------------------------------------------------------------------------------------------
+# -- patterns ----------------------------------------------------------------------------------------------------------
 
 
 def test_frozen_and_whole_layers_get_no_adapter() -> None:
@@ -119,7 +119,7 @@ def test_patterns_accept_names_of_earlier_releases() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"targets": ("layer.*",)}, "lora.targets: 'layer.*'"),
         ({"targets": ("text.near",)}, "lora.targets: 'text.near'"),  # a convolution
@@ -127,10 +127,10 @@ def test_patterns_accept_names_of_earlier_releases() -> None:
         ({"frozen": ("layers.*",), "targets": ("layers.*",)}, "lora.targets: layers.*: no linear layer is left"),
     ],
 )
-def test_patterns_without_effect_are_errors(options: dict[str, Any], told: str) -> None:
+def test_patterns_without_effect_are_errors(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         adapted(**options)
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(message)
 
 
 def test_a_shared_weight_is_refused() -> None:
@@ -192,7 +192,7 @@ def test_the_average_shares_frozen_weights_and_checkpoints_hold_them_once() -> N
     half = policies.policy()
     freeze(half, OptimConfig(freeze=("out_proj.*",)))
     whole = named_tensors(half, make_optimizer(half, TrainConfig(), {}), make_average(half))
-    assert "average/out_proj.weight" in whole, "the format of runs without adapters is what it was"
+    assert "average/out_proj.weight" in whole, "the format of runs without adapters did not change"
 
 
 # -- merge ------------------------------------------------------------------------------------------------------------

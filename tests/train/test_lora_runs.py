@@ -168,9 +168,9 @@ def test_run_with_adapters_is_identical_after_kills() -> None:
     kinds = (2, 3) if has_gradient_sum() else (1, 2)
     options = ("--kills", 6, "--per-run", 3, "--lora", RANK, "--kinds", *kinds)
     done = subprocess.run([sys.executable, SOAK, "--json", *map(str, options)], stdout=subprocess.PIPE, text=True)
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert (done.returncode, told["wrong"], told["kills"]) == (0, [], 6)
-    assert told["looked_at"] >= 3
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (done.returncode, result["wrong"], result["kills"]) == (0, [], 6)
+    assert result["looked_at"] >= 3
 
 
 # -- meshes, storage, recomputation -----------------------------------------------------------------------------------
