@@ -10,6 +10,7 @@ import torch
 from support import policies
 from support.checkpoint_ranks import digest
 from support.ranks import in_ranks
+from understudy.config.lora import LoraConfig
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ParallelConfig, TrainConfig
 from understudy.distributed import fill
 from understudy.distributed.mesh import join_mesh
@@ -28,7 +29,7 @@ def rows(self: FlowPolicy, seed: int) -> Any:
     return lambda name, start, stop: dict(WHOLE.named_parameters())[name][start:stop].detach()
 
 
-def start(precision: str, shards: int, deferred: bool, resumed: bool = False) -> tuple[str, float, str]:
+def start(precision: str, shards: int, deferred: bool, resumed: bool = False, rank: int = 0) -> tuple[str, float, str]:
     """Digests of the state of a run before and after a step, and its loss."""
     FlowPolicy.fills_weights, FlowPolicy.first_weights, fill.LARGE = deferred, rows, 8  # type: ignore[method-assign]
     config = TrainConfig(
@@ -39,6 +40,7 @@ def start(precision: str, shards: int, deferred: bool, resumed: bool = False) ->
         precision=precision,  # type: ignore[arg-type]
         parallel=ParallelConfig(dp_shard=shards),
         optim=OptimConfig(ema=EmaConfig(decay=0.5), freeze=("vision.*",)),
+        lora=LoraConfig(rank, targets=("*",)),
     )
     with join_mesh(config) as mesh:
         given = None if deferred else WHOLE.state_dict()
@@ -68,3 +70,11 @@ def test_deferred_state_equals_a_whole_one(precision: str) -> None:
 def test_deferred_state_is_the_same_on_every_mesh(world: int, shards: int) -> None:
     (whole,) = in_ranks(1, start, "fp32", 1, False)
     assert in_ranks(world, start, "fp32", shards, True) == [whole] * world
+
+
+@pytest.mark.parametrize(("world", "shards", "precision"), [(1, 1, "fp32"), (1, 1, "bf16-split"), (2, 2, "fp32")])
+def test_deferred_adapters_equal_those_of_a_whole_policy(world: int, shards: int, precision: str) -> None:
+    (whole,) = in_ranks(1, start, precision, 1, False, False, 4)
+    assert in_ranks(world, start, precision, shards, True, False, 4) == [whole] * world
+    (full,) = in_ranks(1, start, precision, 1, False)
+    assert whole[2] != full[2], "the control: without adapters the step is another one"
