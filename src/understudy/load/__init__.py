@@ -4,7 +4,7 @@ The way of a batch: `loader` asks `workers`, which look up its samples and read 
 images made by a `batch_builder`, from the clip readers in `images`.
 
 loader                `Loader`: batches in the order's sequence
-request               the arguments that `Loader` and `EpisodeStream` share, checked
+batch_request         the arguments that `Loader` and `EpisodeStream` share, checked
 order_state           state dicts: a position, and its order
 dataloader            the same batches for torch's DataLoader
 workers               the loader's threads

@@ -8,13 +8,23 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Unpack
 
 import torch
 
 from understudy.deprecation import renamed_arguments, renamed_attribute
 from understudy.load.bad_frames import Substitutes, Substitution
+from understudy.load.batch_request import (
+    RENAMED_OPTIONS,
+    Augment,
+    Batch,
+    DatasetOptions,
+    Datasets,
+    Preprocess,
+    make_request,
+)
 from understudy.load.device_copy import DeviceCopy
 from understudy.load.images.buffer_pool import BufferPool
 from understudy.load.images.clip_reader import Timings
@@ -22,7 +32,6 @@ from understudy.load.images.decoded_cache import keep_decoded
 from understudy.load.memory_plan import make_plan
 from understudy.load.mixture import image_shapes
 from understudy.load.order_state import order_state, position_in
-from understudy.load.request import Batch, Datasets, make_request
 from understudy.load.workers import WorkerPool
 from understudy.order import Order
 
@@ -52,17 +61,29 @@ class Loader:
         num_threads: threads that make batches; "auto" is one per available core, at most 8.
         pin: batches in page-locked memory.
         device: device to which batches are copied, beside the work of the current stream. A CUDA device implies `pin`.
-        **options: fields of `BatchRequest` (`rank`, `world_size`, `position`, `memory`, `image_size`, `augment`,
-            `preprocess`, `on_bad_frame`, `journal`, `bad_frame_cap`). All others are arguments of `EpisodeDataset` for
-            paths in `datasets`, such as `delta_timestamps` and `keys`.
+        rank: number of this process; it makes its share of every global batch.
+        world_size: number of processes.
+        position: first position. To resume, the `position` of the earlier loader.
+        memory: bytes, or text such as "4GB", for everything that is held at once (`plan`).
+        image_size: (height, width) of the images, resized by area averaging; None keeps the recorded size.
+        augment: called in a loader thread for each sample as augment(images, rng), with the random numbers of its
+            position. `images` are uint8 tensors (T, 3, H, W) by camera, to be changed in place.
+        preprocess: called in a loader thread with each complete batch of this process; its result is the batch.
+        on_bad_frame: for an unreadable sample, "raise" a `DatasetError`, or "substitute" a neighbour
+            (`load/bad_frames.py`).
+        journal: file to which every substitution is appended.
+        bad_frame_cap: share of a dataset's frames that may be substituted.
+        **dataset_options: arguments of `EpisodeDataset` for paths in `datasets`, such as `delta_timestamps`, `keys`,
+            `episodes` and `keep_ranges`; all but `image_transforms`.
 
     Raises:
+        TypeError: an unknown option, or options of datasets that are already open.
         ValueError: neither `order` nor `batch_size`, or both; a value out of range; datasets that are not those of the
             order, or that cannot share a batch; memory for less than one batch; a CUDA device where there is none.
         DatasetError: a dataset cannot be opened.
     """
 
-    @renamed_arguments(world="world_size", threads="num_threads", start="position", size="image_size")
+    @renamed_arguments(threads="num_threads", **RENAMED_OPTIONS)
     def __init__(
         self,
         datasets: Datasets,
@@ -74,7 +95,17 @@ class Loader:
         num_threads: int | Literal["auto"] = "auto",
         pin: bool = False,
         device: torch.device | str | None = None,
-        **options: Any,
+        rank: int = 0,
+        world_size: int = 1,
+        position: int = 0,
+        memory: int | str = "4GB",
+        image_size: tuple[int, int] | None = None,
+        augment: Augment | None = None,
+        preprocess: Preprocess | None = None,
+        on_bad_frame: Literal["raise", "substitute"] = "raise",
+        journal: str | Path | None = None,
+        bad_frame_cap: float = 0.01,
+        **dataset_options: Unpack[DatasetOptions],
     ) -> None:
         if num_threads != "auto" and num_threads < 1:
             raise ValueError(f"num_threads {num_threads}: need at least 1")
@@ -90,7 +121,17 @@ class Loader:
             seed=seed,
             weights=weights,
             num_threads=fitted,
-            options=options,
+            dataset_options=dataset_options,
+            rank=rank,
+            world_size=world_size,
+            position=position,
+            memory=memory,
+            image_size=image_size,
+            augment=augment,
+            preprocess=preprocess,
+            on_bad_frame=on_bad_frame,
+            journal=journal,
+            bad_frame_cap=bad_frame_cap,
         )
         cameras = len(image_shapes(request.datasets, request.image_size)[0])  # refuses images of several sizes
         self.plan = make_plan(

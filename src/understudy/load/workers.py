@@ -16,13 +16,13 @@ from understudy.cancel import Cancelled, cancel_when
 from understudy.errors import DatasetError, SourceError
 from understudy.load.bad_frames import Substitutes
 from understudy.load.batch_builder import SPAN, BatchBuilder, BatchInProgress
+from understudy.load.batch_request import Batch, BatchRequest
 from understudy.load.images.buffer_pool import BufferPool
 from understudy.load.images.clip_reader import Timings
 from understudy.load.images.decoded_cache import DecodedImages
 from understudy.load.memory_plan import MemoryPlan
 from understudy.load.mixture import Mixture, image_shapes, row_bytes
 from understudy.load.prefetch import Prefetcher
-from understudy.load.request import Batch, BatchRequest
 from understudy.load.row_batches import RowBatches, read_rows
 
 _BLOCK = 512  # positions at once: their samples are located, their rows read

@@ -75,7 +75,7 @@ class Order:
             weights: share of each source in the samples, in sequence or by name, on any positive scale. Without
                 `weights` and `temperature` shares are in proportion to frames: one epoch of each.
             temperature: t for shares in proportion to frames**t, instead of `weights`.
-            batch_size: samples of a global batch, for the defaults and for `placement`. The order itself does not
+            batch_size: samples of a global batch, for the defaults and for `rank_positions`. The order itself does not
                 depend on it.
             seed: of the order, and of the draws inside samples.
             frames_in_flight: frames (of one camera) that all ranks together may hold open; by default 100,000, or 192

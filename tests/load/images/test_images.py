@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from support.batches import least_memory
 from support.datasets import Spec, write_dataset
 from understudy.data.dataset import EpisodeDataset
+from understudy.load.batch_request import BatchRequest
 from understudy.load.images.buffer_pool import BufferPool
 from understudy.load.images.clip_reader import ClipReader, DecodePolicy, Timings
 from understudy.load.images.cursors import Cursors
 from understudy.load.loader import Batch, Loader
 from understudy.load.memory_plan import MemoryPlan, make_plan, rank_policies
-from understudy.load.request import BatchRequest
 from understudy.load.staggered_decoding import first_runs
 from understudy.load.workers import WorkerPool
 from understudy.order import Order

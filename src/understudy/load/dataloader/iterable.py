@@ -16,14 +16,15 @@ lane to one worker, and each frame is again decoded once. Workers also copy each
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, Unpack
 
 import torch.utils.data
 
 from understudy.deprecation import renamed_arguments, renamed_attribute
+from understudy.load.batch_request import RENAMED_OPTIONS, Augment, DatasetOptions, Datasets, Preprocess, make_request
 from understudy.load.loader import Batch, Loader
 from understudy.load.order_state import order_state, position_in
-from understudy.load.request import Datasets, make_request
 from understudy.order import Order
 
 
@@ -35,14 +36,17 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
 
     Args:
         datasets, order, batch_size, seed, weights: as for `Loader`.
-        **options: as for `Loader`. `memory` is for all workers of this rank together, in equal shares. The cap and the
-            list of substitutions belong to each worker; the journal is one file.
+        rank, world_size, position, image_size, augment, preprocess, on_bad_frame: as for `Loader`.
+        memory: of all workers of this rank together, in equal shares.
+        journal: one file for all workers.
+        bad_frame_cap: of each worker, which has a list of substitutions of its own.
+        **dataset_options: as for `Loader`.
 
     Raises:
         ValueError: as `Loader`, in the constructor. A `DatasetError` of an unreadable sample comes with the batch.
     """
 
-    @renamed_arguments(world="world_size", start="position", size="image_size")
+    @renamed_arguments(**RENAMED_OPTIONS)
     def __init__(
         self,
         datasets: Datasets,
@@ -51,10 +55,36 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
         batch_size: int | None = None,
         seed: int | None = None,
         weights: Sequence[float] | Mapping[str, float] | None = None,
-        **options: Any,
+        rank: int = 0,
+        world_size: int = 1,
+        position: int = 0,
+        memory: int | str = "4GB",
+        image_size: tuple[int, int] | None = None,
+        augment: Augment | None = None,
+        preprocess: Preprocess | None = None,
+        on_bad_frame: Literal["raise", "substitute"] = "raise",
+        journal: str | Path | None = None,
+        bad_frame_cap: float = 0.01,
+        **dataset_options: Unpack[DatasetOptions],
     ) -> None:
         self._request = make_request(  # here, not in a worker: mistakes are raised at once
-            datasets, order=order, batch_size=batch_size, seed=seed, weights=weights, num_threads=1, options=options
+            datasets,
+            order=order,
+            batch_size=batch_size,
+            seed=seed,
+            weights=weights,
+            num_threads=1,
+            dataset_options=dataset_options,
+            rank=rank,
+            world_size=world_size,
+            position=position,
+            memory=memory,
+            image_size=image_size,
+            augment=augment,
+            preprocess=preprocess,
+            on_bad_frame=on_bad_frame,
+            journal=journal,
+            bad_frame_cap=bad_frame_cap,
         )
         self._memory = self._request.memory_bytes
         self.position = self._request.position

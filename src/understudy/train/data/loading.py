@@ -8,9 +8,9 @@ from understudy.bytesize import parse_bytes
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh, fair_threads
 from understudy.errors import ConfigError
+from understudy.load.batch_request import Batch
 from understudy.load.fit_order import fit_order
 from understudy.load.loader import Loader
-from understudy.load.request import Batch
 from understudy.order import Order
 from understudy.train.data.data import RunData
 

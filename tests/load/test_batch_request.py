@@ -1,7 +1,10 @@
 """The two-line API: paths, options and batch sizes of `Loader` and `EpisodeStream`."""
 
+import inspect
+import re
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pytest
 
@@ -9,6 +12,7 @@ import understudy as us
 from support.batches import all_same, least_memory
 from support.datasets import Spec, write_dataset
 from understudy.data.format.catalog import Catalog
+from understudy.load.batch_request import BatchRequest, DatasetOptions
 
 BATCH = 4
 
@@ -61,6 +65,32 @@ def test_unknown_options_are_refused(root: Path, make: Any) -> None:
             make(given, batch_size=BATCH, colour="red")
     with pytest.raises(TypeError, match="keys"):
         make(us.EpisodeDataset(root), batch_size=BATCH, keys=["action"])
+    with pytest.raises(TypeError, match="image_transforms"):  # which no batch would get
+        make(root, batch_size=BATCH, image_transforms=lambda images: images)
+
+
+def test_every_option_is_in_the_signature() -> None:
+    loader, stream, data = (
+        dict(inspect.signature(cls).parameters) for cls in (us.Loader, us.EpisodeStream, us.EpisodeDataset)
+    )
+    assert set(loader) - set(stream) == {"num_threads", "pin", "device"}
+    assert {name: loader[name] for name in stream} == stream  # also kinds, types and defaults
+    options = {field.name: field for field in fields(BatchRequest) if field.name not in ("order", "datasets")}
+    assert {name: loader[name].default for name in options} == {name: one.default for name, one in options.items()}
+    assert {name: loader[name].annotation for name in options} == {name: one.type for name, one in options.items()}
+    typed = DatasetOptions.__annotations__
+    assert typed.keys() == data.keys() - {"root", "image_transforms"}
+    assert typed == {name: data[name].annotation for name in typed}
+    assert loader["dataset_options"].annotation == Unpack[DatasetOptions]
+    for cls, names in ((us.Loader, loader), (us.EpisodeStream, stream)):
+        documented = " ".join(re.findall(r"^ {4,8}([\w*, ]+): ", cls.__doc__ or "", re.MULTILINE))
+        assert set(names) <= set(re.findall(r"\w+", documented))
+
+
+def test_old_names_of_dataset_options_warn(root: Path) -> None:
+    with pytest.warns(DeprecationWarning, match="frame_cache_bytes") as caught:
+        us.Loader(root, batch_size=BATCH, picture_cache_bytes=0).close()  # type: ignore[call-arg]
+    assert caught[0].filename == __file__
 
 
 @pytest.mark.parametrize("given", [7, None, b"bytes", {"a": 1}, [], [7]])

@@ -2,15 +2,16 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypedDict
 
 from torch import Tensor
 
 from understudy.bytesize import parse_bytes
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
+from understudy.data.selection.select import KeepRanges
 from understudy.load.fit_order import fit_order
 from understudy.load.mixture import Mixture
 from understudy.order import Order, rank_slice
@@ -20,8 +21,39 @@ from understudy.order.sample_random import SampleRng
 
 Batch: TypeAlias = dict[str, Any]
 Augment: TypeAlias = Callable[[dict[str, Tensor], SampleRng], None]
+Preprocess: TypeAlias = Callable[[Batch], Batch]
 Datasets: TypeAlias = "EpisodeDataset | Catalog | str | os.PathLike[str] | Sequence[Any]"
 """One dataset, path, hub id or catalog, or several of them."""
+
+
+RENAMED_OPTIONS = {
+    "world": "world_size",
+    "start": "position",
+    "size": "image_size",
+    "keep": "keep_ranges",
+    "absent": "missing_cameras",
+    "picture_cache_bytes": "frame_cache_bytes",
+}
+"""Old names of options, of `Loader`, `EpisodeStream` and of `EpisodeDataset`."""
+
+
+class DatasetOptions(TypedDict, total=False):
+    """Arguments of `EpisodeDataset` for the paths, hub ids and catalogs among `datasets`; it documents them."""
+
+    delta_timestamps: Mapping[str, Sequence[float]] | None
+    episodes: Iterable[int] | None
+    keep_ranges: KeepRanges | None
+    exclude_episodes: Iterable[int] | None
+    keep_rule: Literal["window", "start"]
+    drop_n_first_frames: int
+    drop_n_last_frames: int
+    keys: Sequence[str] | None
+    names: Mapping[str, str] | None
+    missing_cameras: Mapping[str, tuple[int, int]] | None
+    name: str | None
+    video_backend: str
+    row_cache_bytes: int
+    frame_cache_bytes: int
 
 
 @dataclass(frozen=True)
@@ -45,7 +77,7 @@ class BatchRequest:
 
     The images are a dict of uint8 tensors (T, 3, H, W) by camera, to be changed in place.
     """
-    preprocess: Callable[[Batch], Batch] | None = None
+    preprocess: Preprocess | None = None
     """Called in a loader thread with each complete batch of this process; its result is the batch. To tokenise, say."""
     on_bad_frame: Literal["raise", "substitute"] = "raise"
     """For an unreadable sample: raise `DatasetError`, or deliver a neighbour instead (`bad_frames.py`)."""
@@ -72,9 +104,6 @@ class BatchRequest:
         return rank_slice(self.order.batch_size, self.rank, self.world_size)
 
 
-_OWN = {field.name for field in fields(BatchRequest)} - {"order", "datasets"}
-
-
 def make_request(
     datasets: Datasets,
     *,
@@ -83,29 +112,31 @@ def make_request(
     seed: int | None,
     weights: Sequence[float] | Mapping[str, float] | None,
     num_threads: int,
-    options: Mapping[str, Any],
+    memory: int | str,
+    dataset_options: DatasetOptions,
+    **own: Any,
 ) -> BatchRequest:
     """Checked request from the arguments of a constructor.
 
     Args:
-        datasets: opened with those of `options` that are no fields of `BatchRequest`, where they are paths.
+        datasets: opened with `dataset_options`, where they are paths.
         num_threads: for `fit_order`, where no order is given.
+        **own: further fields of `BatchRequest`.
 
     Raises:
         ValueError: see `Loader`.
-        TypeError: an unknown option.
+        TypeError: an unknown option, or an option of datasets that are already open.
     """
-    opened = _open(datasets, {key: value for key, value in options.items() if key not in _OWN})
-    own = {key: value for key, value in options.items() if key in _OWN}
+    opened = _open(datasets, dataset_options)
     if order is None:
         if batch_size is None:
             raise ValueError("neither order nor batch_size: give batch_size=32, or order=Order.from_datasets(...)")
         order, _ = fit_order(
             opened,
-            memory=parse_bytes(own.get("memory", BatchRequest.memory)),
-            world_size=own.get("world_size", 1),
+            memory=parse_bytes(memory),
+            world_size=own["world_size"],
             num_threads=num_threads,
-            image_size=own.get("image_size"),
+            image_size=own["image_size"],
             batch_size=batch_size,
             seed=0 if seed is None else seed,
             weights=weights,
@@ -115,19 +146,21 @@ def make_request(
             f"order besides batch_size, seed or weights: the order has them (batch_size {order.batch_size}, seed "
             f"{order.seed}); leave them out"
         )
-    request = BatchRequest(order, tuple(opened), **own)
+    request = BatchRequest(order, tuple(opened), memory=memory, **own)
     Order.from_json(order.spec, opened)  # refuses other datasets, and another selection than the order's
     Mixture.from_datasets(opened)  # refuses datasets that no batch can combine
     return request
 
 
-def _open(datasets: Datasets, options: Mapping[str, Any]) -> list[EpisodeDataset]:
+def _open(datasets: Datasets, options: DatasetOptions) -> list[EpisodeDataset]:
     several = isinstance(datasets, Iterable) and not isinstance(datasets, (str, bytes, os.PathLike, Mapping))
     given: list[Any] = list(datasets) if several else [datasets]  # type: ignore[arg-type]
     paths = [isinstance(one, (str, os.PathLike, Catalog)) for one in given]
+    known = DatasetOptions.__annotations__
+    if unknown := sorted(options.keys() - known.keys()):
+        fix = "give augment or preprocess" if unknown == ["image_transforms"] else f"datasets have {', '.join(known)}"
+        raise TypeError(f"unknown options {unknown}: {fix}")
     if options and not any(paths):
-        raise TypeError(
-            f"unknown options {sorted(options)}: options of a dataset are for paths; give them to EpisodeDataset(...)"
-        )
+        raise TypeError(f"options {sorted(options)}: no dataset is opened here; give them to EpisodeDataset(...)")
     opened = [EpisodeDataset(one, **options) if path else one for one, path in zip(given, paths)]
     return as_list(opened if several else opened[0])
