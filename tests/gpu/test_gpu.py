@@ -208,6 +208,7 @@ def test_a_checkpoint_brings_every_bit_back(root: Path, tmp_path: Path, device: 
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_mesh_of_one_device_steps_as_no_mesh_does(root: Path, device: str, precision: Any) -> None:
     """FSDP2, hybrid mesh (1, 1), through NCCL on a GPU: a `Mesh` of size 2 uses the code of several processes."""

@@ -192,6 +192,7 @@ def test_to_act_the_state_of_now_is_enough_and_the_noise_of_what_is_given_does_n
     assert model.sample_future(now, noise[:, 0], mode=POLICY).shape == (2, 4, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [FORWARD, INVERSE])
 def test_what_is_given_stays_as_it_is_all_the_way_at_time_zero(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, (data, noise, _) = policy(), lessons([0, 0])

@@ -78,6 +78,7 @@ def test_save_checks_the_files_of_other_ranks(tmp_path: Path, monkeypatch: pytes
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_save_on_a_full_disk(open_folder: Path) -> None:
     """A real one."""
     if (

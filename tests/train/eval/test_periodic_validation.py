@@ -169,6 +169,7 @@ class Kept:
     def close(self) -> None: ...
 
 
+@pytest.mark.slow
 def test_tracker_gets_a_validation_made_after_resume(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +224,7 @@ def substituting(config: TrainConfig) -> TrainConfig:
     return replace(config, data=replace(config.data, on_bad_frame="substitute"))
 
 
+@pytest.mark.slow
 def test_evaluate_skips_an_unreadable_frame(data: Path, whole: Path, damaged: tuple[Path, int], tmp_path: Path) -> None:
     root, sample = damaged
     out = tmp_path / "r"
@@ -268,6 +270,7 @@ def test_unreadable_validation_frame_loses_no_step(damaged: tuple[Path, int], tm
     same_run(tmp_path / "at once", out.root)
 
 
+@pytest.mark.slow
 def test_unreadable_frame_of_one_rank_ends_all_ranks(damaged: tuple[Path, int], tmp_path: Path) -> None:
     for kind, said in outcomes_in_ranks(2, run.train, config_of(damaged[0], tmp_path / "r"), timeout=100):
         assert kind == "raised"
