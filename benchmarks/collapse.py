@@ -11,7 +11,7 @@ One variant is pure bfloat16 (weights, moments and arithmetic); the other has th
 (`precision=bf16`). Per variant: the share of weights that changed (of the float32 truth, where there is one), the
 validation loss, and the success rate with blue instructions. The table also has the policy before fine-tuning. Only
 small learning rates fail so: with `--lr 1e-4` half of the weights move in bfloat16, too, and the policy learns the
-colour.
+color.
 
 `understudy.train.run.train` trains everything. It refuses pure bfloat16, so this file has that optimizer and patches it
 in. `--out` keeps finished runs, which are not repeated. Success is pooled over the seeds, with 95 % Wilson intervals.
@@ -214,7 +214,7 @@ def precisions(args: argparse.Namespace, seed: int) -> dict[str, dict[str, Any]]
     new = catalog.tasks.index(NEW_TEXT)
     excluded = tuple(int(e) for i, e in enumerate(catalog.episodes.ids) if new in list(catalog.episodes.tasks_of(i)))
     plan = replace(whole, data=replace(whole.data, exclude_episodes=excluded))
-    # Its own validation episodes have known colours only: evaluate it on those of the other variants.
+    # Its own validation episodes have known colors only: evaluate it on those of the other variants.
     found = {"before": outcome(plan, args, (NEW,)) | validation_losses(whole)}
     for name in VARIANTS:
         config = settings(
@@ -298,7 +298,7 @@ def draw(result: dict[str, Any], by_order: list[dict[str, Any]], folder: Path) -
     from matplotlib import pyplot
 
     folder.mkdir(parents=True, exist_ok=True)
-    colours = {"sequential": "#c44e52", "shuffled": "#4c72b0", "bf16": "#c44e52", "fp32_truth": "#4c72b0"}
+    colors = {"sequential": "#c44e52", "shuffled": "#4c72b0", "bf16": "#c44e52", "fp32_truth": "#4c72b0"}
 
     def bars(axes: Any, part: str, key: str, title: str, before: float | None = None) -> None:
         rows, top = result[part], before or 0.0
@@ -307,7 +307,7 @@ def draw(result: dict[str, Any], by_order: list[dict[str, Any]], folder: Path) -
             axes.annotate("before", (0.5, before), fontsize=8, ha="center", va="bottom", color="grey")
         for place, (name, row) in enumerate(rows.items()):
             low, high = (row["success_low"], row["success_high"]) if key == "success" else (row[key], row[key])
-            axes.bar(place, row[key], color=colours[name], width=0.6)
+            axes.bar(place, row[key], color=colors[name], width=0.6)
             if low < high:
                 axes.errorbar(place, row[key], [[row[key] - low], [high - row[key]]], color="black", capsize=4)
             top = max(top, high)
@@ -324,9 +324,7 @@ def draw(result: dict[str, Any], by_order: list[dict[str, Any]], folder: Path) -
         window = max(1, series.shape[1] // 100)
         for row in series:
             smooth = np.convolve(row, np.ones(window) / window, mode="valid")
-            all_axes[0].plot(
-                smooth, color=colours[name], linewidth=1, alpha=0.8, label=name if row is series[0] else ""
-            )
+            all_axes[0].plot(smooth, color=colors[name], linewidth=1, alpha=0.8, label=name if row is series[0] else "")
     for line, name in zip(list(all_axes[0].get_lines())[:: len(by_order)], ORDERS):
         line.set_label(name)
     all_axes[0].set_yscale("log")

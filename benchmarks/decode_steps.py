@@ -56,9 +56,9 @@ def scene(count: int) -> Iterator[np.ndarray]:
     boxes = [(rng.uniform(0, 400, 2), rng.uniform(-2, 2, 2), rng.integers(20, 235, 3)) for _ in range(8)]
     for i in range(count):
         image = table + rng.normal(0, 1.5, table.shape)
-        for start, speed, colour in boxes:
+        for start, speed, color in boxes:
             top, left = np.clip(start + i * speed, 0, (420, 560)).astype(int)
-            image[top : top + 60, left : left + 80] = colour
+            image[top : top + 60, left : left + 80] = color
         yield np.clip(image, 0, 255).astype(np.uint8)
 
 
@@ -211,9 +211,9 @@ def measure(path: str, rounds: int) -> dict[str, float | None]:
         "decoder": steps.decoder,
         "whole": steps.whole,
         "convert": steps.convert,
-        "planar_colours": lambda: steps.to_rgb("gbrp"),
+        "planar_colors": lambda: steps.to_rgb("gbrp"),
         "planar_copy": steps.copy_planes,
-        "packed_colours": lambda: steps.to_rgb("rgb24"),
+        "packed_colors": lambda: steps.to_rgb("rgb24"),
         "packed_copy": steps.copy_packed,
         "packed_turned": steps.turn_packed,
         "to_64_exact": lambda: steps.convert((64, 64)),

@@ -5,7 +5,7 @@ A proxy in front of it adds the latency and counts the bytes. Each measurement i
 
 - rate: the same first batches from disk and from the server with an empty cache, in turn, decoded and compared. The
   first third is not timed: lanes begin there, and no prefetch is possible before. Server and proxy share the cores;
-- bytes: one whole epoch with an empty cache, through the loader without codec and colour conversion (`without_codec`).
+- bytes: one whole epoch with an empty cache, through the loader without codec and color conversion (`without_codec`).
   All packets are read, but not decoded: 200 MB of them would take minutes.
 """
 

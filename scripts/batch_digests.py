@@ -3,7 +3,7 @@
     python scripts/batch_digests.py record FOLDER             record datasets with the tests' own code
     python scripts/batch_digests.py digest FOLDER OUT.json    digest batches of these and of UNDERSTUDY_TEST_DATA
 
-All environments read the same files. So the digests compare codecs, colours, sizes, windows, padding, order and draws,
+All environments read the same files. So the digests compare codecs, colors, sizes, windows, padding, order and draws,
 and not encoders. Keys are sorted; each digest covers dtype, shape and bytes.
 """
 

@@ -32,9 +32,9 @@ def test_explain_prints_a_table_and_draws_a_figure(tmp_path: Path, capsys: pytes
     assert max(map(len, text.splitlines())) <= 120
     with Image.open(figure) as image:
         assert image.size == (1210, 704)
-        colours = image.convert("RGB").getcolors(maxcolors=2**20)
-    assert colours is not None
-    assert {(11, 110, 79), (192, 57, 43)} <= {colour for _, colour in colours}  # clips and the stream are drawn
+        colors = image.convert("RGB").getcolors(maxcolors=2**20)
+    assert colors is not None
+    assert {(11, 110, 79), (192, 57, 43)} <= {color for _, color in colors}  # clips and the stream are drawn
 
 
 @pytest.mark.slow

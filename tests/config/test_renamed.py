@@ -49,7 +49,7 @@ def test_load_accepts_a_file_of_the_last_release() -> None:
     assert "data.sources.0.keep is now data.sources.0.keep_ranges" in str(caught[0].message)
     source = SourceConfig(root="d", keep_ranges="k.json", delta_action_dims=(0, 1), weight=1.0)
     expected = override(
-        TrainConfig(data=DataConfig(chunk_size=6, shuffle="uniform", sources=(source,))),
+        TrainConfig(data=DataConfig(chunk_size=6, shuffle="uniform", normalize="quantile", sources=(source,))),
         output_dir="runs/mix",
         batch_size=32,
         micro_batch_size=8,

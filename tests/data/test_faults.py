@@ -343,18 +343,18 @@ def encoded(array: np.ndarray, mode: str | None = None) -> dict[str, Any]:
     return {"bytes": buffer.getvalue(), "path": None}
 
 
-GREY = np.arange(64 * 64, dtype=np.uint8).reshape(64, 64)
-COLOUR = np.stack([GREY, 255 - GREY, GREY // 2], -1)
+GRAY = np.arange(64 * 64, dtype=np.uint8).reshape(64, 64)
+COLOR = np.stack([GRAY, 255 - GRAY, GRAY // 2], -1)
 
 
 def test_faults_images_that_mean_rgb(copy: Callable[[str], Path]) -> None:
     """Grey fills the channels, an opaque alpha is dropped, a palette is applied."""
-    opaque = np.dstack([COLOUR, np.full((64, 64), 255, np.uint8)])
-    data = stored(copy("v2.1"), [encoded(GREY), encoded(opaque), encoded(GREY, "P")])
-    grey = np.broadcast_to(GREY, (3, 64, 64))
-    assert np.array_equal(data[0][PNG], grey)
-    assert np.array_equal(data[1][PNG], COLOUR.transpose(2, 0, 1))
-    assert np.array_equal(data[2][PNG], grey)
+    opaque = np.dstack([COLOR, np.full((64, 64), 255, np.uint8)])
+    data = stored(copy("v2.1"), [encoded(GRAY), encoded(opaque), encoded(GRAY, "P")])
+    gray = np.broadcast_to(GRAY, (3, 64, 64))
+    assert np.array_equal(data[0][PNG], gray)
+    assert np.array_equal(data[1][PNG], COLOR.transpose(2, 0, 1))
+    assert np.array_equal(data[2][PNG], gray)
 
 
 @pytest.mark.parametrize(
@@ -364,10 +364,10 @@ def test_faults_images_that_mean_rgb(copy: Callable[[str], Path]) -> None:
         ({"bytes": None, "path": None}, "no image bytes"),
         ({"bytes": b"", "path": None}, "not a readable image"),
         ({"bytes": b"no picture", "path": None}, "not a readable image"),
-        ({"bytes": encoded(COLOUR)["bytes"][:-60], "path": None}, "not a readable image"),
+        ({"bytes": encoded(COLOR)["bytes"][:-60], "path": None}, "not a readable image"),
         ({"bytes": None, "path": "images/gone.png"}, "gone.png"),
-        (encoded(np.dstack([COLOUR, GREY])), "transparent"),
-        (encoded(GREY.astype(np.uint16)), "mode I;16"),
+        (encoded(np.dstack([COLOR, GRAY])), "transparent"),
+        (encoded(GRAY.astype(np.uint16)), "mode I;16"),
     ],
 )
 def test_faults_images_that_are_refused(copy: Callable[[str], Path], value: dict[str, Any] | None, word: str) -> None:
@@ -380,21 +380,21 @@ def test_faults_images_beside_the_rows(copy: Callable[[str], Path]) -> None:
     """A path without bytes names a file under the root."""
     root = copy("v2.1")
     (root / "images").mkdir()
-    (root / "images/a.png").write_bytes(encoded(COLOUR)["bytes"])
+    (root / "images/a.png").write_bytes(encoded(COLOR)["bytes"])
     data = stored(root, [{"bytes": None, "path": "images/a.png"}] * 3)
-    assert np.array_equal(data[0][PNG], COLOUR.transpose(2, 0, 1))
+    assert np.array_equal(data[0][PNG], COLOR.transpose(2, 0, 1))
 
 
 def test_faults_one_channel(copy: Callable[[str], Path]) -> None:
     root = copy("v2.1")
     edit_json(root / "meta/info.json", lambda info: info["features"][PNG].update(shape=[1, 64, 64]))
-    data = stored(root, [encoded(GREY), encoded(COLOUR), encoded(GREY)])
-    assert np.array_equal(data[0][PNG], GREY[None])
-    refused(lambda: data[1], "colour", "one channel")
+    data = stored(root, [encoded(GRAY), encoded(COLOR), encoded(GRAY)])
+    assert np.array_equal(data[0][PNG], GRAY[None])
+    refused(lambda: data[1], "color", "one channel")
 
 
 def test_faults_images_of_two_sizes(copy: Callable[[str], Path]) -> None:
-    data = stored(copy("v2.1"), [encoded(GREY), encoded(GREY[:32]), encoded(GREY)])
+    data = stored(copy("v2.1"), [encoded(GRAY), encoded(GRAY[:32]), encoded(GRAY)])
     assert data[1][PNG].shape == (3, 32, 64)
     refused(lambda: data.batch(np.asarray([2, 2]), np.asarray([0, 1])), PNG, "32")
 

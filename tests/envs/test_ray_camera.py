@@ -32,17 +32,17 @@ def directions() -> np.ndarray:
     return rays
 
 
-def sphere_distance(centre: np.ndarray, radius: float) -> np.ndarray:
+def sphere_distance(center: np.ndarray, radius: float) -> np.ndarray:
     """Distance along each ray to a sphere, inf where it misses."""
-    along = directions() @ (centre - CAMERA)
-    under = along**2 - np.sum((centre - CAMERA) ** 2) + radius**2
+    along = directions() @ (center - CAMERA)
+    under = along**2 - np.sum((center - CAMERA) ** 2) + radius**2
     return np.where(under >= 0, along - np.sqrt(np.maximum(under, 0)), np.inf)
 
 
-def box_distance(centre: np.ndarray, half: np.ndarray) -> np.ndarray:
+def box_distance(center: np.ndarray, half: np.ndarray) -> np.ndarray:
     """Distance along each ray to an axis-aligned box (the slab method), inf where it misses."""
-    near = (centre - np.sign(directions()) * half - CAMERA) / directions()
-    far = (centre + np.sign(directions()) * half - CAMERA) / directions()
+    near = (center - np.sign(directions()) * half - CAMERA) / directions()
+    far = (center + np.sign(directions()) * half - CAMERA) / directions()
     enter, leave = near.max(axis=-1), far.min(axis=-1)
     return np.where(enter <= leave, enter, np.inf)
 
@@ -106,7 +106,7 @@ def test_render_makes_a_ball_brighter_on_the_side_of_the_light() -> None:
     assert values.min() >= int(255 * AMBIENT)
 
 
-def test_render_uses_the_material_of_a_geom_without_colour() -> None:
+def test_render_uses_the_material_of_a_geom_without_color() -> None:
     model, data = scene(
         '<geom type="plane" size="9 9 1" material="paint"/>', '<asset><material name="paint" rgba="1 0 0 1"/></asset>'
     )

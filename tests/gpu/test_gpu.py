@@ -26,7 +26,7 @@ from understudy.optim.param_groups import update_average
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
-from understudy.train.data.data import compute_normalisation, open_data
+from understudy.train.data.data import compute_normalization, open_data
 from understudy.train.precision import restore
 from understudy.train.state import TrainState, init_train_state
 
@@ -50,7 +50,7 @@ def started(config: TrainConfig, mesh: parallel.Mesh) -> tuple[TrainState, Itera
     data = open_data(config)
     with Loader(data.training, order=data.order(config), num_threads=1) as loader:
         batches = [next(loader) for _ in range(6)]
-    return init_train_state(config, data, compute_normalisation(data, "mean_std"), mesh), iter(batches)
+    return init_train_state(config, data, compute_normalization(data, "mean_std"), mesh), iter(batches)
 
 
 # -- batches

@@ -100,7 +100,7 @@ def test_substitutes_replace_bad_frames_only(
         assert (one.episode, one.frame) == (episode[i], frame[i])
         assert f"(episode {one.episode})" in one.reason  # and no other of the episodes that share the file
         instead = one.instead_episode, one.instead_frame
-        near = list(zip(*(a.tolist() for a in order.neighbours(position, 99))))
+        near = list(zip(*(a.tolist() for a in order.neighbors(position, 99))))
         assert instead == next(pair for pair in near if pair not in bad)  # the first that can be read
         sample = opened(sound).sample(*instead)
         assert all(torch.equal(found[key][i], sample[key]) for key in sample if key in found)
@@ -112,12 +112,12 @@ def test_substitutes_replace_bad_frames_only(
         assert torch.equal(together.reshape(found[TOP].shape), found[TOP])
 
 
-def test_order_neighbours_are_of_the_clip_first_and_of_the_selection(damaged: Path) -> None:
+def test_order_neighbors_are_of_the_clip_first_and_of_the_selection(damaged: Path) -> None:
     data = opened(damaged, exclude_episodes=[1])
     order = order_of(data)
     for position in range(40):
         positions, episode, frame = order.rest_of_clip(position, 99)
-        near = list(zip(*(a.tolist() for a in order.neighbours(position, 9999))))
+        near = list(zip(*(a.tolist() for a in order.neighbors(position, 9999))))
         mates = list(zip(episode.tolist(), frame.tolist()))
         assert near[: len(mates) - 1] == mates[1:] or len(positions) < 8  # a lane may end inside a clip
         assert len(near) == len(set(near)) == len(data) - 1

@@ -61,8 +61,8 @@ def test_loader_passes_its_own_options_on(root: Path) -> None:
 @pytest.mark.parametrize("make", [us.Loader, us.EpisodeStream])
 def test_unknown_options_are_refused(root: Path, make: Any) -> None:
     for given in (root, us.EpisodeDataset(root)):
-        with pytest.raises(TypeError, match="colour"):
-            make(given, batch_size=BATCH, colour="red")
+        with pytest.raises(TypeError, match="color"):
+            make(given, batch_size=BATCH, color="red")
     with pytest.raises(TypeError, match="keys"):
         make(us.EpisodeDataset(root), batch_size=BATCH, keys=["action"])
     with pytest.raises(TypeError, match="image_transforms"):  # which no batch would get

@@ -84,8 +84,8 @@ def test_uniform_is_uniform():
     assert values.min() >= 0
     assert values.max() < 1
     assert stats.kstest(values.ravel(), "uniform").pvalue > 1e-3
-    neighbours = np.corrcoef(values[:-1].ravel(), values[1:].ravel())[0, 1]
-    assert abs(neighbours) < 4 / np.sqrt(values.size)
+    neighbors = np.corrcoef(values[:-1].ravel(), values[1:].ravel())[0, 1]
+    assert abs(neighbors) < 4 / np.sqrt(values.size)
 
 
 def test_normal_is_normal():

@@ -34,7 +34,7 @@ def test_what_is_loaded_is_bit_equal(tmp_path: Path) -> None:
     assert torch.equal(model.sample_actions(data, noise[:, 0]), back.sample_actions(data, noise[:, 0]))
 
 
-def test_normalisation_survives_where_decimal_text_could_round(tmp_path: Path) -> None:
+def test_normalization_survives_where_decimal_text_could_round(tmp_path: Path) -> None:
     model = policy()
     values = torch.tensor([0.1, 1 / 3, 1e-30])
     model.normalizer.action.offset.copy_(values)

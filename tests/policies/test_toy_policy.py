@@ -44,12 +44,12 @@ class ToyConfig(ToySettings, PolicyConfig):
 
 
 class ToyPolicy(Policy):
-    """Two linear layers from state and mean colour to the chunk of actions, trained by squared error."""
+    """Two linear layers from state and mean color to the chunk of actions, trained by squared error."""
 
-    def __init__(self, config: ToyConfig, normalisation: Any) -> None:
+    def __init__(self, config: ToyConfig, normalization: Any) -> None:
         super().__init__()
         self.config = config
-        self.normalizer = Normalizer(normalisation, {ACTION: config.action_dim, STATE: config.state_dim})
+        self.normalizer = Normalizer(normalization, {ACTION: config.action_dim, STATE: config.state_dim})
         self.hidden = nn.Linear(config.state_dim + 3 * len(config.cameras), config.hidden)
         self.out = nn.Linear(config.hidden, config.chunk * config.action_dim)
 
@@ -76,8 +76,8 @@ class ToyPolicy(Policy):
 
     def _predict(self, batch: Any) -> Tensor:
         assert len(batch["words"]) == len(batch["task"])  # `preprocess` ran
-        colours = [batch[camera].float().mean(dim=(2, 3)) / 255 for camera in self.config.cameras]
-        x = torch.cat([self.normalizer.states(batch, batch[STATE]), *colours], dim=1)
+        colors = [batch[camera].float().mean(dim=(2, 3)) / 255 for camera in self.config.cameras]
+        x = torch.cat([self.normalizer.states(batch, batch[STATE]), *colors], dim=1)
         return self.out(torch.relu(self.hidden(x))).view(-1, self.config.chunk, self.config.action_dim)
 
 

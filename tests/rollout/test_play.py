@@ -77,7 +77,7 @@ class Listener(Noisy):
             (world,) = [w for w in self.worlds if np.array_equal(w.sim.hand.astype(np.float32), state(batch, row))]
             np.testing.assert_array_equal(picture, world.sim.render())
             if not self.deaf:
-                world.sim.colour = batch["task"][row].split()[-2]
+                world.sim.color = batch["task"][row].split()[-2]
             actions.append(world.expert())
         return torch.from_numpy(np.stack(actions))[:, None]
 

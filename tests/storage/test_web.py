@@ -76,8 +76,8 @@ def test_https_gives_the_local_samples(root: Path, tmp_path: Path) -> None:
     with RangeServer(folder(root, "/a b/set")) as server:
         same(Catalog.open(f"{server.url}/a%20b/set/", RemoteOptions(cache=str(tmp_path), retry=QUICK)), root)
         assert server.sent <= sum(map(len, folder(root).values())), "no byte twice"
-    with pytest.raises(DatasetError, match="storage option 'colour' means nothing here"):
-        Catalog.open("https://127.0.0.1:1/x", RemoteOptions(storage_options={"colour": 1}, cache=str(tmp_path)))
+    with pytest.raises(DatasetError, match="storage option 'color' means nothing here"):
+        Catalog.open("https://127.0.0.1:1/x", RemoteOptions(storage_options={"color": 1}, cache=str(tmp_path)))
 
 
 @pytest.mark.slow

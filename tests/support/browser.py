@@ -39,7 +39,7 @@ def browser() -> Iterator[Any]:
 
 
 def faults(browser: Any, page: Path, width: int, scheme: str) -> list[str]:
-    """Problems of a page on a screen `width` pixels wide, in the colour scheme `light` or `dark`.
+    """Problems of a page on a screen `width` pixels wide, in the color scheme `light` or `dark`.
 
     UNDERSTUDY_SCREENSHOTS=FOLDER keeps the screenshots there.
     """

@@ -99,7 +99,7 @@ def identity(pixels: np.ndarray) -> tuple[int, int, int]:
     assert (pixels.shape, pixels.dtype) == ((3, SIDE, SIDE), np.uint8)
     blocks = pixels.reshape(3, 4, 16, 4, 16).mean((2, 4)).transpose(1, 2, 0).reshape(16, 3)
     red = blocks[15]
-    assert (abs(red - (200, 30, 30)) < 60).all(), f"the colour mark is {red}"
+    assert (abs(red - (200, 30, 30)) < 60).all(), f"the color mark is {red}"
     bits = blocks[:15, 1]
     assert (np.minimum(abs(bits - 220), abs(bits - 35)) < 50).all(), bits
     number = int(((bits > 128) << np.arange(15)).sum())

@@ -110,8 +110,8 @@ class NaivePi0:
     # Vision
 
     def layer_norm(self, name: str, x: Tensor) -> Tensor:
-        centred = x - x.mean(-1, keepdim=True)
-        normed = centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + 1e-6)
+        centerd = x - x.mean(-1, keepdim=True)
+        normed = centerd / torch.sqrt((centerd**2).mean(-1, keepdim=True) + 1e-6)
         return normed * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
 
     def patches(self, image: Tensor) -> Tensor:

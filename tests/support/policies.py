@@ -8,7 +8,7 @@ from torch import Tensor
 from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
 
 CAMERAS = ("observation.images.front", "observation.images.wrist")
-NORMALISATION = {
+NORMALIZATION = {
     "action": {"offset": [0.5, -1.0, 0.25], "spread": [2.0, 0.0, 0.1]},
     "observation.state": {"offset": [1.0, 2.0], "spread": [3.0, 0.5]},
 }
@@ -34,7 +34,7 @@ def policy(seed: int = 0, **changes: Any) -> FlowPolicy:
     """A small policy in which every parameter matters: zero-initialised ones are random, too."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = FlowPolicy(config(**changes), NORMALISATION)
+        model = FlowPolicy(config(**changes), NORMALIZATION)
         with torch.no_grad():
             for parameter in model.parameters():
                 if not parameter.any():

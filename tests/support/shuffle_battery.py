@@ -27,13 +27,13 @@ def battery(images: np.ndarray, n: int) -> dict[str, float]:
         inputs = np.broadcast_to(np.arange(n), images.shape)
         found["fixed points"] = _poisson(np.sum(images == inputs), keys)
         found["input and output"] = _grid(inputs * GRID // n, images * GRID // n, GRID)
-    centred = images / n - 0.5
+    centerd = images / n - 0.5
     radix = -(-n // (isqrt(n - 1) + 1))  # as far apart, two inputs of a mixed-radix Feistel network share a half
     for lag in (*LAGS, radix) if 2 * radix < m else LAGS:
         later, earlier = images[:, lag:], images[:, :-lag]
         found[f"difference, lag {lag}"] = _flat(later - earlier, n, never_zero=True)
         found[f"pairs, lag {lag}"] = _grid(later * GRID // n, earlier * GRID // n, GRID)
-        z = np.mean(centred[:, lag:] * centred[:, :-lag]) * 12 * np.sqrt(keys * (m - lag))
+        z = np.mean(centerd[:, lag:] * centerd[:, :-lag]) * 12 * np.sqrt(keys * (m - lag))
         found[f"correlation, lag {lag}"] = float(2 * stats.norm.sf(abs(z)))
     return found
 

@@ -62,7 +62,7 @@ def write_video(
 
 
 def rgb(frame: av.VideoFrame) -> np.ndarray:
-    """uint8 (height, width, 3) by PyAV in the frame's colour space, which PyAV 15 and 16 must be given."""
+    """uint8 (height, width, 3) by PyAV in the frame's color space, which PyAV 15 and 16 must be given."""
     try:
         return frame.to_ndarray(format="rgb24", threads=1)
     except TypeError:

@@ -44,7 +44,7 @@ def start(precision: str, shards: int, deferred: bool, resumed: bool = False, ra
     )
     with join_mesh(config) as mesh:
         given = None if deferred else WHOLE.state_dict()
-        state = init_train_state(config, DATA, policies.NORMALISATION, mesh, given, resumed)
+        state = init_train_state(config, DATA, policies.NORMALIZATION, mesh, given, resumed)
         assert not any(parameter.is_meta for parameter in state.policy.parameters())
         before = digest(state.tensors())
         loss = step(state) if not resumed else 0.0

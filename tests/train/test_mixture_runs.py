@@ -110,7 +110,7 @@ def test_mixture_shares_are_exact(whole: Path) -> None:
 # -- inputs of the policy ----------------------------------------------------------------------------------------------
 
 
-def test_samples_are_normalised_by_the_head_of_their_source(
+def test_samples_are_normalized_by_the_head_of_their_source(
     sources: tuple[SourceConfig, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, plain = [], FlowPolicy.losses

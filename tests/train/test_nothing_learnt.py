@@ -1,4 +1,4 @@
-"""A run that learns nothing ends as an error; a value that would spoil a normalisation is named before it begins."""
+"""A run that learns nothing ends as an error; a value that would spoil a normalization is named before it begins."""
 
 import shutil
 import warnings
@@ -21,7 +21,7 @@ from understudy.errors import DatasetError
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.data.data import compute_normalisation, open_data
+from understudy.train.data.data import compute_normalization, open_data
 from understudy.train.step_runner import TrainingStalled
 
 
@@ -106,7 +106,7 @@ def test_train_accepts_occasional_skipped_steps(data: Path, tmp_path: Path, monk
     assert checkpoint.list_steps(tmp_path / "r/checkpoints")[-1] == 12
 
 
-# -- values that spoil a normalisation --------------------------------------------------------------------------------
+# -- values that spoil a normalization --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -141,13 +141,13 @@ def test_one_value_far_from_all_is_named(
     config = tiny_config(root, tmp_path / "r")
     config = replace(
         config,
-        data=replace(config.data, normalise=mode, val_episodes=(episode,) if held_out else (5,), val_fraction=0.0),
+        data=replace(config.data, normalize=mode, val_episodes=(episode,) if held_out else (5,), val_fraction=0.0),
     )
     with pytest.raises(DatasetError, match=rf"episode {episode}, frame 3: {key}\[1\]") as caught:
-        compute_normalisation(open_data(config), config.data.normalise)
+        compute_normalization(open_data(config), config.data.normalize)
     assert f"exclude_episodes {episode}" in caught.value.fix
     left = replace(config, data=replace(config.data, exclude_episodes=(episode,), val_episodes=(5,)))
-    compute_normalisation(open_data(left), left.data.normalise)
+    compute_normalization(open_data(left), left.data.normalize)
 
 
 def test_a_value_that_makes_the_spread_too_wide_is_told_and_a_rare_movement_is_not(
@@ -156,12 +156,12 @@ def test_a_value_that_makes_the_spread_too_wide_is_told_and_a_rare_movement_is_n
     root, _ = with_value(longer, tmp_path / "d", "action", 3, 1e4)
     config = tiny_config(root, tmp_path / "r")
     with pytest.warns(UserWarning, match=r"action\[1\]"):
-        compute_normalisation(open_data(config), "min_max")
+        compute_normalization(open_data(config), "min_max")
     quiet, _ = with_value(longer, tmp_path / "q", "action", 3, 5.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for mode in ("mean_std", "min_max", "quantile"):
-            compute_normalisation(open_data(tiny_config(quiet, tmp_path / "r")), mode)  # type: ignore[arg-type]
+            compute_normalization(open_data(tiny_config(quiet, tmp_path / "r")), mode)  # type: ignore[arg-type]
 
 
 RARE = {
@@ -194,7 +194,7 @@ def test_a_column_that_rests_but_for_a_few_frames_is_used_as_it_is(
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for mode in ("mean_std", "min_max", "quantile"):
-            spread = compute_normalisation(data, mode)["action"]["spread"][0][1]  # type: ignore[arg-type]
+            spread = compute_normalization(data, mode)["action"]["spread"][0][1]  # type: ignore[arg-type]
             assert 0 < spread <= abs(value)
     assert abs(value) > 1000 or not told
     assert not [w for w in told if "quantile" in str(w.message)]  # it would be of no help

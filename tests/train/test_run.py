@@ -214,7 +214,7 @@ def test_train_depends_on_order_and_augmentation(whole: Path, data: Path, tmp_pa
         "shift": replace(base, augment=replace(base.augment, shift=0)),
         "text": replace(base, augment=replace(base.augment, text_dropout=0.9)),
         "draws": replace(base, policy=replace(base.policy, noise_samples=1)),
-        "normalise": replace(base, data=replace(base.data, normalise="min_max")),
+        "normalize": replace(base, data=replace(base.data, normalize="min_max")),
     }
     for name, config in variants.items():
         run.train(replace(config, output_dir=str(tmp_path / name)))

@@ -38,7 +38,7 @@ from understudy.policies.draws import RandomSpec, make_draws
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import Loss, scalar
-from understudy.train.data.data import RunData, compute_normalisation, dataset_fingerprint, first_batch, open_data
+from understudy.train.data.data import RunData, compute_normalization, dataset_fingerprint, first_batch, open_data
 from understudy.train.precision import make_optimizer, named_tensors, store
 from understudy.train.state import init_train_state
 from understudy.train.step import StepResult, apply_augmentation, optimizer_step, split_micro_batches
@@ -64,7 +64,7 @@ def mesh() -> Iterator[Mesh]:
 def policy(root: Path, data: RunData) -> FlowPolicy:
     config = tiny_config(root, root)
     torch.manual_seed(0)
-    made = FlowPolicy(data.policy_config(config), compute_normalisation(data, "mean_std"))
+    made = FlowPolicy(data.policy_config(config), compute_normalization(data, "mean_std"))
     for parameter in made.parameters():  # the last layers start at zero, which would hide much
         torch.nn.init.normal_(parameter, std=0.2)
     return made
@@ -273,7 +273,7 @@ def test_a_step_never_waits_for_a_gpu(root: Path, precision: Any) -> None:
     config = tiny_config(root, root, device="cuda", batch_size=8, micro_batch_size=4, precision=precision)
     data = open_data(config)
     with parallel.join_mesh(config) as mesh, Loader(data.training, order=data.order(config), num_threads=1) as loader:
-        training = init_train_state(config, data, compute_normalisation(data, "mean_std"), mesh)
+        training = init_train_state(config, data, compute_normalization(data, "mean_std"), mesh)
         training.train_step(next(loader))  # objects made once may wait
         later = next(loader)
         torch.cuda.set_sync_debug_mode("error")
@@ -457,9 +457,9 @@ def test_the_average_of_split_weights_is_that_of_their_float32_truth(policy: Flo
 # -- data
 
 
-def test_normalisation_ignores_held_out_episodes(root: Path, data: RunData) -> None:
+def test_normalization_ignores_held_out_episodes(root: Path, data: RunData) -> None:
     assert data.validation[0] is not None
-    maps = compute_normalisation(data, "mean_std")
+    maps = compute_normalization(data, "mean_std")
     trained, held = (set(part.segments[:, 0].tolist()) for part in (data.training[0], data.validation[0]))
     assert trained
     assert held
@@ -487,10 +487,10 @@ def test_a_value_that_is_not_finite_is_told_wherever_it_is_and_can_be_left_out(t
     at = rows.schema.get_field_index("observation.state")
     pq.write_table(rows.set_column(at, "observation.state", column), path)
     with pytest.raises(DatasetError, match=rf"episode {bad}: observation.state\[0\] is nan.*exclude_episodes"):
-        compute_normalisation(open_data(config), "mean_std")
+        compute_normalization(open_data(config), "mean_std")
     config = replace(config, data=replace(config.data, exclude_episodes=(bad,)))
     data = open_data(config)
-    compute_normalisation(data, "mean_std")
+    compute_normalization(data, "mean_std")
     assert data.validation[0] is not None
     assert bad not in [*data.training[0].segments[:, 0], *data.validation[0].segments[:, 0]]
     with pytest.raises(DatasetError, match="no episode 99 to exclude"):
@@ -520,8 +520,8 @@ def test_what_a_policy_cannot_use_is_told_early(tmp_path: Path) -> None:
     write_dataset(tmp_path / "one", Spec(lengths=(5,)))
     with pytest.raises(DatasetError, match="cannot be split"):
         opened(root=str(tmp_path / "one"))
-    grey = {"dtype": "image", "shape": [1, 64, 64], "names": ["channels", "height", "width"]}
-    edit_json(tmp_path / "d/meta/info.json", lambda info: info["features"].update({"observation.images.still": grey}))
+    gray = {"dtype": "image", "shape": [1, 64, 64], "names": ["channels", "height", "width"]}
+    edit_json(tmp_path / "d/meta/info.json", lambda info: info["features"].update({"observation.images.still": gray}))
     with pytest.raises(DatasetError, match=r"1 channels.*data\.cameras"):
         opened()
     edit_json(tmp_path / "d/meta/info.json", lambda info: info["features"].pop("action"))

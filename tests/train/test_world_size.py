@@ -273,7 +273,7 @@ UNUSED = {
 
 def left_out(by: tuple[int, ...], mesh: Mesh, config: TrainConfig) -> tuple[float, set[str], str]:
     """The loss of one step, the parameters that it left as they were, and its output."""
-    policy = Forgetful(policies.config(), policies.NORMALISATION)
+    policy = Forgetful(policies.config(), policies.NORMALIZATION)
     policy.load_state_dict(policies.policy().state_dict())
     policy.forgets = mesh.rank in by
     began = {name: p.detach().clone() for name, p in policy.named_parameters()}

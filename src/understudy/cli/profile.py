@@ -183,9 +183,9 @@ def _time_chart(found: "Profile") -> str:
 
     def draw(chart: "Axes") -> None:
         left = 0.0
-        for (name, phase), colour in zip(found.phases.items(), (*html.COLOURS, "#7a8591")):  # the rest is grey
+        for (name, phase), color in zip(found.phases.items(), (*html.COLORS, "#7a8591")):  # the rest is grey
             width = 1e3 * max(0.0, phase.worst)
-            chart.barh(1, width, left=left, color=colour, label=name, height=0.55)
+            chart.barh(1, width, left=left, color=color, label=name, height=0.55)
             left += width
         chart.barh(0, 1e3 * found.step_s, color="#7a8591", height=0.55)
         chart.set_yticks([1, 0], ["phases, worst rank", "as in training"])
@@ -200,7 +200,7 @@ def _memory_chart(found: "Profile") -> str:
 
     def draw(chart: "Axes") -> None:
         sizes = [found.memory[name] / 2**20 for name in GROUPS]
-        chart.barh([text.split(",")[0] for text in GROUPS.values()], sizes, color=html.COLOURS[0])
+        chart.barh([text.split(",")[0] for text in GROUPS.values()], sizes, color=html.COLORS[0])
         chart.invert_yaxis()
         chart.set_xlabel("MiB per rank")
 

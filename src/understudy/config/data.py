@@ -17,7 +17,7 @@ from understudy.config.on_resume import (
     COMPUTED,
     NO_EFFECT,
     NORM_HEAD,
-    NORMALISATION,
+    NORMALIZATION,
     SAME_DATA,
     SAME_FRAMES,
     SKIPPED,
@@ -40,7 +40,7 @@ class DatasetConfig:
     """Robot of the recordings; the default is the one in info.json."""
     control_mode: Annotated[str, NORM_HEAD] = ""
     """Meaning of the actions (`joint`, `ee_delta`, …). Datasets with the same robot type and control mode are
-    normalised together, as one head `robot_type::control_mode`; without either, a dataset has a head of its own."""
+    normalized together, as one head `robot_type::control_mode`; without either, a dataset has a head of its own."""
     action: str = STANDARD_ACTION
     """Key of the actions in this dataset."""
     state: str = STANDARD_STATE
@@ -61,11 +61,11 @@ class DatasetConfig:
     keep_rule: Literal["window", "start"] = "window"
     """`window` keeps a frame if its whole window of actions lies in a range, `start` if the frame itself does; then the
     tail of the window is padding."""
-    delta_action_dims: Annotated[tuple[Annotated[int, Ge(0)], ...], NORMALISATION] = ()
+    delta_action_dims: Annotated[tuple[Annotated[int, Ge(0)], ...], NORMALIZATION] = ()
     """Action dimensions that are learned as differences from the same dimension of the current state (joints, for
     example, but not the gripper)."""
-    stats: Annotated[str, NORMALISATION] = ""
-    """Statistics for the normalisation, instead of those of the training episodes: path of openpi's norm_stats.json or
+    stats: Annotated[str, NORMALIZATION] = ""
+    """Statistics for the normalization, instead of those of the training episodes: path of openpi's norm_stats.json or
     LeRobot's stats.json, or `recorded` for those of the dataset itself."""
     video_path: Annotated[str, SAME_DATA] = ""
     """Path template of the videos, instead of the one in info.json, as in
@@ -117,8 +117,8 @@ class DataConfig(DatasetConfig):
     """Actions per chunk: the policy predicts this many frames ahead, starting with the current one."""
     val_fraction: Annotated[float, Interval(ge=0, lt=1)] = 0.1
     """Share of the episodes for validation, whole episodes only; 0 trains on all."""
-    normalise: Annotated[Literal["mean_std", "min_max", "quantile"], NORMALISATION] = "mean_std"
-    """Normalisation of the policy's inputs and outputs, per dimension, over the training episodes."""
+    normalize: Annotated[Literal["mean_std", "min_max", "quantile"], NORMALIZATION] = "mean_std"
+    """Normalization of the policy's inputs and outputs, per dimension, over the training episodes."""
     shuffle: Literal["clips", "uniform", "episodes", "sequential"] = "clips"
     """Order of the samples; `clips` is well shuffled and decodes each image about once."""
     frames_in_flight: Annotated[int, Interval(ge=1, le=10**12)] | None = None

@@ -31,8 +31,8 @@ SAME_FRAMES = OnResume("the fingerprint shows that the selected frames are the s
 SKIPPED = OnResume("the skipped episodes were chosen when the run started")
 COMPUTED = OnResume()
 DATA = Fixed("every position would hold a different sample")
-NORMALISATION = Fixed("the normalisation was fixed when the run started")
-NORM_HEAD = Fixed("it decides which sources share a normalisation, which was fixed when the run started")
+NORMALIZATION = Fixed("the normalization was fixed when the run started")
+NORM_HEAD = Fixed("it decides which sources share a normalization, which was fixed when the run started")
 
 
 def marker(config: Any, path: str) -> OnResume | Fixed | None:

@@ -197,7 +197,7 @@ class TrainConfig:
     """Type and settings of the policy; `type` selects another one than `flow`."""
     augment: Annotated[AugmentConfig, SAMPLES] = field(default_factory=AugmentConfig)
     init_from: Annotated[str, Fixed("the run has started")] = ""
-    """Exported policy whose weights and normalisation the run starts from; the default is fresh weights."""
+    """Exported policy whose weights and normalization the run starts from; the default is fresh weights."""
     optim: Annotated[OptimConfig, FROM_HERE] = field(default_factory=OptimConfig)
     lora: Annotated[LoraConfig, Fixed("adapters of another kind would be another run")] = field(
         default_factory=LoraConfig

@@ -6,6 +6,6 @@ read         rows and images of episodes
 windows      time windows around a frame, and their padding
 dataset      `EpisodeDataset`: samples as dictionaries of tensors
 check_files  errors in every file of a dataset
-stats        statistics and normalisation
+stats        statistics and normalization
 write        `EpisodeWriter`: record a LeRobot v3.0 dataset
 """

@@ -26,7 +26,7 @@ LARGE = 1 << 20
 class OnMeta(TorchFunctionMode):
     """Context in which tensors of `LARGE` elements or more are made on the meta device: shapes alone.
 
-    Small ones are real, so a policy can check and keep its normalisation.
+    Small ones are real, so a policy can check and keep its normalization.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

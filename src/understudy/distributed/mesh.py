@@ -266,7 +266,7 @@ def shard(
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     def wrap(module: nn.Module, param_dtype: torch.dtype | None) -> None:
-        # Inputs are not cast: actions and states are normalised in float32 first.
+        # Inputs are not cast: actions and states are normalized in float32 first.
         mixed = MixedPrecisionPolicy(
             param_dtype=param_dtype, reduce_dtype=mesh.grad_sum_dtype, cast_forward_inputs=False
         )

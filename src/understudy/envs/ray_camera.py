@@ -1,6 +1,6 @@
 """Images of a MuJoCo scene by one ray per pixel on the CPU (`mj_multiRay`), without a GL library or a display.
 
-Rendered are a pinhole camera, flat colours and Lambert shading. Left out are textures, shadows, transparency and sites
+Rendered are a pinhole camera, flat colors and Lambert shading. Left out are textures, shadows, transparency and sites
 (goal marks that are no geoms), which MuJoCo's rays do not hit. On one machine the same scene gives the same image, bit
 for bit.
 
@@ -19,7 +19,7 @@ from understudy.extras import optional_imports
 with optional_imports():
     import mujoco
 
-SKY = np.array([196, 208, 220], dtype=np.float32)  # colour where a ray hits nothing
+SKY = np.array([196, 208, 220], dtype=np.float32)  # color where a ray hits nothing
 SUN = np.array([0.30, -0.45, 0.84], dtype=np.float32)  # direction towards the light, world frame, unit length
 AMBIENT = 0.45
 _FAR = 1e6  # metres
@@ -50,8 +50,8 @@ def _shade(normals: np.ndarray) -> np.ndarray:
     return AMBIENT + (1 - AMBIENT) * np.maximum(towards, 0)
 
 
-def _neighbour_normals(rays: np.ndarray, depth: np.ndarray, pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Estimate normals (n, 3), not normalised, facing the camera, at flat pixel numbers `pixels` (n,).
+def _neighbor_normals(rays: np.ndarray, depth: np.ndarray, pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Estimate normals (n, 3), not normalized, facing the camera, at flat pixel numbers `pixels` (n,).
 
     A normal is the cross product of the differences to a horizontal and a vertical neighbour. Of the two neighbours in
     a direction the one with the smaller depth jump is used, so that no difference crosses the edge of an object.
@@ -80,15 +80,15 @@ def _neighbour_normals(rays: np.ndarray, depth: np.ndarray, pixels: np.ndarray, 
     )
 
 
-def _colours(model: mujoco.MjModel) -> np.ndarray:
+def _colors(model: mujoco.MjModel) -> np.ndarray:
     """Unshaded RGB of every geom, 0..255, float32 (ngeom + 1, 3), the sky last.
 
-    As in MuJoCo's renderer, a geom has its own colour, or its material's where its own is the default grey.
+    As in MuJoCo's renderer, a geom has its own color, or its material's where its own is the default grey.
     """
-    colours = model.geom_rgba[:, :3].copy()
+    colors = model.geom_rgba[:, :3].copy()
     painted = (model.geom_matid >= 0) & (model.geom_rgba == [0.5, 0.5, 0.5, 1]).all(axis=1)
-    colours[painted] = model.mat_rgba[model.geom_matid[painted], :3]
-    return np.concatenate([255 * colours, SKY[None]]).astype(np.float32)
+    colors[painted] = model.mat_rgba[model.geom_matid[painted], :3]
+    return np.concatenate([255 * colors, SKY[None]]).astype(np.float32)
 
 
 class RayCamera:
@@ -112,7 +112,7 @@ class RayCamera:
         self.height, self.width = height, width
         self._model = model
         self._rays = pinhole_rays(float(model.cam_fovy[self._camera]), height, width).reshape(-1, 3)  # (H*W, 3)
-        self._colours = _colours(model)
+        self._colors = _colors(model)
         self._groups = None
         if groups is not None:
             self._groups = np.zeros(6, dtype=np.uint8)
@@ -188,13 +188,13 @@ class RayCamera:
         solid = np.flatnonzero(self._solid[hit])
         # MuJoCo 3.3.0 returns no normals of hits: those of solid bodies are estimated from neighbouring pixels.
         depth = np.where(hit < 0, _FAR, distance)
-        normals = _neighbour_normals(rays, depth, solid, self.height, self.width)
+        normals = _neighbor_normals(rays, depth, solid, self.height, self.width)
         image[solid] = palette[hit[solid]] * _shade(normals)[:, None]
         return image.reshape(self.height, self.width, 3)
 
     def _palette(self, data: mujoco.MjData) -> np.ndarray:
-        """Colour of every geom, 0..255, float32 (ngeom + 1, 3), the sky last; planes are already shaded."""
-        palette = self._colours.copy()
+        """Color of every geom, 0..255, float32 (ngeom + 1, 3), the sky last; planes are already shaded."""
+        palette = self._colors.copy()
         flat = np.flatnonzero(~self._solid[:-1])
         palette[flat] *= _shade(data.geom_xmat[flat].reshape(-1, 3, 3)[:, :, 2])[:, None]
         return palette

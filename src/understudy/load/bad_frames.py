@@ -69,7 +69,7 @@ class Substitutes:
         """
         name, frames = self._order.spec.sources[source].name, self._order.spec.sources[source].frames
         self._add(source, episode, frame, reason)
-        for other, near in zip(*(a.tolist() for a in self._order.neighbours(position, _TRIES))):
+        for other, near in zip(*(a.tolist() for a in self._order.neighbors(position, _TRIES))):
             if (source, other, near) in self._bad:
                 continue
             error = error_of(other, near)

@@ -222,7 +222,7 @@ class Order:
         d, positions, line = self._mix.rest_of_clip(position, most)
         return positions, *self.layouts[d].locate(line)
 
-    def neighbours(self, position: int, most: int) -> tuple[Ints, Ints]:
+    def neighbors(self, position: int, most: int) -> tuple[Ints, Ints]:
         """Selected frames of its source that may substitute the one at `position`: (episode, frame), int64 (k,).
 
         First the later frames of its clip, then the earlier ones, then those of the clips that follow in storage; at

@@ -5,10 +5,10 @@ policy        `Policy`, the base class of all of them
 draws         random numbers of a policy, keyed by position
 losses        per-sample losses
 batch         checks of the batch
-common        layers, normalisation, flow matching and augmentation
+common        layers, normalization, flow matching and augmentation
 flow          the small flow-matching policy
 pi05          pi0.5 and pi0
 inference     `load_policy`: a saved policy that acts on observations
-pretrained    a policy as a folder: weights, config, normalisation
+pretrained    a policy as a folder: weights, config, normalization
 weight_files  tensors in safetensors files, read row by row
 """

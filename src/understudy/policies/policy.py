@@ -41,7 +41,7 @@ class Policy(nn.Module):
     config: Any
     """A `PolicyConfig` with the settings of this type."""
     normalizer: Normalizer
-    """Normalisation of states and actions, and its inverse."""
+    """Normalization of states and actions, and its inverse."""
 
     @property
     def input_keys(self) -> tuple[str, ...]:
@@ -156,7 +156,7 @@ class Policy(nn.Module):
 
     @classmethod
     def load(cls, directory: str | Path) -> Self:
-        """Load a saved policy on the CPU, every weight and normalisation bit-equal.
+        """Load a saved policy on the CPU, every weight and normalization bit-equal.
 
         Raises:
             ValueError: the folder holds no policy of this class, or a damaged one. OSError: it cannot be read.
@@ -175,7 +175,7 @@ def load(directory: str | Path) -> Policy:
     """
     saved = pretrained.load(directory)
     with torch.random.fork_rng(devices=[]):  # building draws fresh weights, which are then replaced
-        policy = policy_type(saved.config.type).build(saved.config, saved.normalisation)
+        policy = policy_type(saved.config.type).build(saved.config, saved.normalization)
     try:
         policy.load_weights(saved.weights)
     except ValueError as error:

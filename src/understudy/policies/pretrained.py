@@ -18,7 +18,7 @@ from torch import Tensor
 from understudy.atomic import recover_folder, replace_folder
 from understudy.policies.registry import policy_type, stored_type
 
-WEIGHTS, CONFIG, NORMALISATION = "model.safetensors", "config.json", "normalisation.json"
+WEIGHTS, CONFIG, NORMALIZATION = "model.safetensors", "config.json", "normalisation.json"
 METADATA = "metadata"
 """Key of config.json with facts about the robots."""
 
@@ -28,7 +28,7 @@ class Saved(NamedTuple):
 
     config: Any
     """A `PolicyConfig` of the stored type."""
-    normalisation: dict[str, Any]
+    normalization: dict[str, Any]
     weights: dict[str, Tensor]
     """As stored, under the names of the release that wrote them."""
     metadata: dict[str, Any]
@@ -38,7 +38,7 @@ class Saved(NamedTuple):
 def save(
     directory: str | Path,
     config: Any,
-    normalisation: Mapping[str, Any],
+    normalization: Mapping[str, Any],
     weights: Mapping[str, Tensor],
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
@@ -52,7 +52,7 @@ def save(
     with replace_folder(target) as fresh:
         content = {**asdict(config), **({METADATA: dict(metadata)} if metadata else {})}
         (fresh / CONFIG).write_text(json.dumps({"type": config.type, **content}, indent=2) + "\n")
-        (fresh / NORMALISATION).write_text(json.dumps(normalisation, indent=2) + "\n")
+        (fresh / NORMALIZATION).write_text(json.dumps(normalization, indent=2) + "\n")
         # safetensors wants plain contiguous CPU tensors; a float32 weight keeps its bits.
         plain = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
         try:
@@ -82,7 +82,7 @@ def check_replaceable(directory: str | Path, kind: str) -> None:
     if not entries:
         return
     for entry in entries:
-        if entry.name not in (CONFIG, NORMALISATION, WEIGHTS) or entry.is_symlink() or not entry.is_file():
+        if entry.name not in (CONFIG, NORMALIZATION, WEIGHTS) or entry.is_symlink() or not entry.is_file():
             raise FileExistsError(f"{directory} holds {entry.name}, which is no file of a policy: {fix}")
     try:
         found = stored_type(_object(target / CONFIG))
@@ -101,7 +101,7 @@ def load(directory: str | Path) -> Saved:
     source = Path(directory)
     if not source.exists() and source.parent.is_dir():
         recover_folder(source)
-    for name in (CONFIG, NORMALISATION, WEIGHTS):
+    for name in (CONFIG, NORMALIZATION, WEIGHTS):
         if not (source / name).is_file():
             raise FileNotFoundError(f"{source} holds no policy: {name} is missing")
     stored = _object(source / CONFIG)
@@ -114,7 +114,7 @@ def load(directory: str | Path) -> Saved:
         weights = load_file(source / WEIGHTS)
     except SafetensorError as error:
         raise ValueError(f"{source / WEIGHTS} cannot be read: {error}") from error
-    return Saved(config, _object(source / NORMALISATION), weights, metadata)
+    return Saved(config, _object(source / NORMALIZATION), weights, metadata)
 
 
 def read_metadata(directory: str | Path) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class PolicyConfig:
     chunk: int = 8
     """Actions predicted at once (T)."""
     compute: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the network's arithmetic; normalisation and loss are always float32."""
+    """Precision of the network's arithmetic; normalization and loss are always float32."""
     future: bool = False
     """Whether the run also trains on the states that follow each action of the chunk (task modes)."""
 
@@ -136,16 +136,16 @@ class PolicyType:
     config: type[Any]
     """Settings and facts of the data, derived from `settings` and `PolicyConfig`."""
     builder: str | Callable[[Any, Mapping[str, Any]], Any]
-    """(config, normalisation) -> policy with fresh float32 weights; as "module:name" it is imported when needed."""
+    """(config, normalization) -> policy with fresh float32 weights; as "module:name" it is imported when needed."""
 
-    def build(self, config: Any, normalisation: Mapping[str, Any]) -> Any:
+    def build(self, config: Any, normalization: Mapping[str, Any]) -> Any:
         """Build the policy (`policies.policy.Policy`) with fresh weights from torch's generator.
 
         Raises:
-            ValueError: the normalisation does not fit the config.
+            ValueError: the normalization does not fit the config.
         """
         make = _imported(self.builder) if isinstance(self.builder, str) else self.builder
-        return make(config, normalisation)
+        return make(config, normalization)
 
     def make_config(self, settings: PolicySettings, **facts: Any) -> Any:
         """Join the settings of a run and the facts of its data."""

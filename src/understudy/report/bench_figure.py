@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from understudy.report.style import BLUE, GREEN, GREY, ORANGE, VIOLET, new_figure
+from understudy.report.style import BLUE, GRAY, GREEN, ORANGE, VIOLET, new_figure
 
-_COLOURS = {
+_COLORS = {
     "understudy": GREEN,
-    "decode limit": GREY,
+    "decode limit": GRAY,
     "bare codec": "#c3cad6",
     "shuffled": "#dde2ea",
     "LeRobot": ORANGE,
@@ -45,10 +45,10 @@ def draw(found: dict[str, Any], path: str) -> None:
                 for part, share in found["work"].items():
                     axes.barh(names[-1:], [values[-1] * share], left=left, color=_WORK[part], height=0.6, label=part)
                     left += values[-1] * share
-                axes.barh(names[:-1], values[:-1], color=[_COLOURS[name] for name in names[:-1]], height=0.6)
+                axes.barh(names[:-1], values[:-1], color=[_COLORS[name] for name in names[:-1]], height=0.6)
                 axes.legend(frameon=False, ncols=4, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12))
             else:
-                axes.barh(names, values, color=[_COLOURS[name] for name in names], height=0.6)
+                axes.barh(names, values, color=[_COLORS[name] for name in names], height=0.6)
             for at, value in enumerate(values):
                 text = f" {value:,.0f}" if value >= 100 else f" {value:.3g}"
                 axes.text(value, at, text, va="center", ha="left")

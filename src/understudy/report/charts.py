@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from understudy.report import html
-from understudy.report.html import COLOURS
+from understudy.report.html import COLORS
 from understudy.report.run.tables import short
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def loss(train: Records, val: Records) -> str:
 
     def draw(chart: "Axes", log: bool) -> None:
         if len(at):
-            chart.plot(at, losses, color=COLOURS[0], alpha=0.22, linewidth=0.7)
-            chart.plot(at, smoothed(losses), color=COLOURS[0], linewidth=1.8, label="training")
+            chart.plot(at, losses, color=COLORS[0], alpha=0.22, linewidth=0.7)
+            chart.plot(at, smoothed(losses), color=COLORS[0], linewidth=1.8, label="training")
         if len(val_at):
             style: dict[str, Any] = {
                 "marker": "o",
@@ -42,7 +42,7 @@ def loss(train: Records, val: Records) -> str:
             low = np.minimum(errors, val_losses * 0.999) if log else errors  # a logarithm has no zero
             bars = np.stack([low, errors])
             label = "validation, ± 2 standard errors" if errors.any() else "validation"
-            chart.errorbar(val_at, val_losses, bars, color=COLOURS[1], label=label, **style)
+            chart.errorbar(val_at, val_losses, bars, color=COLORS[1], label=label, **style)
         if log:
             html.log_scale(chart)
         else:
@@ -61,16 +61,16 @@ def loss(train: Records, val: Records) -> str:
     return html.views("loss", [("linear", linear), ("logarithmic", log)])
 
 
-def series(records: Records, key: str, colour: int, *, log: bool = False, smooth: bool = False) -> str:
+def series(records: Records, key: str, color: int, *, log: bool = False, smooth: bool = False) -> str:
     """Draw one quantity over the steps."""
     steps, values = _series(records, key)
 
     def draw(chart: "Axes") -> None:
         if len(steps):
             faint: dict[str, Any] = {"alpha": 0.25, "linewidth": 0.7} if smooth else {"linewidth": 1.6}
-            chart.plot(steps, values, color=COLOURS[colour], **faint)
+            chart.plot(steps, values, color=COLORS[color], **faint)
             if smooth:
-                chart.plot(steps, smoothed(values), color=COLOURS[colour], linewidth=1.8)
+                chart.plot(steps, smoothed(values), color=COLORS[color], linewidth=1.8)
             if log and np.all(values > 0):
                 html.log_scale(chart)
             else:
@@ -106,10 +106,10 @@ def success(rollouts: Records) -> str:
     def draw(chart: "Axes") -> None:
         for number, task in enumerate(tasks if 1 < len(tasks) <= 10 else []):
             rates = [{"step": r["step"], **r["tasks"][task]} for r in records if task in r["tasks"]]
-            chart.plot(*_series(rates, "rate"), linewidth=1, alpha=0.5, color=COLOURS[(number + 2) % len(COLOURS)])
+            chart.plot(*_series(rates, "rate"), linewidth=1, alpha=0.5, color=COLORS[(number + 2) % len(COLORS)])
         rate, low, high = (np.array([record["success"][key] for record in records]) for key in ("rate", "low", "high"))
         bars = np.clip([rate - low, high - rate], 0, None)  # at rates 0 and 1 rounding makes one of them negative
-        chart.errorbar(steps, rate, bars, color=COLOURS[1], marker="o", markersize=4, linewidth=1.6, capsize=3)
+        chart.errorbar(steps, rate, bars, color=COLORS[1], marker="o", markersize=4, linewidth=1.6, capsize=3)
         chart.set_ylim(-0.03, 1.03)
         chart.set_xlabel("step")
 
@@ -125,9 +125,9 @@ def per_flow_time(val: Records) -> str:
             if bins:
                 edges = [bins[0]["from"], *(bin["to"] for bin in bins)]
                 last = record is val[-1]
-                label, colour = f"step {record['step']:,}", COLOURS[1] if last else COLOURS[0]
+                label, color = f"step {record['step']:,}", COLORS[1] if last else COLORS[0]
                 losses = [bin["loss"] for bin in bins]
-                chart.step(edges, [losses[0], *losses], where="pre", color=colour, linewidth=1.8, label=label)
+                chart.step(edges, [losses[0], *losses], where="pre", color=color, linewidth=1.8, label=label)
         chart.set_ylim(0, 1.08 * chart.get_ylim()[1])
         chart.set_xlabel("flow time")
         chart.legend(fontsize=9)
@@ -140,9 +140,9 @@ def chunk(actions: np.ndarray, padded: np.ndarray) -> str:
     figure, chart = html.axes(2.3, 1.25, size=8)
     frames = np.arange(len(actions))
     for dimension in range(actions.shape[1]):
-        colour = COLOURS[dimension % len(COLOURS)]
-        chart.plot(frames, actions[:, dimension], color=colour, alpha=0.25, linewidth=1.2)
-        chart.plot(frames, np.where(padded, np.nan, actions[:, dimension]), color=colour, linewidth=1.6)
+        color = COLORS[dimension % len(COLORS)]
+        chart.plot(frames, actions[:, dimension], color=color, alpha=0.25, linewidth=1.2)
+        chart.plot(frames, np.where(padded, np.nan, actions[:, dimension]), color=color, linewidth=1.6)
     return html.svg(figure, "action chunk, one line per dimension")
 
 

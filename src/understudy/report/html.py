@@ -1,6 +1,6 @@
 """Self-contained HTML pages, which open offline, follow the reader's light or dark setting and can be printed.
 
-Images are data URIs. Charts are inline SVG whose text and axes have the page's colour. A wide chart is drawn a second
+Images are data URIs. Charts are inline SVG whose text and axes have the page's color. A wide chart is drawn a second
 time for narrow screens, where its text would otherwise be too small. Pages contain no script.
 """
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Readable on white and on near-black (colours of Okabe & Ito, slightly lighter or darker).
-COLOURS = ("#2f7fd8", "#e0762b", "#2aa36f", "#c0569f", "#b08a00", "#56a8d8", "#d04a4a", "#8a7fd0")
+# Readable on white and on near-black (colors of Okabe & Ito, slightly lighter or darker).
+COLORS = ("#2f7fd8", "#e0762b", "#2aa36f", "#c0569f", "#b08a00", "#56a8d8", "#d04a4a", "#8a7fd0")
 
-_INK = "#010203"  # matplotlib's drawing colour, which the page replaces by its text colour
+_INK = "#010203"  # matplotlib's drawing color, which the page replaces by its text color
 _salt = itertools.count()
 _MARK = '<meta name="generator" content="understudy">'
 
@@ -271,7 +271,7 @@ def axes(width: float, height: float, size: float = 9) -> "tuple[Figure, Axes]":
         chart.tick_params(which="both", colors=_INK, length=3, width=0.6, labelsize=size)
         chart.grid(True, color=_INK, alpha=0.12, linewidth=0.6)
         chart.set_axisbelow(True)
-        chart.set_prop_cycle(color=list(COLOURS))
+        chart.set_prop_cycle(color=list(COLORS))
         for label in (chart.xaxis.label, chart.yaxis.label):
             label.set_color(_INK)
     return figure, chart
@@ -287,7 +287,7 @@ def log_scale(chart: "Axes") -> None:
 
 
 def svg(figure: "Figure", alt: str) -> str:
-    """Convert a figure to inline SVG: transparent, in the page's text colour, without shared identifiers."""
+    """Convert a figure to inline SVG: transparent, in the page's text color, without shared identifiers."""
     with optional_imports():
         import matplotlib
 

@@ -13,19 +13,19 @@ POINTS = 300
 BINS = 24
 
 
-def curves(name: str, lines: Sequence[np.ndarray], colours: Sequence[str]) -> str:
+def curves(name: str, lines: Sequence[np.ndarray], colors: Sequence[str]) -> str:
     """Render lines over the same time on one scale, from the least to the greatest of all values.
 
     Args:
         name: Title of the cell.
         lines: float (T,) each; values that are not finite leave gaps.
-        colours: One per line.
+        colors: One per line.
     """
     finite = np.concatenate([line[np.isfinite(line)] for line in lines])
     if not finite.size:
         return _cell(name, "no finite value", "")
     low, high = float(finite.min()), float(finite.max())
-    drawn = "".join(_path(line, low, high, colour) for line, colour in zip(lines, colours))
+    drawn = "".join(_path(line, low, high, color) for line, color in zip(lines, colors))
     return _cell(name, f"{low:.3g} to {high:.3g}" if high > low else f"always {low:.3g}", drawn)
 
 
@@ -53,7 +53,7 @@ def _cell(name: str, caption: str, drawn: str) -> str:
     return f'<div class="dim"><b>{escape(name)}</b><span>{escape(caption)}</span>{image}</div>'
 
 
-def _path(line: np.ndarray, low: float, high: float, colour: str) -> str:
+def _path(line: np.ndarray, low: float, high: float, color: str) -> str:
     times, values = _thinned(line)
     x = 100 * times / max(1, len(line) - 1)
     y = 38 - 36 * ((values / 2 - low / 2) / (high / 2 - low / 2)) if high > low else np.full(len(values), 20.0)
@@ -64,7 +64,7 @@ def _path(line: np.ndarray, low: float, high: float, colour: str) -> str:
             continue
         commands.append(f"{pen}{at:.1f} {height:.1f}")
         pen = "L"
-    style = f'fill="none" stroke="{colour}" stroke-width="1.4" vector-effect="non-scaling-stroke"'
+    style = f'fill="none" stroke="{color}" stroke-width="1.4" vector-effect="non-scaling-stroke"'
     return f'<path {style} d="{"".join(commands)}"/>'
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GREEN = "#0b6e4f"  # ours
-GREY = "#8d99ae"  # the reference
+GRAY = "#8d99ae"  # the reference
 ORANGE = "#d98a29"
 BLUE = "#3a6ea5"
 VIOLET = "#7b5ea7"

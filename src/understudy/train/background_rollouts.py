@@ -230,7 +230,7 @@ class BackgroundRollouts:
         """Log the result of `step`, then remove its weights."""
         path = _result(self._run, step)
         try:
-            line = {"kind": KIND, "step": step, "at": at, **summarise(json.loads(path.read_text(encoding="utf-8")))}
+            line = {"kind": KIND, "step": step, "at": at, **summarize(json.loads(path.read_text(encoding="utf-8")))}
         except (OSError, ValueError, KeyError, TypeError) as error:
             path.unlink(missing_ok=True)  # its weights, if they still exist, are evaluated again
             self._report_failure(step, f"{path.name} is not a result", [str(error)])
@@ -243,7 +243,7 @@ class BackgroundRollouts:
         logger.info("rollout: step %s: success %s/%s (%s)", step, rate["successes"], rate["episodes"], interval)
 
 
-def summarise(result: Mapping[str, Any]) -> dict[str, Any]:
+def summarize(result: Mapping[str, Any]) -> dict[str, Any]:
     """Summarise a result for metrics.jsonl.
 
     Returns:

@@ -21,7 +21,7 @@ from understudy.errors import ConfigError
 from understudy.order import Order
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train.checkpoint.export import read_initial_policy
-from understudy.train.data.data import RunData, compute_normalisation, dataset_fingerprint, file_digests
+from understudy.train.data.data import RunData, compute_normalization, dataset_fingerprint, file_digests
 from understudy.train.data.loading import make_order
 
 logger = logging.getLogger(__name__)
@@ -32,14 +32,14 @@ def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, 
 
     Raises:
         ConfigError: there is no such initial policy, or one batch does not fit the memory.
-        DatasetError: values cannot be normalised.
+        DatasetError: values cannot be normalized.
     """
     network = data.policy_config(config)
     initial = read_initial_policy(config.init_from, network) if config.init_from else None
     cache = Path(RemoteOptions(cache=config.data.cache).folder)
-    computed = compute_normalisation(data, config.data.normalise, cache)
+    computed = compute_normalization(data, config.data.normalize, cache)
     if initial is not None:
-        _check_same_meaning(config.init_from, initial.normalisation, computed)
+        _check_same_meaning(config.init_from, initial.normalization, computed)
     order, notes = make_order(config, data, mesh)
     for line in notes:
         logger.warning("order: %s", line)
@@ -47,7 +47,7 @@ def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, 
         "order": json.loads(order.to_json()),
         "dataset": dataset_fingerprint(data),
         "files": file_digests(data, cache),
-        "normalisation": initial.normalisation if initial else computed,
+        "normalisation": initial.normalization if initial else computed,
         "policy": asdict(network),
         "metadata": data.metadata(),
         "init": initial.digest if initial else None,

@@ -186,21 +186,21 @@ def _check_memory(policy: Policy, mesh: Mesh) -> None:
         )
 
 
-def build_on_meta(config: TrainConfig, network: Any, normalisation: Mapping[str, Any]) -> Policy:
+def build_on_meta(config: TrainConfig, network: Any, normalization: Mapping[str, Any]) -> Policy:
     """Build a policy whose large parameters are on the meta device; the global generator does not change.
 
     Raises:
         ConfigError: the policy cannot be built, or trained in the modes of the run.
     """
     with torch.random.fork_rng(devices=[]), OnMeta():
-        return _build(config, network, normalisation)
+        return _build(config, network, normalization)
 
 
-def _build(config: TrainConfig, network: Any, normalisation: Mapping[str, Any]) -> Policy:
+def _build(config: TrainConfig, network: Any, normalization: Mapping[str, Any]) -> Policy:
     torch.manual_seed(make_key(config.seed, "first weights"))
     try:
-        policy: Policy = policy_type(network.type).build(network, normalisation)
-    except ValueError as error:  # a normalisation that cannot be inverted, for example
+        policy: Policy = policy_type(network.type).build(network, normalization)
+    except ValueError as error:  # a normalization that cannot be inverted, for example
         raise ConfigError(f"no policy can be made for this data: {error}") from error
     if lacking := [mode for mode, share in config.mode_weights().items() if share and mode not in policy.modes]:
         raise ConfigError(f"mode: {lacking[0]}: this policy can be trained in {', '.join(policy.modes)}")
@@ -210,7 +210,7 @@ def _build(config: TrainConfig, network: Any, normalisation: Mapping[str, Any]) 
 def init_train_state(
     config: TrainConfig,
     data: RunData,
-    normalisation: Mapping[str, Any],
+    normalization: Mapping[str, Any],
     mesh: Mesh,
     weights: Mapping[str, Tensor] | None = None,
     resumed: bool = False,
@@ -220,7 +220,7 @@ def init_train_state(
     Args:
         config: settings of the run.
         data: its sources.
-        normalisation: of the policy.
+        normalization: of the policy.
         mesh: the processes.
         weights: state dict to start from, float32; None: fresh weights.
         resumed: whether a checkpoint is loaded next, so that no first weights are needed.
@@ -230,7 +230,7 @@ def init_train_state(
     """
     network = data.policy_config(config)
     try:
-        policy: Policy | None = build_on_meta(config, network, normalisation)
+        policy: Policy | None = build_on_meta(config, network, normalization)
     except RuntimeError:  # its constructor computes with values
         policy = None
     if policy is not None:
@@ -243,7 +243,7 @@ def init_train_state(
             raise ConfigError(f"policy.weights: {error}") from error
         return assemble(config, policy, mesh, heads, read)
     with torch.random.fork_rng(devices=[]):
-        policy = _build(config, network, normalisation)
+        policy = _build(config, network, normalization)
     if weights is not None:
         policy.load_weights(weights)
     return assemble(config, policy, mesh, heads)

@@ -92,7 +92,7 @@ def test_array_images_an_array_column_is_a_camera(version: str, first: bool, nes
         ("int64", (3, 8, 9), False),
     ],
 )
-def test_array_images_recognises_cameras(dtype: str, shape: tuple[int, ...], camera: bool) -> None:
+def test_array_images_recognizes_cameras(dtype: str, shape: tuple[int, ...], camera: bool) -> None:
     names = ["channels", "height", "width"]  # which are often wrong: the axis of three decides
     for feature in (Feature("a", dtype, shape), Feature("a", dtype, shape, names)):
         assert feature.is_camera == camera

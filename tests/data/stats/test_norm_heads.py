@@ -1,4 +1,4 @@
-"""Normalisation of a run: exact for one dataset, pooled per head, from training frames only."""
+"""Normalization of a run: exact for one dataset, pooled per head, from training frames only."""
 
 import json
 import tracemalloc
@@ -18,7 +18,7 @@ from support.datasets import Spec, Truth, write_dataset
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.stats import dataset_summaries, summary
 from understudy.data.stats.dataset_summaries import count_pairs
-from understudy.data.stats.norm_heads import Member, compute_normalisation, compute_statistics, head_name
+from understudy.data.stats.norm_heads import Member, compute_normalization, compute_statistics, head_name
 from understudy.data.stats.normalization import Mode, Statistics
 from understudy.errors import DatasetError
 
@@ -81,7 +81,7 @@ def test_norm_heads_one_dataset_has_the_figures_of_all_its_rows_bit_for_bit(
 ) -> None:
     truth = recording(tmp_path / "d", version=version)
     data = opened(tmp_path / "d", episodes=[0, 2, 3])
-    made = compute_normalisation([Member(data, "arm::joint")], mode, 4)
+    made = compute_normalization([Member(data, "arm::joint")], mode, 4)
     assert json.loads(json.dumps(made)) == made
     assert made["heads"] == ["arm::joint"]
     assert made["dims"] == {ACTION: [2], STATE: [3]}
@@ -96,21 +96,21 @@ def test_norm_heads_one_dataset_has_the_figures_of_all_its_rows_bit_for_bit(
 def test_norm_heads_no_image_is_opened(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(images=("observation.images.png",)))
     data = EpisodeDataset(tmp_path / "d")
-    before = compute_normalisation([Member(data, "a")], "quantile", 4)
+    before = compute_normalization([Member(data, "a")], "quantile", 4)
     for video in (tmp_path / "d/videos").rglob("*.mp4"):
         video.write_bytes(b"no video")
     for path in (tmp_path / "d/data").glob("chunk-*/*.parquet"):
         table, png = pq.read_table(path), "observation.images.png"
         broken = pa.array([{"bytes": b"no picture", "path": ""}] * len(table), table[png].type)
         pq.write_table(table.set_column(table.schema.get_field_index(png), png, broken), path)
-    assert compute_normalisation([Member(EpisodeDataset(tmp_path / "d"), "a")], "quantile", 4) == before
+    assert compute_normalization([Member(EpisodeDataset(tmp_path / "d"), "a")], "quantile", 4) == before
 
 
 @pytest.mark.parametrize("delta", [(), (0, 1)])
 def test_norm_heads_validation_values_have_no_say(tmp_path: Path, delta: tuple[int, ...]) -> None:
     def made() -> dict[str, Any]:
         data, held = opened(tmp_path / "d", episodes=[0, 1, 3]), opened(tmp_path / "d", episodes=[2])
-        return {mode: compute_normalisation([Member(data, "a", delta)], mode, 4, None, [held]) for mode in MODES}
+        return {mode: compute_normalization([Member(data, "a", delta)], mode, 4, None, [held]) for mode in MODES}
 
     recording(tmp_path / "d")
     before = made()
@@ -138,10 +138,10 @@ def test_norm_heads_a_head_pools_its_sources_and_their_sequence_changes_no_bit(
     root, truths = three
     heads = {"a": "one::joint", "b": "one::joint", "c": "other::joint"}
     members = [Member(opened(root / name), head, delta) for name, head in heads.items()]
-    made = compute_normalisation(members, mode, 4)
+    made = compute_normalization(members, mode, 4)
     assert made["heads"] == ["one::joint", "other::joint"]
     for several in permutations(members):
-        assert compute_normalisation(several, mode, 4) == made
+        assert compute_normalization(several, mode, 4) == made
     for head, sources in enumerate(((0, 1), (2,))):
         for key in (ACTION, STATE):
             rows = np.concatenate([rows_of(truths[s], key, members[s].data.segments) for s in sources])
@@ -165,12 +165,12 @@ def test_norm_heads_narrow_heads_are_padded_with_what_gives_zero(tmp_path: Path)
     recording(tmp_path / "narrow")
     recording(tmp_path / "wide", action_dim=5, state_dim=4)
     members = [Member(opened(tmp_path / name), name, delta) for name, delta in (("wide", (0, 3)), ("narrow", ()))]
-    made = compute_normalisation(members, "mean_std", 4)
+    made = compute_normalization(members, "mean_std", 4)
     assert made["heads"] == ["narrow", "wide"]
     assert made["dims"] == {ACTION: [2, 5], STATE: [3, 4]}
     assert made["delta"] == [[False] * 5, [True, False, False, True, False]]
     for key, width in ((ACTION, 2), (STATE, 3)):
-        alone = compute_normalisation(members[1:], "mean_std", 4)
+        alone = compute_normalization(members[1:], "mean_std", 4)
         for name in ("offset", "spread"):
             assert made[key][name][0][:width] == alone[key][name][0]
             assert not any(made[key][name][0][width:])
@@ -185,13 +185,13 @@ def test_norm_heads_a_dataset_without_state_stands_beside_one_with(tmp_path: Pat
     del content["features"][STATE]
     info.write_text(json.dumps(content))
     bare = Member(opened(tmp_path / "without", keys=[ACTION]), "bare")
-    assert STATE not in compute_normalisation([bare], "mean_std", 4)
-    assert compute_normalisation([bare], "mean_std", 4)["dims"] == {ACTION: [2]}
-    both = compute_normalisation([Member(opened(tmp_path / "with"), "full"), bare], "mean_std", 4)
+    assert STATE not in compute_normalization([bare], "mean_std", 4)
+    assert compute_normalization([bare], "mean_std", 4)["dims"] == {ACTION: [2]}
+    both = compute_normalization([Member(opened(tmp_path / "with"), "full"), bare], "mean_std", 4)
     assert both["dims"][STATE] == [0, 3]
     assert both[STATE]["spread"][0] == [0, 0, 0]
     with pytest.raises(DatasetError, match=r"'with' has 3 and 'without' has no dimensions of 'observation\.state'"):
-        compute_normalisation([Member(opened(tmp_path / "with"), "bare"), bare], "mean_std", 4)
+        compute_normalization([Member(opened(tmp_path / "with"), "bare"), bare], "mean_std", 4)
 
 
 # -- actions as differences to the state
@@ -229,8 +229,8 @@ def test_norm_heads_differences_are_those_of_the_windows(tmp_path: Path, choice:
     expected = differences(data)
     assert count_pairs(data, chunk) == len(expected)
     for mode in MODES:
-        made = compute_normalisation([Member(data, "a", (1,))], mode, chunk)
-        plain = compute_normalisation([Member(data, "a")], mode, chunk)
+        made = compute_normalization([Member(data, "a", (1,))], mode, chunk)
+        plain = compute_normalization([Member(data, "a")], mode, chunk)
         offset, spread = by_hand(expected, mode)
         absolute = by_hand(rows_of(truth, ACTION, data.segments), mode)
         assert made["delta"] == [[False, True]]
@@ -293,11 +293,11 @@ def test_norm_heads_a_value_that_is_not_finite_is_named(tmp_path: Path, where: s
     held = opened(tmp_path / "d", episodes=[3])
     data = opened(tmp_path / "d", episodes=[0, 1] if where == "validation" else [0, 3], **drop)
     with pytest.raises(DatasetError, match=r"d, episode 3: action\[1\] is inf \(1 such values\).*exclude_episodes"):
-        compute_normalisation([Member(data, "a", delta)], "mean_std", 4, None, [held] if where == "validation" else [])
+        compute_normalization([Member(data, "a", delta)], "mean_std", 4, None, [held] if where == "validation" else [])
     if where == "validation":
-        compute_normalisation([Member(data, "a", delta)], "mean_std", 4)
+        compute_normalization([Member(data, "a", delta)], "mean_std", 4)
     if where == "behind the segment":  # a target of a window that reaches there; of a shorter one it is none
-        compute_normalisation([Member(opened(tmp_path / "d", 2, episodes=[0, 3], **drop), "a", delta)], "mean_std", 2)
+        compute_normalization([Member(opened(tmp_path / "d", 2, episodes=[0, 3], **drop), "a", delta)], "mean_std", 2)
 
 
 @pytest.mark.filterwarnings("ignore:.*not finite")
@@ -314,11 +314,11 @@ def test_norm_heads_a_future_state_must_be_finite_where_windows_see_it(tmp_path:
         member = Member(EpisodeDataset(tmp_path / "d", windows, **drop), "x")  # type: ignore[arg-type]
         if seen:
             with pytest.raises(DatasetError, match=r"episode 0: observation\.state\[0\] is nan"):
-                compute_normalisation([member], "mean_std", 2)
+                compute_normalization([member], "mean_std", 2)
         else:
-            compute_normalisation([member], "mean_std", 2)
+            compute_normalization([member], "mean_std", 2)
         drop.pop("keys")
-        compute_normalisation([Member(opened(tmp_path / "d", 2, **drop), "x")], "mean_std", 2)  # no window of the state
+        compute_normalization([Member(opened(tmp_path / "d", 2, **drop), "x")], "mean_std", 2)  # no window of the state
 
 
 def test_norm_heads_what_does_not_go_together_is_refused_with_both_names(tmp_path: Path) -> None:
@@ -326,23 +326,23 @@ def test_norm_heads_what_does_not_go_together_is_refused_with_both_names(tmp_pat
     recording(tmp_path / "three", action_dim=3)
     two, three = opened(tmp_path / "two"), opened(tmp_path / "three")
     with pytest.raises(DatasetError, match="head 'x': 'two' has 2 and 'three' has 3 dimensions of 'action'"):
-        compute_normalisation([Member(two, "x"), Member(three, "x")], "mean_std", 4)
+        compute_normalization([Member(two, "x"), Member(three, "x")], "mean_std", 4)
     with pytest.raises(DatasetError, match=r"head 'x': 'two' has \[\] and 'two' has \[0\] as differences"):
-        compute_normalisation([Member(two, "x"), Member(two, "x", (0,))], "mean_std", 4)
-    compute_normalisation([Member(two, "x"), Member(two, "y", (0,)), Member(three, "z")], "mean_std", 4)
+        compute_normalization([Member(two, "x"), Member(two, "x", (0,))], "mean_std", 4)
+    compute_normalization([Member(two, "x"), Member(two, "y", (0,)), Member(three, "z")], "mean_std", 4)
     with pytest.raises(DatasetError, match="two: delta names dimension 2, 'action' has 2"):
-        compute_normalisation([Member(two, "x", (0, 2))], "mean_std", 4)
+        compute_normalization([Member(two, "x", (0, 2))], "mean_std", 4)
     with pytest.raises(DatasetError, match="two: delta names dimension -1"):
-        compute_normalisation([Member(two, "x", (-1,))], "mean_std", 4)
+        compute_normalization([Member(two, "x", (-1,))], "mean_std", 4)
     recording(tmp_path / "long", action_dim=4)
     with pytest.raises(DatasetError, match=r"long: delta names dimension 3, 'observation\.state' has 3"):
-        compute_normalisation([Member(opened(tmp_path / "long"), "x", (3,))], "mean_std", 4)
+        compute_normalization([Member(opened(tmp_path / "long"), "x", (3,))], "mean_std", 4)
     with pytest.raises(ValueError, match="minmax"):
-        compute_normalisation([Member(two, "x")], "minmax", 4)  # type: ignore[arg-type]
+        compute_normalization([Member(two, "x")], "minmax", 4)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no source"):
-        compute_normalisation([], "mean_std", 4)
+        compute_normalization([], "mean_std", 4)
     with pytest.raises(ValueError, match="chunk"):
-        compute_normalisation([Member(two, "x")], "mean_std", 0)
+        compute_normalization([Member(two, "x")], "mean_std", 0)
 
 
 def test_norm_heads_values_beyond_float32_are_refused(tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_norm_heads_values_beyond_float32_are_refused(tmp_path: Path) -> None:
     column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 2)
     pq.write_table(table.set_column(table.schema.get_field_index(ACTION), ACTION, column), path)
     with pytest.raises(DatasetError, match=r"episode 2, frame 2: action\[1\] is 1e\+100"):
-        compute_normalisation([Member(opened(tmp_path / "d"), "x")], "mean_std", 4)
+        compute_normalization([Member(opened(tmp_path / "d"), "x")], "mean_std", 4)
 
 
 # -- statistics that others computed
@@ -374,24 +374,24 @@ def test_norm_heads_recorded_statistics_stand_for_reading(tmp_path: Path) -> Non
     data, recorded = opened(tmp_path / "d"), {ACTION: figures(1.0, 2), STATE: figures(2.0, 3)}
     for path in (tmp_path / "d/data").rglob("*.parquet"):
         path.unlink()
-    alone = compute_normalisation([Member(data, "x", (0,), recorded)], "quantile", 4)
+    alone = compute_normalization([Member(data, "x", (0,), recorded)], "quantile", 4)
     assert (alone[ACTION]["offset"], alone[ACTION]["spread"]) == ([[1.0, 1.0]], [[4.0, 4.0]])
-    assert compute_normalisation([Member(data, "x", (0,), recorded)] * 2, "quantile", 4) == alone
+    assert compute_normalization([Member(data, "x", (0,), recorded)] * 2, "quantile", 4) == alone
     other = {ACTION: figures(3.0, 2, 30), STATE: figures(2.0, 3)}
     pool = [Member(data, "x", (), recorded), Member(data, "x", (), other)]
-    made = compute_normalisation(pool, "mean_std", 4)
+    made = compute_normalization(pool, "mean_std", 4)
     assert made[ACTION]["offset"] == [[2.5, 2.5]]
     np.testing.assert_allclose(made[ACTION]["spread"], np.sqrt(4 + (0.25 * 1.5**2 + 0.75 * 0.5**2)), rtol=1e-6)
-    assert compute_normalisation(pool, "min_max", 4)[ACTION]["offset"] == [[2.0, 2.0]]
+    assert compute_normalization(pool, "min_max", 4)[ACTION]["offset"] == [[2.0, 2.0]]
     with pytest.raises(DatasetError, match=r"head 'x': action\[0\] has no figures for 'quantile'.*the same file"):
-        compute_normalisation(pool, "quantile", 4)
+        compute_normalization(pool, "quantile", 4)
     unknown = {ACTION: figures(3.0, 2, 0), STATE: figures(2.0, 3, 0)}
     with pytest.raises(DatasetError, match="has no figures for 'mean_std'"):
-        compute_normalisation([*pool, Member(data, "x", (), unknown)], "mean_std", 4)
+        compute_normalization([*pool, Member(data, "x", (), unknown)], "mean_std", 4)
     with pytest.raises(DatasetError, match="d: the recorded statistics have 3 dimensions of 'action', the dataset 2"):
-        compute_normalisation([Member(data, "x", (), {ACTION: figures(1.0, 3), STATE: figures(2.0, 3)})], "mean_std", 4)
+        compute_normalization([Member(data, "x", (), {ACTION: figures(1.0, 3), STATE: figures(2.0, 3)})], "mean_std", 4)
     with pytest.raises(DatasetError, match=r"the recorded statistics have no dimensions of 'observation\.state'"):
-        compute_normalisation([Member(data, "x", (), {ACTION: figures(1.0, 2)})], "mean_std", 4)
+        compute_normalization([Member(data, "x", (), {ACTION: figures(1.0, 2)})], "mean_std", 4)
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -439,7 +439,7 @@ def test_norm_heads_memory_does_not_grow_with_the_rows(tmp_path: Path, monkeypat
         recording(tmp_path / f"{files}", lengths=(400,) * files, per_data_file=1, action_dim=8, state_dim=8)
         data = opened(tmp_path / f"{files}")
         tracemalloc.start()
-        compute_normalisation([Member(data, "x", tuple(range(8)))], "quantile", 4)
+        compute_normalization([Member(data, "x", tuple(range(8)))], "quantile", 4)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 2 * peaks[0]
@@ -448,7 +448,7 @@ def test_norm_heads_memory_does_not_grow_with_the_rows(tmp_path: Path, monkeypat
 def test_norm_heads_it_is_silent_without_a_terminal(
     three: tuple[Path, list[Truth]], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    compute_normalisation([Member(opened(three[0] / "a"), "x")], "mean_std", 4)
+    compute_normalization([Member(opened(three[0] / "a"), "x")], "mean_std", 4)
     assert capfd.readouterr() == ("", "")
 
 
@@ -461,7 +461,7 @@ def test_norm_heads_real_recordings(real_data: Path) -> None:
         columns = [data.row_batch(np.full(b - a, e), np.arange(a, b))[ACTION] for e, a, b in data.segments.tolist()]
         rows.append(np.concatenate(columns).astype(np.float64))
     for data, values in zip(plain, rows):
-        made = compute_normalisation([Member(data, "g1::joint")], "quantile", 16)
+        made = compute_normalization([Member(data, "g1::joint")], "quantile", 16)
         offset, spread = by_hand(values, "quantile")
         rare = np.quantile(values, 0.01, axis=0) == np.quantile(values, 0.99, axis=0)
         np.testing.assert_array_equal(np.array(made[ACTION]["offset"][0], np.float32)[~rare], offset[~rare])

@@ -1,4 +1,4 @@
-"""Normalisation: every mode survives odd columns."""
+"""Normalization: every mode survives odd columns."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Outliers: values too far from all others to normalise."""
+"""Outliers: values too far from all others to normalize."""
 
 import numpy as np
 import pytest

@@ -9,7 +9,7 @@ import pytest
 
 from support.datasets import Spec, edit_json, write_dataset
 from understudy.data.dataset import EpisodeDataset
-from understudy.data.stats.norm_heads import Member, compute_normalisation, compute_statistics
+from understudy.data.stats.norm_heads import Member, compute_normalization, compute_statistics
 from understudy.data.stats.normalization import Mode, Statistics, offset_and_spread
 from understudy.data.stats.stats_files import read_stats_file, to_openpi
 from understudy.errors import DatasetError
@@ -53,13 +53,13 @@ def test_external_openpi_is_read_with_its_padding_cut(
             assert getattr(got, name).tolist() == values
         assert np.isnan([got.min, got.max]).all()
         assert got.count == 0
-        made = compute_normalisation([Member(data, "x", (0, 1), read_stats_file(path, mode, data))], mode, 4)
+        made = compute_normalization([Member(data, "x", (0, 1), read_stats_file(path, mode, data))], mode, 4)
         expected = [[1.0, 2.0], [0.5, 4.0]] if mode == "mean_std" else [[1.0, 1.0], [1.0, 8.0]]
         assert [made[ACTION]["offset"][0], made[ACTION]["spread"][0]] == expected
     with pytest.raises(DatasetError) as caught:
         read_stats_file(path, "min_max", data)
     assert str(caught.value) == (
-        f"{path}: 'actions' has no 'min', which normalise='min_max' needs "
+        f"{path}: 'actions' has no 'min', which normalize='min_max' needs "
         "(it suffices for 'mean_std' and 'quantile'; or compute them)"
     )
 
@@ -98,8 +98,8 @@ def test_external_a_rare_event_in_openpi_is_not_lost(data: EpisodeDataset, tmp_p
     rare = {"mean": [0.005, 0], "std": [0.07, 1], "q01": [0, -2], "q99": [0, 2]}
     path = saved(tmp_path, norm_stats(rare))
     with pytest.raises(DatasetError, match=r"action\[0\] has no figures for 'quantile'"):
-        compute_normalisation([Member(data, "x", (), read_stats_file(path, "quantile", data))], "quantile", 4)
-    compute_normalisation([Member(data, "x", (), read_stats_file(path, "mean_std", data))], "mean_std", 4)
+        compute_normalization([Member(data, "x", (), read_stats_file(path, "quantile", data))], "quantile", 4)
+    compute_normalization([Member(data, "x", (), read_stats_file(path, "mean_std", data))], "mean_std", 4)
 
 
 def test_external_to_openpi_round_trips_bit_for_bit(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_external_to_openpi_round_trips_bit_for_bit(tmp_path: Path) -> None:
         for key in (ACTION, STATE):
             for name in ("mean", "std", "q01", "q99"):
                 assert getattr(read[key], name).tolist() == getattr(computed[key], name).tolist()
-        made = [compute_normalisation([Member(data, "x", (1,), r)], mode, 2) for r in (read, None)]
+        made = [compute_normalization([Member(data, "x", (1,), r)], mode, 2) for r in (read, None)]
         np.testing.assert_allclose(made[0][ACTION]["spread"], made[1][ACTION]["spread"], rtol=1e-6)
         np.testing.assert_allclose(made[0][STATE]["offset"], made[1][STATE]["offset"], rtol=1e-6)
 
@@ -170,7 +170,7 @@ def test_external_quantiles_that_lerobot_wrote_are_taken(tmp_path: Path) -> None
 
     edit_json(tmp_path / "d/meta/stats.json", with_quantiles)
     data = EpisodeDataset(tmp_path / "d", keys=[ACTION, STATE])
-    made = compute_normalisation([Member(data, "x", (), read_stats_file("recorded", "quantile", data))], "quantile", 4)
+    made = compute_normalization([Member(data, "x", (), read_stats_file("recorded", "quantile", data))], "quantile", 4)
     assert made[STATE]["offset"][0][1] == 1010.0  # a rare event far from zero: its range is known, and taken
     assert made[STATE]["spread"][0][1] == 20.0
     assert (made[ACTION]["offset"], made[ACTION]["spread"]) == ([[0.5, 0.5]], [[2.0, 2.0]])

@@ -16,7 +16,7 @@ from understudy.atomic import DRAFT_SUFFIX
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.stats import norm_heads, summary, summary_cache
-from understudy.data.stats.norm_heads import Member, compute_normalisation
+from understudy.data.stats.norm_heads import Member, compute_normalization
 from understudy.storage.remote_options import RemoteOptions
 from understudy.storage.retry import RetryPolicy
 
@@ -35,20 +35,20 @@ def made(
     chunk, delta, names = choice.get("chunk", 4), choice.get("delta", (0,)), choice.get("names")
     windows = {ACTION: [i / 10 for i in range(chunk)]}
     data = EpisodeDataset(root, windows, episodes, keys=[ACTION, STATE], names=names, **choice.get("select", {}))
-    return compute_normalisation([Member(data, "x", delta)], "quantile", chunk, cache)
+    return compute_normalization([Member(data, "x", delta)], "quantile", chunk, cache)
 
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the datasets that were read, in turn."""
     seen: list[str] = []
-    whole = norm_heads.summarise
+    whole = norm_heads.summarize
 
     def noted(data: EpisodeDataset, *rest: Any) -> Any:
         seen.append(data.name)
         return whole(data, *rest)
 
-    monkeypatch.setattr(norm_heads, "summarise", noted)
+    monkeypatch.setattr(norm_heads, "summarize", noted)
     return seen
 
 
@@ -69,18 +69,18 @@ def test_cache_second_load_reads_no_rows_and_gives_same_bits(root: Path, tmp_pat
 def test_cache_validation_parts_are_stored_without_rows(root: Path, tmp_path: Path, reads: list[str]) -> None:
     data, held = (EpisodeDataset(root, episodes=[e], keys=[ACTION, STATE]) for e in (0, 2))
     for _ in range(2):
-        compute_normalisation([Member(data, "x")], "mean_std", 1, tmp_path / "c", [held])
+        compute_normalization([Member(data, "x")], "mean_std", 1, tmp_path / "c", [held])
     assert len(reads) == 2
     for _ in range(2):  # kept without rows, that serves no pool
-        compute_normalisation([Member(held, "x")], "mean_std", 1, tmp_path / "c")
+        compute_normalization([Member(held, "x")], "mean_std", 1, tmp_path / "c")
     assert len(reads) == 3
 
 
 def test_cache_one_source_more_reads_that_one(root: Path, tmp_path: Path, reads: list[str]) -> None:
     shutil.copytree(root, tmp_path / "e")
     members = [Member(EpisodeDataset(each, keys=[ACTION, STATE]), "x") for each in (root, tmp_path / "e")]
-    compute_normalisation(members[:1], "mean_std", 1, tmp_path / "c")
-    compute_normalisation(members, "mean_std", 1, tmp_path / "c")
+    compute_normalization(members[:1], "mean_std", 1, tmp_path / "c")
+    compute_normalization(members, "mean_std", 1, tmp_path / "c")
     assert reads == ["d", "e"]
 
 
@@ -215,14 +215,14 @@ def test_cache_ignores_drafts_of_a_killed_writer(root: Path, tmp_path: Path, rea
 def test_cache_a_file_that_changes_while_it_is_read_is_not_kept(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = norm_heads.summarise
+    whole = norm_heads.summarize
 
     def meddled(data: EpisodeDataset, *rest: Any) -> Any:
         found = whole(data, *rest)
         os.utime(root / "data/chunk-000/episode_000001.parquet")
         return found
 
-    monkeypatch.setattr(norm_heads, "summarise", meddled)
+    monkeypatch.setattr(norm_heads, "summarize", meddled)
     made(root, tmp_path / "c")
     assert not (tmp_path / "c").exists()
 
@@ -235,14 +235,14 @@ def test_cache_fine_rows_serve_a_larger_pool_and_coarse_ones_no_smaller(
     one, both = [Member(data[0], "x")], [Member(each, "x") for each in data]
     monkeypatch.setattr(summary, "ROWS", 50)
     monkeypatch.setattr(summary_cache, "ROWS", 50)
-    plain = [compute_normalisation(pool, "quantile", 1) for pool in (one, both)]
+    plain = [compute_normalization(pool, "quantile", 1) for pool in (one, both)]
     reads.clear()
     cache = tmp_path / "c"
-    assert [compute_normalisation(pool, "quantile", 1, cache) for pool in (one, both)] == plain
+    assert [compute_normalization(pool, "quantile", 1, cache) for pool in (one, both)] == plain
     assert reads == ["d", "e"]
     shutil.rmtree(cache)
     reads.clear()
-    assert [compute_normalisation(pool, "quantile", 1, cache) for pool in (both, one)] == plain[::-1]
+    assert [compute_normalization(pool, "quantile", 1, cache) for pool in (both, one)] == plain[::-1]
     assert reads == ["d", "e", "d"]
 
 

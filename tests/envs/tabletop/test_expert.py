@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 
 from understudy.envs.tabletop.expert import NOISE, expert_action
-from understudy.envs.tabletop.sim import COLOURS, MAX_STEPS, Tabletop
+from understudy.envs.tabletop.sim import COLORS, MAX_STEPS, Tabletop
 
 
 def play(env: Tabletop, noise: np.ndarray) -> tuple[bool, int]:
@@ -32,17 +32,17 @@ def test_the_expert_succeeds_under_its_own_noise() -> None:
     assert np.mean(steps) < 30  # and wastes no time: a meandering expert teaches meandering
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_every_block_of_a_scene_can_be_asked_for(colour: str) -> None:
+@pytest.mark.parametrize("color", COLORS)
+def test_every_block_of_a_scene_can_be_asked_for(color: str) -> None:
     env = Tabletop(size=8)
-    env.reset(seed=42, options={"colour": colour})
+    env.reset(seed=42, options={"color": color})
     assert play(env, np.zeros((MAX_STEPS, 4)))[0]
 
 
 def test_the_expert_has_no_memory_and_recovers() -> None:
     """Opened on the way up, and given a wrong block, it acts rightly from there."""
     env = Tabletop(size=8)
-    env.reset(seed=3, options={"colour": "red"})
+    env.reset(seed=3, options={"color": "red"})
     while env.held is None:
         env.step(expert_action(env))
     env.step(np.array([0, 0, 1, 1]))
@@ -50,9 +50,9 @@ def test_the_expert_has_no_memory_and_recovers() -> None:
     assert env.held is None
     assert play(env, np.zeros((MAX_STEPS, 4)))[0]
 
-    env.reset(seed=3, options={"colour": "red"})
-    env.colour = "blue"
+    env.reset(seed=3, options={"color": "red"})
+    env.color = "blue"
     while env.held is None:
         env.step(expert_action(env))
-    env.colour = "red"
+    env.color = "red"
     assert play(env, np.zeros((MAX_STEPS, 4)))[0]

@@ -15,7 +15,7 @@ mujoco = pytest.importorskip("mujoco", reason="the extra `demo` is not installed
 from gymnasium.utils.env_checker import check_env  # noqa: E402
 
 from understudy.envs.tabletop import sim  # noqa: E402
-from understudy.envs.tabletop.sim import APART, COLOURS, HALF, HIGH, LOW, REACH, SPREAD, STEP, Tabletop  # noqa: E402
+from understudy.envs.tabletop.sim import APART, COLORS, HALF, HIGH, LOW, REACH, SPREAD, STEP, Tabletop  # noqa: E402
 
 STILL = np.array([0, 0, 0, -1], dtype=np.float32)
 
@@ -53,35 +53,35 @@ def trajectory(seed: int, size: int = 24, steps: int = 25) -> str:
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**64 - 1))
 def test_blocks_of_a_layout_lie_apart_and_on_the_table(seed: int) -> None:
-    centres, yaw, hand, colour = sim.layout(seed)
-    gaps = [np.linalg.norm(centres[i] - centres[j]) for i, j in ((0, 1), (1, 2), (0, 2))]
+    centers, yaw, hand, color = sim.layout(seed)
+    gaps = [np.linalg.norm(centers[i] - centers[j]) for i, j in ((0, 1), (1, 2), (0, 2))]
     assert min(gaps) >= APART > 2 * HALF * np.sqrt(2)  # squares turned anyhow do not touch
-    assert np.abs(centres).max() <= SPREAD
+    assert np.abs(centers).max() <= SPREAD
     assert ((yaw >= 0) & (yaw <= np.pi / 2)).all()
     assert ((hand >= LOW) & (hand <= HIGH)).all()
     assert hand[2] - HALF > REACH  # no episode starts with a block in reach
-    assert colour in COLOURS
+    assert color in COLORS
 
 
-def test_layouts_cover_the_table_alike_for_every_colour() -> None:
-    centres = np.stack([sim.layout(seed)[0] for seed in range(1500)])  # (1500, 3, 2)
+def test_layouts_cover_the_table_alike_for_every_color() -> None:
+    centers = np.stack([sim.layout(seed)[0] for seed in range(1500)])  # (1500, 3, 2)
     for block in range(3):
-        counts, *_ = np.histogram2d(*centres[:, block].T, bins=4, range=[[-SPREAD, SPREAD]] * 2)
+        counts, *_ = np.histogram2d(*centers[:, block].T, bins=4, range=[[-SPREAD, SPREAD]] * 2)
         assert counts.min() > 0.6 * 1500 / 16
         assert counts.max() < 1.5 * 1500 / 16
     asked = [sim.layout(seed)[3] for seed in range(1500)]
-    assert min(asked.count(colour) for colour in COLOURS) > 420
+    assert min(asked.count(color) for color in COLORS) > 420
 
 
 def test_a_layout_is_frozen_for_good() -> None:
     """Golden values: later releases record the same layouts."""
-    centres, yaw, hand, colour = sim.layout(12345)
+    centers, yaw, hand, color = sim.layout(12345)
     np.testing.assert_allclose(
-        centres, [[-0.1136443213, 0.088635374], [0.0506274903, -0.1245866179], [0.1206828392, 0.0521630912]], atol=1e-9
+        centers, [[-0.1136443213, 0.088635374], [0.0506274903, -0.1245866179], [0.1206828392, 0.0521630912]], atol=1e-9
     )
     np.testing.assert_allclose(yaw, [0.250693883, 0.2528083908, 1.2855060458], atol=1e-9)
     np.testing.assert_allclose(hand, [0.0351312452, 0.0658242235, 0.1550505385], atol=1e-9)
-    assert colour == "blue"
+    assert color == "blue"
 
 
 # -- the contract of Gymnasium ------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_an_episode_that_does_nothing_is_cut_off(env: Tabletop) -> None:
 
 def test_wrong_inputs_are_named(env: Tabletop) -> None:
     with pytest.raises(ValueError, match=r"'pink'.*red, green, blue"):
-        env.reset(seed=0, options={"colour": "pink"})
+        env.reset(seed=0, options={"color": "pink"})
     env.reset(seed=0)
     with pytest.raises(ValueError, match="four finite numbers"):
         env.step(np.array([0, 0, np.nan, 0]))
@@ -148,8 +148,8 @@ def test_an_episode_does_not_know_the_one_before(env: Tabletop) -> None:
 
 
 def test_the_three_tasks_of_a_seed_share_one_scene(env: Tabletop) -> None:
-    images = [env.reset(seed=11, options={"colour": colour})[0]["image"] for colour in COLOURS]
-    tasks = {env.reset(seed=11, options={"colour": colour})[1]["task"] for colour in COLOURS}
+    images = [env.reset(seed=11, options={"color": color})[0]["image"] for color in COLORS]
+    tasks = {env.reset(seed=11, options={"color": color})[1]["task"] for color in COLORS}
     assert len(tasks) == 3
     np.testing.assert_array_equal(images[0], images[1])
     np.testing.assert_array_equal(images[0], images[2])
@@ -206,8 +206,8 @@ def test_a_hand_holds_one_block(env: Tabletop) -> None:
 
 @pytest.mark.parametrize(("lifted", "success"), [("green", True), ("red", False)])
 def test_the_first_block_up_ends_the_episode(env: Tabletop, lifted: str, success: bool) -> None:
-    env.reset(seed=9, options={"colour": "green"})
-    move_to(env, env.blocks[COLOURS.index(lifted)], grip=1)
+    env.reset(seed=9, options={"color": "green"})
+    move_to(env, env.blocks[COLORS.index(lifted)], grip=1)
     for _ in range(12):
         _, reward, terminated, truncated, info = env.step(np.array([0, 0, 1, 1]))
         assert terminated == (env.blocks[:, 2].max() > sim.LIFTED) == (info["lifted"] is not None)
@@ -220,16 +220,16 @@ def test_the_first_block_up_ends_the_episode(env: Tabletop, lifted: str, success
 # -- images -----------------------------------------------------------------------------------------------------
 
 
-def test_every_block_shows_in_its_colour_where_it_lies() -> None:
+def test_every_block_shows_in_its_color_where_it_lies() -> None:
     env = Tabletop(size=64)
     for seed in range(5):
         env.reset(seed=seed)
         env.data.mocap_pos[0] = [0.18, 0.18, 0.2]  # out of the way
         image = env.render().astype(int)
-        for i, colour in enumerate(COLOURS):
+        for i, color in enumerate(COLORS):
             others = [c for c in range(3) if c != i]
             mask = (image[..., i] > 90) & (image[..., others].max(-1) < 0.6 * image[..., i])
-            assert mask.sum() > 25, colour
+            assert mask.sum() > 25, color
             rows, columns = np.nonzero(mask)
             seen = project(env, env.blocks[i])
             assert abs(columns.mean() + 0.5 - seen[0]) < 1.5

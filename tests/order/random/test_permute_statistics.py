@@ -53,7 +53,7 @@ def test_sorted_words_pass_too():
     assert not {name: p for name, p in battery(rows, 1009).items() if p < FAIL}
 
 
-def test_a_constant_shift_fails_everything_that_looks_at_neighbours():
+def test_a_constant_shift_fails_everything_that_looks_at_neighbors():
     rows = np.stack([(np.arange(1009) + 37 * e) % 1009 for e in range(400)])
     result = battery(rows, 1009)
     assert all(result[f"difference, lag {lag}"] < FAIL for lag in (1, 2, 4, 16, 64, 256))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.policies import NORMALISATION, batch, config, draws
+from support.policies import NORMALIZATION, batch, config, draws
 from understudy.distributed.unused_parameters import check_unused_parameters, record_leaves
 from understudy.policies.common.task_modes import FORWARD, INVERSE, MODES, POLICY, TRAINS
 from understudy.policies.flow.model import FlowPolicy
@@ -17,7 +17,7 @@ from understudy.policies.losses import scalar
 def policy(**changes: Any) -> FlowPolicy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = FlowPolicy(config(**({"future": True} | changes)), NORMALISATION)
+        model = FlowPolicy(config(**({"future": True} | changes)), NORMALIZATION)
         for parameter in model.parameters():
             if not parameter.any():
                 torch.nn.init.normal_(parameter, std=0.1)
@@ -39,7 +39,7 @@ def lessons(modes: list[int]) -> tuple[dict[str, Any], Tensor, Tensor]:
 
 def test_without_a_future_the_network_and_its_first_weights_are_what_they_were() -> None:
     """Names, shapes and their sequence, which is that of the draws of the first weights: those of saved policies."""
-    names = {name: tuple(p.shape) for name, p in FlowPolicy(config(cameras=()), NORMALISATION).named_parameters()}
+    names = {name: tuple(p.shape) for name, p in FlowPolicy(config(cameras=()), NORMALIZATION).named_parameters()}
     assert list(names.items()) == [
         ("text.embed.weight", (258, 64)),
         ("text.near.weight", (32, 64, 5)),

@@ -1,4 +1,4 @@
-"""How inputs become numbers: normalisation and its inverse, bytes of text, keypoints of images."""
+"""How inputs become numbers: normalization and its inverse, bytes of text, keypoints of images."""
 
 import pytest
 import torch
@@ -14,26 +14,26 @@ FINITE = st.floats(-1e4, 1e4, width=32)
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(FINITE, st.floats(2**-10, 1e4, width=32), FINITE), min_size=1, max_size=4))
-def test_unnormalise_undoes_normalise(dims: list[tuple[float, float, float]]) -> None:
+def test_unnormalize_undoes_normalize(dims: list[tuple[float, float, float]]) -> None:
     offset, spread, x = (torch.tensor(column) for column in zip(*dims))
     affine = Affine(offset, spread)
-    back = affine.unnormalise(affine.normalise(x))
+    back = affine.unnormalize(affine.normalize(x))
     # Each of the four operations rounds once, relative to the larger of x and the offset; or underflows.
     assert ((back - x).abs() <= 4 * 2**-23 * torch.maximum(x.abs(), offset.abs()) + 1e-38).all()
 
 
 def test_a_constant_dimension_is_zero_and_comes_back_exactly() -> None:
     affine = Affine([0.1, 3.0], [0.0, 2.0])
-    assert affine.normalise(torch.tensor([[0.1, 5.0], [123.0, 3.0]])).tolist() == [[0.0, 1.0], [0.0, 0.0]]
-    assert torch.equal(affine.unnormalise(torch.randn(5, 2))[:, 0], torch.full((5,), 0.1))
+    assert affine.normalize(torch.tensor([[0.1, 5.0], [123.0, 3.0]])).tolist() == [[0.0, 1.0], [0.0, 0.0]]
+    assert torch.equal(affine.unnormalize(torch.randn(5, 2))[:, 0], torch.full((5,), 0.1))
 
 
-def test_normalisation_is_float32_whatever_comes_in() -> None:
+def test_normalization_is_float32_whatever_comes_in() -> None:
     affine = Affine([100.0], [0.001])
     x = torch.tensor([100.0005], dtype=torch.float64)
-    assert affine.normalise(x).dtype == torch.float32
+    assert affine.normalize(x).dtype == torch.float32
     affine.to(torch.float32)
-    assert affine.normalise(torch.tensor([100], dtype=torch.bfloat16)).dtype == torch.float32
+    assert affine.normalize(torch.tensor([100], dtype=torch.bfloat16)).dtype == torch.float32
 
 
 def test_bytes_of_any_language_cut_and_padded() -> None:
@@ -57,7 +57,7 @@ def test_a_text_is_encoded_the_same_in_any_company() -> None:
 
 def test_sentences_that_differ_in_a_word_start_out_unrelated() -> None:
     """A prototype memorised because of this: three instructions with nearly parallel vectors, heard too late."""
-    texts = [f"pick up the {colour} block" for colour in ("red", "green", "blue")]
+    texts = [f"pick up the {color} block" for color in ("red", "green", "blue")]
     for seed in range(5):
         torch.manual_seed(seed)
         vectors = TextEncoder(length=96, width=64, out=192)(texts, torch.float32)
@@ -84,12 +84,12 @@ def test_the_order_of_the_letters_matters() -> None:
     assert not torch.allclose(ab, ba, atol=1e-3)
 
 
-def test_a_colour_is_found_to_the_pixel() -> None:
+def test_a_color_is_found_to_the_pixel() -> None:
     """A filter that asks for red puts its keypoint on the middle of a red block, wherever that is."""
     torch.manual_seed(0)
     encoder = ImageEncoder(1, (64, 64), channels=8, blocks=1, points=2, condition=6)
-    torch.nn.init.zeros_(encoder.colours.weight)
-    encoder.colours.bias.data = torch.tensor([3.0, -3.0, -3.0])
+    torch.nn.init.zeros_(encoder.colors.weight)
+    encoder.colors.bias.data = torch.tensor([3.0, -3.0, -3.0])
     for top, left in ((5, 40), (6, 41), (30, 9)):
         picture = torch.tensor([220, 210, 180], dtype=torch.uint8).view(1, 3, 1, 1).repeat(1, 1, 64, 64)
         picture[:, :, 50:56, 50:56] = torch.tensor([30, 60, 230], dtype=torch.uint8).view(1, 3, 1, 1)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.policies import CAMERAS, NORMALISATION, batch, config, draws, policy
+from support.policies import CAMERAS, NORMALIZATION, batch, config, draws, policy
 from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
 from understudy.policies.losses import scalar
 
@@ -57,7 +57,7 @@ def test_any_number_of_cameras_with_or_without_state(cameras: tuple[str, ...], s
 def test_actions_come_in_the_robots_units() -> None:
     data, (noise, _) = batch(3), draws(3)
     model = policy()
-    plain = FlowPolicy(config(), NORMALISATION | {"action": {"offset": [0.0] * 3, "spread": [1.0] * 3}})
+    plain = FlowPolicy(config(), NORMALIZATION | {"action": {"offset": [0.0] * 3, "spread": [1.0] * 3}})
     plain.load_state_dict(model.state_dict())
     normal, robot = plain.sample_actions(data, noise[:, 0]), model.sample_actions(data, noise[:, 0])
     torch.testing.assert_close(robot, normal * torch.tensor([2.0, 0.0, 0.1]) + torch.tensor([0.5, -1.0, 0.25]))
@@ -66,21 +66,21 @@ def test_actions_come_in_the_robots_units() -> None:
 
 def test_the_units_of_the_state_do_not_matter() -> None:
     data, (noise, _) = batch(3), draws(3)
-    metres = policy()
-    millimetres = FlowPolicy(
-        config(), NORMALISATION | {"observation.state": {"offset": [1e3, 2e3], "spread": [3e3, 5e2]}}
+    meters = policy()
+    millimeters = FlowPolicy(
+        config(), NORMALIZATION | {"observation.state": {"offset": [1e3, 2e3], "spread": [3e3, 5e2]}}
     )
-    millimetres.load_state_dict(metres.state_dict())
+    millimeters.load_state_dict(meters.state_dict())
     scaled = data | {"observation.state": data["observation.state"] * 1000}
     torch.testing.assert_close(
-        metres.sample_actions(data, noise[:, 0]), millimetres.sample_actions(scaled, noise[:, 0])
+        meters.sample_actions(data, noise[:, 0]), millimeters.sample_actions(scaled, noise[:, 0])
     )
 
 
 def test_a_fresh_policy_predicts_no_velocity() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = FlowPolicy(config(), NORMALISATION)
+        model = FlowPolicy(config(), NORMALIZATION)
     noise = draws(2)[0][:, 0]
     expected = noise * torch.tensor([2.0, 0.0, 0.1]) + torch.tensor([0.5, -1.0, 0.25])
     torch.testing.assert_close(model.sample_actions(batch(2), noise), expected)
@@ -98,7 +98,7 @@ def test_it_learns_to_tell_texts_pictures_and_states_apart() -> None:
     three[CAMERAS[0]][2] = 255 - three[CAMERAS[0]][2]
     three["action"] = torch.tensor([-1.0, 0.0, 1.0])[:, None, None].expand(3, 4, 3).contiguous()
     three["action_is_pad"][:] = False
-    unit = NORMALISATION | {"action": {"offset": [0.0] * 3, "spread": [1.0] * 3}}
+    unit = NORMALIZATION | {"action": {"offset": [0.0] * 3, "spread": [1.0] * 3}}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = FlowPolicy(config(cameras=CAMERAS[:1]), unit)
@@ -136,7 +136,7 @@ def test_pictures_of_another_size_are_area_averaged() -> None:
 
 
 def test_the_default_policy_is_compact() -> None:
-    model = FlowPolicy(FlowPolicyConfig(action_dim=3, state_dim=2, cameras=CAMERAS[:1]), NORMALISATION)
+    model = FlowPolicy(FlowPolicyConfig(action_dim=3, state_dim=2, cameras=CAMERAS[:1]), NORMALIZATION)
     assert 0.5e6 < sum(p.numel() for p in model.parameters()) < 2e6
 
 
@@ -177,15 +177,15 @@ def test_impossible_configs_are_refused(changes: dict[str, Any], message: str) -
 
 
 @pytest.mark.parametrize(
-    ("normalisation", "message"),
+    ("normalization", "message"),
     [
-        ({"action": NORMALISATION["action"]}, "observation.state"),
-        (NORMALISATION | {"action": {"offset": [0.0], "spread": [1.0]}}, "1 wide, the policy expects 3"),
-        (NORMALISATION | {"action": {"offset": [0.0] * 3}}, "lacks"),
-        (NORMALISATION | {"action": {"offset": [0.0] * 3, "spread": [1.0, float("nan"), 1.0]}}, "finite"),
-        (NORMALISATION | {"action": {"offset": [0.0] * 3, "spread": [1.0, -1.0, 1.0]}}, "spread >= 0"),
+        ({"action": NORMALIZATION["action"]}, "observation.state"),
+        (NORMALIZATION | {"action": {"offset": [0.0], "spread": [1.0]}}, "1 wide, the policy expects 3"),
+        (NORMALIZATION | {"action": {"offset": [0.0] * 3}}, "lacks"),
+        (NORMALIZATION | {"action": {"offset": [0.0] * 3, "spread": [1.0, float("nan"), 1.0]}}, "finite"),
+        (NORMALIZATION | {"action": {"offset": [0.0] * 3, "spread": [1.0, -1.0, 1.0]}}, "spread >= 0"),
     ],
 )
-def test_a_wrong_normalisation_is_refused(normalisation: dict[str, Any], message: str) -> None:
+def test_a_wrong_normalization_is_refused(normalization: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        FlowPolicy(config(), normalisation)
+        FlowPolicy(config(), normalization)

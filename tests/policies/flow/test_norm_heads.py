@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.policies import CAMERAS, NORMALISATION, batch, config, draws
+from support.policies import CAMERAS, NORMALIZATION, batch, config, draws
 from support.policies import policy as single
 from understudy.policies.common.affine import Affine
 from understudy.policies.flow.model import FlowPolicy
@@ -30,9 +30,9 @@ LOOSE = TWO | {
 """With numbers for dimensions that the hand does not have: they are not to be believed."""
 
 
-def two(normalisation: dict[str, Any] = TWO, **changes: Any) -> FlowPolicy:
+def two(normalization: dict[str, Any] = TWO, **changes: Any) -> FlowPolicy:
     """A policy of both heads with the weights of `support.policies.policy`."""
-    model = FlowPolicy(config(**changes), normalisation)
+    model = FlowPolicy(config(**changes), normalization)
     model.load_state_dict(single(**changes).state_dict())
     return model
 
@@ -68,35 +68,35 @@ def test_each_sample_is_mapped_by_its_own_head(heads: list[int], more: int) -> N
     offset, spread = torch.randn(3, 2, generator=generator), torch.rand(3, 2, generator=generator)
     spread[1, 0] = 0
     affine, x = Affine(offset, spread), torch.randn(len(heads), *[2] * more, 2, generator=generator)
-    there = affine.normalise(x, torch.tensor(heads))
-    back = affine.unnormalise(there, torch.tensor(heads))
+    there = affine.normalize(x, torch.tensor(heads))
+    back = affine.unnormalize(there, torch.tensor(heads))
     for b, head in enumerate(heads):
         alone = Affine(offset[head], spread[head])
-        assert torch.equal(there[b], alone.normalise(x[b]))
-        assert torch.equal(back[b], alone.unnormalise(there[b]))
+        assert torch.equal(there[b], alone.normalize(x[b]))
+        assert torch.equal(back[b], alone.unnormalize(there[b]))
 
 
 def test_one_head_is_the_same_bits_however_it_is_written() -> None:
     old, x, head = Affine([0.1, 3.0], [0.3, 0.0]), torch.randn(5, 4, 2), torch.zeros(5, dtype=torch.int64)
     new = Affine([[0.1, 3.0]], [[0.3, 0.0]])
     plain = (x - torch.tensor([0.1, 3.0])) / torch.tensor([0.3, 1.0])
-    assert torch.equal(old.normalise(x)[..., 0], plain[..., 0])
-    for way in (new.normalise(x), new.normalise(x, head), old.normalise(x, head)):
-        assert torch.equal(way, old.normalise(x))
-    assert torch.equal(new.unnormalise(x, head), old.unnormalise(x))
+    assert torch.equal(old.normalize(x)[..., 0], plain[..., 0])
+    for way in (new.normalize(x), new.normalize(x, head), old.normalize(x, head)):
+        assert torch.equal(way, old.normalize(x))
+    assert torch.equal(new.unnormalize(x, head), old.unnormalize(x))
 
 
 def test_a_head_that_is_not_said_or_not_there_is_refused() -> None:
     affine, x = Affine([[0.0], [1.0]], [[1.0], [1.0]]), torch.zeros(2, 1)
     with pytest.raises(ValueError, match="2 norm heads: give"):
-        affine.normalise(x)
+        affine.normalize(x)
     for head in ([0, 2], [-1, 0]):
         with pytest.raises(ValueError, match=r"head \[.*\]: there are 2 norm heads"):
-            affine.normalise(x, torch.tensor(head))
+            affine.normalize(x, torch.tensor(head))
     with pytest.raises(ValueError, match="int64"):
-        affine.normalise(x, torch.tensor([0.0, 1.0]))
+        affine.normalize(x, torch.tensor([0.0, 1.0]))
     with pytest.raises(ValueError, match=r"head has shape \(1,\)"):
-        affine.normalise(x, torch.tensor([0]))
+        affine.normalize(x, torch.tensor([0]))
     data, (noise, time) = mixed(), draws(4)
     del data["head"]
     with pytest.raises(ValueError, match="arm::joint, hand::joint"):
@@ -109,9 +109,9 @@ def test_a_head_that_is_not_said_or_not_there_is_refused() -> None:
 
 
 def test_a_single_head_changes_no_bit_of_the_policy() -> None:
-    """The old normalisation, of one dimension, and the new one."""
+    """The old normalization, of one dimension, and the new one."""
     old, data, (noise, time) = single(), batch(3), draws(3)
-    rows = {key: {name: [row] for name, row in maps.items()} for key, maps in NORMALISATION.items()}
+    rows = {key: {name: [row] for name, row in maps.items()} for key, maps in NORMALIZATION.items()}
     new = FlowPolicy(config(), {"heads": ["robot::joint"], **rows, "delta": [[False] * 3]})
     new.load_state_dict(old.state_dict())
     assert (old.norm_heads, new.norm_heads) == (("",), ("robot::joint",))

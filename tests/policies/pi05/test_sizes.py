@@ -33,7 +33,7 @@ def test_sizes_ignore_the_memory_of_reference_files_and_take_given_fields() -> N
         ("chunk", 2.5, "chunk"),
         ("vocab", True, "vocab"),
         ("vlm.layers", 3, "vlm.layers"),
-        ("colour", 3, "colour"),
+        ("color", 3, "color"),
     ],
 )
 def test_sizes_name_the_wrong_field(path: str, value: Any, named: str) -> None:

@@ -22,7 +22,7 @@ from support.sentences import write_model
 
 VOCAB, STEPS = 1024, 6
 WIDTHS = {"action": 3, "observation.state": 2}
-NORMALISATION: dict[str, Any] = {
+NORMALIZATION: dict[str, Any] = {
     "heads": ["a", "b"],
     "action": {"offset": [[0.0, 0.5, 0.0], [0.0, 0.0, 0.0]], "spread": [[1.0, 2.0, 1.0], [1.0, 1.0, 0.0]]},
     "observation.state": {"offset": [[0.5, 0.0], [0.0, 0.0]], "spread": [[0.5, 2.0], [1.0, 0.0]]},
@@ -48,7 +48,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def normalizer() -> Normalizer:
-    return Normalizer(NORMALISATION, WIDTHS)
+    return Normalizer(NORMALIZATION, WIDTHS)
 
 
 def batch() -> dict[str, Any]:
@@ -71,7 +71,7 @@ def decode(found: Texts, tokens: torch.Tensor, is_pad: torch.Tensor) -> str:
     return str(found.tokenizer.model.decode(tokens[~is_pad].tolist()))
 
 
-def test_prompts_have_the_normalised_state_of_the_robots_own_dimensions(files: Path, normalizer: Normalizer) -> None:
+def test_prompts_have_the_normalized_state_of_the_robots_own_dimensions(files: Path, normalizer: Normalizer) -> None:
     own = texts(files)
     found = own.add(batch(), normalizer)
     shown = [decode(own, *pair) for pair in zip(found["prompt_tokens"], found["prompt_is_pad"])]
@@ -100,7 +100,7 @@ def test_plain_prompts_have_no_state(files: Path, normalizer: Normalizer) -> Non
     assert decode(own, found["prompt_tokens"][1], found["prompt_is_pad"][1]) == "push\n"
 
 
-def test_action_tokens_decode_to_the_normalised_actions(files: Path, normalizer: Normalizer) -> None:
+def test_action_tokens_decode_to_the_normalized_actions(files: Path, normalizer: Normalizer) -> None:
     own = texts(files, fast=str(files / "fast"))
     found = own.add(batch(), normalizer)
     assert own.fast is not None

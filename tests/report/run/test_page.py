@@ -144,13 +144,13 @@ def test_smoothed_is_a_moving_mean() -> None:
 
 @pytest.mark.slow
 def test_report_of_rollouts_during_training(done: Path, tmp_path: Path) -> None:
-    from understudy.train.background_rollouts import summarise
+    from understudy.train.background_rollouts import summarize
 
     shutil.copytree(done, tmp_path / "r")
 
     def line(step: int, successes: int) -> dict[str, object]:
         rate = {"successes": successes, "episodes": 20}
-        entry = summarise({"world": "tabletop", "success": rate, "tasks": {"<i>lift": rate, "push": rate}})
+        entry = summarize({"world": "tabletop", "success": rate, "tasks": {"<i>lift": rate, "push": rate}})
         return {"kind": "rollout", "step": step, "at": 12, **entry}
 
     log = metrics_file.MetricsFile(tmp_path / "r/metrics.jsonl")

@@ -130,7 +130,7 @@ def test_train_starts_from_an_exported_policy(trained: Path, data: Path, tmp_pat
     config = tiny_config(
         data, tmp_path / "r", init_from=str(exported), steps=4, checkpoint={"every": 2}, val={"every": 4}
     )
-    # So little that the weights stay as they were; on other data, whose own normalisation would be another.
+    # So little that the weights stay as they were; on other data, whose own normalization would be another.
     still = replace(config, optim=replace(config.optim, lr=1e-30, weight_decay=0.0))
     still = replace(still, data=replace(still.data, val_fraction=0.5))
     assert run.train(still) == run.DONE

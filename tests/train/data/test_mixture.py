@@ -22,7 +22,7 @@ from understudy.errors import ConfigError, DatasetError
 from understudy.load.loader import Loader
 from understudy.policies.common.task_modes import MODES
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.data.data import RunData, compute_normalisation, dataset_fingerprint, open_data
+from understudy.train.data.data import RunData, compute_normalization, dataset_fingerprint, open_data
 
 
 @pytest.fixture(scope="module")
@@ -316,7 +316,7 @@ def test_sequence_of_sources_changes_no_number(sources: tuple[SourceConfig, ...]
     one, other = opened(*sources), opened(*reversed(sources))
     assert other.names == tuple(reversed(NAMES))
     assert (one.heads, one.cameras, one.size) == (other.heads, other.cameras, other.size)
-    assert compute_normalisation(one, "quantile") == compute_normalisation(other, "quantile")
+    assert compute_normalization(one, "quantile") == compute_normalization(other, "quantile")
     wrist = replace(sources[1], cameras={WRIST: WRIST})
     assert opened(wrist, sources[0]).cameras == opened(sources[0], wrist).cameras == (TOP, WRIST)
     assert dataset_fingerprint(one) == dataset_fingerprint(other)
@@ -325,7 +325,7 @@ def test_sequence_of_sources_changes_no_number(sources: tuple[SourceConfig, ...]
     ]
 
 
-def test_normalisation_ignores_validation_episodes(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
+def test_normalization_ignores_validation_episodes(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
     """Two splits with the same training episodes, and other validation episodes or none."""
     wide, two, small = sources
     some = replace(wide, episodes=(0, 1, 2, 3), val_episodes=(3,))
@@ -333,9 +333,9 @@ def test_normalisation_ignores_validation_episodes(sources: tuple[SourceConfig, 
         replace(wide, episodes=(0, 1, 2, 4, 5), val_episodes=(4, 5)),
         replace(wide, episodes=(0, 1, 2), val_fraction=0.0),
     )
-    want = compute_normalisation(opened(some, two, small), "mean_std")
-    assert all(compute_normalisation(opened(other, two, small), "mean_std") == want for other in others)
-    assert compute_normalisation(opened(replace(some, val_episodes=(2,)), two, small), "mean_std") != want
+    want = compute_normalization(opened(some, two, small), "mean_std")
+    assert all(compute_normalization(opened(other, two, small), "mean_std") == want for other in others)
+    assert compute_normalization(opened(replace(some, val_episodes=(2,)), two, small), "mean_std") != want
 
 
 def test_dataset_fingerprint_names_the_changed_source(sources: tuple[SourceConfig, ...]) -> None:
@@ -347,20 +347,20 @@ def test_dataset_fingerprint_names_the_changed_source(sources: tuple[SourceConfi
     assert "fps" in plain  # as runs of one dataset have always had it
 
 
-def test_normalisation_uses_external_statistics_and_deltas(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
+def test_normalization_uses_external_statistics_and_deltas(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
     wide, two, small = sources
     far = {"norm_stats": {key: {"mean": [7.0] * n, "std": [2.0] * n} for key, n in (("actions", 2), ("state", 2))}}
     (tmp_path / "norm_stats.json").write_text(json.dumps(far))
     arm = [replace(source, delta_action_dims=(0, 2)) for source in (wide, small)]
-    scales = compute_normalisation(
+    scales = compute_normalization(
         opened(arm[0], replace(two, stats=str(tmp_path / "norm_stats.json")), arm[1]), "mean_std"
     )
     assert scales["delta"] == [[True, False, True, False], [False] * 4]
     assert scales["action"]["offset"][1] == [7.0, 7.0, 0.0, 0.0]
-    plain = compute_normalisation(opened(*sources), "mean_std")["action"]["offset"][0]
+    plain = compute_normalization(opened(*sources), "mean_std")["action"]["offset"][0]
     assert [a == b for a, b in zip(scales["action"]["offset"][0], plain)] == [False, True, False, True]
     with pytest.raises(DatasetError, match=r"2 of 3 sources.*(?s:.)*source wide: .*(?s:.)*source small: "):
-        compute_normalisation(
+        compute_normalization(
             opened(*(replace(s, stats=str(tmp_path / "none.json")) for s in (wide, small)), two), "mean_std"
         )
 

@@ -71,7 +71,7 @@ def opened(sources: tuple[SourceConfig, ...]) -> tuple[RunData, ValidationData]:
 
 
 def spread_of(head: int) -> list[float]:
-    """Of each joint in the normalisation; the fourth never moves."""
+    """Of each joint in the normalization; the fourth never moves."""
     return [1.0 + head, 2.0 + head, 0.5, 0.0]
 
 
@@ -83,10 +83,10 @@ def untrained(sources: tuple[SourceConfig, ...], data: RunData) -> FlowPolicy:
     state = {"offset": [[0.0] * config.state_dim] * count, "spread": [[1.0] * config.state_dim] * count}
     own = {head: (WIDE[name], 5 if WIDE[name] == 4 else 2) for name, head in HEADS.items()}
     dims = {"action": [own[head][0] for head in data.heads], "observation.state": [own[head][1] for head in data.heads]}
-    normalisation = {"heads": list(data.heads), "action": maps, "observation.state": state, "dims": dims}
+    normalization = {"heads": list(data.heads), "action": maps, "observation.state": state, "dims": dims}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        policy = FlowPolicy(config, normalisation)
+        policy = FlowPolicy(config, normalization)
         for parameter in policy.parameters():
             torch.nn.init.normal_(parameter, std=0.2)
     return policy
@@ -514,7 +514,7 @@ def test_chunks_are_dealt_once_and_evenly(chunks: int, world: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 20), st.integers(1, 5), st.integers(0, 5))
-def test_chunks_are_read_once_each_thread_its_neighbours_within_the_memory(count: int, threads: int, room: int) -> None:
+def test_chunks_are_read_once_each_thread_its_neighbors_within_the_memory(count: int, threads: int, room: int) -> None:
     running, most, by_thread, lock = 0, 0, defaultdict(list), threading.Lock()
 
     def read(number: int) -> dict[str, Any]:

@@ -142,7 +142,7 @@ class ImageColumns:
 def decode_image(value: object, feature: Feature, catalog: Catalog, where: str) -> np.ndarray:
     """Decode an image of an `image` column to uint8 (C, H, W), C as declared.
 
-    A grey image fills all three channels where colour is declared. A fully opaque alpha channel is dropped.
+    A grey image fills all three channels where color is declared. A fully opaque alpha channel is dropped.
 
     Args:
         value: {"bytes": encoded image or None, "path": file under the root}, or the encoded bytes.
@@ -200,7 +200,7 @@ def _to_channels(image: Image.Image, feature: Feature, where: str) -> np.ndarray
             raise DatasetError(what, where=where, fix=_REPAIR)
     if want == 1:
         if image.mode not in ("L", "1"):
-            what = f"{feature.key!r} is a colour image, one channel is declared"
+            what = f"{feature.key!r} is a color image, one channel is declared"
             raise DatasetError(what, where=where, fix="correct the shape in info.json")
         return np.asarray(image.convert("L"))[..., None]
     return np.asarray(image.convert("RGB"))

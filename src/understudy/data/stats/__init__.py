@@ -1,12 +1,12 @@
-"""Statistics of columns, and the normalisation that follows from them.
+"""Statistics of columns, and the normalization that follows from them.
 
 running            moments and quantiles of rows that arrive in parts
 image_statistics   the same for images, from histograms
 summary            summaries of a column that can be pooled over sources
 dataset_summaries  one pass over the rows of a source
 summary_cache      summaries on disk, for the next run
-norm_heads         norm heads, and normalisation statistics of each, pooled over sources
+norm_heads         norm heads, and normalization statistics of each, pooled over sources
 normalization      offset and spread from statistics
-outliers           values so large that normalisation would flatten all others
+outliers           values so large that normalization would flatten all others
 stats_files        openpi's norm_stats.json and LeRobot's stats.json
 """

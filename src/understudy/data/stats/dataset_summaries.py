@@ -56,7 +56,7 @@ def count_pairs(data: EpisodeDataset, chunk: int) -> int:
     return int((up_to(left) - up_to(left - (data.segments[:, 2] - data.segments[:, 1]))).sum())
 
 
-def summarise(
+def summarize(
     data: EpisodeDataset,
     delta: tuple[int, ...],
     chunk: int,

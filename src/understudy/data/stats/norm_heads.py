@@ -1,4 +1,4 @@
-"""Normalisation of a run: statistics of its training frames, pooled per norm head.
+"""Normalization of a run: statistics of its training frames, pooled per norm head.
 
 A dimension of the action that is learnt as a difference to the state uses the statistics of action[t + k] - state[t]
 over all frames t and all valid steps k of their windows. Every other dimension uses one value per frame. Each training
@@ -6,7 +6,7 @@ frame counts once, independent of mixture weights: another weight must not chang
 frames do not count.
 
 A head is one robot under one control mode. Statistics are pooled across datasets only if both match: the same command
-must map to the same normalised value, and velocities or another robot's joints mean something else.
+must map to the same normalized value, and velocities or another robot's joints mean something else.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ import numpy as np
 
 from understudy.batch_keys import ACTION, STATE
 from understudy.data.dataset import EpisodeDataset
-from understudy.data.stats.dataset_summaries import DELTA, count_frames, count_pairs, summarise, vector_widths
+from understudy.data.stats.dataset_summaries import DELTA, count_frames, count_pairs, summarize, vector_widths
 from understudy.data.stats.normalization import Mode, Statistics, offset_and_spread
 from understudy.data.stats.outliers import check_outliers, warn_wide_spread
 from understudy.data.stats.summary import Summary, pool, quantile_stride
@@ -57,14 +57,14 @@ def head_name(robot_type: str | None, control_mode: str | None, fallback: str) -
     return "::".join(known)
 
 
-def compute_normalisation(
+def compute_normalization(
     members: Sequence[Member],
     mode: Mode,
     chunk: int,
     cache: Path | None = None,
     validation: Sequence[EpisodeDataset] = (),
 ) -> dict[str, Any]:
-    """Compute a policy's normalisation as plain lists for JSON.
+    """Compute a policy's normalization as plain lists for JSON.
 
         {"heads": [H names, sorted],
          "action": {"offset": [H][A], "spread": [H][A]}, "observation.state": the same (absent where no source has it),
@@ -115,7 +115,7 @@ def compute_statistics(
             `delta`, or a dimension of `delta` is not in both action and state.
     """
     if not members:
-        raise ValueError("there is no source to normalise")
+        raise ValueError("there is no source to normalize")
     if chunk < 1:
         raise ValueError(f"chunk={chunk}: must be at least 1")
     heads = {head: [m for m in members if m.head == head] for head in sorted({m.head for m in members})}
@@ -209,7 +209,7 @@ def _summary(
     """Summarise one source, and advance the bar by its frames even if they are not read."""
     begun = bar.n
     found = load_or_compute(
-        cache, data, delta, chunk, strides, partial(summarise, data, delta, chunk, strides, bar.update)
+        cache, data, delta, chunk, strides, partial(summarize, data, delta, chunk, strides, bar.update)
     )
     bar.update(begun + count_frames(data) - bar.n)
     return found

@@ -1,4 +1,4 @@
-"""Statistics of a column, and the affine map by which a policy normalises it."""
+"""Statistics of a column, and the affine map by which a policy normalizes it."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Outliers that would flatten all other values under normalisation, detected before the first step.
+"""Outliers that would flatten all other values under normalization, detected before the first step.
 
 The unit of distance is half the range of the central 98 % of a column, a thousandth of that range's distance from 0, or
 0.001, whichever is largest: a joint that rests but for a few frames has no outliers. Where the central 98 % are
@@ -22,7 +22,7 @@ FAR = 1e6
 HUGE = 1e19
 """Magnitude from which any value is an error: its square overflows float32."""
 WIDE = 100.0
-"""Spread, in units, from which a warning is given: most values then use a hundredth of the normalised range."""
+"""Spread, in units, from which a warning is given: most values then use a hundredth of the normalized range."""
 
 _FILES = 256 << 20
 
@@ -60,10 +60,10 @@ def warn_wide_spread(head: str, key: str, known: Statistics, spread: np.ndarray)
     with np.errstate(invalid="ignore"):
         ratio = spread / _unit(known)
     for dim in np.flatnonzero(ratio > WIDE).tolist():
-        advice = "" if _is_resting(known)[dim] else " (data.normalise quantile ignores them)"
+        advice = "" if _is_resting(known)[dim] else " (data.normalize quantile ignores them)"
         warnings.warn(
             f"head {head!r}: {key}[{dim}] is divided by {spread[dim]:.3g}, and 98 % of its values are between "
-            f"{_range(known, dim)}: a few values decide its normalisation{advice}",
+            f"{_range(known, dim)}: a few values decide its normalization{advice}",
             stacklevel=2,
         )
 

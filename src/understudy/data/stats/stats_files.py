@@ -1,6 +1,6 @@
 """Statistics computed elsewhere: openpi's norm_stats.json (read and written) and LeRobot's stats.json (read).
 
-For a run that must be normalised like another one (a fine-tuned checkpoint, a policy on the robot). openpi's figures
+For a run that must be normalized like another one (a fine-tuned checkpoint, a policy on the robot). openpi's figures
 describe actions as the policy learns them, including differences to the state, so `delta` must be the same. LeRobot's
 figures describe the whole dataset, including validation episodes.
 """
@@ -43,8 +43,8 @@ def read_stats_file(
     Args:
         source: path or URL of openpi's norm_stats.json, LeRobot's stats.json or episodes_stats.jsonl (v2.1); or
             `RECORDED`.
-        mode: normalisation mode of the run.
-        data: dataset to normalise; gives widths and keys.
+        mode: normalization mode of the run.
+        data: dataset to normalize; gives widths and keys.
         delta: dimensions of the action that are learnt as differences to the state.
 
     Raises:
@@ -112,7 +112,7 @@ def _parse_key(entry: Mapping[str, np.ndarray], key: str, mode: Mode, width: int
     lacking = [name for name in NEEDED[mode] if name not in entry]
     if lacking:
         would = [repr(other) for other in NEEDED if all(name in entry for name in NEEDED[other])]
-        what = f"{key!r} has no {lacking[0]!r}, which normalise={mode!r} needs"
+        what = f"{key!r} has no {lacking[0]!r}, which normalize={mode!r} needs"
         fix = f"it suffices for {' and '.join(would)}; or compute them" if would else "compute them"
         raise DatasetError(what, where=where, fix=fix)
     have = {name: entry[name].reshape(-1) for name in _FIGURES if name in entry}
@@ -130,7 +130,7 @@ def _parse_key(entry: Mapping[str, np.ndarray], key: str, mode: Mode, width: int
 
 
 def _is_padding(rest: Mapping[str, np.ndarray]) -> bool:
-    """Check for zeros (openpi's padding) or figures that do not normalise (mean 0, deviation 1, from -1 to 1)."""
+    """Check for zeros (openpi's padding) or figures that do not normalize (mean 0, deviation 1, from -1 to 1)."""
     for pair, neutral in (("mean", "std"), (0.0, 1.0)), (("min", "max"), (-1.0, 1.0)), (("q01", "q99"), (-1.0, 1.0)):
         there = [(rest[name], value) for name, value in zip(pair, neutral) if name in rest]
         zeros = all((np.abs(values) < _TINY).all() for values, _ in there)

@@ -42,7 +42,7 @@ def load_or_compute(
 ) -> Summaries:
     """Return the stored result of `compute`, or compute and store it.
 
-    The other arguments describe the result, see `summarise`. A stored result with a smaller stride serves a larger one.
+    The other arguments describe the result, see `summarize`. A stored result with a smaller stride serves a larger one.
 
     Args:
         folder: cache folder; None always computes.

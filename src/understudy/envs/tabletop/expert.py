@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from understudy.envs.tabletop.sim import COLOURS, REACH, STEP, Tabletop
+from understudy.envs.tabletop.sim import COLORS, REACH, STEP, Tabletop
 
 NOISE = 0.15  # standard deviation added to the executed action (in [-1, 1]); the clean action is recorded
 _HOVER = 0.05  # metres above the block's centre while the hand travels
@@ -16,12 +16,12 @@ _ABOVE = 0.010  # metres off the block's axis within which the hand descends
 
 
 def expert_action(env: Tabletop) -> np.ndarray:
-    """Compute the noise-free action float32 (4,) towards picking up `env.colour`."""
-    if env.held == env.colour:
+    """Compute the noise-free action float32 (4,) towards picking up `env.color`."""
+    if env.held == env.color:
         return np.array([0, 0, 1, 1], dtype=np.float32)
     if env.held is not None:  # a wrong block: let go
         return np.array([0, 0, 0, -1], dtype=np.float32)
-    gap = env.blocks[COLOURS.index(env.colour)] - env.hand
+    gap = env.blocks[COLORS.index(env.color)] - env.hand
     off_axis = float(np.linalg.norm(gap[:2]))
     if off_axis > _ABOVE:
         gap[2] = max(gap[2] + _HOVER, 0.0) if off_axis < 0.04 else gap[2] + _HOVER

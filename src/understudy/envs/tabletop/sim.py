@@ -1,4 +1,4 @@
-"""A small simulated table: three coloured blocks, a hand, the task "pick up the {colour} block".
+"""A small simulated table: three colored blocks, a hand, the task "pick up the {color} block".
 
 It needs only the `mujoco` wheel: `envs/ray_camera.py` renders the images without a GL library. The hand is a mocap body
 without contacts, which grasps a block by activating a weld. Grasp mechanics are left out on purpose: the task is to
@@ -18,7 +18,7 @@ with optional_imports():
     import gymnasium
     import mujoco
 
-COLOURS = ("red", "green", "blue")
+COLORS = ("red", "green", "blue")
 FPS = 10
 MAX_STEPS = 70
 STEP = 0.015  # metres that the hand moves along an axis for an action of 1
@@ -34,9 +34,9 @@ _OPEN, _CLOSED = 0.034, HALF + 0.004  # finger offset from the hand's axis, whic
 
 _RGBA = {"red": "0.86 0.13 0.12 1", "green": "0.10 0.66 0.20 1", "blue": "0.12 0.26 0.90 1"}
 _BLOCK = """
-    <body name="{colour}" pos="0 0 {half}">
+    <body name="{color}" pos="0 0 {half}">
       <freejoint/>
-      <geom name="{colour}" type="box" size="{half} {half} {half}" rgba="{rgba}" mass="0.05" friction="1 0.01 0.001"/>
+      <geom name="{color}" type="box" size="{half} {half} {half}" rgba="{rgba}" mass="0.05" friction="1 0.01 0.001"/>
     </body>"""
 _SCENE = """
 <mujoco model="tabletop">
@@ -59,11 +59,11 @@ _SCENE = """
 </mujoco>"""
 
 
-def task_text(colour: str) -> str:
-    """Instruction for `colour`, one of `COLOURS`."""
-    if colour not in COLOURS:
-        raise ValueError(f"unknown colour {colour!r}; known: {', '.join(COLOURS)}")
-    return f"pick up the {colour} block"
+def task_text(color: str) -> str:
+    """Instruction for `color`, one of `COLORS`."""
+    if color not in COLORS:
+        raise ValueError(f"unknown color {color!r}; known: {', '.join(COLORS)}")
+    return f"pick up the {color} block"
 
 
 def _uniforms(seed: int, count: int) -> np.ndarray:
@@ -81,29 +81,29 @@ def layout(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
     Centres are independent and uniform on the square, conditioned on pairwise distances of at least `APART`.
 
     Returns:
-        Block centres (3, 2) in metres, block yaw (3,) in radians, hand position (3,), and the default colour.
+        Block centres (3, 2) in metres, block yaw (3,) in radians, hand position (3,), and the default color.
     """
     draws = _uniforms(seed, 7 + 6 * 64)
     hand = np.array([-0.12, -0.12, 0.10]) + draws[:3] * np.array([0.24, 0.24, 0.07])
     yaw = draws[3:6] * (np.pi / 2)
-    colour = COLOURS[int(draws[6] * 3)]
+    color = COLORS[int(draws[6] * 3)]
     tries = SPREAD * (2 * draws[7:].reshape(64, 3, 2) - 1)
     gaps = np.linalg.norm(tries - np.roll(tries, 1, axis=1), axis=2).min(axis=1)  # three blocks: three pairs
     free = np.flatnonzero(gaps >= APART)
     # A try is free with probability 0.5. A seed whose 64 tries all fail (never seen) would get its widest one.
-    centres = tries[free[0] if len(free) else int(np.argmax(gaps))]
-    return centres, yaw, hand, colour
+    centers = tries[free[0] if len(free) else int(np.argmax(gaps))]
+    return centers, yaw, hand, color
 
 
 class Tabletop(gymnasium.Env):
-    """Gymnasium environment: `reset(seed=..., options={"colour": "red"})`, `step(action)`.
+    """Gymnasium environment: `reset(seed=..., options={"color": "red"})`, `step(action)`.
 
     Action: float32 (4,), each in [-1, 1]: hand velocity along x, y, z (1 is 1.5 cm per step) and grip (above 0 closes).
     A closed empty hand grasps the nearest block within 1.8 cm. Observation: `image` uint8 (size, size, 3) RGB and
     `state` float32 (4,), hand x, y, z in metres and grip (1 closed, 0 open).
 
     An episode ends when any block is above 10 cm, with reward 1 and `info["success"]` if it is the named one. `info`
-    also has `task` (the instruction) and `lifted` (colour of the lifted block, or None). Episodes are truncated after
+    also has `task` (the instruction) and `lifted` (color of the lifted block, or None). Episodes are truncated after
     70 steps. Everything is a function of the seed and the actions. The layout depends on the seed alone, so the three
     tasks of a seed share one scene.
     """
@@ -123,14 +123,14 @@ class Tabletop(gymnasium.Env):
                 ),
             }
         )
-        blocks = "".join(_BLOCK.format(colour=c, half=HALF, rgba=_RGBA[c]) for c in COLOURS)
-        welds = "".join(f'\n    <weld name="{c}" body1="hand" body2="{c}" active="false"/>' for c in COLOURS)
+        blocks = "".join(_BLOCK.format(color=c, half=HALF, rgba=_RGBA[c]) for c in COLORS)
+        welds = "".join(f'\n    <weld name="{c}" body1="hand" body2="{c}" active="false"/>' for c in COLORS)
         self.model = mujoco.MjModel.from_xml_string(_SCENE.format(blocks=blocks, welds=welds))
         self.data = mujoco.MjData(self.model)
         self._camera = RayCamera(self.model, "front", size, size)
-        self._bodies = [self.model.body(c).id for c in COLOURS]
+        self._bodies = [self.model.body(c).id for c in COLORS]
         self._fingers = [(self.model.geom("left").id, -1), (self.model.geom("right").id, 1)]
-        self.colour = COLOURS[0]
+        self.color = COLORS[0]
         self._closed = False
         self._steps = 0
 
@@ -141,14 +141,14 @@ class Tabletop(gymnasium.Env):
 
     @property
     def blocks(self) -> np.ndarray:
-        """Block centres float64 (3, 3), metres, in the order of `COLOURS`."""
+        """Block centres float64 (3, 3), metres, in the order of `COLORS`."""
         return self.data.xpos[self._bodies].copy()
 
     @property
     def held(self) -> str | None:
-        """Colour of the block in the hand, or None."""
+        """Color of the block in the hand, or None."""
         active = np.flatnonzero(self.data.eq_active)
-        return COLOURS[active[0]] if len(active) else None
+        return COLORS[active[0]] if len(active) else None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -157,13 +157,13 @@ class Tabletop(gymnasium.Env):
         super().reset(seed=seed)
         if seed is None:
             seed = int(self.np_random.integers(1 << 62))
-        centres, yaw, hand, colour = layout(seed)
-        self.colour = (options or {}).get("colour", colour)
-        task_text(self.colour)  # raises for an unknown colour
+        centers, yaw, hand, color = layout(seed)
+        self.color = (options or {}).get("color", color)
+        task_text(self.color)  # raises for an unknown color
         mujoco.mj_resetData(self.model, self.data)
-        for i in range(len(COLOURS)):
+        for i in range(len(COLORS)):
             turn = [np.cos(yaw[i] / 2), 0, 0, np.sin(yaw[i] / 2)]
-            self.data.qpos[7 * i : 7 * i + 7] = [*centres[i], HALF, *turn]
+            self.data.qpos[7 * i : 7 * i + 7] = [*centers[i], HALF, *turn]
         self.data.mocap_pos[0] = hand
         self._closed, self._steps = False, 0
         mujoco.mj_forward(self.model, self.data)
@@ -210,5 +210,5 @@ class Tabletop(gymnasium.Env):
 
     def _info(self) -> dict[str, Any]:
         up = np.flatnonzero(self.blocks[:, 2] > LIFTED)
-        lifted = COLOURS[up[0]] if len(up) else None
-        return {"task": task_text(self.colour), "success": lifted == self.colour, "lifted": lifted}
+        lifted = COLORS[up[0]] if len(up) else None
+        return {"task": task_text(self.color), "success": lifted == self.color, "lifted": lifted}

@@ -8,7 +8,7 @@ import numpy as np
 
 from understudy.envs.env import Outcome, image_feature, select_by_name, vector_feature
 from understudy.envs.tabletop.expert import NOISE, expert_action
-from understudy.envs.tabletop.sim import COLOURS, FPS, MAX_STEPS, Tabletop, task_text
+from understudy.envs.tabletop.sim import COLORS, FPS, MAX_STEPS, Tabletop, task_text
 
 CAMERA = "front"
 
@@ -31,9 +31,9 @@ class TabletopEnv:
     def __init__(self, size: int = 64, cameras: Sequence[str] | None = None, tasks: Sequence[str] = ()) -> None:
         if cameras is not None and tuple(cameras) != (CAMERA,):
             raise ValueError(f"cameras={list(cameras)}: the tabletop always has the one camera {CAMERA!r}")
-        colours = select_by_name("task", tasks, {colour: task_text(colour) for colour in COLOURS})
-        self._colour_of = {text: colour for colour, text in colours.items()}
-        self.tasks = tuple(self._colour_of)
+        colors = select_by_name("task", tasks, {color: task_text(color) for color in COLORS})
+        self._color_of = {text: color for color, text in colors.items()}
+        self.tasks = tuple(self._color_of)
         self.features = {
             f"observation.images.{CAMERA}": image_feature(size),
             "observation.state": vector_feature(["x", "y", "z", "grip"]),
@@ -43,9 +43,9 @@ class TabletopEnv:
 
     def reset(self, seed: int, task: str) -> dict[str, np.ndarray]:
         """Start an episode; see `Env.reset`."""
-        if task not in self._colour_of:
+        if task not in self._color_of:
             raise ValueError(f"unknown task {task!r}; known: {list(self.tasks)}")
-        observation, _ = self.sim.reset(seed=seed, options={"colour": self._colour_of[task]})
+        observation, _ = self.sim.reset(seed=seed, options={"color": self._color_of[task]})
         return self._named(observation)
 
     def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], Outcome]:

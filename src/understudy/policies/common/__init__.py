@@ -2,7 +2,7 @@
 
 layers           linear, norm and attention layers with explicit precision
 flow_matching    flow matching on action chunks
-affine           normalisation as an affine map per norm head
+affine           normalization as an affine map per norm head
 normalizer       between the robot's units and the network's, per norm head
 fast             FAST action tokens
 augment          image augmentation from explicit draws

@@ -1,6 +1,6 @@
-"""Normalisation by one affine map per key and norm head, in float32, and its inverse.
+"""Normalization by one affine map per key and norm head, in float32, and its inverse.
 
-Every kind of normalisation (mean and deviation, range, quantiles) is an offset and a spread per dimension. The numbers
+Every kind of normalization (mean and deviation, range, quantiles) is an offset and a spread per dimension. The numbers
 come as plain arrays. Robots that differ have maps of their own, the heads; each sample names its head. This is the only
 place with the formula.
 """
@@ -36,8 +36,8 @@ class Affine(nn.Module):
         self.register_buffer("offset", offset.view(-1, offset.shape[-1]), persistent=False)
         self.register_buffer("spread", spread.view(-1, spread.shape[-1]), persistent=False)
 
-    def normalise(self, x: Tensor, head: Tensor | None = None) -> Tensor:
-        """Normalise [..., dim] in the robot's units to float32 [..., dim].
+    def normalize(self, x: Tensor, head: Tensor | None = None) -> Tensor:
+        """Normalize [..., dim] in the robot's units to float32 [..., dim].
 
         Args:
             x: the values.
@@ -51,8 +51,8 @@ class Affine(nn.Module):
         scaled = (x.float() - offset) / torch.where(constant, 1.0, spread)
         return torch.where(constant, 0.0, scaled)
 
-    def unnormalise(self, x: Tensor, head: Tensor | None = None) -> Tensor:
-        """Invert `normalise`: float32 [..., dim] -> float32 [..., dim] in the robot's units."""
+    def unnormalize(self, x: Tensor, head: Tensor | None = None) -> Tensor:
+        """Invert `normalize`: float32 [..., dim] -> float32 [..., dim] in the robot's units."""
         offset, spread = self._rows(x, head)
         return x.float() * spread + offset
 
@@ -69,13 +69,13 @@ class Affine(nn.Module):
         """
         missing = {"offset", "spread"} - set(arrays)
         if missing:
-            raise ValueError(f"normalisation of {key!r} lacks {sorted(missing)}")
+            raise ValueError(f"normalization of {key!r} lacks {sorted(missing)}")
         affine = Affine(arrays["offset"], arrays["spread"])
         rows, width = affine.offset.shape
         if width != dim:
-            raise ValueError(f"normalisation of {key!r} is {width} wide, the policy expects {dim}")
+            raise ValueError(f"normalization of {key!r} is {width} wide, the policy expects {dim}")
         if rows != heads:
-            raise ValueError(f"normalisation of {key!r} has {rows} norm heads, expected {heads}")
+            raise ValueError(f"normalization of {key!r} has {rows} norm heads, expected {heads}")
         return affine
 
     def _rows(self, x: Tensor, head: Tensor | None) -> tuple[Tensor, Tensor]:

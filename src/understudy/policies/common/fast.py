@@ -1,6 +1,6 @@
 """FAST action tokens: cosine transform, rounding and byte-pair encoding of action chunks (Pertsch et al. 2025).
 
-    chunk [T, D], normalised to about -1..1
+    chunk [T, D], normalized to about -1..1
       -> orthonormal DCT-II over time, times `scale`, rounded            integers [T, D]
       -> flattened step by step (frequency, then dimension), minus `min_token`, one Unicode character each
       -> byte-pair encoding                                               ids below `vocab_size`
@@ -50,7 +50,7 @@ class Decoded(NamedTuple):
     """Chunks of a batch of tokens."""
 
     actions: np.ndarray
-    """float32 [B, T, D], normalised; zeros where `is_valid` is False."""
+    """float32 [B, T, D], normalized; zeros where `is_valid` is False."""
     is_valid: np.ndarray
     """bool [B]: the tokens are those of a chunk of T x D coefficients."""
 
@@ -115,7 +115,7 @@ class FastTokenizer:
         """Fit the `private` kind to action chunks; equal chunks in equal sequence give an equal tokenizer.
 
         Args:
-            chunks: float [T, D] each, normalised.
+            chunks: float [T, D] each, normalized.
             vocab_size: most ids, at least as many as there are integers between the smallest and the largest one.
             scale: steps per unit of a coefficient.
 
@@ -166,7 +166,7 @@ class FastTokenizer:
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
     def encode(self, chunks: np.ndarray) -> Encoded:
-        """Encode normalised chunks, float [B, T, D].
+        """Encode normalized chunks, float [B, T, D].
 
         Raises:
             ValueError: a value is not finite.

@@ -1,6 +1,6 @@
 """Layers of the policies with explicit precision: parameters are cast to the input's dtype.
 
-Parameters keep their stored dtype (float32 for training). Layers compute in the dtype of their input, normalisation
+Parameters keep their stored dtype (float32 for training). Layers compute in the dtype of their input, normalization
 layers in float32. There is no autocast: this file shows the precision of each operation.
 """
 
@@ -36,12 +36,12 @@ class Conv2d(nn.Conv2d):
 
 
 def layer_norm(x: Tensor) -> Tensor:
-    """Normalise to zero mean and unit variance over the last dimension, computed in float32, without learned scale."""
+    """Normalize to zero mean and unit variance over the last dimension, computed in float32, without learned scale."""
     return F.layer_norm(x.float(), x.shape[-1:]).to(x.dtype)
 
 
 def group_norm(x: Tensor, groups: int) -> Tensor:
-    """Normalise to zero mean and unit variance over each group of channels and all places of [B, C, H, W], in float32.
+    """Normalize to zero mean and unit variance over each group of channels and all places of [B, C, H, W], in float32.
 
     It works per sample, so the output of a sample does not depend on the rest of its batch (batch norm's would).
     """

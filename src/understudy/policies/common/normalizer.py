@@ -1,11 +1,11 @@
 """Conversion between the robot's units and the network's: norm heads, missing dimensions, differences to the state.
 
-Robots with one body and one control mode share a norm head: its normalisation and its number of dimensions. Vectors are
+Robots with one body and one control mode share a norm head: its normalization and its number of dimensions. Vectors are
 padded to the width of the widest robot. All values behind a robot's own dimensions are 0 here for any content of the
 batch: neither NaN nor noise in a dimension that a robot does not have reaches the network.
 
 Actions may be learnt as differences to the current state, dimension by dimension (a gripper's often are not). The state
-is subtracted before the normalisation and added again behind the network.
+is subtracted before the normalization and added again behind the network.
 """
 
 from collections.abc import Mapping
@@ -19,17 +19,17 @@ from understudy.policies.batch import check_shape, value_of
 from understudy.policies.common.affine import Affine, of_head
 
 ONLY = ("",)
-"""Names of the heads of a normalisation that names none."""
+"""Names of the heads of a normalization that names none."""
 
 
 class Normalizer(nn.Module):
-    """The normalisation of a policy; `Normalizer(normalisation, {"action": A, "observation.state": S})`."""
+    """The normalization of a policy; `Normalizer(normalization, {"action": A, "observation.state": S})`."""
 
     delta: Tensor | None
     """bool [H, A]: the dimensions that are differences; None where none is."""
 
-    def __init__(self, normalisation: Mapping[str, Any], widths: Mapping[str, int]) -> None:
-        """Read the normalisation of H heads.
+    def __init__(self, normalization: Mapping[str, Any], widths: Mapping[str, int]) -> None:
+        """Read the normalization of H heads.
 
             "heads": H names; without it there is one, and the arrays may lack their first dimension
             "action", "observation.state": {"offset": [H][dim], "spread": [H][dim]}, see `affine.py`
@@ -44,26 +44,26 @@ class Normalizer(nn.Module):
         """
         super().__init__()
         for key in widths:
-            if key not in normalisation:
-                raise ValueError(f"normalisation has {sorted(normalisation)}, the policy also needs {key!r}")
-        self.heads: tuple[str, ...] = tuple(normalisation.get("heads", ONLY))
+            if key not in normalization:
+                raise ValueError(f"normalization has {sorted(normalization)}, the policy also needs {key!r}")
+        self.heads: tuple[str, ...] = tuple(normalization.get("heads", ONLY))
         if not self.heads or len(set(self.heads)) < len(self.heads):
-            raise ValueError(f"normalisation names the heads {list(self.heads)}: one name for each, at least one")
+            raise ValueError(f"normalization names the heads {list(self.heads)}: one name for each, at least one")
         count = len(self.heads)
         # Module names may not contain dots.
-        self.action = Affine.from_arrays(normalisation[ACTION], ACTION, widths[ACTION], count)
-        self.state = Affine.from_arrays(normalisation[STATE], STATE, widths[STATE], count) if STATE in widths else None
+        self.action = Affine.from_arrays(normalization[ACTION], ACTION, widths[ACTION], count)
+        self.state = Affine.from_arrays(normalization[STATE], STATE, widths[STATE], count) if STATE in widths else None
         self.widths = dict(widths)
         self.dims: dict[str, list[int]] = {}
         for key, width in widths.items():
-            own = [int(dim) for dim in normalisation.get("dims", {}).get(key, [width] * count)]
+            own = [int(dim) for dim in normalization.get("dims", {}).get(key, [width] * count)]
             if len(own) != count or not all(1 <= dim <= width for dim in own):
-                raise ValueError(f"normalisation says dims {own} of {key!r}: {count} numbers from 1 to {width}")
+                raise ValueError(f"normalization says dims {own} of {key!r}: {count} numbers from 1 to {width}")
             self.dims[key] = own
             past = torch.arange(width) >= torch.tensor(own)[:, None] if min(own) < width else None
             self.register_buffer(f"{_short(key)}_past", past, persistent=False)  # bool [H, dim], None: all are real
-        delta = torch.as_tensor(normalisation.get("delta", [[False] * widths[ACTION]] * count), dtype=torch.bool)
-        check_shape("normalisation's delta", delta, (count, widths[ACTION]))
+        delta = torch.as_tensor(normalization.get("delta", [[False] * widths[ACTION]] * count), dtype=torch.bool)
+        check_shape("normalization's delta", delta, (count, widths[ACTION]))
         for head, dim in delta.nonzero().tolist():
             self._check_inverse(head, dim)
         self.register_buffer("delta", delta if delta.any() else None, persistent=False)
@@ -87,31 +87,31 @@ class Normalizer(nn.Module):
         return found
 
     def actions(self, batch: Mapping[str, Any]) -> Tensor:
-        """Normalise `action` [B, T, A] of a batch, float32; differences to the state where its head learns those."""
+        """Normalize `action` [B, T, A] of a batch, float32; differences to the state where its head learns those."""
         actions, head = value_of(batch, ACTION).float(), self.head(batch)
         if (now := self._learnt_from(batch)) is not None:
             actions = actions - now[:, None]
-        return blanked(self.action.normalise(actions, head), self.dim_is_pad(ACTION, batch))
+        return blanked(self.action.normalize(actions, head), self.dim_is_pad(ACTION, batch))
 
     def robot_actions(self, x: Tensor, batch: Mapping[str, Any]) -> Tensor:
-        """Convert normalised actions, float32 [B, T, A], to the robot's units; 0 behind its own dimensions."""
-        actions = self.action.unnormalise(x, self.head(batch))
+        """Convert normalized actions, float32 [B, T, A], to the robot's units; 0 behind its own dimensions."""
+        actions = self.action.unnormalize(x, self.head(batch))
         if (now := self._learnt_from(batch)) is not None:
             actions = actions + now[:, None]
         return blanked(actions, self.dim_is_pad(ACTION, batch))
 
     def states(self, batch: Mapping[str, Any], values: Tensor) -> Tensor:
-        """Normalise states [B, ..., S] of the samples of a batch, float32."""
+        """Normalize states [B, ..., S] of the samples of a batch, float32."""
         assert self.state is not None
-        return blanked(self.state.normalise(values, self.head(batch)), self.dim_is_pad(STATE, batch))
+        return blanked(self.state.normalize(values, self.head(batch)), self.dim_is_pad(STATE, batch))
 
     def robot_states(self, x: Tensor, batch: Mapping[str, Any]) -> Tensor:
-        """Convert normalised states, float32 [B, ..., S], to the robot's units; 0 behind its own dimensions."""
+        """Convert normalized states, float32 [B, ..., S], to the robot's units; 0 behind its own dimensions."""
         assert self.state is not None
-        return blanked(self.state.unnormalise(x, self.head(batch)), self.dim_is_pad(STATE, batch))
+        return blanked(self.state.unnormalize(x, self.head(batch)), self.dim_is_pad(STATE, batch))
 
     def arrays(self) -> dict[str, Any]:
-        """Return the normalisation as JSON values; `Normalizer` of it is equal to the bit."""
+        """Return the normalization as JSON values; `Normalizer` of it is equal to the bit."""
         found: dict[str, Any] = {"heads": list(self.heads), ACTION: self.action.arrays()}
         if self.state is not None:
             found[STATE] = self.state.arrays()

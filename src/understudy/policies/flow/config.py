@@ -44,7 +44,7 @@ class FlowSettings(PolicySettings):
     blocks: int = 3
     """Residual blocks of the image network."""
     keypoints: int = 32
-    """Keypoints read from each image (even: half from the network's maps, half from the plain colours)."""
+    """Keypoints read from each image (even: half from the network's maps, half from the plain colors)."""
     width: int = 192
     """Width of the condition and of the action network (a multiple of 8)."""
     layers: int = 3
@@ -65,7 +65,7 @@ class FlowSettings(PolicySettings):
             if getattr(self, name) % 8
         ]
         if self.keypoints % 2:
-            found.append(f"keypoints: {self.keypoints}: must be even, half of them look at plain colours")
+            found.append(f"keypoints: {self.keypoints}: must be even, half of them look at plain colors")
         if len(self.image_size) != 2 or any(side < 8 or side % 4 or side > 8192 for side in self.image_size):
             found.append(f"image_size: {self.image_size}: height and width must be multiples of 4, from 8 to 8192")
         return found

@@ -3,7 +3,7 @@
 The model reads top to bottom: encode images, state and instruction into one vector, then let a residual MLP predict
 the velocity of the whole chunk at once. `policies/common/flow_matching.py` has the path and the convention of time.
 All random numbers are arguments, so the same batch, noise and time give the same numbers anywhere. Inputs and outputs
-are in the robot's units: the policy has the normalisation and saves it (`policies/common/normalizer.py`).
+are in the robot's units: the policy has the normalization and saves it (`policies/common/normalizer.py`).
 
 With `future` the same network also predicts the states that follow. They are a second stream beside the chunk of
 actions, with a flow time of its own. Given one stream (time 0), the network finds the other: forward and inverse
@@ -42,7 +42,7 @@ class _Stream(NamedTuple):
     """Target of one loss term: the chunk of actions, or the states that follow."""
 
     clean: Tensor
-    """float32 [B, T, dim], normalised, 0 in padded slots and dimensions."""
+    """float32 [B, T, dim], normalized, 0 in padded slots and dimensions."""
     is_pad: Tensor
     """bool [B, T]."""
     dim_is_pad: Tensor | None
@@ -52,7 +52,7 @@ class _Stream(NamedTuple):
 
 
 class FlowPolicy(Policy):
-    """Flow-matching policy. `FlowPolicy(config, normalisation)` has fresh weights from torch's generator.
+    """Flow-matching policy. `FlowPolicy(config, normalization)` has fresh weights from torch's generator.
 
     For the keys of a batch see `Policy`. Padded dimensions and missing cameras count nothing and reach nothing,
     whatever values the batch holds there. With `future`, training needs `observation.state` [B, 1 + T, S], of now and
@@ -64,12 +64,12 @@ class FlowPolicy(Policy):
     validation_draws = VALIDATION_DRAWS
     config: FlowPolicyConfig
 
-    def __init__(self, config: FlowPolicyConfig, normalisation: Mapping[str, Any]) -> None:
+    def __init__(self, config: FlowPolicyConfig, normalization: Mapping[str, Any]) -> None:
         """Build the network.
 
         Args:
             config: see `FlowPolicyConfig`.
-            normalisation: {"heads": [...], "action": {"offset": [H][A], "spread": [H][A]}, "observation.state": ...,
+            normalization: {"heads": [...], "action": {"offset": [H][A], "spread": [H][A]}, "observation.state": ...,
                 "delta": ..., "dims": ...}; see `policies/common/normalizer.py`.
 
         Raises:
@@ -78,7 +78,7 @@ class FlowPolicy(Policy):
         super().__init__()
         self.config = config
         self.normalizer = Normalizer(
-            normalisation, {ACTION: config.action_dim} | ({STATE: config.state_dim} if config.state_dim else {})
+            normalization, {ACTION: config.action_dim} | ({STATE: config.state_dim} if config.state_dim else {})
         )
         width = config.width
         self.text = TextEncoder(config.text_bytes, 64, width)
@@ -183,7 +183,7 @@ class FlowPolicy(Policy):
             detail: also by draw and dimension; the rest is equal to the bit.
 
         Returns:
-            {"flow": Loss, "dynamics": Loss}, the second with a future: mean squared velocity error in normalised units
+            {"flow": Loss, "dynamics": Loss}, the second with a future: mean squared velocity error in normalized units
             over unpadded slots and dimensions. A sample whose mode gives the target of a term has 0 elements there.
 
         Raises:
@@ -268,7 +268,7 @@ class FlowPolicy(Policy):
         return _Stream(clean, is_pad, self.normalizer.dim_is_pad(KEY_OF[term], batch), self._given(batch, term))
 
     def _values(self, batch: Mapping[str, Any], term: str) -> Tensor:
-        """The batch's actions, or the states behind them: normalised, float32 [B, T, dim]."""
+        """The batch's actions, or the states behind them: normalized, float32 [B, T, dim]."""
         values, chunk = value_of(batch, KEY_OF[term]), self.config.chunk
         if term == FLOW:
             check_shape(ACTION, values, (None, chunk, self.config.action_dim))
@@ -331,7 +331,7 @@ class FlowPolicy(Policy):
         return self.out_proj(layer_norm(h)).float().view(x.shape)
 
     def _sample(self, batch: Mapping[str, Any], noise: Tensor, steps: int, mode: str, term: str) -> Tensor:
-        """Sample the target of `term` from noise [B, T, A + S] in `mode`: normalised, [B, T, dim]."""
+        """Sample the target of `term` from noise [B, T, A + S] in `mode`: normalized, [B, T, dim]."""
         if mode not in self.modes or term not in self._streams or term not in TRAINS[mode]:
             able = [each for each in self.modes if term in TRAINS[each] and term in self._streams]
             reason = f"mode {mode!r} does not lead to {'actions' if term == FLOW else 'states'} with this policy"

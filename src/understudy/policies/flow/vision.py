@@ -60,7 +60,7 @@ class ImageEncoder(nn.Module):
     """One network for all cameras; a learned vector per camera is added to the condition.
 
     The instruction generates the filters of the keypoints: half of them act on the network's maps, half on the plain
-    colours at twice the resolution. So different words attend to different things from the first step on. Without that
+    colors at twice the resolution. So different words attend to different things from the first step on. Without that
     a policy explains the demonstrations by the path of the hand in each scene, and on a few hundred episodes it may
     never learn the words. The finer map is for precision: a hand must come within a pixel or two of its target.
     """
@@ -75,7 +75,7 @@ class ImageEncoder(nn.Module):
         self.stem = Conv2d(3, channels, 6, stride=4, padding=1)
         self.blocks = nn.ModuleList(FilmBlock(channels, condition) for _ in range(blocks))
         self.filters = _filters(condition, points // 2, channels)
-        self.colours = _filters(condition, points // 2, 3)
+        self.colors = _filters(condition, points // 2, 3)
 
     def forward(self, images: list[Tensor], condition: Tensor, missing: list[Tensor | None] | None = None) -> Tensor:
         """Compute the keypoints, float32 [B, cameras * 2 * points].
@@ -95,12 +95,12 @@ class ImageEncoder(nn.Module):
         x = F.relu(self.stem(rgb))  # [K B, C, h, w], h = H / 4
         for block in self.blocks:
             x = block(x, text_emb)
-        colour = group_norm(F.avg_pool2d(rgb, 2), 3)  # [K B, 3, 2 h, 2 w], each channel by itself
-        # [K B, 2 points]: points / 2 times y, x of the network's maps, then of the plain colours
+        color = group_norm(F.avg_pool2d(rgb, 2), 3)  # [K B, 3, 2 h, 2 w], each channel by itself
+        # [K B, 2 points]: points / 2 times y, x of the network's maps, then of the plain colors
         found = torch.cat(
             [
                 keypoints(_apply(self.filters(text_emb), group_norm(x, 8))),
-                keypoints(_apply(self.colours(text_emb), colour)),
+                keypoints(_apply(self.colors(text_emb), color)),
             ],
             dim=1,
         )

@@ -53,7 +53,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor, condition: Tensor | None = None) -> tuple[Tensor, None]:
-        """Normalise [..., width] in float32, in x's dtype; there is no gate."""
+        """Normalize [..., width] in float32, in x's dtype; there is no gate."""
         return (_rms(x) * (1 + self.weight.float())).to(x.dtype), None
 
 
@@ -66,7 +66,7 @@ class AdaRMSNorm(nn.Module):
         self.dense = Linear(width, 3 * width)
 
     def forward(self, x: Tensor, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Normalise x.
+        """Normalize x.
 
         Args:
             x: [B, T, width].

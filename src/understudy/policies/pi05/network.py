@@ -134,8 +134,8 @@ class Pi0Network(nn.Module):
             image_masks: cameras.
             tokens: prompt.
             token_masks: padding.
-            state: float32 [B, dim], normalised; read by pi0 alone.
-            actions: float32 [B, chunk, dim], normalised.
+            state: float32 [B, dim], normalized; read by pi0 alone.
+            actions: float32 [B, chunk, dim], normalized.
             noise: as `actions`.
             time: float32 [B] in 0..1.
             delay: int64 [B], leading actions of each sample that are given without noise, at time 0 (training-time
@@ -178,7 +178,7 @@ class Pi0Network(nn.Module):
             steps: Euler steps, at least 1.
 
         Returns:
-            float32, in the shape of `noise`: normalised actions.
+            float32, in the shape of `noise`: normalized actions.
         """
         observed = self._observe(images, image_masks, tokens, token_masks)
         candidates = noise.shape[1] if noise.ndim == 4 else 1

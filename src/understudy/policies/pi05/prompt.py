@@ -187,7 +187,7 @@ def clean(task: str) -> str:
 
 
 def state_bins(states: np.ndarray) -> np.ndarray:
-    """Return the bin of each normalised value: -1 below -1, 0 to 255 inside -1..1, 255 above. int64, of the same shape.
+    """Return the bin of each normalized value: -1 below -1, 0 to 255 inside -1..1, 255 above. int64, of the same shape.
 
     Raises:
         ValueError: a value is NaN.

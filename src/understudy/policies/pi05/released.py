@@ -54,7 +54,7 @@ REFUSED = (
     ("proprio_history_proj.*", "a projection of past states, which this network does not take"),
     (
         "*normalize_*",
-        "normalisation inside the weights; convert the folder to processor files with LeRobot's migration",
+        "normalization inside the weights; convert the folder to processor files with LeRobot's migration",
     ),
 )
 """Patterns of canonical names that change the meaning of the other weights, and why."""

@@ -19,7 +19,7 @@ class LayerNorm(nn.LayerNorm):
     """Layer norm with scale and bias, computed in float32, in its input's dtype."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise [..., width]."""
+        """Normalize [..., width]."""
         bias = None if self.bias is None else self.bias.float()
         return F.layer_norm(input.float(), self.normalized_shape, self.weight.float(), bias, self.eps).to(input.dtype)
 

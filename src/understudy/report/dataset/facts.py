@@ -19,7 +19,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS
 from understudy.data.format.missing_files import spread_evenly
 from understudy.errors import DatasetError
-from understudy.report.dataset.recorded_claims import colours, constant, contradictions
+from understudy.report.dataset.recorded_claims import colors, constant, contradictions
 from understudy.video.open import open_video
 
 
@@ -145,7 +145,7 @@ def _rows(catalog: Catalog, at: list[int], wrong: list[str]) -> dict[str, Any]:
     for key, feature in catalog.features.items():
         if feature.looks_like_images and len(with_rows):
             with finding(wrong):
-                low[key], high[key] = colours(catalog, key, with_rows)
+                low[key], high[key] = colors(catalog, key, with_rows)
     for key in low:  # values read replace recorded ones
         wrong[:] = [line for line in wrong if not (line.startswith(f"{key}: ") and "are constant" in line)]
         if (line := constant(catalog, key, low[key], high[key])) and key.startswith(("action", "observation.")):

@@ -118,7 +118,7 @@ def _left_out(width: int) -> str:
 
 def _histogram(lengths: np.ndarray) -> str:
     def draw(chart: Any) -> None:
-        chart.hist(lengths, bins=min(60, max(10, len(lengths) // 5)), color=html.COLOURS[0], alpha=0.8)
+        chart.hist(lengths, bins=min(60, max(10, len(lengths) // 5)), color=html.COLORS[0], alpha=0.8)
         chart.set_xlabel("frames")
         chart.set_ylabel("episodes")
 
@@ -197,11 +197,11 @@ def _columns(catalog: Catalog, columns: dict[str, np.ndarray]) -> Iterator[str]:
     for keys in groups:
         names, width = catalog.features[keys[0]].dimension_names, columns[keys[0]].shape[1]
         cells = [
-            curves(names[d], [columns[key][:, d] for key in keys], html.COLOURS) for d in range(min(DIMENSIONS, width))
+            curves(names[d], [columns[key][:, d] for key in keys], html.COLORS) for d in range(min(DIMENSIONS, width))
         ]
         swatches = "".join(
-            f'<span class="key" style="background:{colour}"></span>{escape(key)}'
-            for key, colour in zip(keys, html.COLOURS)
+            f'<span class="key" style="background:{color}"></span>{escape(key)}'
+            for key, color in zip(keys, html.COLORS)
         )
         dimensions = f"{width} dimension{'s' if width != 1 else ''}"
         yield f"<p><small>{swatches} · {dimensions}, each on its own scale</small></p>"

@@ -55,7 +55,7 @@ def constant(catalog: Catalog, key: str, low: np.ndarray, high: np.ndarray) -> s
     return f"{key}: constant in dimensions {listed}"
 
 
-def colours(catalog: Catalog, key: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def colors(catalog: Catalog, key: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Least and greatest value of each channel, of an array column of images, in some frames of the episodes `rows`.
 
     Raises:
@@ -63,7 +63,7 @@ def colours(catalog: Catalog, key: str, rows: np.ndarray) -> tuple[np.ndarray, n
     """
     feature = catalog.features[key]
     first = feature.shape[0] in (1, 3, 4) and feature.shape[2] not in (1, 3, 4)
-    axis = 0 if first or feature.is_camera else 2  # a camera comes with its colours in front
+    axis = 0 if first or feature.is_camera else 2  # a camera comes with its colors in front
     some = rows[np.linspace(0, len(rows) - 1, min(FRAMES, len(rows))).round().astype(int)]
     episodes, lengths = catalog.episodes.ids[some], catalog.episodes.lengths[some]
     data = EpisodeDataset(catalog, keys=[key], row_cache_bytes=1)

@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy.report.style import BLUE, GREEN, GREY, ORANGE, VIOLET, new_figure
+from understudy.report.style import BLUE, GRAY, GREEN, ORANGE, VIOLET, new_figure
 
 if TYPE_CHECKING:
     from understudy.report.order.explain import Comparison, Side
 
 BATCHES = 16  # of the lower row
-_COLOURS = {
+_COLORS = {
     "clips": GREEN,
-    "uniform": GREY,
+    "uniform": GRAY,
     "episode lanes": BLUE,
     "block shuffle": VIOLET,
     "worker pool": ORANGE,
@@ -51,10 +51,10 @@ def _draw_noise(axes: Any, sides: "list[Side]") -> None:
         assert side.figures is not None
         at = np.arange(3) + (k - (len(sides) - 1) / 2) * width
         values = np.maximum(side.figures.deff, 1.0)
-        axes.bar(at, values - 0.93, width * 0.92, bottom=0.93, color=_COLOURS[side.name], label=side.name)
+        axes.bar(at, values - 0.93, width * 0.92, bottom=0.93, color=_COLORS[side.name], label=side.name)
         for x, value in zip(at, values, strict=True):
             text = f"{value:.2f}" if value < 2 else f"{value:.1f}" if value < 10 else f"{value:.0f}"
-            axes.text(x, value * 1.05, text, ha="center", va="bottom", fontsize=7.5, color=_COLOURS[side.name])
+            axes.text(x, value * 1.05, text, ha="center", va="bottom", fontsize=7.5, color=_COLORS[side.name])
     axes.set_yscale("log")
     axes.set_yticks([1, 3, 10, 30, 100, 1000], ["1", "3", "10", "30", "100", "1000"])
     axes.set_ylim(0.93, max(max(s.figures.deff) for s in sides if s.figures) * 1.7)
@@ -65,16 +65,14 @@ def _draw_noise(axes: Any, sides: "list[Side]") -> None:
 
 
 def _draw_cost(axes: Any, sides: "list[Side]") -> None:
-    """Draw pieces opened per step against noise over 8 batches; area is memory. Colours as in the bars' legend."""
+    """Draw pieces opened per step against noise over 8 batches; area is memory. Colors as in the bars' legend."""
     axes.set_title("… and its cost for the disk")
     shown = [(side.name, side.figures) for side in sides if side.figures]
     most = max(a.frames_in_flight for _, a in shown)
     opened = [max(a.touches_mean, 1e-3) for _, a in shown]  # a log scale has no 0
     for (name, a), x in zip(shown, opened):
-        axes.scatter(
-            x, a.deff[1], s=14 + 600 * a.frames_in_flight / most, color=_COLOURS[name], alpha=0.3, linewidths=0
-        )
-        axes.scatter(x, a.deff[1], s=14, color=_COLOURS[name])
+        axes.scatter(x, a.deff[1], s=14 + 600 * a.frames_in_flight / most, color=_COLORS[name], alpha=0.3, linewidths=0)
+        axes.scatter(x, a.deff[1], s=14, color=_COLORS[name])
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(min(0.3, min(opened) / 3), max(700, 3 * max(opened)))
@@ -95,8 +93,8 @@ def _draw_episodes(axes: Any, side: "Side", start: int, batch: int) -> None:
     episode, _, _ = side.read(start + positions)
     _, first, which = np.unique(episode, return_index=True, return_inverse=True)
     number = np.argsort(np.argsort(first))[which]
-    axes.set_title(side.name, color=_COLOURS[side.name])
-    axes.plot(positions / batch, number, ".", markersize=1.1, color=_COLOURS[side.name], rasterized=True)
+    axes.set_title(side.name, color=_COLORS[side.name])
+    axes.plot(positions / batch, number, ".", markersize=1.1, color=_COLORS[side.name], rasterized=True)
     axes.set_xlim(0, BATCHES)
     axes.set_xticks([0, BATCHES // 2, BATCHES])
     axes.set_xlabel("batches")
@@ -104,4 +102,4 @@ def _draw_episodes(axes: Any, side: "Side", start: int, batch: int) -> None:
     x, end = (0.05, "left") if first.size > 0.6 * positions.size else (0.97, "right")
     at, text = (x * BATCHES, first.size), f"{first.size:,} episodes"
     offset = {"xytext": (0, 4), "textcoords": "offset points"}
-    axes.annotate(text, at, **offset, ha=end, va="bottom", fontsize=8, color=_COLOURS[side.name])
+    axes.annotate(text, at, **offset, ha=end, va="bottom", fontsize=8, color=_COLORS[side.name])

@@ -1,6 +1,6 @@
 """Heat-map of the validation loss of every group over the steps, in plain HTML.
 
-The colour of a cell is the distance of its loss to the lowest loss of its own group, so that easy and hard groups are
+The color of a cell is the distance of its loss to the lowest loss of its own group, so that easy and hard groups are
 comparable. The number in the cell is the loss. Beside the cells is the rise since the lowest loss.
 """
 
@@ -16,7 +16,7 @@ COLUMNS, ROWS = 12, 40
 WORSE = 0.05
 """Rise above a group's lowest loss that is marked."""
 DEEPEST = 4.0
-"""Factor above the lowest loss of the full colour."""
+"""Factor above the lowest loss of the full color."""
 
 STYLE = """<style>
 .heat { overflow-x: auto; } .heat table { border-collapse: separate; border-spacing: 2px; font-size: 12.5px; }
@@ -45,7 +45,7 @@ def heatmap(val: Records) -> str:
     rows = [_row(group, lines[group], [record["step"] for record in val], shown) for group in order[:ROWS]]
     worse = sum(rise > WORSE for rise in rises.values())
     words = f"{worse} of {len(order)} groups {'are' if worse > 1 else 'is'}" if worse else "No group is"
-    words += f" more than {100 * WORSE:.0f} % above the lowest loss of the group, which is framed. Deeper colours are"
+    words += f" more than {100 * WORSE:.0f} % above the lowest loss of the group, which is framed. Deeper colors are"
     words += f" further above it; the deepest is {DEEPEST:g} times it."
     left = f'<p class="soft">and {len(order) - ROWS} more groups</p>' if len(order) > ROWS else ""
     table = f'<table><tr><th scope="col">step</th>{head}<td></td></tr>{"".join(rows)}</table>'

@@ -153,7 +153,7 @@ def _batch(config: Any, begun: Any, count: int = 8) -> str:
 
 
 def _order(path: Path) -> list[str]:
-    """Render order.json: the order, the data's fingerprint and the normalisation; nothing if it is unreadable."""
+    """Render order.json: the order, the data's fingerprint and the normalization; nothing if it is unreadable."""
     try:
         return [_details("order.json", json.dumps(json.loads(path.read_text(encoding="utf-8")), indent=2))]
     except (OSError, ValueError):

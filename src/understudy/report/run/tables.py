@@ -52,7 +52,7 @@ def short(name: str) -> str:
 def _open_loop(result: Mapping[str, Any]) -> list[str]:
     parts = [
         f"open-loop error of predicted actions on one frame in {result['every']}: mean squared error "
-        f"{_number(result['normalised'])} in normalised units"
+        f"{_number(result['normalised'])} in normalized units"
     ]
     for source, entry in result["sources"].items():
         off = with_error(entry)

@@ -33,7 +33,7 @@ def render_validation(val: Records) -> str:
         records = [{"step": r["step"], **r["open_loop"]} for r in val if r.get("open_loop")]
         if len(records) > 1:
             chart = charts.series(records, "normalised", 4)
-            half_width.append(html.card("<h3>Open-loop error, normalised</h3>", chart))
+            half_width.append(html.card("<h3>Open-loop error, normalized</h3>", chart))
         cards.append(html.card(_open_loop(last["open_loop"])))
     cards.append(html.grid(half_width, "two"))
     return "".join(card for card in cards if card)
@@ -91,7 +91,7 @@ def _open_loop(result: Mapping[str, Any]) -> str:
             rows.append([source, f"{still} {STILL}", "", ""])
     note = (
         f"Predicted actions on one validation frame in {result['every']}, compared with the recorded ones, in the "
-        f"robot's units. Mean squared error in normalised units over all joints: {number(result['normalised'])}."
+        f"robot's units. Mean squared error in normalized units over all joints: {number(result['normalised'])}."
     )
     table = html.table(["source", "joint", "mean squared error", "mean absolute error"], rows)
     return f'<h3>Open-loop error</h3><p class="soft">{note}</p>{_folded(table, len(rows), "joints")}'

@@ -3,9 +3,9 @@
 The result is a folder with model.safetensors, config.json and normalisation.json (`policies/pretrained.py`). It does
 not depend on mesh and storage of the run, and needs neither dataset nor processes. Low-rank adapters are merged into
 the weights in float32: the policy is an ordinary one. bf16 halves the file and rounds each weight to the nearest; the
-normalisation stays float32. Moments and position stay in the run.
+normalization stays float32. Moments and position stay in the run.
 
-`train --init-from FOLDER` starts a new run with these weights and this normalisation: its policy at step 0 gives the
+`train --init-from FOLDER` starts a new run with these weights and this normalization: its policy at step 0 gives the
 same actions as the exported one.
 """
 
@@ -100,7 +100,7 @@ def policy_weights(checkpoint: Path, dtype: str = "fp32") -> "dict[str, Tensor]"
 class InitialPolicy:
     """Start of a run from an exported policy."""
 
-    normalisation: dict[str, Any]
+    normalization: dict[str, Any]
     weights: "dict[str, Tensor]"
     """float32."""
     digest: str
@@ -118,7 +118,7 @@ def read_initial_policy(path: str | Path, wanted: Any) -> InitialPolicy:
     from understudy.policies.registry import network_differences
 
     try:
-        config, normalisation, weights, _ = pretrained.load(path)
+        config, normalization, weights, _ = pretrained.load(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"init_from: {error}") from error
     if differences := network_differences(config, wanted):
@@ -127,7 +127,7 @@ def read_initial_policy(path: str | Path, wanted: Any) -> InitialPolicy:
             f"init_from: {path} holds another network; set policy.*, data.* and mode as there, or name another\n{lines}"
         )
     digest = hashlib.sha256((Path(path) / pretrained.WEIGHTS).read_bytes()).hexdigest()
-    return InitialPolicy(normalisation, {name: tensor.float() for name, tensor in weights.items()}, digest)
+    return InitialPolicy(normalization, {name: tensor.float() for name, tensor in weights.items()}, digest)
 
 
 def find_checkpoint(checkpoints: Path, which: int | str, metric: str) -> Path:

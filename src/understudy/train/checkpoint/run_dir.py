@@ -1,7 +1,7 @@
 """The run directory: paths of a run's files, written so that no kill leaves a torn one.
 
 config.yaml     every setting, resolved
-order.json      decisions for the whole run: order, dataset fingerprint, normalisation, policy, settings
+order.json      decisions for the whole run: order, dataset fingerprint, normalization, policy, settings
 metrics.jsonl   figures of the run, one JSON object a line (`train/track/metrics_file.py`)
 substitutions-0.jsonl  samples that rank 0 replaced because they could not be read, if any
 checkpoints/    step-00001000/ … (`checkpoint.py`)

@@ -21,7 +21,7 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.rename import suggest_key
 from understudy.data.stats.norm_heads import Member
-from understudy.data.stats.norm_heads import compute_normalisation as normalise_heads
+from understudy.data.stats.norm_heads import compute_normalization as normalize_heads
 from understudy.data.stats.normalization import Mode, Statistics
 from understudy.data.stats.stats_files import read_stats_file
 from understudy.errors import DatasetError, SourceError
@@ -279,12 +279,12 @@ def _check_disjoint(
             raise DatasetError(what, where=training[i].catalog.root, fix=fix)
 
 
-def compute_normalisation(data: RunData, mode: Mode, cache: Path | None = None) -> dict[str, Any]:
+def compute_normalization(data: RunData, mode: Mode, cache: Path | None = None) -> dict[str, Any]:
     """Compute offset and spread of the policy's inputs and outputs, per head, from the training episodes alone.
 
     Args:
         data: the data of the run.
-        mode: the setting `data.normalise`.
+        mode: the setting `data.normalize`.
         cache: folder of earlier results; None keeps nothing.
 
     Raises:
@@ -305,7 +305,7 @@ def compute_normalisation(data: RunData, mode: Mode, cache: Path | None = None) 
         for number, part in enumerate(data.training)
     ]
     chunk = data.training[0].windows[ACTION]
-    return normalise_heads(members, mode, chunk, cache, [other for other in data.validation if other is not None])
+    return normalize_heads(members, mode, chunk, cache, [other for other in data.validation if other is not None])
 
 
 def dataset_fingerprint(data: RunData) -> dict[str, Any]:

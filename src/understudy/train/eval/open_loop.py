@@ -62,7 +62,7 @@ class OpenLoop:
             absent = absent | padded[:, None]
         difference = torch.where(absent, 0.0, proposed - recorded.float()).double()
         normalizer, head = policy.normalizer, policy.normalizer.head(here)
-        scaled = normalizer.action.normalise(proposed, head) - normalizer.action.normalise(recorded, head)
+        scaled = normalizer.action.normalize(proposed, head) - normalizer.action.normalize(recorded, head)
         scaled = torch.where(absent, 0.0, scaled).double()
         # A dimension that never changed in training has no scale to be measured by.
         moves = of_head(normalizer.action.spread, head)[:, None] != 0  # [n or 1, 1, A]
@@ -81,7 +81,7 @@ class OpenLoop:
         """Average the figures, float64 arrays of `shapes` by name, over the samples that are `readable`, bool (N,).
 
         Returns:
-            {"every", "normalised": mean squared error in units of the normalisation's spread, over all samples, joints
+            {"every", "normalised": mean squared error in units of the normalization's spread, over all samples, joints
             and steps (without joints that never move; None where none does), "sources": {name: {"samples",
             "normalised", "mse": {joint: mean squared error in the robot's units}, "mae": {joint: mean absolute
             error}}}}.
@@ -106,8 +106,8 @@ class OpenLoop:
                 "mse": dict(zip(joints, mean("squared"))),
                 "mae": dict(zip(joints, mean("absolute"))),
             }
-        normalised = _ratio(found["normalised"][0], found["elements"][0])
-        return {"every": self.every, "normalised": normalised, "sources": sources}
+        normalized = _ratio(found["normalised"][0], found["elements"][0])
+        return {"every": self.every, "normalised": normalized, "sources": sources}
 
 
 def _rows(value: Any, some: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""docs/normalisation.md: its settings load, its numbers are those of the code."""
+"""docs/normalization.md: its settings load, its numbers are those of the code."""
 
 import re
 from dataclasses import replace
@@ -10,7 +10,7 @@ from understudy.config.train import TrainConfig
 from understudy.data.stats import stats_files, summary
 from understudy.data.stats.normalization import Mode
 
-PAGE = (Path(__file__).parents[1] / "docs" / "normalisation.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "normalization.md").read_text()
 SETTINGS = re.search(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
