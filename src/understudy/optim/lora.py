@@ -80,6 +80,7 @@ def add_adapters(
     freeze: tuple[str, ...],
     seed_of: Callable[[str], int],
     old_modules: Mapping[str, str] = NO_RENAMES,
+    parts: Mapping[str, str] = NO_RENAMES,
 ) -> list[str]:
     """Freeze a network and add adapters to its linear layers, in place; a rank of 0 changes nothing.
 
@@ -92,6 +93,7 @@ def add_adapters(
         freeze: patterns of parameters to be frozen; their layers get no adapter, since an adapter would change them.
         seed_of: seed of a layer's A by the layer's name, so that A does not depend on the other layers.
         old_modules: first parts of names in earlier releases -> those of today; patterns may use either.
+        parts: patterns of parameters -> parts of the policy; patterns may write PART.NAME.
 
     Returns:
         Names of the layers with an adapter.
@@ -101,17 +103,21 @@ def add_adapters(
     """
     if not config.rank:
         return []
-    names = {name: spellings(name, old_modules) for name, _ in policy.named_parameters()}
+    names = {name: spellings(name, old_modules, parts) for name, _ in policy.named_parameters()}
     check_patterns("lora.also_train", config.also_train, [each for found in names.values() for each in found])
     linear = {name: module for name, module in policy.named_modules() if isinstance(module, nn.Linear)}
-    check_patterns("lora.targets", config.targets, [each for name in linear for each in spellings(name, old_modules)])
+    of_layer = {
+        name: [each.removesuffix(".weight") for each in spellings(f"{name}.weight", old_modules, parts)]
+        for name in linear
+    }
+    check_patterns("lora.targets", config.targets, [each for found in of_layer.values() for each in found])
     for name, parameter in policy.named_parameters():
         parameter.requires_grad_(matches(config.also_train, names[name]))
     whole = (*freeze, *config.also_train)
     chosen = {
         name: layer
         for name, layer in linear.items()
-        if matches(config.targets, spellings(name, old_modules)) and not matches(whole, names.get(f"{name}.weight", []))
+        if matches(config.targets, of_layer[name]) and not matches(whole, names.get(f"{name}.weight", []))
     }
     if not chosen:
         raise ConfigError(

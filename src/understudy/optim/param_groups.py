@@ -18,6 +18,7 @@ from understudy.optim.adamw import Float32AdamW
 from understudy.optim.state import local
 
 Policy = TypeVar("Policy", bound=nn.Module)
+Value = TypeVar("Value")
 NO_RENAMES: Mapping[str, str] = {}
 
 
@@ -69,29 +70,38 @@ class EmaSettings(Protocol):
         ...
 
 
-def freeze(policy: nn.Module, config: OptimSettings, old_modules: Mapping[str, str] = NO_RENAMES) -> None:
+def freeze(
+    policy: nn.Module,
+    config: OptimSettings,
+    old_modules: Mapping[str, str] = NO_RENAMES,
+    parts: Mapping[str, str] = NO_RENAMES,
+) -> None:
     """Freeze the parameters that `config.freeze` names, in place: before sharding and before the optimizer is made.
 
     Args:
         policy: the network.
         config: its patterns are checked, those of `lr_scale` and `weight_decay_of` too.
         old_modules: first parts of names in earlier releases -> those of today; patterns may use either.
+        parts: patterns of names -> parts of the policy; patterns may write PART.NAME.
 
     Raises:
         ConfigError: a pattern fits no parameter, or nothing is left to train.
     """
-    names = [spelling for name, _ in policy.named_parameters() for spelling in spellings(name, old_modules)]
+    names = [spelling for name, _ in policy.named_parameters() for spelling in spellings(name, old_modules, parts)]
     for setting in ("freeze", "lr_scale", "weight_decay_of"):
         check_patterns(f"optim.{setting}", getattr(config, setting), names)
     for name, parameter in policy.named_parameters():
-        if matches(config.freeze, spellings(name, old_modules)):
+        if matches(config.freeze, spellings(name, old_modules, parts)):
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in policy.parameters()):
         raise ConfigError(f"optim.freeze: {', '.join(config.freeze)} freezes every parameter: nothing is left to train")
 
 
 def parameter_groups(
-    named: Iterable[tuple[str, nn.Parameter]], config: OptimSettings, old_modules: Mapping[str, str] = NO_RENAMES
+    named: Iterable[tuple[str, nn.Parameter]],
+    config: OptimSettings,
+    old_modules: Mapping[str, str] = NO_RENAMES,
+    parts: Mapping[str, str] = NO_RENAMES,
 ) -> list[dict[str, Any]]:
     """Groups for a torch optimizer, in order of first appearance: one per weight decay and factor on the learning rate.
 
@@ -101,13 +111,14 @@ def parameter_groups(
         named: names and parameters to train.
         config: the patterns.
         old_modules: as in `freeze`.
+        parts: as in `freeze`.
 
     Returns:
         {"params": [(name, parameter), ...], "weight_decay": ..., "lr_scale": ...} each.
     """
     groups: dict[tuple[float, float], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in named:
-        names = spellings(name, old_modules)
+        names = spellings(name, old_modules, parts)
         decay = _first(config.weight_decay_of, names, config.weight_decay if parameter.ndim >= 2 else 0.0)
         groups.setdefault((decay, _first(config.lr_scale, names, 1.0)), []).append((name, parameter))
     return [{"params": members, "weight_decay": d, "lr_scale": scale} for (d, scale), members in groups.items()]
@@ -157,10 +168,17 @@ def update_average(average: nn.Module, policy: nn.Module, optimizer: Float32Adam
         torch._foreach_lerp_(averages, masters, 1 - decay)
 
 
-def spellings(name: str, old_modules: Mapping[str, str]) -> list[str]:
-    """Return the names that a pattern may fit: a parameter's own, and that of earlier releases if it differs."""
+def spellings(name: str, old_modules: Mapping[str, str], parts: Mapping[str, str] = NO_RENAMES) -> list[str]:
+    """Return the names that a pattern may fit: a parameter's own, that of earlier releases, and PART.NAME."""
     first, dot, rest = name.partition(".")
-    return [name, *(f"{old}{dot}{rest}" for old, new in old_modules.items() if new == first)]
+    found = [name, *(f"{old}{dot}{rest}" for old, new in old_modules.items() if new == first)]
+    part = part_of(name, parts)
+    return found if part == first else [*found, f"{part}.{name}"]
+
+
+def part_of(name: str, parts: Mapping[str, str]) -> str:
+    """Return the part of the policy that a parameter belongs to: of the first pattern that fits, else of its name."""
+    return _first(parts, [name], name.partition(".")[0])
 
 
 def matches(patterns: Iterable[str], names: Iterable[str]) -> bool:
@@ -169,7 +187,7 @@ def matches(patterns: Iterable[str], names: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
 
-def _first(patterns: Mapping[str, Any], names: list[str], default: Any) -> Any:
+def _first(patterns: Mapping[str, Value], names: list[str], default: Value) -> Value:
     """Value of the first pattern that fits one of `names`."""
     fitting = (value for pattern, value in patterns.items() if any(fnmatchcase(name, pattern) for name in names))
     return next(fitting, default)

@@ -48,6 +48,9 @@ class PolicySettings:
     """First parts of parameter names in earlier releases -> those of today, for weights and patterns."""
     LORA_TARGETS: ClassVar[tuple[str, ...]] = ("*",)
     """Patterns of the modules whose linear layers get low-rank adapters unless a run names others; default: all."""
+    PARTS: ClassVar[Mapping[str, str]] = {}
+    """Pattern of parameter names -> part of the policy (`layers.*.expert.*`: `expert`); the first match wins. Settings
+    may then write a parameter's name behind its part (`expert.*`). The default part is the first part of the name."""
     RUN_ONLY: ClassVar[tuple[str, ...]] = ("compute",)
     """Fields that the weights do not depend on: two configs that differ in these alone describe one network."""
 

@@ -12,6 +12,7 @@ eval                   validation
 checkpoint             checkpoints, the run directory, export
 track                  metrics.jsonl and trackers
 profiling              time and memory of a step
+trainable              statement of the trained parameters
 run_record             order.json: decisions that hold for the whole run
 resume_check           changes on resume, and their consequences
 startup_summary        summary of the data before the first step

@@ -39,6 +39,7 @@ from understudy.train.run_record import current_order, load_initial_weights, new
 from understudy.train.startup_summary import startup_summary
 from understudy.train.state import TrainState, init_train_state, stored_names
 from understudy.train.track.trackers import MetricsLog
+from understudy.train.trainable import describe_trainable
 
 DONE, STOPPED = 0, 75
 
@@ -268,7 +269,8 @@ def _run(
         weights = load_initial_weights(config, data, record) if latest is None else None
     state = init_train_state(config, data, record["normalisation"], mesh, weights, latest is not None)
     if mesh.rank == 0:
-        logger.info("\n".join([_precision_table(state), *startup_summary(config, data, order)]))
+        trained, sources = describe_trainable(state), startup_summary(config, data, order)
+        logger.info("\n".join([_precision_table(state), *trained, *sources]))
     best_by = config.checkpoint.keep_best if config.checkpoint.keep_best != "none" else None
     with closing(
         Saver(

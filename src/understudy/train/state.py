@@ -263,9 +263,9 @@ def assemble(
     """
     given = [name for name, _ in policy.named_parameters()]
     terms = loss_weights(policy.loss_terms, config.optim)
-    old = policy.config.OLD_MODULES
-    add_adapters(policy, config.lora, config.optim.freeze, lambda name: make_key(config.seed, f"lora {name}"), old)
-    freeze(policy, config.optim, old)
+    names = policy.config.OLD_MODULES, policy.config.PARTS
+    add_adapters(policy, config.lora, config.optim.freeze, lambda name: make_key(config.seed, f"lora {name}"), *names)
+    freeze(policy, config.optim, *names)
     average = make_average(policy) if config.optim.ema.decay else None
     masters: Mapping[str, Tensor] = precision.store(policy, config)
     apply_activation_checkpointing(policy.blocks(), config.activation_checkpoint)  # the average is never trained
