@@ -316,7 +316,7 @@ def test_dataset_fork_while_a_thread_reads(plain: tuple[Path, Truth]) -> None:
     """A child forked while the parent's locks are taken does not wait for them."""
     data = EpisodeDataset(plain[0])
     want = data[2]
-    with data._rows._lock, data.video_frames._lock, data.video_frames._readers.get((TOP, 0)).lock:
+    with data._rows._lock, data.video_frames._lock, data.video_frames.readers.get((TOP, 0)).lock:
         child = multiprocessing.get_context("fork").Process(target=_same_as, args=(data, want))
         child.start()
         child.join(60)
@@ -367,10 +367,10 @@ def test_dataset_many_threads(plain: tuple[Path, Truth]) -> None:
 
 
 def test_dataset_limits_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("understudy.data.read.video_frames._OPEN_FILES", 2)
+    monkeypatch.setattr("understudy.data.read.video_frames.OPEN_FILES", 2)
     truth = write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(2, 3, 1, 2)))
     data = read_back(tmp_path / "d", truth, {TOP: [-0.1, 0.0]}, frame_cache_bytes=0)
-    assert len(data.video_frames._readers) == 2
+    assert len(data.video_frames.readers) == 2
 
 
 def test_dataset_warns_about_camera_without_files(tmp_path: Path) -> None:

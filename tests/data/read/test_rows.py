@@ -151,14 +151,14 @@ def test_rows_any_batch(written: dict[str, tuple[Path, Truth]], version: str) ->
 def test_rows_budget_of_loaded_files(written: dict[str, tuple[Path, Truth]]) -> None:
     rows = rows_of(written["v2.1"][0], cache=0)
     take(rows)
-    assert len(rows._cache) == 1  # the one in use
-    one = rows._cache.used
+    assert len(rows.files) == 1  # the one in use
+    one = rows.files.used
     rows = rows_of(written["v2.1"][0], cache=3 * one)
     take(rows)
-    assert 1 < len(rows._cache) < 4
+    assert 1 < len(rows.files) < 4
     rows = rows_of(written["v2.1"][0])
     take(rows)
-    assert len(rows._cache) == 4
+    assert len(rows.files) == 4
 
 
 def test_rows_many_threads(written: dict[str, tuple[Path, Truth]]) -> None:

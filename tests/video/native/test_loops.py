@@ -427,19 +427,19 @@ def test_recycling_leaves_frames_in_use_alone(clips: dict[str, tuple[Path, np.nd
     path, images = clips["h264-bframes"]
     decoder, converter = FrameDecoder(open_packets(str(path)), "x"), Converter()
     out = np.zeros((8, *images.transpose(0, 3, 1, 2).shape[1:]), np.uint8)
-    loops._spare.by_format["yuv420p"].clear()
+    loops.spare_frames.by_format["yuv420p"].clear()
     next(decoder.runs(np.arange(1), 1))  # a decoder's first frame is PyAV's own
     mine: list[tuple[int, av.VideoFrame]] = []
     reused = 0
     for begin in range(1, COUNT - 8, 8):
-        before = {id(one) for one in loops._spare.by_format["yuv420p"]}
+        before = {id(one) for one in loops.spare_frames.by_format["yuv420p"]}
         frames = [frame for run in decoder.runs(np.arange(begin, begin + 8), 8) for frame in run]
         reused += len({id(frame) for frame in frames} & before)
         mine.append((begin + 3, frames[3]))
         converter.write_all(frames, range(8), out)
         frames.clear()
         assert np.array_equal(out.transpose(0, 2, 3, 1), images[begin : begin + 8])
-        assert not {id(frame) for _, frame in mine} & {id(one) for one in loops._spare.by_format["yuv420p"]}
+        assert not {id(frame) for _, frame in mine} & {id(one) for one in loops.spare_frames.by_format["yuv420p"]}
     assert reused > 8
     for position, frame in mine:
         assert np.array_equal(rgb(frame), images[position])

@@ -46,6 +46,9 @@ class Rows:
         catalog: the dataset.
         keys: columns to read besides the index columns (which are computed where a file lacks them).
         cache_bytes: memory for loaded files; the file in use always stays.
+
+    Attributes:
+        files: loaded files by number.
     """
 
     def __init__(self, catalog: Catalog, keys: Sequence[str], cache_bytes: int) -> None:
@@ -54,11 +57,11 @@ class Rows:
         self._forget()
 
     def _forget(self) -> None:
-        self._cache: LRUCache[int, _DataFile] = LRUCache(self.cache_bytes, lambda file: file.nbytes, keep=1)
+        self.files: LRUCache[int, _DataFile] = LRUCache(self.cache_bytes, lambda file: file.nbytes, keep=1)
         self._lock, self._pid = threading.Lock(), os.getpid()
 
     def __getstate__(self) -> dict[str, object]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_cache", "_lock", "_pid")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("files", "_lock", "_pid")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -119,13 +122,13 @@ class Rows:
 
     def _load(self, file: int) -> _DataFile:
         with self._lock:
-            loaded = self._cache.get(file)
+            loaded = self.files.get(file)
         if loaded is not None:
             return loaded
         loaded = self._read(file)
         pa.default_memory_pool().release_unused()  # reading takes three times the columns for a moment
         with self._lock:
-            self._cache.put(file, loaded)
+            self.files.put(file, loaded)
         return loaded
 
     def _read(self, file: int) -> _DataFile:

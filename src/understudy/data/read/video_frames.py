@@ -21,7 +21,8 @@ from understudy.video.reader import VideoReader
 _CODECS = {"libx264": "h264", "avc1": "h264", "libx265": "hevc", "h265": "hevc", "hvc1": "hevc"}
 _CODECS |= {"libsvtav1": "av1", "libaom-av1": "av1", "av01": "av1", "hev1": "hevc", "avc3": "h264"}
 _CODECS |= {"mp4v": "mpeg4", "libxvid": "mpeg4", "vp09": "vp9", "libvpx-vp9": "vp9"}
-_OPEN_FILES = 32  # a live decoder costs 2 to 5 MB
+OPEN_FILES = 32
+"""Most open videos; a live decoder costs 2 to 5 MB."""
 
 
 class _Open:
@@ -44,6 +45,9 @@ class VideoFrames:
         catalog: the dataset.
         cache_bytes: memory for decoded frames, so that overlapping windows decode each frame once.
         backend: see `open_video`.
+
+    Attributes:
+        readers: open videos by camera and file.
     """
 
     def __init__(self, catalog: Catalog, cache_bytes: int, backend: str) -> None:
@@ -52,14 +56,14 @@ class VideoFrames:
         self._forget()
 
     def _forget(self) -> None:
-        self._readers: LRUCache[tuple[str, int], _Open] = LRUCache(_OPEN_FILES, lambda _: 1)
+        self.readers: LRUCache[tuple[str, int], _Open] = LRUCache(OPEN_FILES, lambda _: 1)
         self._cache: LRUCache[tuple[str, int, int], np.ndarray] = LRUCache(self.cache_bytes, lambda image: image.nbytes)
         self._by_time: dict[tuple[str, int], bool] = {}  # file -> whether recorded times give the episodes' starts
         self._lock = threading.Lock()  # guards the tables; decoding happens outside it
         self._pid = os.getpid()
 
     def __getstate__(self) -> dict[str, object]:
-        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+        return {k: v for k, v in self.__dict__.items() if not k.startswith("_") and k != "readers"}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -174,7 +178,7 @@ class VideoFrames:
 
     def _open(self, camera: str, file: int, rows: np.ndarray) -> _Open:
         with self._lock:
-            found = self._readers.get((camera, file))
+            found = self.readers.get((camera, file))
         if found is not None:
             return found
         row = int(rows[0])
@@ -200,8 +204,8 @@ class VideoFrames:
         self._check_count(camera, file, reader, where)
         self._note_differences(camera, reader, where)
         with self._lock:
-            opened = self._readers.get((camera, file)) or _Open(reader)  # another thread may have been faster
-            spare = self._readers.put((camera, file), opened)
+            opened = self.readers.get((camera, file)) or _Open(reader)  # another thread may have been faster
+            spare = self.readers.put((camera, file), opened)
         for one in spare:
             one.close()
         return opened
@@ -209,7 +213,7 @@ class VideoFrames:
     def close(self) -> None:
         """Close the open files; a later read opens them again."""
         with self._lock:
-            spare = self._readers.clear()
+            spare = self.readers.clear()
         for one in spare:
             one.close()
 

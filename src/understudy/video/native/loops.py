@@ -53,14 +53,14 @@ _PLAIN = (c_void_p, c_int64, c_void_p, c_void_p, c_int, c_int, c_int)
 _FUNCTIONS = ("avcodec_send_packet", "avcodec_receive_frame", "av_packet_alloc", "av_packet_free", "av_frame_unref")
 
 
-class _Spare(threading.local):
+class SpareFrames(threading.local):
     """Empty frames of a thread, by pixel format, at most as many as it ever used at once."""
 
     def __init__(self) -> None:
         self.by_format: dict[str, list[av.VideoFrame]] = {name: [] for name in _FORMATS}
 
 
-_spare = _Spare()
+spare_frames = SpareFrames()
 
 
 def count_plain_packets(run: PacketRun, skip: int, prefix: int, hevc: bool) -> int:
@@ -106,7 +106,7 @@ def decode_packets(
     at, status = run.first, 1
     offset, size, tag = run.table.addresses
     context.open(strict=False)
-    spare = _spare.by_format[pixel_format]
+    spare = spare_frames.by_format[pixel_format]
     while status == 1:
         left = run.stop - at
         room = spare[: left + 1]  # one extra frame, so that a drained decoder is noticed
@@ -172,7 +172,7 @@ def convert_frames(context: int, frames: Sequence[av.VideoFrame], to: Sequence[i
     done = [count == _UNSHARED and frame.format.width == 0 for frame, count in zip(frames, _refcounts(frames))]
     addresses = (c_void_p * len(to))(*to)
     count = library.loops_convert(context, _addresses(frames), addresses, bytes(done), len(to), height, width)
-    if any(done) and len(spare := _spare.by_format[frames[0].format.name]) < _MAX_SPARE:
+    if any(done) and len(spare := spare_frames.by_format[frames[0].format.name]) < _MAX_SPARE:
         spare += compress(frames, done)
     return bool(count == len(to))
 
