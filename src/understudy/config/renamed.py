@@ -42,7 +42,7 @@ TRAIN = {
     "data.order": "data.shuffle",
     "data.keep": "data.keep_ranges",
     "data.delta": "data.delta_action_dims",
-    "data.normalize": "data.normalize",
+    "data.normalise": "data.normalize",
     "data.sources.*.keep": "data.sources.*.keep_ranges",
     "data.sources.*.delta": "data.sources.*.delta_action_dims",
     "policy.picture": "policy.image_size",
