@@ -91,6 +91,7 @@ def test_example_runs_on_float64_and_repeats(name: str, doubles: Path, capsys: p
     assert "position to save" in once
 
 
+@pytest.mark.slow
 def test_example_runs_on_its_own_recording(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

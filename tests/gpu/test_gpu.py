@@ -88,6 +88,7 @@ def gradients(shape: torch.Size, device: str) -> list[Tensor]:
     return [(torch.randn(shape, generator=generator) * 10 ** (k % 7 - 4)).bfloat16().to(device) for k in range(30)]
 
 
+@pytest.mark.slow
 def test_split_weights_step_to_the_bits_of_float32_adamw(device: str) -> None:
     start = torch.randn(320, 16, generator=torch.Generator().manual_seed(0)).to(device) * 0.02
     live, truth = nn.Parameter(start.bfloat16()), nn.Parameter(start.clone())

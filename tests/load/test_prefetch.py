@@ -141,6 +141,7 @@ def test_prefetch_of_the_first_batch_is_its_samples_only(
         )
 
 
+@pytest.mark.slow
 def test_loader_close_does_not_wait_for_a_silent_server(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +183,7 @@ def test_loader_close_does_not_wait_for_a_silent_server(
             assert torch.equal(next(again)[TOP], next(fresh)[TOP])
 
 
+@pytest.mark.slow
 def test_loader_raises_for_a_dead_server_and_substitutes_nothing(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def test_deferred_state_equals_a_whole_one(precision: str) -> None:
     assert empty[0] != whole[0], "a resumed run waits for its checkpoint"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "shards"), [(2, 2), (2, 1)])
 def test_deferred_state_is_the_same_on_every_mesh(world: int, shards: int) -> None:
     (whole,) = in_ranks(1, start, "fp32", 1, False)

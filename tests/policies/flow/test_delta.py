@@ -21,6 +21,7 @@ def normalizer(delta: list[list[bool]], **more: Any) -> Normalizer:
     return Normalizer(maps | {"delta": delta} | more, WIDTHS)
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(st.integers(0, 2**20), st.integers(-6, 6))
 def test_there_and_back_is_exact_to_float32_and_a_gripper_is_untouched(seed: int, magnitude: int) -> None:

@@ -42,6 +42,7 @@ def test_every_input_matters(key: str) -> None:
     assert not torch.allclose(before, model.sample_actions(other, start))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cameras", [(), CAMERAS[:1], CAMERAS])
 @pytest.mark.parametrize("state_dim", [0, 2])
 def test_any_number_of_cameras_with_or_without_state(cameras: tuple[str, ...], state_dim: int) -> None:

@@ -254,6 +254,7 @@ def test_evaluate_skips_an_unreadable_frame(data: Path, whole: Path, damaged: tu
     assert one["mse"] == pytest.approx(two["mse"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_unreadable_validation_frame_loses_no_step(damaged: tuple[Path, int], tmp_path: Path) -> None:
     root, _ = damaged
     out = RunDir(tmp_path / "r")
