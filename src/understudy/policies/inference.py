@@ -89,8 +89,8 @@ class RobotPolicy:
         device = next(policy.parameters()).device
 
         def tensor(key: str) -> Tensor:
-            value = torch.as_tensor(observation[key])
-            return (value[None] if single else value).to(device)
+            value = torch.as_tensor(observation[key]).cpu()
+            return value[None] if single else value
 
         if config.state_dim:
             if STATE not in observation:
@@ -102,16 +102,19 @@ class RobotPolicy:
             raise ValueError(f"the observation has {sorted(observation)}, the policy needs {lacking[0]!r}")
         for camera in config.cameras:
             if camera in lacking:
-                batch[camera] = torch.zeros((rows, 3, *config.image_size), dtype=torch.uint8, device=device)
-                batch[f"{camera}_is_missing"] = torch.ones(rows, dtype=torch.bool, device=device)
+                batch[camera] = torch.zeros((rows, 3, *config.image_size), dtype=torch.uint8)
+                batch[f"{camera}_is_missing"] = torch.ones(rows, dtype=torch.bool)
                 continue
             image = tensor(camera)
             if image.ndim == 4 and image.shape[-1] == 3 and image.shape[1] != 3:
                 image = image.permute(0, 3, 1, 2).contiguous()
             batch[camera] = image
         if len(policy.norm_heads) > 1:
-            batch[HEAD] = torch.full((rows,), self.head, dtype=torch.int64, device=device)
-        batch = policy.preprocess(batch)
+            batch[HEAD] = torch.full((rows,), self.head, dtype=torch.int64)
+        batch = {
+            key: value.to(device) if isinstance(value, Tensor) else value
+            for key, value in policy.preprocess(batch).items()
+        }
         draws = generate_draws(policy.random_spec("act"), rows, generator)
         with torch.no_grad():
             actions = policy.act(batch, {name: values.to(device) for name, values in draws.items()}, steps)

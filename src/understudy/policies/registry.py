@@ -31,7 +31,11 @@ from typing import Any, ClassVar, Literal, Self
 GROUP = "understudy.policies"
 """Group of the entry points."""
 
-BUILT_IN = {"flow": "understudy.policies.flow.config:FLOW"}
+BUILT_IN = {
+    "flow": "understudy.policies.flow.config:FLOW",
+    "pi05": "understudy.policies.pi05.config:PI05",
+    "pi0": "understudy.policies.pi05.config:PI0",
+}
 """Types of this package, in the form of entry points."""
 
 OLD_TYPES = {"FlowPolicyConfig": "flow"}

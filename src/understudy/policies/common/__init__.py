@@ -5,6 +5,8 @@ flow_matching    flow matching on action chunks
 affine           normalization as an affine map per norm head
 normalizer       between the robot's units and the network's, per norm head
 fast             FAST action tokens
+letterbox        images of any size between black bars
+token_loss       cross-entropy over a large vocabulary
 augment          image augmentation from explicit draws
 task_modes       task modes: policy, forward, inverse and joint
 """

@@ -1,12 +1,14 @@
 """pi0.5 and pi0: a vision-language model and an action expert that attend to each other, layer by layer.
 
 sizes      dimensions of a network
-attention  attention between segments of tokens, rotary positions
+config     settings and configs
+policy     `Pi05Policy`
+network    `Pi0Network`
 gemma      layers of the language tower and the action expert
 siglip     the vision encoder
-network    `Pi0Network`
-released   names of released weights, both ways
-weights    first weights: of a released file, or fresh
+attention  attention between segments of tokens, rotary positions
 prompt     prompts, responses and action tokens in PaliGemma's vocabulary
 texts      tokens of a batch
+released   names of released weights, both ways
+weights    first weights: of a released file, or fresh
 """

@@ -112,7 +112,7 @@ class Pi0Network(nn.Module):
         Returns:
             Embeddings [B, P, width], 0 for missing cameras, and marks bool [B, P]; P = cameras * tokens + L.
         """
-        found = self._observe(images, image_masks, tokens, token_masks)
+        found = self.observe(images, image_masks, tokens, token_masks)
         return found.embeddings, found.valid
 
     def flow_loss(
@@ -144,7 +144,7 @@ class Pi0Network(nn.Module):
         Returns:
             float32 [B, chunk, dim].
         """
-        observed = self._observe(images, image_masks, tokens, token_masks)
+        observed = self.observe(images, image_masks, tokens, token_masks)
         times = time[:, None].expand(actions.shape[:2])
         clean = None
         if delay is not None:
@@ -180,7 +180,7 @@ class Pi0Network(nn.Module):
         Returns:
             float32, in the shape of `noise`: normalized actions.
         """
-        observed = self._observe(images, image_masks, tokens, token_masks)
+        observed = self.observe(images, image_masks, tokens, token_masks)
         candidates = noise.shape[1] if noise.ndim == 4 else 1
         return euler(self.field(observed, state, candidates), noise.reshape(-1, *noise.shape[-2:]), steps).view_as(
             noise
@@ -225,6 +225,12 @@ class Pi0Network(nn.Module):
         found = None if suffix is None or noisy is None else self._velocity(suffix, condition, noisy)
         return found, None if tokens is None or not hidden else self.vlm_norm(tokens)[0]
 
+    def integrate(self, observed: Observation, state: Tensor | None, noise: Tensor, steps: int = 10) -> Tensor:
+        """Sample actions of an embedded batch; see `sample`."""
+        candidates = noise.shape[1] if noise.ndim == 4 else 1
+        start = noise.reshape(-1, *noise.shape[-2:])
+        return euler(self.field(observed, state, candidates), start, steps).view_as(noise)
+
     def field(
         self, observed: Observation, state: Tensor | None = None, candidates: int = 1
     ) -> Callable[[Tensor, Tensor], Tensor]:
@@ -255,18 +261,10 @@ class Pi0Network(nn.Module):
 
         return velocity_at
 
-    def with_tail(self, observed: Observation, tail: Tail) -> Observation:
-        """Append text to predict to a prefix."""
-        tokens = self._embed(torch.where(tail.masks, tail.tokens, 0))
-        return observed._replace(
-            embeddings=torch.cat([observed.embeddings, tokens], dim=1),
-            valid=torch.cat([observed.valid, tail.masks], dim=1),
-            response=tail.response,
-        )
-
-    def _observe(
+    def observe(
         self, images: Tensor, image_masks: Tensor | None, tokens: Tensor, token_masks: Tensor | None
     ) -> Observation:
+        """Embed images and prompt; for the arguments see `prefix`."""
         batch, cameras = images.shape[:2]
         side, count = self.sizes.vision.image, self.sizes.vision.tokens
         check_shape("images", images, (batch, cameras, 3, side, side))
@@ -284,8 +282,19 @@ class Pi0Network(nn.Module):
             torch.cat([seen, text], dim=1), valid if mask is None else mask[:, 0, 0], sum(lengths), 0, mask is None
         )
 
+    def with_tail(self, observed: Observation, tail: Tail) -> Observation:
+        """Append text to predict to a prefix."""
+        tokens = self._embed(torch.where(tail.masks, tail.tokens, 0))
+        return observed._replace(
+            embeddings=torch.cat([observed.embeddings, tokens], dim=1),
+            valid=torch.cat([observed.valid, tail.masks], dim=1),
+            response=tail.response,
+        )
+
     def _present(self, images: Tensor, masks: Tensor | None) -> Tensor:
         """Encode the images [M, ...] that a mask [B, cameras] marks: [M, tokens, width], 0 for the others."""
+        if not len(images):  # a policy without cameras
+            return images.new_zeros(0, self.sizes.vision.tokens, self.sizes.vlm.width, dtype=self.dtype)
         if masks is None:
             return self._encode(images)
         where = masks.flatten().nonzero()[:, 0].to(images.device)

@@ -1,0 +1,124 @@
+"""Settings and configs of pi0.5 and pi0. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Literal
+
+from understudy.policies.pi05.prompt import TextSettings
+from understudy.policies.pi05.sizes import Sizes
+from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType
+
+NETWORK_SIZE = (0, 0)
+"""Value of `image_size` that means the image size of the network."""
+MOST_SAMPLES = 2**12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pi05Settings(TextSettings, PolicySettings):
+    """pi0.5: a vision-language model with an action expert (3.4 billion parameters; `size` tiny: 0.9 million)."""
+
+    RUN_ONLY: ClassVar[tuple[str, ...]] = (
+        "compute",
+        "weights",
+        "tokenizer",
+        "noise_samples",
+        "flow_time",
+        "max_delay",
+        "insulation",
+    )
+
+    type: Literal["pi05"] = "pi05"
+    """Type of the policy."""
+    size: Literal["base", "tiny"] = "base"
+    """Dimensions of the network: `base` of the released weights, `tiny` for a CPU."""
+    weights: str = ""
+    """Released weights to start from: a safetensors file or its folder. The default is fresh weights."""
+    image_size: tuple[int, int] = NETWORK_SIZE
+    """Height and width of the network's images, which follow from `size`: leave it out. Images of another size are
+    resized with their aspect ratio kept, between black bars."""
+    noise_samples: int = 1
+    """Noises and flow times per sample and step; they share one pass of the language tower, most of the cost."""
+    flow_time: Literal["released", "beta"] = "released"
+    """Distribution of the flow times: `beta` is Beta(1.5, 1), and `released` is 0.999 t + 0.001 for t of `beta`, as in
+    openpi."""
+    max_delay: int = 0
+    """Largest number of leading actions that a training sample is given, uniform from 0. The policy learns to continue
+    a chunk that is still being executed (training-time real-time chunking). 0: none."""
+    insulation: bool = True
+    """With `response_tokens` or `fast`: the flow loss trains the action expert alone, and the predicted tokens train
+    the rest (knowledge insulation). Without both, the flow loss trains everything."""
+
+    def problems(self) -> list[str]:
+        """List the rules that the values break, one line each."""
+        found = self.text_problems()
+        if not 1 <= self.noise_samples <= MOST_SAMPLES:
+            found.append(f"noise_samples: {self.noise_samples}: must be from 1 to {MOST_SAMPLES}")
+        if self.max_delay < 0:
+            found.append(f"max_delay: {self.max_delay}: must be 0 or more")
+        side = self.preset().vision.image
+        if tuple(self.image_size) not in (NETWORK_SIZE, (side, side)):
+            found.append(f"image_size: {self.image_size}: is {(side, side)} with size {self.size}; leave it out")
+        return found
+
+    def preset(self) -> Sizes:
+        """Return the dimensions that `size` names."""
+        return replace(Sizes.BASE if self.size == "base" else Sizes.TINY, adaptive=self.type == "pi05")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pi0Settings(Pi05Settings):
+    """pi0: the predecessor of pi0.5. The state enters the action expert, and the prompt is the task alone."""
+
+    type: Literal["pi0"] = "pi0"  # type: ignore[assignment]  # another constant
+    """Type of the policy."""
+    prompt: Literal["state", "plain"] = "plain"
+    """Format of the prompt, which belongs to the checkpoint: pi0 has `plain`, the task alone."""
+    prompt_tokens: int = 48
+    """Longest prompt in tokens; longer ones are cut at the end, and counted in the log."""
+
+
+@dataclass(frozen=True)
+class Pi05PolicyConfig(Pi05Settings, PolicyConfig):
+    """Config of a `Pi05Policy`: the run's settings and the facts of its data."""
+
+    dimensions: Mapping[str, Any] | None = None
+    """Dimensions of the network (`Sizes`) as a JSON object; None: those of `size`. config.json always has them."""
+
+    def __post_init__(self) -> None:
+        found = [
+            f"{n}: {getattr(self, n)}: must be at least 1" for n in ("action_dim", "chunk") if getattr(self, n) < 1
+        ]
+        if self.dimensions is None:
+            object.__setattr__(self, "dimensions", asdict(self.preset()))
+        sizes = self.sizes
+        object.__setattr__(self, "image_size", (sizes.vision.image,) * 2)
+        for name in ("action_dim", "state_dim"):
+            if getattr(self, name) > sizes.dim:
+                found.append(f"{name}: {getattr(self, name)}: the network takes up to {sizes.dim} (dim)")
+        if self.state_dim < 0:
+            found.append(f"state_dim: {self.state_dim}: must be 0 (no state) or more")
+        if not sizes.adaptive and not self.state_dim:
+            found.append("state_dim: 0: pi0 needs a state; set data.state to its key")
+        if self.max_delay >= self.chunk:
+            found.append(f"max_delay: {self.max_delay}: must be below the chunk of {self.chunk} actions")
+        if found := [*found, *self.problems_of_fields()]:
+            raise ValueError("; ".join(found))
+
+    def problems_of_fields(self) -> list[str]:
+        """List the rules that settings break, apart from the image size, which follows from the dimensions."""
+        return [line for line in self.problems() if not line.startswith("image_size")]
+
+    @property
+    def sizes(self) -> Sizes:
+        """Dimensions of the network."""
+        assert self.dimensions is not None
+        return Sizes.from_mapping(self.dimensions, adaptive=self.type == "pi05")
+
+
+@dataclass(frozen=True)
+class Pi0PolicyConfig(Pi0Settings, Pi05PolicyConfig):
+    """Config of a `Pi05Policy` of type pi0."""
+
+
+PI05 = PolicyType(Pi05Settings, Pi05PolicyConfig, "understudy.policies.pi05.policy:Pi05Policy")
+PI0 = PolicyType(Pi0Settings, Pi0PolicyConfig, "understudy.policies.pi05.policy:Pi05Policy")

@@ -1,0 +1,354 @@
+"""pi0.5 and pi0 as a `Policy`: a batch of a robot in, losses per sample or actions out.
+
+The network (`network.py`) is a pure function of tensors in its own units and widths. This file has everything between a
+batch and that function: units and widths, image sizes, missing cameras, the draws of a sample, and the loss terms
+
+    flow    squared error of the velocity, over the robot's own dimensions and unpadded actions
+    text    cross-entropy of the response, where the policy has responses
+    fast    cross-entropy of the actions as FAST tokens, where the policy has a FAST tokenizer
+
+With `insulation` the terms `text` and `fast` train the vision encoder and the language tower, and `flow` the action
+expert alone.
+"""
+
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from understudy.batch_keys import ACTION, STATE
+from understudy.policies.batch import check_shape, value_of
+from understudy.policies.common.flow_matching import noisy_actions, spread_times, velocity
+from understudy.policies.common.letterbox import blank, letterbox
+from understudy.policies.common.modes import FLOW, POLICY
+from understudy.policies.common.normalizer import Normalizer, state_now
+from understudy.policies.common.token_loss import token_cross_entropy
+from understudy.policies.draws import Draws, RandomSpec, Use
+from understudy.policies.losses import Loss, masked_squared_error, valid_elements
+from understudy.policies.pi05.config import Pi05PolicyConfig
+from understudy.policies.pi05.network import Observation, Pi0Network, Tail
+from understudy.policies.pi05.released import match
+from understudy.policies.pi05.texts import Texts
+from understudy.policies.pi05.weights import FirstWeights
+from understudy.policies.policy import Policy
+
+TEXT, FAST = "text", "fast"
+"""Loss terms beside `flow`."""
+TOKENS = {TEXT: ("response_tokens", "response_is_pad"), FAST: ("action_tokens", "action_tokens_is_pad")}
+"""Keys of a batch with the tokens that each term predicts."""
+PROMPT = ("prompt_tokens", "prompt_is_pad")
+EXTENTS = "extents"
+"""Key of a batch that `preprocess` adds: an `Extent` per sample, on the host."""
+VALIDATION_DRAWS = 8
+"""Noises and flow times per sample of a validation."""
+
+
+class Extent(NamedTuple):
+    """Cameras and numbers of tokens of a sample. On the host, so that shapes do not wait for a GPU."""
+
+    cameras: tuple[bool, ...]
+    """Whether the sample has each camera."""
+    prompt: int
+    text: int = 0
+    fast: int = 0
+
+    def tokens(self, term: str) -> int:
+        """Return the number of tokens that a loss term predicts."""
+        return self.text if term == TEXT else self.fast
+
+
+class Pi05Policy(Policy, Pi0Network):
+    """pi0.5 or pi0, by `config.type`. `Pi05Policy(config, normalisation)` has fresh weights from torch's generator.
+
+    For the keys of a batch see `Policy`; images have any size. `preprocess` adds the tokens of the texts
+    (`pi05/texts.py`). Missing cameras, padded dimensions and padded actions count nothing and reach nothing, whatever
+    values the batch holds there. The network's own functions (`flow_loss`, `sample`, ...) are methods of this class.
+    """
+
+    validation_draws: int = VALIDATION_DRAWS
+    fills_weights: ClassVar[bool] = True
+    config: Pi05PolicyConfig
+
+    def __init__(self, config: Pi05PolicyConfig, normalisation: Mapping[str, Any]) -> None:
+        """Build the network; it may be on the meta device.
+
+        Args:
+            config: see `Pi05PolicyConfig`.
+            normalisation: see `policies/common/normalizer.py`.
+
+        Raises:
+            ValueError: an entry of the normalisation is missing, of the wrong width, or cannot be inverted.
+            ConfigError: a tokenizer cannot be read.
+        """
+        super().__init__(config.sizes, getattr(torch, config.compute))
+        self.config = config
+        widths = {ACTION: config.action_dim} | ({STATE: config.state_dim} if config.state_dim else {})
+        self.normalizer = Normalizer(normalisation, widths)
+        # A second one that stays on the host, for `preprocess`: in a tuple, `to` does not find it.
+        self._at_host = (Normalizer(normalisation, widths),)
+        self.texts = Texts(config, self.sizes.vocab, config.weights)
+
+    @property
+    def loss_terms(self) -> tuple[str, ...]:
+        """Names of the loss terms: `flow`, and `text` and `fast` where the policy predicts these tokens."""
+        return (FLOW, *((TEXT,) if self.config.response_tokens else ()), *((FAST,) if self.config.fast else ()))
+
+    def blocks(self) -> list[nn.Module]:
+        """Layers of the vision encoder, then those of both towers."""
+        return [*self.vision.layers, *self.layers]
+
+    def float32_modules(self) -> list[nn.Module]:
+        """Patches, positions, and the layers between noisy actions, flow time, state and the expert."""
+        beside = [module for name, module in self.named_children() if name.startswith(("action_", "time_", "state_"))]
+        return [self.vision.patch, self.vision.position, *beside]
+
+    def random_spec(self, use: Use) -> dict[str, RandomSpec]:
+        """Noise and flow time of D draws per sample, one time per stratum; to act one noise.
+
+        The noise is as wide as the network: that in dimensions that a robot does not have is an input, as in the
+        released training. With `max_delay`, training also draws the number of given actions.
+        """
+        config, dim = self.config, self.sizes.dim
+        if use == "act":
+            return {"noise": RandomSpec("normal", (config.chunk, dim))}
+        draws = VALIDATION_DRAWS if use == "validation" else config.noise_samples
+        times = spread_times if config.flow_time == "beta" else released_times
+        spec = {
+            "flow noise": RandomSpec("normal", (draws, config.chunk, dim)),
+            "flow time": RandomSpec("uniform", (draws,), times),
+        }
+        if config.max_delay and use == "train":
+            spec["flow delay"] = RandomSpec("uniform", (), partial(delays, most=config.max_delay))
+        return spec
+
+    def preprocess(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Add the tokens of the texts, and the extent of each sample."""
+        found = self.texts.add(batch, self._at_host[0])
+        return {**found, EXTENTS: self._extents(found)}
+
+    def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
+        """Number of valid elements in a batch per loss term, int64 []."""
+        found = {}
+        for term in self.loss_terms:
+            if term == FLOW:
+                dims = self.normalizer.dim_is_pad(ACTION, batch)
+                found[term] = valid_elements(
+                    self._unlearnt(batch, draws), draws["flow time"].shape[1], self.config.action_dim, dims
+                ).sum()
+            else:
+                tokens, is_pad = TOKENS[term]
+                none = torch.zeros((), dtype=torch.int64, device=value_of(batch, ACTION).device)
+                found[term] = (~batch[is_pad]).sum() if tokens in batch else none
+        return found
+
+    def losses(
+        self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str] | None = None, detail: bool = False
+    ) -> dict[str, Loss]:
+        """Compute the loss terms per sample, from the draws of `random_spec`.
+
+        Raises:
+            ValueError: a missing key or a wrong shape, by name.
+        """
+        wanted = [term for term in self.loss_terms if terms is None or term in terms]
+        if not wanted:
+            return {}
+        predicted = [term for term in wanted if term != FLOW]
+        observed, extents = self._observed(batch)
+        tail = self._tail(batch, extents) if len(self.loss_terms) > 1 else None
+        if tail is not None:
+            observed = self.with_tail(observed, tail)
+        noisy = times = clean = None
+        if FLOW in wanted:
+            noisy, times, clean = self._noisy(batch, draws)
+        moves, hidden = self.compute(
+            observed,
+            noisy,
+            times,
+            self._state(batch),
+            insulate=self.config.insulation and bool(predicted),
+            hidden=bool(predicted),
+        )
+        found = {}
+        if moves is not None and clean is not None:
+            found[FLOW] = self._flow(batch, draws, moves, clean, detail)
+        if tail is not None and hidden is not None:
+            found |= self._token_losses(observed, hidden, tail, extents, predicted)
+        return found
+
+    @torch.no_grad()
+    def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+        """Sample actions from the noise of `random_spec("act")`, float32 [B, T, A] in the robot's units."""
+        if mode not in self.modes:
+            raise ValueError(f"mode {mode!r}: a policy of type {self.config.type} acts in mode {POLICY!r} only")
+        observed, _ = self._observed(batch)
+        check_shape("noise", draws["noise"], (len(observed.valid), self.config.chunk, self.sizes.dim))
+        return self.robot_actions(self.integrate(observed, self._state(batch), draws["noise"], steps), batch)
+
+    def robot_actions(self, x: Tensor, batch: Mapping[str, Any]) -> Tensor:
+        """Convert actions of the network [B, T, dim] to the robot's units, float32 [B, T, A]."""
+        return self.normalizer.robot_actions(x[..., : self.config.action_dim], batch)
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy a state dict into the policy, under own names or those of a released file.
+
+        Raises:
+            ValueError: a tensor is missing, unexpected or of another shape; names each.
+        """
+        own = {name: tuple(parameter.shape) for name, parameter in self.named_parameters()}
+        keys = match({key: tuple(tensor.shape) for key, tensor in weights.items()}, own).keys
+        self.load_state_dict({name: weights[key] for name, key in keys.items()})
+
+    def first_weights(self, seed: int) -> FirstWeights:
+        """Rows of the weights of a fresh run: those of `config.weights`, or fresh ones."""
+        shapes = {name: tuple(parameter.shape) for name, parameter in self.named_parameters()}
+        return FirstWeights(shapes, self.config.weights, seed=seed)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _extents(self, batch: Mapping[str, Any]) -> list[Extent]:
+        """Extent of each sample. Raises ValueError where padding is not behind the tokens."""
+        lengths = []
+        for tokens, is_pad in (PROMPT, *(TOKENS[term] for term in (TEXT, FAST))):
+            if tokens not in batch:
+                lengths.append([0] * len(value_of(batch, PROMPT[0])))
+                continue
+            marks = value_of(batch, is_pad)
+            check_shape(is_pad, marks, tuple(batch[tokens].shape))
+            if (marks[:, :-1] & ~marks[:, 1:]).any():
+                raise ValueError(f"{is_pad}: padding must be behind the tokens of each sample")
+            lengths.append((~marks).sum(dim=1).tolist())
+        marks = [batch.get(f"{camera}_is_missing") for camera in self.config.cameras]
+        has = [[True] * len(lengths[0]) if each is None else (~each).tolist() for each in marks]
+        cameras = zip(*has) if has else [()] * len(lengths[0])
+        return [Extent(tuple(own), *counts) for own, *counts in zip(cameras, *lengths)]
+
+    def _observed(self, batch: Mapping[str, Any]) -> tuple[Observation, list[Extent]]:
+        """Embed the images and the prompt of a batch, without the cameras and the padding that no sample needs."""
+        extents: list[Extent] = batch[EXTENTS] if EXTENTS in batch else self._extents(batch)
+        tokens = value_of(batch, PROMPT[0])
+        device, side, count = tokens.device, self.sizes.vision.image, len(tokens)
+        shown, images = [], []
+        for number, camera in enumerate(self.config.cameras):
+            image = value_of(batch, camera)
+            check_shape(camera, image, (count, 3, None, None))
+            if image.dtype != torch.uint8:
+                raise ValueError(f"{camera} is {image.dtype}, images are uint8")
+            if any(extent.cameras[number] for extent in extents):
+                shown.append(number)
+                images.append(letterbox(image, side))
+        if self.config.cameras and not shown:  # the encoder runs in each step, on each rank
+            shown, images = [0], [blank(count, side, device)]
+        pixels = torch.stack(images, dim=1) if images else torch.empty(count, 0, 3, side, side, device=device)
+        has = torch.tensor([[extent.cameras[number] for number in shown] for extent in extents], dtype=torch.bool)
+        tokens, masks = _cut(tokens, [extent.prompt for extent in extents])
+        return self.observe(pixels, None if has.all() else has.view(count, len(shown)), tokens, masks), extents
+
+    def _tail(self, batch: Mapping[str, Any], extents: list[Extent]) -> Tail:
+        """Tokens to predict; without any, a tail of no tokens, so that every rank uses the same weights."""
+        like = value_of(batch, PROMPT[0])
+        parts, masks = [], []
+        for term in (TEXT, FAST):
+            lengths = [extent.tokens(term) for extent in extents]
+            tokens, mask = _cut(batch.get(TOKENS[term][0], like[:, :0]), lengths)
+            parts.append(tokens)
+            masks.append(torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask)
+        return Tail(torch.cat(parts, dim=1), torch.cat(masks, dim=1), parts[0].shape[1])
+
+    def _state(self, batch: Mapping[str, Any]) -> Tensor | None:
+        """State in the network's units and width, float32 [B, dim]; None where the network has no such input."""
+        if self.sizes.adaptive:
+            return None
+        state = state_now(batch)
+        check_shape(STATE, state, (None, self.config.state_dim))
+        return self._widen(self.normalizer.states(batch, state))
+
+    def _unlearnt(self, batch: Mapping[str, Any], draws: Draws) -> Tensor:
+        """Actions without a loss, bool [B, T]: padded ones and given ones."""
+        is_pad: Tensor = value_of(batch, f"{ACTION}_is_pad")
+        check_shape(f"{ACTION}_is_pad", is_pad, (None, self.config.chunk))
+        given = self._given(draws)
+        return is_pad if given is None else is_pad | given
+
+    def _given(self, draws: Draws) -> Tensor | None:
+        """Actions that the sample is given without noise, bool [B, T]; None: none."""
+        if "flow delay" not in draws:
+            return None
+        delay = draws["flow delay"]
+        return torch.arange(self.config.chunk, device=delay.device) < delay[:, None]
+
+    def _noisy(self, batch: Mapping[str, Any], draws: Draws) -> tuple[Tensor, Tensor, Tensor]:
+        """Noisy actions [B, D, T, dim], their times [B, D] or [B, D, T], and the clean actions [B, T, dim].
+
+        Padded actions are replaced by 0 before any arithmetic: such a slot carries noise only.
+        """
+        config, noise, time = self.config, draws["flow noise"], draws["flow time"]
+        check_shape(ACTION, value_of(batch, ACTION), (None, config.chunk, config.action_dim))
+        actions = self.normalizer.actions(batch)
+        is_pad: Tensor = value_of(batch, f"{ACTION}_is_pad")
+        check_shape(f"{ACTION}_is_pad", is_pad, tuple(actions.shape[:2]))
+        clean = self._widen(torch.where(is_pad[..., None], torch.zeros_like(actions), actions))
+        check_shape("noise", noise, (len(clean), None, config.chunk, self.sizes.dim))
+        check_shape("time", time, tuple(noise.shape[:2]))
+        given = self._given(draws)
+        every = clean[:, None].expand_as(noise)
+        if given is None:
+            return noisy_actions(every, noise, time), time, clean
+        times = torch.where(given[:, None], 0.0, time[..., None].expand(*noise.shape[:3]))
+        return noisy_actions(every.unsqueeze(3), noise.unsqueeze(3), times).squeeze(3), times, clean
+
+    def _flow(self, batch: Mapping[str, Any], draws: Draws, moves: Tensor, clean: Tensor, detail: bool) -> Loss:
+        noise, own = draws["flow noise"], self.config.action_dim
+        target = velocity(clean[:, None].expand_as(noise), noise)
+        dims = self.normalizer.dim_is_pad(ACTION, batch)
+        found = masked_squared_error(moves[..., :own], target[..., :own], self._unlearnt(batch, draws), dims, detail)
+        if detail and found.detail is not None:  # the d-th earliest of a sample's times lies in the d-th interval
+            found = found._replace(detail=found.detail._replace(order=draws["flow time"].argsort(dim=1)))
+        return found
+
+    def _token_losses(
+        self, observed: Observation, hidden: Tensor, tail: Tail, extents: list[Extent], terms: list[str]
+    ) -> dict[str, Loss]:
+        """Cross-entropy of the tail per sample; the last valid token before each predicts it."""
+        prefix, (count, length) = observed.prefix, tail.tokens.shape
+        order = torch.arange(prefix + length, device=hidden.device)
+        latest = torch.where(observed.valid, order, 0).cummax(dim=1).values  # [B, P + L], last valid token up to each
+        before = latest[:, prefix - 1 : prefix - 1 + length]  # [B, L]
+        place = torch.arange(length)
+        found = {}
+        for term in terms:
+            low = 0 if term == TEXT else tail.response
+            lengths = torch.tensor([extent.tokens(term) for extent in extents])
+            marks = (place >= low) & (place - low < lengths[:, None])  # [B, L], on the host
+            where = marks.flatten().nonzero()[:, 0].to(hidden.device)
+            rows = where // max(1, length)
+            states = hidden[rows, before.flatten()[where]]  # [N, width]
+            each = token_cross_entropy(states, self.embedding.weight, tail.tokens.flatten()[where])
+            sums = each.new_zeros(count * length).index_copy(0, where, each).view(count, length).sum(dim=1)
+            found[term] = Loss(sums, lengths.to(hidden.device))
+        return found
+
+    def _widen(self, x: Tensor) -> Tensor:
+        """Pad the last dimension with zeros to the network's."""
+        return nn.functional.pad(x, (0, self.sizes.dim - x.shape[-1]))
+
+
+def _cut(tokens: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor | None]:
+    """Cut tokens [B, L] to the longest of `lengths`, and mark them, bool [B, longest]; None where all are as long."""
+    longest = max(lengths, default=0)
+    tokens = tokens[:, :longest]
+    if min(lengths, default=0) == longest:
+        return tokens, None
+    marks = torch.arange(longest) < torch.tensor(lengths)[:, None]
+    return tokens, marks.to(tokens.device)
+
+
+def released_times(uniform: Tensor) -> Tensor:
+    """Map uniform draws [B, D] to the flow times of the released training, 0.999 Beta(1.5, 1) + 0.001, stratified."""
+    return 0.999 * spread_times(uniform) + 0.001
+
+
+def delays(uniform: Tensor, most: int) -> Tensor:
+    """Map uniform draws [B] to numbers of given actions, int64 [B], 0 to `most`."""
+    return (uniform * (most + 1)).long().clamp(max=most)

@@ -1,0 +1,375 @@
+"""pi0.5 and pi0 as a policy: losses and counts of a batch, insulation, bad values, saving, acting."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+pytest.importorskip("sentencepiece", reason="needs the extra pi05")
+pytest.importorskip("tokenizers", reason="needs the extra pi05")
+
+from support.pi05_policy import CAMERAS, NORMALISATION, batch, policy
+from support.sentences import write_model
+from understudy.policies.common.fast import FastTokenizer
+from understudy.policies.common.letterbox import letterbox
+from understudy.policies.common.token_loss import token_cross_entropy
+from understudy.policies.draws import generate_draws, make_draws
+from understudy.policies.inference import load_policy
+from understudy.policies.losses import Loss, scalar
+from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
+from understudy.policies.pi05.policy import Pi05Policy
+from understudy.policies.registry import policy_type
+
+BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("fast")
+    time = np.linspace(0, 1, 4)[:, None]
+    FastTokenizer.fit([np.sin(time * rate + np.arange(3)) for rate in np.linspace(0, 3, 200)], vocab_size=60).save(
+        folder
+    )
+    return str(folder)
+
+
+def losses(made: Pi05Policy, given: dict[str, Any], use: Any = "train", **more: Any) -> dict[str, Loss]:
+    ready = made.preprocess(given)
+    draws = generate_draws(made.random_spec(use), len(given["task"]), torch.Generator().manual_seed(3))
+    found = made.losses(ready, draws, **more)
+    counts = made.counts(ready, draws)
+    for term, loss in found.items():
+        assert loss.sum.shape == loss.count.shape == (len(given["task"]),)
+        assert int(loss.count.sum()) == int(counts[term])
+    return found
+
+
+def grads(made: Pi05Policy, loss: Tensor) -> dict[str, Tensor | None]:
+    made.zero_grad()
+    loss.backward()
+    return {name: parameter.grad for name, parameter in made.named_parameters()}
+
+
+def of_tower(name: str) -> bool:
+    return name.startswith(("vision", "projector", "embedding", "vlm_norm")) or ".vlm." in name
+
+
+@BOTH
+def test_flow_loss_is_that_of_the_network_over_real_elements(tokenizer: Path, adaptive: bool) -> None:
+    made, given = policy(tokenizer, adaptive), batch()
+    ready = made.preprocess(given)
+    draws = make_draws(made.random_spec("train"), 0, torch.arange(4))
+    found = made.losses(ready, draws)["flow"]
+    images = torch.stack([letterbox(given[camera], 8) for camera in CAMERAS], dim=1)
+    has = torch.ones(4, 2, dtype=torch.bool)
+    has[1, 1] = False
+    actions = made.normalizer.actions(given)
+    actions = F.pad(torch.where(given["action_is_pad"][..., None], 0.0, actions), (0, 3))
+    state = F.pad(made.normalizer.states(given, given["observation.state"]), (0, 4))
+    each = made.flow_loss(
+        images,
+        has,
+        ready["prompt_tokens"],
+        ~ready["prompt_is_pad"],
+        state,
+        actions,
+        draws["flow noise"][:, 0],
+        draws["flow time"][:, 0],
+    )[..., :3]
+    real = ~given["action_is_pad"][..., None].expand_as(each)
+    torch.testing.assert_close(found.sum, torch.where(real, each, 0.0).sum(dim=(1, 2)), rtol=1e-5, atol=1e-5)
+    assert found.count.tolist() == [12, 9, 6, 3]
+
+
+@BOTH
+def test_garbage_in_padded_places_changes_no_bit(tokenizer: Path, adaptive: bool) -> None:
+    made, given = policy(tokenizer, adaptive), batch()
+    given["action_dim_is_pad"] = torch.tensor([[False, False, True]] * 4)
+    wrong = {key: value.clone() if isinstance(value, Tensor) else value for key, value in given.items()}
+    wrong["action"][given["action_is_pad"]] = torch.nan
+    wrong["action"][..., 2] = torch.inf
+    wrong[CAMERAS[1]][1] = 200
+    one, two = losses(made, given)["flow"], losses(made, wrong)["flow"]
+    assert torch.equal(one.sum, two.sum)
+    assert torch.isfinite(one.sum).all()
+    before, after = grads(made, one.sum.sum()), grads(made, two.sum.sum())
+    assert all(grad is None or torch.equal(grad, after[name]) for name, grad in before.items())  # type: ignore[arg-type]
+    shown = losses(made, {key: value for key, value in wrong.items() if not key.endswith("_is_missing")})["flow"]
+    assert not torch.equal(shown.sum, one.sum)
+
+
+@BOTH
+def test_a_sample_is_the_same_alone(tokenizer: Path, adaptive: bool) -> None:
+    made, given = policy(tokenizer, adaptive), batch()
+    ready, draws = made.preprocess(given), make_draws(made.random_spec("validation"), 0, torch.arange(4))
+    together = made.losses(ready, draws)["flow"]
+    for row in range(4):
+        part = slice(row, row + 1)
+        alone = made.losses({k: v[part] for k, v in ready.items()}, {k: v[part] for k, v in draws.items()})["flow"]
+        torch.testing.assert_close(alone.sum, together.sum[part], rtol=1e-5, atol=1e-5)
+        assert alone.count.item() == together.count[row]
+
+
+def test_extents_on_the_host_change_nothing(tokenizer: Path) -> None:
+    made, given = policy(tokenizer), batch()
+    ready, draws = made.preprocess(given), make_draws(made.random_spec("train"), 0, torch.arange(4))
+    without = {key: value for key, value in ready.items() if key != "extents"}
+    assert torch.equal(made.losses(ready, draws)["flow"].sum, made.losses(without, draws)["flow"].sum)
+    holes = without | {"prompt_is_pad": without["prompt_is_pad"].roll(1, dims=1)}
+    holes["prompt_is_pad"][:, 0] = True
+    with pytest.raises(ValueError, match="prompt_is_pad"):
+        made.losses(holes, draws)
+
+
+def test_details_add_up_and_change_nothing(tokenizer: Path) -> None:
+    made, given = policy(tokenizer), batch()
+    plain = losses(made, given, "validation")["flow"]
+    full = losses(made, given, "validation", detail=True)["flow"]
+    assert torch.equal(plain.sum, full.sum)
+    assert full.detail is not None
+    torch.testing.assert_close(full.detail.sum.sum(dim=(1, 2)), full.sum)
+    assert torch.equal(full.detail.count.sum(dim=1) * made.validation_draws, full.count)
+    assert full.detail.order is not None
+
+
+def test_given_actions_train_nothing(tokenizer: Path) -> None:
+    made, given = policy(tokenizer, max_delay=3), batch()
+    ready = made.preprocess(given)
+    draws = make_draws(made.random_spec("train"), 0, torch.arange(4)) | {"flow delay": torch.tensor([0, 1, 3, 2])}
+    found = made.losses(ready, draws)["flow"]
+    assert found.count.tolist() == [12, 6, 0, 0]  # 4, 3, 2, 1 unpadded actions
+    plain = policy(tokenizer)
+    without = plain.losses(ready, {key: value for key, value in draws.items() if key != "flow delay"})["flow"]
+    torch.testing.assert_close(found.sum[0], without.sum[0])
+    assert not found.sum[2:].any()
+    many = make_draws(made.random_spec("train"), 0, torch.arange(400))["flow delay"]
+    assert many.dtype == torch.int64
+    assert torch.bincount(many).min() > 60
+    assert set(many.tolist()) == {0, 1, 2, 3}
+    assert "flow delay" not in made.random_spec("validation")
+
+
+def test_flow_times_are_those_of_the_released_training(tokenizer: Path) -> None:
+    released, beta = (policy(tokenizer, flow_time=kind).random_spec("train") for kind in ("released", "beta"))
+    at = torch.arange(4000)
+    one, two = (make_draws(spec, 0, at)["flow time"] for spec in (released, beta))
+    torch.testing.assert_close(one, 0.999 * two + 0.001)
+    assert abs(two.mean().item() - 0.6) < 0.01  # Beta(1.5, 1)
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
+
+
+def talker(tokenizer: Path, fast: str, **changes: Any) -> Pi05Policy:
+    return policy(tokenizer, response_tokens=24, fast=fast, action_tokens=40, **changes)
+
+
+def test_token_losses_equal_the_plain_cross_entropy(tokenizer: Path, fast: str) -> None:
+    made, given = talker(tokenizer, fast), batch(response=True)
+    ready = made.preprocess(given)
+    found = losses(made, given)
+    assert list(found) == ["flow", "text", "fast"]
+    draws = generate_draws(made.random_spec("train"), 4, torch.Generator().manual_seed(3))
+    for row in range(4):  # each sample alone, without padding, all logits at once
+        prompt = ready["prompt_tokens"][row, : int((~ready["prompt_is_pad"][row]).sum())]
+        spoken = ready["response_tokens"][row, : int((~ready["response_is_pad"][row]).sum())]
+        codes = ready["action_tokens"][row, : int((~ready["action_tokens_is_pad"][row]).sum())]
+        images = torch.stack([letterbox(given[c][row : row + 1], 8) for c in CAMERAS[: 1 if row == 1 else 2]], dim=1)
+        observed = made.observe(images, None, torch.cat([prompt, spoken, codes])[None], None)
+        causal = observed._replace(prefix=observed.valid.shape[1] - len(spoken) - len(codes), response=len(spoken))
+        _, hidden = made.compute(causal, None, hidden=True)
+        assert hidden is not None
+        logits = hidden[0] @ made.embedding.weight.T
+        start = causal.prefix
+        for term, tokens, low in (("text", spoken, start), ("fast", codes, start + len(spoken))):
+            expected = F.cross_entropy(logits[low - 1 : low - 1 + len(tokens)], tokens, reduction="sum")
+            torch.testing.assert_close(found[term].sum[row], expected, rtol=1e-4, atol=1e-4)
+            assert found[term].count[row] == len(tokens)
+    assert found["text"].count[1] == 0  # no response
+    assert made.losses(ready, draws, terms=["flow"]).keys() == {"flow"}
+
+
+@pytest.mark.parametrize("insulation", [True, False])
+def test_insulation_divides_the_training(tokenizer: Path, fast: str, insulation: bool) -> None:
+    made, given = talker(tokenizer, fast, insulation=insulation), batch(response=True)
+    found = losses(made, given)
+    flow = grads(made, found["flow"].sum.sum())
+    reached = {name for name, grad in flow.items() if grad is not None and grad.any()}
+    assert any(of_tower(name) for name in reached) is not insulation
+    assert any(name.startswith("action_in_proj") for name in reached)
+    tokens = grads(made, losses(made, given)["text"].sum.sum() + losses(made, given)["fast"].sum.sum())
+    trained = {name for name, grad in tokens.items() if grad is not None and grad.any()}
+    assert trained
+    assert all(of_tower(name) for name in trained)
+    everything = grads(made, scalar(losses(made, given)))
+    assert all(grad is not None for grad in everything.values())
+
+
+def test_action_tokens_do_not_reach_the_actions(tokenizer: Path, fast: str) -> None:
+    made, given = talker(tokenizer, fast), batch(response=True)
+    ready = made.preprocess(given)
+    draws = generate_draws(made.random_spec("train"), 4, torch.Generator().manual_seed(3))
+    plain = made.losses(ready, draws)
+    other = ready | {"action_tokens": (ready["action_tokens"] + 3) % 200}
+    changed = made.losses(other, draws)
+    assert torch.equal(changed["flow"].sum, plain["flow"].sum)
+    assert torch.equal(changed["text"].sum, plain["text"].sum)
+    assert not torch.equal(changed["fast"].sum, plain["fast"].sum)
+
+
+def test_batches_without_responses_use_every_weight(tokenizer: Path, fast: str) -> None:
+    made, given = talker(tokenizer, fast), batch()
+    given["action_is_pad"][:] = True  # no action tokens either
+    found = losses(made, given)
+    assert not found["text"].count.any()
+    assert not found["fast"].count.any()
+    everything = grads(made, torch.stack([loss.sum.sum() for loss in found.values()]).sum())
+    assert all(grad is not None for grad in everything.values())
+
+
+def test_cross_entropy_in_parts_equals_the_whole() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(23, 8, generator=generator, requires_grad=True)
+    table = torch.randn(31, 8, generator=generator, requires_grad=True)
+    targets = torch.randint(0, 31, (23,), generator=generator)
+    whole = F.cross_entropy(hidden @ table.T, targets, reduction="none")
+    expected = torch.autograd.grad(whole.square().sum(), (hidden, table))
+    found = token_cross_entropy(hidden, table, targets, part=5)
+    torch.testing.assert_close(found, whole)
+    for one, two in zip(torch.autograd.grad(found.square().sum(), (hidden, table)), expected):
+        torch.testing.assert_close(one, two)
+    empty = token_cross_entropy(hidden[:0], table, targets[:0])
+    assert empty.shape == (0,)
+    grad = torch.autograd.grad(empty.sum(), table)[0]
+    assert not grad.any()
+
+
+# -- images -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "bars"), [((6, 12), (3, 0)), ((12, 6), (0, 3)), ((12, 12), (0, 0)), ((24, 48), (3, 0))]
+)
+def test_letterbox_keeps_the_aspect_ratio(size: tuple[int, int], bars: tuple[int, int]) -> None:
+    white = torch.full((2, 3, *size), 255, dtype=torch.uint8)
+    found = letterbox(white, 12)
+    assert found.shape == (2, 3, 12, 12)
+    inner = torch.full_like(found, -1.0)
+    inner[:, :, bars[0] : 12 - bars[0], bars[1] : 12 - bars[1]] = 1.0
+    assert torch.equal(found, inner)
+
+
+def test_letterbox_antialiases() -> None:
+    """Control: plain bilinear sampling at half the size keeps stripes of one pixel."""
+    stripes = (torch.arange(48) % 4 == 0).to(torch.uint8).mul(255).expand(1, 3, 48, 48)
+    found = letterbox(stripes, 12)[0, 0, 6]
+    assert found.std() < 0.05
+    plain = F.interpolate(stripes.float(), size=(12, 12), mode="nearest")[0, 0, 6] / 127.5 - 1
+    assert (plain == 1).all()
+
+
+# -- a policy as a whole ----------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_saved_policy_acts_the_same(tokenizer: Path, adaptive: bool, tmp_path: Path) -> None:
+    made = policy(tokenizer, adaptive)
+    made.save(tmp_path / "policy", metadata={"heads": {"": {"cameras": list(CAMERAS)}}})
+    loaded = load_policy(tmp_path / "policy")
+    assert loaded.policy.config == made.config
+    for name, parameter in loaded.policy.named_parameters():
+        assert torch.equal(parameter, made.get_parameter(name))
+    given = batch()
+    observation = {key: given[key] for key in (*CAMERAS, "observation.state", "task")}
+    found = loaded.act(observation, steps=3, generator=torch.Generator().manual_seed(0))
+    assert found.shape == (4, 4, 3)
+    draws = generate_draws(made.random_spec("act"), 4, torch.Generator().manual_seed(0))
+    expected = made.act(made.preprocess({**observation}), draws, 3)
+    np.testing.assert_array_equal(found, expected.numpy())
+    assert (found[..., 1] == -1.0).all()  # a dimension that never moves
+
+
+def test_a_folder_with_dimensions_alone_is_enough(tokenizer: Path, tmp_path: Path) -> None:
+    """The documented way to a policy from released weights of any size."""
+    made = policy(tokenizer)
+    made.save(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    assert stored["dimensions"]["vlm"]["width"] == made.sizes.vlm.width
+    short = {
+        key: stored[key] for key in ("type", "dimensions", "action_dim", "state_dim", "cameras", "chunk", "tokenizer")
+    }
+    (tmp_path / "config.json").write_text(json.dumps(short))
+    loaded = load_policy(tmp_path).policy
+    assert isinstance(loaded, Pi05Policy)
+    assert loaded.sizes == made.sizes
+    assert loaded.config.image_size == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"action_dim": 33}, "action_dim"),
+        ({"max_delay": 4}, "max_delay"),
+        ({"noise_samples": 0}, "noise_samples"),
+        ({"prompt_tokens": 0}, "prompt_tokens"),
+        ({"chunk": 0}, "chunk"),
+    ],
+)
+def test_config_names_the_wrong_field(changes: dict[str, Any], named: str) -> None:
+    good: dict[str, Any] = {"action_dim": 3, "state_dim": 2, "chunk": 4, "size": "tiny"}
+    Pi05PolicyConfig(**good)
+    with pytest.raises(ValueError, match=named):
+        Pi05PolicyConfig(**good | changes)
+
+
+def test_pi0_needs_a_state() -> None:
+    make = policy_type("pi0").make_config
+    assert not make(policy_type("pi0").settings(size="tiny"), action_dim=3, state_dim=2, chunk=4).sizes.adaptive
+    with pytest.raises(ValueError, match="state_dim"):
+        make(policy_type("pi0").settings(size="tiny"), action_dim=3, chunk=4)
+
+
+def test_another_image_size_is_refused() -> None:
+    assert Pi05Settings(size="tiny", image_size=(64, 64)).problems() == []
+    assert "image_size" in Pi05Settings(size="tiny", image_size=(96, 96)).problems()[0]
+
+
+def test_float32_images_are_refused(tokenizer: Path) -> None:
+    made, given = policy(tokenizer), batch()
+    ready = made.preprocess(given | {CAMERAS[0]: given[CAMERAS[0]].float()})
+    with pytest.raises(ValueError, match=CAMERAS[0]):
+        made.losses(ready, generate_draws(made.random_spec("train"), 4))
+
+
+@pytest.mark.slow
+def test_tiny_policy_overfits_eight_samples(tokenizer: Path) -> None:
+    config = Pi05PolicyConfig(
+        size="tiny", action_dim=3, state_dim=2, cameras=CAMERAS, chunk=4, tokenizer=str(tokenizer), noise_samples=8
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made = Pi05Policy(replace(config, dimensions=asdict(config.sizes)), NORMALISATION)
+    given = batch(8, size=(64, 64))
+    given["action"] = given["action"] * torch.tensor([1.0, 0.0, 0.1])
+    ready = made.preprocess(given)
+    optimizer = torch.optim.AdamW(made.parameters(), lr=1e-3, weight_decay=0.0)
+    history = []
+    for step in range(150):
+        draws = make_draws(made.random_spec("train"), 0, torch.arange(8) + 8 * step)
+        loss = scalar(made.losses(ready, draws))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        history.append(loss.item())
+    assert np.mean(history[-10:]) < 0.2 * np.mean(history[:5])
