@@ -91,7 +91,7 @@ def test_first_step_is_that_of_the_policy_itself(data: Path, base: Path, tmp_pat
 
 def test_exported_policy_is_an_ordinary_one(trained: Path, base: Path, tmp_path: Path) -> None:
     """Keys and config of the base; the actions of the run's own weights, which validation has."""
-    assert main(["export", str(trained), "--out", str(tmp_path / "out")]) == 0
+    assert main(["export", str(trained), "--output-dir", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out/model.safetensors").read_bytes() == (trained / "policy/model.safetensors").read_bytes()
     one, two = FlowPolicy.load(base), FlowPolicy.load(trained / "policy")
     assert one.state_dict().keys() == two.state_dict().keys()
@@ -120,7 +120,7 @@ def test_exported_policy_acts(trained: Path) -> None:
 
 
 def test_bf16_export_rounds_the_merged_weights(trained: Path, tmp_path: Path) -> None:
-    assert main(["export", str(trained), "--dtype", "bf16", "--out", str(tmp_path / "half")]) == 0
+    assert main(["export", str(trained), "--dtype", "bf16", "--output-dir", str(tmp_path / "half")]) == 0
     half, whole = (FlowPolicy.load(folder).state_dict() for folder in (tmp_path / "half", trained / "policy"))
     assert all(
         torch.equal(half[name], tensor.bfloat16().float()) for name, tensor in whole.items() if ".weight" in name
