@@ -87,6 +87,13 @@ def test_every_option_is_in_the_signature() -> None:
         assert set(names) <= set(re.findall(r"\w+", documented))
 
 
+def test_fit_order_has_the_options_of_an_order() -> None:
+    fit, order = (dict(inspect.signature(one).parameters) for one in (us.fit_order, us.Order.from_datasets))
+    del order["sources"]
+    assert {name: fit[name] for name in order} == order
+    assert set(fit) - set(order) == {"datasets", "memory", "world_size", "num_threads", "image_size"}
+
+
 def test_old_names_of_dataset_options_warn(root: Path) -> None:
     with pytest.warns(DeprecationWarning, match="frame_cache_bytes") as caught:
         us.Loader(root, batch_size=BATCH, picture_cache_bytes=0).close()  # type: ignore[call-arg]

@@ -1,7 +1,7 @@
 """A new order whose clips the loaders of a run can read in runs of frames, within their memory."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from understudy.data.dataset import EpisodeDataset
 from understudy.deprecation import renamed_arguments
@@ -14,14 +14,21 @@ from understudy.order.make_spec import as_list
 
 @renamed_arguments(batch="batch_size", world="world_size", threads="num_threads", size="image_size")
 def fit_order(
-    datasets: Sequence[EpisodeDataset],
+    datasets: EpisodeDataset | Sequence[EpisodeDataset],
     *,
     memory: int,
     world_size: int = 1,
     num_threads: int = 2,
     image_size: tuple[int, int] | None = None,
     frames_in_flight: int | None = None,
-    **options: Any,
+    weights: Sequence[float] | Mapping[str, float] | None = None,
+    temperature: float | None = None,
+    batch_size: int,
+    seed: int = 0,
+    mode: str = "clips",
+    clip: int | None = None,
+    lanes: int | None = None,
+    inside: str = "sequential",
 ) -> tuple[Order, tuple[str, ...]]:
     """Make a new order that each rank can read in runs of frames in `memory` bytes.
 
@@ -29,8 +36,12 @@ def fit_order(
 
     Args:
         datasets: one, or several.
+        memory: bytes that a rank's loader may hold.
+        world_size: number of ranks.
+        num_threads: threads of a rank's loader.
+        image_size: (height, width) of its images; None keeps the recorded size.
         frames_in_flight: the most; by default as in `Order.from_datasets`.
-        **options: of `Order.from_datasets`.
+        weights, temperature, batch_size, seed, mode, clip, lanes, inside: as for `Order.from_datasets`.
 
     Returns:
         The order, and notes: none where the requested order fits. Otherwise the reduced number of frames in flight and
@@ -41,7 +52,19 @@ def fit_order(
         ValueError: as `Order.from_datasets` and `make_plan`.
     """
     datasets = as_list(datasets)
-    requested = Order.from_datasets(datasets, frames_in_flight=frames_in_flight, **options)
+    make_order = partial(
+        Order.from_datasets,
+        datasets,
+        weights=weights,
+        temperature=temperature,
+        batch_size=batch_size,
+        seed=seed,
+        mode=mode,
+        clip=clip,
+        lanes=lanes,
+        inside=inside,
+    )
+    requested = make_order(frames_in_flight=frames_in_flight)
     most = default_in_flight(requested.batch_size) if frames_in_flight is None else frames_in_flight
     order, frames = requested, most
 
@@ -61,7 +84,7 @@ def fit_order(
     fitting = fits(order)
     while not fitting and frames > order.batch_size:
         frames //= 2
-        order = Order.from_datasets(datasets, frames_in_flight=frames, **options)
+        order = make_order(frames_in_flight=frames)
         fitting = fits(order)
     if not fitting:
         lanes = sum(source.lanes for source in requested.spec.sources)
