@@ -285,7 +285,7 @@ def test_the_verb_plays_the_policy_of_a_run(tmp_path: Path, capsys: pytest.Captu
 def test_a_run_without_a_policy_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"policy: no policy here"):
         rollout_run(RolloutConfig(run=str(tmp_path)))
-    assert RolloutConfig().problems() == ["run: required, the directory of a run"]
+    assert [line.partition(":")[0] for line in RolloutConfig().problems()] == ["run"]
 
 
 def test_a_policy_that_never_learnt_to_act_is_not_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -307,6 +307,8 @@ def write_old_names(root: Path, **removed: object) -> None:
             value = settings
             for group in groups:
                 value = value[group]
+            if last not in value:
+                continue  # written by another old name already
             target = settings
             for group in name.split(".")[:-1]:
                 target = target[group]

@@ -141,6 +141,7 @@ PARSING = {
     r"^Error parsing (\S+): invalid literal for int\(\) with base 10: ": r"\1: must be a whole number, not ",
     r"^Error parsing (\S+): could not convert string to float: ": r"\1: must be a number, not ",
     r"^Error parsing (\S+): no type matching (.*) could be instantiated from (.*)\.$": r"\1: must be \2, not \3",
+    r"^invalid choice (.*) for argument '(\S+)'\. Expected one of \('(.*)'\)\.$": r"\2: must be one of '\3', not \1",
     r"^Missing value for argument '(?:\(')?(-[^\s',]+)(?:',\))?'\. .*$": r"\1: its value is missing",
 }
 """Messages of Python and tyro about a wrong value -> ours."""
@@ -178,7 +179,7 @@ def settings(
             about = "Continue the run with its own settings and these changes. The defaults below are those of a new "
             about += "run: `understudy resume RUN --help` shows the run's own."
         else:
-            raise ConfigError("run: required: understudy resume RUN [--…]")
+            raise ConfigError("run: required: understudy resume RUN")
     elif "FILE" in argument and arguments and Path(arguments[0]).suffix in SUFFIXES:
         default = load(cls, arguments.pop(0))
     elif helped and argument:
@@ -337,6 +338,8 @@ def _misplaced(argument: str, flags: list[str]) -> str:
         return f"{argument}: this is a run; did you mean understudy resume {argument}?"
     if path.suffix and "--data.root" in flags:
         return f"{argument}: settings files end in {', '.join(SUFFIXES)}"
+    if "--data.root" in flags and ("/" in argument or path.exists()):
+        return f"{argument}: no settings file ({', '.join(SUFFIXES)}); a dataset is given as --data.root {argument}"
     return f"{argument}: unexpected argument; settings are --name value"
 
 

@@ -41,7 +41,7 @@ class InspectConfig:
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        found = [] if self.path else ["path: required, the folder of a dataset"]
+        found = [] if self.path else ["path: required, the folder or URL of a dataset: understudy inspect PATH"]
         if not self.keep_ranges and (self.chunk_size, self.keep_rule) != (1, "start"):
             found.append("keep_ranges: --chunk-size and --keep-rule need the file of ranges: --keep-ranges FILE")
         return found

@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments += ["explain", "--help"]
     name = next((command for command in COMMANDS if arguments[: len(command.split())] == command.split()), None)
     if name is None:
-        print(_unknown(arguments[0]), file=sys.stderr)
+        print(_unknown(" ".join(arguments[: 1 + (arguments[0] == "order")])), file=sys.stderr)
         return WRONG_INPUT
     return _run(name, arguments[len(name.split()) :], debug)
 
@@ -167,7 +167,9 @@ def overview() -> str:
 def _unknown(word: str) -> str:
     import difflib
 
-    close = [name for name in COMMANDS if name.split()[0] == word] or difflib.get_close_matches(word, COMMANDS, n=1)
+    close = [name for name in COMMANDS if name.split()[0] == word.split()[0]] or difflib.get_close_matches(
+        word, COMMANDS, n=1
+    )
     hint = f"did you mean {close[0]!r}?" if close else f"commands: {', '.join(COMMANDS)}"
     return f"understudy: unknown command {word!r}; {hint}"
 

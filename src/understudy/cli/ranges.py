@@ -58,10 +58,10 @@ class RangesConfig:
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        found = [] if self.path else ["path: required, the folder of a dataset"]
+        found = [] if self.path else ["path: required, the folder or URL of a dataset: understudy ranges PATH"]
         folder = Path(self.output).absolute().parent
         if not self.output:
-            found.append("output: required, the JSON file to write")
+            found.append("output: required, the JSON file to write: --output FILE.json")
         elif Path(self.output).exists():
             found.append(f"output: {self.output} exists; name another file, or remove it")
         elif not folder.is_dir():

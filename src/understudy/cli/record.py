@@ -50,7 +50,9 @@ class RecordConfig:
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        found = [] if self.output_dir else ["output_dir: required, the folder of the dataset to write"]
+        found = (
+            [] if self.output_dir else ["output_dir: required, the folder of the dataset to write: --output-dir FOLDER"]
+        )
         if self.image_size % 2:
             found.append(f"image_size: {self.image_size} is odd; the size of a video must be even")
         return found

@@ -15,7 +15,7 @@ class ReportConfig:
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        return [] if self.run else ["run: required, the directory of a run"]
+        return [] if self.run else ["run: required, the directory of a run: understudy report RUN"]
 
 
 def report(config: ReportConfig) -> None:

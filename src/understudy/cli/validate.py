@@ -24,7 +24,7 @@ class ValidateConfig:
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        return [] if self.run else ["run: required, the directory of a run"]
+        return [] if self.run else ["run: required, the directory of a run: understudy validate RUN"]
 
 
 def validate(config: ValidateConfig) -> None:

@@ -183,7 +183,7 @@ class DataConfig(DatasetConfig):
             yield f"cameras: {', '.join(self.cameras)}: either cameras or {NONE}"
         if not self.sources:
             if not self.root:
-                yield "root: required: the folder of the dataset to train on"
+                yield "root: required, the folder or address of the dataset to train on: --data.root FOLDER"
             yield from self.mixed()[0].problems()
             return
         plain = DataConfig()

@@ -52,7 +52,7 @@ class RolloutConfig(Play):
 
     def problems(self) -> list[str]:
         """Return broken rules between fields, one line each."""
-        return [] if self.run else ["run: required, the directory of a run"]
+        return [] if self.run else ["run: required, the directory of a run: understudy rollout RUN"]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ and the bare codec with shuffled output.
 """
 
 import json
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ class BenchConfig:
         from understudy.config.limits import LOADER_THREADS, too_many
         from understudy.report.style import check_figure_path
 
-        found = [] if self.path else ["path: required, the folder or URL of a dataset"]
+        found = [] if self.path else ["path: required, the folder or URL of a dataset: understudy bench PATH"]
         try:
             parse_bytes(self.memory)
         except ValueError as error:
@@ -68,6 +69,8 @@ class BenchConfig:
         found += check_figure_path(self.figure)
         found += too_many("num_threads", self.num_threads, LOADER_THREADS)
 
+        if self.lerobot and shutil.which(self.lerobot) is None:
+            found.append(f"lerobot: {self.lerobot} is no program; give the Python interpreter that has LeRobot")
         if self.against and "://" in self.path:
             found.append("against: LeRobot's loader reads local folders only; copy the dataset to disk to compare")
         return found

@@ -39,7 +39,7 @@ class ExportConfig:
 
     def problems(self) -> list[str]:
         """List missing settings."""
-        return [] if self.run else ["run: required, the directory of a run"]
+        return [] if self.run else ["run: required, the directory of a run: understudy export RUN"]
 
 
 def export(config: ExportConfig) -> None:
