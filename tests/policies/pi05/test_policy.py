@@ -16,6 +16,8 @@ pytest.importorskip("tokenizers", reason="needs the extra pi05")
 
 from support.pi05_policy import CAMERAS, NORMALISATION, batch, policy
 from support.sentences import write_model
+from understudy.config.train import OptimConfig
+from understudy.optim.param_groups import freeze
 from understudy.policies.common.fast import FastTokenizer
 from understudy.policies.common.letterbox import letterbox
 from understudy.policies.common.token_loss import token_cross_entropy
@@ -277,6 +279,23 @@ def test_letterbox_antialiases() -> None:
     assert found.std() < 0.05
     plain = F.interpolate(stripes.float(), size=(12, 12), mode="nearest")[0, 0, 6] / 127.5 - 1
     assert (plain == 1).all()
+
+
+# -- its parts --------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("part", ["vision", "vlm", "expert"])
+def test_each_part_can_be_frozen(tokenizer: Path, adaptive: bool, part: str) -> None:
+    made = policy(tokenizer, adaptive)
+    freeze(made, OptimConfig(freeze=(f"{part}.*",)), parts=made.config.PARTS)
+    frozen = {name for name, parameter in made.named_parameters() if not parameter.requires_grad}
+    if part == "expert":
+        expected = {name for name, _ in made.named_parameters() if not of_tower(name)}
+    else:
+        expected = {name for name, _ in made.named_parameters() if of_tower(name)}
+        expected = {name for name in expected if name.startswith("vision.") == (part == "vision")}
+    assert frozen == expected
 
 
 # -- a policy as a whole ----------------------------------------------------------------------------------------------

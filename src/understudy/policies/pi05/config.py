@@ -27,6 +27,16 @@ class Pi05Settings(TextSettings, PolicySettings):
         "insulation",
     )
 
+    PARTS: ClassVar[Mapping[str, str]] = {
+        "layers.*.vlm.*": "vlm",
+        "projector.*": "vlm",
+        "embedding.*": "vlm",
+        "vlm_norm.*": "vlm",
+        "vision.*": "vision",
+        "*": "expert",
+    }
+    LORA_TARGETS: ClassVar[tuple[str, ...]] = ("layers.*.self_attn.*", "layers.*.mlp.*")
+
     type: Literal["pi05"] = "pi05"
     """Type of the policy."""
     size: Literal["base", "tiny"] = "base"

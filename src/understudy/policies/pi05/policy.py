@@ -22,8 +22,8 @@ from understudy.batch_keys import ACTION, STATE
 from understudy.policies.batch import check_shape, value_of
 from understudy.policies.common.flow_matching import noisy_actions, spread_times, velocity
 from understudy.policies.common.letterbox import blank, letterbox
-from understudy.policies.common.modes import FLOW, POLICY
 from understudy.policies.common.normalizer import Normalizer, state_now
+from understudy.policies.common.task_modes import FLOW, POLICY
 from understudy.policies.common.token_loss import token_cross_entropy
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Loss, masked_squared_error, valid_elements
