@@ -117,8 +117,9 @@ class DataConfig(DatasetConfig):
     """Actions per chunk: the policy predicts this many frames ahead, starting with the current one."""
     val_fraction: Annotated[float, Interval(ge=0, lt=1)] = 0.1
     """Share of the episodes for validation, whole episodes only; 0 trains on all."""
-    normalize: Annotated[Literal["mean_std", "min_max", "quantile"], NORMALIZATION] = "mean_std"
-    """Normalization of the policy's inputs and outputs, per dimension, over the training episodes."""
+    normalize: Annotated[Literal["mean_std", "min_max", "quantile"] | None, NORMALIZATION] = None
+    """Normalization of the policy's inputs and outputs, per dimension, over the training episodes. The default is the
+    policy's: `mean_std` for flow, `quantile` for pi05 and pi0."""
     shuffle: Literal["clips", "uniform", "episodes", "sequential"] = "clips"
     """Order of the samples; `clips` is well shuffled and decodes each image about once."""
     frames_in_flight: Annotated[int, Interval(ge=1, le=10**12)] | None = None

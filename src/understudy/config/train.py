@@ -236,7 +236,7 @@ class TrainConfig:
         sources = tuple(replace(source, name=name) for source, name in zip(self.data.sources, self.data.names()))
         return replace(
             self,
-            data=replace(self.data, sources=sources),
+            data=replace(self.data, sources=sources, normalize=self.data.normalize or self.policy.NORMALIZE),
             lora=self.lora.resolved(self.policy.LORA_TARGETS),
             schedule=replace(self.schedule, decay_steps=self.schedule.decay_steps or self.steps),
         )

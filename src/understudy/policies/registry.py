@@ -58,6 +58,11 @@ class PolicySettings:
     RUN_ONLY: ClassVar[tuple[str, ...]] = ("compute",)
     """Fields that the weights do not depend on: two configs that differ in these alone describe one network."""
 
+    FILES: ClassVar[tuple[str, ...]] = ()
+    """Fields that name a file or folder which the policy needs, "" for none; exported folders have copies."""
+    NORMALIZE: ClassVar[Literal["mean_std", "min_max", "quantile"]] = "mean_std"
+    """Normalization by the data that this type expects: the default of `data.normalize`."""
+
     type: str = "flow"
     """Type of the policy."""
     image_size: tuple[int, int] = (64, 64)
@@ -66,6 +71,14 @@ class PolicySettings:
     def problems(self) -> list[str]:
         """List the rules that the values break, one line `field: value: rule` each."""
         return []
+
+    def choose_normalization(self, computed: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the normalization of a new run: `computed` from its data, or that of weights it starts from.
+
+        Raises:
+            ValueError: these weights have none, or one of another robot.
+        """
+        return computed
 
     @classmethod
     def select(cls, values: Mapping[str, Any]) -> "builtins.type[PolicySettings]":

@@ -21,7 +21,7 @@ from understudy.errors import ConfigError
 from understudy.order import Order
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train.checkpoint.export import read_initial_policy
-from understudy.train.data.data import RunData, compute_normalization, dataset_fingerprint, file_digests
+from understudy.train.data.data import RunData, choose_normalization, dataset_fingerprint, file_digests
 from understudy.train.data.loading import make_order
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, 
     network = data.policy_config(config)
     initial = read_initial_policy(config.init_from, network) if config.init_from else None
     cache = Path(RemoteOptions(cache=config.data.cache).folder)
-    computed = compute_normalization(data, config.data.normalize, cache)
+    computed = choose_normalization(config, data, cache)
     if initial is not None:
         _check_same_meaning(config.init_from, initial.normalization, computed)
     order, notes = make_order(config, data, mesh)

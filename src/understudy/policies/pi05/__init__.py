@@ -11,4 +11,5 @@ prompt     prompts, responses and action tokens in PaliGemma's vocabulary
 texts      tokens of a batch
 released   names of released weights, both ways
 weights    first weights: of a released file, or fresh
+normalization  normalization that released weights were trained with
 """

@@ -19,12 +19,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from understudy.errors import ConfigError
 from understudy.extras import optional_imports
+from understudy.policies.pi05.normalization import NormalizationSettings
 
 TOKENIZER = "tokenizer.model"
 """Name of PaliGemma's sentencepiece model in a folder."""
@@ -42,8 +43,11 @@ LIMITS = {"prompt_tokens": (1, 2**16), "response_tokens": (0, 2**16), "action_to
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextSettings:
-    """Settings of a policy's texts."""
+class TextSettings(NormalizationSettings):
+    """Settings of a policy's texts, and of the normalization that its prompts depend on."""
+
+    FILES: ClassVar[tuple[str, ...]] = ("tokenizer", "fast")
+    NORMALIZE: ClassVar[Literal["mean_std", "min_max", "quantile"]] = "quantile"
 
     prompt: Literal["state", "plain"] = "state"
     """Format of the prompt, which belongs to the checkpoint: `state` is pi0.5's, with the state as text, `plain` pi0's,

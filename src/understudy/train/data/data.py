@@ -308,6 +308,18 @@ def compute_normalization(data: RunData, mode: Mode, cache: Path | None = None) 
     return normalize_heads(members, mode, chunk, cache, [other for other in data.validation if other is not None])
 
 
+def choose_normalization(config: TrainConfig, data: RunData, cache: Path | None = None) -> Mapping[str, Any]:
+    """Return the normalization of a new run: that of the weights it starts from, or of its training episodes.
+
+    The statistics of the data are computed in either case, because they find values that no run can use.
+
+    Raises:
+        ConfigError: the weights have none, or one of another robot. DatasetError: see `compute_normalization`.
+    """
+    computed = compute_normalization(data, config.data.normalize or config.policy.NORMALIZE, cache)
+    return config.policy.choose_normalization(computed)
+
+
 def dataset_fingerprint(data: RunData) -> dict[str, Any]:
     """Return the properties that identify the datasets of a run, by name, for messages about changes.
 

@@ -26,7 +26,7 @@ from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import join_mesh, num_micro_batches
 from understudy.optim.state import local
-from understudy.train.data.data import compute_normalization, open_data
+from understudy.train.data.data import choose_normalization, open_data
 from understudy.train.data.loading import make_loader, make_order
 from understudy.train.profiling.flops import count_flops, peak_flops
 from understudy.train.profiling.timer import NULL, PHASES, PhaseTimer, Timer
@@ -100,7 +100,7 @@ def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
         torch.set_num_threads(config.torch_threads)
         with mesh.together():
             data = open_data(config)
-            (order, _), scales = make_order(config, data, mesh), compute_normalization(data, config.data.normalize)
+            (order, _), scales = make_order(config, data, mesh), choose_normalization(config, data)
             log = MetricsLog(Path(folder), config, 0, writes=mesh.rank == 0)
         state = init_train_state(config, data, scales, mesh)
         with (
