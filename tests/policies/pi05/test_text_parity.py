@@ -1,0 +1,181 @@
+"""Predicted text, FAST tokens, insulation and guidance against the naive formulation, which no port has."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from understudy.policies.common.token_loss import token_cross_entropy
+
+from support.naive_pi05 import NaivePi0, Sample, guided_velocity, samples
+from understudy.policies.pi05.network import Observation, Pi0Network, Tail
+from understudy.policies.pi05.released import EMBEDDING, is_adaptive, own_name, released_key
+from understudy.policies.pi05.sizes import Sizes
+
+GOLDEN = Path(__file__).with_name("golden")
+BOTH = pytest.mark.parametrize("family", ["pi05", "pi0"])
+RESPONSE = [[11, 12, 13, 14], [15, 16], []]
+FAST = [[21, 22, 23], [], [24, 25, 26, 27]]
+
+
+def networks(family: str) -> tuple[Pi0Network, NaivePi0, dict[str, Tensor], list[Sample]]:
+    """(network, naive network of the same weights, inputs, the same samples with a response and FAST tokens)."""
+    weights = load_file(GOLDEN / family / "weights.safetensors")
+    sizes: dict[str, Any] = json.loads((GOLDEN / family / "sizes.json").read_text())
+    network = Pi0Network(Sizes.from_mapping(sizes, adaptive=is_adaptive(weights)))
+    own = {name for name, _ in network.named_parameters()}
+    keys = {own_name(key): key for key in sorted(weights, key=lambda key: key == EMBEDDING)}  # the head is stale
+    network.load_state_dict({name: weights[key] for name, key in keys.items() if name in own})
+    inputs = load_file(GOLDEN / family / "inputs.safetensors")
+    data = [
+        replace(sample, response=response, fast=fast) for sample, response, fast in zip(samples(inputs), RESPONSE, FAST)
+    ]
+    leaves = {key: value.double().requires_grad_() for key, value in weights.items()}
+    return network, NaivePi0(leaves, sizes), inputs, data
+
+
+def tail(response: list[list[int]] = RESPONSE, fast: list[list[int]] = FAST) -> Tail:
+    """Both kinds of tokens, each right-padded to one more than its longest row."""
+
+    def pad(rows: list[list[int]]) -> Tensor:
+        width = max(map(len, rows)) + 1
+        return torch.tensor([row + [-1] * (width - len(row)) for row in rows])
+
+    tokens = torch.cat([pad(response), pad(fast)], dim=1)
+    return Tail(tokens, tokens >= 0, max(map(len, response)) + 1)
+
+
+def observe(network: Pi0Network, inputs: dict[str, Tensor], text: Tail | None) -> Observation:
+    names = ("images", "image_masks", "tokens", "token_masks")
+    observed = network.observe(*(inputs[name] for name in names))
+    return observed if text is None else network.with_tail(observed, text)
+
+
+def noisy(inputs: dict[str, Tensor]) -> Tensor:
+    time = inputs["time"][:, None, None]
+    return time * inputs["noise"] + (1 - time) * inputs["actions"]
+
+
+def compute(
+    network: Pi0Network, inputs: dict[str, Tensor], text: Tail | None, insulate: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(velocity [B, chunk, dim], tokens of the tower behind the last norm)."""
+    observed = observe(network, inputs, text)
+    moves, hidden = network.compute(
+        observed, noisy(inputs)[:, None], inputs["time"][:, None], inputs["state"], insulate, hidden=True
+    )
+    assert moves is not None
+    assert hidden is not None
+    return moves[:, 0], hidden
+
+
+def distance(found: Tensor, reference: Tensor) -> float:
+    return float((found.double() - reference).detach().abs().max() / reference.detach().abs().max())
+
+
+def token_losses(network: Pi0Network, inputs: dict[str, Tensor], text: Tail, hidden: Tensor) -> dict[str, Tensor]:
+    """Cross-entropy of all `response` and of all `fast` tokens; each is predicted by the valid token before it."""
+    observed = observe(network, inputs, text)
+    found: dict[str, list[Tensor]] = {"response": [], "fast": []}
+    for i, marks in enumerate(text.masks):
+        before = int(observed.valid[i, : observed.prefix].nonzero().max())
+        for place in marks.nonzero()[:, 0].tolist():
+            kind = "response" if place < text.response else "fast"
+            state, target = hidden[i, before][None], text.tokens[i, place][None]
+            found[kind].append(token_cross_entropy(state, network.embedding.weight, target))
+            before = observed.prefix + place
+    return {kind: torch.cat(losses) for kind, losses in found.items()}
+
+
+def assert_equal_gradients(network: Pi0Network, slow: NaivePi0) -> None:
+    for name, parameter in network.named_parameters():
+        key = EMBEDDING if name == "embedding.weight" else released_key(name)
+        wanted = slow.weights[key].grad
+        found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        wanted = torch.zeros_like(found) if wanted is None else wanted
+        if name.startswith("vision.layers.") and name.endswith("k_proj.bias"):  # zero in exact arithmetic
+            assert float(found.norm()) < 1e-5, name
+        else:
+            assert float((found - wanted).norm()) <= 1e-5 * float(wanted.norm()), name
+
+
+@BOTH
+@pytest.mark.parametrize("insulate", [False, True])
+def test_velocity_text_and_gradients_beside_a_tail(family: str, insulate: bool) -> None:
+    network, slow, inputs, data = networks(family)
+    text = tail()
+    moves, hidden = compute(network, inputs, text, insulate)
+    ours = token_losses(network, inputs, text, hidden)
+    wanted_moves, theirs = [], {"response": [], "fast": []}
+    for sample, x, time in zip(data, noisy(inputs).double(), inputs["time"].tolist()):
+        wanted_moves.append(slow.velocity(sample, x, [time] * len(x), insulate))
+        for kind, losses in slow.token_losses(sample).items():
+            theirs[kind].append(losses)
+    wanted = torch.stack(wanted_moves)
+    assert distance(moves, wanted) <= 2e-6
+    for kind, losses in ours.items():
+        assert distance(losses, torch.cat(theirs[kind])) <= 2e-6
+    target = inputs["noise"] - inputs["actions"]
+    ((moves - target).square().mean() + ours["response"].mean() + 0.5 * ours["fast"].mean()).backward()
+    (
+        (wanted - target).square().mean()
+        + torch.cat(theirs["response"]).mean()
+        + 0.5 * torch.cat(theirs["fast"]).mean()
+    ).backward()
+    assert_equal_gradients(network, slow)
+
+
+@BOTH
+def test_insulation_stops_the_flow_loss_at_the_tower(family: str) -> None:
+    network, _, inputs, _ = networks(family)
+    gradients = {}
+    for insulate in (False, True):
+        network.zero_grad()
+        compute(network, inputs, tail(), insulate)[0].square().mean().backward()
+        gradients[insulate] = {name: parameter.grad for name, parameter in network.named_parameters()}
+    tower = [name for name in gradients[True] if name.startswith(("vision.", "projector", "embedding"))]
+    tower += [name for name in gradients[True] if ".vlm." in name]
+    for name, value in gradients[True].items():
+        if name in tower:
+            assert value is None or not value.any(), name
+        elif value is not None:
+            assert torch.equal(value, gradients[False][name]), name
+    reached = [name for name in tower if gradients[False][name] is not None and gradients[False][name].any()]
+    assert len(reached) > len(tower) / 2
+
+
+@BOTH
+def test_expert_sees_the_response_and_no_fast_token(family: str) -> None:
+    network, _, inputs, _ = networks(family)
+    plain, _ = compute(network, inputs, tail())
+    other_fast, _ = compute(network, inputs, tail(fast=[[t + 30 for t in row] for row in FAST]))
+    assert torch.equal(plain, other_fast)
+    other_text, _ = compute(network, inputs, tail(response=[[t + 30 for t in row] for row in RESPONSE]))
+    changed = (plain - other_text).flatten(1).abs().amax(dim=1) > 1e-3
+    assert changed.tolist() == [True, True, False]  # the third sample has no response
+
+
+@BOTH
+def test_guided_correction_is_the_transposed_jacobian(family: str) -> None:
+    network, slow, inputs, data = networks(family)
+    slow = NaivePi0({key: value.detach() for key, value in slow.weights.items()}, slow.sizes)  # gradients of x alone
+    field = network.field(observe(network, inputs, None), inputs["state"])
+    time, weights, highest = 0.6, torch.tensor([1.0, 1.0, 0.6, 0.2, 0.0]), 5.0
+    x, previous = inputs["noise"], inputs["actions"]
+    times = torch.full((3,), time)
+
+    def denoised(at: Tensor) -> Tensor:
+        return at - time * field(at, times)
+
+    error = (previous - denoised(x)).detach() * weights[:, None]
+    _, correction = torch.autograd.functional.vjp(denoised, x, error)
+    tau = 1 - time
+    found = field(x, times) - (1 - tau) / tau * ((1 - tau) ** 2 + tau**2) / (1 - tau) ** 2 * correction
+    sample = replace(data[1], response=[], fast=[])
+    exact = slow.at(replace(sample, prefix=slow.prefix(sample)), float(times[0]))
+    wanted = guided_velocity(exact, sample.noise, time, sample.actions, weights.tolist(), highest)
+    assert distance(found[1], wanted) <= 1e-5
