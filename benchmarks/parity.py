@@ -166,9 +166,7 @@ def compare(golden: Golden) -> dict[str, Any]:
             found = network.sample(images, masks, tokens, token_masks, given["state"], given["noise"], steps=STEPS)
             figures["actions"] = distance(found, like(found, reference["actions"], "actions"))
         if "image_features" in reference:
-            found = network.image_features(images)
-            wanted = like(found, reference["image_features"], "image_features")
-            figures["image_features"] = distance(found[masks], wanted[masks])
+            figures["image_features"] = feature_distance(network.image_features(images), masks, golden)
         if "prefix" in reference:
             found, valid = network.prefix(images, masks, tokens, token_masks)
             wanted = like(found, reference["prefix"], "prefix")
@@ -187,13 +185,21 @@ def compare(golden: Golden) -> dict[str, Any]:
     return figures
 
 
+def feature_distance(found: Tensor, masks: Tensor, golden: Golden) -> float:
+    """Distance of the features of present images, whether the reference has the batch or the cameras first."""
+    wanted = like(found, golden.reference["image_features"], "image_features")
+    batch, cameras = masks.shape
+    turned = wanted.reshape(cameras, batch, *found.shape[2:]).transpose(0, 1)
+    by_batch, by_camera = (distance(found[masks], each[masks]) for each in (wanted, turned))
+    if by_camera < by_batch:
+        golden.notes.append("image_features of the reference have the cameras first")
+    return min(by_batch, by_camera)
+
+
 def like(found: Tensor, reference: Tensor, name: str) -> Tensor:
-    """Bring a reference to the shape of ours where there is one way: leading dimensions merged or split, or swapped."""
+    """Bring a reference to the shape of ours: its leading dimensions may be merged or split."""
     if reference.shape == found.shape:
         return reference
-    swapped = (found.shape[1], found.shape[0], *found.shape[2:])
-    if found.ndim > 2 and tuple(reference.shape) == swapped:
-        return reference.transpose(0, 1)
     if reference.numel() == found.numel() and reference.ndim and reference.shape[-1] == found.shape[-1]:
         return reference.reshape(found.shape)
     raise ValueError(f"{name}: the reference has shape {list(reference.shape)}, ours is {list(found.shape)}")

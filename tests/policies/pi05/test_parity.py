@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from support.naive_pi05 import NaivePi0, Sample, samples
+from understudy.policies.inference import load_policy
 from understudy.policies.pi05.network import Pi0Network
 from understudy.policies.pi05.released import EMBEDDING, EXPERT_HEAD, HEAD, released_key
 
@@ -243,6 +244,30 @@ def test_shapes_of_other_ports_give_the_same_figures(family: str, folder: Path) 
 
 
 @BOTH
+@pytest.mark.parametrize("cameras_first", [lambda x: x.transpose(0, 1), lambda x: x.transpose(0, 1).flatten(0, 1)])
+def test_features_with_the_cameras_first(family: str, cameras_first: Callable[[Tensor], Tensor]) -> None:
+    golden = parity.load(GOLDEN / family)
+    golden.reference["image_features"] = cameras_first(golden.reference["image_features"])
+    assert fits(parity.compare(golden))
+    assert golden.notes
+    golden.reference["image_features"] = golden.reference["image_features"].flip(0)
+    assert parity.compare(golden)["image_features"] > 1e-2
+
+
+@BOTH
+def test_bf16_arithmetic_keeps_the_direction_of_the_velocity(family: str) -> None:
+    golden = parity.load(GOLDEN / family)
+    rough = Pi0Network(golden.network.sizes, torch.bfloat16)
+    rough.load_state_dict(golden.network.state_dict())
+    given = golden.inputs
+    observed = [given[name] for name in ("images", "image_masks", "tokens", "token_masks", "state")]
+    with torch.no_grad():
+        exact, found = ((given["noise"] - net.sample(*observed, given["noise"], 1)) for net in (golden.network, rough))
+    assert float(torch.cosine_similarity(exact.flatten(), found.flatten(), 0)) > 0.999
+    assert not torch.allclose(exact, found, rtol=1e-4)
+
+
+@BOTH
 def test_embedding_row_of_padding_may_be_frozen_in_the_reference(family: str) -> None:
     golden = parity.load(GOLDEN / family)
     golden.inputs["tokens"][0, 0] = 0  # a padding token at a valid place
@@ -258,6 +283,25 @@ def test_embedding_row_of_padding_may_be_frozen_in_the_reference(family: str) ->
     assert parity.compare(golden)["gradients"] == 0
     gradients[f"grad/{HEAD}"][3] = 1
     assert parity.compare(golden)["gradients"] > 1e-2
+
+
+@BOTH
+def test_folder_with_released_keys_loads_as_a_policy(family: str, tmp_path: Path) -> None:
+    golden = parity.load(GOLDEN / family)
+    config = {
+        "type": family,
+        "dimensions": json.loads((GOLDEN / family / "sizes.json").read_text()),
+        "action_dim": 7,
+        "state_dim": 7,
+        "chunk": 5,
+        "cameras": [f"observation.images.{name}" for name in ("base", "left", "right")],
+    }
+    unit = {"offset": [0.0] * 7, "spread": [1.0] * 7}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "normalisation.json").write_text(json.dumps({"action": unit, "observation.state": unit}))
+    shutil.copy(GOLDEN / family / "weights.safetensors", tmp_path / "model.safetensors")
+    golden.network = load_policy(tmp_path).policy
+    assert fits(parity.compare(golden))
 
 
 # The command

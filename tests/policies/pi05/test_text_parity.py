@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from understudy.policies.common.token_loss import token_cross_entropy
 
-from support.naive_pi05 import NaivePi0, Sample, guided_velocity, samples
+from support.naive_pi05 import NaivePi0, Sample, guided_velocity, samples, sees
+from understudy.policies.common.token_loss import token_cross_entropy
 from understudy.policies.pi05.network import Observation, Pi0Network, Tail
 from understudy.policies.pi05.released import EMBEDDING, is_adaptive, own_name, released_key
 from understudy.policies.pi05.sizes import Sizes
@@ -157,6 +157,53 @@ def test_expert_sees_the_response_and_no_fast_token(family: str) -> None:
     other_text, _ = compute(network, inputs, tail(response=[[t + 30 for t in row] for row in RESPONSE]))
     changed = (plain - other_text).flatten(1).abs().amax(dim=1) > 1e-3
     assert changed.tolist() == [True, True, False]  # the third sample has no response
+
+
+@BOTH
+@pytest.mark.parametrize("seed", range(3))
+def test_tokens_reach_each_other_as_in_the_table(family: str, seed: int) -> None:
+    """In one layer, a token's result depends on the inputs that it sees and on its own: all pairs, random padding."""
+    draw = torch.Generator().manual_seed(seed)
+    full, _, inputs, _ = networks(family)
+    network = Pi0Network(
+        replace(full.sizes, vlm=replace(full.sizes.vlm, depth=1), expert=replace(full.sizes.expert, depth=1))
+    )
+    network.load_state_dict({name: value for name, value in full.state_dict().items() if name in network.state_dict()})
+    response, fast = (
+        [torch.randint(1, 96, (int(n),), generator=draw).tolist() for n in torch.randint(0, 4, (3,), generator=draw)]
+        for _ in range(2)
+    )
+    text = tail(response, fast)
+    inputs["image_masks"] = torch.rand(3, 3, generator=draw) > 0.3
+    inputs["token_masks"] = torch.rand(3, inputs["tokens"].shape[1], generator=draw) > 0.4  # padding anywhere
+    inputs["token_masks"][:, 0] = True
+    observed = observe(network, inputs, text)
+    leaf = observed.embeddings.detach().requires_grad_()
+    moves, hidden = network.compute(
+        observed._replace(embeddings=leaf),
+        noisy(inputs)[:, None],
+        inputs["time"][:, None],
+        inputs["state"],
+        hidden=True,
+    )
+    assert moves is not None
+    assert hidden is not None
+    kinds = ["prefix"] * observed.prefix + ["response"] * text.response
+    kinds += ["fast"] * (leaf.shape[1] - len(kinds))
+    tokens = [(kind, kinds[:i].count(kind)) for i, kind in enumerate(kinds)]
+
+    def reached(outputs: Tensor) -> list[list[bool]]:
+        weights = torch.randn(outputs.shape, generator=draw)
+        (found,) = torch.autograd.grad((outputs * weights).sum(), leaf, retain_graph=True)
+        return found.abs().amax(dim=2).gt(0).tolist()
+
+    valid = observed.valid.tolist()
+    for i, query in enumerate(tokens):
+        for sample, row in enumerate(reached(hidden[:, i])):
+            if valid[sample][i]:
+                assert row == [there and sees(query, key) for there, key in zip(valid[sample], tokens)]
+    for sample, row in enumerate(reached(moves)):
+        assert row == [there and sees(("action", 0), key) for there, key in zip(valid[sample], tokens)]
 
 
 @BOTH
