@@ -4,8 +4,8 @@
   const found = new Set();
   const say = (kind, element, text) => found.add(`${kind}: ${text} <${element.tagName.toLowerCase()}>`);
 
-  const parsed = (colour) => {
-    const numbers = (colour.match(/[\d.]+/g) || [0, 0, 0, 0]).map(Number);
+  const parsed = (color) => {
+    const numbers = (color.match(/[\d.]+/g) || [0, 0, 0, 0]).map(Number);
     return numbers.length > 3 ? numbers : [...numbers, 1];
   };
   const over = (top, bottom) => {
@@ -15,13 +15,13 @@
     return [...mixed, alpha];
   };
   const behind = (element) => {
-    let colour = [0, 0, 0, 0];
-    for (let at = element; at; at = at.parentElement) colour = over(colour, parsed(getComputedStyle(at).backgroundColor));
+    let color = [0, 0, 0, 0];
+    for (let at = element; at; at = at.parentElement) color = over(color, parsed(getComputedStyle(at).backgroundColor));
     const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-    return over(colour, dark ? [18, 18, 18, 1] : [255, 255, 255, 1]);
+    return over(color, dark ? [18, 18, 18, 1] : [255, 255, 255, 1]);
   };
-  const luminance = (colour) => {
-    const [r, g, b] = colour.slice(0, 3).map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
+  const luminance = (color) => {
+    const [r, g, b] = color.slice(0, 3).map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const ratio = (one, other) => {

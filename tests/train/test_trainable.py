@@ -25,7 +25,7 @@ PARTS = {"layers.1.*": "top", "out_proj.*": "top", "layers.*": "bottom"}
 def lines_of(**settings: Any) -> tuple[TrainState, list[str]]:
     config = TrainConfig(data=DataConfig(root="d"), device="cpu", **settings)
     with join_mesh(config) as mesh:
-        state = init_train_state(config, DATA, policies.NORMALISATION, mesh)
+        state = init_train_state(config, DATA, policies.NORMALIZATION, mesh)
         return state, describe_trainable(state)
 
 
