@@ -61,6 +61,9 @@ class DatasetConfig:
     keep_rule: Literal["window", "start"] = "window"
     """`window` keeps a frame if its whole window of actions lies in a range, `start` if the frame itself does; then the
     tail of the window is padding."""
+    response: str = ""
+    """Text that the policy learns to answer with before it acts: a text column (a subtask), `COLUMN:STYLE` of a
+    language column, or `task`. In a mixture, the other sources have none. Only for policies with responses."""
     delta_action_dims: Annotated[tuple[Annotated[int, Ge(0)], ...], NORMALIZATION] = ()
     """Action dimensions that are learned as differences from the same dimension of the current state (joints, for
     example, but not the gripper)."""

@@ -17,6 +17,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS
 from understudy.data.format.rename import rename_keys
 from understudy.data.read.image_column import ImageColumns
+from understudy.data.read.response import Responses
 from understudy.data.read.rows import Rows
 from understudy.data.read.video_frames import VideoFrames
 from understudy.data.selection.select import KeepRanges, select
@@ -60,6 +61,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             lacks. Their images are black, their windows all padding, and `<camera>_is_missing` is True.
         image_transforms: callable applied to the images of each sample and camera, a uint8 tensor (C, H, W) or
             (T, C, H, W). `Loader` and `EpisodeStream` do not apply it.
+        response: a text column to deliver as `response`, "task", or "" for no text (see `data/read/response.py`).
         name: name in an order and in messages; by default the folder's name.
         video_backend: "pyav" or "torchcodec" (see `open_video`).
         row_cache_bytes: memory for loaded rows, and as much again for encoded images stored in rows.
@@ -85,6 +87,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         names: Mapping[str, str] | None = None,
         missing_cameras: Mapping[str, tuple[int, int]] | None = None,
         image_transforms: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        response: str | None = None,
         name: str | None = None,
         video_backend: str = "pyav",
         row_cache_bytes: int = 1 << 30,
@@ -128,7 +131,9 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._columns = tuple(k for k in known if k not in (*self._videos, *self._images, *self.missing_cameras))
         self._check_columns([k for k in self._columns if k not in features and k not in INDEX_KEYS])
         self.row_cache_bytes = row_cache_bytes
-        self._rows = Rows(self.catalog, [k for k in self._columns if k not in INDEX_KEYS], row_cache_bytes)
+        self._responses = Responses(self.catalog, response)
+        columns = [k for k in (*self._columns, *self._responses.columns) if k not in INDEX_KEYS]
+        self._rows = Rows(self.catalog, columns, row_cache_bytes)
         self._stored = ImageColumns(self.catalog, self._images, row_cache_bytes)
         self.video_frames = VideoFrames(self.catalog, frame_cache_bytes, video_backend)
 
@@ -334,7 +339,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             else self._rows.take(rows, {"task_index": frames})["task_index"]
         )
         out["task"] = [self.catalog.tasks[int(task)] for task in np.asarray(now).tolist()]
-        return out
+        return out | self._responses.read(self._rows, rows, frames, out["task"])
 
     def frames_to_decode(self, episodes: np.ndarray, frames: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Return the frames that `batch` decodes from video.

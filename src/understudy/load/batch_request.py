@@ -50,6 +50,7 @@ class DatasetOptions(TypedDict, total=False):
     keys: Sequence[str] | None
     names: Mapping[str, str] | None
     missing_cameras: Mapping[str, tuple[int, int]] | None
+    response: str | None
     name: str | None
     video_backend: str
     row_cache_bytes: int

@@ -171,6 +171,7 @@ def split_source(
         "keep_ranges": wanted.keep_ranges or None,
         "keep_rule": wanted.keep_rule,
         "name": name,
+        "response": wanted.response if any(one.response for one in config.data.mixed()) else None,
     }
     usable = EpisodeDataset(
         catalog, episodes=wanted.episodes or None, exclude_episodes=wanted.exclude_episodes, **options
