@@ -281,6 +281,24 @@ def test_letterbox_antialiases() -> None:
     assert (plain == 1).all()
 
 
+@BOTH
+def test_policy_continues_a_chunk(tokenizer: Path, adaptive: bool) -> None:
+    made = policy(tokenizer, adaptive, max_delay=2)
+    ready = made.preprocess({key: value for key, value in batch().items() if not key.startswith("action")})
+    draws = generate_draws(made.random_spec("act"), 4, torch.Generator().manual_seed(0))
+    plain = made.act(ready, draws)
+    torch.testing.assert_close(made.continue_chunk(ready, draws, plain[:, :1], 0), plain)
+    executing = plain[:, 1:] + torch.tensor([0.5, 0.0, 0.05])
+    found = made.continue_chunk(ready, draws, executing, 2)
+    torch.testing.assert_close(found[:, :2], executing[:, :2])
+    guided = made.continue_chunk(ready, draws, executing, 2, horizon=3)
+    assert (guided[:, :2] - executing[:, :2]).abs().mean() < (plain[:, :2] - executing[:, :2]).abs().mean()
+    with pytest.raises(ValueError, match="max_delay"):
+        made.continue_chunk(ready, draws, executing, 3)
+    with pytest.raises(ValueError, match="horizon"):
+        made.continue_chunk(ready, draws, executing, 2, horizon=4)
+
+
 # -- its parts --------------------------------------------------------------------------------------------------------
 
 

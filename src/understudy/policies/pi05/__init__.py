@@ -4,6 +4,8 @@ sizes      dimensions of a network
 config     settings and configs
 policy     `Pi05Policy`
 network    `Pi0Network`
+extents    cameras and numbers of tokens of a sample
+chunking   real-time chunking
 gemma      layers of the language tower and the action expert
 siglip     the vision encoder
 attention  attention between segments of tokens, rotary positions

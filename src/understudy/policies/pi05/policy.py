@@ -13,7 +13,7 @@ expert alone.
 
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,36 +27,17 @@ from understudy.policies.common.task_modes import FLOW, POLICY
 from understudy.policies.common.token_loss import token_cross_entropy
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Loss, masked_squared_error, valid_elements
+from understudy.policies.pi05.chunking import sample_given, sample_guided
 from understudy.policies.pi05.config import Pi05PolicyConfig
+from understudy.policies.pi05.extents import EXTENTS, FAST, PROMPT, TEXT, TOKENS, Extent, cut, extents
 from understudy.policies.pi05.network import Observation, Pi0Network, Tail
 from understudy.policies.pi05.released import match
 from understudy.policies.pi05.texts import Texts
 from understudy.policies.pi05.weights import FirstWeights
 from understudy.policies.policy import Policy
 
-TEXT, FAST = "text", "fast"
-"""Loss terms beside `flow`."""
-TOKENS = {TEXT: ("response_tokens", "response_is_pad"), FAST: ("action_tokens", "action_tokens_is_pad")}
-"""Keys of a batch with the tokens that each term predicts."""
-PROMPT = ("prompt_tokens", "prompt_is_pad")
-EXTENTS = "extents"
-"""Key of a batch that `preprocess` adds: an `Extent` per sample, on the host."""
 VALIDATION_DRAWS = 8
 """Noises and flow times per sample of a validation."""
-
-
-class Extent(NamedTuple):
-    """Cameras and numbers of tokens of a sample. On the host, so that shapes do not wait for a GPU."""
-
-    cameras: tuple[bool, ...]
-    """Whether the sample has each camera."""
-    prompt: int
-    text: int = 0
-    fast: int = 0
-
-    def tokens(self, term: str) -> int:
-        """Return the number of tokens that a loss term predicts."""
-        return self.text if term == TEXT else self.fast
 
 
 class Pi05Policy(Policy, Pi0Network):
@@ -126,7 +107,7 @@ class Pi05Policy(Policy, Pi0Network):
     def preprocess(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Add the tokens of the texts, and the extent of each sample."""
         found = self.texts.add(batch, self._at_host[0])
-        return {**found, EXTENTS: self._extents(found)}
+        return {**found, EXTENTS: extents(found, self.config.cameras)}
 
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements in a batch per loss term, int64 []."""
@@ -155,8 +136,8 @@ class Pi05Policy(Policy, Pi0Network):
         if not wanted:
             return {}
         predicted = [term for term in wanted if term != FLOW]
-        observed, extents = self._observed(batch)
-        tail = self._tail(batch, extents) if len(self.loss_terms) > 1 else None
+        observed, sizes = self._observed(batch)
+        tail = self._tail(batch, sizes) if len(self.loss_terms) > 1 else None
         if tail is not None:
             observed = self.with_tail(observed, tail)
         noisy = times = clean = None
@@ -174,7 +155,7 @@ class Pi05Policy(Policy, Pi0Network):
         if moves is not None and clean is not None:
             found[FLOW] = self._flow(batch, draws, moves, clean, detail)
         if tail is not None and hidden is not None:
-            found |= self._token_losses(observed, hidden, tail, extents, predicted)
+            found |= self._token_losses(observed, hidden, tail, sizes, predicted)
         return found
 
     @torch.no_grad()
@@ -185,6 +166,50 @@ class Pi05Policy(Policy, Pi0Network):
         observed, _ = self._observed(batch)
         check_shape("noise", draws["noise"], (len(observed.valid), self.config.chunk, self.sizes.dim))
         return self.robot_actions(self.integrate(observed, self._state(batch), draws["noise"], steps), batch)
+
+    @torch.no_grad()
+    def continue_chunk(
+        self,
+        batch: Mapping[str, Any],
+        draws: Draws,
+        executing: Tensor,
+        delay: int,
+        steps: int = 10,
+        horizon: int | None = None,
+    ) -> Tensor:
+        """Sample actions that continue a chunk which the robot is still executing; see `pi05/chunking.py`.
+
+        Args:
+            batch: see the class.
+            draws: the numbers of `random_spec("act")`.
+            executing: float32 [B, n, A], the rest of that chunk in the robot's units, its first action now; n <= T.
+            delay: actions that the robot executes before the new ones arrive.
+            steps: integration steps.
+            horizon: actions to be guided by; None: the first `delay` are given, which needs a policy trained so.
+
+        Returns:
+            float32 [B, T, A] in the robot's units, the first action now.
+
+        Raises:
+            ValueError: `delay` or `horizon` exceeds the chunk, or without `horizon` the trained `max_delay`.
+        """
+        config, known = self.config, executing.shape[1]
+        if horizon is None and delay > config.max_delay:
+            raise ValueError(
+                f"delay={delay}: the policy was trained with up to {config.max_delay} given actions (max_delay); give "
+                "a horizon, which guides any policy"
+            )
+        if max(delay, horizon or 0) > known:
+            raise ValueError(f"delay={delay}, horizon={horizon}: executing holds {known} actions")
+        observed, _ = self._observed(batch)
+        rest = nn.functional.pad(executing.float(), (0, 0, 0, config.chunk - known))
+        chunk = self._widen(self.normalizer.actions({**batch, ACTION: rest}))
+        field = self.field(observed, self._state(batch))
+        if horizon is None:
+            found = sample_given(field, draws["noise"], chunk, delay, steps)
+        else:
+            found = sample_guided(field, draws["noise"], chunk, delay, horizon, steps)
+        return self.robot_actions(found, batch)
 
     def robot_actions(self, x: Tensor, batch: Mapping[str, Any]) -> Tensor:
         """Convert actions of the network [B, T, dim] to the robot's units, float32 [B, T, A]."""
@@ -207,26 +232,9 @@ class Pi05Policy(Policy, Pi0Network):
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _extents(self, batch: Mapping[str, Any]) -> list[Extent]:
-        """Extent of each sample. Raises ValueError where padding is not behind the tokens."""
-        lengths = []
-        for tokens, is_pad in (PROMPT, *(TOKENS[term] for term in (TEXT, FAST))):
-            if tokens not in batch:
-                lengths.append([0] * len(value_of(batch, PROMPT[0])))
-                continue
-            marks = value_of(batch, is_pad)
-            check_shape(is_pad, marks, tuple(batch[tokens].shape))
-            if (marks[:, :-1] & ~marks[:, 1:]).any():
-                raise ValueError(f"{is_pad}: padding must be behind the tokens of each sample")
-            lengths.append((~marks).sum(dim=1).tolist())
-        marks = [batch.get(f"{camera}_is_missing") for camera in self.config.cameras]
-        has = [[True] * len(lengths[0]) if each is None else (~each).tolist() for each in marks]
-        cameras = zip(*has) if has else [()] * len(lengths[0])
-        return [Extent(tuple(own), *counts) for own, *counts in zip(cameras, *lengths)]
-
     def _observed(self, batch: Mapping[str, Any]) -> tuple[Observation, list[Extent]]:
         """Embed the images and the prompt of a batch, without the cameras and the padding that no sample needs."""
-        extents: list[Extent] = batch[EXTENTS] if EXTENTS in batch else self._extents(batch)
+        sizes: list[Extent] = batch[EXTENTS] if EXTENTS in batch else extents(batch, self.config.cameras)
         tokens = value_of(batch, PROMPT[0])
         device, side, count = tokens.device, self.sizes.vision.image, len(tokens)
         shown, images = [], []
@@ -235,23 +243,23 @@ class Pi05Policy(Policy, Pi0Network):
             check_shape(camera, image, (count, 3, None, None))
             if image.dtype != torch.uint8:
                 raise ValueError(f"{camera} is {image.dtype}, images are uint8")
-            if any(extent.cameras[number] for extent in extents):
+            if any(extent.cameras[number] for extent in sizes):
                 shown.append(number)
                 images.append(letterbox(image, side))
         if self.config.cameras and not shown:  # the encoder runs in each step, on each rank
             shown, images = [0], [blank(count, side, device)]
         pixels = torch.stack(images, dim=1) if images else torch.empty(count, 0, 3, side, side, device=device)
-        has = torch.tensor([[extent.cameras[number] for number in shown] for extent in extents], dtype=torch.bool)
-        tokens, masks = _cut(tokens, [extent.prompt for extent in extents])
-        return self.observe(pixels, None if has.all() else has.view(count, len(shown)), tokens, masks), extents
+        has = torch.tensor([[extent.cameras[number] for number in shown] for extent in sizes], dtype=torch.bool)
+        tokens, masks = cut(tokens, [extent.prompt for extent in sizes])
+        return self.observe(pixels, None if has.all() else has.view(count, len(shown)), tokens, masks), sizes
 
-    def _tail(self, batch: Mapping[str, Any], extents: list[Extent]) -> Tail:
+    def _tail(self, batch: Mapping[str, Any], sizes: list[Extent]) -> Tail:
         """Tokens to predict; without any, a tail of no tokens, so that every rank uses the same weights."""
         like = value_of(batch, PROMPT[0])
         parts, masks = [], []
         for term in (TEXT, FAST):
-            lengths = [extent.tokens(term) for extent in extents]
-            tokens, mask = _cut(batch.get(TOKENS[term][0], like[:, :0]), lengths)
+            lengths = [extent.tokens(term) for extent in sizes]
+            tokens, mask = cut(batch.get(TOKENS[term][0], like[:, :0]), lengths)
             parts.append(tokens)
             masks.append(torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask)
         return Tail(torch.cat(parts, dim=1), torch.cat(masks, dim=1), parts[0].shape[1])
@@ -308,7 +316,7 @@ class Pi05Policy(Policy, Pi0Network):
         return found
 
     def _token_losses(
-        self, observed: Observation, hidden: Tensor, tail: Tail, extents: list[Extent], terms: list[str]
+        self, observed: Observation, hidden: Tensor, tail: Tail, sizes: list[Extent], terms: list[str]
     ) -> dict[str, Loss]:
         """Cross-entropy of the tail per sample; the last valid token before each predicts it."""
         prefix, (count, length) = observed.prefix, tail.tokens.shape
@@ -319,7 +327,7 @@ class Pi05Policy(Policy, Pi0Network):
         found = {}
         for term in terms:
             low = 0 if term == TEXT else tail.response
-            lengths = torch.tensor([extent.tokens(term) for extent in extents])
+            lengths = torch.tensor([extent.tokens(term) for extent in sizes])
             marks = (place >= low) & (place - low < lengths[:, None])  # [B, L], on the host
             where = marks.flatten().nonzero()[:, 0].to(hidden.device)
             rows = where // max(1, length)
@@ -332,16 +340,6 @@ class Pi05Policy(Policy, Pi0Network):
     def _widen(self, x: Tensor) -> Tensor:
         """Pad the last dimension with zeros to the network's."""
         return nn.functional.pad(x, (0, self.sizes.dim - x.shape[-1]))
-
-
-def _cut(tokens: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor | None]:
-    """Cut tokens [B, L] to the longest of `lengths`, and mark them, bool [B, longest]; None where all are as long."""
-    longest = max(lengths, default=0)
-    tokens = tokens[:, :longest]
-    if min(lengths, default=0) == longest:
-        return tokens, None
-    marks = torch.arange(longest) < torch.tensor(lengths)[:, None]
-    return tokens, marks.to(tokens.device)
 
 
 def released_times(uniform: Tensor) -> Tensor:

@@ -1,0 +1,64 @@
+"""Cameras and numbers of tokens of each sample, on the host, so that shapes do not wait for a GPU."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from understudy.policies.batch import check_shape, value_of
+
+TEXT, FAST = "text", "fast"
+"""Loss terms of predicted tokens."""
+TOKENS = {TEXT: ("response_tokens", "response_is_pad"), FAST: ("action_tokens", "action_tokens_is_pad")}
+"""Keys of a batch with the tokens that each term predicts, and with their padding."""
+PROMPT = ("prompt_tokens", "prompt_is_pad")
+"""The same of the prompt."""
+EXTENTS = "extents"
+"""Key of a batch with an `Extent` per sample."""
+
+
+class Extent(NamedTuple):
+    """Cameras and numbers of tokens of a sample."""
+
+    cameras: tuple[bool, ...]
+    """Whether the sample has each camera."""
+    prompt: int
+    text: int = 0
+    fast: int = 0
+
+    def tokens(self, term: str) -> int:
+        """Return the number of tokens that a loss term predicts."""
+        return self.text if term == TEXT else self.fast
+
+
+def extents(batch: Mapping[str, Any], cameras: Sequence[str]) -> list[Extent]:
+    """Read the extent of each sample from a batch.
+
+    Raises:
+        ValueError: padding is not behind the tokens of each sample.
+    """
+    lengths: list[list[int]] = []
+    for tokens, is_pad in (PROMPT, *(TOKENS[term] for term in (TEXT, FAST))):
+        if tokens not in batch:
+            lengths.append([0] * len(value_of(batch, PROMPT[0])))
+            continue
+        marks = value_of(batch, is_pad)
+        check_shape(is_pad, marks, tuple(batch[tokens].shape))
+        if (marks[:, :-1] & ~marks[:, 1:]).any():
+            raise ValueError(f"{is_pad}: padding must be behind the tokens of each sample")
+        lengths.append((~marks).sum(dim=1).tolist())
+    missing = [batch.get(f"{camera}_is_missing") for camera in cameras]
+    count = len(lengths[0])
+    has = [[True] * count if each is None else (~each).tolist() for each in missing]
+    return [Extent(tuple(own[row] for own in has), *(own[row] for own in lengths)) for row in range(count)]
+
+
+def cut(tokens: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor | None]:
+    """Cut tokens [B, L] to the longest of `lengths`, and mark them, bool [B, longest]; None where all are as long."""
+    longest = max(lengths, default=0)
+    tokens = tokens[:, :longest]
+    if min(lengths, default=0) == longest:
+        return tokens, None
+    marks = torch.arange(longest) < torch.tensor(lengths)[:, None]
+    return tokens, marks.to(tokens.device)
