@@ -195,6 +195,10 @@ class PairLayer(nn.Module):
         assert cache is not None
         if actions is not None:
             assert plan.suffix is not None
+            if condition is not None:
+                # Both norms of a layer read it, in all layers: the view adds up the gradients per layer. Autograd would
+                # add them in another sequence in a sharded layer, which rounds differently.
+                condition = condition.view_as(condition)
             actions = self._expert(actions, plan.suffix, plan, condition, cache)
         return tokens, actions, cache
 
