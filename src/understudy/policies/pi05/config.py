@@ -35,7 +35,8 @@ class Pi05Settings(TextSettings, PolicySettings):
         "vision.*": "vision",
         "*": "expert",
     }
-    LORA_TARGETS: ClassVar[tuple[str, ...]] = ("layers.*.self_attn.*", "layers.*.mlp.*")
+    # Both towers, and the layers of actions (`action_in_proj`), state and flow time: another robot has other actions.
+    LORA_TARGETS: ClassVar[tuple[str, ...]] = ("layers.*_proj", "[as]*_proj", "*time_mlp_*")
 
     type: Literal["pi05"] = "pi05"
     """Type of the policy."""

@@ -1,0 +1,178 @@
+"""Low-rank adapters of pi0.5 and pi0, through the same path as those of any policy."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("sentencepiece", reason="needs the extra pi05")
+
+from support.pi05_policy import batch, policy
+from support.ranks import in_ranks
+from support.sentences import write_model
+from understudy.config.lora import LoraConfig
+from understudy.config.train import DataConfig, OptimConfig, ParallelConfig, TrainConfig
+from understudy.distributed.mesh import join_mesh
+from understudy.distributed.torch_release import has_gradient_sum
+from understudy.optim.lora import adapted_layers, add_adapters, merge_adapters
+from understudy.policies.draws import generate_draws
+from understudy.policies.losses import scalar
+from understudy.policies.pi05.config import Pi05PolicyConfig
+from understudy.policies.pi05.network import Pi0Network
+from understudy.policies.pi05.policy import Pi05Policy
+from understudy.policies.pi05.sizes import Sizes
+from understudy.train.state import TrainState, assemble
+
+BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("tokenizer"))
+
+
+def settings(made: Pi05Policy, rank: int, **options: Any) -> TrainConfig:
+    changes: dict[str, Any] = {"device": "cpu", "batch_size": 4, "micro_batch_size": 1} | options
+    config = TrainConfig(data=DataConfig(root="d"), lora=LoraConfig(rank), optim=OptimConfig(lr=1e-2), **changes)
+    return replace(config, lora=config.lora.resolved(made.config.LORA_TARGETS))
+
+
+def step(state: TrainState) -> float:
+    count = 4 // state.mesh.world_size
+    own = slice(state.mesh.rank * count, (state.mesh.rank + 1) * count)
+    given = {**batch(), "position": torch.arange(4), "source": torch.zeros(4, dtype=torch.int64)}
+    return float(state.train_step({key: value[own] for key, value in given.items()}).loss)
+
+
+def whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {n: (t.full_tensor() if hasattr(t, "full_tensor") else t).detach().clone() for n, t in tensors.items()}
+
+
+def trained(
+    tokenizer: Path, adaptive: bool, rank: int, steps: int = 3, shards: int = 1, options: dict[str, Any] | None = None
+) -> tuple[list[float], dict[str, Tensor], list[str]]:
+    """Losses, tensors and adapted layers of a few steps on this rank's mesh."""
+    made = policy(tokenizer, adaptive)
+    config = settings(made, rank, parallel=ParallelConfig(timeout=300, dp_shard=shards), **(options or {}))
+    with join_mesh(config) as mesh:
+        state = assemble(config, made, mesh)
+        losses = [step(state) for _ in range(steps)]
+        return losses, whole(state.tensors()), list(adapted_layers(state.policy))
+
+
+# -- the adapters -----------------------------------------------------------------------------------------------------
+
+
+def adapted(tokenizer: Path, adaptive: bool, **options: Any) -> tuple[Pi05Policy, list[str]]:
+    made = policy(tokenizer, adaptive)
+    config = LoraConfig(4, **options).resolved(made.config.LORA_TARGETS)
+    names = add_adapters(made, config, (), len, made.config.OLD_MODULES, made.config.PARTS)
+    return made, names
+
+
+def loss_of(made: Pi05Policy) -> Tensor:
+    draws = generate_draws(made.random_spec("train"), 4, torch.Generator().manual_seed(3))
+    return scalar(made.losses(made.preprocess(batch()), draws))
+
+
+def disturb(made: Pi05Policy) -> None:
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if name.endswith(".lora_b"):
+                parameter.normal_(std=0.05, generator=generator)
+
+
+@BOTH
+def test_default_adapters_are_on_both_towers_and_the_projections(tokenizer: Path, adaptive: bool) -> None:
+    _, names = adapted(tokenizer, adaptive)
+    linear = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+    linear += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    towers = {f"layers.{i}.{tower}.{name}" for i in range(3) for tower in ("vlm", "expert") for name in linear}
+    ends = {"action_in_proj", "action_out_proj"}
+    ends |= {"time_mlp_in", "time_mlp_out"} if adaptive else {"state_proj", "action_time_mlp_in", "action_time_mlp_out"}
+    assert set(names) == towers | ends
+
+
+@BOTH
+def test_fresh_adapters_change_no_bit_and_alone_have_gradients(tokenizer: Path, adaptive: bool) -> None:
+    plain, (made, names) = policy(tokenizer, adaptive), adapted(tokenizer, adaptive)
+    assert torch.equal(loss_of(plain), loss_of(made))
+    disturb(made)
+    loss_of(made).backward()
+    reached = {name for name, p in made.named_parameters() if p.grad is not None and p.grad.any()}
+    unread = {f"layers.2.vlm.{name}" for name in ("self_attn.q_proj", "self_attn.o_proj")}
+    unread |= {f"layers.2.vlm.mlp.{name}_proj" for name in ("gate", "up", "down")}  # nothing reads their results
+    assert reached == {f"{name}.{kind}" for name in set(names) - unread for kind in ("lora_a", "lora_b")}
+
+
+@BOTH
+def test_merged_policy_has_the_own_keys_and_the_same_loss(tokenizer: Path, adaptive: bool, tmp_path: Path) -> None:
+    made, _ = adapted(tokenizer, adaptive, alpha=8.0)
+    disturb(made)
+    merged = merge_adapters(made.state_dict(), 2.0)
+    assert merged.keys() == policy(tokenizer, adaptive).state_dict().keys()
+    made.save(tmp_path / "merged", merged)
+    one, two = loss_of(made), loss_of(Pi05Policy.load(tmp_path / "merged"))
+    torch.testing.assert_close(one, two, rtol=1e-5, atol=0)
+    assert (loss_of(policy(tokenizer, adaptive)) / one - 1).abs() > 1e-4
+
+
+def test_parts_cover_the_towers(tokenizer: Path) -> None:
+    made, names = adapted(tokenizer, True, targets=("vlm.*",), also_train=("expert.*",))
+    assert names
+    assert all(".vlm." in name or name == "projector" for name in names)
+    whole = {name for name, p in made.named_parameters() if p.requires_grad and "lora" not in name}
+    of_expert = {name for name in dict(policy(tokenizer).named_parameters()) if ".expert." in name}
+    of_expert |= {name for name in whole if name.startswith(("expert_norm", "action_", "time_mlp_"))}
+    assert whole == of_expert
+    assert len(of_expert) > 40
+
+
+def test_adapters_of_the_released_size_are_as_many_as_documented() -> None:
+    """From shapes alone: 26.6 of 3,353 million parameters."""
+    with torch.device("meta"):
+        network = Pi0Network(Sizes.BASE)
+        before = sum(p.numel() for p in network.parameters())
+        config = LoraConfig(16).resolved(Pi05PolicyConfig.LORA_TARGETS)
+        add_adapters(network, config, (), len, {}, Pi05PolicyConfig.PARTS)
+    trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    tower = 16 * 18 * (2 * (2048 + 2048) + 2 * (2048 + 256) + 3 * (2048 + 16384))
+    expert = 16 * 18 * (2 * (1024 + 2048) + 2 * (1024 + 256) + 3 * (1024 + 4096))
+    ends = 16 * (2 * (1024 + 32) + 2 * (1024 + 1024))
+    assert (before, trained) == (3_353_433_872, tower + expert + ends)
+    assert trained == 26_641_408
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo")
+@pytest.mark.parametrize("rank", [0, 4], ids=["full", "adapters"])
+@pytest.mark.parametrize(
+    ("world", "shards", "options"),
+    [
+        pytest.param(2, 1, {}, id="ddp"),
+        pytest.param(2, 2, {"activation_checkpoint": "full"}, id="fsdp2, recomputed"),
+        pytest.param(4, 2, {}, id="hsdp", marks=pytest.mark.slow),
+    ],
+)
+def test_meshes_change_no_bit(tokenizer: Path, rank: int, world: int, shards: int, options: dict[str, Any]) -> None:
+    (alone,) = in_ranks(1, trained, tokenizer, True, rank)
+    for losses, tensors, names in in_ranks(world, trained, tokenizer, True, rank, 3, shards, options):
+        assert losses == alone[0]
+        assert names == alone[2]
+        assert [name for name in tensors if not torch.equal(tensors[name], alone[1][name])] == []
+    assert len(set(alone[0])) == 3
+
+
+def test_base_keeps_every_bit_and_state_is_that_of_the_adapters(tokenizer: Path) -> None:
+    (result,) = in_ranks(1, trained, tokenizer, True, 4)
+    _, tensors, names = result
+    first = policy(tokenizer).state_dict()
+    assert [name for name in first if not torch.equal(first[name], tensors[f"weights/{name}"])] == []
+    kinds = {f"{name}.{kind}" for name in names for kind in ("lora_a", "lora_b")}
+    assert {name.removeprefix("exp_avg/") for name in tensors if name.startswith("exp_avg/")} == kinds
