@@ -1,10 +1,12 @@
 """Networks of other dimensions, many candidates and given first actions against the naive formulation; its videos."""
 
+import math
 from dataclasses import asdict, replace
 
 import pytest
 import torch
 from torch import Tensor
+from understudy.policies.pi05.chunking import sample_given, sample_guided
 
 from support.naive_pi05 import NaivePi0, Sample, samples
 from understudy.policies.pi05.network import Pi0Network
@@ -85,6 +87,46 @@ def test_times_per_action_beside_a_cache(adaptive: bool) -> None:
         times = torch.tensor(times).double().tolist()  # as float32 has them
         wanted = [slow.velocity(sample, sample.noise, times) for sample in samples(inputs)]
     assert distance(found, torch.stack(wanted)) <= 1e-6
+
+
+# Real-time chunking
+
+
+def paper_weights(length: int, delay: int, horizon: int) -> list[float]:
+    """1 for the first `delay` actions, then c (e^c - 1) / (e - 1), and 0 from `horizon` on."""
+    found = []
+    for i in range(length):
+        c = (horizon - i) / (horizon - delay + 1)
+        found.append(1.0 if i < delay else c * (math.exp(c) - 1) / (math.e - 1) if i < horizon else 0.0)
+    return found
+
+
+@BOTH
+def test_sampling_behind_given_actions(adaptive: bool) -> None:
+    network, slow = networks(adaptive)
+    inputs = draw_inputs()
+    with torch.no_grad():
+        field = network.field(network.observe(*(inputs[name] for name in NAMES[:4])), inputs["state"])
+        found = sample_given(field, inputs["noise"], inputs["actions"], 2, steps=4)
+        plain = network.sample(*(inputs[name] for name in NAMES), inputs["noise"], steps=4)
+    wanted = [slow.sample(sample, 4, clean=sample.actions[:2]) for sample in samples(inputs)]
+    assert distance(found, torch.stack(wanted)) <= 1e-6
+    assert distance(plain, torch.stack(wanted)) > 1e-2
+
+
+@BOTH
+def test_guided_sampling(adaptive: bool) -> None:
+    network, slow = networks(adaptive)
+    inputs = draw_inputs()
+    with torch.no_grad():
+        field = network.field(network.observe(*(inputs[name] for name in NAMES[:4])), inputs["state"])
+        found = sample_guided(field, inputs["noise"], inputs["actions"], 1, 3, steps=3)
+        # The whole chunk at hand with a weight, as a control.
+        other = sample_guided(field, inputs["noise"], inputs["actions"], 1, 4, steps=3)
+    weights = paper_weights(4, 1, 3)
+    wanted = [slow.guided_sample(sample, sample.actions, weights, 5.0, 3) for sample in samples(inputs)]
+    assert distance(found, torch.stack(wanted)) <= 1e-5
+    assert distance(other, torch.stack(wanted)) > 1e-3
 
 
 # The naive memory, which later tests may take as their reference

@@ -18,6 +18,7 @@ from understudy.policies.pi05.sizes import Sizes
 
 GOLDEN = Path(__file__).with_name("golden")
 BOTH = pytest.mark.parametrize("family", ["pi05", "pi0"])
+SLOW_CASES = [("pi05", False), ("pi0", True), ("pi0", False)]
 RESPONSE = [[11, 12, 13, 14], [15, 16], []]
 FAST = [[21, 22, 23], [], [24, 25, 26, 27]]
 
@@ -103,8 +104,10 @@ def assert_equal_gradients(network: Pi0Network, slow: NaivePi0) -> None:
             assert float((found - wanted).norm()) <= 1e-5 * float(wanted.norm()), name
 
 
-@BOTH
-@pytest.mark.parametrize("insulate", [False, True])
+@pytest.mark.parametrize(
+    ("family", "insulate"),
+    [("pi05", True), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
+)
 def test_velocity_text_and_gradients_beside_a_tail(family: str, insulate: bool) -> None:
     network, slow, inputs, data = networks(family)
     text = tail()
@@ -206,6 +209,7 @@ def test_tokens_reach_each_other_as_in_the_table(family: str, seed: int) -> None
         assert row == [there and sees(("action", 0), key) for there, key in zip(valid[sample], tokens)]
 
 
+@pytest.mark.slow
 @BOTH
 def test_guided_correction_is_the_transposed_jacobian(family: str) -> None:
     network, slow, inputs, data = networks(family)
