@@ -6,9 +6,9 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 from torch import Tensor
-from understudy.policies.pi05.chunking import sample_given, sample_guided
 
 from support.naive_pi05 import NaivePi0, Sample, samples
+from understudy.policies.pi05.chunking import sample_given, sample_guided
 from understudy.policies.pi05.network import Pi0Network
 from understudy.policies.pi05.released import released_key
 from understudy.policies.pi05.sizes import Sizes, TowerSizes, VisionSizes
