@@ -237,6 +237,7 @@ class TrainConfig:
         return replace(
             self,
             data=replace(self.data, sources=sources, normalize=self.data.normalize or self.policy.NORMALIZE),
+            policy=self.policy.resolved(),
             lora=self.lora.resolved(self.policy.LORA_TARGETS),
             schedule=replace(self.schedule, decay_steps=self.schedule.decay_steps or self.steps),
         )

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from understudy.atomic import recover_folder, replace_folder
+from understudy.policies.files import copy_files, is_policy_file, located
 from understudy.policies.registry import policy_type, stored_type
 
 WEIGHTS, CONFIG, NORMALIZATION = "model.safetensors", "config.json", "normalisation.json"
@@ -42,7 +43,7 @@ def save(
     weights: Mapping[str, Tensor],
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the three files beside `directory`, flush them to the disk, then rename: no reader ever sees half a policy.
+    """Write the files beside `directory`, flush them to the disk, then rename: no reader ever sees half a policy.
 
     Raises:
         FileExistsError: `directory` is anything but a policy of this type or an empty folder (`check_replaceable`).
@@ -50,7 +51,7 @@ def save(
     target = Path(directory).resolve()
     check_replaceable(target, config.type)
     with replace_folder(target) as fresh:
-        content = {**asdict(config), **({METADATA: dict(metadata)} if metadata else {})}
+        content = {**asdict(config), **copy_files(config, fresh), **({METADATA: dict(metadata)} if metadata else {})}
         (fresh / CONFIG).write_text(json.dumps({"type": config.type, **content}, indent=2) + "\n")
         (fresh / NORMALIZATION).write_text(json.dumps(normalization, indent=2) + "\n")
         # safetensors wants plain contiguous CPU tensors; a float32 weight keeps its bits.
@@ -81,8 +82,10 @@ def check_replaceable(directory: str | Path, kind: str) -> None:
     entries = sorted(target.iterdir())
     if not entries:
         return
+    files = policy_type(kind).settings.FILES
     for entry in entries:
-        if entry.name not in (CONFIG, NORMALIZATION, WEIGHTS) or entry.is_symlink() or not entry.is_file():
+        own = entry.name in (CONFIG, NORMALIZATION, WEIGHTS) and entry.is_file() and not entry.is_symlink()
+        if not own and not is_policy_file(files, entry):
             raise FileExistsError(f"{directory} holds {entry.name}, which is no file of a policy: {fix}")
     try:
         found = stored_type(_object(target / CONFIG))
@@ -107,7 +110,7 @@ def load(directory: str | Path) -> Saved:
     stored = _object(source / CONFIG)
     metadata = stored.pop(METADATA, {})
     try:
-        config = read_config(stored)
+        config = located(read_config(stored), source)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{source / CONFIG}: {error}") from error
     try:

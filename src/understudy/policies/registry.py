@@ -21,8 +21,9 @@ An installed package registers a type by an entry point of the group `understudy
 """
 
 import builtins
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -58,8 +59,11 @@ class PolicySettings:
     RUN_ONLY: ClassVar[tuple[str, ...]] = ("compute",)
     """Fields that the weights do not depend on: two configs that differ in these alone describe one network."""
 
-    FILES: ClassVar[tuple[str, ...]] = ()
-    """Fields that name a file or folder which the policy needs, "" for none; exported folders have copies."""
+    FILES: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Fields that name a file or folder which the policy needs, "" for none -> files needed of a folder. Exported
+    folders have copies (`policies/files.py`)."""
+    AT_START: ClassVar[tuple[str, ...]] = ()
+    """Fields that matter only when a run starts."""
     NORMALIZE: ClassVar[Literal["mean_std", "min_max", "quantile"]] = "mean_std"
     """Normalization by the data that this type expects: the default of `data.normalize`."""
 
@@ -71,6 +75,11 @@ class PolicySettings:
     def problems(self) -> list[str]:
         """List the rules that the values break, one line `field: value: rule` each."""
         return []
+
+    def resolved(self) -> Self:
+        """Return the settings with absolute paths, so that they mean the same in another working directory."""
+        paths = {name: os.path.abspath(path) for name in self.FILES if (path := getattr(self, name))}
+        return replace(self, **paths)
 
     def choose_normalization(self, computed: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the normalization of a new run: `computed` from its data, or that of weights it starts from.
@@ -143,7 +152,8 @@ def network_differences(one: Any, two: Any) -> list[str]:
     if type(one) is not type(two):
         return [f"type: {one.type} there, {two.type} here"]
     theirs, ours = asdict(one), asdict(two)
-    names = [name for name in ours if name not in one.RUN_ONLY and theirs[name] != ours[name]]
+    ignored = {*one.RUN_ONLY, *one.AT_START, *one.FILES}
+    names = [name for name in ours if name not in ignored and theirs[name] != ours[name]]
     return [f"{name}: {theirs[name]} there, {ours[name]} here" for name in names]
 
 

@@ -22,6 +22,7 @@ from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.distributed.signals import Stop, Stopped, stop_signals
 from understudy.errors import ConfigError, DatasetError
 from understudy.load.eval.validation_data import ValidationData
+from understudy.policies.files import check_unchanged
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train import precision
 from understudy.train.background_rollouts import BackgroundRollouts
@@ -264,6 +265,7 @@ def _run(
     latest, position = mesh.first(lambda: checkpoint.find_latest(run.checkpoints)), 0
     with mesh.together():
         record = run.read_record()
+        check_unchanged(data.policy_config(config), record.get("policy_files", {}))
         saved = checkpoint.read_state(latest) if latest is not None else None
         order = current_order(record, saved, then, config, data, where=run.order)
         weights = load_initial_weights(config, data, record) if latest is None else None

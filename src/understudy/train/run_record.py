@@ -19,6 +19,7 @@ from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.errors import ConfigError
 from understudy.order import Order
+from understudy.policies.files import digests
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train.checkpoint.export import read_initial_policy
 from understudy.train.data.data import RunData, choose_normalization, dataset_fingerprint, file_digests
@@ -50,6 +51,7 @@ def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, 
         "normalisation": initial.normalization if initial else computed,
         "policy": asdict(network),
         "metadata": data.metadata(),
+        "policy_files": digests(network),
         "init": initial.digest if initial else None,
         "sources": [
             {

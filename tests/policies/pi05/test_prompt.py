@@ -158,3 +158,12 @@ def test_text_settings_list_problems() -> None:
 
 def test_clean_keeps_upper_case() -> None:
     assert clean(" Pick_up\nNOW ") == "Pick up NOW"
+
+
+def test_resolved_settings_name_the_tokenizer_beside_the_weights(tmp_path: Path) -> None:
+    assert TextSettings(weights=str(tmp_path)).resolved().tokenizer == ""
+    file = write_model(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    for weights in (tmp_path, tmp_path / "model.safetensors"):
+        assert TextSettings(weights=str(weights)).resolved().tokenizer == str(file)
+    assert TextSettings(weights=str(tmp_path), tokenizer="/other").resolved().tokenizer == "/other"

@@ -15,16 +15,18 @@ FAST ids take the places of PaliGemma's rarest words: id i is token `vocab - 129
 padded and cut at their right end, as openpi does, and each cut is marked.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
 from understudy.errors import ConfigError
 from understudy.extras import optional_imports
+from understudy.policies.common import fast
 from understudy.policies.pi05.normalization import NormalizationSettings
 
 TOKENIZER = "tokenizer.model"
@@ -46,7 +48,8 @@ LIMITS = {"prompt_tokens": (1, 2**16), "response_tokens": (0, 2**16), "action_to
 class TextSettings(NormalizationSettings):
     """Settings of a policy's texts, and of the normalization that its prompts depend on."""
 
-    FILES: ClassVar[tuple[str, ...]] = ("tokenizer", "fast")
+    FILES: ClassVar[Mapping[str, tuple[str, ...]]] = {"tokenizer": (TOKENIZER,), "fast": (fast.TOKENIZER, fast.CONFIG)}
+    AT_START: ClassVar[tuple[str, ...]] = ("weights", "normalization", "norm_asset")
     NORMALIZE: ClassVar[Literal["mean_std", "min_max", "quantile"]] = "quantile"
 
     prompt: Literal["state", "plain"] = "state"
@@ -64,6 +67,13 @@ class TextSettings(NormalizationSettings):
     the actions as tokens. It is copied into exported folders."""
     action_tokens: int = 128
     """Longest sequence of FAST tokens; longer ones are cut at the end, and counted in the log."""
+
+    def resolved(self) -> Self:
+        """Return the settings with absolute paths, and the tokenizer beside the weights as `tokenizer`."""
+        found = find_tokenizer(self.tokenizer, self.weights)
+        with_file = replace(self, tokenizer="" if found is None else str(found))
+        paths = {name: os.path.abspath(path) for name in self.FILES if (path := getattr(with_file, name))}
+        return replace(with_file, **paths)
 
     def text_problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
@@ -181,7 +191,8 @@ def find_tokenizer(tokenizer: str, weights: str = "") -> Path | None:
     """Return the path of the sentencepiece model: `tokenizer`, else the one in the folder of the weights, else None."""
     if tokenizer:
         return Path(tokenizer)
-    beside = Path(weights) / TOKENIZER
+    folder = Path(weights)
+    beside = (folder.parent if folder.is_file() else folder) / TOKENIZER
     return beside if weights and beside.is_file() else None
 
 
