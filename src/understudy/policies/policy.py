@@ -102,6 +102,10 @@ class Policy(nn.Module):
         """
         raise NotImplementedError
 
+    def describe_losses(self, terms: Collection[str]) -> list[str]:
+        """Describe, in a line or none, the parts that the given loss terms train. A run prints it at its start."""
+        return []
+
     def blocks(self) -> list[nn.Module]:
         """Modules to recompute, compile and shard one by one: called with equal shapes every step, not nested."""
         return []

@@ -29,6 +29,7 @@ def describe_trainable(state: TrainState) -> list[str]:
         f"trains {share} {total:,} parameters ({_percent(trained, total)}){adapters}; optimizer state {size:,} bytes"
         + (" on this process" if state.mesh.world_size > 1 else "")
     ]
+    lines += policy.describe_losses(state.weights)
     if trained < total:
         lines += _table(named, list(layers), policy.config.PARTS)
     if layers and not _has_first_weights(config):

@@ -25,7 +25,9 @@ from understudy.policies.draws import generate_draws, make_draws
 from understudy.policies.inference import load_policy
 from understudy.policies.losses import Loss, scalar
 from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
+from understudy.policies.pi05.extents import cut
 from understudy.policies.pi05.policy import Pi05Policy
+from understudy.policies.pi05.respond import respond
 from understudy.policies.registry import policy_type
 
 BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
@@ -255,6 +257,47 @@ def test_cross_entropy_in_parts_equals_the_whole() -> None:
     assert empty.shape == (0,)
     grad = torch.autograd.grad(empty.sum(), table)[0]
     assert not grad.any()
+
+
+def test_policy_responds_before_it_acts(tokenizer: Path, fast: str) -> None:
+    """Greedy decoding agrees with the losses, and the actions with those of the same response given."""
+    made = talker(tokenizer, fast)
+    given = {key: value for key, value in batch().items() if not key.startswith("action")}
+    ready = made.preprocess(given)
+    draws = generate_draws(made.random_spec("act"), 4, torch.Generator().manual_seed(0))
+    observed = made.observe(*_pixels(given), *cut(ready["prompt_tokens"], (~ready["prompt_is_pad"]).sum(1).tolist()))
+    tail = respond(made, observed, 24, end=1)
+    assert tail.tokens.shape[1] == tail.response <= 24
+    for row in range(4):
+        own = tail.tokens[row][tail.masks[row]].tolist()
+        assert 1 not in own[:-1]
+        assert len(own) == tail.response or own[-1] == 1
+    _, hidden = made.compute(made.with_tail(observed, tail), None, hidden=True)
+    assert hidden is not None
+    best = (hidden @ made.embedding.weight.T).argmax(dim=2)[:, observed.prefix :]
+    for row in range(4):  # each token is the most likely one behind those before it
+        length = int(tail.masks[row].sum())
+        assert torch.equal(best[row, : length - 1], tail.tokens[row, 1:length])
+    said = ready | {"response_tokens": tail.tokens, "response_is_pad": ~tail.masks}
+    del said["extents"]
+    torch.testing.assert_close(made.act(ready, draws), made.act(said, draws))
+    other = said | {"response_tokens": (tail.tokens + 5) % 200}
+    assert not torch.allclose(made.act(ready, draws), made.act(other, draws), atol=1e-3)
+    assert tail.tokens.shape[1] > respond(made, observed, 1, end=1).tokens.shape[1]
+
+
+def _pixels(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    has = torch.ones(4, 2, dtype=torch.bool)
+    has[1, 1] = False
+    return torch.stack([letterbox(given[camera], 8) for camera in CAMERAS], dim=1), has
+
+
+def test_losses_are_described(tokenizer: Path, fast: str) -> None:
+    one = policy(tokenizer).describe_losses(["flow"])
+    two, three = (talker(tokenizer, fast, insulation=on).describe_losses(["flow", "fast"]) for on in (True, False))
+    assert "expert" in one[0]
+    assert "expert alone" in two[0]
+    assert "expert alone" not in three[0]
 
 
 # -- images -----------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from understudy.policies.pi05.config import Pi05PolicyConfig
 from understudy.policies.pi05.extents import EXTENTS, FAST, PROMPT, TEXT, TOKENS, Extent, cut, extents
 from understudy.policies.pi05.network import Observation, Pi0Network, Tail
 from understudy.policies.pi05.released import match
+from understudy.policies.pi05.respond import respond
 from understudy.policies.pi05.texts import Texts
 from understudy.policies.pi05.weights import FirstWeights
 from understudy.policies.policy import Policy
@@ -75,6 +76,16 @@ class Pi05Policy(Policy, Pi0Network):
     def loss_terms(self) -> tuple[str, ...]:
         """Names of the loss terms: `flow`, and `text` and `fast` where the policy predicts these tokens."""
         return (FLOW, *((TEXT,) if self.config.response_tokens else ()), *((FAST,) if self.config.fast else ()))
+
+    def describe_losses(self, terms: Collection[str]) -> list[str]:
+        """Say which loss trains which part."""
+        tokens = [term for term in terms if term != FLOW]
+        if not tokens:
+            return ["losses: flow trains vision, vlm and expert"]
+        found = f"losses: {' and '.join(tokens)} {'train' if len(tokens) > 1 else 'trains'} vision and vlm"
+        if FLOW in terms:
+            found += "; flow trains " + ("expert alone" if self.config.insulation else "vision, vlm and expert")
+        return [f"{found} (policy.insulation is {'on' if self.config.insulation else 'off'})"]
 
     def blocks(self) -> list[nn.Module]:
         """Layers of the vision encoder, then those of both towers."""
@@ -160,10 +171,13 @@ class Pi05Policy(Policy, Pi0Network):
 
     @torch.no_grad()
     def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
-        """Sample actions from the noise of `random_spec("act")`, float32 [B, T, A] in the robot's units."""
+        """Sample actions from the noise of `random_spec("act")`, float32 [B, T, A] in the robot's units.
+
+        A policy with responses first predicts its own, unless the batch has them (`response`).
+        """
         if mode not in self.modes:
             raise ValueError(f"mode {mode!r}: a policy of type {self.config.type} acts in mode {POLICY!r} only")
-        observed, _ = self._observed(batch)
+        observed = self._before_acting(batch)
         check_shape("noise", draws["noise"], (len(observed.valid), self.config.chunk, self.sizes.dim))
         return self.robot_actions(self.integrate(observed, self._state(batch), draws["noise"], steps), batch)
 
@@ -201,7 +215,7 @@ class Pi05Policy(Policy, Pi0Network):
             )
         if max(delay, horizon or 0) > known:
             raise ValueError(f"delay={delay}, horizon={horizon}: executing holds {known} actions")
-        observed, _ = self._observed(batch)
+        observed = self._before_acting(batch)
         rest = nn.functional.pad(executing.float(), (0, 0, 0, config.chunk - known))
         chunk = self._widen(self.normalizer.actions({**batch, ACTION: rest}))
         field = self.field(observed, self._state(batch))
@@ -252,6 +266,17 @@ class Pi05Policy(Policy, Pi0Network):
         has = torch.tensor([[extent.cameras[number] for number in shown] for extent in sizes], dtype=torch.bool)
         tokens, masks = cut(tokens, [extent.prompt for extent in sizes])
         return self.observe(pixels, None if has.all() else has.view(count, len(shown)), tokens, masks), sizes
+
+    def _before_acting(self, batch: Mapping[str, Any]) -> Observation:
+        """Embed a batch to act on, with the response that the expert sees."""
+        observed, sizes = self._observed(batch)
+        if not self.config.response_tokens:
+            return observed
+        if TOKENS[TEXT][0] in batch:
+            return self.with_tail(observed, self._tail(batch, [each._replace(fast=0) for each in sizes]))
+        assert self.texts.tokenizer is not None  # `preprocess` ran
+        end = self.texts.tokenizer.model.eos_id()
+        return self.with_tail(observed, respond(self, observed, self.config.response_tokens, end))
 
     def _tail(self, batch: Mapping[str, Any], sizes: list[Extent]) -> Tail:
         """Tokens to predict; without any, a tail of no tokens, so that every rank uses the same weights."""
