@@ -1,0 +1,114 @@
+"""All loss terms of the policy and their gradients on a batch of a loader, against the naive formulation."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+pytest.importorskip("sentencepiece", reason="needs the extra pi05")
+pytest.importorskip("tokenizers", reason="needs the extra pi05")
+
+from support.naive_pi05 import NaivePi0, Sample
+from support.pi05_policy import CAMERAS, batch, policy
+from support.sentences import write_model
+from understudy.policies.common.fast import FastTokenizer
+from understudy.policies.draws import Draws, make_draws
+from understudy.policies.pi05.policy import Pi05Policy
+from understudy.policies.pi05.released import released_key
+
+BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("fast")
+    time = np.linspace(0, 1, 4)[:, None]
+    chunks = [np.sin(time * rate + np.arange(3)) for rate in np.linspace(0, 3, 200)]
+    FastTokenizer.fit(chunks, vocab_size=60).save(folder)
+    return str(folder)
+
+
+def naive_samples(made: Pi05Policy, ready: dict, draws: Draws) -> list[list[Sample]]:
+    """By sample, one for each of its noises: everything in the network's units, without padding."""
+
+    def widen(x: Tensor) -> Tensor:
+        return F.pad(x, (0, made.sizes.dim - x.shape[-1])).double()
+
+    def tokens(name: str, row: int, is_pad: str) -> list[int]:
+        return ready[name][row][~ready[is_pad][row]].tolist()
+
+    actions = widen(torch.where(ready["action_is_pad"][..., None], 0.0, made.normalizer.actions(ready)))
+    states = widen(made.normalizer.states(ready, ready["observation.state"]))
+    found = []
+    for row in range(len(actions)):
+        none = torch.zeros(len(actions), dtype=torch.bool)
+        there = [camera for camera in CAMERAS if not ready.get(f"{camera}_is_missing", none)[row]]
+        sample = Sample(
+            images=[ready[camera][row].double() / 127.5 - 1 for camera in there],
+            tokens=tokens("prompt_tokens", row, "prompt_is_pad"),
+            state=states[row],
+            actions=actions[row],
+            noise=actions[row],
+            time=0.0,
+            response=tokens("response_tokens", row, "response_is_pad"),
+            fast=tokens("action_tokens", row, "action_tokens_is_pad"),
+        )
+        pairs = zip(draws["flow noise"][row].double(), draws["flow time"][row].tolist())
+        found.append([replace(sample, noise=noise, time=time) for noise, time in pairs])
+    return found
+
+
+@pytest.mark.slow
+@BOTH
+@pytest.mark.parametrize("insulation", [True, False])
+def test_losses_and_gradients(tokenizer: Path, fast: str, adaptive: bool, insulation: bool) -> None:
+    made = policy(
+        tokenizer,
+        adaptive,
+        response_tokens=24,
+        fast=fast,
+        action_tokens=40,
+        noise_samples=2,
+        max_delay=2,
+        insulation=insulation,
+    )
+    given = batch(response=True, size=(8, 8))  # the network's size: no resizing
+    ready = made.preprocess(given)
+    draws = make_draws(made.random_spec("train"), 0, torch.arange(4))
+    draws["flow delay"] = torch.tensor([0, 2, 1, 2])
+    found = made.losses(ready, draws)
+
+    weights = {released_key(name): value.detach().double() for name, value in made.named_parameters()}
+    slow = NaivePi0({key: value.requires_grad_() for key, value in weights.items()}, asdict(made.sizes))
+    wanted: dict[str, list[Tensor]] = {"flow": [], "text": [], "fast": []}
+    for row, data in enumerate(naive_samples(made, ready, draws)):
+        delay = int(draws["flow delay"][row])
+        real = ~ready["action_is_pad"][row] & (torch.arange(4) >= delay)
+        flow = [slow.flow_loss(sample, delay, insulation)[real, :3].sum() for sample in data]
+        wanted["flow"].append(torch.stack(flow).sum())
+        tokens = slow.token_losses(data[0])
+        for term, kind in (("text", "response"), ("fast", "fast")):
+            wanted[term].append(tokens[kind].sum() if kind in tokens else torch.zeros((), dtype=torch.float64))
+    for term, sums in wanted.items():
+        torch.testing.assert_close(found[term].sum.double(), torch.stack(sums), rtol=3e-6, atol=1e-6)
+    assert found["flow"].count.tolist() == [24, 6, 6, 0]
+
+    sum(loss.sum.sum() for loss in found.values()).backward()
+    sum(torch.stack(sums).sum() for sums in wanted.values()).backward()
+    for name, parameter in made.named_parameters():
+        reference = slow.weights[released_key(name)].grad
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        reference = torch.zeros_like(gradient) if reference is None else reference
+        if name.startswith("vision.layers.") and name.endswith("k_proj.bias"):  # zero in exact arithmetic
+            assert float(gradient.norm()) < 1e-3, name
+        else:
+            assert float((gradient - reference).norm()) <= 2e-5 * float(reference.norm()), name
