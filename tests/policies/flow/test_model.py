@@ -1,5 +1,6 @@
 """FlowPolicy: a function of its inputs and nothing else, in the robot's units, refusing inputs that do not fit."""
 
+import re
 from typing import Any
 
 import pytest
@@ -190,3 +191,13 @@ def test_impossible_configs_are_refused(changes: dict[str, Any], message: str) -
 def test_a_wrong_normalization_is_refused(normalization: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FlowPolicy(config(), normalization)
+
+
+def test_flow_policy_keeps_the_parameter_names_of_checkpoints() -> None:
+    names = {re.sub(r"\.\d+\.", ".*.", name) for name, _ in policy().named_parameters()}
+    layers = (
+        "text.far text.near text.out fuse fuse2 time in_proj out_proj layers.*.modulate layers.*.grow layers.*.shrink "
+    )
+    layers += "vision.stem vision.blocks.*.conv vision.blocks.*.film vision.filters vision.colours"
+    of_layers = {f"{layer}.{kind}" for layer in layers.split() for kind in ("weight", "bias")}
+    assert names == {"text.embed.weight", "vision.camera", *of_layers}

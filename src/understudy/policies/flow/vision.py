@@ -75,7 +75,7 @@ class ImageEncoder(nn.Module):
         self.stem = Conv2d(3, channels, 6, stride=4, padding=1)
         self.blocks = nn.ModuleList(FilmBlock(channels, condition) for _ in range(blocks))
         self.filters = _filters(condition, points // 2, channels)
-        self.colors = _filters(condition, points // 2, 3)
+        self.colours = _filters(condition, points // 2, 3)  # a name in checkpoints: it stays
 
     def forward(self, images: list[Tensor], condition: Tensor, missing: list[Tensor | None] | None = None) -> Tensor:
         """Compute the keypoints, float32 [B, cameras * 2 * points].
@@ -100,7 +100,7 @@ class ImageEncoder(nn.Module):
         found = torch.cat(
             [
                 keypoints(_apply(self.filters(text_emb), group_norm(x, 8))),
-                keypoints(_apply(self.colors(text_emb), color)),
+                keypoints(_apply(self.colours(text_emb), color)),
             ],
             dim=1,
         )
