@@ -36,7 +36,7 @@ WHOLE = {name: value(name, parameter.shape) for name, parameter in Network().nam
 
 def test_fill_fills_whole_tensors_of_any_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network()
-    materialise(network, torch.device("cpu"))
+    materialise([network], torch.device("cpu"))
     assert torch.equal(network.table, torch.arange(3.0))
     for part in (1, 40, 1 << 20):
         monkeypatch.setattr(filling, "PART", part)
@@ -62,7 +62,7 @@ def fill_rank(shards: int) -> dict[str, Any]:
         network = Network()
         shard(network, mesh, config, list(network.layers))
         assert all(parameter.is_meta for parameter in network.parameters())
-        materialise(network, mesh.device)
+        materialise([network], mesh.device)
         fill(network.named_parameters(), read)
         own = {name: local_rows(parameter)[1:] for name, parameter in network.named_parameters()}
         whole = {name: parameter.full_tensor() for name, parameter in network.named_parameters()}

@@ -79,3 +79,21 @@ def test_deferred_adapters_equal_those_of_a_whole_policy(world: int, shards: int
     assert in_ranks(world, start, precision, shards, True, False, 4) == [whole] * world
     (full,) = in_ranks(1, start, precision, 1, False)
     assert whole[2] != full[2], "the control: without adapters the step is another one"
+
+
+def shared(deferred: bool) -> set[str]:
+    """Names of the parameters of which policy and average have one memory."""
+    FlowPolicy.fills_weights, FlowPolicy.first_weights, fill.LARGE = deferred, rows, 8  # type: ignore[method-assign]
+    optim = OptimConfig(ema=EmaConfig(decay=0.5), freeze=("vision.*",))
+    with join_mesh(config := TrainConfig(data=DataConfig(root="d"), device="cpu", optim=optim)) as mesh:
+        state = init_train_state(config, DATA, policies.NORMALIZATION, mesh, None if deferred else WHOLE.state_dict())
+        assert state.average is not None
+        mine, theirs = (dict(module.named_parameters()) for module in (state.policy, state.average))
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+        return {name for name in mine if mine[name].data_ptr() == theirs[name].data_ptr()}
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_average_shares_the_memory_of_frozen_weights(deferred: bool) -> None:
+    (found,) = in_ranks(1, shared, deferred)
+    assert found == {name for name, _ in WHOLE.named_parameters() if name.startswith("vision.")}

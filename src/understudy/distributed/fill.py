@@ -39,9 +39,22 @@ class OnMeta(TorchFunctionMode):
         return func(*args, **named)
 
 
-def materialise(module: nn.Module, device: torch.device) -> None:
-    """Give memory on `device` to the meta tensors of a module, unfilled, and move its other tensors there."""
-    module._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
+def materialise(modules: Iterable[nn.Module], device: torch.device) -> None:
+    """Give memory on `device` to the meta tensors of modules, unfilled, and move their other tensors there.
+
+    A parameter that several modules share gets one memory.
+    """
+    given: dict[Tensor, Tensor] = {}
+
+    def memory(tensor: Tensor) -> Tensor:
+        if not tensor.is_meta:
+            return tensor.to(device)
+        if tensor not in given:
+            given[tensor] = torch.empty_like(tensor, device=device)
+        return given[tensor]
+
+    for module in modules:
+        module._apply(memory)
 
 
 def to_device_or_meta(module: nn.Module, device: torch.device) -> None:

@@ -27,6 +27,7 @@ from understudy.optim.adamw import Float32AdamW
 from understudy.optim.lora import add_adapters
 from understudy.optim.lr_schedule import lr_factor
 from understudy.optim.param_groups import ema_decay, freeze, loss_weights, make_average, update_average
+from understudy.optim.state import local
 from understudy.order.random.keys import make_key
 from understudy.policies.draws import make_draws
 from understudy.policies.policy import Policy, current_name
@@ -276,11 +277,14 @@ def assemble(
                 compile_blocks(module.blocks(), mesh.device)
             shard(module, mesh, config, module.blocks(), module.float32_modules(), module.forward_methods)
     if read is not None:
-        for module in (policy, average):
-            if module is not None:
-                materialise(module, mesh.device)
-                own = dict(module.named_parameters())
-                fill({name: own[name] for name in given}.items(), read)
+        copies = [module for module in (policy, average) if module is not None]
+        materialise(copies, mesh.device)
+        filled = set[int]()  # an average shares frozen parameters
+        for module in copies:
+            own = {name: parameter for name, parameter in module.named_parameters() if name in given}
+            fresh = {name: p for name, p in own.items() if local(p).data_ptr() not in filled}
+            fill(fresh.items(), read)
+            filled |= {local(parameter).data_ptr() for parameter in own.values()}
         adapters = {name: master for name, master in masters.items() if name not in given}
         rows = RowsAsTensors(read, {name: master.shape for name, master in masters.items() if name in given})
         masters = ChainMap(adapters, rows)  # type: ignore[arg-type]  # it is only read
