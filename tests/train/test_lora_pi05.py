@@ -1,5 +1,6 @@
 """Low-rank adapters of pi0.5 and pi0, through the same path as those of any policy."""
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from torch import Tensor
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
+from support import resumed
 from support.pi05_policy import batch, policy
 from support.ranks import in_ranks
+from support.runs import final_tensors, same_run, tiny_config, tiny_dataset
 from support.sentences import write_model
 from understudy.config.lora import LoraConfig
 from understudy.config.train import DataConfig, OptimConfig, ParallelConfig, TrainConfig
@@ -20,10 +23,12 @@ from understudy.distributed.torch_release import has_gradient_sum
 from understudy.optim.lora import adapted_layers, add_adapters, merge_adapters
 from understudy.policies.draws import generate_draws
 from understudy.policies.losses import scalar
-from understudy.policies.pi05.config import Pi05PolicyConfig
+from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
 from understudy.policies.pi05.network import Pi0Network
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.sizes import Sizes
+from understudy.train import run
+from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.state import TrainState, assemble
 
 BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
@@ -176,3 +181,30 @@ def test_base_keeps_every_bit_and_state_is_that_of_the_adapters(tokenizer: Path)
     assert [name for name in first if not torch.equal(first[name], tensors[f"weights/{name}"])] == []
     kinds = {f"{name}.{kind}" for name in names for kind in ("lora_a", "lora_b")}
     assert {name.removeprefix("exp_avg/") for name in tensors if name.startswith("exp_avg/")} == kinds
+
+
+@pytest.mark.slow
+def test_run_of_the_tiny_size_resumes_with_every_bit_and_exports(tokenizer: Path, tmp_path: Path) -> None:
+    """The released way in: `policy.weights` names the base, which the run reads after sharding."""
+    data = tiny_dataset(tmp_path / "dataset")
+
+    def config(name: str, weights: str, rank: int) -> TrainConfig:
+        tiny = Pi05Settings(size="tiny", tokenizer=str(tokenizer), prompt_tokens=80, weights=weights)
+        changes = {"checkpoint": {"every": 2}, "val": {"every": 4, "frames": 8}, "log": {"every": 2}}
+        return tiny_config(data, tmp_path / name, steps=4, policy=tiny, lora={"rank": rank}, **changes)
+
+    assert run.train(config("base", "", 0)) == run.DONE
+    base = str(tmp_path / "base/policy")
+    assert run.train(config("whole", base, 4)) == run.DONE
+    with resumed.watched(tmp_path / "cut", {2: resumed.send(signal.SIGTERM)}):
+        assert run.train(config("cut", base, 4)) == run.STOPPED
+    assert run.resume(RunDir(tmp_path / "cut").settings()) == run.DONE
+    same_run(tmp_path / "whole", tmp_path / "cut")
+    first, tensors = Pi05Policy.load(base).state_dict(), final_tensors(tmp_path / "whole")
+    assert [name for name in first if not torch.equal(first[name], tensors[f"weights/{name}"])] == []
+    exported = Pi05Policy.load(tmp_path / "whole/policy").state_dict()
+    moved = {name for name in first if not torch.equal(first[name], exported[name])}
+    adapted = {name for name in tensors if name.startswith("weights/") and name.endswith(".lora_a")}
+    unread = {f"layers.3.vlm.self_attn.{name}_proj.weight" for name in ("q", "o")}
+    unread |= {f"layers.3.vlm.mlp.{name}_proj.weight" for name in ("gate", "up", "down")}
+    assert moved == {name.removeprefix("weights/").removesuffix("lora_a") + "weight" for name in adapted} - unread
