@@ -347,9 +347,9 @@ class NaivePi0:
         return x if clean is None else torch.cat([clean, x[count:]])
 
     def guided_sample(
-        self, sample: Sample, previous: Tensor, weights: list[float], highest: float, steps: int = 10
+        self, sample: Sample, previous: Tensor, weights: list[float] | Tensor, highest: float, steps: int = 10
     ) -> Tensor:
-        """Guided real-time chunking: correct each velocity towards `previous` [chunk, dim], by a weight per action."""
+        """Guided real-time chunking towards `previous` [chunk, dim], with a weight per action or element."""
         x, sample = sample.noise, replace(sample, prefix=self.prefix(sample).detach())
         for time in euler_times(steps):
             x = x - guided_velocity(self.at(sample, time), x, time, previous, weights, highest) / steps
@@ -380,12 +380,21 @@ def age_embedding(age: int, width: int) -> Tensor:
     return torch.tensor(found, dtype=torch.float64)
 
 
+def paper_weights(length: int, delay: int, horizon: int) -> list[float]:
+    """1 for the first `delay` actions, then c (e^c - 1) / (e - 1), and 0 from `horizon` on."""
+    found = []
+    for i in range(length):
+        c = (horizon - i) / (horizon - delay + 1)
+        found.append(1.0 if i < delay else c * (math.exp(c) - 1) / (math.e - 1) if i < horizon else 0.0)
+    return found
+
+
 def guided_velocity(
     velocity: Callable[[Tensor], Tensor],
     x: Tensor,
     time: float,
     previous: Tensor,
-    weights: list[float],
+    weights: list[float] | Tensor,
     highest: float,
 ) -> Tensor:
     """Velocity minus the guidance towards `previous`, with the whole Jacobian of the denoised actions written out."""
@@ -393,7 +402,8 @@ def guided_velocity(
     def denoised(at: Tensor) -> Tensor:
         return at - time * velocity(at)
 
-    error = (previous - denoised(x)) * torch.tensor(weights, dtype=torch.float64)[:, None]
+    scale = torch.as_tensor(weights, dtype=torch.float64).reshape(len(x), -1)
+    error = (previous - denoised(x)) * scale
     jacobian = torch.autograd.functional.jacobian(denoised, x)  # [chunk, dim, chunk, dim]
     correction = torch.einsum("abcd,ab->cd", jacobian, error.detach())
     tau = 1 - time

@@ -1,13 +1,12 @@
 """Networks of other dimensions, many candidates and given first actions against the naive formulation; its videos."""
 
-import math
 from dataclasses import asdict, replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from support.naive_pi05 import NaivePi0, Sample, samples
+from support.naive_pi05 import NaivePi0, Sample, paper_weights, samples
 from understudy.policies.pi05.chunking import sample_given, sample_guided
 from understudy.policies.pi05.network import Pi0Network
 from understudy.policies.pi05.released import released_key
@@ -90,15 +89,6 @@ def test_times_per_action_beside_a_cache(adaptive: bool) -> None:
 
 
 # Real-time chunking
-
-
-def paper_weights(length: int, delay: int, horizon: int) -> list[float]:
-    """1 for the first `delay` actions, then c (e^c - 1) / (e - 1), and 0 from `horizon` on."""
-    found = []
-    for i in range(length):
-        c = (horizon - i) / (horizon - delay + 1)
-        found.append(1.0 if i < delay else c * (math.exp(c) - 1) / (math.e - 1) if i < horizon else 0.0)
-    return found
 
 
 @BOTH

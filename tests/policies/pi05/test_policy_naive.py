@@ -12,7 +12,7 @@ from torch import Tensor
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 pytest.importorskip("tokenizers", reason="needs the extra pi05")
 
-from support.naive_pi05 import NaivePi0, Sample
+from support.naive_pi05 import NaivePi0, Sample, paper_weights
 from support.pi05_policy import CAMERAS, batch, policy
 from support.sentences import write_model
 from understudy.policies.common.fast import FastTokenizer
@@ -112,3 +112,36 @@ def test_losses_and_gradients(tokenizer: Path, fast: str, adaptive: bool, insula
             assert float(gradient.norm()) < 1e-3, name
         else:
             assert float((gradient - reference).norm()) <= 2e-5 * float(reference.norm()), name
+
+
+@BOTH
+@pytest.mark.parametrize("narrow", [False, True])
+def test_guidance_counts_the_own_dimensions_alone(tokenizer: Path, adaptive: bool, narrow: bool) -> None:
+    """The loss trains no other dimension, so the network may say anything there."""
+    made = policy(tokenizer, adaptive)
+    given = {key: value[:1] for key, value in batch(size=(8, 8)).items()}
+    if narrow:
+        given["action_dim_is_pad"] = torch.tensor([[False, False, True]])
+    ready = made.preprocess(given)
+    draws = {"noise": torch.randn(1, 4, made.sizes.dim, generator=torch.Generator().manual_seed(1))}
+    executing = given["action"].clone()
+    found = made.continue_chunk(ready, draws, executing, 1, steps=3, horizon=3)
+
+    weights = {released_key(name): value.detach().double() for name, value in made.named_parameters()}
+    slow = NaivePi0(weights, asdict(made.sizes))
+    flow = {"flow noise": draws["noise"][:, None], "flow time": torch.zeros(1, 1)}
+    plain = ready | {
+        "response_tokens": torch.zeros(1, 0, dtype=torch.long),
+        "response_is_pad": torch.zeros(1, 0).bool(),
+    }
+    plain |= {"action_tokens": plain["response_tokens"], "action_tokens_is_pad": plain["response_is_pad"]}
+    sample = naive_samples(made, plain, flow)[0][0]
+    ramp = torch.tensor(paper_weights(4, 1, 3), dtype=torch.float64)[:, None]
+
+    def robot(dims: list[bool]) -> Tensor:
+        x = slow.guided_sample(sample, sample.actions, ramp * torch.tensor(dims), 5.0, 3)
+        return made.robot_actions(x[None].float(), ready)
+
+    own = [True, True, not narrow, False, False, False]
+    torch.testing.assert_close(found, robot(own), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(found, robot([True] * 6), rtol=1e-2, atol=1e-2)

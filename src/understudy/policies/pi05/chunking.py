@@ -58,6 +58,7 @@ def sample_guided(
     steps: int = 10,
     decay: str = "exp",
     most: float = MAX_GUIDANCE,
+    dims: Tensor | None = None,
 ) -> Tensor:
     """Sample actions guided towards those of the chunk at hand.
 
@@ -74,9 +75,13 @@ def sample_guided(
         steps: Euler steps.
         decay: of the weights between `delay` and `horizon`, see `guidance_weights`.
         most: largest factor.
+        dims: bool, broadcastable to [B, T, dim], the robot's own dimensions; None: all. The loss trains no others, so
+            the estimate there is arbitrary, and its error would change the robot's own through the Jacobian.
     """
     _check(noise, delay, steps)
     weights = guidance_weights(noise.shape[1], delay, horizon, decay).to(noise.device)[None, :, None]  # [1, T, 1]
+    if dims is not None:
+        weights = weights * dims
     chunk = torch.where(weights > 0, chunk, 0.0)
     x = noise
     for k in range(steps):

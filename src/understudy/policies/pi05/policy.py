@@ -222,7 +222,7 @@ class Pi05Policy(Policy, Pi0Network):
         if horizon is None:
             found = sample_given(field, draws["noise"], chunk, delay, steps)
         else:
-            found = sample_guided(field, draws["noise"], chunk, delay, horizon, steps)
+            found = sample_guided(field, draws["noise"], chunk, delay, horizon, steps, dims=self._own_dims(batch))
         return self.robot_actions(found, batch)
 
     def robot_actions(self, x: Tensor, batch: Mapping[str, Any]) -> Tensor:
@@ -361,6 +361,13 @@ class Pi05Policy(Policy, Pi0Network):
             sums = each.new_zeros(count * length).index_copy(0, where, each).view(count, length).sum(dim=1)
             found[term] = Loss(sums, lengths.to(hidden.device))
         return found
+
+    def _own_dims(self, batch: Mapping[str, Any]) -> Tensor:
+        """Mark the dimensions of the network's actions that the robot has, bool [B or 1, 1, dim]."""
+        is_pad = self.normalizer.dim_is_pad(ACTION, batch)
+        if is_pad is None:
+            is_pad = torch.zeros(1, self.config.action_dim, dtype=torch.bool, device=value_of(batch, PROMPT[0]).device)
+        return nn.functional.pad(~is_pad, (0, self.sizes.dim - is_pad.shape[-1]))[:, None]
 
     def _widen(self, x: Tensor) -> Tensor:
         """Pad the last dimension with zeros to the network's."""
