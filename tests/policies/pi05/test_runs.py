@@ -1,0 +1,97 @@
+"""Runs of pi0.5 and pi0: trained, stopped and resumed, exported, and played on."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sentencepiece", reason="needs the extra pi05")
+pytest.importorskip("tokenizers", reason="needs the extra pi05")
+
+from support.runs import same_run, series, tiny_config, tiny_dataset
+from support.sentences import write_model
+from understudy.config.train import TrainConfig
+from understudy.policies.common.fast import FastTokenizer
+from understudy.policies.inference import load_policy
+from understudy.policies.pi05.config import Pi0Settings, Pi05Settings
+from understudy.train import run
+from understudy.train.checkpoint.run_dir import RunDir
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data/, tok/ and fast/."""
+    folder = tmp_path_factory.mktemp("pi05")
+    tiny_dataset(folder / "data")
+    write_model(folder / "tok")
+    time = np.linspace(0, 1, 3)[:, None]
+    FastTokenizer.fit([np.sin(time * rate + np.arange(2)) for rate in np.linspace(0, 3, 100)], vocab_size=60).save(
+        folder / "fast"
+    )
+    return folder
+
+
+def config(files: Path, out: Path, kind: type[Pi05Settings], **changes: Any) -> TrainConfig:
+    made: dict[str, Any] = {"size": "tiny", "tokenizer": str(files / "tok"), "prompt_tokens": 64, "max_delay": 1}
+    if kind is Pi05Settings:
+        made |= {"fast": str(files / "fast"), "action_tokens": 48}
+    return tiny_config(files / "data", out, policy=kind(**made), **changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Pi05Settings, Pi0Settings], ids=["pi05", "pi0"])
+def test_resumed_run_equals_the_whole(
+    files: Path, tmp_path: Path, kind: type[Pi05Settings], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run.train(config(files, tmp_path / "whole", kind)) == run.DONE
+    printed = capfd.readouterr()
+    assert ("expert alone" in printed.out + printed.err) == (kind is Pi05Settings)
+    half = config(files, tmp_path / "half", kind, steps=7)
+    half = replace(half, schedule=replace(half.schedule, decay_steps=12))
+    assert run.train(half) == run.DONE
+    assert run.resume(replace(RunDir(tmp_path / "half").settings(), steps=12)) == run.DONE
+    assert series(tmp_path / "half") == series(tmp_path / "whole")
+    whole = config(files, tmp_path / "again", kind)
+    assert run.train(whole) == run.DONE
+    same_run(tmp_path / "whole", tmp_path / "again")
+
+
+@pytest.mark.slow
+def test_micro_batches_change_rounding_alone(files: Path, tmp_path: Path) -> None:
+    losses = []
+    for size in (None, 2, 1):
+        out = tmp_path / str(size)
+        assert run.train(config(files, out, Pi05Settings, micro_batch_size=size, steps=6)) == run.DONE
+        losses.append([record["loss"] for record in series(out)])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    np.testing.assert_allclose(losses[2], losses[0], rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_recomputed_runs_are_equal_to_the_bit(files: Path, tmp_path: Path, mode: Any) -> None:
+    plain = config(files, tmp_path / "plain", Pi05Settings, steps=4)
+    assert run.train(plain) == run.DONE
+    again = config(files, tmp_path / "again", Pi05Settings, steps=4, activation_checkpoint=mode)
+    assert run.train(again) == run.DONE
+    assert series(tmp_path / "plain") == series(tmp_path / "again")
+
+
+@pytest.mark.slow
+def test_exported_policy_acts(files: Path, tmp_path: Path) -> None:
+    assert run.train(config(files, tmp_path / "run", Pi05Settings, steps=2)) == run.DONE
+    policy = load_policy(tmp_path / "run")
+    observation = {
+        "observation.state": np.zeros(policy.config.state_dim, np.float32),
+        policy.metadata["cameras"][0]: np.zeros((24, 32, 3), np.uint8),
+        "task": "pick up the red block",
+    }
+    found = policy.act(observation, generator=torch.Generator().manual_seed(0))
+    assert found.shape == (3, policy.action_dim)
+    assert np.isfinite(found).all()
+    copied = copy.deepcopy(policy.policy)
+    assert all(torch.equal(a, b) for a, b in zip(copied.parameters(), policy.policy.parameters(), strict=True))
