@@ -234,13 +234,18 @@ class TrainConfig:
     def resolved(self) -> "TrainConfig":
         """Fill in defaults that depend on other settings, so that changing those later changes nothing else."""
         sources = tuple(replace(source, name=name) for source, name in zip(self.data.sources, self.data.names()))
+        config = self.with_policy_defaults()
         return replace(
-            self,
-            data=replace(self.data, sources=sources, normalize=self.data.normalize or self.policy.NORMALIZE),
-            policy=self.policy.resolved(),
+            config,
+            data=replace(config.data, sources=sources),
             lora=self.lora.resolved(self.policy.LORA_TARGETS),
             schedule=replace(self.schedule, decay_steps=self.schedule.decay_steps or self.steps),
         )
+
+    def with_policy_defaults(self) -> "TrainConfig":
+        """Fill in defaults that depend on the policy alone; a run has them from its start, also on resume."""
+        data = replace(self.data, normalize=self.data.normalize or self.policy.NORMALIZE)
+        return replace(self, data=data, policy=self.policy.resolved())
 
     def mode_weights(self) -> dict[str, float]:
         """Return the weight of each mode, in the sequence of `policies.common.task_modes.MODES`; they sum to 1."""

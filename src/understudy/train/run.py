@@ -90,7 +90,7 @@ def resume(config: TrainConfig) -> int:
     Raises:
         ConfigError: these settings would make it a different run, or the dataset changed; lists each difference.
     """
-    config = without_credentials(config)
+    config = without_credentials(config).with_policy_defaults()
     run = RunDir(Path(config.output_dir))
     run.settings()  # raises where there is no run to lock
 

@@ -14,6 +14,7 @@ import torch
 from understudy.errors import UnderstudyError
 from understudy.load.loader import Loader
 from understudy.progress import Progress
+from understudy.train.cut_samples import CutSamples, count_cuts
 from understudy.train.profiling.timer import NULL, Timer
 from understudy.train.state import TrainState
 from understudy.train.step import StepResult
@@ -29,20 +30,21 @@ class StepRunner:
 
     def __init__(self, state: TrainState, loader: Loader, log: MetricsLog) -> None:
         self._state, self._loader, self._log = state, loader, log
-        self._pending: list[tuple[int, float, StepResult]] = []
+        self._pending: list[tuple[int, float, dict[str, int], StepResult]] = []
         self._clock = _Clock(loader, state.step)
         self._skipped = 0  # consecutive skipped steps
         self._all_skipped = state.step == 0
         self._bar = Progress(
             state.config.steps, "train", "step", done=state.step, shown=state.mesh.rank == 0, last=True
         )
+        self._cuts = CutSamples(state.mesh, state.config.batch_size, self._bar.write)
 
     def step(self, timer: Timer = NULL) -> None:
         """Wait for the next batch and take one optimizer step."""
         with timer("data wait"):
             batch = next(self._loader)
         lr, result = self._state.lr, self._state.train_step(batch, timer)
-        self._pending.append((self._state.step, lr, result))
+        self._pending.append((self._state.step, lr, count_cuts(batch), result))
         self._bar.update()
 
     def log_steps(self, timer: Timer = NULL) -> None:
@@ -84,18 +86,21 @@ class StepRunner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._cuts.summarize()
         self._bar.close(failed=error is not None)
 
     def _read_pending(self) -> Iterator[dict[str, Any]]:
         """Read the pending results from the device: one record per step."""
-        steps, rates, results = zip(*self._pending)
+        steps, rates, cuts, results = zip(*self._pending)
         self._pending.clear()
         losses, norms, skipped = (torch.stack(values).tolist() for values in zip(*results))
         self._bar.set_note(f"loss {np.mean(losses):.4f}")
-        for step, lr, loss, norm, skip in zip(steps, rates, losses, norms, skipped):
+        cut = self._cuts.add(list(steps), list(cuts))
+        for step, lr, loss, norm, skip, counts in zip(steps, rates, losses, norms, skipped, cut):
             if skip:
                 self._bar.write(f"step {step}: the gradient is not finite; the weights were not changed")
-            yield {"kind": "train", "step": step, "loss": loss, "lr": lr, "grad_norm": norm, "skipped": int(skip)}
+            record = {"kind": "train", "step": step, "loss": loss, "lr": lr, "grad_norm": norm, "skipped": int(skip)}
+            yield {**record, "cut": counts} if counts else record
 
 
 class _Clock:

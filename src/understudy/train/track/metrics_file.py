@@ -2,7 +2,8 @@
 
 Each line is one JSON object with `kind` and `step` (the number of optimizer steps before it):
 
-    train   loss, lr, grad_norm, skipped, one line per optimizer step; floats read back bit-equal
+    train   loss, lr, grad_norm, skipped, one line per optimizer step; floats read back bit-equal. With texts also
+            cut: {prompt: ...}, the number of samples of which the policy could not keep everything
     speed   samples_per_s, wait (share of the time spent waiting for data), seconds (in this process), once per log
     val     once per validation: loss, macro, weighted, heads, sources, tasks: {name: {loss, se, samples, …}}, groups,
             time, open_loop (explained in `train/eval/`), held_out (validation frames, of which `samples` were

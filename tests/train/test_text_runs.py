@@ -1,0 +1,81 @@
+"""Runs of a policy with texts: tokens reach the training, cuts are counted, files travel with the weights."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.runs import tiny_config, tiny_dataset
+from understudy.config.schema import validate
+from understudy.config.train import TrainConfig
+from understudy.errors import ConfigError
+from understudy.policies.common.fast import FastTokenizer
+from understudy.policies.inference import load_policy
+from understudy.train import run
+from understudy.train.track.metrics_file import read
+
+pytest.importorskip("sentencepiece", reason="needs the extra pi05")
+pytest.importorskip("tokenizers", reason="needs the extra pi05")
+
+from support.sentences import model, write_model
+
+STEPS, BATCH = 3, 4
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    tiny_dataset(folder / "data")
+    write_model(folder)
+    FastTokenizer.fit(np.random.default_rng(0).uniform(-1, 1, (300, 4, 2)), 400).save(folder / "fast")
+    return folder
+
+
+def settings(files: Path, out: Path, **policy: Any) -> TrainConfig:
+    base = tiny_config(files / "data", out, steps=STEPS, val={"every": 0})
+    chosen = {"type": "pi05", "size": "tiny", "tokenizer": str(files / "tokenizer.model"), **policy}
+    data = replace(base.data, chunk_size=4, response="task" if policy.get("response_tokens") else "")
+    typed = validate(TrainConfig, {"policy": chosen, "data": {"root": "x"}}).policy
+    return replace(base, data=data, policy=typed, batch_size=BATCH, optim=replace(base.optim, freeze=(), lr_scale={}))
+
+
+def test_a_run_trains_on_prompts_responses_and_action_tokens(files: Path, tmp_path: Path) -> None:
+    texts = {"response_tokens": 2, "fast": str(files / "fast"), "action_tokens": 60}
+    run.train(settings(files, tmp_path / "r", **texts))
+    records = read(tmp_path / "r" / "metrics.jsonl", "train")
+    assert len(records) == STEPS
+    assert all(np.isfinite(record["loss"]) for record in records)
+    for record in records:
+        assert record["cut"]["prompt"] == 0
+        assert record["cut"]["response"] == BATCH  # every instruction is longer than two tokens
+    saved = tmp_path / "r" / "policy"
+    assert (saved / "tokenizer.model").read_bytes() == (files / "tokenizer.model").read_bytes()
+    assert sorted(path.name for path in (saved / "fast").iterdir()) == ["processor_config.json", "tokenizer.json"]
+    policy = load_policy(saved)
+    observation: dict[str, Any] = {"observation.state": np.zeros(3, np.float32), "task": "push the blue block"}
+    observation |= {camera: np.zeros((64, 64, 3), np.uint8) for camera in policy.config.cameras}
+    assert np.isfinite(policy.act(observation, steps=2)).all()
+
+
+def test_cut_prompts_are_counted_and_printed(files: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run.train(settings(files, tmp_path / "r", prompt_tokens=6))
+    assert [record["cut"] for record in read(tmp_path / "r" / "metrics.jsonl", "train")] == [{"prompt": BATCH}] * STEPS
+    assert "100.00% of the samples" in capfd.readouterr().err
+
+
+def test_another_tokenizer_stops_a_resumed_run(files: Path, tmp_path: Path) -> None:
+    own = write_model(tmp_path / "own")
+    config = settings(files, tmp_path / "r", tokenizer=str(own))
+    run.train(config)
+    assert set(json.loads((tmp_path / "r" / "order.json").read_text())["policy_files"]) == {"tokenizer"}
+    own.write_bytes(model(100))
+    with pytest.raises(ConfigError, match=r"policy\.tokenizer"):
+        run.resume(replace(config, steps=STEPS + 1))
+
+
+def test_a_run_without_a_tokenizer_does_not_start(files: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"policy\.tokenizer"):
+        run.train(settings(files, tmp_path / "r", tokenizer=""))
