@@ -351,6 +351,7 @@ def flow(inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
     return tuple(inputs[name] for name in names)
 
 
+@pytest.mark.slow
 @BOTH
 def test_loss_with_a_clean_prefix(family: str, folder: Path) -> None:
     network, slow, inputs, data = naive(family)
@@ -428,6 +429,7 @@ def test_port_takes_our_weights_strictly(family: str, folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_generator_names_the_missing_package(tmp_path: Path) -> None:
     script = str(ROOT / "benchmarks/golden_pi05.py")
     command = [sys.executable, script, "--out", str(tmp_path / "out"), "--port", str(tmp_path)]
