@@ -1,6 +1,8 @@
 """Low-rank adapters: their arithmetic, their training and their merge."""
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +17,11 @@ from understudy.config.train import OptimConfig, TrainConfig
 from understudy.errors import ConfigError
 from understudy.optim.lora import adapted_layers, add_adapters, merge_adapters
 from understudy.optim.param_groups import freeze, make_average
-from understudy.policies.flow.model import FlowPolicy
+from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
 from understudy.policies.losses import scalar
-from understudy.train.precision import compute_dtype, make_optimizer, named_tensors, store
+from understudy.train.precision import compute_dtype, make_optimizer, named_tensors, store, table
+
+PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,27 @@ def test_optimizer_state_is_that_of_the_adapters(precision: Any) -> None:
     assert {t.dtype for t in named_tensors(policy, optimizer).values()} == {torch.float32}
 
 
+def counted(precision: Any, rank: int) -> list[int]:
+    """Trained parameters, bytes of the optimizer's state, and bytes of weights, gradients and state."""
+    facts: dict[str, Any] = {"action_dim": 3, "state_dim": 2, "cameras": policies.CAMERAS}
+    policy = FlowPolicy(FlowPolicyConfig(compute=compute_dtype(precision), **facts), policies.NORMALIZATION)
+    add_adapters(policy, LoraConfig(rank, targets=("*",)), (), Seeds())
+    config = TrainConfig(precision=precision)
+    optimizer = make_optimizer(policy, config, store(policy, config))
+    state = sum(t.numel() * t.element_size() for each in optimizer.state.values() for t in each.values())
+    trained = [p for p in policy.parameters() if p.requires_grad]
+    resident = sum(p.numel() * p.element_size() for p in (*policy.parameters(), *trained))
+    return [sum(p.numel() for p in trained), state, resident + state]
+
+
+def test_documented_bytes_are_those_of_the_policy() -> None:
+    rows = re.findall(r"^\| (`.*`) \| (\d+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", PAGE, flags=re.MULTILINE)
+    assert len(rows) == 4
+    for precisions, rank, *figures in rows:
+        for precision in re.findall(r"`(.*?)`", precisions):
+            assert counted(precision, int(rank)) == [int(figure.replace(",", "")) for figure in figures]
+
+
 def test_the_average_shares_frozen_weights_and_checkpoints_hold_them_once() -> None:
     policy = adapted()
     average = make_average(policy)
@@ -186,6 +211,8 @@ def test_the_average_shares_frozen_weights_and_checkpoints_hold_them_once() -> N
     }
     optimizer = make_optimizer(policy, TrainConfig(), {})
     stored = named_tensors(policy, optimizer, average)
+    line = table(policy, optimizer, average, "float32").splitlines()[-1]
+    assert line.split()[:2] == ["average", f"{sum(p.numel() for p in mine.values() if p.requires_grad):,}"]
     assert "weights/out_proj.weight" in stored
     assert "average/out_proj.weight" not in stored
     assert "average/out_proj.lora_a" in stored

@@ -164,8 +164,9 @@ def table(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module | None,
     frozen: list[Tensor] = [p for p in policy.parameters() if p not in stepped]
     if frozen:
         row("frozen", frozen, gradients=False)
-    if average is not None:
-        row("average", list(average.parameters()), gradients=False)
+    if average is not None:  # which shares frozen parameters in one process
+        held = {local(p).data_ptr() for p in policy.parameters()} - {0}  # 0: an empty shard
+        row("average", [p for p in average.parameters() if local(p).data_ptr() not in held], gradients=False)
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows)
 
