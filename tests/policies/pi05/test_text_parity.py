@@ -14,6 +14,7 @@ from support.naive_pi05 import NaivePi0, Sample, guided_velocity, samples, sees
 from understudy.policies.common.token_loss import token_cross_entropy
 from understudy.policies.pi05.network import Observation, Pi0Network, Tail
 from understudy.policies.pi05.released import EMBEDDING, is_adaptive, own_name, released_key
+from understudy.policies.pi05.respond import respond
 from understudy.policies.pi05.sizes import Sizes
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -207,6 +208,27 @@ def test_tokens_reach_each_other_as_in_the_table(family: str, seed: int) -> None
                 assert row == [there and sees(query, key) for there, key in zip(valid[sample], tokens)]
     for sample, row in enumerate(reached(moves)):
         assert row == [there and sees(("action", 0), key) for there, key in zip(valid[sample], tokens)]
+
+
+@pytest.mark.slow
+@BOTH
+def test_responses_are_the_most_likely_tokens(family: str) -> None:
+    network, slow, inputs, data = networks(family)
+    wanted: list[list[int]] = []
+    for sample in data:
+        tokens: list[int] = []
+        for _ in range(4):
+            with torch.no_grad():
+                found = slow.run(replace(sample, response=tokens, fast=[]), None, [])
+            last = found["response" if tokens else "prefix"][-1]
+            tokens = [*tokens, int((slow.embedding @ last).argmax())]
+        wanted.append(tokens)
+    end = wanted[0][1]  # so that one sample ends before the others
+    found = respond(network, observe(network, inputs, None), 4, end)
+    for row, tokens in zip(range(3), wanted):
+        ours = found.tokens[row][found.masks[row]].tolist()
+        assert ours == (tokens[: tokens.index(end) + 1] if end in tokens else tokens)
+    assert found.masks.sum(dim=1).tolist() != [4, 4, 4]
 
 
 @pytest.mark.slow
