@@ -4,9 +4,9 @@ main         the table of commands, errors and exit codes
 arguments    parsing arguments and files into settings
 demo         `understudy demo`
 record       `understudy record`
-train        `understudy train`
-resume       `understudy resume`
+train        `understudy train` and `understudy resume`
 validate     `understudy validate`
+plan         `understudy plan`
 profile      `understudy profile`
 rollout      `understudy rollout`
 export       `understudy export`

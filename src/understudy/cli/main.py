@@ -53,7 +53,7 @@ COMMANDS = {
     ),
     "train": Command("config.train:TrainConfig", "cli.train:train", "train a policy", "[FILE]", launchable=True),
     "resume": Command(
-        "config.train:TrainConfig", "cli.resume:resume", "continue at the exact next sample", "RUN", launchable=True
+        "config.train:TrainConfig", "cli.train:resume", "continue at the exact next sample", "RUN", launchable=True
     ),
     "validate": Command(
         "cli.validate:ValidateConfig",
@@ -62,6 +62,7 @@ COMMANDS = {
         "RUN",
         launchable=True,
     ),
+    "plan": Command("cli.plan:PlanConfig", "cli.plan:plan", "memory of a run per GPU, before it is started", "[FILE]"),
     "profile": Command(
         "cli.profile:ProfileConfig",
         "cli.profile:profile",

@@ -1,4 +1,4 @@
-"""`understudy train`: run a training, then write its report."""
+"""`understudy train` and `understudy resume`: run a training, or continue one, then write its report."""
 
 import os
 import sys
@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 def train(config: "TrainConfig") -> int:
     """Start a run; write its report when it ends or stops. Returns the exit code."""
     return run_and_report("train", config)
+
+
+def resume(config: "TrainConfig") -> int:
+    """Continue a run; write its report when it ends or stops. Returns the exit code."""
+    return run_and_report("resume", config)
 
 
 def run_and_report(command: str, config: "TrainConfig") -> int:

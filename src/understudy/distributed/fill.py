@@ -23,6 +23,9 @@ LARGE = 1 << 20
 """Elements of a tensor that `OnMeta` makes on the meta device."""
 
 
+META = torch.device("meta")
+
+
 class OnMeta(TorchFunctionMode):
     """Context in which tensors of `LARGE` elements or more are made on the meta device: shapes alone.
 
@@ -59,7 +62,8 @@ def materialise(modules: Iterable[nn.Module], device: torch.device) -> None:
 
 def to_device_or_meta(module: nn.Module, device: torch.device) -> None:
     """Move a module to `device`, but leave its meta tensors."""
-    module._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
+    if any(tensor.device not in (device, META) for tensor in (*module.parameters(), *module.buffers())):
+        module._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
 
 
 def local_rows(tensor: Tensor) -> tuple[Tensor, int, int]:

@@ -129,6 +129,10 @@ class Policy(nn.Module):
         """Preprocess a batch with instructions as long as the policy takes, for `understudy plan`."""
         return self.preprocess({**batch, TASK: ["pick up " * 512] * len(batch[TASK])})
 
+    def tokens(self, batch: Mapping[str, Any]) -> int | None:
+        """Tokens of the longest sample of a prepared batch, for figures of speed; None: the policy has no tokens."""
+        return None
+
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy a state dict into the policy; names of earlier releases are accepted.
 

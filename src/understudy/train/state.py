@@ -92,7 +92,18 @@ class TrainState:
             here = shift_cameras(
                 batch_to_device(batch, device), self.policy.config.cameras, config.augment, config.seed
             )
-            parts = split_micro_batches(here, draws, num_micro_batches(config, self.mesh))
+        return self.device_step(here, draws, timer)
+
+    def device_step(self, batch: Mapping[str, Any], draws: Mapping[str, Tensor], timer: Timer = NULL) -> StepResult:
+        """Run the part of a step that is the device's: all arithmetic, and no randomness.
+
+        Args:
+            batch: this rank's share, prepared, augmented, on the device.
+            draws: its random numbers.
+            timer: measures the phases.
+        """
+        config = self.config
+        parts = split_micro_batches(batch, draws, num_micro_batches(config, self.mesh))
         result = optimizer_step(
             self.policy,
             self.optimizer,

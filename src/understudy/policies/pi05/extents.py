@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from understudy.batch_keys import ACTION
 from understudy.policies.batch import check_shape, value_of
 
 TEXT, FAST = "text", "fast"
@@ -52,6 +53,16 @@ def extents(batch: Mapping[str, Any], cameras: Sequence[str]) -> list[Extent]:
     count = len(lengths[0])
     has = [[True] * count if each is None else (~each).tolist() for each in missing]
     return [Extent(tuple(own[row] for own in has), *(own[row] for own in lengths)) for row in range(count)]
+
+
+def longest(batch: Mapping[str, Any], cameras: Sequence[str], *lengths: int) -> dict[str, Any]:
+    """Add tokens without meaning to a batch, of these lengths of prompt, response and FAST actions; 0: none."""
+    found = dict(batch)
+    for (tokens, is_pad), length in zip((PROMPT, TOKENS[TEXT], TOKENS[FAST]), lengths, strict=True):
+        if length:
+            found[tokens] = torch.zeros(len(value_of(batch, ACTION)), length, dtype=torch.int64)
+            found[is_pad] = torch.zeros(len(value_of(batch, ACTION)), length, dtype=torch.bool)
+    return {**found, EXTENTS: extents(found, cameras)}
 
 
 def cut(tokens: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor | None]:

@@ -29,11 +29,11 @@ from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Loss, masked_squared_error, valid_elements
 from understudy.policies.pi05.chunking import sample_given, sample_guided
 from understudy.policies.pi05.config import Pi05PolicyConfig
-from understudy.policies.pi05.extents import EXTENTS, FAST, PROMPT, TEXT, TOKENS, Extent, cut, extents
+from understudy.policies.pi05.extents import EXTENTS, FAST, PROMPT, TEXT, TOKENS, Extent, cut, extents, longest
 from understudy.policies.pi05.network import Observation, Pi0Network, Tail
 from understudy.policies.pi05.released import match
 from understudy.policies.pi05.respond import respond
-from understudy.policies.pi05.texts import Texts
+from understudy.policies.pi05.texts import Shared, Texts
 from understudy.policies.pi05.weights import FirstWeights
 from understudy.policies.policy import Policy
 
@@ -69,7 +69,7 @@ class Pi05Policy(Policy, Pi0Network):
         widths = {ACTION: config.action_dim} | ({STATE: config.state_dim} if config.state_dim else {})
         self.normalizer = Normalizer(normalisation, widths)
         # A second one that stays on the host, for `preprocess`: in a tuple, `to` does not find it.
-        self._at_host = (Normalizer(normalisation, widths),)
+        self._at_host = Shared((Normalizer(normalisation, widths),))
         self.texts = Texts(config, self.sizes.vocab, config.weights)
 
     @property
@@ -119,6 +119,18 @@ class Pi05Policy(Policy, Pi0Network):
         """Add the tokens of the texts, and the extent of each sample."""
         found = self.texts.add(batch, self._at_host[0])
         return {**found, EXTENTS: extents(found, self.config.cameras)}
+
+    def largest_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Add tokens of the greatest lengths; it needs no tokenizer."""
+        config = self.config
+        fast = config.action_tokens if config.fast else 0
+        return longest(batch, config.cameras, config.prompt_tokens, config.response_tokens, fast)
+
+    def tokens(self, batch: Mapping[str, Any]) -> int:
+        """Tokens of the longest sample: of its images and texts, and of one chunk of actions (pi0: and its state)."""
+        images = self.sizes.vision.tokens
+        prefix = max(sum(each.cameras) * images + each.prompt + each.text + each.fast for each in batch[EXTENTS])
+        return prefix + self.config.chunk + (not self.sizes.adaptive)
 
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements in a batch per loss term, int64 []."""
@@ -263,9 +275,10 @@ class Pi05Policy(Policy, Pi0Network):
         if self.config.cameras and not shown:  # the encoder runs in each step, on each rank
             shown, images = [0], [blank(count, side, device)]
         pixels = torch.stack(images, dim=1) if images else torch.empty(count, 0, 3, side, side, device=device)
-        has = torch.tensor([[extent.cameras[number] for number in shown] for extent in sizes], dtype=torch.bool)
+        marks = [[extent.cameras[number] for number in shown] for extent in sizes]
+        has = None if all(map(all, marks)) else torch.tensor(marks, dtype=torch.bool).view(count, len(shown))
         tokens, masks = cut(tokens, [extent.prompt for extent in sizes])
-        return self.observe(pixels, None if has.all() else has.view(count, len(shown)), tokens, masks), sizes
+        return self.observe(pixels, has, tokens, masks), sizes
 
     def _before_acting(self, batch: Mapping[str, Any]) -> Observation:
         """Embed a batch to act on, with the response that the expert sees."""
@@ -348,13 +361,12 @@ class Pi05Policy(Policy, Pi0Network):
         order = torch.arange(prefix + length, device=hidden.device)
         latest = torch.where(observed.valid, order, 0).cummax(dim=1).values  # [B, P + L], last valid token up to each
         before = latest[:, prefix - 1 : prefix - 1 + length]  # [B, L]
-        place = torch.arange(length)
         found = {}
         for term in terms:
             low = 0 if term == TEXT else tail.response
             lengths = torch.tensor([extent.tokens(term) for extent in sizes])
-            marks = (place >= low) & (place - low < lengths[:, None])  # [B, L], on the host
-            where = marks.flatten().nonzero()[:, 0].to(hidden.device)
+            wanted = [row * length + low + i for row, own in enumerate(sizes) for i in range(own.tokens(term))]
+            where = torch.tensor(wanted, dtype=torch.int64).to(hidden.device)
             rows = where // max(1, length)
             states = hidden[rows, before.flatten()[where]]  # [N, width]
             each = token_cross_entropy(states, self.embedding.weight, tail.tokens.flatten()[where])

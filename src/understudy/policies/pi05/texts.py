@@ -23,6 +23,13 @@ CUT = {
 """Keys of the marks of samples that lost something."""
 
 
+class Shared(tuple[Normalizer]):
+    """A normalizer on the host: `to` does not find it, and copies of a policy share it."""
+
+    def __deepcopy__(self, memo: Any) -> "Shared":
+        return self
+
+
 class Texts:
     """Tokens of prompts, responses and actions of one policy.
 

@@ -1,6 +1,9 @@
 """Time and memory of a training step.
 
-profile    measure the step
-timer      phases of the step
-flops      arithmetic of a step, and of a device
+profile       measure the step
+plan          predict its memory and arithmetic from shapes
+live_bytes    bytes of live tensors over time
+resident      bytes of the state between steps
+timer         phases of the step
+flops         arithmetic of a step, and of a device
 """

@@ -19,16 +19,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from understudy._version import __version__
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import join_mesh, num_micro_batches
-from understudy.optim.state import local
 from understudy.train.data.data import choose_normalization, open_data
 from understudy.train.data.loading import make_loader, make_order
 from understudy.train.profiling.flops import count_flops, peak_flops
+from understudy.train.profiling.resident import resident_memory
 from understudy.train.profiling.timer import NULL, PHASES, PhaseTimer, Timer
 from understudy.train.state import TrainState, init_train_state
 from understudy.train.step_runner import StepRunner
@@ -160,27 +159,11 @@ def _measure(
     phases = {name: seconds / steps for name, seconds in timer.taken().items()}
     phases[OTHER] = timed - sum(phases.values())
     trace = _trace(lambda timer: run(1, timer), cuda)
-    memory = _resident_memory(state)
+    memory = resident_memory(state)
     resident = sum(memory.values()) - memory["gradients"]  # gradients exist only within a step
     memory |= {"activations": trace.activations, "peak": highest or resident + trace.increase}
     flops = count_flops(lambda: run(1), state.policy)
     return RankProfile(plain, waiting, timed, phases, trace.collectives, trace.seconds, memory, flops)
-
-
-def _resident_memory(state: TrainState) -> dict[str, int]:
-    """Bytes on this rank just after a step."""
-
-    def size(tensors: Sequence[Tensor | None]) -> int:
-        parts = [local(tensor) for tensor in tensors if tensor is not None]
-        return sum(part.numel() * part.element_size() for part in parts)
-
-    parameters, average = list(state.policy.parameters()), state.average
-    return {
-        "parameters": size([*parameters, *state.policy.buffers()]),
-        "gradients": size([parameter.grad for parameter in parameters]),
-        "optimizer state": size([value for state in state.optimizer.state.values() for value in state.values()]),
-        "average": size([*average.parameters(), *average.buffers()]) if average is not None else 0,
-    }
 
 
 class _Trace(NamedTuple):

@@ -1,0 +1,287 @@
+"""Memory and arithmetic of a training step from shapes alone: nothing is allocated, no GPU and no other rank is needed.
+
+The step of `train/state.py` itself runs on fake tensors (shapes, dtypes and lifetimes without values), on a mesh of one
+real process and as many absent ones as planned. So the plan has the sharding, the precision, the activation
+checkpointing and the low-rank adapters of the run, for any policy.
+
+Not counted: the CUDA context and its libraries (0.5 to 1 GB), fragmentation, and memory inside kernels. `RESERVED` of a
+card is left to them.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from math import floor
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+
+from understudy.config.schema import override
+from understudy.config.train import TrainConfig
+from understudy.distributed.activation_checkpoint import CheckpointMode
+from understudy.distributed.mesh import DIMENSIONS, Mesh, mesh_shape
+from understudy.errors import ConfigError
+from understudy.load.loader import Loader
+from understudy.optim.state import local
+from understudy.policies.draws import make_draws
+from understudy.train.data.data import RunData, choose_normalization, open_data
+from understudy.train.profiling.flops import count_flops
+from understudy.train.profiling.live_bytes import LiveBytes, forget_values, without_values
+from understudy.train.profiling.resident import resident_memory
+from understudy.train.state import TrainState, assemble, build_on_meta
+
+RESERVED = 0.06
+"""Share of a card's memory that a plan leaves unused."""
+MODES: tuple[CheckpointMode, ...] = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Result of `plan`. Bytes are those of one rank."""
+
+    memory: dict[str, int]
+    """`parameters`, `gradients`, `optimizer state`, `average`, `activations` and `peak`, as of a `Profile`."""
+    activations: dict[str, int]
+    """Activations that forward leaves for backward, by checkpointing mode, at the planned micro-batch."""
+    micro_batch_size: int
+    """Samples of a forward pass."""
+    largest_micro_batch: int | None
+    """Largest micro-batch whose peak fits into `limit`; 0: not even one sample does; None: there is no limit."""
+    limit: int | None
+    """Bytes of a card that a run may use."""
+    parameters: int
+    """Number of weights of the whole network."""
+    trained: int
+    """Number of those with a gradient."""
+    bytes_per_parameter: float
+    """Of weights, gradients and optimizer state, per trained weight on this rank."""
+    flops_per_sample: int
+    """Operations of forward and backward of a sample, without recomputation."""
+    tokens_per_sample: int | None
+    """Tokens of a sample that the network processes; None where it has none."""
+    conditions: dict[str, Any]
+    """Settings that the plan is for."""
+
+    def plain(self) -> dict[str, Any]:
+        """Convert to plain values for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """One step on shapes."""
+
+    memory: dict[str, int]
+    parameters: int
+    trained: int
+    trained_here: int
+    flops: int
+    tokens: int | None
+
+
+def plan(config: TrainConfig, world_size: int = 1, device: str = "cuda", limit: int | None = None) -> Plan:
+    """Plan a run.
+
+    Args:
+        config: its settings; the dataset is opened, and one sample of it is read for its shapes.
+        world_size: processes of the run.
+        device: "cpu" or "cuda", whose rules of summation the step follows.
+        limit: bytes of memory of a card; None: unknown.
+
+    Raises:
+        ConfigError: settings that the policy or the mesh cannot serve. DatasetError: the dataset cannot be used.
+    """
+    config = config.resolved()
+    data = open_data(config)
+    normalization = choose_normalization(config, data)
+    sample = one_sample(config, data)
+    return plan_for(config, data, normalization, sample, world_size, device, limit)
+
+
+def plan_for(
+    config: TrainConfig,
+    data: RunData,
+    normalization: Mapping[str, Any],
+    sample: Mapping[str, Any],
+    world_size: int = 1,
+    device: str = "cuda",
+    limit: int | None = None,
+) -> Plan:
+    """Plan a run on opened data; see `plan`. sample: a batch of one sample, as the loader gives it."""
+    usable = None if limit is None else floor(limit * (1 - RESERVED))
+
+    def at(size: int, mode: CheckpointMode | None = None, flops: bool = False) -> Shapes:
+        chosen = config if mode is None else override(config, activation_checkpoint=mode)
+        return trace_step(chosen, data, normalization, sample, world_size, device, size, flops)
+
+    size = config.micro_batch_size or max(1, config.batch_size // world_size)
+    found, single = at(size), at(1, "none", flops=True)
+    activations = {config.activation_checkpoint: found.memory["activations"]}
+    for mode in MODES:
+        if mode not in activations:
+            try:
+                activations[mode] = at(size, mode).memory["activations"]
+            except ConfigError:  # the policy has no blocks
+                continue
+    largest = None if usable is None else largest_batch(lambda n: at(n).memory["peak"], usable)
+    state = sum(found.memory[name] for name in ("parameters", "gradients", "optimizer state"))
+    return Plan(
+        memory=found.memory,
+        activations={mode: activations[mode] for mode in MODES if mode in activations},
+        micro_batch_size=size,
+        largest_micro_batch=largest,
+        limit=usable,
+        parameters=found.parameters,
+        trained=found.trained,
+        bytes_per_parameter=state / max(1, found.trained_here),
+        flops_per_sample=single.flops,
+        tokens_per_sample=single.tokens,
+        conditions={
+            "device": device,
+            "ranks": world_size,
+            "shards": config.parallel.dp_shard,
+            "precision": config.precision,
+            "activation_checkpoint": config.activation_checkpoint,
+            "batch": config.batch_size,
+        },
+    )
+
+
+def largest_batch(peak_of: Callable[[int], int], limit: int) -> int:
+    """Return the largest number of samples n with `peak_of(n)` <= `limit`; 0 where one sample exceeds it.
+
+    Memory is nearly a line over the samples, so a few evaluations suffice: of the line through two points, and then of
+    the neighbours of its crossing.
+    """
+    low, low_peak = 1, peak_of(1)
+    if low_peak > limit:
+        return 0
+    high: int | None = None
+    probe = 2
+    while high is None or high - low > 1:
+        peak = peak_of(probe)
+        slope = max(1.0, (peak - low_peak) / (probe - low))
+        if peak <= limit:
+            low, low_peak = probe, peak
+        else:
+            high = probe
+        guess = low + max(1, floor((limit - low_peak) / slope))
+        probe = guess if high is None else min(max(guess, low + 1), high - 1)
+        if probe > 1 << 20:
+            return low
+    return low
+
+
+def one_sample(config: TrainConfig, data: RunData) -> dict[str, Any]:
+    """Load the first sample of a run."""
+    small = replace(config, batch_size=1, micro_batch_size=None)
+    with Loader(data.training, order=data.order(small), num_threads=1, image_size=data.size) as loader:
+        return next(loader)
+
+
+def trace_step(
+    config: TrainConfig,
+    data: RunData,
+    normalization: Mapping[str, Any],
+    sample: Mapping[str, Any],
+    world_size: int,
+    device: str,
+    size: int,
+    flops: bool = False,
+) -> Shapes:
+    """Run one step on shapes with micro-batches of `size` samples.
+
+    Args:
+        config: settings of the run.
+        data: its sources.
+        normalization: of the policy.
+        sample: a batch of one sample.
+        world_size: processes of the run.
+        device: see `plan`.
+        size: samples of a forward pass; where the run has several of them in a step, two are run.
+        flops: whether to count operations, too.
+    """
+    parts = 2 if config.micro_batch_size and config.batch_size > world_size * config.micro_batch_size else 1
+    here = replace(
+        config,
+        batch_size=parts * size * world_size,
+        micro_batch_size=size if parts > 1 else None,
+        compile=False,
+    )
+    policy = build_on_meta(here, data.policy_config(here), normalization)
+    heads = torch.from_numpy(data.head_of_source) if len(data.heads) > 1 else None
+    live, fake = LiveBytes(), FakeTensorMode(allow_non_fake_inputs=True)
+    with _mesh(here, world_size, device) as mesh, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # by deepcopy
+        with fake, live:
+            forget_values(policy)
+            state = assemble(here, policy, mesh, heads)
+        state.checked = True
+        prepared = _inputs(state, sample, parts * size)
+        drawn = make_draws(state.policy.random_spec("train"), here.seed, prepared["position"])
+        with fake, live:
+            batch, draws = ({key: without_values(value) for key, value in each.items()} for each in (prepared, drawn))
+            return _run(state, batch, draws, live, parts * size, flops)
+
+
+def _run(
+    state: TrainState, batch: dict[str, Any], draws: dict[str, Any], live: LiveBytes, count: int, flops: bool
+) -> Shapes:
+    # The second step has the buffers that the first one leaves.
+    for _ in range(2 if state.mesh.world_size > 1 else 1):
+        live.reset()
+        state.device_step(batch, draws, live)
+    memory = resident_memory(state) | {"activations": live.activations, "peak": live.peak}
+    counted = count_flops(lambda: state.device_step(batch, draws), state.policy) // count if flops else 0
+    trained = [p for p in state.policy.parameters() if p.requires_grad]
+    return Shapes(
+        memory,
+        sum(p.numel() for p in state.policy.parameters()),
+        sum(p.numel() for p in trained),
+        sum(local(p).numel() for p in trained),
+        counted,
+        state.policy.tokens(batch),
+    )
+
+
+def _inputs(state: TrainState, sample: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """A prepared batch of `count` times `sample`, with the longest instructions."""
+    repeated = {
+        key: value.expand(count, *value.shape[1:]) if isinstance(value, Tensor) else list(value) * count
+        for key, value in sample.items()
+    }
+    return state.policy.largest_inputs(state.marked(repeated))
+
+
+@contextmanager
+def _mesh(config: TrainConfig, world_size: int, device: str) -> Iterator[Mesh]:
+    """The mesh of one of `world_size` processes, of which the others are absent and every exchange does nothing."""
+    cpu = torch.device("cpu")
+    shape = mesh_shape(config, world_size)
+    if world_size > 1 and dist.is_initialized():
+        raise ConfigError("plan: this process belongs to a run of several already; plan in one of its own")
+    with _absent_ranks(world_size) if world_size > 1 else nullcontext():
+        made: Any = init_device_mesh("cpu", shape, mesh_dim_names=DIMENSIONS) if world_size > 1 else _Alone()
+        yield Mesh(0, world_size, 0, world_size, cpu, made, False, planned_device=torch.device(device))
+
+
+@contextmanager
+def _absent_ranks(world_size: int) -> Iterator[None]:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+class _Alone:
+    """Device mesh of one process."""
+
+    shape = (1, 1)
