@@ -80,6 +80,13 @@ COMMANDS = {
     "bench": Command(
         "cli.bench.bench:BenchConfig", "cli.bench.bench:bench", "loading speed of a dataset, beside its codec", "PATH"
     ),
+    "fast fit": Command(
+        "cli.prepare.fast:FastFitConfig",
+        "cli.prepare.fast:fit",
+        "fit action tokens (FAST) to a dataset",
+        "[FILE]",
+        extra="train",
+    ),
     "order explain": Command(
         "cli.order:ExplainConfig", "cli.order:explain", "the order of samples, and how well it mixes", "[PATH ...]"
     ),

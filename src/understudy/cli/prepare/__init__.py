@@ -1,0 +1,4 @@
+"""Commands that make files for a training.
+
+fast    `understudy fast fit`
+"""
