@@ -12,7 +12,7 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.stats.norm_heads import Member, compute_normalization, compute_statistics
 from understudy.data.stats.normalization import Mode, Statistics, offset_and_spread
 from understudy.data.stats.stats_files import read_stats_file, to_openpi
-from understudy.errors import DatasetError
+from understudy.errors import DatasetError, MissingFileError
 
 ACTION, STATE = "action", "observation.state"
 
@@ -210,8 +210,11 @@ def test_external_broken_files_are_refused(data: EpisodeDataset, tmp_path: Path,
 
 
 def test_external_a_file_that_is_not_there(data: EpisodeDataset, tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"nowhere/norm_stats\.json: this file is not there"):
-        read_stats_file(str(tmp_path / "nowhere/norm_stats.json"), "mean_std", data)
+    for name in ("norm_stats.json", "episodes_stats.jsonl"):
+        with pytest.raises(MissingFileError) as caught:
+            read_stats_file(str(tmp_path / "nowhere" / name), "mean_std", data)
+        assert caught.value.where == str(tmp_path / "nowhere" / name)
+        assert "computed" in caught.value.fix  # it is no file of the dataset, to be downloaded again
     with pytest.raises(ValueError, match="minmax"):
         read_stats_file("recorded", "minmax", data)  # type: ignore[arg-type]
 

@@ -18,7 +18,7 @@ from understudy.data.format.json_files import read_json
 from understudy.data.format.recorded_stats import Stats, parse_stats, read_per_episode
 from understudy.data.stats.dataset_summaries import vector_widths
 from understudy.data.stats.normalization import Mode, Statistics
-from understudy.errors import DatasetError
+from understudy.errors import DatasetError, MissingFileError
 from understudy.storage.files import Files
 
 RECORDED = "recorded"
@@ -32,6 +32,9 @@ NEEDED: dict[Mode, tuple[str, str]] = {
 
 _OPENPI = {ACTION: "actions", STATE: "state"}
 _FIGURES = ("mean", "std", "min", "max", "q01", "q99")
+_OTHER_FILE = (
+    f"give the path of a statistics file, or {RECORDED!r} for the dataset's own; without one they are computed"
+)
 _TINY = 1e-6  # a padded dimension, up to the bins of openpi's histograms (1e-10) and its float32 sums
 
 
@@ -54,7 +57,10 @@ def read_stats_file(
     """
     if mode not in NEEDED:
         raise ValueError(f"mode={mode!r}: must be one of {', '.join(get_args(Mode))}")
-    where, table, openpi = _read_table(source, data)
+    try:
+        where, table, openpi = _read_table(source, data)
+    except MissingFileError as error:
+        raise MissingFileError(error.what, where=error.where, fix=_OTHER_FILE) from error
     if delta and not openpi:
         what = f"holds statistics of absolute actions, but delta names {list(delta)} as differences to the state"
         raise DatasetError(what, where=where, fix="compute them, or give openpi's norm_stats.json of differences")
