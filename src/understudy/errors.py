@@ -56,6 +56,13 @@ class SourceError(DatasetError):
     """
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error is that of an allocator without memory: torch's on any device, or Python's."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}  # by name: torch is not imported here
+    of_cpu = "DefaultCPUAllocator" in str(error) and "memory" in str(error)
+    return bool(kinds & {"MemoryError", "OutOfMemoryError"}) or ("RuntimeError" in kinds and of_cpu)
+
+
 def summarize(error: BaseException) -> str:
     """Return the type of an error and the first line of its message."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")

@@ -66,7 +66,7 @@ def test_open_env_selects_tasks_by_short_name_or_sentence() -> None:
     ("arguments", "message"),
     [
         ({"name": "kitchen"}, "'kitchen'.*tabletop, metaworld"),
-        ({"name": "tabletop", "tasks": ("pink",)}, "'pink'.*red, green, blue"),
+        ({"name": "tabletop", "tasks": ("pink",)}, "^tasks: .*'pink'.*red, green, blue"),
         ({"name": "tabletop", "cameras": ("wrist",)}, "wrist.*'front'"),
         ({"name": "tabletop", "cameras": ()}, "'front'"),
     ],

@@ -371,18 +371,22 @@ def test_signal_ends_the_rollout_worker(data: Path, without: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_impossible_rollouts_are_refused_before_training(data: Path, tmp_path: Path) -> None:
+def test_impossible_rollouts_are_refused_before_training(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = settings(data, tmp_path / "r")
-    for wrong, told in (
-        ({"tasks": ("pink",)}, "'pink'"),
+    caplog.set_level("INFO", "understudy")
+    for wrong, message in (
+        ({"tasks": ("pink",)}, "^rollout.tasks: .*'pink'"),
         ({"env": "metaworld", "state": "joints"}, "front|metaworld"),
-        ({"state": "observation.joints"}, "tabletop has no 'observation.joints'"),
-        ({"device": "fpga"}, "device: 'fpga'"),
-        ({"source": "left"}, "source: 'left': the run has dataset"),
+        ({"state": "observation.joints"}, "^rollout.state: tabletop has no 'observation.joints'"),
+        ({"device": "fpga"}, "^rollout.device: 'fpga'"),
+        ({"source": "left"}, "^rollout.source: 'left': the run has dataset"),
     ):
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=message):
             run.train(replace(config, rollout=replace(config.rollout, **wrong)))
         assert not (tmp_path / "r/config.yaml").exists()
+    assert "parameters" not in caplog.text  # no table before the checks
     assert replace(config, rollout=replace(config.rollout, action_steps=4)).problems() == [
         "rollout.action_steps: 4: the policy predicts 3 actions (data.chunk_size)"
     ]

@@ -11,6 +11,7 @@ So help does not import torch, and a typing error is reported at once.
 """
 
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -132,8 +133,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = [*arguments[1:], "--help"]
         if len(arguments) == 1:
             return main(arguments)
-    if arguments == ["order"]:
-        arguments += ["explain", "--help"]
+    if arguments in (["order"], ["order", "-h"], ["order", "--help"]):
+        arguments = ["order", "explain", "--help"]
     name = next((command for command in COMMANDS if arguments[: len(command.split())] == command.split()), None)
     if name is None:
         print(_unknown(" ".join(arguments[: 1 + (arguments[0] == "order")])), file=sys.stderr)
@@ -241,10 +242,11 @@ def _rank() -> str:
 
 def _describe_out_of_memory(error: Exception, name: str) -> str | None:
     """Return the message for an error of torch's allocators, with settings that need less; None for other errors."""
-    kinds = [kind.__name__ for kind in type(error).__mro__]
-    if "OutOfMemoryError" not in kinds and not ("RuntimeError" in kinds and "not enough memory" in str(error)):
+    from understudy.errors import is_out_of_memory
+
+    if not is_out_of_memory(error):
         return None
-    reason = next(iter(str(error).strip().splitlines()), "out of memory").partition(" GPU 0 has ")[0]
+    reason = re.split(r" GPU \d+ has ", next(iter(str(error).strip().splitlines()), "out of memory"))[0]
     advice = LESS_MEMORY.get(name, "use a device with more free memory")
     return f"the device is out of memory; {advice} ({reason})"
 

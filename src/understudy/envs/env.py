@@ -79,7 +79,7 @@ def select_by_name(kind: str, names: Sequence[str], known: dict[str, str]) -> di
     Empty `names` select all entries.
 
     Raises:
-        ValueError: A name is not in `known`; the message calls it a `kind`.
+        ValueError: A name is not in `known`; the message calls it a `kind`, and the setting `kind` + "s".
     """
     if not names:
         return dict(known)
@@ -88,7 +88,7 @@ def select_by_name(kind: str, names: Sequence[str], known: dict[str, str]) -> di
     for name in names:
         short = by_sentence.get(name, name)
         if short not in known:
-            raise ValueError(f"unknown {kind} {name!r}; known: {', '.join(known)}")
+            raise ValueError(f"{kind}s: unknown {kind} {name!r}; known: {', '.join(known)}")
         selected[short] = known[short]
     return selected
 

@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,28 @@ LONG_QUEUE = 3  # queue length that is logged
 logger = logging.getLogger(__name__)
 
 
+def check_rollouts(config: TrainConfig, record: Mapping[str, Any]) -> None:
+    """Check that the rollouts of a run can be played here: otherwise the first one would fail hours later.
+
+    Args:
+        config: the settings.
+        record: order.json.
+
+    Raises:
+        ConfigError: these rollouts cannot run here; names the setting.
+    """
+    if not config.rollout.every:
+        return
+    from understudy.rollout.play import prepare_env
+
+    try:
+        prepare_env(config.data, record, config.rollout)
+    except ConfigError as error:
+        text = str(error).replace("--state ", "--rollout.state ")
+        is_setting = text.partition(":")[0] in {own.name for own in fields(config.rollout)}
+        raise ConfigError(f"rollout.{text}" if is_setting else text) from error
+
+
 class BackgroundRollouts:
     """Queue and worker of a run's rollouts on rank 0; on the other ranks nothing happens.
 
@@ -78,10 +101,6 @@ class BackgroundRollouts:
         self._worker: subprocess.Popen[bytes] | None = None
         if not self._active:
             return
-        if config.rollout.every:
-            from understudy.rollout.play import prepare_env
-
-            prepare_env(config.data, record, config.rollout)  # otherwise the first rollout would fail hours later
         self._restore_queue(step)
 
     def due(self, step: int) -> bool:

@@ -20,12 +20,12 @@ from understudy.config.schema import differences, dump_yaml, plain, without_cred
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.distributed.signals import Stop, Stopped, stop_signals
-from understudy.errors import ConfigError, DatasetError
+from understudy.errors import ConfigError, DatasetError, is_out_of_memory
 from understudy.load.eval.validation_data import ValidationData
 from understudy.policies.files import check_unchanged
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train import precision
-from understudy.train.background_rollouts import BackgroundRollouts
+from understudy.train.background_rollouts import BackgroundRollouts, check_rollouts
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.export import find_checkpoint
 from understudy.train.checkpoint.run_dir import RunDir, read_settings
@@ -72,8 +72,9 @@ def train(config: TrainConfig) -> int:
                 logger.warning("%s: to resume, give its credentials again: %s", address, CREDENTIALS_HINT)
         try:
             return _run(run, config, config, data, validation, mesh, stop)
-        except (ConfigError, DatasetError, torch.OutOfMemoryError):
-            if mesh.rank == 0 and checkpoint.find_latest(run.checkpoints) is None:
+        except Exception as error:
+            is_wrong = isinstance(error, ConfigError | DatasetError) or is_out_of_memory(error)
+            if is_wrong and mesh.rank == 0 and checkpoint.find_latest(run.checkpoints) is None:
                 run.withdraw()  # otherwise the corrected command would find a run in its folder
             raise
 
@@ -268,6 +269,8 @@ def _run(
         check_unchanged(data.policy_config(config), record.get("policy_files", {}))
         saved = checkpoint.read_state(latest) if latest is not None else None
         order = current_order(record, saved, then, config, data, where=run.order)
+        if mesh.rank == 0:
+            check_rollouts(config, record)
         weights = load_initial_weights(config, data, record) if latest is None else None
     state = init_train_state(config, data, record["normalisation"], mesh, weights, latest is not None)
     if mesh.rank == 0:

@@ -183,6 +183,16 @@ def test_run_dir_begins_again_after_withdraw_or_kill(tmp_path: Path) -> None:
     run.begin(config, decided)
 
 
+def test_run_dir_keeps_results_of_rollouts_on_withdraw(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.begin(TrainConfig(data=DataConfig(root="d")), {key: {} for key in RECORDED - {"format"}})
+    run.rollouts.mkdir()
+    (run.rollouts / "step-00000005.json").write_text("{}")
+    before = set(tmp_path.rglob("*"))
+    run.withdraw()
+    assert set(tmp_path.rglob("*")) == before
+
+
 def test_run_dir_refuses_a_file_and_locks_without_content(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ConfigError, match="is a file"):

@@ -170,8 +170,11 @@ class RunDir:
     def withdraw(self) -> None:
         """Remove the files of `begin` and of the steps since: the run has no checkpoint to continue from.
 
-        `begin` has refused a folder with rollouts, so they are this run's.
+        `begin` has refused a folder with rollouts, so they are this run's. With results of rollouts everything stays:
+        `resume` starts again and reuses them.
         """
+        if any(self.rollouts.glob("step-*.json")):
+            return
         for path in (self.config, self.order, self.metrics):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.rollouts, ignore_errors=True)
