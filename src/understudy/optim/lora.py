@@ -110,7 +110,7 @@ def add_adapters(
         name: [each.removesuffix(".weight") for each in spellings(f"{name}.weight", old_modules, parts)]
         for name in linear
     }
-    check_patterns("lora.targets", config.targets, [each for found in of_layer.values() for each in found])
+    check_patterns("lora.targets", config.targets, [each for found in of_layer.values() for each in found], "layer")
     for name, parameter in policy.named_parameters():
         parameter.requires_grad_(matches(config.also_train, names[name]))
     whole = (*freeze, *config.also_train)

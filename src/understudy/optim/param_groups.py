@@ -193,9 +193,9 @@ def _first(patterns: Mapping[str, Value], names: list[str], default: Value) -> V
     return next(fitting, default)
 
 
-def check_patterns(setting: str, patterns: Iterable[str], names: list[str]) -> None:
+def check_patterns(setting: str, patterns: Iterable[str], names: list[str], kind: str = "parameter") -> None:
     """Raise ConfigError where a pattern of `setting` fits none of `names`; it has the most similar ones."""
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.0)
-            raise ConfigError(f"{setting}: {pattern!r} fits no parameter; there are {', '.join(near)}, …")
+            raise ConfigError(f"{setting}: {pattern!r} fits no {kind}; there are {', '.join(near)}, …")
