@@ -347,17 +347,30 @@ class NaivePi0:
         return x if clean is None else torch.cat([clean, x[count:]])
 
     def guided_sample(
-        self, sample: Sample, previous: Tensor, weights: list[float] | Tensor, highest: float, steps: int = 10
+        self,
+        sample: Sample,
+        previous: Tensor,
+        weights: list[float] | Tensor,
+        highest: float,
+        steps: int = 10,
+        own: Tensor | None = None,
     ) -> Tensor:
-        """Guided real-time chunking towards `previous` [chunk, dim], with a weight per action or element."""
-        x, sample = sample.noise, replace(sample, prefix=self.prefix(sample).detach())
-        for time in euler_times(steps):
-            x = x - guided_velocity(self.at(sample, time), x, time, previous, weights, highest) / steps
-        return x
+        """Guided real-time chunking towards `previous` [chunk, dim], with a weight per action or element.
 
-    def at(self, sample: Sample, time: float) -> Callable[[Tensor], Tensor]:
-        """Velocity as a function of the noisy actions, at one time."""
-        return lambda x: self.velocity(sample, x, [time] * len(x))
+        Dimensions that are not `own`, bool [dim], stay at time * noise, as in training.
+        """
+        x, sample = sample.noise, replace(sample, prefix=self.prefix(sample).detach())
+        real = torch.ones(x.shape[-1], dtype=torch.bool) if own is None else own
+        for time in euler_times(steps):
+            x = torch.where(real, x, time * sample.noise)
+            x = x - guided_velocity(self.at(sample, time, real), x, time, previous, weights, highest) / steps
+        return torch.where(real, x, 0.0)
+
+    def at(self, sample: Sample, time: float, own: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+        """Velocity as a function of the noisy actions, at one time; the noise in dimensions that are not `own`."""
+        if own is None:
+            return lambda x: self.velocity(sample, x, [time] * len(x))
+        return lambda x: torch.where(own, self.velocity(sample, x, [time] * len(x)), sample.noise)
 
 
 def position(index: int, kinds: list[str]) -> int:

@@ -138,10 +138,10 @@ def test_guidance_counts_the_own_dimensions_alone(tokenizer: Path, adaptive: boo
     sample = naive_samples(made, plain, flow)[0][0]
     ramp = torch.tensor(paper_weights(4, 1, 3), dtype=torch.float64)[:, None]
 
-    def robot(dims: list[bool]) -> Tensor:
-        x = slow.guided_sample(sample, sample.actions, ramp * torch.tensor(dims), 5.0, 2)
+    def robot(dims: list[bool], path: Tensor | None) -> Tensor:
+        x = slow.guided_sample(sample, sample.actions, ramp * torch.tensor(dims), 5.0, 2, path)
         return made.robot_actions(x[None].float(), ready)
 
     own = [True, True, not narrow, False, False, False]
-    torch.testing.assert_close(found, robot(own), rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(found, robot([True] * 6), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(found, robot(own, torch.tensor(own)), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(found, robot([True] * 6, None), rtol=1e-2, atol=1e-2)

@@ -5,7 +5,7 @@ config     settings and configs
 policy     `Pi05Policy`
 network    `Pi0Network`
 extents    cameras and numbers of tokens of a sample
-respond    responses, token by token
+respond    text behind the prompt: losses and predictions
 chunking   real-time chunking
 gemma      layers of the language tower and the action expert
 siglip     the vision encoder

@@ -75,8 +75,9 @@ def sample_guided(
         steps: Euler steps.
         decay: of the weights between `delay` and `horizon`, see `guidance_weights`.
         most: largest factor.
-        dims: bool, broadcastable to [B, T, dim], the robot's own dimensions; None: all. The loss trains no others, so
-            the estimate there is arbitrary, and its error would change the robot's own through the Jacobian.
+        dims: bool, broadcastable to [B, T, dim], the robot's own dimensions, which alone are guided; None: all. The
+            loss trains no others, so the estimate there is arbitrary, and its error would change the robot's own
+            through the Jacobian.
     """
     _check(noise, delay, steps)
     weights = guidance_weights(noise.shape[1], delay, horizon, decay).to(noise.device)[None, :, None]  # [1, T, 1]
@@ -89,11 +90,13 @@ def sample_guided(
         factor = most
         if tau > 0:
             factor = min(most, (1 - tau) / tau * ((1 - tau) ** 2 + tau**2) / (1 - tau) ** 2)
-        x = x - guided_velocity(field, x, 1 - tau, chunk, weights, factor) / steps
+        x = x - guided_velocity(field, x, 1 - tau, chunk, weights, factor, dims) / steps
     return x
 
 
-def guided_velocity(field: Field, x: Tensor, time: float, chunk: Tensor, weights: Tensor, factor: float) -> Tensor:
+def guided_velocity(
+    field: Field, x: Tensor, time: float, chunk: Tensor, weights: Tensor, factor: float, dims: Tensor | None = None
+) -> Tensor:
     """Compute the velocity at x [B, T, dim] with guidance; see `sample_guided`."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
@@ -101,7 +104,7 @@ def guided_velocity(field: Field, x: Tensor, time: float, chunk: Tensor, weights
         estimate = x - time * velocity
         error = (weights * (chunk - estimate)).detach()
         (pull,) = torch.autograd.grad(estimate, x, error)
-    return velocity.detach() - factor * pull
+    return velocity.detach() - factor * (pull if dims is None else torch.where(dims, pull, 0.0))
 
 
 def guidance_weights(length: int, delay: int, horizon: int, decay: str = "exp") -> Tensor:

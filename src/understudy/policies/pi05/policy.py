@@ -20,19 +20,18 @@ from torch import Tensor, nn
 
 from understudy.batch_keys import ACTION, STATE
 from understudy.policies.batch import check_shape, value_of
-from understudy.policies.common.flow_matching import noisy_actions, spread_times, velocity
+from understudy.policies.common.flow_matching import euler, noisy_actions, spread_times, velocity
 from understudy.policies.common.letterbox import blank, letterbox
 from understudy.policies.common.normalizer import Normalizer, state_now
 from understudy.policies.common.task_modes import FLOW, POLICY
-from understudy.policies.common.token_loss import token_cross_entropy
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Loss, masked_squared_error, valid_elements
-from understudy.policies.pi05.chunking import sample_given, sample_guided
+from understudy.policies.pi05.chunking import Field, sample_given, sample_guided
 from understudy.policies.pi05.config import Pi05PolicyConfig
 from understudy.policies.pi05.extents import EXTENTS, FAST, PROMPT, TEXT, TOKENS, Extent, cut, extents, longest
-from understudy.policies.pi05.network import Observation, Pi0Network, Tail
+from understudy.policies.pi05.network import Observation, Pi0Network
 from understudy.policies.pi05.released import match
-from understudy.policies.pi05.respond import respond
+from understudy.policies.pi05.respond import respond, tail_of, token_losses
 from understudy.policies.pi05.texts import Shared, Texts
 from understudy.policies.pi05.weights import FirstWeights
 from understudy.policies.policy import Policy
@@ -160,7 +159,7 @@ class Pi05Policy(Policy, Pi0Network):
             return {}
         predicted = [term for term in wanted if term != FLOW]
         observed, sizes = self._observed(batch)
-        tail = self._tail(batch, sizes) if len(self.loss_terms) > 1 else None
+        tail = tail_of(batch, sizes) if len(self.loss_terms) > 1 else None
         if tail is not None:
             observed = self.with_tail(observed, tail)
         noisy = times = clean = None
@@ -178,7 +177,7 @@ class Pi05Policy(Policy, Pi0Network):
         if moves is not None and clean is not None:
             found[FLOW] = self._flow(batch, draws, moves, clean, detail)
         if tail is not None and hidden is not None:
-            found |= self._token_losses(observed, hidden, tail, sizes, predicted)
+            found |= token_losses(self, observed, hidden, tail, sizes, predicted)
         return found
 
     @torch.no_grad()
@@ -191,7 +190,8 @@ class Pi05Policy(Policy, Pi0Network):
             raise ValueError(f"mode {mode!r}: a policy of type {self.config.type} acts in mode {POLICY!r} only")
         observed = self._before_acting(batch)
         check_shape("noise", draws["noise"], (len(observed.valid), self.config.chunk, self.sizes.dim))
-        return self.robot_actions(self.integrate(observed, self._state(batch), draws["noise"], steps), batch)
+        found = euler(self._field(observed, batch, draws["noise"]), draws["noise"], steps)
+        return self.robot_actions(found, batch)
 
     @torch.no_grad()
     def continue_chunk(
@@ -230,7 +230,7 @@ class Pi05Policy(Policy, Pi0Network):
         observed = self._before_acting(batch)
         rest = nn.functional.pad(executing.float(), (0, 0, 0, config.chunk - known))
         chunk = self._widen(self.normalizer.actions({**batch, ACTION: rest}))
-        field = self.field(observed, self._state(batch))
+        field = self._field(observed, batch, draws["noise"])
         if horizon is None:
             found = sample_given(field, draws["noise"], chunk, delay, steps)
         else:
@@ -286,21 +286,10 @@ class Pi05Policy(Policy, Pi0Network):
         if not self.config.response_tokens:
             return observed
         if TOKENS[TEXT][0] in batch:
-            return self.with_tail(observed, self._tail(batch, [each._replace(fast=0) for each in sizes]))
+            return self.with_tail(observed, tail_of(batch, [each._replace(fast=0) for each in sizes]))
         assert self.texts.tokenizer is not None  # `preprocess` ran
         end = self.texts.tokenizer.model.eos_id()
         return self.with_tail(observed, respond(self, observed, self.config.response_tokens, end))
-
-    def _tail(self, batch: Mapping[str, Any], sizes: list[Extent]) -> Tail:
-        """Tokens to predict; without any, a tail of no tokens, so that every rank uses the same weights."""
-        like = value_of(batch, PROMPT[0])
-        parts, masks = [], []
-        for term in (TEXT, FAST):
-            lengths = [extent.tokens(term) for extent in sizes]
-            tokens, mask = cut(batch.get(TOKENS[term][0], like[:, :0]), lengths)
-            parts.append(tokens)
-            masks.append(torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask)
-        return Tail(torch.cat(parts, dim=1), torch.cat(masks, dim=1), parts[0].shape[1])
 
     def _state(self, batch: Mapping[str, Any]) -> Tensor | None:
         """State in the network's units and width, float32 [B, dim]; None where the network has no such input."""
@@ -353,26 +342,14 @@ class Pi05Policy(Policy, Pi0Network):
             found = found._replace(detail=found.detail._replace(order=draws["flow time"].argsort(dim=1)))
         return found
 
-    def _token_losses(
-        self, observed: Observation, hidden: Tensor, tail: Tail, sizes: list[Extent], terms: list[str]
-    ) -> dict[str, Loss]:
-        """Cross-entropy of the tail per sample; the last valid token before each predicts it."""
-        prefix, (count, length) = observed.prefix, tail.tokens.shape
-        order = torch.arange(prefix + length, device=hidden.device)
-        latest = torch.where(observed.valid, order, 0).cummax(dim=1).values  # [B, P + L], last valid token up to each
-        before = latest[:, prefix - 1 : prefix - 1 + length]  # [B, L]
-        found = {}
-        for term in terms:
-            low = 0 if term == TEXT else tail.response
-            lengths = torch.tensor([extent.tokens(term) for extent in sizes])
-            wanted = [row * length + low + i for row, own in enumerate(sizes) for i in range(own.tokens(term))]
-            where = torch.tensor(wanted, dtype=torch.int64).to(hidden.device)
-            rows = where // max(1, length)
-            states = hidden[rows, before.flatten()[where]]  # [N, width]
-            each = token_cross_entropy(states, self.embedding.weight, tail.tokens.flatten()[where])
-            sums = each.new_zeros(count * length).index_copy(0, where, each).view(count, length).sum(dim=1)
-            found[term] = Loss(sums, lengths.to(hidden.device))
-        return found
+    def _field(self, observed: Observation, batch: Mapping[str, Any], noise: Tensor) -> Field:
+        """Make the velocity field of a batch that starts at `noise` [B, T, dim].
+
+        In dimensions that a robot does not have, training shows time * noise and asks for nothing. So the velocity is
+        the noise there, which keeps sampling on the path of training.
+        """
+        field, own = self.field(observed, self._state(batch)), self._own_dims(batch)
+        return lambda x, time: torch.where(own, field(x, time), noise)
 
     def _own_dims(self, batch: Mapping[str, Any]) -> Tensor:
         """Mark the dimensions of the network's actions that the robot has, bool [B or 1, 1, dim]."""
