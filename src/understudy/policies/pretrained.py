@@ -55,7 +55,7 @@ def save(
         (fresh / CONFIG).write_text(json.dumps({"type": config.type, **content}, indent=2) + "\n")
         (fresh / NORMALIZATION).write_text(json.dumps(normalization, indent=2) + "\n")
         # safetensors wants plain contiguous CPU tensors; a float32 weight keeps its bits.
-        plain = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
+        plain = {config.stored_name(name): weight.detach().cpu().contiguous() for name, weight in weights.items()}
         try:
             save_file(plain, fresh / WEIGHTS, metadata={"format": "pt"})
         except SafetensorError as error:  # its name for a full disk

@@ -89,6 +89,10 @@ class PolicySettings:
         """
         return computed
 
+    def stored_name(self, name: str) -> str:
+        """Return the name of a parameter in the model.safetensors of a saved policy; `load_weights` must accept it."""
+        return name
+
     @classmethod
     def select(cls, values: Mapping[str, Any]) -> "builtins.type[PolicySettings]":
         """Return the settings class that `values` name by their `type`.

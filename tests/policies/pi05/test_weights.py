@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
+from support.pi05_policy import policy
 from support.released import released_shapes
 from understudy.policies.pi05.released import EXPERT_HEAD, WeightsError, own_name
 from understudy.policies.pi05.sizes import TINY
 from understudy.policies.pi05.weights import FirstWeights, fresh_weight
+from understudy.policies.policy import load
 
 KEYS = released_shapes(TINY)
 WANTED = {str(own_name(key)): shape for key, shape in KEYS.items() if key != EXPERT_HEAD}
@@ -24,8 +26,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_first_weights_come_from_the_file(folder: Path) -> None:
-    from safetensors.torch import load_file
-
     stored, weights = load_file(folder / "model.safetensors"), FirstWeights(WANTED, folder)
     for key, tensor in stored.items():
         if key != EXPERT_HEAD:
@@ -43,6 +43,22 @@ def test_first_weights_are_fresh_only_where_asked(folder: Path) -> None:
     assert not torch.equal(weights("action_in_proj.weight", 0, 4), plain("action_in_proj.weight", 0, 4))
     with pytest.raises(WeightsError):
         FirstWeights(WANTED | {"vlm_norm.weight": (7,)}, folder)
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_saved_folder_has_released_keys_and_loads_again(tmp_path: Path, adaptive: bool) -> None:
+    made = policy("", adaptive=adaptive)  # type: ignore[arg-type]  # no tokenizer
+    made.save(tmp_path / "policy")
+    stored = load_file(tmp_path / "policy" / "model.safetensors")
+    expected = released_shapes(made.sizes)
+    del expected[EXPERT_HEAD]
+    assert {key: tuple(tensor.shape) for key, tensor in stored.items()} == expected
+    again = load(tmp_path / "policy")
+    own = dict(again.named_parameters())
+    assert all(torch.equal(tensor, own[name]) for name, tensor in made.named_parameters())
+    weights = FirstWeights({name: tuple(p.shape) for name, p in own.items()}, tmp_path / "policy")
+    assert weights.match is not None
+    assert not weights.match.ignored
 
 
 def test_fresh_weights_depend_on_seed_name_and_shape_alone() -> None:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from understudy.policies.pi05.prompt import TextSettings
+from understudy.policies.pi05.released import released_key
 from understudy.policies.pi05.sizes import Sizes
 from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType
 
@@ -70,6 +71,10 @@ class Pi05Settings(TextSettings, PolicySettings):
         if tuple(self.image_size) not in (NETWORK_SIZE, (side, side)):
             found.append(f"image_size: {self.image_size}: is {(side, side)} with size {self.size}; leave it out")
         return found
+
+    def stored_name(self, name: str) -> str:
+        """Return the released name of a parameter: other tools find every weight of a saved folder."""
+        return released_key(name)
 
     def preset(self) -> Sizes:
         """Return the dimensions that `size` names."""
