@@ -106,8 +106,9 @@ def compare(predicted: dict[str, int], measured: dict[str, int], peak: bool = Tr
         {"precision": "bf16-split"},
         {"micro_batch_size": 4},
         {"optim": OptimConfig(freeze=("vision.*",))},
+        {"lora": {"rank": 2}},
     ],
-    ids=["fp32", "full", "bf16 selective", "bf16-split", "micro-batches", "frozen"],
+    ids=["fp32", "full", "bf16 selective", "bf16-split", "micro-batches", "frozen", "adapters"],
 )
 def test_plan_equals_a_measured_step(data: Path, changes: dict[str, Any]) -> None:
     config = settings(data, **changes)
@@ -116,6 +117,9 @@ def test_plan_equals_a_measured_step(data: Path, changes: dict[str, Any]) -> Non
     per_weight = 14 if config.precision == "bf16-split" else 16
     extra = (found.parameters - found.trained) * 4 / found.trained + 600 / found.trained  # frozen; buffers, step counts
     assert per_weight <= found.bytes_per_parameter <= per_weight + extra + 0.2
+    if config.optim.ema.decay:  # the average shares frozen weights
+        small = found.memory["average"] - 4 * found.trained
+        assert 0 <= small < 200, "only the normalization"
 
 
 @pytest.mark.parametrize("shards", [1, 2])

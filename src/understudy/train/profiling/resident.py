@@ -9,16 +9,26 @@ from understudy.train.state import TrainState
 
 
 def resident_memory(state: TrainState) -> dict[str, int]:
-    """Return the bytes on this rank just after a step: parameters, gradients, optimizer state, average."""
+    """Return the bytes on this rank just after a step: parameters, gradients, optimizer state, average.
+
+    Frozen parameters that the average shares with the policy count as parameters alone.
+    """
 
     def size(tensors: Sequence[Tensor | None]) -> int:
         parts = [local(tensor) for tensor in tensors if tensor is not None]
         return sum(part.numel() * part.element_size() for part in parts)
 
-    parameters, average = list(state.policy.parameters()), state.average
+    parameters = list(state.policy.parameters())
+    held = {_storage(parameter) for parameter in parameters}
+    average = [] if state.average is None else [*state.average.parameters(), *state.average.buffers()]
     return {
         "parameters": size([*parameters, *state.policy.buffers()]),
         "gradients": size([parameter.grad for parameter in parameters]),
         "optimizer state": size([value for state in state.optimizer.state.values() for value in state.values()]),
-        "average": size([*average.parameters(), *average.buffers()]) if average is not None else 0,
+        "average": size([tensor for tensor in average if _storage(tensor) not in held]),
     }
+
+
+def _storage(tensor: Tensor) -> int:
+    """Identity of the memory of a tensor, also of one without values."""
+    return local(tensor).untyped_storage()._cdata
