@@ -14,8 +14,9 @@ from understudy.config.lora import LoraConfig
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ParallelConfig, TrainConfig
 from understudy.distributed import fill
 from understudy.distributed.mesh import join_mesh
+from understudy.errors import ConfigError
 from understudy.policies.flow.model import FlowPolicy
-from understudy.train.state import TrainState, init_train_state
+from understudy.train.state import TrainState, check_gpu_memory, init_train_state
 
 WHOLE = policies.policy(seed=5)
 DATA: Any = SimpleNamespace(
@@ -97,3 +98,27 @@ def shared(deferred: bool) -> set[str]:
 def test_average_shares_the_memory_of_frozen_weights(deferred: bool) -> None:
     (found,) = in_ranks(1, shared, deferred)
     assert found == {name for name, _ in WHOLE.named_parameters() if name.startswith("vision.")}
+
+
+@pytest.mark.parametrize(
+    ("changes", "per_weight"),
+    [
+        ({}, 16),
+        ({"precision": "bf16-split"}, 14),
+        ({"optim": OptimConfig(ema=EmaConfig(decay=0.5))}, 20),
+        ({"optim": OptimConfig(freeze=("*",))}, 4),
+    ],
+)
+def test_state_that_exceeds_a_gpu_is_an_error_before_the_run(changes: dict[str, Any], per_weight: int) -> None:
+    config = TrainConfig(data=DataConfig(root="d"), **changes)
+    made = policies.policy()
+    if config.optim.freeze:
+        made.requires_grad_(False)
+    count = sum(parameter.numel() for parameter in made.parameters())
+    for shards in (1, 2):
+        mesh: Any = SimpleNamespace(shape=(1, shards))
+        needed = per_weight * count // shards
+        check_gpu_memory(made, config, mesh, needed)
+        check_gpu_memory(made, config, mesh, None)
+        with pytest.raises(ConfigError):
+            check_gpu_memory(made, config, mesh, needed - 1)

@@ -198,6 +198,27 @@ def _check_memory(policy: Policy, mesh: Mesh) -> None:
         )
 
 
+def _free_memory(device: torch.device) -> int | None:
+    """Free bytes of a GPU; None on a CPU."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+
+
+def check_gpu_memory(policy: Policy, config: TrainConfig, mesh: Mesh, free: int | None) -> None:
+    """Raise ConfigError where weights, gradients, moments and average alone exceed the `free` bytes of a GPU."""
+    if free is None:
+        return
+    trained = 14 if config.precision == "bf16-split" else 16
+    kept = 4 if config.optim.ema.decay else 0
+    needed = sum(p.numel() * (trained + kept if p.requires_grad else 4) for p in policy.parameters())
+    needed //= mesh.shape[1]
+    if needed > free:
+        raise ConfigError(
+            f"policy: weights, gradients and optimizer state take {needed / 1e9:,.1f} GB on each GPU, and "
+            f"{free / 1e9:,.1f} GB are free: set parallel.dp_shard, lora.rank or optim.freeze; `understudy plan` shows "
+            f"the memory of other settings"
+        )
+
+
 def build_on_meta(config: TrainConfig, network: Any, normalization: Mapping[str, Any]) -> Policy:
     """Build a policy whose large parameters are on the meta device; the global generator does not change.
 
@@ -278,6 +299,7 @@ def assemble(
     names = policy.config.OLD_MODULES, policy.config.PARTS
     add_adapters(policy, config.lora, config.optim.freeze, lambda name: make_key(config.seed, f"lora {name}"), *names)
     freeze(policy, config.optim, *names)
+    check_gpu_memory(policy, config, mesh, _free_memory(mesh.device))
     average = make_average(policy) if config.optim.ema.decay else None
     masters: Mapping[str, Tensor] = precision.store(policy, config)
     apply_activation_checkpointing(policy.blocks(), config.activation_checkpoint)  # the average is never trained
