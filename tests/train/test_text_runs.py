@@ -1,6 +1,7 @@
 """Runs of a policy with texts: tokens reach the training, cuts are counted, files travel with the weights."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,3 +80,40 @@ def test_another_tokenizer_stops_a_resumed_run(files: Path, tmp_path: Path) -> N
 def test_a_run_without_a_tokenizer_does_not_start(files: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"policy\.tokenizer"):
         run.train(settings(files, tmp_path / "r", tokenizer=""))
+
+
+def test_a_run_from_weights_takes_their_normalization_and_tokenizer(files: Path, tmp_path: Path) -> None:
+    run.train(settings(files, tmp_path / "first"))
+    weights, stats = tmp_path / "weights", tmp_path / "weights" / "assets" / "arm" / "norm_stats.json"
+    stats.parent.mkdir(parents=True)
+    shutil.copy(tmp_path / "first" / "policy" / "model.safetensors", weights)
+    shutil.copy(files / "tokenizer.model", weights)
+    low, high = {"state": [0.0, -1.0, 2.0], "actions": [0.0, 5.0]}, {"state": [1.0, 1.0, 6.0], "actions": [2.0, 9.0]}
+    content = {key: {"mean": own, "std": own, "q01": own, "q99": high[key]} for key, own in low.items()}
+    stats.write_text(json.dumps({"norm_stats": content}))
+    run.train(settings(files, tmp_path / "second", tokenizer="", weights=str(weights)))
+    found = json.loads((tmp_path / "second" / "order.json").read_text())["normalisation"]
+    np.testing.assert_allclose(found["action"]["offset"], [[1.0, 7.0]], rtol=1e-6)
+    np.testing.assert_allclose(found["observation.state"]["spread"], [[0.5, 1.0, 2.0]], rtol=2e-6)
+    assert json.loads((tmp_path / "second" / "policy" / "normalisation.json").read_text()) == found
+    assert (tmp_path / "second" / "policy" / "tokenizer.model").is_file()
+    stats.unlink()
+    with pytest.raises(ConfigError, match=r"--policy\.normalization data"):
+        run.train(settings(files, tmp_path / "third", tokenizer="", weights=str(weights)))
+
+
+def test_validation_reads_responses_and_action_tokens(files: Path, tmp_path: Path) -> None:
+    texts = {"response_tokens": 20, "fast": str(files / "fast")}
+    config = settings(files, tmp_path / "r", **texts)
+    run.train(replace(config, val=replace(config.val, every=STEPS)))
+    (record,) = read(tmp_path / "r" / "metrics.jsonl", "val")
+    assert np.isfinite(record["loss"])
+
+
+def test_settings_of_responses_must_agree(files: Path, tmp_path: Path) -> None:
+    config = settings(files, tmp_path, response_tokens=20)
+    assert not [line for line in config.problems() if "response" in line]
+    without = replace(config, data=replace(config.data, response=""))
+    unread = replace(settings(files, tmp_path), data=config.data)
+    for wrong in (without, unread, replace(tiny_config(files / "data", tmp_path), data=config.data)):
+        assert [line.partition(":")[0] for line in wrong.problems()] == ["data.response"]

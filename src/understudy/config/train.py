@@ -280,6 +280,12 @@ class TrainConfig:
         if not any(self.mode_weights().values()):
             found.append(f"mode: {self.mode}: no mode has a weight, so nothing would be trained")
         found += [f"policy.{line}" for line in self.policy.problems()]
+        named = [source.response for source in self.data.mixed() if source.response]
+        if named and not self.policy.learns_responses:
+            fix = "set policy.response_tokens of a policy that has it"
+            found.append(f"data.response: {named[0]}: this policy learns no responses; {fix}")
+        if self.policy.learns_responses and not named:
+            found.append("data.response: required: the policy learns responses (policy.response_tokens)")
         keep_best = self.checkpoint.keep_best
         if keep_best != "none" and not (self.val.every and self.data.has_validation()):
             missing = "val.every" if not self.val.every else "data.val_fraction"

@@ -72,6 +72,11 @@ class PolicySettings:
     image_size: tuple[int, int] = (64, 64)
     """Height and width of the network's images; images of another size are area-averaged."""
 
+    @property
+    def learns_responses(self) -> bool:
+        """Whether the policy learns to answer with the texts under `response`."""
+        return False
+
     def problems(self) -> list[str]:
         """List the rules that the values break, one line `field: value: rule` each."""
         return []

@@ -68,6 +68,11 @@ class TextSettings(NormalizationSettings):
     action_tokens: int = 128
     """Longest sequence of FAST tokens; longer ones are cut at the end, and counted in the log."""
 
+    @property
+    def learns_responses(self) -> bool:
+        """Whether the policy learns to answer with the texts under `response`."""
+        return self.response_tokens > 0
+
     def resolved(self) -> Self:
         """Return the settings with absolute paths, and the tokenizer beside the weights as `tokenizer`."""
         found = find_tokenizer(self.tokenizer, self.weights)
