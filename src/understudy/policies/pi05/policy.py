@@ -77,13 +77,13 @@ class Pi05Policy(Policy, Pi0Network):
         return (FLOW, *((TEXT,) if self.config.response_tokens else ()), *((FAST,) if self.config.fast else ()))
 
     def describe_losses(self, terms: Collection[str]) -> list[str]:
-        """Say which loss trains which part."""
+        """Describe which loss reaches which part; a frozen part is not trained by it."""
         tokens = [term for term in terms if term != FLOW]
         if not tokens:
-            return ["losses: flow trains vision, vlm and expert"]
-        found = f"losses: {' and '.join(tokens)} {'train' if len(tokens) > 1 else 'trains'} vision and vlm"
+            return ["losses: flow reaches vision, vlm and expert"]
+        found = f"losses: {' and '.join(tokens)} {'reach' if len(tokens) > 1 else 'reaches'} vision and vlm"
         if FLOW in terms:
-            found += "; flow trains " + ("expert alone" if self.config.insulation else "vision, vlm and expert")
+            found += "; flow reaches " + ("expert alone" if self.config.insulation else "vision, vlm and expert")
         return [f"{found} (policy.insulation is {'on' if self.config.insulation else 'off'})"]
 
     def blocks(self) -> list[nn.Module]:
