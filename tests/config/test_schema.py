@@ -56,8 +56,8 @@ def test_read_file_refuses_a_folder(tmp_path: Path) -> None:
 
 
 def test_load_reads_yaml_and_toml_alike(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("steps: 7\noptim:\n  lr: 1e-4\npolicy:\n  picture: [32, 48]\n")
-    (tmp_path / "c.toml").write_text("steps = 7\n[optim]\nlr = 1e-4\n[policy]\npicture = [32, 48]\n")
+    (tmp_path / "c.yaml").write_text("steps: 7\noptim:\n  lr: 1e-4\npolicy:\n  image_size: [32, 48]\n")
+    (tmp_path / "c.toml").write_text("steps = 7\n[optim]\nlr = 1e-4\n[policy]\nimage_size = [32, 48]\n")
     config = load(TrainConfig, tmp_path / "c.yaml")
     assert config == load(TrainConfig, tmp_path / "c.toml")
     assert (config.steps, config.optim.lr, config.policy.image_size) == (7, 1e-4, (32, 48))

@@ -133,6 +133,8 @@ def test_old_names_of_arguments_and_attributes_warn(root: Path) -> None:
         order = us.Order.of(us.EpisodeDataset(root), batch=BATCH)
     with pytest.warns(DeprecationWarning, match="batch_size"):
         assert order.batch == BATCH
+    with pytest.warns(DeprecationWarning, match="neighbors"):
+        assert len(order.neighbours(0, 3)[0]) == 3
     with pytest.warns(DeprecationWarning, match="with_batch_size"):
         assert order.rebatched(8).batch_size == 8
     with pytest.warns(DeprecationWarning, match="with_weights"):

@@ -160,7 +160,7 @@ def decay_field(made: TrainConfig) -> str:
 @pytest.mark.slow
 def test_command_line_trains_another_policy(installed: None, data: Path, tmp_path: Path) -> None:
     asked = ["--data.root", str(data), "--steps", "2", "--policy.type", "toy", "--policy.hidden", "4"]
-    assert main(["train", *asked, "--out", str(tmp_path / "r"), "--val-every", "0"]) == 0
+    assert main(["train", *asked, "--output-dir", str(tmp_path / "r"), "--val.every", "0"]) == 0
     assert load_policy(tmp_path / "r").config.hidden == 4
 
 

@@ -1,6 +1,6 @@
 """Substitution of unreadable samples: by a neighbour, the same one in every run, and never silently.
 
-The substitute is the first readable frame among `Order.neighbours`: later frames of the same clip, earlier ones, then
+The substitute is the first readable frame among `Order.neighbors`: later frames of the same clip, earlier ones, then
 the clips behind it. All are of the same selection, so validation episodes never enter. Whether a frame is readable
 depends on the files alone. So the substitute depends on the position alone, not on ranks, threads or memory. Each
 substitution is counted and written to the journal, one JSON object per line. More bad frames than the cap are an error.

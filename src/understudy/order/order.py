@@ -140,6 +140,7 @@ class Order:
         return self.spec.batch
 
     batch = renamed_attribute("batch", "batch_size")
+    neighbours = renamed_attribute("neighbours", "neighbors")
 
     @property
     def seed(self) -> int:

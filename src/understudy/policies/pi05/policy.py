@@ -41,7 +41,7 @@ VALIDATION_DRAWS = 8
 
 
 class Pi05Policy(Policy, Pi0Network):
-    """pi0.5 or pi0, by `config.type`. `Pi05Policy(config, normalisation)` has fresh weights from torch's generator.
+    """pi0.5 or pi0, by `config.type`. `Pi05Policy(config, normalization)` has fresh weights from torch's generator.
 
     For the keys of a batch see `Policy`; images have any size. `preprocess` adds the tokens of the texts
     (`pi05/texts.py`). Missing cameras, padded dimensions and padded actions count nothing and reach nothing, whatever
@@ -52,23 +52,23 @@ class Pi05Policy(Policy, Pi0Network):
     fills_weights: ClassVar[bool] = True
     config: Pi05PolicyConfig
 
-    def __init__(self, config: Pi05PolicyConfig, normalisation: Mapping[str, Any]) -> None:
+    def __init__(self, config: Pi05PolicyConfig, normalization: Mapping[str, Any]) -> None:
         """Build the network; it may be on the meta device.
 
         Args:
             config: see `Pi05PolicyConfig`.
-            normalisation: see `policies/common/normalizer.py`.
+            normalization: see `policies/common/normalizer.py`.
 
         Raises:
-            ValueError: an entry of the normalisation is missing, of the wrong width, or cannot be inverted.
+            ValueError: an entry of the normalization is missing, of the wrong width, or cannot be inverted.
             ConfigError: a tokenizer cannot be read.
         """
         super().__init__(config.sizes, getattr(torch, config.compute))
         self.config = config
         widths = {ACTION: config.action_dim} | ({STATE: config.state_dim} if config.state_dim else {})
-        self.normalizer = Normalizer(normalisation, widths)
+        self.normalizer = Normalizer(normalization, widths)
         # A second one that stays on the host, for `preprocess`: in a tuple, `to` does not find it.
-        self._at_host = Shared((Normalizer(normalisation, widths),))
+        self._at_host = Shared((Normalizer(normalization, widths),))
         self.texts = Texts(config, self.sizes.vocab, config.weights)
 
     @property
