@@ -131,6 +131,7 @@ def test_plan_equals_each_of_two_real_ranks(data: Path, shards: int) -> None:
     compare(predicted, measured[0], peak=shards == 1)
 
 
+@pytest.mark.slow
 def test_plan_sees_the_knobs(data: Path) -> None:
     """Negative control of the comparisons: each setting changes the part that it should."""
     plain = plan(settings(data))
@@ -144,6 +145,7 @@ def test_plan_sees_the_knobs(data: Path) -> None:
     assert plain.largest_micro_batch is None
 
 
+@pytest.mark.slow
 def test_plan_finds_the_largest_micro_batch(data: Path) -> None:
     config = settings(data, activation_checkpoint="full")
     found = plan(config, limit=30 << 20)
