@@ -129,7 +129,7 @@ def outcome(inputs: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     train_cpu_s = _do(["train", str(folder / "settings.yaml"), "--output-dir", str(run)])
     command = ["rollout", str(run), "--env", "metaworld", "--tasks", *tasks, "--seed", str(seed), "--films", "0"]
     command += ["--episodes", str(args.rollouts * len(tasks)), "--action-steps", str(POLICIES[inputs]["execute"])]
-    rollout_cpu_s = _do([*command, "--parallel", str(min(args.rollouts * len(tasks), 20))])
+    rollout_cpu_s = _do([*command, "--num-envs", str(min(args.rollouts * len(tasks), 20))])
     result = json.loads((run / f"rollouts/metaworld-seed{seed}.json").read_text())
     evaluated = metrics_file.read(run / "metrics.jsonl", "val")[-1]
     found = {

@@ -65,6 +65,8 @@ def test_unknown_options_are_refused(root: Path, make: Any) -> None:
             make(given, batch_size=BATCH, color="red")
     with pytest.raises(TypeError, match="keys"):
         make(us.EpisodeDataset(root), batch_size=BATCH, keys=["action"])
+    with pytest.raises(TypeError, match="did you mean 'memory'"):
+        make(root, batch_size=BATCH, memroy="1GB")
     with pytest.raises(TypeError, match="image_transforms"):  # which no batch would get
         make(root, batch_size=BATCH, image_transforms=lambda images: images)
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict
 
@@ -159,7 +160,10 @@ def _open(datasets: Datasets, options: DatasetOptions) -> list[EpisodeDataset]:
     paths = [isinstance(one, (str, os.PathLike, Catalog)) for one in given]
     known = DatasetOptions.__annotations__
     if unknown := sorted(options.keys() - known.keys()):
-        fix = "give augment or preprocess" if unknown == ["image_transforms"] else f"datasets have {', '.join(known)}"
+        own = [*BatchRequest.__dataclass_fields__, "batch_size", "seed", "weights"]
+        near = get_close_matches(unknown[0], [*known, *own], n=1)
+        fix = f"did you mean {near[0]!r}?" if near else f"datasets have {', '.join(known)}"
+        fix = "give augment or preprocess" if unknown == ["image_transforms"] else fix
         raise TypeError(f"unknown options {unknown}: {fix}")
     if options and not any(paths):
         raise TypeError(f"options {sorted(options)}: no dataset is opened here; give them to EpisodeDataset(...)")
