@@ -188,6 +188,11 @@ def test_load_policy_acts_without_the_run(trained: Path, tmp_path: Path) -> None
     np.testing.assert_allclose(policy.act(batch)[0], actions, rtol=1e-5)
     with pytest.raises(ValueError, match=camera):
         policy.act({key: value for key, value in observation.items() if key != camera})
+    with pytest.raises(ValueError, match="'task'"):
+        policy.act({key: value for key, value in observation.items() if key != "task"})
+    for state in (np.zeros(size - 1), np.zeros(size + 1), np.zeros((1, size))):
+        with pytest.raises(ValueError, match=f"needs {size} values"):
+            policy.act(observation | {STATE: state})
 
 
 class Reacher:

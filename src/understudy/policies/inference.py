@@ -71,8 +71,8 @@ class RobotPolicy:
 
         Args:
             observation: numpy arrays or tensors by key, of one moment or of a batch. Images are uint8 [H, W, 3] or
-                [3, H, W], states [S] or narrower than the policy's, `task` is a string. A batch has one more dimension
-                in front, and a list of strings. A camera that the robot lacks is left out.
+                [3, H, W], states [S] of this robot (or padded to the policy's width), `task` is a string. A batch has
+                one more dimension in front, and a list of strings. A camera that the robot lacks is left out.
             steps: integration steps, where the policy samples.
             generator: CPU generator of the random numbers; None is torch's default one.
 
@@ -83,8 +83,12 @@ class RobotPolicy:
             ValueError: a missing key, a wrong shape or dtype, by name.
         """
         policy, config = self.policy, self.policy.config
-        single = isinstance(observation.get(TASK, ""), str)
-        batch: dict[str, Any] = {TASK: [observation.get(TASK, "")] if single else list(observation[TASK])}
+        if TASK not in observation:
+            raise ValueError(
+                f"the observation has {sorted(observation)}, the policy needs {TASK!r}, '' for no instruction"
+            )
+        single = isinstance(observation[TASK], str)
+        batch: dict[str, Any] = {TASK: [observation[TASK]] if single else list(observation[TASK])}
         rows = len(batch[TASK])
         device = next(policy.parameters()).device
 
@@ -96,6 +100,11 @@ class RobotPolicy:
             if STATE not in observation:
                 raise ValueError(f"the observation has {sorted(observation)}, the policy needs {STATE!r}")
             state = tensor(STATE).float()
+            widths = {policy.normalizer.dims[STATE][self.head], config.state_dim}
+            if state.ndim != 2 or state.shape[-1] not in widths:
+                shape = tuple(state.shape[1:] if single else state.shape)
+                wanted = " or ".join(map(str, sorted(widths)))
+                raise ValueError(f"{STATE} is {shape}, the policy needs {wanted} values per observation")
             batch[STATE] = torch.nn.functional.pad(state, (0, max(0, config.state_dim - state.shape[-1])))
         lacking = [camera for camera in config.cameras if camera not in observation]
         if lacking and set(lacking) & set(self.metadata.get("cameras", config.cameras)):
