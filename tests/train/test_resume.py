@@ -129,6 +129,8 @@ def test_check_resume_refuses_another_run_with_all_reasons(half: Path) -> None:
             "jumps from 0.0005 to 0.00075 at step 101, onto another curve",
         ),
         ({"optim": OptimConfig(lr=2e-3)}, {"kind": "constant"}, "jumps from 0.001 to 0.002 at step 101"),
+        ({"steps": 400}, {"warmup_steps": 800}, "rises to 0.0005 at the end, within the warm-up of 800 steps"),
+        ({"steps": 400}, {"warmup_steps": 300}, "ends at step 301 as before, and stays at 0 for the last 99 steps"),
     ],
 )
 def test_check_resume_describes_the_learning_rate(
