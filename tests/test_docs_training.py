@@ -4,8 +4,8 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 
 from understudy.cli import main
 from understudy.config.schema import complete, dump_yaml, load
@@ -69,7 +69,7 @@ def test_mixture_loads(tmp_path: Path) -> None:
 
 
 def test_robot_code_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A robot needs the folder alone: narrower than the widest, with one joint learnt as a difference."""
+    """A robot needs the folder alone: narrower than the widest, with one joint learned as a difference."""
     (block,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     camera = "observation.images.front"
     maps = {"offset": [[0.0] * 3, [0.0] * 3], "spread": [[1.0] * 3, [0.0] * 3]}
@@ -81,17 +81,14 @@ def test_robot_code_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "dims": {"action": [3, 2], "observation.state": [3, 2]},
     }
     config = FlowPolicyConfig(3, 3, (camera, "observation.images.wrist"), image_size=(16, 16), future=True)
-    FlowPolicy(config, units).save(tmp_path / "POLICY")
+    robots = {"g1::joint": {"cameras": list(config.cameras)}, "so101::joint": {"cameras": [camera]}}
+    FlowPolicy(config, units).save(tmp_path / "POLICY", metadata={"heads": robots})
     monkeypatch.chdir(tmp_path)
-    names = {
-        "torch": torch,
-        "FlowPolicy": FlowPolicy,
-        "B": 2,
-        "pictures": torch.zeros(2, 3, 24, 32, dtype=torch.uint8),
-        "state": torch.tensor([[5.0, 6.0, torch.nan]]).repeat(2, 1),
-    }
+    names = {"image": np.zeros((24, 32, 3), np.uint8), "state": np.array([5.0, 6.0])}
     with pytest.raises(ValueError, match=r"needs 'observation\.images\.wrist'"):
-        exec(block, names)
-    lacks = {"observation.images.wrist": names["pictures"], "observation.images.wrist_is_missing": torch.ones(2) > 0}
-    exec(block.replace("batch = {", "batch = lacks | {"), names | {"lacks": lacks}, found := {})
-    assert torch.equal(found["actions"], torch.tensor([5.0, 0, 0]).expand(2, config.chunk, 3))  # spread 0: no motion
+        exec(block.replace("so101", "g1"), names | {"state": np.zeros(3)})
+    with pytest.raises(ValueError, match="needs 2 or 3 values"):
+        exec(block, names | {"state": np.array([5.0])})
+    exec(block, names)
+    expected = np.broadcast_to(np.float32([5, 0]), (config.chunk, 2))  # spread 0: no motion
+    np.testing.assert_array_equal(names["actions"], expected)

@@ -48,7 +48,7 @@ def test_readme_policy_example_runs(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert main(["train", "--data.root", "runs/demo/dataset", "--output-dir", "runs/table", *small]) == 0
     observation = us.EpisodeDataset("runs/demo/dataset")[0]
     names = run_code(README, slice(1, 2), us=us, observation=observation)
-    assert names["action"].shape[-1] == 4
+    assert names["actions"].shape == (8, 4)
 
 
 def test_loading_page_example_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
