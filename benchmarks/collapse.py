@@ -49,7 +49,7 @@ from understudy.config.train import (
 )
 from understudy.distributed.mesh import join_mesh
 from understudy.envs.registry import open_env
-from understudy.load.eval.validation_data import ValidationData
+from understudy.load.validation.validation_data import ValidationData
 from understudy.optim.param_groups import parameter_groups
 from understudy.order import Order
 from understudy.policies.flow.model import FlowPolicy
@@ -57,9 +57,9 @@ from understudy.rollout.play import rollout
 from understudy.rollout.result import wilson_interval
 from understudy.train import precision
 from understudy.train.data.data import open_data
-from understudy.train.eval.validation_loss import evaluate
 from understudy.train.run import train
 from understudy.train.track import metrics_file
+from understudy.train.validation.validation_loss import evaluate
 
 FINE_TUNE_LR = 2.5e-5
 NEW = "blue"

@@ -41,7 +41,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from understudy.policies.pi05.network import Pi0Network
-from understudy.policies.pi05.released import WeightsError, canonical, is_adaptive, match, own_name, released_key
+from understudy.policies.pi05.released_keys import WeightsError, canonical, is_adaptive, match, own_name, released_key
 from understudy.policies.pi05.sizes import Sizes, TowerSizes, VisionSizes
 
 STRICT = {

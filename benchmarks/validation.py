@@ -30,12 +30,12 @@ from understudy.config.train import DataConfig, TrainConfig
 from understudy.data.write.writer import EpisodeWriter
 from understudy.distributed import mesh as parallel
 from understudy.distributed.mesh import Mesh
-from understudy.load.eval.validation_data import ValidationData
+from understudy.load.validation.validation_data import ValidationData
 from understudy.policies.draws import make_draws
 from understudy.policies.flow.config import FlowSettings
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train.data.data import RunData, open_data
-from understudy.train.eval.validation_loss import BATCH, evaluate
+from understudy.train.validation.validation_loss import BATCH, evaluate
 
 CAMERA, DIMS, CHUNK, BAR = "observation.images.front", 7, 8, 1.2
 

@@ -3,7 +3,7 @@
 A URL may hold secrets: user and password before the host, or a signature in the query. Run folders, exported policies,
 pages and messages may be shared, so they hold addresses without secrets (`strip_credentials`). The full address stays
 in this process's memory (`remember_credentials`) and is restored to open files (`restore_credentials`). Another process
-gets it from its settings, from the environment variable `VARIABLE`, or from ~/.netrc (`storage/http.py`).
+gets it from its settings, from the environment variable `VARIABLE`, or from ~/.netrc (`storage/http_client.py`).
 """
 
 from __future__ import annotations

@@ -99,21 +99,21 @@ def test_weight_files_check_the_index(tmp_path: Path) -> None:
 MEASURE = """
 import sys, torch
 from safetensors.torch import load_file
-from understudy.distributed import fill
+from understudy.distributed import fill_weights
 from understudy.policies.weight_files import WeightFiles
 
 def peak():
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 
 path, streamed = sys.argv[1], sys.argv[2] == "streamed"
-fill.PART = 1 << 22
+fill_weights.PART = 1 << 22
 files = WeightFiles(path)
 tensors = {key: torch.empty(shape) for key, shape in files.shapes.items()}
 first = tensors.pop("w0")
-fill.fill([("w0", first)], files.read)  # libraries settle
+fill_weights.fill([("w0", first)], files.read)  # libraries settle
 before = peak()
 if streamed:
-    fill.fill(tensors.items(), files.read)
+    fill_weights.fill(tensors.items(), files.read)
 else:
     stored = load_file(path)
     for key, tensor in tensors.items():

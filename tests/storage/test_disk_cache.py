@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from support.servers import RangeServer, change_retry_policy
 from understudy.errors import DatasetError
 from understudy.storage.files import Files
-from understudy.storage.remote import RemoteSource
 from understudy.storage.remote_options import RemoteOptions, default_cache_folder
+from understudy.storage.remote_source import RemoteSource
 from understudy.storage.retry import RetryPolicy
 from understudy.storage.spans import Span, Spans
 

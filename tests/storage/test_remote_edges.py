@@ -13,11 +13,11 @@ import pytest
 
 from support.servers import Asked, RangeServer
 from understudy.errors import DatasetError, SourceError
-from understudy.storage import disk_cache, http, retry
+from understudy.storage import disk_cache, http_client, retry
 from understudy.storage.disk_cache import DiskCache
 from understudy.storage.files import Files
-from understudy.storage.remote import RemoteSource
 from understudy.storage.remote_options import RemoteOptions
+from understudy.storage.remote_source import RemoteSource
 from understudy.storage.retry import RetryPolicy, TransientError, call_with_retries
 
 DATA = np.random.default_rng(3).integers(0, 256, 300_000, np.uint8).tobytes()
@@ -118,12 +118,12 @@ def test_retry_after_accepts_dates_by_the_servers_clock() -> None:
         "Date": email.utils.formatdate(then, usegmt=True),
         "Retry-After": email.utils.formatdate(then + 7, usegmt=True),
     }
-    assert http.retry_after(dates) == 7.0
-    assert http.retry_after(dates | {"Retry-After": email.utils.formatdate(then - 7, usegmt=True)}) == 0.0
-    assert http.retry_after({"Retry-After": "3"}) == 3.0
-    assert http.retry_after({"Retry-After": "soon"}) is None
-    assert http.retry_after({}) is None
-    near = http.retry_after({"Retry-After": email.utils.formatdate(time.time() + 60, usegmt=True)})
+    assert http_client.retry_after(dates) == 7.0
+    assert http_client.retry_after(dates | {"Retry-After": email.utils.formatdate(then - 7, usegmt=True)}) == 0.0
+    assert http_client.retry_after({"Retry-After": "3"}) == 3.0
+    assert http_client.retry_after({"Retry-After": "soon"}) is None
+    assert http_client.retry_after({}) is None
+    near = http_client.retry_after({"Retry-After": email.utils.formatdate(time.time() + 60, usegmt=True)})
     assert near is not None
     assert 0 < near <= 61
 

@@ -16,15 +16,15 @@ from support.runs import final_tensors, same_run, series, tiny_config, tiny_data
 from understudy.config.schema import override
 from understudy.distributed import mesh as parallel
 from understudy.errors import ConfigError
-from understudy.load.eval.validation_data import ValidationData
 from understudy.load.loader import Loader
+from understudy.load.validation.validation_data import ValidationData
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data import loading
 from understudy.train.data.data import open_data
-from understudy.train.eval.validation_loss import evaluate
+from understudy.train.validation.validation_loss import evaluate
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from support.runs import tiny_config, tiny_dataset
 from understudy.config.schema import validate
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
-from understudy.policies.common.fast import FastTokenizer
+from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.inference import load_policy
 from understudy.train import run
 from understudy.train.track.metrics_file import read

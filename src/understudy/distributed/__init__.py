@@ -3,7 +3,7 @@
 launch                   start N processes on this host: `--launch N`
 mesh                     the device mesh, agreement between ranks, FSDP2
 keepalive                wait for rank 0 as long as it works
-fill                     parameters filled row by row, whole or sharded
+fill_weights             parameters filled row by row, whole or sharded
 signals                  stop requests by signal or file
 activation_checkpoint    activation checkpointing per block
 compile                  torch.compile per block

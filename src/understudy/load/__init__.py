@@ -18,5 +18,5 @@ staggered_decoding    lengths of first runs, so that lanes decode in turns
 prefetch              requests for the bytes of coming batches from remote storage
 bad_frames            substitution of samples that cannot be read
 device_copy           copies of batches to a device, beside the computation
-eval                  reading of validation frames
+validation            reading of validation frames
 """

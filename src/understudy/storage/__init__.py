@@ -3,10 +3,10 @@
 byte_source         interface of a file that is read by byte position, and the local implementation
 files               a dataset root (a folder or any fsspec URL) and the files below it
 remote_options      settings for remote reading: cache folder, cache size, retries
-remote              remote files, read through the host's cache; each byte is fetched once per host
-web                 backends for https://, s3:// and the Hugging Face hub
-stores              the backend interface, and the backend for everything else that fsspec opens
-http                one range request, and the checks of its answer
+remote_source       remote files, read through the host's cache; each byte is fetched once per host
+web_store           backends for https://, s3:// and the Hugging Face hub
+store               the backend interface, and the backend for everything else that fsspec opens
+http_client         one range request, and the checks of its answer
 timeouts            deadlines for connection, response header and body
 retry               backoff, deadlines and Retry-After
 prefetch_threads    threads that fetch ranges before they are needed

@@ -1,8 +1,8 @@
 """Bytes of one file by position: the interface `ByteSource` and its local implementation.
 
 Videos, rows and metadata are all read through it. A source is pinned to the version of the file that was opened: a file
-that changes under its reader raises an error and never yields a mix of two versions. `remote.py` implements it for
-remote files.
+that changes under its reader raises an error and never yields a mix of two versions. `remote_source.py` implements it
+for remote files.
 """
 
 from __future__ import annotations

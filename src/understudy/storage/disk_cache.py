@@ -3,7 +3,7 @@
     <folder>/v1/objects/<key>/<start>-<end>-<crc32>     bytes [start, end) of one version of one file, complete
                               <start>-<end>.claim       a span being fetched; locked while its owner lives; the bytes
                                                         are written here before the rename to a span
-              v1/known/<hash>                           last known version of a file (`remote.py`)
+              v1/known/<hash>                           last known version of a file (`remote_source.py`)
               v1/locks/<xx>                             held while spans are claimed, never during a transfer;
                                                         holds the name of the last claimant
               v1/used                                   upper bound of the bytes in all spans; locked while it changes

@@ -1,7 +1,7 @@
 """A dataset's root (a folder or any fsspec URL) and the files below it.
 
 All bytes of a dataset pass through here. A local root is read through the operating system, any other through
-`remote.py`, which fetches each byte once per host. Errors of file systems and libraries become DatasetErrors.
+`remote_source.py`, which fetches each byte once per host. Errors of file systems and libraries become DatasetErrors.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from understudy.errors import DatasetError, LfsPointerError, MissingFileError, s
 from understudy.storage.byte_source import ByteSource, LocalSource, as_file
 
 if TYPE_CHECKING:  # not imported for local roots
-    from understudy.storage.remote import RemoteFiles
     from understudy.storage.remote_options import RemoteOptions
+    from understudy.storage.remote_source import RemoteFiles
 
 _BUFFER = 1 << 16  # bytes per read of a remote file; a smaller file is fetched completely when it is opened
 _RESTORE = "restore the file or download the dataset again"
@@ -82,8 +82,8 @@ class Files:
         """The remote root, opened on first use. It belongs to this process."""
         with self._lock:
             if self._remote_files is None:
-                from understudy.storage.remote import RemoteFiles
                 from understudy.storage.remote_options import RemoteOptions
+                from understudy.storage.remote_source import RemoteFiles
 
                 self._remote_files = RemoteFiles(self._address, self.root, self.options or RemoteOptions(), self._pin)
             return self._remote_files
@@ -112,7 +112,7 @@ class Files:
 
     def _prefetch_file(self, path: str) -> ByteSource:
         """Open a remote file that will be read completely, and fetch its parts in parallel."""
-        from understudy.storage.remote import RemoteSource
+        from understudy.storage.remote_source import RemoteSource
 
         source = RemoteSource(self, path)
         if source.size > _BUFFER:
@@ -122,7 +122,7 @@ class Files:
     def source(self, path: str) -> ByteSource:
         """Open a file for reading by position, pinned to its current version; raises DatasetError."""
         if not self.is_local:
-            from understudy.storage.remote import RemoteSource
+            from understudy.storage.remote_source import RemoteSource
 
             return RemoteSource(self, path)
         self.open(path).close()  # raises a clear error for a folder or a forbidden file

@@ -9,7 +9,7 @@ state                  policy, optimizer and average of a run
 precision              the setting `precision`
 draw_task_modes        task mode of each position
 data                   the data of a run
-eval                   validation
+validation             validation
 checkpoint             checkpoints, the run directory, export
 track                  metrics.jsonl and trackers
 profiling              time and memory of a step

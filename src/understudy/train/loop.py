@@ -13,20 +13,20 @@ from understudy.config.schema import plain
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.distributed.signals import Stop
-from understudy.load.eval.validation_data import ValidationData
 from understudy.load.loader import Loader
+from understudy.load.validation.validation_data import ValidationData
 from understudy.optim.lora import merge_adapters
 from understudy.order import Order
 from understudy.train.background_rollouts import BackgroundRollouts
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.saver import Saver
-from understudy.train.eval.metrics import best_metrics
-from understudy.train.eval.periodic_validation import evaluate_and_log
 from understudy.train.precision import export_names
 from understudy.train.run_record import order_schedule
 from understudy.train.state import TrainState
 from understudy.train.step_runner import StepRunner
 from understudy.train.track.trackers import MetricsLog
+from understudy.train.validation.metrics import best_metrics
+from understudy.train.validation.periodic_validation import evaluate_and_log
 
 
 def run_steps(

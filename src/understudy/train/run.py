@@ -21,7 +21,7 @@ from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.distributed.signals import Stop, Stopped, stop_signals
 from understudy.errors import ConfigError, DatasetError, is_out_of_memory
-from understudy.load.eval.validation_data import ValidationData
+from understudy.load.validation.validation_data import ValidationData
 from understudy.policies.files import check_unchanged
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train import precision
@@ -33,7 +33,6 @@ from understudy.train.checkpoint.saver import Saver
 from understudy.train.data.data import RunData, dataset_fingerprint, file_digests, open_data
 from understudy.train.data.fingerprint import changed_kinds, describe_change
 from understudy.train.data.loading import make_loader
-from understudy.train.eval.periodic_validation import open_validation, read_validation_data
 from understudy.train.loop import gather_weights, library_versions, run_steps
 from understudy.train.resume_check import check_resume
 from understudy.train.run_record import current_order, load_initial_weights, new_run_record, recorded_sources
@@ -41,6 +40,7 @@ from understudy.train.startup_summary import startup_summary
 from understudy.train.state import TrainState, init_train_state, stored_names
 from understudy.train.track.trackers import MetricsLog
 from understudy.train.trainable import describe_trainable
+from understudy.train.validation.periodic_validation import open_validation, read_validation_data
 
 DONE, STOPPED = 0, 75
 

@@ -19,10 +19,10 @@ from understudy.config.limits import available_memory
 from understudy.config.train import TrainConfig
 from understudy.distributed.activation_checkpoint import apply_activation_checkpointing
 from understudy.distributed.compile import compile_blocks
-from understudy.distributed.fill import OnMeta, ReadRows, RowsAsTensors, fill, materialise, to_device_or_meta
+from understudy.distributed.fill_weights import OnMeta, ReadRows, RowsAsTensors, fill, materialise, to_device_or_meta
 from understudy.distributed.mesh import Mesh, fair_threads, num_micro_batches, reshard_weights, shard
 from understudy.errors import ConfigError
-from understudy.load.eval.validation_data import ValidationData
+from understudy.load.validation.validation_data import ValidationData
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.lora import add_adapters
 from understudy.optim.lr_schedule import lr_factor
@@ -35,7 +35,6 @@ from understudy.policies.registry import policy_type
 from understudy.train import precision
 from understudy.train.data.data import RunData
 from understudy.train.draw_task_modes import draw_modes
-from understudy.train.eval.validation_loss import evaluate
 from understudy.train.profiling.timer import NULL, Timer
 from understudy.train.step import (
     StepResult,
@@ -46,6 +45,7 @@ from understudy.train.step import (
     split_micro_batches,
     to_device,
 )
+from understudy.train.validation.validation_loss import evaluate
 
 
 class PreparedBatch(dict[str, Any]):

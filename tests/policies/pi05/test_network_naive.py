@@ -9,7 +9,7 @@ from torch import Tensor
 from support.naive_pi05 import NaivePi0, Sample, paper_weights, samples
 from understudy.policies.pi05.chunking import sample_given, sample_guided
 from understudy.policies.pi05.network import Pi0Network
-from understudy.policies.pi05.released import released_key
+from understudy.policies.pi05.released_keys import released_key
 from understudy.policies.pi05.sizes import Sizes, TowerSizes, VisionSizes
 
 TOWER = {"depth": 2, "num_heads": 6, "num_kv_heads": 3, "head_dim": 4}

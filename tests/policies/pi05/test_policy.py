@@ -18,7 +18,7 @@ from support.pi05_policy import CAMERAS, NORMALISATION, batch, policy
 from support.sentences import write_model
 from understudy.config.train import OptimConfig
 from understudy.optim.param_groups import freeze
-from understudy.policies.common.fast import FastTokenizer
+from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.common.letterbox import letterbox
 from understudy.policies.common.token_loss import token_cross_entropy
 from understudy.policies.draws import generate_draws, make_draws

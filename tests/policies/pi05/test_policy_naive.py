@@ -15,10 +15,10 @@ pytest.importorskip("tokenizers", reason="needs the extra pi05")
 from support.naive_pi05 import NaivePi0, Sample, paper_weights
 from support.pi05_policy import CAMERAS, batch, policy
 from support.sentences import write_model
-from understudy.policies.common.fast import FastTokenizer
+from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.draws import Draws, make_draws
 from understudy.policies.pi05.policy import Pi05Policy
-from understudy.policies.pi05.released import released_key
+from understudy.policies.pi05.released_keys import released_key
 
 BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
 

@@ -15,7 +15,7 @@ pytest.importorskip("tokenizers", reason="needs the extra pi05")
 from support.runs import same_run, series, tiny_config, tiny_dataset
 from support.sentences import write_model
 from understudy.config.train import TrainConfig
-from understudy.policies.common.fast import FastTokenizer
+from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.inference import load_policy
 from understudy.policies.pi05.config import Pi0Settings, Pi05Settings
 from understudy.train import run

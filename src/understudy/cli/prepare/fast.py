@@ -14,7 +14,7 @@ from understudy.policies.registry import PolicySettings, policy_type
 if TYPE_CHECKING:
     import numpy as np
 
-    from understudy.policies.common.fast import FastTokenizer
+    from understudy.policies.common.fast_tokenizer import FastTokenizer
 
 BATCH = 512
 """Chunks that are read at once."""
@@ -62,7 +62,7 @@ class FastFitConfig(TrainConfig):
 def fit(config: FastFitConfig) -> None:
     """Fit, write the folder, and print lengths and errors on chunks that were not fitted."""
     from understudy.extras import require
-    from understudy.policies.common.fast import FastTokenizer
+    from understudy.policies.common.fast_tokenizer import FastTokenizer
 
     require("pi05")
     chunks = list(read_chunks(config))

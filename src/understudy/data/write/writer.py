@@ -33,7 +33,7 @@ from understudy.atomic import draft_path
 from understudy.data.format.features import Feature
 from understudy.data.stats.image_statistics import ImageStatistics, image_step
 from understudy.data.stats.running import NAMES, RunningStatistics
-from understudy.data.write.frame import check_features, check_frame, encode_png
+from understudy.data.write.check_frame import check_features, check_frame, encode_png
 from understudy.data.write.pack_episodes import (
     commit,
     empty_group,
@@ -43,7 +43,7 @@ from understudy.data.write.pack_episodes import (
     small_files,
     video_keys,
 )
-from understudy.data.write.resume import load_recording, read_every, rebuild_statistics
+from understudy.data.write.resume_recording import load_recording, read_every, rebuild_statistics
 from understudy.data.write.schemas import (
     EPISODES_PATH,
     column_type,

@@ -4,7 +4,7 @@ layers           linear, norm and attention layers with explicit precision
 flow_matching    flow matching on action chunks
 affine           normalization as an affine map per norm head
 normalizer       between the robot's units and the network's, per norm head
-fast             FAST action tokens
+fast_tokenizer   FAST action tokens
 letterbox        images of any size between black bars
 token_loss       cross-entropy over a large vocabulary
 augment          image augmentation from explicit draws

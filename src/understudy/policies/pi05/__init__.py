@@ -11,8 +11,8 @@ gemma      layers of the language tower and the action expert
 siglip     the vision encoder
 attention  attention between segments of tokens, rotary positions
 prompt     prompts, responses and action tokens in PaliGemma's vocabulary
-texts      tokens of a batch
-released   names of released weights, both ways
+tokenize_batch  tokens of a batch
+released_keys  names of released weights, both ways
 weights    first weights: of a released file, or fresh
 normalization  normalization that released weights were trained with
 """

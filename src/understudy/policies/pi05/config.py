@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from understudy.policies.pi05.prompt import TextSettings
-from understudy.policies.pi05.released import released_key
+from understudy.policies.pi05.released_keys import released_key
 from understudy.policies.pi05.sizes import Sizes
 from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType
 

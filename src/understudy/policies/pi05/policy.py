@@ -30,9 +30,9 @@ from understudy.policies.pi05.chunking import Field, sample_given, sample_guided
 from understudy.policies.pi05.config import Pi05PolicyConfig
 from understudy.policies.pi05.extents import EXTENTS, FAST, PROMPT, TEXT, TOKENS, Extent, cut, extents, longest
 from understudy.policies.pi05.network import Observation, Pi0Network
-from understudy.policies.pi05.released import match
+from understudy.policies.pi05.released_keys import match
 from understudy.policies.pi05.respond import respond, tail_of, token_losses
-from understudy.policies.pi05.texts import Shared, Texts
+from understudy.policies.pi05.tokenize_batch import Shared, Texts
 from understudy.policies.pi05.weights import FirstWeights
 from understudy.policies.policy import Policy
 
@@ -44,8 +44,9 @@ class Pi05Policy(Policy, Pi0Network):
     """pi0.5 or pi0, by `config.type`. `Pi05Policy(config, normalization)` has fresh weights from torch's generator.
 
     For the keys of a batch see `Policy`; images have any size. `preprocess` adds the tokens of the texts
-    (`pi05/texts.py`). Missing cameras, padded dimensions and padded actions count nothing and reach nothing, whatever
-    values the batch holds there. The network's own functions (`flow_loss`, `sample`, ...) are methods of this class.
+    (`tokenize_batch.py`). Missing cameras, padded dimensions and padded actions count nothing and reach nothing,
+    whatever values the batch holds there. The network's own functions (`flow_loss`, `sample`, ...) are methods of this
+    class.
     """
 
     validation_draws: int = VALIDATION_DRAWS

@@ -26,7 +26,7 @@ import numpy as np
 
 from understudy.errors import ConfigError
 from understudy.extras import optional_imports
-from understudy.policies.common import fast
+from understudy.policies.common import fast_tokenizer
 from understudy.policies.pi05.normalization import NormalizationSettings
 
 TOKENIZER = "tokenizer.model"
@@ -48,7 +48,10 @@ LIMITS = {"prompt_tokens": (1, 2**16), "response_tokens": (0, 2**16), "action_to
 class TextSettings(NormalizationSettings):
     """Settings of a policy's texts, and of the normalization that its prompts depend on."""
 
-    FILES: ClassVar[Mapping[str, tuple[str, ...]]] = {"tokenizer": (TOKENIZER,), "fast": (fast.TOKENIZER, fast.CONFIG)}
+    FILES: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "tokenizer": (TOKENIZER,),
+        "fast": (fast_tokenizer.TOKENIZER, fast_tokenizer.CONFIG),
+    }
     AT_START: ClassVar[tuple[str, ...]] = ("weights", "normalization", "norm_asset")
     NORMALIZE: ClassVar[Literal["mean_std", "min_max", "quantile"]] = "quantile"
 

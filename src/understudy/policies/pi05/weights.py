@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from understudy.order.random.keys import make_key
-from understudy.policies.pi05.released import Match, Shapes, match
+from understudy.policies.pi05.released_keys import Match, Shapes, match
 from understudy.policies.weight_files import WeightFiles
 
 ZEROS = (

@@ -6,7 +6,7 @@ Each line is one JSON object with `kind` and `step` (the number of optimizer ste
             cut: {prompt: ...}, the number of samples of which the policy could not keep everything
     speed   samples_per_s, wait (share of the time spent waiting for data), seconds (in this process), once per log
     val     once per validation: loss, macro, weighted, heads, sources, tasks: {name: {loss, se, samples, …}}, groups,
-            time, open_loop (explained in `train/eval/`), held_out (validation frames, of which `samples` were
+            time, open_loop (explained in `train/validation/`), held_out (validation frames, of which `samples` were
             evaluated), unreadable (skipped frames, if any)
     rollout world, success, tasks: {task: ...} of the weights of `step`; `at` is the step at which it was logged
 

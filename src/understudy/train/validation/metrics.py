@@ -22,7 +22,7 @@ import torch
 
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
-from understudy.load.eval.validation_data import ValidationData
+from understudy.load.validation.validation_data import ValidationData
 from understudy.policies.common.flow_matching import spread_times
 from understudy.policies.common.task_modes import FLOW, TRAINS
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.fft import dct, idct
 
 from understudy.errors import ConfigError
-from understudy.policies.common.fast import CONFIG, TOKENIZER, FastTokenizer, cosines, quantise
+from understudy.policies.common.fast_tokenizer import CONFIG, TOKENIZER, FastTokenizer, cosines, quantise
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pi05")
 

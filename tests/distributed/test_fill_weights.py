@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from support.ranks import in_ranks
 from understudy.config.train import DataConfig, ParallelConfig, TrainConfig
-from understudy.distributed import fill as filling
-from understudy.distributed.fill import fill, local_rows, materialise
+from understudy.distributed import fill_weights as filling
+from understudy.distributed.fill_weights import fill, local_rows, materialise
 from understudy.distributed.mesh import join_mesh, shard
 
 

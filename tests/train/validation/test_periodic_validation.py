@@ -19,16 +19,16 @@ from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.distributed import mesh as parallel
 from understudy.errors import DatasetError
-from understudy.load.eval.validation_data import ValidationData
+from understudy.load.validation.validation_data import ValidationData
 from understudy.policies.flow.model import FlowPolicy
 from understudy.report.run import tables, validation
 from understudy.train import run, state
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.data import open_data
-from understudy.train.eval import validation_loss
-from understudy.train.eval.validation_loss import ValidationFailed, evaluate
 from understudy.train.track import trackers
+from understudy.train.validation import validation_loss
+from understudy.train.validation.validation_loss import ValidationFailed, evaluate
 from understudy.video.packets import open_packets
 
 CHUNK = 4

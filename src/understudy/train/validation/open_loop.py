@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from understudy.batch_keys import ACTION
-from understudy.load.eval.validation_data import ValidationData
+from understudy.load.validation.validation_data import ValidationData
 from understudy.policies.common.affine import of_head
 from understudy.policies.draws import make_draws
 from understudy.policies.policy import Policy

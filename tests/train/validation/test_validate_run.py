@@ -24,8 +24,8 @@ from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.export import find_checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.checkpoint.saver import Saver
-from understudy.train.eval.metrics import best_metrics
 from understudy.train.track import metrics_file
+from understudy.train.validation.metrics import best_metrics
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.data.format.features import Feature
 from understudy.distributed import mesh as parallel
 from understudy.distributed.mesh import Mesh
-from understudy.load.eval.validation_data import (
+from understudy.load.validation.validation_data import (
     ValidationData,
     prefetch_chunks,
     sample_identity,
@@ -35,11 +35,11 @@ from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import Detail, Loss
 from understudy.report.run.tables import format_validation
 from understudy.train.data.data import RunData, open_data
-from understudy.train.eval import validation_loss
-from understudy.train.eval.metrics import TermSums, best_metrics, group_losses
-from understudy.train.eval.open_loop import STEPS
-from understudy.train.eval.validation_loss import evaluate
 from understudy.train.track.metrics_file import finite
+from understudy.train.validation import validation_loss
+from understudy.train.validation.metrics import TermSums, best_metrics, group_losses
+from understudy.train.validation.open_loop import STEPS
+from understudy.train.validation.validation_loss import evaluate
 
 FLOW = {"flow": 1.0}
 DRAWS, SEED = FlowPolicy.validation_draws, 7

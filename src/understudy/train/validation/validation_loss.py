@@ -2,9 +2,9 @@
 
 Random numbers belong to the *sample* (its source, episode and frame), and the flow times of a sample are stratified. So
 two evaluations differ only if the weights do. Chunks are cut from the whole list of samples
-(`load/eval/validation_data.py`), independent of ranks, and the sums of all samples are gathered before they are added.
-So any number of ranks and threads gives the same bits. Nothing here reads or advances a generator, so validation does
-not affect training.
+(`load/validation/validation_data.py`), independent of ranks, and the sums of all samples are gathered before they
+are added. So any number of ranks and threads gives the same bits. Nothing here reads or advances a generator, so
+validation does not affect training.
 """
 
 import sys
@@ -18,15 +18,15 @@ from torch import Tensor
 from understudy.batch_keys import MODE, TASK
 from understudy.distributed.mesh import Mesh
 from understudy.errors import DatasetError, RankError
-from understudy.load.eval.validation_data import UNREADABLE, ValidationData, prefetch_chunks, share_chunks
+from understudy.load.validation.validation_data import UNREADABLE, ValidationData, prefetch_chunks, share_chunks
 from understudy.policies.common.task_modes import FLOW, MODES, POLICY, TRAINS
 from understudy.policies.draws import make_draws
 from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy
 from understudy.progress import Progress, tqdm
-from understudy.train.eval.metrics import TermSums, group_losses, loss_by_dimension
-from understudy.train.eval.open_loop import OpenLoop
 from understudy.train.step import batch_to_device, to_device
+from understudy.train.validation.metrics import TermSums, group_losses, loss_by_dimension
+from understudy.train.validation.open_loop import OpenLoop
 
 BATCH = 128
 """Samples of a chunk."""

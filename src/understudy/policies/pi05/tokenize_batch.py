@@ -10,7 +10,7 @@ from torch import Tensor
 from understudy.batch_keys import ACTION, CUT_SUFFIX, RESPONSE, STATE, TASK
 from understudy.errors import ConfigError
 from understudy.policies.batch import check_shape, value_of
-from understudy.policies.common.fast import FastTokenizer
+from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.common.normalizer import Normalizer, state_now
 from understudy.policies.pi05.prompt import Rows, TextSettings, TextTokenizer, find_tokenizer, state_bins
 

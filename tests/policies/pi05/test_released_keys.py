@@ -6,7 +6,7 @@ from math import prod
 import pytest
 
 from support.released import L, P, T, released_shapes
-from understudy.policies.pi05.released import (
+from understudy.policies.pi05.released_keys import (
     EXPERT_HEAD,
     HEAD,
     Shapes,

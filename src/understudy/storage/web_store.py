@@ -1,7 +1,7 @@
 """Files over HTTP: https://, s3:// by signed URLs, and the Hugging Face hub at one commit.
 
-All three read through the client of `http.py`, so the same checks apply. Their drivers handle access: s3fs signs URLs,
-huggingface_hub supplies the token.
+All three read through the client of `http_client.py`, so the same checks apply. Their drivers handle access: s3fs signs
+URLs, huggingface_hub supplies the token.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from understudy.errors import DatasetError, SourceError, summarize
 from understudy.storage.byte_source import CHANGED, RESTART
-from understudy.storage.http import Address, HttpClient, HttpStatusError, RangeResponse
+from understudy.storage.http_client import Address, HttpClient, HttpStatusError, RangeResponse
 from understudy.storage.retry import RetryPolicy, TransientError
-from understudy.storage.stores import Stat, call_driver, list_folder, open_fs, size_of, status_error
+from understudy.storage.store import Stat, call_driver, list_folder, open_fs, size_of, status_error
 
 HEAD = 1 << 16
 """Bytes fetched when a file is opened: all of a small file, the index of many videos."""

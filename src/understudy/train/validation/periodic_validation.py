@@ -9,12 +9,12 @@ from typing import Any
 
 from understudy.config.train import TrainConfig
 from understudy.distributed.signals import Stop
-from understudy.load.eval.validation_data import ValidationData
+from understudy.load.validation.validation_data import ValidationData
 from understudy.train.data.data import RunData
-from understudy.train.eval.metrics import check_keep_best
-from understudy.train.eval.validation_loss import ValidationFailed, ValidationStopped
 from understudy.train.state import TrainState
 from understudy.train.track.trackers import MetricsLog
+from understudy.train.validation.metrics import check_keep_best
+from understudy.train.validation.validation_loss import ValidationFailed, ValidationStopped
 
 
 def read_validation_data(config: TrainConfig, data: RunData) -> ValidationData | None:

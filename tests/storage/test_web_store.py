@@ -26,7 +26,7 @@ from understudy.errors import DatasetError, MissingFileError, SourceError
 from understudy.storage.files import Files
 from understudy.storage.remote_options import RemoteOptions
 from understudy.storage.retry import RetryPolicy, TransientError
-from understudy.storage.stores import call_driver
+from understudy.storage.store import call_driver
 from understudy.video.open import open_video
 
 TOP, SIDE_CAM = "observation.images.top", "observation.images.side"

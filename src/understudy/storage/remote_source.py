@@ -30,8 +30,8 @@ from understudy.storage.disk_cache import Claim, DiskCache, Entry
 from understudy.storage.prefetch_threads import Fetcher, Latency
 from understudy.storage.remote_options import RemoteOptions
 from understudy.storage.retry import RetryPolicy, call_with_retries, should_stop
-from understudy.storage.stores import FsspecStore, Stat, Store
-from understudy.storage.web import web_store
+from understudy.storage.store import FsspecStore, Stat, Store
+from understudy.storage.web_store import web_store
 
 T = TypeVar("T")
 _MAX_TRANSFER = 8 << 20  # bytes
