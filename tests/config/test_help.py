@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import pytest
 
@@ -15,6 +15,7 @@ from understudy.config import help
 from understudy.config.declare import Ge, Positional
 from understudy.config.schema import load
 from understudy.config.train import TrainConfig
+from understudy.policies.registry import type_names
 from understudy.train.checkpoint import run_dir
 
 
@@ -111,3 +112,8 @@ def test_help_has_usage_first_and_examples_last(name: str, capsys: pytest.Captur
     assert output.startswith(f"usage: understudy {name}")
     assert re.findall(r"^\w.*:$", output, re.MULTILINE)[-1] == "examples:"
     assert output.rstrip().endswith(EXAMPLES[name][-1])
+
+
+def test_help_names_every_policy_type() -> None:
+    found = {one.path: one for group in help.groups(TrainConfig) for one in group.settings}["policy.type"]
+    assert set(get_args(found.kind)) == set(type_names()) >= {"flow", "pi05", "pi0"}

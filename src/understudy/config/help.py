@@ -16,6 +16,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from understudy.config.declare import Positional
+from understudy.policies.registry import PolicySettings, type_names
 
 COLUMN = 30
 """Column at which the meanings begin; a longer flag has a line of its own."""
@@ -84,8 +85,11 @@ def groups(cls: type, default: Any = None, name: str = "") -> Iterator[Group]:
         elif item_class(own.name, cls) is None:
             markers = getattr(hints[own.name], "__metadata__", ())
             positional = any(marker in _MARKERS for marker in markers)
-            text = texts.get(own.name, "")
-            plain.append(Setting(f"{prefix}{own.name}", get_type_hints(cls)[own.name], text, value, positional))
+            text, kind = texts.get(own.name, ""), get_type_hints(cls)[own.name]
+            if issubclass(cls, PolicySettings) and own.name == "type":
+                kind = Literal[tuple(type_names())]
+                text = f"{text} The settings of another one: --{prefix}type NAME --help."
+            plain.append(Setting(f"{prefix}{own.name}", kind, text, value, positional))
     yield Group(name, " ".join(inspect.cleandoc(cls.__doc__ or "").split()), plain)
     for kind, value, path in inner:
         yield from groups(kind, value, path)

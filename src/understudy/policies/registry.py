@@ -197,7 +197,7 @@ def policy_type(name: str) -> PolicyType:
     Raises:
         ValueError: there is no such type, or the entry point is no `PolicyType`.
     """
-    points = {point.name: point.value for point in entry_points(group=GROUP)} | BUILT_IN
+    points = _points()
     if name not in points:
         close = get_close_matches(str(name), points, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(points))}"
@@ -206,6 +206,11 @@ def policy_type(name: str) -> PolicyType:
     if not isinstance(entry, PolicyType):
         raise ValueError(f"policy type {name!r}: {points[name]} is a {type(entry).__name__}, not a PolicyType")
     return entry
+
+
+def type_names() -> list[str]:
+    """Return the names of all policy types, without importing one."""
+    return sorted(_points())
 
 
 def stored_type(stored: Mapping[str, Any]) -> str:
@@ -218,6 +223,11 @@ def stored_type(stored: Mapping[str, Any]) -> str:
     if not isinstance(name, str):
         raise ValueError(f"type: {name!r}: expected the name of a policy type")
     return OLD_TYPES.get(name, name)
+
+
+def _points() -> dict[str, str]:
+    """Policy types as entry points, "module:name" by name; those of this package take precedence."""
+    return {point.name: point.value for point in entry_points(group=GROUP)} | BUILT_IN
 
 
 def _imported(target: str) -> Any:
