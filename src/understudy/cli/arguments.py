@@ -71,6 +71,14 @@ EXAMPLES = {
         "understudy validate runs/table",
         "understudy validate runs/table --checkpoint best --per-dim --launch 2",
     ),
+    "plan": (
+        "understudy plan settings.yaml --gpu-memory 80GB",
+        "understudy plan --data.root data/table --policy.type pi05 --precision bf16-split --gpu-memory 80GB",
+    ),
+    "fast fit": (
+        "understudy fast fit settings.yaml --output-dir fast",
+        "understudy fast fit --policy.type pi05 --data.root data/table --data.chunk-size 50 --output-dir fast",
+    ),
     "profile": (
         "understudy profile --data.root data/table",
         "understudy profile settings.yaml --batch-size 128 --profile.steps 50 --json",
