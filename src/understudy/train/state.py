@@ -9,7 +9,7 @@ device and filled after sharding, so that no process ever holds all of its weigh
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ from understudy.distributed.compile import compile_blocks
 from understudy.distributed.fill_weights import OnMeta, ReadRows, RowsAsTensors, fill, materialise, to_device_or_meta
 from understudy.distributed.mesh import Mesh, fair_threads, num_micro_batches, reshard_weights, shard
 from understudy.errors import ConfigError
-from understudy.load.validation.validation_data import ValidationData
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.lora import add_adapters
 from understudy.optim.lr_schedule import lr_factor
@@ -33,7 +32,6 @@ from understudy.policies.draws import make_draws
 from understudy.policies.policy import Policy, current_name
 from understudy.policies.registry import policy_type
 from understudy.train import precision
-from understudy.train.data.data import RunData
 from understudy.train.draw_task_modes import draw_modes
 from understudy.train.profiling.timer import NULL, Timer
 from understudy.train.step import (
@@ -45,7 +43,10 @@ from understudy.train.step import (
     split_micro_batches,
     to_device,
 )
-from understudy.train.validation.validation_loss import evaluate
+
+if TYPE_CHECKING:
+    from understudy.load.validation.validation_data import ValidationData
+    from understudy.train.data.data import RunData
 
 
 class PreparedBatch(dict[str, Any]):
@@ -139,9 +140,13 @@ class TrainState:
         return {**batch, **marks}
 
     def evaluate(
-        self, held: ValidationData, *, per_dim: bool = False, asked: Callable[[], bool] = lambda: False
+        self, held: "ValidationData", *, per_dim: bool = False, asked: Callable[[], bool] = lambda: False
     ) -> dict[str, Any]:
         """Validate the weights to export; see `eval/validation_loss.py`."""
+        from understudy.train.validation.validation_loss import (
+            evaluate,  # imports readers of files, which a step does not
+        )
+
         config, network = self.config, self.eval_policy
         threads = fair_threads(self.mesh) if config.loader.num_threads == "auto" else config.loader.num_threads
         try:
@@ -242,7 +247,7 @@ def _build(config: TrainConfig, network: Any, normalization: Mapping[str, Any]) 
 
 def init_train_state(
     config: TrainConfig,
-    data: RunData,
+    data: "RunData",
     normalization: Mapping[str, Any],
     mesh: Mesh,
     weights: Mapping[str, Tensor] | None = None,

@@ -1,0 +1,163 @@
+"""`benchmarks/gpu_pi05.py` in its tiny size on a CPU: the same code as on a GPU, its results and its failures."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from understudy.distributed import fill_weights
+
+pytestmark = pytest.mark.slow
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+STEP = {"size": "tiny", "device": "cpu", "batch": 2, "precision": "bf16-split", "checkpoint": "full", "steps": 2}
+MISSING = "raise ModuleNotFoundError(f'no {__name__} on this image', name=__name__)"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return import_module("gpu_pi05")
+
+
+@pytest.fixture
+def kinds(script: ModuleType) -> ModuleType:
+    return import_module("gpu_pi05_rows")
+
+
+def test_gpu_pi05_runs_without_readers_of_files_and_lists_skipped_rows(tmp_path: Path) -> None:
+    for package in ("pyarrow", "av"):
+        (tmp_path / f"{package}.py").write_text(MISSING)
+    out = tmp_path / "out"
+    arguments = ["--size", "tiny", "--device", "cpu", "--rows", "2", "--only", "train", "memory", "--out", str(out)]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    subprocess.run(
+        [sys.executable, str(BENCHMARKS / "gpu_pi05.py"), *arguments], env=environment, check=True, capture_output=True
+    )
+    found = json.loads((out / "gpu-pi05.json").read_text())
+    assert [(row["kind"], row.get("masked")) for row in found["rows"]] == [("train", None), ("train", True)]
+    for row in found["rows"]:
+        assert row["samples_per_s"] > 0
+        assert row["tokens_per_s"] == pytest.approx(row["samples_per_s"] * (3 * 64 + 16 + 8), rel=1e-3)
+        assert (row["skipped"], row["mfu"]) == (0, None)  # the peak of this CPU is not known
+    assert found["conditions"]["torch"] == torch.__version__
+    assert {row["kind"] for row in found["skipped"]} == {"train", "memory"}
+    table = [line for line in (out / "gpu-pi05.md").read_text().splitlines() if line.startswith("| bf16-split")]
+    assert [f"| {row['samples_per_s']} |" in line for row, line in zip(found["rows"], table, strict=True)] == [True] * 2
+
+
+def test_gpu_pi05_measures_nothing_after_its_time(script: ModuleType, tmp_path: Path) -> None:
+    arguments = ["--size", "tiny", "--device", "cpu", "--minutes", "0", "--out", str(tmp_path)]
+    assert script.main(arguments) == 1
+    found = json.loads((tmp_path / "gpu-pi05.json").read_text())
+    assert (found["rows"], found["skipped"]) == ([], script.rows("tiny", "cpu"))
+
+
+def test_gpu_pi05_rows_hold_the_whole_table_once(script: ModuleType) -> None:
+    found = script.rows("base", "cuda")
+    keys = ("precision", "checkpoint", "compile", "batch")
+    plain = [row for row in found if row["kind"] == "train" and not (row.get("masked") or row.get("fully_shard"))]
+    assert set(Counter(tuple(row[key] for key in keys) for row in plain).values()) == {1}
+    assert len(plain) == 3 * 3 * 2 * 3
+    assert {row["kind"] for row in found[:8]} >= {"train", "sampling", "attention", "waits"}
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "OOM"),
+        (RuntimeError("wrapped: CUDA out of memory"), "OOM"),
+        (ValueError("no kernel for this card"), "ValueError: no kernel for this card"),
+    ],
+)
+def test_gpu_pi05_failure_is_a_result(
+    kinds: ModuleType, script: ModuleType, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: str
+) -> None:
+    def fail(row: Any) -> None:
+        raise error
+
+    monkeypatch.setitem(kinds.KINDS, "train", fail)
+    row = kinds.measure({**STEP, "kind": "train", "compile": False})
+    assert row["error"] == expected
+    page = script.page({"conditions": {}, "rows": [script.with_rates(row, "NVIDIA H200")], "skipped": [], "minutes": 9})
+    assert f"| {expected} |" in page
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [("import os; os.abort()", "ended with -6"), ("import time; time.sleep(600)", "not done after 1 seconds")],
+)
+def test_gpu_pi05_row_that_dies_or_hangs_is_a_result(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, expected: str
+) -> None:
+    (tmp_path / "gpu_pi05_rows.py").write_text(program)
+    monkeypatch.setattr(script, "HERE", tmp_path)
+    row = {**STEP, "kind": "train"}
+    found = script.run_row(row, 1.0 if "sleep" in program else 60.0)
+    assert found["error"].startswith(expected)
+    assert {key: found[key] for key in row} == row
+
+
+def test_gpu_pi05_rates_are_those_of_the_formula_and_the_data_sheet(script: ModuleType, kinds: ModuleType) -> None:
+    counted = kinds.flops({"size": "tiny", "device": "cpu"})
+    assert counted["formula"] == pytest.approx(counted["flops_per_sample"], rel=0.01)
+    row = {"kind": "train", "size": "base", "precision": "bf16", "samples_per_s": 28.0}
+    found = script.with_rates(row, "NVIDIA H200")
+    assert found["tokens_per_s"] == 28 * 1018
+    assert found["mfu"] == pytest.approx(28 * 13.366e12 / 989.5e12, rel=1e-3)  # 13.4 Tflop a sample
+    assert script.with_rates({**row, "precision": "fp32"}, "NVIDIA H200")["mfu"] == pytest.approx(
+        2 * found["mfu"], rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("more", [{}, {"fully_shard": True, "precision": "bf16"}])
+def test_gpu_pi05_fills_a_network_built_on_the_meta_device(
+    kinds: ModuleType, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    row = {**STEP, "kind": "train", **more}
+    small = kinds.measure(row)
+    monkeypatch.setattr(fill_weights, "LARGE", 64)  # all but the smallest tensors, as in the base size
+    large = kinds.measure(row)
+    assert "error" not in small
+    assert large["loss"] == small["loss"]
+
+
+def test_gpu_pi05_compares_two_runs_to_the_bit(kinds: ModuleType) -> None:
+    found = kinds.measure({**STEP, "kind": "bits"})
+    for name in ("default", "deterministic"):
+        assert (found[name]["losses_equal"], found[name]["weights_equal"]) == (True, True)
+    values = torch.randn(1000)
+    sums = {kinds.word_sum(values, part) for part in (1000, 64)}
+    changed, swapped = values.clone(), values.clone()
+    changed.view(torch.int32)[500] ^= 1
+    swapped[[3, 7]] = values[[7, 3]]
+    assert len(sums) == 1
+    assert len({kinds.word_sum(values), kinds.word_sum(changed), kinds.word_sum(swapped)}) == 3
+
+
+def test_gpu_pi05_reports_attention_sampling_and_memory(kinds: ModuleType, script: ModuleType) -> None:
+    attention = kinds.measure({"kind": "attention", "size": "tiny", "device": "cpu", "batch": 2})
+    calls = {name: call["back_ends"] for name, call in attention["calls"].items()}
+    assert all(taken == {"flash": 1} for taken in calls.values())
+    assert len(calls) == 5
+    # Two layers of vision, the prefix of all layers but the last, two of actions.
+    assert {name: sum(each["back_ends"].values()) for name, each in attention["network"].items()} == {
+        "unmasked": 5,
+        "masked": 5,
+    }
+    sampling = kinds.measure({"kind": "sampling", "size": "tiny", "device": "cpu", "stored": "bfloat16", "repeats": 2})
+    times = {name: sampling[name]["plain"] for name in ("prefill", "step", "ten steps", "all")}
+    assert all(0 < each["p50"] <= each["p99"] for each in times.values())
+    memory = kinds.measure({**STEP, "kind": "memory"})
+    assert 0 < memory["parameters_gib"] + memory["optimizer_state_gib"] < memory["peak_gib"]
+    page = script.page({"conditions": {}, "rows": [attention, sampling], "skipped": [], "minutes": 9})
+    assert "| prefix, dense mask | flash 1 |" in page
+    assert f"| ten steps | {times['ten steps']['p50']} |" in page
