@@ -15,6 +15,10 @@ from torch import nn
 
 from understudy.errors import ConfigError
 
+VARIANTS = 64
+"""Compiled variants of a block: one for each mask or none, fixed or varying lengths, training or validation, and so on.
+Beyond torch's limit of 8 a block would silently run uncompiled for the rest of the run."""
+
 
 def compile_blocks(blocks: Iterable[nn.Module], device: torch.device) -> None:
     """Compile each of `blocks` in place at its first call; parameters and modules keep their names.
@@ -33,6 +37,7 @@ def compile_blocks(blocks: Iterable[nn.Module], device: torch.device) -> None:
     for block in chosen:
         if isinstance(block, FSDPModule):
             raise ValueError(f"{type(block).__name__} is sharded already: compile comes before shard")
+    torch._dynamo.config.recompile_limit = max(VARIANTS, torch._dynamo.config.recompile_limit)
     for block in chosen:
         block.compile()
 

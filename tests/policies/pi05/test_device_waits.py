@@ -1,0 +1,46 @@
+"""The losses of pi0.5 and pi0 read no value of a tensor on the device, so that the host never waits for a GPU.
+
+On the meta device there are no values: reading one raises.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sentencepiece", reason="needs the extra pi05")
+pytest.importorskip("tokenizers", reason="needs the extra pi05")
+
+from support.pi05_policy import batch, policy
+from support.sentences import write_model
+from understudy.policies.common.fast_tokenizer import FastTokenizer
+from understudy.policies.draws import make_draws
+from understudy.policies.losses import scalar
+from understudy.policies.pi05.extents import EXTENTS
+
+
+def on_meta(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value.to("meta") if isinstance(value, torch.Tensor) else value for key, value in values.items()}
+
+
+@pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
+@pytest.mark.parametrize("tokens", [False, True], ids=["flow", "text and fast"])
+def test_losses_read_no_value_of_the_device(tmp_path: Path, adaptive: bool, tokens: bool) -> None:
+    more: dict[str, Any] = {}
+    if tokens:
+        chunks = [np.sin(np.linspace(0, 1, 4)[:, None] * rate + np.arange(3)) for rate in np.linspace(0, 3, 200)]
+        FastTokenizer.fit(chunks, vocab_size=60).save(tmp_path / "fast")
+        more = {"response_tokens": 24, "fast": str(tmp_path / "fast"), "action_tokens": 40}
+    made = policy(write_model(tmp_path), adaptive, max_delay=2, **more)
+    ready = made.preprocess(batch(response=tokens))  # with padding and a missing camera
+    draws = on_meta(make_draws(made.random_spec("train"), 0, range(4)))
+    made.to("meta")
+    given = on_meta(ready)
+    assert set(made.counts(given, draws)) == set(made.loss_terms)
+    scalar(made.losses(given, draws)).backward()
+    assert made.action_out_proj.weight.grad is not None
+    given.pop(EXTENTS)  # then lengths are read from the device
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        made.losses(given, draws)
