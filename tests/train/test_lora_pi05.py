@@ -115,6 +115,30 @@ def test_fresh_adapters_change_no_bit_and_alone_have_gradients(tokenizer: Path, 
 
 
 @BOTH
+def test_default_targets_leave_out_layers_without_gradient(tokenizer: Path, adaptive: bool) -> None:
+    """The test above is the control: with `LORA_TARGETS` some adapters get no gradient."""
+    made, everything = policy(tokenizer, adaptive), adapted(tokenizer, adaptive)[1]
+    config = LoraConfig(4).resolved(made.config.lora_targets)
+    names = add_adapters(made, config, (), len, made.config.OLD_MODULES, made.config.PARTS)
+    disturb(made)
+    loss_of(made).backward()
+    trained = {name for name, parameter in made.named_parameters() if parameter.requires_grad}
+    assert trained == {name for name, p in made.named_parameters() if p.grad is not None and p.grad.any()}
+    assert set(everything) - set(names) == {
+        f"layers.2.vlm.{name}_proj" for name in ("self_attn.q", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down")
+    }
+    assert set(names) <= set(everything)
+
+
+def test_default_targets_of_predicted_tokens_are_all() -> None:
+    assert Pi05Settings(response_tokens=8).lora_targets == Pi05Settings.LORA_TARGETS
+    assert Pi05Settings(fast="fast").lora_targets == Pi05Settings.LORA_TARGETS
+    assert "layers.17.vlm.*_proj" not in Pi05Settings().lora_targets
+    run = TrainConfig(policy=Pi05Settings(size="tiny"), lora=LoraConfig(4)).resolved()
+    assert run.lora.targets == Pi05Settings(size="tiny").lora_targets
+
+
+@BOTH
 def test_merged_policy_has_the_own_keys_and_the_same_loss(tokenizer: Path, adaptive: bool, tmp_path: Path) -> None:
     made, _ = adapted(tokenizer, adaptive, alpha=8.0)
     disturb(made)

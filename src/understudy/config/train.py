@@ -238,7 +238,7 @@ class TrainConfig:
         return replace(
             config,
             data=replace(config.data, sources=sources),
-            lora=self.lora.resolved(self.policy.LORA_TARGETS),
+            lora=self.lora.resolved(self.policy.lora_targets),
             schedule=replace(self.schedule, decay_steps=self.schedule.decay_steps or self.steps),
         )
 

@@ -65,9 +65,18 @@ class RobotPolicy:
         return self.policy.normalizer.dims[ACTION][self.head]
 
     def act(
-        self, observation: Mapping[str, Any], *, steps: int = 10, generator: torch.Generator | None = None
+        self,
+        observation: Mapping[str, Any],
+        *,
+        steps: int = 10,
+        generator: torch.Generator | None = None,
+        previous: Any = None,
+        delay: int = 0,
+        horizon: int | None = None,
     ) -> np.ndarray:
         """Predict the next actions.
+
+        With `previous` the new chunk continues the one that the robot is still executing (real-time chunking).
 
         Args:
             observation: numpy arrays or tensors by key, of one moment or of a batch. Images are uint8 [H, W, 3] or
@@ -75,14 +84,23 @@ class RobotPolicy:
                 one more dimension in front, and a list of strings. A camera that the robot lacks is left out.
             steps: integration steps, where the policy samples.
             generator: CPU generator of the random numbers; None is torch's default one.
+            previous: numbers [n, A], or [B, n, A] of a batch: the rest of the executed chunk in the robot's units, at
+                most T actions. Its first action is the one at the time of the observation. None: a chunk of its own.
+            delay: actions of `previous` that the robot executes before it gets the new chunk.
+            horizon: actions of `previous` that guide the new chunk, at least `delay`. None: the first `delay` actions
+                are given, which needs a policy trained for it (pi05: `max_delay`).
 
         Returns:
-            float32 [T, A], or [B, T, A] of a batch, in the robot's units, not clipped.
+            float32 [T, A], or [B, T, A] of a batch, in the robot's units, not clipped. The first action belongs to the
+            time of the observation. The robot skips the first `delay` actions, which it has executed by then.
 
         Raises:
-            ValueError: a missing key, a wrong shape or dtype, by name.
+            ValueError: a missing key, a wrong shape or dtype, by name; `delay` or `horizon` without `previous`; the
+                policy cannot continue chunks, or not with this `delay` and `horizon`.
         """
         policy, config = self.policy, self.policy.config
+        if previous is None and (delay or horizon is not None):
+            raise ValueError(f"delay is {delay}, horizon {horizon}, which need previous; give the actions in execution")
         if TASK not in observation:
             raise ValueError(
                 f"the observation has {sorted(observation)}, the policy needs {TASK!r}, '' for no instruction"
@@ -125,7 +143,29 @@ class RobotPolicy:
             for key, value in policy.preprocess(batch).items()
         }
         draws = generate_draws(policy.random_spec("act"), rows, generator)
+        draws = {name: values.to(device) for name, values in draws.items()}
         with torch.no_grad():
-            actions = policy.act(batch, {name: values.to(device) for name, values in draws.items()}, steps)
+            if previous is None:
+                actions = policy.act(batch, draws, steps)
+            else:
+                executing = self._executing(previous, rows, single).to(device)
+                actions = policy.continue_chunk(batch, draws, executing, delay, steps, horizon)
         found: np.ndarray = actions[..., : self.action_dim].float().cpu().numpy()
         return found[0] if single else found
+
+    def _executing(self, previous: Any, rows: int, single: bool) -> Tensor:
+        """Convert the actions in execution to the policy's width, float32 [B, n, A].
+
+        Raises:
+            ValueError: another shape, too many actions, or a value that is not finite.
+        """
+        found = torch.as_tensor(previous).float().cpu()
+        found = found[None] if single else found
+        chunk, width = self.policy.config.chunk, self.action_dim
+        if found.ndim != 3 or len(found) != rows or found.shape[1] > chunk or found.shape[2] != width:
+            shape = tuple(found.shape[1:] if single else found.shape)
+            wanted = f"(n, {width})" if single else f"({rows}, n, {width})"
+            raise ValueError(f"previous is {shape}, the policy needs {wanted} with n up to {chunk}")
+        if not torch.isfinite(found).all():
+            raise ValueError("previous has a value that is not finite; give the actions that the robot executes")
+        return torch.nn.functional.pad(found, (0, self.policy.config.action_dim - width))

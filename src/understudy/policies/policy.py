@@ -102,6 +102,33 @@ class Policy(nn.Module):
         """
         raise NotImplementedError
 
+    def continue_chunk(
+        self,
+        batch: Mapping[str, Any],
+        draws: Draws,
+        executing: Tensor,
+        delay: int,
+        steps: int = 10,
+        horizon: int | None = None,
+    ) -> Tensor:
+        """Predict actions that continue a chunk which the robot is still executing; optional (real-time chunking).
+
+        Args:
+            batch: see the class.
+            draws: the numbers of `random_spec("act")`.
+            executing: float32 [B, n, A], the rest of that chunk in the robot's units, its first action now; n <= T.
+            delay: actions that the robot executes before the new ones arrive, 0 to n.
+            steps: integration steps, where the policy samples.
+            horizon: actions of `executing` that guide the new chunk, `delay` to n; None: the first `delay` are given.
+
+        Returns:
+            float32 [B, T, A] in the robot's units, the first action now.
+
+        Raises:
+            ValueError: the policy cannot continue chunks, or not with these numbers.
+        """
+        raise ValueError(f"a policy of type {self.config.type} cannot continue a chunk; call act without previous")
+
     def describe_losses(self, terms: Collection[str]) -> list[str]:
         """Describe, in a line or none, the parts that the given loss terms train. A run prints it at its start."""
         return []

@@ -73,6 +73,11 @@ class PolicySettings:
     """Height and width of the network's images; images of another size are area-averaged."""
 
     @property
+    def lora_targets(self) -> tuple[str, ...]:
+        """Default of `lora.targets` with these settings: `LORA_TARGETS`, less the layers that no loss reaches."""
+        return self.LORA_TARGETS
+
+    @property
     def learns_responses(self) -> bool:
         """Whether the policy learns to answer with the texts under `response`."""
         return False

@@ -22,7 +22,7 @@ from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.common.letterbox import letterbox
 from understudy.policies.common.token_loss import token_cross_entropy
 from understudy.policies.draws import generate_draws, make_draws
-from understudy.policies.inference import load_policy
+from understudy.policies.inference import RobotPolicy, load_policy
 from understudy.policies.losses import Loss, scalar
 from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
 from understudy.policies.pi05.extents import cut
@@ -363,6 +363,48 @@ def test_policy_continues_a_chunk(tokenizer: Path, adaptive: bool) -> None:
         made.continue_chunk(ready, draws, executing, 3)
     with pytest.raises(ValueError, match="horizon"):
         made.continue_chunk(ready, draws, executing, 2, horizon=4)
+
+
+@BOTH
+def test_robot_policy_continues_a_chunk(tokenizer: Path, adaptive: bool) -> None:
+    """`act(previous=...)` equals `continue_chunk`; control: without it the actions are others."""
+    made, given = policy(tokenizer, adaptive, max_delay=2), batch()
+    robot = RobotPolicy(made, {})
+    observation = {key: given[key] for key in (*CAMERAS, "observation.state", "task")}
+
+    def act(**more: Any) -> np.ndarray:
+        return robot.act(observation, steps=3, generator=torch.Generator().manual_seed(0), **more)
+
+    plain = act()
+    executing = plain[:, 1:] + np.float32([0.5, 0.0, 0.05])
+    draws = generate_draws(made.random_spec("act"), 4, torch.Generator().manual_seed(0))
+    ready = made.preprocess({**observation})
+    for horizon in (None, 3):
+        found = act(previous=executing, delay=2, horizon=horizon)
+        expected = made.continue_chunk(ready, draws, torch.tensor(executing), 2, 3, horizon)
+        np.testing.assert_array_equal(found, expected.numpy())
+        assert not np.allclose(found, plain, atol=1e-3)
+    np.testing.assert_allclose(act(previous=executing, delay=2)[:, :2], executing[:, :2], rtol=1e-5, atol=1e-6)
+    one = {key: value[0] for key, value in observation.items()}
+    alone = robot.act(one, steps=3, previous=executing[0].tolist(), delay=2)
+    assert alone.shape == plain.shape[1:]
+    np.testing.assert_allclose(alone[:2], executing[0, :2], rtol=1e-5, atol=1e-6)
+    wrong = executing.copy()
+    wrong[0, 0, 0] = np.nan
+    for more in (
+        {"delay": 1},
+        {"horizon": 1},
+        {"previous": executing, "delay": 3},
+        {"previous": executing, "delay": 4},
+        {"previous": executing, "delay": -1},
+        {"previous": executing, "delay": 2, "horizon": 1},
+        {"previous": executing[0], "delay": 1},
+        {"previous": executing[..., :2], "delay": 1},
+        {"previous": np.concatenate([plain, plain], axis=1), "delay": 1},
+        {"previous": wrong, "delay": 1},
+    ):
+        with pytest.raises(ValueError, match="previous|delay"):
+            act(**more)
 
 
 # -- its parts --------------------------------------------------------------------------------------------------------

@@ -60,6 +60,24 @@ class Pi05Settings(TextSettings, PolicySettings):
     """With `response_tokens` or `fast`: the flow loss trains the action expert alone, and the predicted tokens train
     the rest (knowledge insulation). Without both, the flow loss trains everything."""
 
+    @property
+    def lora_targets(self) -> tuple[str, ...]:
+        """Default of `lora.targets`: `LORA_TARGETS` where tokens are predicted.
+
+        The flow loss reads only keys and values of the language tower's last layer. Without predicted tokens, the other
+        projections of that layer get no adapter.
+        """
+        if self.response_tokens or self.fast:
+            return self.LORA_TARGETS
+        last = self.lora_depth - 1
+        tower = (*(f"layers.{layer}.vlm.*_proj" for layer in range(last)), f"layers.{last}.vlm.self_attn.[kv]_proj")
+        return ("layers.*.expert.*_proj", *tower, *self.LORA_TARGETS[1:])
+
+    @property
+    def lora_depth(self) -> int:
+        """Layers of the language tower, for `lora_targets`."""
+        return self.preset().vlm.depth
+
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
         found = self.text_problems()
@@ -123,6 +141,11 @@ class Pi05PolicyConfig(Pi05Settings, PolicyConfig):
     def problems_of_fields(self) -> list[str]:
         """List the rules that settings break, apart from the image size, which follows from the dimensions."""
         return [line for line in self.problems() if not line.startswith("image_size")]
+
+    @property
+    def lora_depth(self) -> int:
+        """Layers of the language tower, for `lora_targets`."""
+        return self.sizes.vlm.depth
 
     @property
     def sizes(self) -> Sizes:

@@ -221,13 +221,15 @@ class Pi05Policy(Policy, Pi0Network):
             ValueError: `delay` or `horizon` exceeds the chunk, or without `horizon` the trained `max_delay`.
         """
         config, known = self.config, executing.shape[1]
+        if not 0 <= delay <= known or (horizon is not None and not delay <= horizon <= known):
+            raise ValueError(
+                f"delay is {delay}, horizon {horizon}; give 0 <= delay <= horizon <= {known}, the actions in execution"
+            )
         if horizon is None and delay > config.max_delay:
             raise ValueError(
                 f"delay={delay}: the policy was trained with up to {config.max_delay} given actions (max_delay); give "
                 "a horizon, which guides any policy"
             )
-        if max(delay, horizon or 0) > known:
-            raise ValueError(f"delay={delay}, horizon={horizon}: executing holds {known} actions")
         observed = self._before_acting(batch)
         rest = nn.functional.pad(executing.float(), (0, 0, 0, config.chunk - known))
         chunk = self._widen(self.normalizer.actions({**batch, ACTION: rest}))
