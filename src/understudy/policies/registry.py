@@ -64,6 +64,10 @@ class PolicySettings:
     folders have copies (`policies/files.py`)."""
     AT_START: ClassVar[tuple[str, ...]] = ()
     """Fields that matter only when a run starts."""
+    RESIZE: ClassVar[str] = ""
+    """Function, as "module:name", by which a loader resizes images where those of several sources differ in size. It
+    writes an image uint8 [3, H, W] into `out`, uint8 [3, height, width], with the result of the policy's own resizing.
+    "" is area averaging."""
     NORMALIZE: ClassVar[Literal["mean_std", "min_max", "quantile"]] = "mean_std"
     """Normalization by the data that this type expects: the default of `data.normalize`."""
 
@@ -71,6 +75,15 @@ class PolicySettings:
     """Type of the policy."""
     image_size: tuple[int, int] = (64, 64)
     """Height and width of the network's images; images of another size are area-averaged."""
+
+    @property
+    def network_size(self) -> tuple[int, int]:
+        """Height and width of the images that the network computes with."""
+        return self.image_size
+
+    def resize(self) -> Callable[[Any, Any], None] | None:
+        """Return the function that `RESIZE` names; None: area averaging."""
+        return _imported(self.RESIZE) if self.RESIZE else None
 
     @property
     def lora_targets(self) -> tuple[str, ...]:

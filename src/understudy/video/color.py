@@ -27,9 +27,10 @@ import av
 import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
 
+from understudy.image_size import ImageSize, Resize
 from understudy.video.native.swscale import PixelLayout, PlaneConverter, make_noise, matches_pyav
 from understudy.video.reformat import reformat
-from understudy.video.resize import AreaResize
+from understudy.video.resize import make_resize
 
 _PLANES = (1, 2, 0)  # gbrp holds green, blue, red
 _AREA = Interpolation.AREA
@@ -41,7 +42,7 @@ class Converter:
     """RGB conversion with its scratch memory. For one thread at a time; the work itself releases the GIL.
 
     Args:
-        size: (height, width) of the output; None: as decoded.
+        size: (height, width) of the output, or an `ImageSize`; None: as decoded.
         exact: see the head of this file; without `size` there is only one way.
     """
 
@@ -50,7 +51,7 @@ class Converter:
         self.size, self._exact = size, exact
         self._plane_converters: dict[PixelLayout, PlaneConverter | None] = {}
         self._full = np.empty((3, 0, 0), np.uint8)  # an image before it is resized
-        self._resize: AreaResize | None = None
+        self._resize: Resize | None = None
 
     def write(self, frame: av.VideoFrame, out: np.ndarray) -> None:
         """Write one frame into `out`, uint8 (3, H, W) of `size` or the frame's own (contiguous memory is fastest).
@@ -63,10 +64,10 @@ class Converter:
             raise ValueError(f"a frame of {width}x{height} does not fit {out.dtype} {out.shape}, size {self.size}")
         if self.size is None or self.size == (height, width):
             self._write_rgb(frame, height, width, out)
-        elif self._exact:
+        elif self._exact or isinstance(self.size, ImageSize):
             if self._resize is None or self._full.shape != (3, height, width):
                 self._full = np.empty((3, height, width), np.uint8)
-                self._resize = AreaResize(height, width, self.size)
+                self._resize = make_resize(height, width, self.size)
             self._write_rgb(frame, height, width, self._full)
             self._resize(self._full, out)
         else:

@@ -1,15 +1,22 @@
-"""Area averaging of images in integer arithmetic: `AreaResize(480, 640, (224, 224))(planes, out)`.
+"""Resizing of images, by area averaging in integer arithmetic: `AreaResize(480, 640, (224, 224))(planes, out)`.
 
 Each output pixel is the mean over the input pixels that its window meets, from floor(i * H / h) to
 ceil((i + 1) * H / h) in each direction. `torch.nn.functional.interpolate(mode="area")` computes the same, and policies
 apply it to images of another size. Sums are exact and rounded once, so an image resized here equals one that the policy
 resizes within half a step of brightness. It takes half the time of the float computation: 0.3 ms from 640x480 to 64x64,
-0.9 ms to 224x224.
+0.9 ms to 224x224. An `ImageSize` brings another way of resizing, for a policy that resizes differently.
 """
 
 from __future__ import annotations
 
 import numpy as np
+
+from understudy.image_size import ImageSize, Resize
+
+
+def make_resize(height: int, width: int, size: tuple[int, int]) -> Resize:
+    """Return the function that resizes images of (height, width) to `size`."""
+    return size.resize if isinstance(size, ImageSize) else AreaResize(height, width, size)
 
 
 class AreaResize:

@@ -403,7 +403,7 @@ def test_robot_policy_continues_a_chunk(tokenizer: Path, adaptive: bool) -> None
         {"previous": np.concatenate([plain, plain], axis=1), "delay": 1},
         {"previous": wrong, "delay": 1},
     ):
-        with pytest.raises(ValueError, match="previous|delay"):
+        with pytest.raises(ValueError, match=r"previous|delay"):
             act(**more)
 
 

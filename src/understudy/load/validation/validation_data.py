@@ -24,7 +24,7 @@ from understudy.load.images.decoded_cache import decoded_bytes, keep_decoded
 from understudy.load.mixture import Mixture
 from understudy.load.validation.validation_sample import frame_counts, identity, sample_frames
 from understudy.order.random.keys import make_key
-from understudy.video.resize import AreaResize
+from understudy.video.resize import make_resize
 
 UNREADABLE = "unreadable"
 _TRIES = 4096  # samples to try for a readable one
@@ -242,7 +242,7 @@ class ValidationData:
             if given is not None and tuple(given.shape[2:]) != self.size:
                 height, width = given.shape[2:]
                 out = np.empty((len(given), 3, *self.size), np.uint8)
-                resize = AreaResize(height, width, self.size)
+                resize = make_resize(height, width, self.size)
                 for planes, place in zip(given.numpy(), out):
                     resize(planes, place)
                 batch[camera] = torch.from_numpy(out)

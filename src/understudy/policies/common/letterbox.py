@@ -1,5 +1,6 @@
 """Images of any size, resized to a square with their aspect ratio kept, between black bars."""
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,6 +19,26 @@ def letterbox(images: Tensor, side: int) -> Tensor:
     Returns:
         float32 [B, 3, side, side] in -1..1; black is -1.
     """
+    return _fit(images, side) / 127.5 - 1
+
+
+def write_letterbox(image: np.ndarray, out: np.ndarray) -> None:
+    """Write an image, resized and centred as by `letterbox`, into a square; `letterbox` then changes no value of it.
+
+    Args:
+        image: uint8 [3, H, W].
+        out: uint8 [3, side, side].
+
+    Raises:
+        ValueError: `out` is no square.
+    """
+    if out.shape[-2] != out.shape[-1]:
+        raise ValueError(f"out is {out.shape}; give a square, [3, side, side]")
+    out[...] = _fit(torch.from_numpy(image)[None], out.shape[-1])[0].numpy()
+
+
+def _fit(images: Tensor, side: int) -> Tensor:
+    """Resize and centre images [B, 3, H, W]: whole numbers from 0 to 255, float32 [B, 3, side, side]."""
     height, width = images.shape[-2:]
     x = images.float()
     if (height, width) != (side, side):
@@ -27,7 +48,7 @@ def letterbox(images: Tensor, side: int) -> Tensor:
             x = F.interpolate(x, size=inner, mode="bilinear", antialias=True).round().clamp(0, 255)
         top, left = (side - inner[0]) // 2, (side - inner[1]) // 2
         x = F.pad(x, (left, side - inner[1] - left, top, side - inner[0] - top))
-    return x / 127.5 - 1
+    return x
 
 
 def blank(count: int, side: int, device: torch.device) -> Tensor:

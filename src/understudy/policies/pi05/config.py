@@ -36,6 +36,7 @@ class Pi05Settings(TextSettings, PolicySettings):
         "vision.*": "vision",
         "*": "expert",
     }
+    RESIZE: ClassVar[str] = "understudy.policies.common.letterbox:write_letterbox"
     # Both towers, and the layers of actions (`action_in_proj`), state and flow time: another robot has other actions.
     LORA_TARGETS: ClassVar[tuple[str, ...]] = ("layers.*_proj", "[as]*_proj", "*time_mlp_*")
 
@@ -59,6 +60,11 @@ class Pi05Settings(TextSettings, PolicySettings):
     insulation: bool = True
     """With `response_tokens` or `fast`: the flow loss trains the action expert alone, and the predicted tokens train
     the rest (knowledge insulation). Without both, the flow loss trains everything."""
+
+    @property
+    def network_size(self) -> tuple[int, int]:
+        """Height and width of the images that the network computes with."""
+        return (self.preset().vision.image,) * 2
 
     @property
     def lora_targets(self) -> tuple[str, ...]:

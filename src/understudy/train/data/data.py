@@ -158,7 +158,7 @@ def open_data(config: TrainConfig, recorded: RecordedSources | None = None, chec
         raise _join_errors(wrong, len(names))
     try:
         cameras = _cameras(data.cameras, sources)
-        size, sizes = common_image_size(sources, cameras, config.policy.image_size)
+        size, sizes = common_image_size(sources, cameras, config.policy.network_size, config.policy.resize())
     except DatasetError as error:
         raise (
             _join_errors(wrong, len(names)) if wrong else error

@@ -16,6 +16,7 @@ from understudy.data.format.rename import rename_keys
 from understudy.data.selection.select import split_episodes
 from understudy.data.stats.norm_heads import head_name
 from understudy.errors import DatasetError
+from understudy.image_size import ImageSize, Resize
 from understudy.train.data.incomplete import skip_incomplete
 
 
@@ -198,17 +199,19 @@ def split_source(
 
 
 def common_image_size(
-    sources: Sequence[Source], cameras: Sequence[str], seen: tuple[int, int]
+    sources: Sequence[Source], cameras: Sequence[str], seen: tuple[int, int], resize: Resize | None = None
 ) -> tuple[tuple[int, int] | None, dict[str, tuple[int, int]]]:
     """Return the size to which the loader resizes images, None if it does not, and the size of each camera after that.
 
     Sources whose images of one camera differ in size cannot share a batch without resizing. They are resized to the
-    network's size (`seen`), so that no image is resized twice.
+    network's size (`seen`) in the policy's way, so that no image is resized twice, and a source of a mixture has the
+    images that it has alone.
 
     Args:
         sources: the sources.
         cameras: the policy's cameras.
         seen: (height, width) of the network's images.
+        resize: the policy's way of resizing (`PolicySettings.resize`); None: area averaging.
 
     Raises:
         DatasetError: images that are not video would need resizing, which the loader does not do.
@@ -224,7 +227,8 @@ def common_image_size(
                 if camera in cameras and not feature.is_video and feature.size != seen:
                     what = f"{camera!r} is stored in the rows, where images are not resized, and images of other "
                     what += "sources have another size"
-                    fix = "set policy.image_size to its size, or leave the camera out with data.cameras"
+                    fix = "leave the camera out with data.cameras, or record it as video"
+                    fix = fix if resize else "set policy.image_size to its size, or " + fix
                     raise DatasetError(what, where=source.catalog.root, fix=fix)
-        return seen, dict.fromkeys(cameras, seen)
+        return seen if resize is None else ImageSize(seen, resize), dict.fromkeys(cameras, seen)
     return None, {camera: size for camera, each in sizes.items() for size in each if size is not None}
