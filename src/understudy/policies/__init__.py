@@ -11,5 +11,6 @@ pi05          pi0.5 and pi0
 inference     `load_policy`: a saved policy that acts on observations
 files         files that a policy needs besides its weights
 pretrained    a policy as a folder: weights, config, normalization
+foreign       a policy as a folder of another tool
 weight_files  tensors in safetensors files, read row by row
 """

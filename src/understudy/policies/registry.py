@@ -62,6 +62,8 @@ class PolicySettings:
     FILES: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Fields that name a file or folder which the policy needs, "" for none -> files needed of a folder. Exported
     folders have copies (`policies/files.py`)."""
+    FORMATS: ClassVar[Mapping[str, str]] = {}
+    """Names of other tools -> "module:function" that describes a policy as a folder of that tool (`foreign.py`)."""
     AT_START: ClassVar[tuple[str, ...]] = ()
     """Fields that matter only when a run starts."""
     RESIZE: ClassVar[str] = ""

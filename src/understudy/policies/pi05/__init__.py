@@ -15,4 +15,5 @@ tokenize_batch  tokens of a batch
 released_keys  names of released weights, both ways
 weights    first weights: of a released file, or fresh
 normalization  normalization that released weights were trained with
+formats    folders of LeRobot and openpi
 """

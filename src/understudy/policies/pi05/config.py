@@ -28,6 +28,10 @@ class Pi05Settings(TextSettings, PolicySettings):
         "insulation",
     )
 
+    FORMATS: ClassVar[Mapping[str, str]] = {
+        "lerobot": "understudy.policies.pi05.formats.lerobot:lerobot_folder",
+        "openpi": "understudy.policies.pi05.formats.openpi:openpi_folder",
+    }
     PARTS: ClassVar[Mapping[str, str]] = {
         "layers.*.vlm.*": "vlm",
         "projector.*": "vlm",

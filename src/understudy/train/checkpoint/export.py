@@ -5,6 +5,8 @@ not depend on mesh and storage of the run, and needs neither dataset nor process
 the weights in float32: the policy is an ordinary one. bf16 halves the file and rounds each weight to the nearest; the
 normalization stays float32. Moments and position stay in the run.
 
+With `format` the folder is one of another tool instead (`policies/foreign.py`).
+
 `train --init-from FOLDER` starts a new run with these weights and this normalization: its policy at step 0 gives the
 same actions as the exported one.
 """
@@ -30,7 +32,13 @@ class ExportConfig:
     run: Positional[str] = ""
     """Run directory."""
     output_dir: str = ""
-    """Folder to write; an earlier export there is replaced, anything else is an error. The default is RUN/export."""
+    """Folder to write; an earlier export there is replaced, anything else is an error. The default is RUN/export. With
+    another `format` the folder must not exist, and the default is RUN/export-FORMAT."""
+    format: Literal["understudy", "lerobot", "openpi"] = "understudy"
+    """Files of the folder: `lerobot` and `openpi` are those of these tools, for pi05 and pi0. Facts that they do not
+    hold are printed."""
+    head: str = ""
+    """Norm head of the robot, where the run has several and the format holds one."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Dtype of the stored weights."""
     checkpoint: Annotated[int, Ge(0)] | Literal["latest", "best"] = "latest"
@@ -38,39 +46,57 @@ class ExportConfig:
     figure of `keep_best`."""
 
     def problems(self) -> list[str]:
-        """List missing settings."""
-        return [] if self.run else ["run: required, the directory of a run: understudy export RUN"]
+        """List the rules that the values break, one line each."""
+        found = [] if self.run else ["run: required, the directory of a run: understudy export RUN"]
+        if self.head and self.format == "understudy":
+            found.append(f"head: {self.head}: format understudy has all heads of the run; leave it out")
+        return found
 
 
 def export(config: ExportConfig) -> None:
     """Write the folder and print its path.
 
     Raises:
-        ConfigError: no run, no such checkpoint, or something else in place of the folder.
+        ConfigError: no run, no such checkpoint, something else in place of the folder, or a policy that the format
+            cannot hold.
         CheckpointError: the checkpoint cannot be read. OSError: the folder cannot be written.
     """
     from understudy.errors import ConfigError
-    from understudy.policies import pretrained
+    from understudy.policies import foreign, pretrained
     from understudy.policies.policy import current_name
     from understudy.train.checkpoint.run_dir import RunDir
 
     run = RunDir(Path(config.run))
-    metric = run.settings().checkpoint.keep_best
+    metric, own = run.settings().checkpoint.keep_best, config.format == "understudy"
     source, target = (
         find_checkpoint(run.checkpoints, config.checkpoint, metric),
-        Path(config.output_dir or run.root / "export"),
+        Path(config.output_dir or run.root / ("export" if own else f"export-{config.format}")),
     )
     frozen = run.read_record()
     network = pretrained.read_config(frozen["policy"])
+    normalization, metadata = frozen["normalisation"], frozen.get("metadata")
     try:
-        pretrained.check_replaceable(target, network.type)
+        if own:
+            pretrained.check_replaceable(target, network.type)
+        else:
+            foreign.check_absent(target)
     except FileExistsError as error:
         raise ConfigError(f"output_dir: {error}") from error
+    folder = None
+    if not own:
+        folder = foreign.describe_folder(
+            config.format, network, normalization, metadata or {}, config.head, config.dtype
+        )
     weights = policy_weights(source, config.dtype)
     weights = {current_name(name, network.OLD_MODULES): tensor for name, tensor in weights.items()}
-    pretrained.save(target, network, frozen["normalisation"], weights, frozen.get("metadata"))
+    if folder is None:
+        pretrained.save(target, network, normalization, weights, metadata)
+    else:
+        foreign.save_folder(target, folder, weights)
     size = sum(weight.numel() for weight in weights.values())
     print(f"{target}: {size:,} weights in {config.dtype} of {source.name}")
+    for note in folder.notes if folder is not None else ():
+        print(f"  not in the folder: {note}")
 
 
 def policy_weights(checkpoint: Path, dtype: str = "fp32") -> "dict[str, Tensor]":

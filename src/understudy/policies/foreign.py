@@ -1,0 +1,124 @@
+"""A policy as a folder of another tool. `FORMATS` of a policy's settings names the tools.
+
+The description of a folder needs no weights, so a policy that the tool cannot hold is refused before any is read.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from understudy.atomic import replace_folder, sync
+from understudy.errors import ConfigError
+from understudy.policies.registry import policy_type
+
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class ForeignFolder:
+    """Content of a folder of another tool."""
+
+    files: Mapping[str, bytes]
+    """Content by path in the folder, apart from the weights."""
+    keys: Callable[[str], Sequence[str]]
+    """Parameter -> its keys in the file of weights."""
+    zeros: Mapping[str, Sequence[int]]
+    """Keys that the tool requires and no network reads -> shape; they are written as zeros."""
+    notes: Sequence[str]
+    """Facts of the policy that the tool's files do not hold, one line each."""
+
+
+def describe_folder(
+    tool: str,
+    config: Any,
+    normalization: Mapping[str, Any],
+    metadata: Mapping[str, Any],
+    head: str = "",
+    dtype: str = "fp32",
+) -> ForeignFolder:
+    """Describe a policy in the format of another tool.
+
+    Args:
+        tool: a name in `FORMATS` of the policy's settings.
+        config: a `PolicyConfig`.
+        normalization: see `policies/common/normalizer.py`.
+        metadata: facts about the robots.
+        head: norm head of the robot; "" for the only one.
+        dtype: of the stored weights, `fp32` or `bf16`.
+
+    Raises:
+        ConfigError: this type of policy, or this one, has no equal there; or `head` names none of several.
+    """
+    formats = policy_type(config.type).settings.FORMATS
+    if tool not in formats:
+        known = ", ".join(sorted({*formats, "understudy"}))
+        raise ConfigError(f"format: {tool}: a policy of type {config.type} has the formats {known}")
+    heads = list(normalization.get("heads", [""]))
+    if head not in heads:
+        if head or len(heads) > 1:
+            given = head or "none given"
+            raise ConfigError(f"head: {given}: a {tool} folder holds one robot; give one of {', '.join(heads)}")
+        head = heads[0]
+    module, _, name = formats[tool].partition(":")
+    found: ForeignFolder = getattr(import_module(module), name)(
+        config, normalization, dict(metadata.get("heads", {}).get(head, {})), heads.index(head), dtype
+    )
+    return found
+
+
+def save_folder(directory: str | Path, folder: ForeignFolder, weights: Mapping[str, Tensor]) -> None:
+    """Write a new folder beside `directory`, flush it to the disk, then rename it.
+
+    Args:
+        directory: a path at which nothing exists.
+        folder: its content.
+        weights: the policy's state dict.
+
+    Raises:
+        FileExistsError: `directory` exists; it is not changed. OSError: the folder cannot be written.
+    """
+    target = Path(directory).resolve()
+    check_absent(target)
+    tensors: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        plain = weight.detach().cpu().contiguous()
+        for number, key in enumerate(folder.keys(name)):
+            tensors[key] = plain.clone() if number else plain  # safetensors refuses shared memory
+    dtype = next(iter(tensors.values())).dtype
+    tensors |= {key: torch.zeros(*shape, dtype=dtype) for key, shape in folder.zeros.items()}
+    with replace_folder(target) as fresh:
+        for name, content in folder.files.items():
+            path = fresh / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+            for each in (path, path.parent):
+                sync(each)
+        try:
+            save_file(tensors, fresh / WEIGHTS, metadata={"format": "pt"})
+        except SafetensorError as error:  # its name for a full disk
+            raise OSError(f"{target / WEIGHTS} cannot be written: {error}") from error
+        (fresh / WEIGHTS).chmod(0o666 & ~_umask(fresh))
+        check_absent(target)  # again: writing took a while
+
+
+def check_absent(directory: str | Path) -> None:
+    """Raise FileExistsError if a file or folder exists at the path."""
+    if os.path.lexists(directory):
+        raise FileExistsError(f"{directory} exists, and a folder of another tool is never replaced: name a new one")
+
+
+def _umask(folder: Path) -> int:
+    """Return the permission bits that new files lack; the process's own value cannot be read without a change of it."""
+    probe = folder / ".mode"
+    probe.touch()
+    mode = probe.stat().st_mode
+    probe.unlink()
+    return ~mode & 0o666
