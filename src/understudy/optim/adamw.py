@@ -176,6 +176,10 @@ class Float32AdamW(Optimizer):
 
     def _step_split(self, params: list[Tensor], group: dict[str, Any], scale: Tensor, skip: Tensor) -> None:
         """Update bfloat16 parameters one by one, so that the temporary memory is that of one float32 parameter."""
+        if not params:
+            return
+        # For compiled code a tensor: a number would be compiled in, and the schedule changes it every step.
+        lr = torch.as_tensor(group["lr"], dtype=torch.float64).to(params[0].device, non_blocking=True)
         for p in params:
             assert p.grad is not None
             state = self.state[p]
@@ -183,8 +187,6 @@ class Float32AdamW(Optimizer):
             hi, lo, grad = local(p).detach(), local(state["lo"]), local(p.grad)
             m, v, count = local(state["exp_avg"]), local(state["exp_avg_sq"]), state["step"]
             if self._compiled:
-                # The rate is a tensor, since a number would be compiled in and the schedule changes it every step.
-                lr = torch.as_tensor(group["lr"], dtype=torch.float64).to(p.device, non_blocking=True)
                 flat = [t.view(-1) for t in (hi, lo, grad.contiguous(), m, v)]
                 compiled_step()(*flat, count, lr, scale, skip, **_hyper(group))
             else:

@@ -1,8 +1,9 @@
-"""Checks of a policy's batch; errors name the key."""
+"""Checks of a policy's batch, whose errors name the key, and copies to its device."""
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -19,3 +20,10 @@ def check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> Non
     if len(got) != len(shape) or any(want is not None and have != want for have, want in zip(got, shape)):
         wanted = ", ".join("any" if side is None else str(side) for side in shape)
         raise ValueError(f"{name} has shape {got}, expected ({wanted})")
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to `device` without waiting for the work queued there."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)  # from pageable memory the copy would wait
+    return tensor.to(device)

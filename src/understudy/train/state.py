@@ -28,6 +28,7 @@ from understudy.optim.lr_schedule import lr_factor
 from understudy.optim.param_groups import ema_decay, freeze, loss_weights, make_average, update_average
 from understudy.optim.state import local
 from understudy.order.random.keys import make_key
+from understudy.policies.batch import to_device
 from understudy.policies.draws import make_draws
 from understudy.policies.policy import Policy, current_name
 from understudy.policies.registry import policy_type
@@ -41,7 +42,6 @@ from understudy.train.step import (
     optimizer_step,
     shift_cameras,
     split_micro_batches,
-    to_device,
 )
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from understudy.optim.adamw import Float32AdamW
 from understudy.optim.state import clip_factor, local
 from understudy.order import sample_uniform
 from understudy.order.rank_positions import rank_slice
+from understudy.policies.batch import to_device
 from understudy.policies.common.augment import drop_texts, shift_images
 from understudy.policies.draws import Draws
 from understudy.policies.policy import Policy
@@ -72,13 +73,6 @@ def shift_cameras(
         draws = torch.from_numpy(sample_uniform(seed, f"shift {camera}", batch["position"].numpy(), (2,)))
         changed[camera] = shift_images(batch[camera], to_device(draws, batch[camera].device), augment.shift)
     return changed
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to `device` without waiting for the work queued there."""
-    if device.type == "cuda" and tensor.device.type == "cpu":
-        return tensor.pin_memory().to(device, non_blocking=True)  # from pageable memory the copy would wait
-    return tensor.to(device)
 
 
 def batch_to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

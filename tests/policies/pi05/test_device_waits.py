@@ -21,8 +21,8 @@ from understudy.policies.losses import scalar
 from understudy.policies.pi05.extents import EXTENTS
 
 
-def on_meta(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: value.to("meta") if isinstance(value, torch.Tensor) else value for key, value in values.items()}
+def moved(values: dict[str, Any], device: str) -> dict[str, Any]:
+    return {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in values.items()}
 
 
 @pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
@@ -35,12 +35,28 @@ def test_losses_read_no_value_of_the_device(tmp_path: Path, adaptive: bool, toke
         more = {"response_tokens": 24, "fast": str(tmp_path / "fast"), "action_tokens": 40}
     made = policy(write_model(tmp_path), adaptive, max_delay=2, **more)
     ready = made.preprocess(batch(response=tokens))  # with padding and a missing camera
-    draws = on_meta(make_draws(made.random_spec("train"), 0, range(4)))
+    draws = moved(make_draws(made.random_spec("train"), 0, range(4)), "meta")
     made.to("meta")
-    given = on_meta(ready)
+    given = moved(ready, "meta")
     assert set(made.counts(given, draws)) == set(made.loss_terms)
     scalar(made.losses(given, draws)).backward()
     assert made.action_out_proj.weight.grad is not None
     given.pop(EXTENTS)  # then lengths are read from the device
     with pytest.raises((NotImplementedError, RuntimeError)):
         made.losses(given, draws)
+
+
+@pytest.mark.gpu
+def test_losses_do_not_wait_for_a_gpu(tmp_path: Path) -> None:
+    made = policy(write_model(tmp_path)).to("cuda")
+    ready = made.preprocess(batch())
+    given, draws = (moved(values, "cuda") for values in (ready, make_draws(made.random_spec("train"), 0, range(4))))
+    scalar(made.losses(given, draws)).backward()  # the first call initializes libraries
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        scalar(made.losses(given, draws)).backward()
+        with pytest.raises(RuntimeError):  # the control
+            given["action"].sum().item()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from understudy.batch_keys import ACTION
-from understudy.policies.batch import check_shape, value_of
+from understudy.policies.batch import check_shape, to_device, value_of
 
 TEXT, FAST = "text", "fast"
 """Loss terms of predicted tokens."""
@@ -72,4 +72,4 @@ def cut(tokens: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor | None]:
     if min(lengths, default=0) == longest:
         return tokens, None
     marks = torch.arange(longest) < torch.tensor(lengths)[:, None]
-    return tokens, marks.to(tokens.device)
+    return tokens, to_device(marks, tokens.device)

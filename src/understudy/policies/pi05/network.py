@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.policies.batch import check_shape
+from understudy.policies.batch import check_shape, to_device
 from understudy.policies.common.flow_matching import euler, noisy_actions, velocity
 from understudy.policies.common.layers import Linear, zero_init
 from understudy.policies.pi05.attention import key_mask, rotary
@@ -275,7 +275,7 @@ class Pi0Network(nn.Module):
         seen = self._present(images.flatten(0, 1), image_masks).view(batch, cameras * count, -1)
         text = self._embed(tokens if token_masks is None else torch.where(token_masks, tokens, 0))
         lengths = (cameras * count, tokens.shape[1])
-        shown = None if image_masks is None else image_masks.to(tokens.device).repeat_interleave(count, dim=1)
+        shown = None if image_masks is None else to_device(image_masks, tokens.device).repeat_interleave(count, dim=1)
         mask = key_mask(shown, token_masks, lengths=lengths, batch=batch, device=tokens.device)
         valid = torch.ones(batch, sum(lengths), dtype=torch.bool, device=tokens.device)
         return Observation(
@@ -297,7 +297,7 @@ class Pi0Network(nn.Module):
             return images.new_zeros(0, self.sizes.vision.tokens, self.sizes.vlm.width, dtype=self.dtype)
         if masks is None:
             return self._encode(images)
-        where = masks.flatten().nonzero()[:, 0].to(images.device)
+        where = to_device(masks.flatten().nonzero()[:, 0], images.device)
         # Without any image one black image is encoded and dropped: every rank uses the same weights in each step.
         shown = images[where] if len(where) else images.new_zeros(1, *images.shape[1:])
         found = self._encode(shown)[: len(where)]

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from understudy.policies.batch import value_of
+from understudy.policies.batch import to_device, value_of
 from understudy.policies.common.token_loss import token_cross_entropy
 from understudy.policies.losses import Loss
 from understudy.policies.pi05.extents import FAST, PROMPT, TEXT, TOKENS, Extent, cut
@@ -52,12 +52,12 @@ def token_losses(
         low = 0 if term == TEXT else tail.response
         lengths = torch.tensor([extent.tokens(term) for extent in sizes])
         wanted = [row * length + low + i for row, own in enumerate(sizes) for i in range(own.tokens(term))]
-        where = torch.tensor(wanted, dtype=torch.int64).to(hidden.device)
+        where = to_device(torch.tensor(wanted, dtype=torch.int64), hidden.device)
         rows = where // max(1, length)
         states = hidden[rows, before.flatten()[where]]  # [N, width]
         each = token_cross_entropy(states, network.embedding.weight, tail.tokens.flatten()[where])
         sums = each.new_zeros(count * length).index_copy(0, where, each).view(count, length).sum(dim=1)
-        found[term] = Loss(sums, lengths.to(hidden.device))
+        found[term] = Loss(sums, to_device(lengths, hidden.device))
     return found
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from understudy.batch_keys import ACTION
 from understudy.load.validation.validation_data import ValidationData
+from understudy.policies.batch import to_device
 from understudy.policies.common.affine import of_head
 from understudy.policies.draws import make_draws
 from understudy.policies.policy import Policy
-from understudy.train.step import to_device
 
 STEPS = 10
 """Euler steps of the sampling."""

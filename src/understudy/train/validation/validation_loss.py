@@ -19,12 +19,13 @@ from understudy.batch_keys import MODE, TASK
 from understudy.distributed.mesh import Mesh
 from understudy.errors import DatasetError, RankError
 from understudy.load.validation.validation_data import UNREADABLE, ValidationData, prefetch_chunks, share_chunks
+from understudy.policies.batch import to_device
 from understudy.policies.common.task_modes import FLOW, MODES, POLICY, TRAINS
 from understudy.policies.draws import make_draws
 from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy
 from understudy.progress import Progress, tqdm
-from understudy.train.step import batch_to_device, to_device
+from understudy.train.step import batch_to_device
 from understudy.train.validation.metrics import TermSums, group_losses, loss_by_dimension
 from understudy.train.validation.open_loop import OpenLoop
 
