@@ -9,6 +9,7 @@ common        layers, normalization, flow matching and augmentation
 flow          the small flow-matching policy
 pi05          pi0.5 and pi0
 inference     `load_policy`: a saved policy that acts on observations
+field_types   types of the values in a config.json
 files         files that a policy needs besides its weights
 pretrained    a policy as a folder: weights, config, normalization
 foreign       a policy as a folder of another tool

@@ -34,8 +34,16 @@ def copy_files(config: Any, folder: Path) -> dict[str, str]:
 
 
 def located(config: Any, folder: Path) -> Any:
-    """Return a config read from `folder` with the paths of its files."""
-    return replace(config, **{field: str(folder / path) for field, path in _named(config)})
+    """Return a config read from `folder` with the paths of its files.
+
+    A field without a value takes the file of its name there: a folder written by hand may leave the field out.
+    """
+    beside = {
+        field: str(folder / names[0])
+        for field, names in config.FILES.items()
+        if len(names) == 1 and Path(names[0]).stem == field and (folder / names[0]).is_file()
+    }
+    return replace(config, **beside | {field: str(folder / path) for field, path in _named(config)})
 
 
 def digests(config: Any) -> dict[str, str]:

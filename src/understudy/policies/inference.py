@@ -95,8 +95,8 @@ class RobotPolicy:
             time of the observation. The robot skips the first `delay` actions, which it has executed by then.
 
         Raises:
-            ValueError: a missing key, a wrong shape or dtype, by name; `delay` or `horizon` without `previous`; the
-                policy cannot continue chunks, or not with this `delay` and `horizon`.
+            ValueError: a missing key, a wrong shape or dtype, a state that is not finite, by name; `delay` or `horizon`
+                without `previous`; the policy cannot continue chunks, or not with this `delay` and `horizon`.
         """
         policy, config = self.policy, self.policy.config
         if previous is None and (delay or horizon is not None):
@@ -123,6 +123,9 @@ class RobotPolicy:
                 shape = tuple(state.shape[1:] if single else state.shape)
                 wanted = " or ".join(map(str, sorted(widths)))
                 raise ValueError(f"{STATE} is {shape}, the policy needs {wanted} values per observation")
+            own = state[:, : policy.normalizer.dims[STATE][self.head]]
+            if not own.isfinite().all():
+                raise ValueError(f"{STATE} holds {own[~own.isfinite()][0].item()}: every value must be finite")
             batch[STATE] = torch.nn.functional.pad(state, (0, max(0, config.state_dim - state.shape[-1])))
         lacking = [camera for camera in config.cameras if camera not in observation]
         if lacking and set(lacking) & set(self.metadata.get("cameras", config.cameras)):

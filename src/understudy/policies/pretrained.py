@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from understudy.atomic import recover_folder, replace_folder
+from understudy.policies.field_types import type_problems
 from understudy.policies.files import copy_files, is_policy_file, located
 from understudy.policies.registry import policy_type, stored_type
 
@@ -129,12 +130,15 @@ def read_config(stored: Mapping[str, Any]) -> Any:
     """Build the config of a policy from its JSON, of this or an earlier release.
 
     Raises:
-        ValueError: an unknown type or field, a value that breaks a rule.
+        ValueError: an unknown type or field, a value of another type or that breaks a rule.
     """
     kind = policy_type(stored_type(stored)).config
     known = {field.name for field in fields(kind)} | set(kind.OLD_NAMES)
     if unknown := sorted(set(stored) - known):
         raise ValueError(f"a policy of type {stored_type(stored)} has no fields {unknown}")
+    named = {kind.OLD_NAMES.get(name, name): value for name, value in stored.items() if name != "type"}
+    if found := type_problems(kind, named):
+        raise ValueError("; ".join(found))
     return kind.from_mapping(stored)
 
 

@@ -73,7 +73,7 @@ def test_candidates_share_a_cache(adaptive: bool) -> None:
         found = network.sample(*(inputs[name] for name in NAMES), noise, steps=4)
     for i, sample in enumerate(samples(inputs)):
         for candidate, start in zip(found[i], noise[i].double()):
-            assert distance(candidate, slow.sample(replace(sample, noise=start), 4)) <= 1e-6
+            assert distance(candidate, slow.sample(replace(sample, noise=start), 4)) <= 3e-6  # four steps
 
 
 @BOTH

@@ -296,3 +296,8 @@ def test_an_own_folder_keeps_every_bit(tmp_path: Path) -> None:
         fit_normalization(find_normalization(tmp_path), computed(widths={ACTION: 4, STATE: 2}))
     with pytest.raises(ConfigError, match="delta"):
         fit_normalization(find_normalization(tmp_path), computed(delta=(1,)))
+
+
+def test_missing_weights_are_named_as_such(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        find_normalization(tmp_path / "nowhere")

@@ -272,7 +272,7 @@ class Pi0Network(nn.Module):
         for name, marks, length in (("image", image_masks, cameras), ("token", token_masks, tokens.shape[1])):
             if marks is not None:
                 check_shape(f"{name}_masks", marks, (batch, length))
-        seen = self._present(images.flatten(0, 1), image_masks).view(batch, cameras * count, -1)
+        seen = self._present(images.flatten(0, 1), image_masks).view(batch, cameras * count, self.sizes.vlm.width)
         text = self._embed(tokens if token_masks is None else torch.where(token_masks, tokens, 0))
         lengths = (cameras * count, tokens.shape[1])
         shown = None if image_masks is None else to_device(image_masks, tokens.device).repeat_interleave(count, dim=1)

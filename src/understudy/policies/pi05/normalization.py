@@ -95,9 +95,12 @@ def find_normalization(weights: str | Path, asset: str = "", quantiles: bool = T
         quantiles: whether openpi normalizes this type of policy by quantiles (pi0.5) or mean and deviation (pi0).
 
     Raises:
-        ConfigError: there is none, there are several and `asset` names none of them, or a file is damaged.
+        ConfigError: `weights` do not exist or have none, there are several and `asset` names none of them, or a file is
+            damaged.
     """
     folder = Path(weights)
+    if not folder.exists():
+        raise ConfigError(f"policy.weights: {folder} does not exist; name a safetensors file or its folder")
     folder = folder.parent if folder.is_file() or folder.name == "params" else folder
     if asset or not any((folder / name).is_file() for name in (OWN, LEROBOT)):
         if files := _openpi_files(folder):

@@ -248,8 +248,10 @@ class Pi05Policy(Policy, Pi0Network):
         """Copy a state dict into the policy, under own names or those of a released file.
 
         Raises:
-            ValueError: a tensor is missing, unexpected or of another shape; names each.
+            ValueError: a tensor is missing, unexpected, of another shape or of integers; names each.
         """
+        if whole := [key for key, tensor in weights.items() if not tensor.is_floating_point()]:
+            raise ValueError(f"{', '.join(whole)}: holds integers, weights are floating-point")
         own = {name: tuple(parameter.shape) for name, parameter in self.named_parameters()}
         keys = match({key: tuple(tensor.shape) for key, tensor in weights.items()}, own).keys
         self.load_state_dict({name: weights[key] for name, key in keys.items()})

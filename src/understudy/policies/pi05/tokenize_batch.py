@@ -82,7 +82,7 @@ class Texts:
 
         Raises:
             ConfigError: the policy has no tokenizer, or the batch has responses that the policy does not take.
-            ValueError: a missing key, or a state or action that is not finite.
+            ValueError: a missing key, a state that is NaN, or an action that is not finite.
         """
         config, tokenizer = self.config, self.tokenizer
         if tokenizer is None:

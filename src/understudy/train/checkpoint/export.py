@@ -152,7 +152,8 @@ def read_initial_policy(path: str | Path, wanted: Any) -> InitialPolicy:
         raise ConfigError(
             f"init_from: {path} holds another network; set policy.*, data.* and mode as there, or name another\n{lines}"
         )
-    digest = hashlib.sha256((Path(path) / pretrained.WEIGHTS).read_bytes()).hexdigest()
+    with open(Path(path) / pretrained.WEIGHTS, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     return InitialPolicy(normalization, {name: tensor.float() for name, tensor in weights.items()}, digest)
 
 
