@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from understudy.batch_keys import ACTION, STATE
+from understudy.data.stats.normalization import Mode, Statistics, offset_and_spread
 from understudy.errors import ConfigError
+from understudy.policies.common.affine import Affine
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.pi05.normalization import (
     NormalizationSettings,
@@ -238,16 +240,56 @@ def test_plain_rounding_would_leave_bin_0() -> None:
     assert (state_bins((low.astype(np.float32) - offset) / spread) < 0).any()
 
 
+def maps_of_data(low: np.ndarray, high: np.ndarray, mode: Mode) -> dict[str, Any]:
+    """Normalization as `data/stats` computes it; dimension 0 is constant, two heads."""
+    names = ("mean", "std", "min", "max", "q01", "q99")
+    figures = dict(zip(names, ((low + high) / 2, (high - low) / 4, low, high, low, high), strict=True))
+    maps = {name: row.tolist() for name, row in offset_and_spread(Statistics(100, **figures), mode).items()}
+    two = {name: [row, row] for name, row in maps.items()}
+    return {"heads": ["a", "b"], STATE: two, ACTION: two}
+
+
+@pytest.mark.parametrize("mode", ["quantile", "min_max"])
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])
+def test_lowest_state_of_data_is_in_bin_0(mode: Mode, scale: float) -> None:
+    """Control: with the maps as computed, some lowest states have the bin -1."""
+    rng = np.random.default_rng(0)
+    low = (rng.uniform(-10, 10, 4000) * scale).astype(np.float32).astype(np.float64)
+    high = low + (rng.uniform(0.01, 3, 4000) * scale).astype(np.float32)
+    high[0] = low[0]
+    given = maps_of_data(low, high, mode)
+    found = NormalizationSettings().choose_normalization(given)
+
+    def bins(maps: Any, values: np.ndarray, head: int) -> np.ndarray:
+        normalizer = Affine(maps[STATE]["offset"], maps[STATE]["spread"])
+        return state_bins(normalizer.normalize(torch.tensor(values[None]), torch.tensor([head])).numpy())[0]
+
+    for head in (0, 1):
+        assert (bins(given, low, head)[1:] < 0).any()
+        assert (bins(found, low, head)[1:] == 0).all()
+        below = low - 0.02 * (high - low)
+        assert (bins(found, below, head)[1:] == -1).all()
+        assert (bins(found, high, head)[1:] >= 254).all()
+        assert bins(found, low, head)[0] == bins(given, low, head)[0] == 128  # a constant is 0
+    assert found[ACTION] is given[ACTION]
+    one, two = (np.array(maps[STATE]["offset"]) for maps in (given, found))
+    assert np.abs(one - two).max() <= 8 * np.spacing(np.float32(np.abs(one).max()))
+    assert found[STATE]["spread"] == given[STATE]["spread"]
+    assert NormalizationSettings(type="pi0").choose_normalization(given) is given
+
+
 # -- the choice -------------------------------------------------------------------------------------------------------
 
 
 def test_the_choice_is_never_silent(tmp_path: Path) -> None:
     given = computed()
-    assert NormalizationSettings().choose_normalization(given) is given
+    own = NormalizationSettings().choose_normalization(given)
+    assert own[ACTION] is given[ACTION]
+    np.testing.assert_allclose(own[STATE]["offset"], given[STATE]["offset"], rtol=1e-6)
     beside = NormalizationSettings(weights=str(tmp_path))
     with pytest.raises(ConfigError, match=r"--policy\.normalization data"):
         beside.choose_normalization(given)
-    assert NormalizationSettings(weights=str(tmp_path), normalization="data").choose_normalization(given) is given
+    assert NormalizationSettings(weights=str(tmp_path), normalization="data").choose_normalization(given) == own
     write_openpi(tmp_path)
     quantiles = beside.choose_normalization(given)[ACTION]
     deviations = NormalizationSettings(weights=str(tmp_path), type="pi0").choose_normalization(given)[ACTION]

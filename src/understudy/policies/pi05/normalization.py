@@ -9,7 +9,7 @@
 LeRobot divides by eps where a range is 0. A constant dimension has no special case in either: its constant becomes -1
 under quantiles, and a deviation from it a large number. Both are kept, because the policy was trained with them. The
 bins of the state make one rounding visible: the smallest state must stay at -1, or its bin becomes -1 instead of 0.
-`map_range` chooses the offset so.
+`map_range` chooses the offset so, and `keep_low` that of a normalization computed from data.
 """
 
 import json
@@ -67,7 +67,7 @@ class NormalizationSettings:
             ConfigError: there is none beside the weights, or it is not one of this robot.
         """
         if not self.weights or self.normalization == "data":
-            return computed
+            return keep_low(computed) if self.type != "pi0" else computed
         return fit_normalization(find_normalization(self.weights, self.norm_asset, self.type != "pi0"), computed)
 
 
@@ -344,6 +344,26 @@ def map_range(low: np.ndarray, high: np.ndarray, size: np.ndarray) -> dict[str, 
         below = (start - offset) / spread < np.float32(-1)
         offset = np.where(below, np.nextafter(offset, start), offset)
     return {"offset": offset.tolist(), "spread": spread.tolist()}
+
+
+def keep_low(computed: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a normalization of data whose lower ends of the state, of which it has rounded maps, are never below -1.
+
+    Offset and spread are rounded to float32 separately, so the lower end can lie as far from their difference as the
+    two roundings. The offset moves down by about as much. Constant dimensions keep theirs.
+    """
+    if STATE not in computed:
+        return computed
+    offset, spread = (np.asarray(computed[STATE][name], np.float32) for name in ("offset", "spread"))
+    constant = spread == 0
+    most = (np.spacing(np.abs(offset)).astype(np.float64) + np.spacing(spread)) / 2
+    low, high = np.float64(offset) - spread - most, np.float64(offset) + spread
+    found = map_range(low, high, np.where(constant, 1.0, 2 * np.float64(spread)))
+    state = {
+        "offset": np.where(constant, offset, np.asarray(found["offset"], np.float32)).tolist(),
+        "spread": np.where(constant, spread, np.asarray(found["spread"], np.float32)).tolist(),
+    }
+    return {**computed, STATE: {**computed[STATE], **state}}
 
 
 def _figures(entry: Any, names: Sequence[str], where: str) -> dict[str, np.ndarray]:
