@@ -64,6 +64,8 @@ class PolicySettings:
     folders have copies (`policies/files.py`)."""
     FORMATS: ClassVar[Mapping[str, str]] = {}
     """Names of other tools -> "module:function" that describes a policy as a folder of that tool (`foreign.py`)."""
+    START_CHECK: ClassVar[str] = ""
+    """"module:function" that checks the config of a new run against the files it starts from; "" for none."""
     AT_START: ClassVar[tuple[str, ...]] = ()
     """Fields that matter only when a run starts."""
     RESIZE: ClassVar[str] = ""
@@ -174,6 +176,16 @@ class PolicyConfig:
     """Precision of the network's arithmetic; normalization and loss are always float32."""
     future: bool = False
     """Whether the run also trains on the states that follow each action of the chunk (task modes)."""
+
+
+def check_start(config: Any) -> None:
+    """Check the config of a new run against the files that it starts from.
+
+    Raises:
+        ConfigError: they contradict each other; names both values.
+    """
+    if config.START_CHECK:
+        _imported(config.START_CHECK)(config)
 
 
 def network_differences(one: Any, two: Any) -> list[str]:

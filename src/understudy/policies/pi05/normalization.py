@@ -49,6 +49,9 @@ class NormalizationSettings:
     """Normalization of a run that starts from `weights`: `weights` is the one that they were trained with, from
     openpi's assets/ID/norm_stats.json or LeRobot's policy_preprocessor.json beside them; `data` is computed from the
     training episodes (`data.normalize`)."""
+    weights_settings: Literal["check", "ignore"] = "check"
+    """Chunk, prompt and dimensions in the config beside `weights`: `check` refuses a run with others, `ignore` trains
+    with those of the run."""
     norm_asset: str = ""
     """ID of openpi's normalization, where the weights have several."""
 

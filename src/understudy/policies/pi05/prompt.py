@@ -52,7 +52,7 @@ class TextSettings(NormalizationSettings):
         "tokenizer": (TOKENIZER,),
         "fast": (fast_tokenizer.TOKENIZER, fast_tokenizer.CONFIG),
     }
-    AT_START: ClassVar[tuple[str, ...]] = ("weights", "normalization", "norm_asset")
+    AT_START: ClassVar[tuple[str, ...]] = ("weights", "weights_settings", "normalization", "norm_asset")
     NORMALIZE: ClassVar[Literal["mean_std", "min_max", "quantile"]] = "quantile"
 
     prompt: Literal["state", "plain"] = "state"

@@ -28,7 +28,7 @@ from understudy.errors import DatasetError, SourceError
 from understudy.load.loader import Loader
 from understudy.load.mixture import Mixture
 from understudy.order import Order
-from understudy.policies.registry import policy_type
+from understudy.policies.registry import check_start, policy_type
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train.data.fingerprint import digest_files
 from understudy.train.data.sources import (
@@ -314,8 +314,10 @@ def choose_normalization(config: TrainConfig, data: RunData, cache: Path | None 
     The statistics of the data are computed in either case, because they find values that no run can use.
 
     Raises:
-        ConfigError: the weights have none, or one of another robot. DatasetError: see `compute_normalization`.
+        ConfigError: the weights have none, or one of another robot, or settings that contradict those of the run.
+        DatasetError: see `compute_normalization`.
     """
+    check_start(data.policy_config(config))
     computed = compute_normalization(data, config.data.normalize or config.policy.NORMALIZE, cache)
     return config.policy.choose_normalization(computed)
 

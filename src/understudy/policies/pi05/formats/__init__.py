@@ -3,4 +3,5 @@
 robot    the robot's part of a normalization, and checks common to the tools
 lerobot  LeRobot's folder: config.json and processor files
 openpi   openpi's folder: config.json and norm_stats.json
+implied  settings that the files beside released weights imply
 """
