@@ -60,6 +60,8 @@ def plan(config: PlanConfig) -> int:
 
 def format_plan(found: "Plan") -> str:
     """Format a plan for a terminal."""
+    from understudy.train.profiling.plan import MOST
+
     c, width = found.conditions, max(map(len, NAMES.values())) + 2
     ranks = f"{c['ranks']} ranks ({c['ranks'] // c['shards']} replicas of {c['shards']} shards)"
     words = [f"{found.parameters:,} parameters, {found.trained:,} trained", c["precision"]]
@@ -76,5 +78,6 @@ def format_plan(found: "Plan") -> str:
     if found.limit is not None:
         fits = "fits" if found.memory["peak"] <= found.limit else "does not fit"
         lines.append(f"{'usable memory of the card':<{width}}{found.limit / 2**20:>12,.2f}  the run {fits}")
-        lines.append(f"{'largest micro-batch':<{width}}{found.largest_micro_batch:>12,}")
+        more = "  or more" if found.largest_micro_batch == max(MOST, found.micro_batch_size) else ""
+        lines.append(f"{'largest micro-batch':<{width}}{found.largest_micro_batch:>12,}{more}")
     return "\n".join(lines)

@@ -16,6 +16,7 @@ from support.runs import tiny_config, tiny_dataset
 from understudy.cli.main import main
 from understudy.config.train import EmaConfig, OptimConfig, ParallelConfig, TrainConfig
 from understudy.distributed.mesh import join_mesh
+from understudy.errors import ConfigError
 from understudy.policies.draws import make_draws
 from understudy.policies.flow.config import FlowSettings
 from understudy.train.data.data import choose_normalization, open_data
@@ -161,13 +162,29 @@ def test_plan_finds_the_largest_micro_batch(data: Path) -> None:
     assert plan(config, limit=1 << 20).largest_micro_batch == 0
 
 
-@pytest.mark.parametrize("limit", [0, 99, 100, 101, 1234, 99_999])
+@pytest.mark.parametrize("most", [1, 2, 3, 1000, 50_000])
+@pytest.mark.parametrize("limit", [0, 99, 100, 101, 1234, 99_999, 10**12])
 @pytest.mark.parametrize(
     "curve", [lambda n: 90 + 10 * n, lambda n: 100 + 7 * n + n * n // 50, lambda n: 90 + max(10, 3 * n)]
 )
-def test_largest_batch_is_the_last_that_fits(limit: int, curve: Callable[[int], int]) -> None:
-    fits = [n for n in range(1, 40_000) if curve(n) <= limit]
-    assert largest_batch(curve, limit) == (fits[-1] if fits else 0)
+def test_largest_batch_is_the_last_that_fits(limit: int, curve: Callable[[int], int], most: int) -> None:
+    fits = [n for n in range(1, most + 1) if curve(n) <= limit]
+    assert largest_batch(curve, limit, most) == (fits[-1] if fits else 0)
+
+
+def test_plan_on_a_large_card_has_at_least_the_planned_micro_batch(data: Path) -> None:
+    config = settings(data, batch_size=64)
+    found = plan(config, limit=10**15)
+    assert found.memory["peak"] < 10**12
+    assert found.largest_micro_batch is not None
+    assert found.largest_micro_batch >= 4096
+
+
+def test_plan_is_for_the_rank_with_most_samples(data: Path) -> None:
+    config = settings(data, batch_size=5)
+    assert plan(config, world_size=2).micro_batch_size == 3
+    with pytest.raises(ConfigError, match="batch_size"):
+        plan(config, world_size=6)
 
 
 def test_plan_command_prints_and_fails_where_the_card_is_too_small(

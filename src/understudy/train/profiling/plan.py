@@ -37,6 +37,8 @@ from understudy.train.state import TrainState, assemble, build_on_meta
 
 RESERVED = 0.06
 """Share of a card's memory that a plan leaves unused."""
+MOST = 4096
+"""Samples of a forward pass up to which a plan looks for the largest micro-batch."""
 MODES: tuple[CheckpointMode, ...] = ("none", "selective", "full")
 
 
@@ -51,7 +53,8 @@ class Plan:
     micro_batch_size: int
     """Samples of a forward pass."""
     largest_micro_batch: int | None
-    """Largest micro-batch whose peak fits into `limit`; 0: not even one sample does; None: there is no limit."""
+    """Largest micro-batch whose peak fits into `limit`, sought up to `MOST` or the planned one; 0: not even one sample
+    does; None: there is no limit."""
     limit: int | None
     """Bytes of a card that a run may use."""
     parameters: int
@@ -113,13 +116,14 @@ def plan_for(
     limit: int | None = None,
 ) -> Plan:
     """Plan a run on opened data; see `plan`. sample: a batch of one sample, as the loader gives it."""
+    mesh_shape(config, world_size)  # before anything takes time
     usable = None if limit is None else floor(limit * (1 - RESERVED))
 
     def at(size: int, mode: CheckpointMode | None = None, flops: bool = False) -> Shapes:
         chosen = config if mode is None else override(config, activation_checkpoint=mode)
         return trace_step(chosen, data, normalization, sample, world_size, device, size, flops)
 
-    size = config.micro_batch_size or max(1, config.batch_size // world_size)
+    size = config.micro_batch_size or -(-config.batch_size // world_size)
     found, single = at(size), at(1, "none", flops=True)
     activations = {config.activation_checkpoint: found.memory["activations"]}
     for mode in MODES:
@@ -128,7 +132,7 @@ def plan_for(
                 activations[mode] = at(size, mode).memory["activations"]
             except ConfigError:  # the policy has no blocks
                 continue
-    largest = None if usable is None else largest_batch(lambda n: at(n).memory["peak"], usable)
+    largest = None if usable is None else largest_batch(lambda n: at(n).memory["peak"], usable, max(MOST, size))
     state = sum(found.memory[name] for name in ("parameters", "gradients", "optimizer state"))
     return Plan(
         memory=found.memory,
@@ -152,8 +156,8 @@ def plan_for(
     )
 
 
-def largest_batch(peak_of: Callable[[int], int], limit: int) -> int:
-    """Return the largest number of samples n with `peak_of(n)` <= `limit`; 0 where one sample exceeds it.
+def largest_batch(peak_of: Callable[[int], int], limit: int, most: int) -> int:
+    """Return the largest number of samples n <= `most` with `peak_of(n)` <= `limit`; 0 where one sample exceeds it.
 
     Memory is nearly a line over the samples, so a few evaluations suffice: of the line through two points, and then of
     the neighbours of its crossing.
@@ -162,8 +166,8 @@ def largest_batch(peak_of: Callable[[int], int], limit: int) -> int:
     if low_peak > limit:
         return 0
     high: int | None = None
-    probe = 2
-    while high is None or high - low > 1:
+    probe = min(2, most)
+    while low < most and (high is None or high - low > 1):
         peak = peak_of(probe)
         slope = max(1.0, (peak - low_peak) / (probe - low))
         if peak <= limit:
@@ -171,9 +175,7 @@ def largest_batch(peak_of: Callable[[int], int], limit: int) -> int:
         else:
             high = probe
         guess = low + max(1, floor((limit - low_peak) / slope))
-        probe = guess if high is None else min(max(guess, low + 1), high - 1)
-        if probe > 1 << 20:
-            return low
+        probe = min(guess, most) if high is None else min(max(guess, low + 1), high - 1)
     return low
 
 
