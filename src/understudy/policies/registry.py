@@ -179,13 +179,12 @@ class PolicyConfig:
 
 
 def check_start(config: Any) -> None:
-    """Check the config of a new run against the files that it starts from.
+    """Check the config of a new run against the files that it starts from, by its `START_CHECK`.
 
     Raises:
         ConfigError: they contradict each other; names both values.
     """
-    if config.START_CHECK:
-        _imported(config.START_CHECK)(config)
+    _imported(config.START_CHECK)(config)
 
 
 def network_differences(one: Any, two: Any) -> list[str]:

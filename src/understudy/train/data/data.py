@@ -317,7 +317,8 @@ def choose_normalization(config: TrainConfig, data: RunData, cache: Path | None 
         ConfigError: the weights have none, or one of another robot, or settings that contradict those of the run.
         DatasetError: see `compute_normalization`.
     """
-    check_start(data.policy_config(config))
+    if config.policy.START_CHECK:
+        check_start(data.policy_config(config))
     computed = compute_normalization(data, config.data.normalize or config.policy.NORMALIZE, cache)
     return config.policy.choose_normalization(computed)
 
