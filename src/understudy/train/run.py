@@ -32,6 +32,7 @@ from understudy.train.checkpoint.run_dir import RunDir, read_settings
 from understudy.train.checkpoint.saver import Saver
 from understudy.train.data.data import RunData, dataset_fingerprint, file_digests, open_data
 from understudy.train.data.fingerprint import changed_kinds, describe_change
+from understudy.train.data.hub_files import with_local_files
 from understudy.train.data.loading import make_loader
 from understudy.train.loop import gather_weights, library_versions, run_steps
 from understudy.train.resume_check import check_resume
@@ -58,7 +59,7 @@ def train(config: TrainConfig) -> int:
         DatasetError: the dataset cannot be used.
         RankError: another process failed or disappeared.
     """
-    config = without_credentials(config).resolved()
+    config = with_local_files(without_credentials(config)).resolved()
     run = RunDir(Path(config.output_dir))
 
     def work(mesh: Mesh, stop: Stop) -> int:
@@ -91,7 +92,7 @@ def resume(config: TrainConfig) -> int:
     Raises:
         ConfigError: these settings would make it a different run, or the dataset changed; lists each difference.
     """
-    config = without_credentials(config).with_policy_defaults()
+    config = with_local_files(without_credentials(config)).with_policy_defaults()
     run = RunDir(Path(config.output_dir))
     run.settings()  # raises where there is no run to lock
 

@@ -5,4 +5,5 @@ sources        one source, split into training and validation episodes
 loading        loader and order, with a rank's share of the host
 fingerprint    digests of a dataset's files, compared on resume
 incomplete     episodes with missing files
+hub_files      files of a policy that its settings name by a hub id
 """

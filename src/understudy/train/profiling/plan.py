@@ -30,6 +30,7 @@ from understudy.load.loader import Loader
 from understudy.optim.state import local
 from understudy.policies.draws import make_draws
 from understudy.train.data.data import RunData, choose_normalization, open_data
+from understudy.train.data.hub_files import with_local_files
 from understudy.train.profiling.flops import count_flops
 from understudy.train.profiling.live_bytes import LiveBytes, forget_values, without_values
 from understudy.train.profiling.resident import resident_memory
@@ -99,7 +100,7 @@ def plan(config: TrainConfig, world_size: int = 1, device: str = "cuda", limit: 
     Raises:
         ConfigError: settings that the policy or the mesh cannot serve. DatasetError: the dataset cannot be used.
     """
-    config = config.resolved()
+    config = with_local_files(config).resolved()
     data = open_data(config)
     normalization = choose_normalization(config, data)
     sample = one_sample(config, data)

@@ -25,6 +25,7 @@ from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import join_mesh, num_micro_batches
 from understudy.train.data.data import choose_normalization, open_data
+from understudy.train.data.hub_files import with_local_files
 from understudy.train.data.loading import make_loader, make_order
 from understudy.train.profiling.flops import count_flops, peak_flops
 from understudy.train.profiling.resident import resident_memory
@@ -94,7 +95,7 @@ def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
         DatasetError: as `run.train`.
         RankError: as `run.train`.
     """
-    config = override(config, log={"trackers": ()}, steps=warmup + 2 * steps + 2).resolved()
+    config = with_local_files(override(config, log={"trackers": ()}, steps=warmup + 2 * steps + 2)).resolved()
     with join_mesh(config) as mesh, tempfile.TemporaryDirectory() as folder:
         torch.set_num_threads(config.torch_threads)
         with mesh.together():

@@ -1,0 +1,68 @@
+"""Files of a policy that its settings name by a hub id: fetched into the cache of huggingface_hub before the run.
+
+`policy.tokenizer` and `policy.fast` may hold `OWNER/NAME`, `OWNER/NAME@REVISION` or `hf://OWNER/NAME`.
+The settings then hold the path of the fetched files, which contains the commit.
+"""
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from understudy.config.train import TrainConfig
+from understudy.errors import ConfigError, summarize
+from understudy.extras import require
+
+_SCHEME = "hf://"
+_HUB_ID = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
+_FILE_SUFFIXES = (".model", ".json")  # such a name is a file with a typing error, which must not wait for the network
+
+
+def with_local_files(config: TrainConfig) -> TrainConfig:
+    """Fetch the files that the settings of the policy name by hub ids, and return the settings with their paths.
+
+    Raises:
+        ConfigError: a repository or a file of it cannot be fetched.
+        MissingExtraError: the extra `hub` is not installed.
+    """
+    found: dict[str, Any] = {}
+    for field, files in config.policy.FILES.items():
+        if address := hub_id(str(getattr(config.policy, field))):
+            found[field] = str(_fetch(field, *address, files))
+    return replace(config, policy=replace(config.policy, **found)) if found else config
+
+
+def hub_id(text: str) -> tuple[str, str | None] | None:
+    """Return the name and the revision of a repository on the hub; None for a local path.
+
+    A path that exists, or is in a folder that exists, is local.
+    """
+    match = _HUB_ID.fullmatch(text.removeprefix(_SCHEME))
+    if match is None:
+        return None
+    if not text.startswith(_SCHEME):
+        local = os.path.lexists(text) or os.path.isdir(text.partition("/")[0])
+        if local or text.endswith(_FILE_SUFFIXES):
+            return None
+    return match["name"], match["revision"]
+
+
+def _fetch(field: str, name: str, revision: str | None, files: tuple[str, ...]) -> Path:
+    """Fetch files of a repository; return the folder that holds them."""
+    require("hub")
+    from huggingface_hub import hf_hub_download
+
+    where = f"policy.{field}: {name}" + (f"@{revision}" if revision else "")
+    paths = []
+    for file in files:
+        try:
+            paths.append(Path(hf_hub_download(name, file, revision=revision)))
+        except Exception as error:  # each release of huggingface_hub raises its own
+            raise ConfigError(
+                f"{where}: {file} cannot be fetched from the hub ({summarize(error)}), and there is no "
+                "such local path; check the name and the network, log in with `hf auth login`, or name a local folder"
+            ) from error
+    if len(folders := {path.parent for path in paths}) != 1:
+        raise ConfigError(f"{where}: its files come from different commits; name one: {name}@COMMIT")
+    return folders.pop()

@@ -1,0 +1,140 @@
+"""Files of a policy by a hub id: fetched once from a hub on this machine, and clear errors without one."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+pytest.importorskip("huggingface_hub", reason="needs the extra hub")
+
+from huggingface_hub import constants
+
+from understudy.config.train import TrainConfig
+from understudy.errors import ConfigError
+from understudy.extras import MissingExtraError
+from understudy.policies.pi05.config import Pi05Settings
+from understudy.train.data import hub_files
+from understudy.train.data.hub_files import hub_id, with_local_files
+
+COMMIT = "1" * 40
+FILES = {
+    f"/me/words/resolve/{revision}/{name}": name.encode()
+    for revision in ("main", "v1", COMMIT)
+    for name in ("tokenizer.model", "tokenizer.json", "processor_config.json", "large.safetensors")
+}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Files of one repository at one commit; `asked` lists the paths of downloads."""
+
+    asked: list[str]
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        self.wfile.write(self._answer())
+
+    def _answer(self) -> bytes:
+        content = FILES.get(self.path)
+        self.send_response(404 if content is None else 200)
+        if content is None:
+            self.send_header("X-Error-Code", "EntryNotFound" if self.path.startswith("/me/words/") else "RepoNotFound")
+            content = b""
+        else:
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("ETag", '"{}"'.format(self.path.rpartition("/")[2].replace(".", "")))
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        return content
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def use(monkeypatch: pytest.MonkeyPatch, endpoint: str, cache: Path) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[Hub]]:
+    handler = type("Own", (Hub,), {"asked": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        use(monkeypatch, f"http://127.0.0.1:{server.server_port}", tmp_path / "cache")
+        yield handler
+        server.shutdown()
+
+
+def config(**policy: str) -> TrainConfig:
+    return TrainConfig(policy=Pi05Settings(size="tiny", **policy))  # type: ignore[arg-type]
+
+
+def test_files_of_hub_ids_become_local_paths(hub: type[Hub]) -> None:
+    found = with_local_files(config(tokenizer="me/words", fast="hf://me/words@v1"))
+    for field, names in {"tokenizer": ["tokenizer.model"], "fast": ["tokenizer.json", "processor_config.json"]}.items():
+        folder = Path(getattr(found.policy, field))
+        assert folder.name == COMMIT  # another `main` later changes nothing
+        assert all((folder / name).read_bytes() == name.encode() for name in names)
+    assert sorted(path.rpartition("/")[2] for path in hub.asked if path in FILES) == [
+        "processor_config.json",
+        "tokenizer.json",
+        "tokenizer.model",
+    ]
+    resolved = found.resolved().policy
+    assert isinstance(resolved, Pi05Settings)
+    assert Path(resolved.tokenizer).is_dir()
+    assert with_local_files(found) == found
+
+
+def test_fetched_files_need_no_network_later(hub: type[Hub], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    first = with_local_files(config(tokenizer="me/words"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert with_local_files(config(tokenizer="me/words")) == first
+    with pytest.raises(ConfigError) as caught:
+        with_local_files(config(fast="me/words"))
+    assert str(caught.value).startswith("policy.fast: me/words: tokenizer.json")
+
+
+@pytest.mark.parametrize("name", ["me/other", "me/words@v2"])
+def test_unknown_repository_is_named(hub: type[Hub], name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        with_local_files(config(tokenizer=name))
+    assert str(caught.value).startswith(f"policy.tokenizer: {name}: tokenizer.model")
+
+
+def test_no_network_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use(monkeypatch, "http://127.0.0.1:1", tmp_path)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # between the attempts of huggingface_hub
+    with pytest.raises(ConfigError) as caught:
+        with_local_files(config(tokenizer="me/words"))
+    assert str(caught.value).startswith("policy.tokenizer: me/words: tokenizer.model")
+
+
+def test_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(extra: str) -> None:
+        raise MissingExtraError(extra)
+
+    monkeypatch.setattr(hub_files, "require", missing)
+    with pytest.raises(MissingExtraError, match="hub"):
+        with_local_files(config(tokenizer="me/words"))
+    plain = config(tokenizer="tokenizer.model")
+    assert with_local_files(plain) is plain
+
+
+def test_local_paths_are_no_hub_ids(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    for text in ("", "here", "here/words", "/a/b", "./a/b", "a/b/c", "a/tokenizer.model", "~/words", "../words"):
+        assert hub_id(text) is None
+    assert hub_id("me/words") == ("me/words", None)
+    assert hub_id("me/words@v1/x") == ("me/words", "v1/x")
+    assert hub_id("hf://here/words") == ("here/words", None)
+    assert with_local_files(replace(config(), steps=3)).steps == 3
