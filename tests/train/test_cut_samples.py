@@ -1,5 +1,6 @@
 """Counts of samples of which a policy could not keep everything."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -44,3 +45,13 @@ def test_a_policy_without_texts_costs_no_exchange() -> None:
     assert cuts.add([1, 2], [{}, {}]) == [{}, {}]
     cuts.summarize()
     assert (mesh.calls, lines) == (0, [])
+
+
+def test_a_cut_range_is_no_cut_end() -> None:
+    messages = {}
+    for name in ("prompt", "action_range"):
+        lines: list[str] = []
+        cuts = CutSamples(SimpleNamespace(gather=lambda counts: [counts]), 8, lines.append)  # type: ignore[arg-type]
+        cuts.add([1], [{name: 2}])
+        messages[name] = lines[0].replace(name.replace("_", " "), "")
+    assert messages["prompt"] != messages["action_range"]

@@ -280,6 +280,10 @@ class TrainConfig:
         if not any(self.mode_weights().values()):
             found.append(f"mode: {self.mode}: no mode has a weight, so nothing would be trained")
         found += [f"policy.{line}" for line in self.policy.problems()]
+        if self.init_from and (released := getattr(self.policy, "weights", "")):
+            found.append(
+                f"init_from: {self.init_from}: policy.weights {released} is another start: leave out one of both"
+            )
         named = [source.response for source in self.data.mixed() if source.response]
         if named and not self.policy.learns_responses:
             fix = "set policy.response_tokens of a policy that has it"

@@ -55,4 +55,5 @@ class CutSamples:
 
 
 def _described(name: str) -> str:
-    return f"cut {name.replace('_', ' ')}, so that its end was not trained on (metrics.jsonl counts them per step)"
+    lost = "values beyond it were replaced by its ends" if name.endswith("_range") else "its end was not trained on"
+    return f"cut {name.replace('_', ' ')}, so that {lost} (metrics.jsonl counts them per step)"

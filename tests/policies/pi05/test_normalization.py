@@ -1,6 +1,7 @@
 """Normalization beside released weights, against the formulas of openpi and LeRobot written down a second time here."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from understudy.batch_keys import ACTION, STATE
+from understudy.config.train import TrainConfig
 from understudy.data.stats.normalization import Mode, Statistics, offset_and_spread
 from understudy.errors import ConfigError
 from understudy.policies.common.affine import Affine
 from understudy.policies.common.normalizer import Normalizer
+from understudy.policies.pi05.config import Pi05Settings
 from understudy.policies.pi05.normalization import (
     NormalizationSettings,
     find_normalization,
@@ -343,3 +346,10 @@ def test_an_own_folder_keeps_every_bit(tmp_path: Path) -> None:
 def test_missing_weights_are_named_as_such(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         find_normalization(tmp_path / "nowhere")
+
+
+def test_a_run_has_one_start() -> None:
+    config = TrainConfig(policy=Pi05Settings(size="tiny", weights="one"))
+    assert not any("init_from" in line for line in config.problems())
+    assert any("init_from" in line for line in replace(config, init_from="two").problems())
+    assert not any("init_from" in line for line in replace(config, init_from="two", policy=Pi05Settings()).problems())
