@@ -31,11 +31,11 @@ def test_a_block_with_many_variants_stays_compiled(monkeypatch: pytest.MonkeyPat
         assert [block(torch.zeros(1), "v" * count).item() for count in range(20)] == list(range(20))
         return len(graphs)
 
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
     compile_module = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda self: compile_module(self, backend=backend))
     plain, block = Block(), Block()
-    plain.compile()
-    assert compiled_variants(plain) < 20  # torch's limit: it runs the others uncompiled
-    compile_blocks([block], torch.device("cpu"))
-    assert compiled_variants(block) == 20
+    with torch._dynamo.config.patch(recompile_limit=8):  # pytest's monkeypatch would hide the setting afterwards
+        plain.compile()
+        assert compiled_variants(plain) < 20  # torch's limit: it runs the others uncompiled
+        compile_blocks([block], torch.device("cpu"))
+        assert compiled_variants(block) == 20

@@ -88,8 +88,8 @@ def test_a_color_is_found_to_the_pixel() -> None:
     """A filter that asks for red puts its keypoint on the middle of a red block, wherever that is."""
     torch.manual_seed(0)
     encoder = ImageEncoder(1, (64, 64), channels=8, blocks=1, points=2, condition=6)
-    torch.nn.init.zeros_(encoder.colors.weight)
-    encoder.colors.bias.data = torch.tensor([3.0, -3.0, -3.0])
+    torch.nn.init.zeros_(encoder.colours.weight)
+    encoder.colours.bias.data = torch.tensor([3.0, -3.0, -3.0])
     for top, left in ((5, 40), (6, 41), (30, 9)):
         picture = torch.tensor([220, 210, 180], dtype=torch.uint8).view(1, 3, 1, 1).repeat(1, 1, 64, 64)
         picture[:, :, 50:56, 50:56] = torch.tensor([30, 60, 230], dtype=torch.uint8).view(1, 3, 1, 1)

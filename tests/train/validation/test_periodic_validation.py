@@ -22,7 +22,7 @@ from understudy.errors import DatasetError
 from understudy.load.validation.validation_data import ValidationData
 from understudy.policies.flow.model import FlowPolicy
 from understudy.report.run import tables, validation
-from understudy.train import run, state
+from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.data import open_data
@@ -84,11 +84,11 @@ class Asked:
                 os.kill(os.getpid(), signal.SIGTERM)
             return self._read(held, part)
 
-        state.evaluate, ValidationData.read = judged, read  # type: ignore[method-assign]
+        validation_loss.evaluate, ValidationData.read = judged, read  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        state.evaluate, ValidationData.read = self._judge, self._read  # type: ignore[method-assign]
+        validation_loss.evaluate, ValidationData.read = self._judge, self._read  # type: ignore[method-assign]
 
 
 def stopped_and_carried_on(config: TrainConfig, which: int, rank: int) -> dict[str, Any]:
