@@ -139,7 +139,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name is None:
         print(_unknown(" ".join(arguments[: 1 + (arguments[0] == "order")])), file=sys.stderr)
         return WRONG_INPUT
-    return _run(name, arguments[len(name.split()) :], debug)
+    code = _run(name, arguments[len(name.split()) :], debug)
+    if code and argv is None and int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        # Threads of torch's process group that still start up would abort the interpreter's exit, and hide the code.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _one_line(
