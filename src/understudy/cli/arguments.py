@@ -90,6 +90,7 @@ EXAMPLES = {
     "export": (
         "understudy export runs/table",
         "understudy export runs/table --checkpoint best --dtype bf16 --output-dir policies/table",
+        "understudy export runs/pi05 --format lerobot --output-dir policies/pi05",
     ),
     "report": ("understudy report runs/table",),
     "inspect": (

@@ -176,7 +176,7 @@ def _choose(files: Mapping[str, Path], asset: str, folder: Path) -> Path:
 
 
 def _read_openpi(path: Path, quantiles: bool) -> Stored:
-    content = _object(path).get("norm_stats")
+    content = read_object(path).get("norm_stats")
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: has no norm_stats; restore the file")
     needed = ("q01", "q99") if quantiles else ("mean", "std")
@@ -212,7 +212,7 @@ def _read_lerobot(folder: Path) -> Stored:
 
 def _step(path: Path, name: str) -> Mapping[str, Any]:
     """Return the only step of this name, by its registry name or its class."""
-    steps = _object(path).get("steps")
+    steps = read_object(path).get("steps")
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise ConfigError(f"{path}: has no list of steps; restore the file")
     plain = name.replace("_", "")
@@ -288,7 +288,7 @@ def _lerobot_maps(
 
 def _lerobot_delta(path: Path, maps: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the action dimensions that the processors make differences to the state."""
-    own = [step for step in _object(path)["steps"] if step.get("registry_name") == "relative_actions_processor"]
+    own = [step for step in read_object(path)["steps"] if step.get("registry_name") == "relative_actions_processor"]
     config: Mapping[str, Any] = (own[0].get("config") if own else None) or {}
     if not config.get("enabled") or ACTION not in maps:
         return ()
@@ -299,7 +299,7 @@ def _lerobot_delta(path: Path, maps: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _read_own(path: Path) -> Stored:
-    content = _object(path)
+    content = read_object(path)
     if ACTION not in content:
         raise ConfigError(f"{path}: has no {ACTION!r}; restore the file")
     return Stored(path, {}, {}, None, content)
@@ -388,7 +388,8 @@ def _figures(entry: Any, names: Sequence[str], where: str) -> dict[str, np.ndarr
     return found
 
 
-def _object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object; ConfigError where the file is missing, damaged or holds something else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

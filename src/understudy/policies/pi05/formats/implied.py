@@ -9,7 +9,6 @@ The weights fit other chunks and prompts, too, and train differently with them. 
 setting `weights_settings` turns off. Precision is no such setting: weights are read in their own dtype.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from understudy.errors import ConfigError
 from understudy.policies.pi05.config import Pi05PolicyConfig
 from understudy.policies.pi05.formats.robot import variant
+from understudy.policies.pi05.normalization import read_object
 
 FILES = ("config.json", "metadata.json")
 PROMPTS = {True: "state", False: "plain"}
@@ -36,7 +36,7 @@ def check_implied(config: Pi05PolicyConfig) -> None:
     found = []
     for file in (folder / name for name in FILES):
         if file.is_file():
-            for field, theirs, setting, ours in _compare(_read(file), config):
+            for field, theirs, setting, ours in _compare(read_object(file), config):
                 if theirs != ours:
                     found.append(f"{setting} is {ours}, and {file} has {field}: {theirs}")
     if found:
@@ -80,13 +80,3 @@ def _compare(stored: Mapping[str, Any], config: Pi05PolicyConfig) -> Iterator[tu
             yield "pi05, which means policy.type", "pi05" if stored["pi05"] else "pi0", *kind
         if sizes.adaptive and isinstance(stored.get("discrete_state_input"), bool):
             yield "discrete_state_input, which means policy.prompt", PROMPTS[stored["discrete_state_input"]], *prompt
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"policy.weights: {file} cannot be read: {error}; restore the file") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"policy.weights: {file} holds a {type(value).__name__}, expected an object")
-    return value
