@@ -340,7 +340,7 @@ def map_range(low: np.ndarray, high: np.ndarray, size: np.ndarray) -> dict[str, 
     spread = (size / 2).astype(np.float32)
     # A range below the resolution of float32 around `low`: the next power of two keeps `low` at -1 exactly.
     step = np.spacing(np.maximum(np.abs(start), np.abs(high.astype(np.float32))))
-    coarse = spread < 64 * step
+    coarse = spread < 256 * step  # a step of the offset stays well inside a bin of 1 / 128
     spread = np.where(coarse, np.exp2(np.ceil(np.log2(np.maximum(spread, step)))), spread).astype(np.float32)
     offset = (start + spread).astype(np.float32)
     for _ in range(8):  # rounding of the offset, a few steps at most
