@@ -96,10 +96,10 @@ def child(root: str, apart: bool) -> None:
 
     from understudy.data.dataset import EpisodeDataset
     from understudy.data.format.catalog import Catalog
-    from understudy.storage import mapped
+    from understudy.storage import mapped_tables
 
     if apart:
-        mapped.MIN_ROWS = sys.maxsize
+        mapped_tables.MIN_ROWS = sys.maxsize
     begun, before = time.process_time(), _measure_memory()
     data = EpisodeDataset(Catalog.open(root), {"action": [0, 1 / FPS]})
     spent = time.process_time() - begun

@@ -56,7 +56,7 @@ from understudy.policies.flow.model import FlowPolicy
 from understudy.rollout.play import rollout
 from understudy.rollout.result import wilson_interval
 from understudy.train import precision
-from understudy.train.data.data import open_data
+from understudy.train.data.run_data import open_data
 from understudy.train.run import train
 from understudy.train.track import metrics_file
 from understudy.train.validation.validation_loss import evaluate

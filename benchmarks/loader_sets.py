@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from understudy.data.format.features import Feature
-from understudy.data.write.schemas import (
+from understudy.data.write.dataset_files import (
     DATA_PATH,
     DEFAULTS,
     EPISODES_PATH,

@@ -34,7 +34,7 @@ from understudy.load.validation.validation_data import ValidationData
 from understudy.policies.draws import make_draws
 from understudy.policies.flow.config import FlowSettings
 from understudy.policies.flow.model import FlowPolicy
-from understudy.train.data.data import RunData, open_data
+from understudy.train.data.run_data import RunData, open_data
 from understudy.train.validation.validation_loss import BATCH, evaluate
 
 CAMERA, DIMS, CHUNK, BAR = "observation.images.front", 7, 8, 1.2

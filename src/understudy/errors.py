@@ -1,6 +1,6 @@
 """Errors that users see. `UnderstudyError` is the base of all of them."""
 
-from understudy.addresses import redact
+from understudy.credentials import redact
 
 
 class UnderstudyError(Exception):

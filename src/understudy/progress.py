@@ -10,7 +10,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-from understudy.extras import optional_imports
+from understudy.optional_packages import optional_imports
 
 with optional_imports():
     from tqdm import tqdm

@@ -10,7 +10,7 @@ from support.runs import tiny_config, tiny_dataset
 from understudy.cli.main import main
 from understudy.cli.prepare.fast import read_chunks
 from understudy.policies.common.fast_tokenizer import FastTokenizer
-from understudy.train.data.data import compute_normalization, open_data
+from understudy.train.data.run_data import compute_normalization, open_data
 
 pytest.importorskip("tokenizers", reason="needs the extra pi05")
 

@@ -16,7 +16,7 @@ from support.datasets import Spec, edit_json, write_dataset
 from understudy.cli import main
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import Feature
-from understudy.report.dataset.facts import examine
+from understudy.report.dataset.examine import examine
 from understudy.report.dataset.page import page
 from understudy.report.dataset.recorded_claims import constant
 from understudy.report.dataset.text import format_facts

@@ -13,7 +13,7 @@ import pytest
 from support.datasets import Spec, edit_json, picture, write_dataset, write_video
 from understudy.data.check_files import check_files
 from understudy.data.format.catalog import Catalog
-from understudy.storage.files import Files
+from understudy.storage.dataset_root import Files
 
 TOP, SIDE_CAM = "observation.images.top", "observation.images.side"
 

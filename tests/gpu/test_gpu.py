@@ -22,11 +22,11 @@ from understudy.distributed import mesh as parallel
 from understudy.distributed.compile import missing_compiler
 from understudy.distributed.torch_release import has_grad_dtype, has_gradient_sum
 from understudy.optim.adamw import Float32AdamW
-from understudy.optim.param_groups import update_average
+from understudy.optim.moving_average import update_average
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
-from understudy.train.data.data import compute_normalization, open_data
+from understudy.train.data.run_data import compute_normalization, open_data
 from understudy.train.precision import restore
 from understudy.train.state import TrainState, init_train_state
 

@@ -26,7 +26,7 @@ from understudy.load.images.clip_reader import ClipReader, Timings
 from understudy.load.images.cursors import SampleImages
 from understudy.load.images.decoded_cache import DecodedImages, keep_decoded
 from understudy.load.loader import Loader
-from understudy.load.workers import WorkerPool
+from understudy.load.loader_threads import WorkerPool
 from understudy.order import Order
 from understudy.order.sample_random import SampleRng
 from understudy.video.decoder import FrameDecoder

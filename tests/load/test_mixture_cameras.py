@@ -16,7 +16,7 @@ from support import datasets as written
 from support.batches import all_same, least_memory
 from support.datasets import Spec, write_dataset
 from understudy import EpisodeDataset, EpisodeSampler, EpisodeStream, Loader, Order
-from understudy.load.mixture import Mixture, image_shapes
+from understudy.load.mixed_batches import Mixture, image_shapes
 from understudy.order.sample_random import SampleRng
 from understudy.video.resize import AreaResize
 

@@ -12,7 +12,7 @@ from support import browser
 from support.runs import tiny_config, tiny_dataset
 from understudy.data.format.catalog import Catalog
 from understudy.report import html
-from understudy.report.dataset.facts import examine
+from understudy.report.dataset.examine import examine
 from understudy.report.dataset.page import page as inspect_page
 from understudy.report.run.page import write_report
 from understudy.rollout.files import write_result

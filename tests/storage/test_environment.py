@@ -16,7 +16,7 @@ import pytest
 
 from support.servers import RangeServer
 from understudy.errors import DatasetError
-from understudy.storage.files import Files
+from understudy.storage.dataset_root import Files
 from understudy.storage.remote_options import RemoteOptions
 from understudy.storage.retry import RetryPolicy
 

@@ -14,8 +14,8 @@ import pytest
 from support.servers import Asked, RangeServer
 from understudy.errors import DatasetError, SourceError
 from understudy.storage import disk_cache, http_client, retry
+from understudy.storage.dataset_root import Files
 from understudy.storage.disk_cache import DiskCache
-from understudy.storage.files import Files
 from understudy.storage.remote_options import RemoteOptions
 from understudy.storage.remote_source import RemoteSource
 from understudy.storage.retry import RetryPolicy, TransientError, call_with_retries

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from support.servers import FAULTS, Asked, RangeServer, change_retry_policy
 from understudy.errors import DatasetError, SourceError
-from understudy.storage.files import Files
+from understudy.storage.dataset_root import Files
 from understudy.storage.remote_options import RemoteOptions
 from understudy.storage.retry import RetryPolicy, TransientError, call_with_retries
 

@@ -14,7 +14,7 @@ import pytest
 
 from support.servers import Asked, RangeServer
 from understudy.errors import SourceError
-from understudy.storage.files import Files
+from understudy.storage.dataset_root import Files
 from understudy.storage.prefetch_threads import Fetcher
 from understudy.storage.remote_options import RemoteOptions
 from understudy.storage.retry import RetryPolicy

@@ -23,10 +23,10 @@ from understudy.config.schema import dump_yaml
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.errors import DatasetError, MissingFileError, SourceError
-from understudy.storage.files import Files
+from understudy.storage.dataset_root import Files
 from understudy.storage.remote_options import RemoteOptions
+from understudy.storage.remote_store import call_driver
 from understudy.storage.retry import RetryPolicy, TransientError
-from understudy.storage.store import call_driver
 from understudy.video.open import open_video
 
 TOP, SIDE_CAM = "observation.images.top", "observation.images.side"

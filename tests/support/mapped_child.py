@@ -27,12 +27,12 @@ def main(root: str, folder: str) -> None:
     """Open a dataset without access to its metadata, and print its lengths and mapped files."""
     from understudy.data.format import lerobot_v3
     from understudy.data.format.catalog import Catalog
-    from understudy.storage import mapped
+    from understudy.storage import mapped_tables
 
     def read(*_: object) -> None:
         raise AssertionError("it was read again")
 
-    mapped.MIN_ROWS = 2
+    mapped_tables.MIN_ROWS = 2
     lerobot_v3.read_episodes = read  # type: ignore[assignment]
     table = Catalog.open(root).episodes
     print(*table.lengths.tolist(), *sorted(maps(Path(folder))))

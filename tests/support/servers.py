@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from understudy.storage.files import Files
+from understudy.storage.dataset_root import Files
 from understudy.storage.retry import RetryPolicy
 
 FAULTS = (

@@ -28,7 +28,7 @@ from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.export import ExportConfig, export
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.data.data import first_batch, open_data
+from understudy.train.data.run_data import first_batch, open_data
 from understudy.train.profiling.profile import profile
 from understudy.train.run_record import current_order
 

@@ -20,7 +20,7 @@ from understudy.config.train import DataConfig, OptimConfig, ParallelConfig, Tra
 from understudy.distributed.torch_release import has_grad_dtype, has_gradient_sum
 from understudy.errors import ConfigError
 from understudy.optim.adamw import Float32AdamW
-from understudy.optim.param_groups import make_average, update_average
+from understudy.optim.moving_average import make_average, update_average
 from understudy.optim.state import check_moments, clip_factor, grad_norm
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.losses import scalar

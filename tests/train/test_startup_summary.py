@@ -12,7 +12,7 @@ from understudy.config.train import TrainConfig
 from understudy.order import Order
 from understudy.order.spec import Entry
 from understudy.train import startup_summary
-from understudy.train.data.data import open_data
+from understudy.train.data.run_data import open_data
 
 
 def lines(config: TrainConfig) -> list[str]:

@@ -15,7 +15,7 @@ from understudy.config import help
 from understudy.config.renamed import current_flags
 from understudy.config.schema import SUFFIXES, complete, load, plain, validate
 from understudy.errors import ConfigError
-from understudy.extras import optional_imports
+from understudy.optional_packages import optional_imports
 
 with optional_imports():
     import tyro

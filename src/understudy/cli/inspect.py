@@ -51,8 +51,8 @@ def inspect(config: InspectConfig) -> None:
     """Print the facts and write the page."""
     from understudy.data.format.catalog import Catalog
     from understudy.data.selection.select import select
-    from understudy.extras import require
-    from understudy.report.dataset.facts import examine
+    from understudy.optional_packages import require
+    from understudy.report.dataset.examine import examine
     from understudy.report.dataset.page import page
     from understudy.report.dataset.text import format_facts
     from understudy.report.html import refuse_foreign, write_page

@@ -110,7 +110,7 @@ LESS_MEMORY = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code. `--debug` adds the traceback to a one-line error."""
-    from understudy.addresses import strip_credentials
+    from understudy.credentials import strip_credentials
 
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
@@ -152,8 +152,8 @@ def _one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """Format a warning without its place in our code, which only --debug shows."""
-    from understudy.addresses import redact
     from understudy.config.renamed import OldNameWarning
+    from understudy.credentials import redact
 
     note = category is UserWarning or issubclass(category, OldNameWarning)
     return redact(f"{'note' if note else category.__name__}: {message}\n")
@@ -191,10 +191,10 @@ def _unknown(word: str) -> str:
 
 def _run(name: str, arguments: list[str], debug: bool) -> int:
     """Parse and run a command. Errors that the user can correct become one line; ours keep their traceback."""
-    from understudy.addresses import redact
     from understudy.config.renamed import OldNameWarning
+    from understudy.credentials import redact
     from understudy.errors import ConfigError, DatasetError
-    from understudy.extras import describe_missing, require
+    from understudy.optional_packages import describe_missing, require
 
     try:
         command = COMMANDS[name]

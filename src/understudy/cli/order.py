@@ -12,7 +12,7 @@ __all__ = ["ExplainConfig", "explain"]
 
 def explain(config: ExplainConfig) -> int:
     """Print the order and the table; draw the figure if requested. Returns the exit code."""
-    from understudy.extras import require
+    from understudy.optional_packages import require
     from understudy.report.order.text import describe, render
 
     if config.figure:

@@ -55,7 +55,7 @@ def profile(config: ProfileConfig) -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")
     from understudy.atomic import write_text
-    from understudy.extras import require
+    from understudy.optional_packages import require
     from understudy.report.html import refuse_foreign, write_page
     from understudy.train.profiling import profile as measuring
 

@@ -203,7 +203,7 @@ def rule_of(config: RangesConfig, fps: float) -> "IdleRule":
 def _keys(catalog: "Catalog", config: RangesConfig) -> list[str]:
     """Columns to read."""
     from understudy.errors import DatasetError
-    from understudy.report.dataset.facts import row_keys
+    from understudy.report.dataset.examine import row_keys
 
     known = row_keys(catalog)
     if not config.key and config.preset != "droid":

@@ -27,7 +27,7 @@ def run_and_report(command: str, config: "TrainConfig") -> int:
         config: The settings of the run.
     """
     from understudy.distributed.signals import Stopped, stop_signals
-    from understudy.extras import is_installed
+    from understudy.optional_packages import is_installed
 
     report = config.log.report and is_rank_0()
     if report and not is_installed("report"):

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Annotated, Literal
 
-from understudy.addresses import strip_credentials
 from understudy.bytesize import parse_bytes
 from understudy.config.declare import Ge, Interval, Suppress
 from understudy.config.on_resume import (
@@ -24,6 +23,7 @@ from understudy.config.on_resume import (
     Fixed,
     OnResume,
 )
+from understudy.credentials import strip_credentials
 
 NONE = "none"
 """Value of `cameras` for a policy without cameras."""

@@ -1,6 +1,6 @@
 """Metadata of settings: bounds of values, command-line markers. Needs the extra `train`."""
 
-from understudy.extras import optional_imports
+from understudy.optional_packages import optional_imports
 
 with optional_imports():
     from annotated_types import Ge, Gt, Interval, Le

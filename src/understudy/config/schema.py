@@ -13,10 +13,10 @@ from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from understudy.addresses import remember_credentials
 from understudy.config.renamed import current_names
+from understudy.credentials import remember_credentials
 from understudy.errors import ConfigError
-from understudy.extras import optional_imports
+from understudy.optional_packages import optional_imports
 
 T = TypeVar("T")
 
@@ -103,7 +103,7 @@ def validate(
 def without_credentials(config: T, fresh: bool = True) -> T:
     """Return settings whose URLs have no credentials, so that no file or message contains any.
 
-    The credentials stay in the memory of the process, for opening those URLs (`addresses.py`).
+    The credentials stay in the memory of the process, for opening those URLs (`credentials.py`).
 
     Args:
         config: the settings.

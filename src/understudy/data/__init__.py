@@ -1,11 +1,11 @@
 """Datasets: metadata, selection, samples, statistics, recording. Knows no training.
 
-format       metadata of LeRobot v2.0 to v3.1 in one `Catalog`
-selection    frames and episodes to use
-read         rows and images of episodes
-windows      time windows around a frame, and their padding
-dataset      `EpisodeDataset`: samples as dictionaries of tensors
-check_files  errors in every file of a dataset
-stats        statistics and normalization
-write        `EpisodeWriter`: record a LeRobot v3.0 dataset
+format          metadata of LeRobot v2.0 to v3.1 in one `Catalog`
+selection       frames and episodes to use
+read            rows and images of episodes
+time_windows    time windows around a frame, and their padding
+dataset         `EpisodeDataset`: samples as dictionaries of tensors
+check_files     errors in every file of a dataset
+stats           statistics and normalization
+write           `EpisodeWriter`: record a LeRobot v3.0 dataset
 """

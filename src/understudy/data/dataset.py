@@ -21,11 +21,11 @@ from understudy.data.read.response import Responses
 from understudy.data.read.rows import Rows
 from understudy.data.read.video_frames import VideoFrames
 from understudy.data.selection.select import KeepRanges, select
-from understudy.data.windows import frame_offsets, reach, window
+from understudy.data.time_windows import frame_offsets, reach, window
 from understudy.deprecation import renamed_arguments
 from understudy.errors import DatasetError, SourceError
-from understudy.storage.files import with_location
-from understudy.storage.mapped import dumps, loads, share_arrays
+from understudy.storage.dataset_root import with_location
+from understudy.storage.mapped_tables import dumps, loads, share_arrays
 
 _MAX_TRIES = 64  # videos to open in search of a readable one
 _TABLES = ("segments", "_stop", "_begins", "_ends")  # memory-mapped when large

@@ -249,7 +249,7 @@ def shard(
     """Shard `policy` over the mesh, in place: fully_shard per block, the rest as one group with the root.
 
     The policy is on `mesh.device` already and has the same weights on every rank. Gradients are summed, in float32 or
-    better, not averaged: the loss is divided by the global count (`train/step.py`).
+    better, not averaged: the loss is divided by the global count (`train/optimizer_step.py`).
 
     Args:
         policy: the network.

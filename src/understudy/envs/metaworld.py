@@ -18,7 +18,7 @@ import numpy as np
 
 from understudy.envs.env import Outcome, image_feature, select_by_name, vector_feature
 from understudy.envs.ray_camera import RayCamera
-from understudy.extras import optional_imports
+from understudy.optional_packages import optional_imports
 
 with optional_imports():
     import mujoco

@@ -14,7 +14,7 @@ import copy
 
 import numpy as np
 
-from understudy.extras import optional_imports
+from understudy.optional_packages import optional_imports
 
 with optional_imports():
     import mujoco

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from understudy.envs.env import Env
-from understudy.extras import MissingExtraError
+from understudy.optional_packages import MissingExtraError
 
 ENVS = ("tabletop", "metaworld")
 

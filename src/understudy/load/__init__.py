@@ -7,11 +7,11 @@ loader                `Loader`: batches in the order's sequence
 batch_request         the arguments that `Loader` and `EpisodeStream` share, checked
 order_state           state dicts: a position, and its order
 dataloader            the same batches for torch's DataLoader
-workers               the loader's threads
+loader_threads        the loader's threads
 batch_builder         one thread's part of a batch
 row_batches           rows for several batches at once
 images                images for batches: clip readers, cursors, decoded images, buffers
-mixture               one set of keys, dtypes and shapes for several datasets
+mixed_batches         one set of keys, dtypes and shapes for several datasets
 memory_plan           memory needed before the first batch, and the decode policies that fit it
 fit_order             a new order that fits a memory
 staggered_decoding    lengths of first runs, so that lanes decode in turns

@@ -14,9 +14,9 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.selection.select import KeepRanges
 from understudy.load.fit_order import fit_order
-from understudy.load.mixture import Mixture
+from understudy.load.mixed_batches import Mixture
 from understudy.order import Order, rank_slice
-from understudy.order.layout import LARGEST
+from understudy.order.frame_numbering import LARGEST
 from understudy.order.make_spec import as_list
 from understudy.order.sample_random import SampleRng
 

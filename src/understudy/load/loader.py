@@ -29,10 +29,10 @@ from understudy.load.device_copy import DeviceCopy
 from understudy.load.images.buffer_pool import BufferPool
 from understudy.load.images.clip_reader import Timings
 from understudy.load.images.decoded_cache import keep_decoded
+from understudy.load.loader_threads import WorkerPool
 from understudy.load.memory_plan import make_plan
-from understudy.load.mixture import image_shapes
+from understudy.load.mixed_batches import image_shapes
 from understudy.load.order_state import order_state, position_in
-from understudy.load.workers import WorkerPool
 from understudy.order import Order
 
 __all__ = ["Batch", "Loader"]
@@ -48,7 +48,7 @@ class Loader:
 
     Besides the keys of the datasets a batch has `position` int64 and `source` int64 (number of the dataset). Images are
     uint8. Datasets with vectors of different widths are padded (`real_action_dim`, `action_dim_is_pad`). A camera that
-    only some of them have is black elsewhere (`<camera>_is_missing`); see `load/mixture.py`.
+    only some of them have is black elsewhere (`<camera>_is_missing`); see `load/mixed_batches.py`.
 
     The loader is `Stateful` for `torch.distributed.checkpoint`: `state_dict` and `load_state_dict`.
 

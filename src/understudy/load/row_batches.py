@@ -10,7 +10,7 @@ from torch import Tensor
 
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
-from understudy.load.mixture import Mixture
+from understudy.load.mixed_batches import Mixture
 
 
 class RowBatches:

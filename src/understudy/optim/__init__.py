@@ -4,7 +4,8 @@ adamw             AdamW with float32 state
 bf16_split        bfloat16 weights and the 16 bits they drop
 master_weights    float32 master weights for any torch optimizer
 state             names, dtypes and norms, for both storages
-param_groups      parameter groups, frozen parameters and the moving average (EMA)
+param_groups      parameter groups and frozen parameters
+moving_average    the moving average (EMA) of the weights
 lora              low-rank adapters on linear layers, and their merge
 lr_schedule       the learning rate as a function of the step
 """

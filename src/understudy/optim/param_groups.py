@@ -1,23 +1,18 @@
-"""Frozen parameters, groups of parameters, weights of loss terms, and the moving average of the weights.
+"""Frozen parameters, groups of parameters, and weights of loss terms.
 
 Patterns are those of a shell (`vision.*`, `*.bias`), compared with the names of `policy.named_parameters()`. A pattern
 that fits no parameter is an error.
 """
 
-import copy
 import difflib
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, TypeVar
 
-import torch
 from torch import nn
 
 from understudy.errors import ConfigError
-from understudy.optim.adamw import Float32AdamW
-from understudy.optim.state import local
 
-Policy = TypeVar("Policy", bound=nn.Module)
 Value = TypeVar("Value")
 NO_RENAMES: Mapping[str, str] = {}
 
@@ -48,25 +43,6 @@ class OptimSettings(Protocol):
     @property
     def loss_weights(self) -> Mapping[str, float]:
         """Loss term -> weight."""
-        ...
-
-
-class EmaSettings(Protocol):
-    """Settings of the moving average; `EmaConfig` of a run has them."""
-
-    @property
-    def decay(self) -> float:
-        """Largest share of the average that a step keeps."""
-        ...
-
-    @property
-    def kind(self) -> str:
-        """Warm-up of the decay: "constant" or "power"."""
-        ...
-
-    @property
-    def power(self) -> float:
-        """Exponent of "power"."""
         ...
 
 
@@ -137,35 +113,6 @@ def loss_weights(terms: Iterable[str], config: OptimSettings) -> dict[str, float
     if not any(weights.values()):
         raise ConfigError("optim.loss_weights: every term weighs 0: there is nothing to learn")
     return {term: weight for term, weight in weights.items() if weight}
-
-
-def make_average(policy: Policy) -> Policy:
-    """Copy a policy to hold the moving average of its weights, in float32; frozen parameters are shared, not copied."""
-    shared = {id(p): p for p in policy.parameters() if not p.requires_grad}
-    return copy.deepcopy(policy, dict(shared)).requires_grad_(False).eval()
-
-
-def ema_decay(step: int, config: EmaSettings) -> float:
-    """Return the share of the average that optimizer step `step` (1, 2, ...) keeps.
-
-    Both kinds start low, so that the first weights fade: `constant` with a ramp (as TensorFlow's
-    ExponentialMovingAverage with `num_updates`), `power` throughout (as diffusers' EMAModel).
-    """
-    ramp = (1 + step) / (10 + step) if config.kind == "constant" else 1 - (1 + step) ** -config.power
-    return min(config.decay, ramp)
-
-
-@torch.no_grad()
-def update_average(average: nn.Module, policy: nn.Module, optimizer: Float32AdamW, decay: float) -> None:
-    """Compute average += (1 - decay) * (weights - average) from the float32 weights, on each rank's shard.
-
-    A skipped optimizer step counts as a step that did not change the weights.
-    """
-    pairs = [(a, p) for a, p in zip(average.parameters(), policy.parameters(), strict=True) if p.requires_grad]
-    for low in range(0, len(pairs), 64):  # float32 values of bfloat16 weights are temporary, so in groups
-        some = pairs[low : low + 64]
-        averages, masters = [local(a) for a, _ in some], [optimizer.local_master(p) for _, p in some]
-        torch._foreach_lerp_(averages, masters, 1 - decay)
 
 
 def spellings(name: str, old_modules: Mapping[str, str], parts: Mapping[str, str] = NO_RENAMES) -> list[str]:

@@ -1,6 +1,6 @@
 """Clip lanes: the order of one source, as a bijection in closed form.
 
-    the line of N frames (layout.py)   |  clip 0  |  clip 1  |  clip 2  | ... | short |       S frames each
+    the line of N frames (frame_numbering.py)   |  clip 0  |  clip 1  |  clip 2  | ... | short |       S frames each
     the clips in a random order        |  clip 7  |  clip 2  | short | clip 9 | ...           keyed by the epoch
     turned by a random shift, then cut |     lane 0     |     lane 1     | ... | lane V-1 |
     and read across the lanes          position p of the epoch = frame p div V of lane p mod V

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from understudy.order.defaults import ClipChoice, choose_clips, choose_slots
-from understudy.order.layout import Layout, check_segments, fingerprint, make_layout
+from understudy.order.frame_numbering import Layout, check_segments, fingerprint, make_layout
 from understudy.order.mixture.rounds import count_lanes
 from understudy.order.mixture.shares import check_weights, share_errors, share_slots
 from understudy.order.random.keys import ORDER_VERSION

@@ -2,7 +2,7 @@
 
     position -> schedule entry -> slot -> (source, index in its stream)    mixture/whole_slots.py, shared_slots.py
     index -> (epoch, index in the epoch) -> line number                    lanes.py
-    line number -> (episode, frame)                                        layout.py
+    line number -> (episode, frame)                                        frame_numbering.py
 
 Nothing here depends on ranks, workers, batches or earlier calls, so any position can be located at any time.
 """
@@ -15,7 +15,7 @@ import numpy as np
 
 from understudy.deprecation import renamed_arguments, renamed_attribute, warn_renamed
 from understudy.order.defaults import choose_slots, default_in_flight
-from understudy.order.layout import Layout, check_segments, fingerprint
+from understudy.order.frame_numbering import Layout, check_segments, fingerprint
 from understudy.order.make_spec import (
     Frames,
     OrderRequest,

@@ -1,17 +1,17 @@
 """Networks: tensors in, per-sample losses or actions out.
 
-registry      types of policies by name, their settings and configs
-policy        `Policy`, the base class of all of them
-draws         random numbers of a policy, keyed by position
-losses        per-sample losses
-batch         checks of the batch
-common        layers, normalization, flow matching and augmentation
-flow          the small flow-matching policy
-pi05          pi0.5 and pi0
-inference     `load_policy`: a saved policy that acts on observations
-field_types   types of the values in a config.json
-files         files that a policy needs besides its weights
-pretrained    a policy as a folder: weights, config, normalization
-foreign       a policy as a folder of another tool
-weight_files  tensors in safetensors files, read row by row
+registry           types of policies by name, their settings and configs
+policy             `Policy`, the base class of all of them
+draws              random numbers of a policy, keyed by position
+losses             per-sample losses
+batch              checks of the batch
+common             layers, normalization, flow matching and augmentation
+flow               the small flow-matching policy
+pi05               pi0.5 and pi0
+inference          `load_policy`: a saved policy that acts on observations
+field_types        types of the values in a config.json
+companion_files    files that a policy needs besides its weights
+policy_folder      a policy as a folder: weights, config, normalization
+folder_formats     a policy as a folder of another tool
+weight_files       tensors in safetensors files, read row by row
 """

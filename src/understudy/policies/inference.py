@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from understudy.batch_keys import ACTION, HEAD, STATE, TASK
-from understudy.policies import pretrained
+from understudy.policies import policy_folder
 from understudy.policies.draws import generate_draws
 from understudy.policies.policy import Policy, load
 
@@ -26,10 +26,10 @@ def load_policy(directory: str | Path, *, device: str | torch.device = "cpu", he
         ValueError: the folder holds no policy, or `head` is missing or unknown. OSError: it cannot be read.
     """
     folder = Path(directory)
-    if not (folder / pretrained.CONFIG).is_file() and (folder / "policy" / pretrained.CONFIG).is_file():
+    if not (folder / policy_folder.CONFIG).is_file() and (folder / "policy" / policy_folder.CONFIG).is_file():
         folder = folder / "policy"
     policy = load(folder).to(device).eval()
-    return RobotPolicy(policy, pretrained.read_metadata(folder), head)
+    return RobotPolicy(policy, policy_folder.read_metadata(folder), head)
 
 
 class RobotPolicy:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from understudy.batch_keys import STATE, TASK
-from understudy.policies import pretrained
+from understudy.policies import policy_folder
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.common.task_modes import POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
@@ -187,7 +187,7 @@ class Policy(nn.Module):
             metadata: facts about the robots for config.json: names of dimensions, cameras, fps.
         """
         weights = self.state_dict() if weights is None else weights
-        pretrained.save(directory, self.config, self.normalizer.arrays(), weights, metadata)
+        policy_folder.save(directory, self.config, self.normalizer.arrays(), weights, metadata)
 
     @classmethod
     def load(cls, directory: str | Path) -> Self:
@@ -208,7 +208,7 @@ def load(directory: str | Path) -> Policy:
     Raises:
         ValueError: the folder holds no policy, or a damaged one. OSError: it cannot be read.
     """
-    saved = pretrained.load(directory)
+    saved = policy_folder.load(directory)
     with torch.random.fork_rng(devices=[]):  # building draws fresh weights, which are then replaced
         policy = policy_type(saved.config.type).build(saved.config, saved.normalization)
     try:

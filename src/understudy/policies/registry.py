@@ -61,9 +61,9 @@ class PolicySettings:
 
     FILES: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Fields that name a file or folder which the policy needs, "" for none -> files needed of a folder. Exported
-    folders have copies (`policies/files.py`)."""
+    folders have copies (`policies/companion_files.py`)."""
     FORMATS: ClassVar[Mapping[str, str]] = {}
-    """Names of other tools -> "module:function" that describes a policy as a folder of that tool (`foreign.py`)."""
+    """Names of other tools -> "module:function" that describes a policy as its folder (`folder_formats.py`)."""
     START_CHECK: ClassVar[str] = ""
     """"module:function" that checks the config of a new run against the files it starts from; "" for none."""
     AT_START: ClassVar[tuple[str, ...]] = ()

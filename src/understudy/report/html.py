@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy.extras import optional_imports
+from understudy.optional_packages import optional_imports
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

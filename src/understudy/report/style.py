@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy.extras import optional_imports
+from understudy.optional_packages import optional_imports
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,7 +12,7 @@ from pathlib import Path
 from understudy.atomic import DRAFT_SUFFIX
 from understudy.errors import DatasetError
 from understudy.storage import locks
-from understudy.storage.spans import parse_claim, parse_span
+from understudy.storage.cached_spans import parse_claim, parse_span
 
 _STALE = 3600.0  # seconds after which a draft or lock is a leftover of a killed process
 _RETRY_FULL = 0.5  # seconds between two searches for evictable spans in a full cache

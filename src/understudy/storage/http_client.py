@@ -21,8 +21,8 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
-from understudy.addresses import strip_credentials
 from understudy.cancel import Cancelled
+from understudy.credentials import strip_credentials
 from understudy.errors import DatasetError, SourceError
 from understudy.storage.retry import RetryPolicy, TransientError, should_stop
 from understudy.storage.timeouts import set_deadline, with_deadlines

@@ -29,8 +29,8 @@ from understudy.storage.byte_source import CHANGED, RESTART, ByteSource
 from understudy.storage.disk_cache import Claim, DiskCache, Entry
 from understudy.storage.prefetch_threads import Fetcher, Latency
 from understudy.storage.remote_options import RemoteOptions
+from understudy.storage.remote_store import FsspecStore, Stat, Store
 from understudy.storage.retry import RetryPolicy, call_with_retries, should_stop
-from understudy.storage.store import FsspecStore, Stat, Store
 from understudy.storage.web_store import web_store
 
 T = TypeVar("T")

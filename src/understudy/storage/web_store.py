@@ -16,8 +16,8 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from understudy.errors import DatasetError, SourceError, summarize
 from understudy.storage.byte_source import CHANGED, RESTART
 from understudy.storage.http_client import Address, HttpClient, HttpStatusError, RangeResponse
+from understudy.storage.remote_store import Stat, call_driver, list_folder, open_fs, size_of, status_error
 from understudy.storage.retry import RetryPolicy, TransientError
-from understudy.storage.store import Stat, call_driver, list_folder, open_fs, size_of, status_error
 
 HEAD = 1 << 16
 """Bytes fetched when a file is opened: all of a small file, the index of many videos."""

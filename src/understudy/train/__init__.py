@@ -1,23 +1,23 @@
 """A training run.
 
-run                    from the first step to the last: `train` and `resume`
-loop                   the training loop: train, log, validate, checkpoint
-step_runner            batches through the step, with their metrics; shared with `profile`
-step                   one optimizer step
-cut_samples            samples of which the policy could not keep everything
-state                  policy, optimizer and average of a run
-precision              the setting `precision`
-draw_task_modes        task mode of each position
-data                   the data of a run
-validation             validation
-checkpoint             checkpoints, the run directory, export
-track                  metrics.jsonl and trackers
-profiling              time and memory of a step
-trainable              statement of the trained parameters
-run_record             order.json: decisions that hold for the whole run
-resume_check           changes on resume, and their consequences
-startup_summary        summary of the data before the first step
-background_rollouts    rollouts during training, in a process of their own
+run                     from the first step to the last: `train` and `resume`
+loop                    the training loop: train, log, validate, checkpoint
+step_runner             batches through the step, with their metrics; shared with `profile`
+optimizer_step          one optimizer step
+cut_samples             samples of which the policy could not keep everything
+state                   policy, optimizer and average of a run
+precision               the setting `precision`
+draw_task_modes         task mode of each position
+data                    the data of a run
+validation              validation
+checkpoint              checkpoints, the run directory, export
+track                   metrics.jsonl and trackers
+profiling               time and memory of a step
+trainable_parameters    statement of the trained parameters
+run_record              order.json: decisions that hold for the whole run
+resume_check            changes on resume, and their consequences
+startup_summary         summary of the data before the first step
+background_rollouts     rollouts during training, in a process of their own
 """
 
 import sys

@@ -39,7 +39,7 @@ from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.distributed.signals import Stop
 from understudy.errors import ConfigError
-from understudy.policies import pretrained
+from understudy.policies import policy_folder
 from understudy.progress import Progress
 from understudy.rollout.result import wilson_interval
 from understudy.train.checkpoint.run_dir import RunDir
@@ -321,7 +321,7 @@ def _steps(folder: Path, suffix: str) -> list[tuple[int, Path]]:
 
 
 def _digest(policy: Path) -> str:
-    with (policy / pretrained.WEIGHTS).open("rb") as file:
+    with (policy / policy_folder.WEIGHTS).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 
-from understudy.addresses import CREDENTIALS_HINT, has_credentials
 from understudy.atomic import write_text
 from understudy.config.schema import differences, dump_yaml, plain, without_credentials
 from understudy.config.train import ParallelConfig, TrainConfig
+from understudy.credentials import CREDENTIALS_HINT, has_credentials
 from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.distributed.signals import Stop, Stopped, stop_signals
 from understudy.errors import ConfigError, DatasetError, is_out_of_memory
 from understudy.load.validation.validation_data import ValidationData
-from understudy.policies.files import check_unchanged
+from understudy.policies.companion_files import check_unchanged
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train import precision
 from understudy.train.background_rollouts import BackgroundRollouts, check_rollouts
@@ -30,17 +30,17 @@ from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.export import find_checkpoint
 from understudy.train.checkpoint.run_dir import RunDir, read_settings
 from understudy.train.checkpoint.saver import Saver
-from understudy.train.data.data import RunData, dataset_fingerprint, file_digests, open_data
 from understudy.train.data.fingerprint import changed_kinds, describe_change
 from understudy.train.data.hub_files import with_local_files
-from understudy.train.data.loading import make_loader
+from understudy.train.data.make_loader import make_loader
+from understudy.train.data.run_data import RunData, dataset_fingerprint, file_digests, open_data
 from understudy.train.loop import gather_weights, library_versions, run_steps
 from understudy.train.resume_check import check_resume
 from understudy.train.run_record import current_order, load_initial_weights, new_run_record, recorded_sources
 from understudy.train.startup_summary import startup_summary
 from understudy.train.state import TrainState, init_train_state, stored_names
 from understudy.train.track.trackers import MetricsLog
-from understudy.train.trainable import describe_trainable
+from understudy.train.trainable_parameters import describe_trainable
 from understudy.train.validation.periodic_validation import open_validation, read_validation_data
 
 DONE, STOPPED = 0, 75

@@ -19,11 +19,11 @@ from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.errors import ConfigError
 from understudy.order import Order
-from understudy.policies.files import digests
+from understudy.policies.companion_files import digests
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train.checkpoint.export import read_initial_policy
-from understudy.train.data.data import RunData, choose_normalization, dataset_fingerprint, file_digests
-from understudy.train.data.loading import make_order
+from understudy.train.data.make_loader import make_order
+from understudy.train.data.run_data import RunData, choose_normalization, dataset_fingerprint, file_digests
 
 logger = logging.getLogger(__name__)
 

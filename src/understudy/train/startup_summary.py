@@ -7,7 +7,7 @@ import numpy as np
 from understudy.config.train import TrainConfig
 from understudy.data.dataset import EpisodeDataset
 from understudy.order import Order
-from understudy.train.data.data import RunData
+from understudy.train.data.run_data import RunData
 from understudy.train.draw_task_modes import describe_modes
 
 MAX_SOURCES = 60

@@ -25,7 +25,8 @@ from understudy.errors import ConfigError
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.lora import add_adapters
 from understudy.optim.lr_schedule import lr_factor
-from understudy.optim.param_groups import ema_decay, freeze, loss_weights, make_average, update_average
+from understudy.optim.moving_average import ema_decay, make_average, update_average
+from understudy.optim.param_groups import freeze, loss_weights
 from understudy.optim.state import local
 from understudy.order.random.keys import make_key
 from understudy.policies.batch import to_device
@@ -34,8 +35,7 @@ from understudy.policies.policy import Policy, current_name
 from understudy.policies.registry import policy_type
 from understudy.train import precision
 from understudy.train.draw_task_modes import draw_modes
-from understudy.train.profiling.timer import NULL, Timer
-from understudy.train.step import (
+from understudy.train.optimizer_step import (
     StepResult,
     batch_to_device,
     drop_instructions,
@@ -43,10 +43,11 @@ from understudy.train.step import (
     shift_cameras,
     split_micro_batches,
 )
+from understudy.train.profiling.timer import NULL, Timer
 
 if TYPE_CHECKING:
     from understudy.load.validation.validation_data import ValidationData
-    from understudy.train.data.data import RunData
+    from understudy.train.data.run_data import RunData
 
 
 class PreparedBatch(dict[str, Any]):

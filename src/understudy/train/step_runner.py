@@ -15,9 +15,9 @@ from understudy.errors import UnderstudyError
 from understudy.load.loader import Loader
 from understudy.progress import Progress
 from understudy.train.cut_samples import CutSamples, count_cuts
+from understudy.train.optimizer_step import StepResult
 from understudy.train.profiling.timer import NULL, Timer
 from understudy.train.state import TrainState
-from understudy.train.step import StepResult
 from understudy.train.track.trackers import MetricsLog
 
 

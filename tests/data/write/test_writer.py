@@ -378,7 +378,7 @@ def test_writer_files_are_closed_at_their_size(which: str, tmp_path: Path) -> No
 
 
 def test_writer_a_chunk_folder_holds_a_thousand_files() -> None:
-    from understudy.data.write.schemas import DATA_PATH, VIDEO_PATH, file_path
+    from understudy.data.write.dataset_files import DATA_PATH, VIDEO_PATH, file_path
 
     assert file_path(DATA_PATH, 999) == "data/chunk-000/file-999.parquet"
     assert file_path(VIDEO_PATH, 2001, "cam") == "videos/cam/chunk-002/file-001.mp4"

@@ -19,9 +19,9 @@ from understudy.load.images.buffer_pool import BufferPool
 from understudy.load.images.clip_reader import ClipReader, DecodePolicy, Timings
 from understudy.load.images.cursors import Cursors
 from understudy.load.loader import Batch, Loader
+from understudy.load.loader_threads import WorkerPool
 from understudy.load.memory_plan import MemoryPlan, make_plan, rank_policies
 from understudy.load.staggered_decoding import first_runs
-from understudy.load.workers import WorkerPool
 from understudy.order import Order
 from understudy.video.color import Converter
 from understudy.video.decoder import FrameDecoder

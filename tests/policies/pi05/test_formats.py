@@ -24,7 +24,7 @@ from support.sentences import write_model
 from understudy.batch_keys import ACTION, STATE
 from understudy.cli.main import main
 from understudy.errors import ConfigError
-from understudy.policies.foreign import ForeignFolder, describe_folder, save_folder
+from understudy.policies.folder_formats import ForeignFolder, describe_folder, save_folder
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.policies.pi05.normalization import find_normalization, fit_normalization
 from understudy.policies.pi05.policy import Pi05Policy

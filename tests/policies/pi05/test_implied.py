@@ -14,8 +14,8 @@ from support.runs import tiny_config, tiny_dataset
 from support.sentences import write_model
 from understudy.cli.main import main
 from understudy.errors import ConfigError
-from understudy.policies import pretrained
-from understudy.policies.foreign import describe_folder, save_folder
+from understudy.policies import policy_folder
+from understudy.policies.folder_formats import describe_folder, save_folder
 from understudy.policies.pi05.config import Pi0PolicyConfig, Pi05PolicyConfig, Pi05Settings
 from understudy.policies.pi05.sizes import Sizes
 from understudy.policies.registry import check_start
@@ -129,7 +129,7 @@ def test_a_damaged_config_is_an_error(content: str, tmp_path: Path) -> None:
 def test_exported_folders_imply_the_settings_of_their_policy(tool: str, adaptive: bool, tmp_path: Path) -> None:
     made = policy(write_model(tmp_path / "tok"), adaptive)
     if tool == "understudy":
-        pretrained.save(tmp_path / "w", made.config, NORMALISATION, made.state_dict())
+        policy_folder.save(tmp_path / "w", made.config, NORMALISATION, made.state_dict())
     else:
         save_folder(tmp_path / "w", describe_folder(tool, made.config, NORMALISATION, {}), made.state_dict())
     same = replace(made.config, weights=str(tmp_path / "w"))

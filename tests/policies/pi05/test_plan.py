@@ -12,7 +12,7 @@ from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import join_mesh
 from understudy.policies.draws import make_draws
 from understudy.policies.pi05.config import Pi05Settings
-from understudy.train.data.data import choose_normalization, open_data
+from understudy.train.data.run_data import choose_normalization, open_data
 from understudy.train.profiling.plan import one_sample, plan, trace_step
 from understudy.train.profiling.resident import resident_memory
 from understudy.train.state import init_train_state

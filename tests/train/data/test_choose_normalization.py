@@ -11,7 +11,7 @@ from support.runs import tiny_config, tiny_dataset
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
 from understudy.policies.registry import PolicySettings
-from understudy.train.data.data import choose_normalization, compute_normalization, open_data
+from understudy.train.data.run_data import choose_normalization, compute_normalization, open_data
 
 
 @dataclass(frozen=True, kw_only=True)

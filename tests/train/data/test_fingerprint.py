@@ -18,7 +18,7 @@ from understudy.errors import ConfigError
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data import fingerprint
-from understudy.train.data.data import file_digests, open_data
+from understudy.train.data.run_data import file_digests, open_data
 
 
 def digests(root: Path | str, cache: Path | None = None, spans: str = "") -> dict[str, list[str] | None]:

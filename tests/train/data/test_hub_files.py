@@ -14,7 +14,7 @@ from huggingface_hub import constants
 
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
-from understudy.extras import MissingExtraError
+from understudy.optional_packages import MissingExtraError
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.train.data import hub_files
 from understudy.train.data.hub_files import hub_id, with_local_files

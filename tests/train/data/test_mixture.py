@@ -22,7 +22,7 @@ from understudy.errors import ConfigError, DatasetError
 from understudy.load.loader import Loader
 from understudy.policies.common.task_modes import MODES
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.data.data import RunData, compute_normalization, dataset_fingerprint, open_data
+from understudy.train.data.run_data import RunData, compute_normalization, dataset_fingerprint, open_data
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.data.selection.select import split_episodes
 from understudy.data.write.writer import EpisodeWriter
-from understudy.train.data.data import open_data
+from understudy.train.data.run_data import open_data
 
 KEYS = ("observation.state", "action")
 

@@ -12,7 +12,7 @@ from understudy.config.schema import override
 from understudy.data.dataset import EpisodeDataset
 from understudy.policies.flow.model import FlowPolicy
 from understudy.report.run.tables import format_validation, with_error
-from understudy.train.data.data import open_data
+from understudy.train.data.run_data import open_data
 from understudy.train.run import DONE, evaluate_checkpoint, train
 
 

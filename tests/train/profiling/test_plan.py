@@ -19,7 +19,7 @@ from understudy.distributed.mesh import join_mesh
 from understudy.errors import ConfigError
 from understudy.policies.draws import make_draws
 from understudy.policies.flow.config import FlowSettings
-from understudy.train.data.data import choose_normalization, open_data
+from understudy.train.data.run_data import choose_normalization, open_data
 from understudy.train.profiling.plan import largest_batch, one_sample, plan, trace_step
 from understudy.train.profiling.resident import resident_memory
 from understudy.train.state import init_train_state

@@ -25,7 +25,7 @@ from understudy.report.run import tables, validation
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.data.data import open_data
+from understudy.train.data.run_data import open_data
 from understudy.train.track import trackers
 from understudy.train.validation import validation_loss
 from understudy.train.validation.validation_loss import ValidationFailed, evaluate

@@ -34,7 +34,7 @@ from understudy.policies.draws import make_draws
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import Detail, Loss
 from understudy.report.run.tables import format_validation
-from understudy.train.data.data import RunData, open_data
+from understudy.train.data.run_data import RunData, open_data
 from understudy.train.track.metrics_file import finite
 from understudy.train.validation import validation_loss
 from understudy.train.validation.metrics import TermSums, best_metrics, group_losses

@@ -78,7 +78,7 @@ class BenchConfig:
 
 def bench(config: BenchConfig) -> None:
     """Measure, print the table, draw the figure."""
-    from understudy.extras import require
+    from understudy.optional_packages import require
 
     target = config.figure if config.figure or config.json else f"{Path(config.path).name or 'dataset'}-bench.png"
     if target:

@@ -61,7 +61,7 @@ class FastFitConfig(TrainConfig):
 
 def fit(config: FastFitConfig) -> None:
     """Fit, write the folder, and print lengths and errors on chunks that were not fitted."""
-    from understudy.extras import require
+    from understudy.optional_packages import require
     from understudy.policies.common.fast_tokenizer import FastTokenizer
 
     require("pi05")
@@ -81,7 +81,7 @@ def read_chunks(config: TrainConfig) -> "Iterator[np.ndarray]":
 
     from understudy.batch_keys import ACTION, HEAD, STATE
     from understudy.policies.common.normalizer import Normalizer
-    from understudy.train.data.data import choose_normalization, open_data
+    from understudy.train.data.run_data import choose_normalization, open_data
 
     config = config.with_policy_defaults()
     data = open_data(config)

@@ -21,7 +21,7 @@ from understudy.data.format.missing_files import MissingFiles, find_missing, has
 from understudy.data.format.path_templates import check_template
 from understudy.data.format.recorded_stats import PER_EPISODE, Stats, read_stats
 from understudy.errors import DatasetError
-from understudy.storage.files import Files
+from understudy.storage.dataset_root import Files
 from understudy.storage.remote_options import RemoteOptions
 
 INFO = "meta/info.json"

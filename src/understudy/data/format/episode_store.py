@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from understudy.data.format.episode_table import EpisodeTable, FileTable, Videos
-from understudy.storage import mapped
-from understudy.storage.files import Files
+from understudy.storage import mapped_tables
+from understudy.storage.dataset_root import Files
 
 _KINDS = (EpisodeTable, Videos, FileTable)
 
@@ -42,7 +42,7 @@ def load_episode_table(
         read: parses the table.
     """
     total = info.get("total_episodes")
-    if isinstance(total, bool) or not isinstance(total, int) or total < mapped.MIN_ROWS:
+    if isinstance(total, bool) or not isinstance(total, int) or total < mapped_tables.MIN_ROWS:
         return read(oddities)
 
     def versions() -> list[tuple[str, str]]:
@@ -52,17 +52,17 @@ def load_episode_table(
     parts = [_code_version(), files.root, before, info, depends_on]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
-    def make() -> tuple[mapped.Table, bool]:
+    def make() -> tuple[mapped_tables.Table, bool]:
         odd: list[str] = []
         table = read(odd)
         pa.default_memory_pool().release_unused()  # more than the table itself
-        worth = len(table) >= mapped.MIN_ROWS and versions() == before
+        worth = len(table) >= mapped_tables.MIN_ROWS and versions() == before
         arrays: dict[str, np.ndarray] = {}
         structure = _split_arrays(table, "table", arrays)
-        return mapped.Table(arrays, {"table": structure, "oddities": odd}), worth
+        return mapped_tables.Table(arrays, {"table": structure, "oddities": odd}), worth
 
     cache = files.options.cache if files.options is not None else ""
-    found = mapped.once_per_host(key, make, cache)
+    found = mapped_tables.once_per_host(key, make, cache)
     oddities += found.note["oddities"]
     table: EpisodeTable = _join_arrays(found.note["table"], found.arrays)
     return table
@@ -70,7 +70,7 @@ def load_episode_table(
 
 def _code_version() -> list[tuple[str, int, int]]:
     """Size and time of each source file that parses metadata."""
-    sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(mapped.__file__)]
+    sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(mapped_tables.__file__)]
     there = [(path.name, path.stat()) for path in sources]
     return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in there]
 
@@ -91,7 +91,7 @@ def _split_arrays(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
     return {"value": value}
 
 
-def _join_arrays(structure: Mapping[str, Any], arrays: mapped.Arrays) -> Any:
+def _join_arrays(structure: Mapping[str, Any], arrays: mapped_tables.Arrays) -> Any:
     """Invert `_split_arrays`."""
     if "array" in structure:
         return arrays[structure["array"]]

@@ -13,8 +13,8 @@ import numpy as np
 
 from understudy.data.format.path_templates import fill_template
 from understudy.errors import DatasetError
-from understudy.storage import mapped
-from understudy.storage.files import Files
+from understudy.storage import mapped_tables
+from understudy.storage.dataset_root import Files
 
 _CHUNK = re.compile(r"chunk-\d+")
 
@@ -128,10 +128,10 @@ class EpisodeTable:
         return len(self.ids)
 
     def __getstate__(self) -> bytes:  # compresses to a quarter: many equal and rising numbers
-        return zlib.compress(mapped.dumps(dict(self.__dict__)), 1)
+        return zlib.compress(mapped_tables.dumps(dict(self.__dict__)), 1)
 
     def __setstate__(self, state: bytes) -> None:
-        self.__dict__.update(mapped.loads(zlib.decompress(state)))
+        self.__dict__.update(mapped_tables.loads(zlib.decompress(state)))
 
     @cached_property
     def frames(self) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from understudy.errors import DatasetError
-from understudy.storage.files import Files
+from understudy.storage.dataset_root import Files
 
 
 def read_json(files: Files, path: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from understudy.data.format.features import Feature
 from understudy.data.format.json_files import integer_column, read_columns
 from understudy.data.format.path_templates import template_or_default
 from understudy.errors import DatasetError
-from understudy.storage.files import Files
+from understudy.storage.dataset_root import Files
 
 EPISODES = "meta/episodes.jsonl"
 TASKS = "meta/tasks.jsonl"

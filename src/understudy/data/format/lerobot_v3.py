@@ -19,7 +19,7 @@ from understudy.data.format.lerobot_v2 import check_episodes, task_lists, tasks_
 from understudy.data.format.lerobot_v2 import read_tasks as read_tasks_jsonl
 from understudy.data.format.path_templates import template_or_default
 from understudy.errors import DatasetError
-from understudy.storage.files import Files
+from understudy.storage.dataset_root import Files
 
 EPISODES = "meta/episodes"
 TASKS = "meta/tasks.parquet"

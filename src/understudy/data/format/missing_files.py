@@ -12,7 +12,7 @@ from difflib import get_close_matches
 import numpy as np
 
 from understudy.data.format.episode_table import EpisodeTable, FileTable, Videos
-from understudy.storage.files import Files
+from understudy.storage.dataset_root import Files
 
 _CHUNK = re.compile(r"chunk-\d+")
 _REMOTE_CHECKS = 8  # files of a remote camera whose existence is checked

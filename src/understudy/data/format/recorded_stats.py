@@ -12,7 +12,7 @@ import numpy as np
 
 from understudy.data.format.json_files import read_json
 from understudy.errors import DatasetError
-from understudy.storage.files import Files
+from understudy.storage.dataset_root import Files
 
 Stats = dict[str, dict[str, np.ndarray]]
 """Feature key -> statistic ("min", "max", "mean", "std", "count", "q01", ...) -> float64, (C, 1, 1) for images."""

@@ -18,7 +18,7 @@ from understudy.data.format.features import Feature
 from understudy.data.read.columns import to_numpy
 from understudy.errors import DatasetError
 from understudy.lru import LRUCache
-from understudy.storage.files import with_location
+from understudy.storage.dataset_root import with_location
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000")
 """Formats that Pillow may read. It knows others, some of which run programs."""

@@ -20,7 +20,7 @@ from understudy.data.format.features import INDEX_KEYS, Feature
 from understudy.data.read.columns import is_numeric, to_numpy
 from understudy.errors import DatasetError
 from understudy.lru import LRUCache
-from understudy.storage.files import with_location
+from understudy.storage.dataset_root import with_location
 
 Column: TypeAlias = np.ndarray | pa.ChunkedArray
 """Numbers as an array (rows, ...); strings and records as Arrow data."""

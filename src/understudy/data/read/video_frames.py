@@ -14,7 +14,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import Videos
 from understudy.errors import DatasetError, MissingFileError, SourceError
 from understudy.lru import LRUCache
-from understudy.storage.files import with_location
+from understudy.storage.dataset_root import with_location
 from understudy.video.open import open_video
 from understudy.video.reader import VideoReader
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from understudy import addresses
+from understudy import credentials
 from understudy.batch_keys import ACTION, STATE
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.json_files import read_json
@@ -19,7 +19,7 @@ from understudy.data.format.recorded_stats import Stats, parse_stats, read_per_e
 from understudy.data.stats.dataset_summaries import vector_widths
 from understudy.data.stats.normalization import Mode, Statistics
 from understudy.errors import DatasetError, MissingFileError
-from understudy.storage.files import Files
+from understudy.storage.dataset_root import Files
 
 RECORDED = "recorded"
 """Source name of the statistics in the dataset's own meta/."""
@@ -97,7 +97,7 @@ def _read_table(source: str, data: EpisodeDataset) -> tuple[str, Stats, bool]:
     if source == RECORDED:
         stats = {data.catalog.stored_names.get(key, key): entry for key, entry in data.catalog.stats.items()}
         return f"{data.catalog.root}/meta", stats, False
-    address, _, query = addresses.restore_credentials(source).partition("?" if "://" in source else "\0")
+    address, _, query = credentials.restore_credentials(source).partition("?" if "://" in source else "\0")
     folder, _, name = address.rpartition("/")
     folder += f"?{query}" if query else ""
     files = Files(folder or ("/" if source.startswith("/") else "."), data.catalog.files.options)

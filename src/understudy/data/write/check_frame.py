@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from understudy.data.format.features import Feature
-from understudy.data.write.schemas import DEFAULTS
+from understudy.data.write.dataset_files import DEFAULTS
 
 _NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "float32", "float64")
 

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from understudy.atomic import DRAFT_SUFFIX, sync
 from understudy.data.format.features import Feature
-from understudy.data.write.schemas import (
+from understudy.data.write.dataset_files import (
     DATA_PATH,
     EPISODES_PATH,
     FILES_PER_CHUNK,

@@ -21,10 +21,10 @@ from understudy.data.format.features import Feature
 from understudy.data.format.lerobot_v3 import episode_files
 from understudy.data.stats.image_statistics import ImageStatistics, counted_images, image_step
 from understudy.data.stats.running import RunningStatistics
+from understudy.data.write.dataset_files import DATA_PATH, EPISODES_PATH, MARK, VIDEO_PATH, episode_schema, file_path
 from understudy.data.write.pack_episodes import Group, empty_group, file_numbers
-from understudy.data.write.schemas import DATA_PATH, EPISODES_PATH, MARK, VIDEO_PATH, episode_schema, file_path
 from understudy.errors import DatasetError
-from understudy.storage.files import Files
+from understudy.storage.dataset_root import Files
 from understudy.video.open import open_video
 from understudy.video.reader import VideoReader
 

@@ -34,17 +34,7 @@ from understudy.data.format.features import Feature
 from understudy.data.stats.image_statistics import ImageStatistics, image_step
 from understudy.data.stats.running import NAMES, RunningStatistics
 from understudy.data.write.check_frame import check_features, check_frame, encode_png
-from understudy.data.write.pack_episodes import (
-    commit,
-    empty_group,
-    is_full,
-    pack,
-    remove_orphans,
-    small_files,
-    video_keys,
-)
-from understudy.data.write.resume_recording import load_recording, read_every, rebuild_statistics
-from understudy.data.write.schemas import (
+from understudy.data.write.dataset_files import (
     EPISODES_PATH,
     column_type,
     data_schema,
@@ -57,6 +47,16 @@ from understudy.data.write.schemas import (
     statistic_value,
     tasks_table,
 )
+from understudy.data.write.pack_episodes import (
+    commit,
+    empty_group,
+    is_full,
+    pack,
+    remove_orphans,
+    small_files,
+    video_keys,
+)
+from understudy.data.write.resume_recording import load_recording, read_every, rebuild_statistics
 from understudy.errors import DatasetError
 from understudy.video.encode import VideoEncoder, codec_name
 

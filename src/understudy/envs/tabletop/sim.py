@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from understudy.envs.ray_camera import RayCamera
-from understudy.extras import optional_imports
+from understudy.optional_packages import optional_imports
 
 with optional_imports():
     import gymnasium

@@ -1,5 +1,5 @@
 """The order for torch's DataLoader.
 
-sampler     `EpisodeSampler`, for a map-style dataset
-iterable    `EpisodeStream`, an iterable dataset
+episode_sampler    `EpisodeSampler`, for a map-style dataset
+episode_stream     `EpisodeStream`, an iterable dataset
 """

@@ -21,7 +21,7 @@ from understudy.batch_keys import ACTION, HEAD
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError, SourceError
 from understudy.load.images.decoded_cache import decoded_bytes, keep_decoded
-from understudy.load.mixture import Mixture
+from understudy.load.mixed_batches import Mixture
 from understudy.load.validation.validation_sample import frame_counts, identity, sample_frames
 from understudy.order.random.keys import make_key
 from understudy.video.resize import make_resize

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from understudy.errors import ConfigError
-from understudy.extras import optional_imports
+from understudy.optional_packages import optional_imports
 
 TOKENIZER, CONFIG = "tokenizer.json", "processor_config.json"
 """Files of a folder."""

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 
 from understudy.errors import ConfigError
-from understudy.extras import optional_imports
+from understudy.optional_packages import optional_imports
 from understudy.policies.common import fast_tokenizer
 from understudy.policies.pi05.normalization import NormalizationSettings
 

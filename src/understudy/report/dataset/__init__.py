@@ -1,6 +1,6 @@
 """Facts about a dataset, for people.
 
-facts              contents, encoding and defects as plain values
+examine            contents, encoding and defects as plain values
 recorded_claims    recorded statistics compared with the data
 text               the facts as text
 page               the facts as a page

@@ -11,7 +11,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.missing_files import spread_evenly
 from understudy.data.selection.idle import IdleRule, idle_ranges
 from understudy.report import html
-from understudy.report.dataset.facts import finding, row_keys
+from understudy.report.dataset.examine import finding, row_keys
 from understudy.report.dataset.text import duration, encoding
 from understudy.report.sparklines import curves, histogram
 

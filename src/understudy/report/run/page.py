@@ -136,7 +136,7 @@ def _batch(config: Any, begun: Any, count: int = 8) -> str:
     """Render the first samples of step 0, or the reason why they are unavailable."""
     from understudy.errors import DatasetError
     from understudy.report import charts, html
-    from understudy.train.data.data import first_batch
+    from understudy.train.data.run_data import first_batch
 
     try:
         batch, cameras = first_batch(config, begun)

@@ -1,11 +1,11 @@
 """`understudy export`: write the policy of a checkpoint for a robot; and read it as the start of a new run.
 
-The result is a folder with model.safetensors, config.json and normalisation.json (`policies/pretrained.py`). It does
+The result is a folder with model.safetensors, config.json and normalisation.json (`policies/policy_folder.py`). It does
 not depend on mesh and storage of the run, and needs neither dataset nor processes. Low-rank adapters are merged into
 the weights in float32: the policy is an ordinary one. bf16 halves the file and rounds each weight to the nearest; the
 normalization stays float32. Moments and position stay in the run.
 
-With `format` the folder is one of another tool instead (`policies/foreign.py`).
+With `format` the folder is one of another tool instead (`policies/folder_formats.py`).
 
 `train --init-from FOLDER` starts a new run with these weights and this normalization: its policy at step 0 gives the
 same actions as the exported one.
@@ -62,7 +62,7 @@ def export(config: ExportConfig) -> None:
         CheckpointError: the checkpoint cannot be read. OSError: the folder cannot be written.
     """
     from understudy.errors import ConfigError
-    from understudy.policies import foreign, pretrained
+    from understudy.policies import folder_formats, policy_folder
     from understudy.policies.policy import current_name
     from understudy.train.checkpoint.run_dir import RunDir
 
@@ -73,26 +73,26 @@ def export(config: ExportConfig) -> None:
         Path(config.output_dir or run.root / ("export" if own else f"export-{config.format}")),
     )
     frozen = run.read_record()
-    network = pretrained.read_config(frozen["policy"])
+    network = policy_folder.read_config(frozen["policy"])
     normalization, metadata = frozen["normalisation"], frozen.get("metadata")
     try:
         if own:
-            pretrained.check_replaceable(target, network.type)
+            policy_folder.check_replaceable(target, network.type)
         else:
-            foreign.check_absent(target)
+            folder_formats.check_absent(target)
     except FileExistsError as error:
         raise ConfigError(f"output_dir: {error}") from error
     folder = None
     if not own:
-        folder = foreign.describe_folder(
+        folder = folder_formats.describe_folder(
             config.format, network, normalization, metadata or {}, config.head, config.dtype
         )
     weights = policy_weights(source, config.dtype)
     weights = {current_name(name, network.OLD_MODULES): tensor for name, tensor in weights.items()}
     if folder is None:
-        pretrained.save(target, network, normalization, weights, metadata)
+        policy_folder.save(target, network, normalization, weights, metadata)
     else:
-        foreign.save_folder(target, folder, weights)
+        folder_formats.save_folder(target, folder, weights)
     size = sum(weight.numel() for weight in weights.values())
     print(f"{target}: {size:,} weights in {config.dtype} of {source.name}")
     for note in folder.notes if folder is not None else ():
@@ -140,11 +140,11 @@ def read_initial_policy(path: str | Path, wanted: Any) -> InitialPolicy:
         ConfigError: there is none, or it is another network than `wanted`; names each setting that differs.
     """
     from understudy.errors import ConfigError
-    from understudy.policies import pretrained
+    from understudy.policies import policy_folder
     from understudy.policies.registry import network_differences
 
     try:
-        config, normalization, weights, _ = pretrained.load(path)
+        config, normalization, weights, _ = policy_folder.load(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"init_from: {error}") from error
     if differences := network_differences(config, wanted):
@@ -152,7 +152,7 @@ def read_initial_policy(path: str | Path, wanted: Any) -> InitialPolicy:
         raise ConfigError(
             f"init_from: {path} holds another network; set policy.*, data.* and mode as there, or name another\n{lines}"
         )
-    with open(Path(path) / pretrained.WEIGHTS, "rb") as file:
+    with open(Path(path) / policy_folder.WEIGHTS, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return InitialPolicy(normalization, {name: tensor.float() for name, tensor in weights.items()}, digest)
 

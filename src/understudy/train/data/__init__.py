@@ -1,9 +1,9 @@
 """The data of a run.
 
-data           all sources and the order over them
-sources        one source, split into training and validation episodes
-loading        loader and order, with a rank's share of the host
-fingerprint    digests of a dataset's files, compared on resume
-incomplete     episodes with missing files
-hub_files      files of a policy that its settings name by a hub id
+run_data               all sources and the order over them
+sources                one source, split into training and validation episodes
+make_loader            loader and order, with a rank's share of the host
+fingerprint            digests of a dataset's files, compared on resume
+incomplete_episodes    episodes with missing files
+hub_files              files of a policy that its settings name by a hub id
 """

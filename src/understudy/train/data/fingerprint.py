@@ -25,7 +25,7 @@ from understudy.atomic import write_text
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.episode_table import FileTable
 from understudy.errors import DatasetError, MissingFileError, SourceError
-from understudy.storage.files import Files
+from understudy.storage.dataset_root import Files
 
 MAX_WHOLE = 4 << 30
 MAX_FILES = 50_000  # files of a kind that are read, spread evenly if there are more

@@ -12,7 +12,7 @@ from typing import Any
 
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError, summarize
-from understudy.extras import require
+from understudy.optional_packages import require
 
 _SCHEME = "hf://"
 _HUB_ID = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")

@@ -17,7 +17,7 @@ from understudy.data.selection.select import split_episodes
 from understudy.data.stats.norm_heads import head_name
 from understudy.errors import DatasetError
 from understudy.image_size import ImageSize, Resize
-from understudy.train.data.incomplete import skip_incomplete
+from understudy.train.data.incomplete_episodes import skip_incomplete
 
 
 @dataclass(frozen=True)

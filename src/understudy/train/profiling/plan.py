@@ -29,8 +29,8 @@ from understudy.errors import ConfigError
 from understudy.load.loader import Loader
 from understudy.optim.state import local
 from understudy.policies.draws import make_draws
-from understudy.train.data.data import RunData, choose_normalization, open_data
 from understudy.train.data.hub_files import with_local_files
+from understudy.train.data.run_data import RunData, choose_normalization, open_data
 from understudy.train.profiling.flops import count_flops
 from understudy.train.profiling.live_bytes import LiveBytes, forget_values, without_values
 from understudy.train.profiling.resident import resident_memory

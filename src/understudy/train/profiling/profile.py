@@ -24,9 +24,9 @@ from understudy._version import __version__
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import join_mesh, num_micro_batches
-from understudy.train.data.data import choose_normalization, open_data
 from understudy.train.data.hub_files import with_local_files
-from understudy.train.data.loading import make_loader, make_order
+from understudy.train.data.make_loader import make_loader, make_order
+from understudy.train.data.run_data import choose_normalization, open_data
 from understudy.train.profiling.flops import count_flops, peak_flops
 from understudy.train.profiling.resident import resident_memory
 from understudy.train.profiling.timer import NULL, PHASES, PhaseTimer, Timer

@@ -10,7 +10,7 @@ from typing import Any
 from understudy.config.train import TrainConfig
 from understudy.distributed.signals import Stop
 from understudy.load.validation.validation_data import ValidationData
-from understudy.train.data.data import RunData
+from understudy.train.data.run_data import RunData
 from understudy.train.state import TrainState
 from understudy.train.track.trackers import MetricsLog
 from understudy.train.validation.metrics import check_keep_best

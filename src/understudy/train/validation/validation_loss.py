@@ -25,7 +25,7 @@ from understudy.policies.draws import make_draws
 from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy
 from understudy.progress import Progress, tqdm
-from understudy.train.step import batch_to_device
+from understudy.train.optimizer_step import batch_to_device
 from understudy.train.validation.metrics import TermSums, group_losses, loss_by_dimension
 from understudy.train.validation.open_loop import OpenLoop
 

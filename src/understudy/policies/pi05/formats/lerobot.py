@@ -18,7 +18,7 @@ from safetensors.numpy import save
 
 from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
-from understudy.policies.foreign import ForeignFolder
+from understudy.policies.folder_formats import ForeignFolder
 from understudy.policies.pi05.config import Pi05PolicyConfig
 from understudy.policies.pi05.formats.robot import Robot, check_prompts, common_files, to_json, variant
 from understudy.policies.pi05.normalization import LEROBOT, LEROBOT_OUT

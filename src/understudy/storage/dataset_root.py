@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy import addresses
+from understudy import credentials
 from understudy.errors import DatasetError, LfsPointerError, MissingFileError, summarize
 from understudy.storage.byte_source import ByteSource, LocalSource, as_file
 
@@ -35,7 +35,7 @@ class Files:
     """The files of one dataset. Pickles as its root, pinned to one version of a remote dataset.
 
     Attributes:
-        root: Absolute folder, or the URL without credentials (`addresses.py`).
+        root: Absolute folder, or the URL without credentials (`credentials.py`).
 
     Args:
         root: Path, `file://` URL, or any URL that fsspec knows (`memory://`, `https://`, `s3://`, `hf://`).
@@ -50,9 +50,9 @@ class Files:
         self.root = (
             os.path.abspath(os.path.expanduser(text))
             if self.is_local
-            else addresses.strip_credentials(text).rstrip("/")
+            else credentials.strip_credentials(text).rstrip("/")
         )
-        self._address = self.root if self.is_local else addresses.restore_credentials(text)
+        self._address = self.root if self.is_local else credentials.restore_credentials(text)
         self.options = options
         self._pin = ""
         self._reset()

@@ -11,7 +11,7 @@ import pytest
 
 from support.runs import tiny_config, tiny_dataset
 from support.servers import Asked, RangeServer, folder
-from understudy import addresses
+from understudy import credentials
 from understudy.cli.main import main
 from understudy.config.data import SourceConfig
 from understudy.config.schema import dump_yaml, override
@@ -44,8 +44,8 @@ def server(served: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in another process."""
-    monkeypatch.setattr(addresses, "_full_addresses", {})
-    monkeypatch.delenv(addresses.VARIABLE, raising=False)
+    monkeypatch.setattr(credentials, "_full_addresses", {})
+    monkeypatch.delenv(credentials.VARIABLE, raising=False)
 
 
 def understudy(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -77,19 +77,19 @@ def test_credentials_are_written_nowhere(
         return said
 
     said = does(0, "train", file)
-    assert addresses.VARIABLE in said, "the remedy for a resume"
+    assert credentials.VARIABLE in said, "the remedy for a resume"
     assert RunDir(run).settings().data.root == plain
     assert does(0, "export", run, "--output-dir", out / "export")
     assert does(0, "inspect", full, "--page", out / "inspect.html")
 
     forget(monkeypatch)
-    assert addresses.VARIABLE in does(2, "resume", run, "--steps", 6)
-    monkeypatch.setenv(addresses.VARIABLE, full)
+    assert credentials.VARIABLE in does(2, "resume", run, "--steps", 6)
+    monkeypatch.setenv(credentials.VARIABLE, full)
     assert does(0, "resume", run, "--steps", 6)
     forget(monkeypatch)
     assert does(0, "resume", run, "--steps", 8, "--data.root", full)
     forget(monkeypatch)
-    monkeypatch.setenv(addresses.VARIABLE, full)
+    monkeypatch.setenv(credentials.VARIABLE, full)
     assert does(0, "validate", run)
     assert does(0, "report", run)
 
@@ -138,7 +138,7 @@ def test_sources_that_differ_only_in_their_query(
         assert parts() == {"a", "b"}
         server.log.clear()
         forget(monkeypatch)
-        monkeypatch.setenv(addresses.VARIABLE, " ".join(full))
+        monkeypatch.setenv(credentials.VARIABLE, " ".join(full))
         assert understudy(monkeypatch, "resume", tmp_path / "run", "--steps", 3) == 0
         assert parts() == {"a", "b"}
         settings: TrainConfig = RunDir(tmp_path / "run").settings()

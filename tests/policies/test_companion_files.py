@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from understudy.errors import ConfigError
-from understudy.policies import pretrained, registry
-from understudy.policies.files import check_unchanged, digests
+from understudy.policies import policy_folder, registry
+from understudy.policies.companion_files import check_unchanged, digests
 from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType, network_differences
 
 FILES = {"words": ("words.model",), "codes": ("codes.json", "more.json")}
@@ -50,7 +50,7 @@ def config(here: Path, **changes: Any) -> ReaderConfig:
 
 
 def save(here: Path, own: ReaderConfig, name: str = "policy") -> Path:
-    pretrained.save(here / name, own, {"action": {}}, {"w": torch.zeros(1)})
+    policy_folder.save(here / name, own, {"action": {}}, {"w": torch.zeros(1)})
     return here / name
 
 
@@ -61,7 +61,7 @@ def test_a_saved_policy_has_copies_and_finds_them_anywhere(here: Path) -> None:
     assert files == [*names, "words.model"]
     moved = saved.rename(here / "elsewhere")
     (here / "my.model").unlink()
-    loaded = pretrained.load(moved).config
+    loaded = policy_folder.load(moved).config
     assert (loaded.words, loaded.codes) == (str(moved / "words.model"), str(moved / "codes"))
     assert (moved / "words.model").read_text() == "words"
     stored = json.loads((moved / "config.json").read_text())
@@ -70,16 +70,16 @@ def test_a_saved_policy_has_copies_and_finds_them_anywhere(here: Path) -> None:
 
 def test_a_loaded_policy_is_saved_again_with_its_files(here: Path) -> None:
     first = save(here, config(here))
-    again = save(here, pretrained.load(first).config, "again")
-    assert digests(pretrained.load(again).config) == digests(config(here))
-    save(here, pretrained.load(again).config, "again")  # in place of itself
-    assert digests(pretrained.load(again).config) == digests(config(here))
+    again = save(here, policy_folder.load(first).config, "again")
+    assert digests(policy_folder.load(again).config) == digests(config(here))
+    save(here, policy_folder.load(again).config, "again")  # in place of itself
+    assert digests(policy_folder.load(again).config) == digests(config(here))
 
 
 def test_a_policy_without_files_has_none(here: Path) -> None:
     saved = save(here, config(here, words="", codes=""))
     assert len(list(saved.iterdir())) == 3
-    assert pretrained.load(saved).config.words == ""
+    assert policy_folder.load(saved).config.words == ""
 
 
 @pytest.mark.parametrize("name", ["other.txt", "codes/weights.bin", "words"])

@@ -12,7 +12,7 @@ from understudy.load.batch_request import Batch
 from understudy.load.fit_order import fit_order
 from understudy.load.loader import Loader
 from understudy.order import Order
-from understudy.train.data.data import RunData
+from understudy.train.data.run_data import RunData
 
 
 def make_loader(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from support.order_sources import Source, episodes, sources
 from understudy.order import Order
-from understudy.order.layout import check_segments, fingerprint, make_layout
+from understudy.order.frame_numbering import check_segments, fingerprint, make_layout
 from understudy.order.prefix_sums import make_finder
 
 

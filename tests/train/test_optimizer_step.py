@@ -26,22 +26,16 @@ from understudy.errors import ConfigError, DatasetError
 from understudy.load.loader import Loader
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.lr_schedule import lr_factor
-from understudy.optim.param_groups import (
-    ema_decay,
-    freeze,
-    loss_weights,
-    make_average,
-    parameter_groups,
-    update_average,
-)
+from understudy.optim.moving_average import ema_decay, make_average, update_average
+from understudy.optim.param_groups import freeze, loss_weights, parameter_groups
 from understudy.policies.draws import RandomSpec, make_draws
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import Loss, scalar
-from understudy.train.data.data import RunData, compute_normalization, dataset_fingerprint, first_batch, open_data
+from understudy.train.data.run_data import RunData, compute_normalization, dataset_fingerprint, first_batch, open_data
+from understudy.train.optimizer_step import StepResult, apply_augmentation, optimizer_step, split_micro_batches
 from understudy.train.precision import make_optimizer, named_tensors, store
 from understudy.train.state import init_train_state
-from understudy.train.step import StepResult, apply_augmentation, optimizer_step, split_micro_batches
 
 
 @pytest.fixture(scope="module")

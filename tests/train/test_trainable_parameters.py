@@ -14,7 +14,7 @@ from understudy.errors import ConfigError
 from understudy.policies.flow.config import FlowSettings
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train.state import TrainState, init_train_state
-from understudy.train.trainable import describe_trainable
+from understudy.train.trainable_parameters import describe_trainable
 
 DATA: Any = SimpleNamespace(
     policy_config=lambda _: policies.config(), heads=("",), head_of_source=np.zeros(1, np.int64)

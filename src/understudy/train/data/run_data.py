@@ -26,7 +26,7 @@ from understudy.data.stats.normalization import Mode, Statistics
 from understudy.data.stats.stats_files import read_stats_file
 from understudy.errors import DatasetError, SourceError
 from understudy.load.loader import Loader
-from understudy.load.mixture import Mixture
+from understudy.load.mixed_batches import Mixture
 from understudy.order import Order
 from understudy.policies.registry import check_start, policy_type
 from understudy.storage.remote_options import RemoteOptions
@@ -39,8 +39,8 @@ from understudy.train.data.sources import (
     open_source,
     split_source,
 )
+from understudy.train.optimizer_step import apply_augmentation
 from understudy.train.precision import compute_dtype
-from understudy.train.step import apply_augmentation
 
 _T = TypeVar("_T")
 

@@ -15,7 +15,7 @@ import pytest
 
 from support.runs import tiny_dataset
 from understudy.cli.main import COMMANDS
-from understudy.extras import EXTRAS, INCLUDES
+from understudy.optional_packages import EXTRAS, INCLUDES
 
 BLOCKER = """
 import importlib, io, json, os, sys
@@ -108,7 +108,7 @@ def test_policies_and_optimizers_need_no_reader() -> None:
     root = Path(__file__).parents[1] / "src/understudy"
     modules = sorted(root.rglob("*.py"))
     names = [".".join(path.relative_to(root).with_suffix("").parts) for path in modules]
-    names = [name for name in names if name.split(".")[0] in ("policies", "optim")] + ["train.step", "train.precision"]
+    names = [name for name in names if name.split(".")[0] in ("policies", "optim")] + ["train.optimizer_step", "train.precision"]
     code = """
 for name in sys.argv[1:]:
     importlib.import_module(f"understudy.{name}")
@@ -191,7 +191,7 @@ def test_run_without_matplotlib_trains_and_names_the_extra(data: Path, tmp_path:
 @pytest.mark.slow
 def test_import_of_a_module_names_the_missing_extra(data: Path) -> None:
     code = """
-from understudy.extras import MissingExtraError
+from understudy.optional_packages import MissingExtraError
 printed = {}
 for name in sys.argv[1:]:
     try:

@@ -23,7 +23,7 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format import lerobot_v2, lerobot_v3
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import EpisodeTable
-from understudy.storage import mapped
+from understudy.storage import mapped_tables
 
 LENGTHS = (6, 9, 4, 7)
 CAMERAS = ("observation.images.top", "observation.images.wrist")
@@ -33,7 +33,7 @@ CAMERAS = ("observation.images.top", "observation.images.wrist")
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the files; a table of two rows counts as large."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr(mapped, "MIN_ROWS", 2)
+    monkeypatch.setattr(mapped_tables, "MIN_ROWS", 2)
     return tmp_path / "xdg" / "understudy" / "tables"
 
 
@@ -85,7 +85,7 @@ def test_second_catalog_maps_the_table_of_the_first(
     if version == "v2.1":
         edit_json(root / "meta/info.json", lambda info: info.update(chunks_size="many"))
     with monkeypatch.context() as plain:
-        plain.setattr(mapped, "MIN_ROWS", 1000)
+        plain.setattr(mapped_tables, "MIN_ROWS", 1000)
         private = Catalog.open(root)
         assert files(tables) == []
     first = Catalog.open(root)
@@ -113,7 +113,7 @@ def test_mapped_table_gives_the_same_samples(root: Path, tables: Path, monkeypat
     windows = {"action": [-0.1, 0, 0.1]}
     shared = EpisodeDataset(root, windows, exclude_episodes=[1])
     assert len(files(tables)) == 2
-    monkeypatch.setattr(mapped, "MIN_ROWS", 1000)
+    monkeypatch.setattr(mapped_tables, "MIN_ROWS", 1000)
     plain = EpisodeDataset(root, windows, exclude_episodes=[1])
     assert len(shared) == len(plain)
     for index in range(len(plain)):
@@ -195,10 +195,10 @@ def test_unwritable_folder_gives_private_tables(
 
 
 def test_least_recently_used_tables_are_removed(tmp_path: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped, "BUDGET", 20_000)
+    monkeypatch.setattr(mapped_tables, "BUDGET", 20_000)
     kept = []
     for number in range(4):
-        kept.append(mapped.share_arrays({"a": np.full(1000, number)})["a"])
+        kept.append(mapped_tables.share_arrays({"a": np.full(1000, number)})["a"])
         (newest,) = (path for path in map(tables.joinpath, files(tables)) if path.stat().st_mtime > time.time() - 60)
         os.utime(newest, (time.time() - 1000 + number,) * 2)
     assert 1 <= len(files(tables)) <= 2

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
-from understudy.addresses import CREDENTIALS_HINT, strip_credentials
+from understudy.credentials import CREDENTIALS_HINT, strip_credentials
 from understudy.errors import DatasetError, MissingFileError, SourceError, summarize
 from understudy.storage.byte_source import CHANGED, RESTART
 from understudy.storage.retry import RetryPolicy, TransientError

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from understudy.atomic import recover_folder, replace_folder
+from understudy.policies.companion_files import copy_files, is_policy_file, located
 from understudy.policies.field_types import type_problems
-from understudy.policies.files import copy_files, is_policy_file, located
 from understudy.policies.registry import policy_type, stored_type
 
 WEIGHTS, CONFIG, NORMALIZATION = "model.safetensors", "config.json", "normalisation.json"

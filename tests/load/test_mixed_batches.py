@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from support.batches import least_memory, same
 from support.datasets import Spec, write_dataset
 from understudy import EpisodeDataset, EpisodeStream, Loader, Order
-from understudy.load.mixture import Mixture
+from understudy.load.mixed_batches import Mixture
 
 TOP, ACTION, STATE = "observation.images.top", "action", "observation.state"
 SPECS = {

@@ -19,7 +19,7 @@ from understudy.config.train import TrainConfig
 from understudy.data.format.catalog import Catalog
 from understudy.errors import ConfigError, DatasetError
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.data.data import RunData, open_data
+from understudy.train.data.run_data import RunData, open_data
 from understudy.train.run import evaluate_checkpoint, resume, train
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"

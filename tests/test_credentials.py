@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from understudy import addresses
+from understudy import credentials
 from understudy.data.format.catalog import Catalog
 from understudy.errors import DatasetError
-from understudy.storage.files import Files
+from understudy.storage.dataset_root import Files
 from understudy.storage.remote_options import RemoteOptions
 
 
 @pytest.fixture(autouse=True)
 def _no_remembered_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(addresses, "_full_addresses", {})
-    monkeypatch.delenv(addresses.VARIABLE, raising=False)
+    monkeypatch.setattr(credentials, "_full_addresses", {})
+    monkeypatch.delenv(credentials.VARIABLE, raising=False)
 
 
 @pytest.mark.parametrize(
@@ -44,51 +44,51 @@ def _no_remembered_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_strip_credentials(address: str, seen: str) -> None:
-    assert addresses.strip_credentials(address) == seen
-    assert addresses.strip_credentials(seen) == seen
+    assert credentials.strip_credentials(address) == seen
+    assert credentials.strip_credentials(seen) == seen
 
 
 def test_restore_credentials_returns_the_remembered_address() -> None:
     names: dict[str, str] = {}
     first, second = "http://h/t?part=1", "http://u:PASS@h/t/?part=2"
-    assert addresses.remember_credentials(first, names) == "http://h/t"
-    assert addresses.remember_credentials(first, names) == "http://h/t"
-    name = addresses.remember_credentials(second, names)
+    assert credentials.remember_credentials(first, names) == "http://h/t"
+    assert credentials.remember_credentials(first, names) == "http://h/t"
+    name = credentials.remember_credentials(second, names)
     assert name != "http://h/t", "it may be another dataset"
-    assert addresses.remember_credentials(name, {}) == name
-    assert addresses.restore_credentials("http://h/t") == addresses.restore_credentials("http://h/t/") == first
-    assert addresses.restore_credentials(name) == second
-    assert addresses.restore_credentials("http://h/other") == "http://h/other"
-    assert not addresses.has_credentials("http://h/other")
-    addresses.remember_credentials("http://h/t?part=9", {}, replace=False)
-    assert addresses.restore_credentials("http://h/t") == first
-    addresses.remember_credentials("http://h/t?part=9", {})
-    assert addresses.restore_credentials("http://h/t") == "http://h/t?part=9"
-    assert addresses.remember_credentials("/data/t", names) == "/data/t"
+    assert credentials.remember_credentials(name, {}) == name
+    assert credentials.restore_credentials("http://h/t") == credentials.restore_credentials("http://h/t/") == first
+    assert credentials.restore_credentials(name) == second
+    assert credentials.restore_credentials("http://h/other") == "http://h/other"
+    assert not credentials.has_credentials("http://h/other")
+    credentials.remember_credentials("http://h/t?part=9", {}, replace=False)
+    assert credentials.restore_credentials("http://h/t") == first
+    credentials.remember_credentials("http://h/t?part=9", {})
+    assert credentials.restore_credentials("http://h/t") == "http://h/t?part=9"
+    assert credentials.remember_credentials("/data/t", names) == "/data/t"
 
 
 def test_addresses_with_and_without_a_query_stay_distinct() -> None:
     for pair in (("http://h/t", "http://h/t?part=2"), ("http://h/t?part=2", "http://h/t")):
         names: dict[str, str] = {}
-        one, two = (addresses.remember_credentials(address, names) for address in pair)
+        one, two = (credentials.remember_credentials(address, names) for address in pair)
         assert one != two
         assert [
-            addresses.restore_credentials(one).partition("#")[0],
-            addresses.restore_credentials(two).partition("#")[0],
+            credentials.restore_credentials(one).partition("#")[0],
+            credentials.restore_credentials(two).partition("#")[0],
         ] == list(pair)
 
 
 def test_restore_credentials_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = "http://u:PASS@h/t?part=1", "http://u:PASS@h/t?part=2"
-    monkeypatch.setenv(addresses.VARIABLE, f"{one}\n {two}  https://TOKEN@h/x/")
-    assert addresses.restore_credentials("http://h/t") == one
-    assert addresses.restore_credentials("http://h/t#2") == two
-    assert addresses.restore_credentials("https://h/x") == "https://TOKEN@h/x/"
+    monkeypatch.setenv(credentials.VARIABLE, f"{one}\n {two}  https://TOKEN@h/x/")
+    assert credentials.restore_credentials("http://h/t") == one
+    assert credentials.restore_credentials("http://h/t#2") == two
+    assert credentials.restore_credentials("https://h/x") == "https://TOKEN@h/x/"
 
 
 def test_redact_removes_all_secrets() -> None:
-    addresses.remember_credentials("http://user:p%40ssw0rd@h/t?sig=SIGNATURE&v=1", {})
-    seen = addresses.redact("GET /t?sig=SIGNATURE&v=1 for user:p%40ssw0rd, p@ssw0rd, SIGNATURE, dXNlcjpwQHNzdzByZA==")
+    credentials.remember_credentials("http://user:p%40ssw0rd@h/t?sig=SIGNATURE&v=1", {})
+    seen = credentials.redact("GET /t?sig=SIGNATURE&v=1 for user:p%40ssw0rd, p@ssw0rd, SIGNATURE, dXNlcjpwQHNzdzByZA==")
     for secret in ("SIGNATURE", "ssw0rd", "dXNlcjpwQHNzdzByZA"):
         assert secret not in seen
     error = DatasetError("at http://x:PASS@g/y?k=K it fails", where="http://a:PASS@g/z", fix="see http://h/t?a=PASS")

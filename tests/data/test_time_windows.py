@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.data.windows import TOLERANCE_S, frame_offsets, reach, window
+from understudy.data.time_windows import TOLERANCE_S, frame_offsets, reach, window
 from understudy.errors import DatasetError
 
 KEYS = ("action", "observation.state")
