@@ -6,7 +6,7 @@
 The datasets are made once in the cache folder (about 2 GB; a few minutes), from the real recordings in
 UNDERSTUDY_TEST_DATA where that is set, otherwise from drawn images. In each round the three decode limits, our loader
 (in its own process) and LeRobot (in the interpreter given; null where it is missing) take turns. Figures are medians.
-Of the limits (`cli/bench/limit.py`), `limit` is plain reading by a standard library, `codec` the bare codec, and
+Of the limits (`cli/bench/decode_limit.py`), `limit` is plain reading by a standard library, `codec` the bare codec, and
 `shuffled` the bare codec with frames that wait before delivery. The memory budget is smaller than the decoded images,
 so this measures streaming, not copying. Only the real recordings are also measured with enough memory ("-half": with
 too little).
@@ -108,7 +108,7 @@ def child(part: str, **setting: Any) -> list[str]:
 
 def measure_set(one: Set, rival: Any, known: dict[Path, Any], seconds: float, rounds: int) -> dict[str, Any]:
     """Measure one row. `known` has LeRobot's figures on earlier datasets by their path."""
-    from understudy.cli.bench.limit import limits
+    from understudy.cli.bench.decode_limit import limits
     from understudy.cli.bench.measure import (
         OtherLoader,
         Round,

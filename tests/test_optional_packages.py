@@ -108,7 +108,10 @@ def test_policies_and_optimizers_need_no_reader() -> None:
     root = Path(__file__).parents[1] / "src/understudy"
     modules = sorted(root.rglob("*.py"))
     names = [".".join(path.relative_to(root).with_suffix("").parts) for path in modules]
-    names = [name for name in names if name.split(".")[0] in ("policies", "optim")] + ["train.optimizer_step", "train.precision"]
+    names = [name for name in names if name.split(".")[0] in ("policies", "optim")] + [
+        "train.optimizer_step",
+        "train.precision",
+    ]
     code = """
 for name in sys.argv[1:]:
     importlib.import_module(f"understudy.{name}")

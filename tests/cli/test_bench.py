@@ -20,13 +20,13 @@ from support.datasets import Spec, write_dataset
 from support.loader_process import resident_bytes
 from support.videos import rgb
 from understudy.cli import main
-from understudy.cli.bench import limit as bench_limit
+from understudy.cli.bench import decode_limit as bench_limit
+from understudy.cli.bench import machine_load
 from understudy.cli.bench import measure as bench_measure
-from understudy.cli.bench import other_load
 from understudy.cli.bench.bench import BenchConfig, format_figures, measure
-from understudy.cli.bench.limit import limits
+from understudy.cli.bench.decode_limit import limits
+from understudy.cli.bench.machine_load import doubt
 from understudy.cli.bench.measure import OtherLoader, Round, Setting, Trial, lerobot, median_round, other_figures
-from understudy.cli.bench.other_load import doubt
 from understudy.errors import ConfigError, DatasetError
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
@@ -268,9 +268,9 @@ def test_format_figures_marks_doubtful_ratios(root: Path) -> None:
 @pytest.mark.slow
 def test_others_measures_other_processes() -> None:
     """One busy process per core."""
-    if other_load.busy_seconds() is None:
+    if machine_load.busy_seconds() is None:
         pytest.skip("this system does not count CPU time")
-    others = other_load.Others()
+    others = machine_load.Others()
     work = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(bench_measure.cores())]
     try:
         with others.watched():
@@ -279,7 +279,7 @@ def test_others_measures_other_processes() -> None:
         for process in work:
             process.kill()
             process.wait()
-    assert others.found()["others"] > other_load.MOST * bench_measure.cores()
+    assert others.found()["others"] > machine_load.MOST * bench_measure.cores()
 
 
 def test_median_round() -> None:

@@ -25,9 +25,10 @@ from understudy.distributed.mesh import Mesh
 from understudy.errors import ConfigError, DatasetError
 from understudy.load.loader import Loader
 from understudy.optim.adamw import Float32AdamW
+from understudy.optim.loss_weights import loss_weights
 from understudy.optim.lr_schedule import lr_factor
 from understudy.optim.moving_average import ema_decay, make_average, update_average
-from understudy.optim.param_groups import freeze, loss_weights, parameter_groups
+from understudy.optim.param_groups import freeze, parameter_groups
 from understudy.policies.draws import RandomSpec, make_draws
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy
@@ -387,7 +388,7 @@ def test_terms_are_weighed_each_over_its_own_count_and_those_that_weigh_nothing_
     first, found = next(policy.parameters()), {}
     value = first.detach().clone()
     for factor in (0.0, 0.5):
-        weights = loss_weights(policy.loss_terms, OptimConfig(loss_weights={"size": factor}))
+        weights = loss_weights(policy.loss_terms, {"size": factor})
         micro = split_micro_batches(batch, as_draws(*drawn(batch)), parts)
         optimizer = adamw(policy, OptimConfig(weight_decay=0.0))
         result = optimizer_step(policy, optimizer, micro, mesh, lr=0.0, clip=math.inf, weights=weights)
@@ -406,10 +407,10 @@ def test_patterns_and_terms_that_fit_nothing_are_told(policy: FlowPolicy) -> Non
     with pytest.raises(ConfigError, match="nothing is left to train"):
         freeze(policy, OptimConfig(freeze=("*",)))
     with pytest.raises(ConfigError, match="no term 'flwo', it has flow"):
-        loss_weights(policy.loss_terms, OptimConfig(loss_weights={"flwo": 1.0}))
+        loss_weights(policy.loss_terms, {"flwo": 1.0})
     with pytest.raises(ConfigError, match="every term weighs 0"):
-        loss_weights(policy.loss_terms, OptimConfig(loss_weights={"flow": 0.0}))
-    assert loss_weights(["a", "b", "c"], OptimConfig(loss_weights={"a": 0.0, "c": 0.5})) == {"b": 1.0, "c": 0.5}
+        loss_weights(policy.loss_terms, {"flow": 0.0})
+    assert loss_weights(["a", "b", "c"], {"a": 0.0, "c": 0.5}) == {"b": 1.0, "c": 0.5}
 
 
 def test_the_decay_of_the_average_at_its_corners() -> None:

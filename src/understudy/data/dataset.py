@@ -15,9 +15,9 @@ import torch
 
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS
-from understudy.data.format.rename import rename_keys
+from understudy.data.format.standard_keys import rename_keys
 from understudy.data.read.image_column import ImageColumns
-from understudy.data.read.response import Responses
+from understudy.data.read.response_text import Responses
 from understudy.data.read.rows import Rows
 from understudy.data.read.video_frames import VideoFrames
 from understudy.data.selection.select import KeepRanges, select
@@ -55,13 +55,13 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         keys: features to deliver. By default all declared ones, except cameras without any video file (with a
             warning); naming such a camera is an error. Columns that info.json does not declare must be named. The
             index keys and `task` are always delivered.
-        names: standard key -> this dataset's own key, for features with other names (see `data/format/rename.py`).
+        names: standard key -> this dataset's own key, for features with other names (`format/standard_keys.py`).
             `keys`, `delta_timestamps`, samples and `catalog` use the standard keys.
         missing_cameras: camera -> (height, width), for cameras that other datasets of a mixture have and this one
             lacks. Their images are black, their windows all padding, and `<camera>_is_missing` is True.
         image_transforms: callable applied to the images of each sample and camera, a uint8 tensor (C, H, W) or
             (T, C, H, W). `Loader` and `EpisodeStream` do not apply it.
-        response: a text column to deliver as `response`, "task", or "" for no text (see `data/read/response.py`).
+        response: a text column to deliver as `response`, "task", or "" for no text (see `data/read/response_text.py`).
         name: name in an order and in messages; by default the folder's name.
         video_backend: "pyav" or "torchcodec" (see `open_video`).
         row_cache_bytes: memory for loaded rows, and as much again for encoded images stored in rows.

@@ -15,7 +15,7 @@ mixed_batches         one set of keys, dtypes and shapes for several datasets
 memory_plan           memory needed before the first batch, and the decode policies that fit it
 fit_order             a new order that fits a memory
 staggered_decoding    lengths of first runs, so that lanes decode in turns
-prefetch              requests for the bytes of coming batches from remote storage
+remote_prefetch       requests for the bytes of coming batches from remote storage
 bad_frames            substitution of samples that cannot be read
 device_copy           copies of batches to a device, beside the computation
 validation            reading of validation frames

@@ -22,7 +22,7 @@ from understudy.load.images.clip_reader import Timings
 from understudy.load.images.decoded_cache import DecodedImages
 from understudy.load.memory_plan import MemoryPlan
 from understudy.load.mixed_batches import Mixture, image_shapes, row_bytes
-from understudy.load.prefetch import Prefetcher
+from understudy.load.remote_prefetch import Prefetcher
 from understudy.load.row_batches import RowBatches, read_rows
 
 _BLOCK = 512  # positions at once: their samples are located, their rows read

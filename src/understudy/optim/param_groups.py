@@ -1,4 +1,4 @@
-"""Frozen parameters, groups of parameters, and weights of loss terms.
+"""Frozen parameters, and groups of parameters.
 
 Patterns are those of a shell (`vision.*`, `*.bias`), compared with the names of `policy.named_parameters()`. A pattern
 that fits no parameter is an error.
@@ -38,11 +38,6 @@ class OptimSettings(Protocol):
     @property
     def freeze(self) -> tuple[str, ...]:
         """Patterns of parameters that are not trained."""
-        ...
-
-    @property
-    def loss_weights(self) -> Mapping[str, float]:
-        """Loss term -> weight."""
         ...
 
 
@@ -98,21 +93,6 @@ def parameter_groups(
         decay = _first(config.weight_decay_of, names, config.weight_decay if parameter.ndim >= 2 else 0.0)
         groups.setdefault((decay, _first(config.lr_scale, names, 1.0)), []).append((name, parameter))
     return [{"params": members, "weight_decay": d, "lr_scale": scale} for (d, scale), members in groups.items()]
-
-
-def loss_weights(terms: Iterable[str], config: OptimSettings) -> dict[str, float]:
-    """Return the weight of each loss term to compute; terms without a setting weigh 1, terms that weigh 0 are left out.
-
-    Raises:
-        ConfigError: a weight for a term that the policy does not have, or no term with a weight.
-    """
-    terms = list(terms)
-    if strangers := sorted(set(config.loss_weights) - set(terms)):
-        raise ConfigError(f"optim.loss_weights: the policy has no term {strangers[0]!r}, it has {', '.join(terms)}")
-    weights = {term: config.loss_weights.get(term, 1.0) for term in terms}
-    if not any(weights.values()):
-        raise ConfigError("optim.loss_weights: every term weighs 0: there is nothing to learn")
-    return {term: weight for term, weight in weights.items() if weight}
 
 
 def spellings(name: str, old_modules: Mapping[str, str], parts: Mapping[str, str] = NO_RENAMES) -> list[str]:

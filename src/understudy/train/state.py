@@ -24,9 +24,10 @@ from understudy.distributed.mesh import Mesh, fair_threads, num_micro_batches, r
 from understudy.errors import ConfigError
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.lora import add_adapters
+from understudy.optim.loss_weights import loss_weights
 from understudy.optim.lr_schedule import lr_factor
 from understudy.optim.moving_average import ema_decay, make_average, update_average
-from understudy.optim.param_groups import freeze, loss_weights
+from understudy.optim.param_groups import freeze
 from understudy.optim.state import local
 from understudy.order.random.keys import make_key
 from understudy.policies.batch import to_device
@@ -301,7 +302,7 @@ def assemble(
         read: rows of the weights by name, of which each rank reads its own; None: the policy has its weights.
     """
     given = [name for name, _ in policy.named_parameters()]
-    terms = loss_weights(policy.loss_terms, config.optim)
+    terms = loss_weights(policy.loss_terms, config.optim.loss_weights)
     names = policy.config.OLD_MODULES, policy.config.PARTS
     add_adapters(policy, config.lora, config.optim.freeze, lambda name: make_key(config.seed, f"lora {name}"), *names)
     freeze(policy, config.optim, *names)

@@ -1,8 +1,8 @@
 """`understudy bench PATH|URL`: throughput of the loader on a dataset, beside the limit of its codec.
 
 In each round the decode limits of the same files, our loader and optionally LeRobot's take turns on the same cores; the
-command prints the medians. `limit.py` describes the limits: sequential reading with a standard library, the bare codec,
-and the bare codec with shuffled output.
+command prints the medians. `decode_limit.py` describes the limits: sequential reading with a standard library, the bare
+codec, and the bare codec with shuffled output.
 """
 
 import json
@@ -100,8 +100,8 @@ def measure(config: BenchConfig) -> dict[str, Any]:
     from contextlib import ExitStack
 
     from understudy.cli.bench import measure as by
-    from understudy.cli.bench.limit import limits
-    from understudy.cli.bench.other_load import Others, doubt
+    from understudy.cli.bench.decode_limit import limits
+    from understudy.cli.bench.machine_load import Others, doubt
 
     setting = by.Setting(
         config.path, config.batch_size, config.chunk_size, config.num_threads, config.memory, config.cameras or None

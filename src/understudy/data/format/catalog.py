@@ -41,7 +41,7 @@ class Catalog:
         features: key -> Feature, in info.json's order, without those that cannot be read.
         skipped_features: key -> reason, for the features that cannot be read.
         cameras_without_files: the skipped features that are cameras without any video file.
-        stored_names: key -> name in the files, for features that were renamed (`rename.py`).
+        stored_names: key -> name in the files, for features that were renamed (`standard_keys.py`).
         tasks: text by task_index; "" where an index is skipped (see `report`).
         episodes: the episode table, keyed by episode id.
         info: content of meta/info.json.

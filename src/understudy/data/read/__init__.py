@@ -1,8 +1,8 @@
 """Rows and images of episodes.
 
-rows            columns of data files, in memory within a budget
-response        texts that a policy learns to answer with
-columns         one parquet column as a numpy array
-video_frames    images from video files, by episode and frame
-image_column    images that are stored in parquet rows
+rows             columns of data files, in memory within a budget
+response_text    texts that a policy learns to answer with
+columns          one parquet column as a numpy array
+video_frames     images from video files, by episode and frame
+image_column     images that are stored in parquet rows
 """

@@ -28,7 +28,7 @@ class Pi05Settings(TextSettings, PolicySettings):
         "insulation",
     )
 
-    START_CHECK: ClassVar[str] = "understudy.policies.pi05.formats.implied:check_implied"
+    START_CHECK: ClassVar[str] = "understudy.policies.pi05.formats.implied_config:check_implied"
     FORMATS: ClassVar[Mapping[str, str]] = {
         "lerobot": "understudy.policies.pi05.formats.lerobot:lerobot_folder",
         "openpi": "understudy.policies.pi05.formats.openpi:openpi_folder",

@@ -19,7 +19,7 @@ from understudy.config.data import NONE
 from understudy.config.train import TrainConfig
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.rename import suggest_key
+from understudy.data.format.standard_keys import suggest_key
 from understudy.data.stats.norm_heads import Member
 from understudy.data.stats.norm_heads import compute_normalization as normalize_heads
 from understudy.data.stats.normalization import Mode, Statistics

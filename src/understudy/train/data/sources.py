@@ -12,7 +12,7 @@ from understudy.config.train import TrainConfig
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import describe_ids
-from understudy.data.format.rename import rename_keys
+from understudy.data.format.standard_keys import rename_keys
 from understudy.data.selection.select import split_episodes
 from understudy.data.stats.norm_heads import head_name
 from understudy.errors import DatasetError

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from support.datasets import Spec, edit_json, write_dataset
 from understudy import Catalog, EpisodeDataset
-from understudy.data.format.rename import rename_keys
+from understudy.data.format.standard_keys import rename_keys
 from understudy.errors import DatasetError
 
 ACTION, STATE, REWARD = "action", "observation.state", "next.reward"

@@ -19,7 +19,7 @@ from understudy.load.batch_builder import BatchInProgress
 from understudy.load.images.clip_reader import Timings
 from understudy.load.loader import Batch, Loader
 from understudy.load.loader_threads import WorkerPool
-from understudy.load.prefetch import Prefetcher
+from understudy.load.remote_prefetch import Prefetcher
 from understudy.order import Order
 from understudy.storage import web_store
 from understudy.storage.remote_options import RemoteOptions

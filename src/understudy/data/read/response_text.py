@@ -7,7 +7,7 @@ import numpy as np
 
 from understudy.batch_keys import RESPONSE
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.rename import suggest_key
+from understudy.data.format.standard_keys import suggest_key
 from understudy.data.read.rows import Rows
 from understudy.errors import DatasetError
 
