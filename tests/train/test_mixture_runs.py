@@ -215,7 +215,7 @@ def test_resume_refuses_new_weights_without_a_checkpoint_and_new_sources(
     fewer = replace(config, data=replace(config.data, sources=config.data.sources[:2]))
     with pytest.raises(ConfigError, match=r"data\.sources: 3 sources -> 2 sources: "):
         run.resume(fewer)
-    first = replace(config.data.sources[0], drop_first=1, name="w")
+    first = replace(config.data.sources[0], drop_n_first_frames=1, name="w")
     other = replace(config, data=replace(config.data, sources=(first, *config.data.sources[1:])))
     with pytest.raises(ConfigError) as caught:
         run.resume(other)

@@ -26,7 +26,10 @@ GENERAL = [
     ("--debug", "Show the traceback of an error."),
 ]
 """Flags of every command."""
-LAUNCH = ("--launch N", "Start N processes on this host, as `torchrun --nproc-per-node N -m understudy ...` would.")
+LAUNCH = (
+    "--launch N",
+    "Start N processes on this host, one per GPU, as `torchrun --nproc-per-node N -m understudy ...` would.",
+)
 POSITIONAL = {
     "[FILE]": "Settings file in YAML, TOML or JSON; flags take precedence. The default is no file.",
     "RUN": "Run directory: the --output-dir of its `train`.",
@@ -246,6 +249,8 @@ def _help(
     parts.append("every command:\n" + help.format_rows(general))
     if len(rows) > 2 * len(MOST_USED):
         first = [(rows[path][0], help.first_sentence(rows[path][1])) for path in MOST_USED if path in rows]
+        if LAUNCH in general:
+            first.append((LAUNCH[0], help.first_sentence(LAUNCH[1])))
         parts.append("most used:\n" + help.format_rows(first))
     parts.append("examples:\n" + "\n".join(f"  {example}" for example in examples))
     return "\n\n".join(part for part in parts if part)

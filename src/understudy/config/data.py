@@ -52,9 +52,9 @@ class DatasetConfig:
     """Ids of episodes to use neither for training nor for validation: faulty ones, for example (see `inspect`)."""
     val_episodes: tuple[Annotated[int, Ge(0)], ...] = ()
     """Ids of the validation episodes, instead of the share `val_fraction`."""
-    drop_first: Annotated[int, Ge(0)] = 0
+    drop_n_first_frames: Annotated[int, Ge(0)] = 0
     """Frames at the beginning of each episode that are not samples (windows still contain them)."""
-    drop_last: Annotated[int, Ge(0)] = 0
+    drop_n_last_frames: Annotated[int, Ge(0)] = 0
     """Frames at the end of each episode that are not samples."""
     keep_ranges: Annotated[str, SAME_FRAMES] = ""
     """JSON file of keep-ranges: key of an episode -> [[start, end), …]. Episodes without a key are left out."""
@@ -115,7 +115,8 @@ class DataConfig(DatasetConfig):
     sources: Annotated[tuple[SourceConfig, ...], Suppress] = ()
     """Mixture of several datasets, instead of the single one above; only in a file (docs/training.md)."""
     cameras: tuple[str, ...] = ()
-    """Keys of the policy's cameras; the default is every camera of any source. `none`: no camera."""
+    """Keys of the policy's cameras (`observation.images.wrist`); the default is every camera of any source. `none`: no
+    camera."""
     chunk_size: Annotated[int, Interval(ge=1, le=2**16)] = 8
     """Actions per chunk: the policy predicts this many frames ahead, starting with the current one."""
     val_fraction: Annotated[float, Interval(ge=0, lt=1)] = 0.1

@@ -16,8 +16,8 @@ class LoraConfig:
     alpha: Annotated[float, Interval(gt=0, lt=inf)] | None = None
     """The adapters' product is scaled by alpha / rank; the default is the rank, so a scale of 1."""
     targets: tuple[str, ...] = ()
-    """Patterns of module names (`*.q_proj`) whose linear layers get an adapter; the default is the policy's choice. A
-    layer whose weight `optim.freeze` or `lora.also_train` names gets none."""
+    """Patterns of module names whose linear layers get an adapter, `*.q_proj` for `pi05`; the default is the policy's
+    choice. A layer whose weight `optim.freeze` or `lora.also_train` names gets none."""
     also_train: tuple[str, ...] = ()
     """Patterns of parameter names that are trained in full beside the adapters (`action_*`). All others are frozen."""
 

@@ -57,7 +57,10 @@ class RolloutConfig(Play):
 
 @dataclass(frozen=True)
 class RolloutEvery(Play):
-    """Closed-loop evaluations during training, in a process of lower priority. They do not affect training."""
+    """Closed-loop evaluations during training; off unless `rollout.every` is set.
+
+    They run in a process of lower priority and do not affect training.
+    """
 
     every: Annotated[int, Interval(ge=0, le=10**12)] = 0
     """Steps between rollouts; 0 disables them. The weights of that step are saved and evaluated one after the other;

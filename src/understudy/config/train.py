@@ -175,7 +175,8 @@ class TrainConfig:
     steps: Annotated[int, Interval(ge=1, le=10**12), COMPUTED] = 2500
     """Optimizer steps."""
     batch_size: Annotated[int, Interval(ge=1, le=2**24), COMPUTED] = 64
-    """Samples per step, over all processes and micro-batches."""
+    """Samples per step, over all processes and micro-batches. A batch may span two epochs, so none is incomplete and no
+    sample is dropped."""
     micro_batch_size: Annotated[Annotated[int, Interval(ge=1, le=2**24)] | None, ROUNDING] = None
     """Samples per forward pass of a process; gradients are accumulated up to the whole batch. The default is the whole
     share of the process, the fastest where it fits into memory. With a number, a run in fp32 on CPUs gives the same
@@ -206,7 +207,7 @@ class TrainConfig:
     max_skipped_steps: Annotated[int, Interval(ge=1, le=10**12), NO_EFFECT] = 20
     """Consecutive steps with a gradient that is not finite (they change no weight) after which the run fails."""
     device: Annotated[Literal["auto", "cpu", "cuda"], ROUNDING] = "auto"
-    """Device of the arithmetic; `auto` takes a GPU per process where there are any."""
+    """Device of the arithmetic; `auto` takes a GPU per process where there are any. `--launch N` starts N processes."""
     precision: Annotated[
         Literal["fp32", "bf16", "bf16-split"],
         OnResume(f"the checkpoint's float32 values are loaded bit for bit; {ROUNDING.consequence}"),

@@ -55,7 +55,7 @@ def test_source_errors_are_reported_with_paths(tmp_path: Path) -> None:
         "  sources:\n"
         "  - {root: a, weight: -1}\n"
         "  - {root: b, wieght: 1, cameras: {observation.images.top: 3}}\n"
-        "  - {root: c, drop_first: -2, keep_rule: ends}\n"
+        "  - {root: c, drop_n_first_frames: -2, keep_rule: ends}\n"
     )
     with pytest.raises(ConfigError) as caught:
         load(TrainConfig, tmp_path / "types.yaml")
@@ -64,7 +64,7 @@ def test_source_errors_are_reported_with_paths(tmp_path: Path) -> None:
         "data.sources.0.weight: input should be greater than 0, not -1",
         "data.sources.1.wieght: unknown name; did you mean 'weight'?",
         "data.sources.1.cameras.observation.images.top: input should be a valid string, not 3",
-        "data.sources.2.drop_first: ",
+        "data.sources.2.drop_n_first_frames: ",
         "data.sources.2.keep_rule: ",
         "mode: input should be 'policy', 'forward_dynamics', 'inverse_dynamics' or 'joint', not 'jont'",
     ):
@@ -73,7 +73,7 @@ def test_source_errors_are_reported_with_paths(tmp_path: Path) -> None:
         "mode: {policy: 0}\n"
         "data:\n"
         "  root: one\n"
-        "  drop_last: 2\n"
+        "  drop_n_last_frames: 2\n"
         "  cache_size: lots\n"
         "  sources:\n"
         "  - {root: a, weight: 1, episodes: [1, 2], val_episodes: [3], exclude_episodes: [2]}\n"
@@ -87,7 +87,7 @@ def test_source_errors_are_reported_with_paths(tmp_path: Path) -> None:
         [
             "data.cache_size",
             "data.root",
-            "data.drop_last",
+            "data.drop_n_last_frames",
             "data.sources.0.exclude_episodes",
             "data.sources.0.val_episodes",
             "data.sources.1.delta_action_dims",
@@ -214,7 +214,7 @@ def test_open_data_reports_errors_of_all_sources(sources: tuple[SourceConfig, ..
             replace(wide, name="delta", delta_action_dims=(4,)),
             replace(small, name="split", episodes=(0,)),
             replace(small, name="all held", episodes=(0, 1), val_episodes=(0, 1)),
-            replace(wide, name="left", drop_first=20),
+            replace(wide, name="left", drop_n_first_frames=20),
             replace(wide, name="stateless", state=""),
             wide,
         )
@@ -267,8 +267,8 @@ IDS = st.lists(st.integers(0, 9), max_size=6, unique=True).map(tuple)
             exclude_episodes=IDS,
             val_episodes=IDS,
             val_fraction=st.none() | st.sampled_from([0.0, 0.3, 0.9]),
-            drop_first=st.integers(0, 3),
-            drop_last=st.integers(0, 3),
+            drop_n_first_frames=st.integers(0, 3),
+            drop_n_last_frames=st.integers(0, 3),
         ),
         min_size=1,
         max_size=3,

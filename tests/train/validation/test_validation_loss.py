@@ -54,7 +54,7 @@ SHARES = {"arm::joint": 3.0 + 1.0, "hand::joint": 5.0}
 def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[SourceConfig, ...]:
     """Of "small" one frame is for validation."""
     wide, two, small = tiny_sources(tmp_path_factory.mktemp("mixture"), small_pictures=False)
-    return wide, replace(two, weight=5), replace(small, val_episodes=(0,), drop_first=6)
+    return wide, replace(two, weight=5), replace(small, val_episodes=(0,), drop_n_first_frames=6)
 
 
 @pytest.fixture(scope="module")
