@@ -82,6 +82,10 @@ EXAMPLES = {
         "understudy fast fit settings.yaml --output-dir fast",
         "understudy fast fit --policy.type pi05 --data.root data/table --data.chunk-size 50 --output-dir fast",
     ),
+    "tokenizer fit": (
+        "understudy tokenizer fit --policy.size tiny --data.root data/table --output-dir tokenizer",
+        "understudy tokenizer fit settings.yaml --output-dir tokenizer",
+    ),
     "profile": (
         "understudy profile --data.root data/table",
         "understudy profile settings.yaml --batch-size 128 --profile.steps 50 --json",

@@ -88,6 +88,13 @@ COMMANDS = {
         "[FILE]",
         extra="train",
     ),
+    "tokenizer fit": Command(
+        "cli.prepare.tokenizer:TokenizerFitConfig",
+        "cli.prepare.tokenizer:fit",
+        "fit a small text tokenizer to a dataset",
+        "[FILE]",
+        extra="train",
+    ),
     "order explain": Command(
         "cli.order:ExplainConfig", "cli.order:explain", "the order of samples, and how well it mixes", "[PATH ...]"
     ),

@@ -22,7 +22,7 @@ An installed package registers a type by an entry point of the group `understudy
 
 import builtins
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from importlib import import_module
@@ -98,6 +98,21 @@ class PolicySettings:
     def learns_responses(self) -> bool:
         """Whether the policy learns to answer with the texts under `response`."""
         return False
+
+    @property
+    def text_vocabulary(self) -> int:
+        """Ids that a tokenizer of texts may have; 0: the policy reads no such tokens."""
+        return 0
+
+    def tokenizer_texts(self, tasks: Sequence[str], responses: Sequence[str], state_dim: int) -> list[str]:
+        """Return all kinds of texts that the policy reads, to fit a tokenizer to.
+
+        Args:
+            tasks: instructions.
+            responses: texts that the policy learns to answer with.
+            state_dim: width of the state.
+        """
+        return []
 
     def problems(self) -> list[str]:
         """List the rules that the values break, one line `field: value: rule` each."""

@@ -1,4 +1,5 @@
 """Commands that make files for a training.
 
-fast    `understudy fast fit`
+fast       `understudy fast fit`
+tokenizer  `understudy tokenizer fit`
 """

@@ -5,6 +5,7 @@ flow_matching    flow matching on action chunks
 affine           normalization as an affine map per norm head
 normalizer       between the robot's units and the network's, per norm head
 fast_tokenizer   FAST action tokens
+fit_text_tokenizer  a small sentencepiece model for the texts of a dataset
 letterbox        images of any size between black bars
 token_loss       cross-entropy over a large vocabulary
 augment          image augmentation from explicit draws

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from understudy.policies.pi05.prompt import TextSettings
+from understudy.policies.common.fast_tokenizer import FastTokenizer
+from understudy.policies.pi05.prompt import RESERVED, TextSettings
 from understudy.policies.pi05.released_keys import released_key
 from understudy.policies.pi05.sizes import Sizes
 from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType
@@ -70,6 +71,12 @@ class Pi05Settings(TextSettings, PolicySettings):
     def network_size(self) -> tuple[int, int]:
         """Height and width of the images that the network computes with."""
         return (self.preset().vision.image,) * 2
+
+    @property
+    def text_vocabulary(self) -> int:
+        """Rows of the token embedding, without those of reserved ids and of the FAST tokens of `fast`."""
+        fast = FastTokenizer.read(self.fast).vocab_size if self.fast else 0
+        return max(0, self.preset().vocab - RESERVED - fast)
 
     @property
     def lora_targets(self) -> tuple[str, ...]:

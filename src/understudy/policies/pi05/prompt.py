@@ -38,6 +38,9 @@ PAD = 0
 RESERVED = 128
 """Ids at the end of PaliGemma's vocabulary (its segmentation tokens) that FAST leaves alone."""
 
+ACTION_TEXTS = ("Action: ", "|")
+"""Texts before and behind FAST ids."""
+
 EDGES = np.linspace(-1, 1, 257)[:-1]
 """Lower edges of the state bins 0 to 255; each is a multiple of 1/128 and exact."""
 
@@ -75,6 +78,13 @@ class TextSettings(NormalizationSettings):
     def learns_responses(self) -> bool:
         """Whether the policy learns to answer with the texts under `response`."""
         return self.response_tokens > 0
+
+    def tokenizer_texts(self, tasks: Sequence[str], responses: Sequence[str], state_dim: int) -> list[str]:
+        """Return the prompts of the tasks, with the longest numbers as states, the responses, and the fixed texts."""
+        if self.prompt == "state":
+            prompts = [state_prompt(task, [255] * state_dim, self.learns_responses) for task in tasks]
+            return [*prompts, *map(clean, responses), "-1 0 1 2 3 4 5 6 7 8 9", *ACTION_TEXTS]
+        return [*map(clean, tasks), *map(clean, responses), *ACTION_TEXTS]
 
     def resolved(self) -> Self:
         """Return the settings with absolute paths, and the tokenizer beside the weights as `tokenizer`."""
@@ -152,11 +162,7 @@ class TextTokenizer:
         """
         if bins is None:
             return self.pad([self._encode(clean(task), bos=True) + self._encode("\n") for task in tasks], length)
-        last = "Subtask: " if response else "Action: "
-        texts = [
-            f"Task: {clean(task)}, State: {' '.join(map(str, own))};\n{last}"
-            for task, own in zip(tasks, bins, strict=True)
-        ]
+        texts = [state_prompt(task, own, response) for task, own in zip(tasks, bins, strict=True)]
         return self.pad([self._encode(text, bos=True) for text in texts], length)
 
     def responses(self, texts: Sequence[str], length: int) -> Rows:
@@ -172,7 +178,8 @@ class TextTokenizer:
             length: L, the most tokens.
             lead: whether "Action: " comes first.
         """
-        before, after = self._encode("Action: ") if lead else [], self._encode("|", eos=True)
+        lead_text, end_text = ACTION_TEXTS
+        before, after = self._encode(lead_text) if lead else [], self._encode(end_text, eos=True)
         top = self.vocab - 1 - RESERVED
         return self.pad(
             [[] if own is None else [*before, *(top - each for each in own), *after] for own in codes], length
@@ -207,6 +214,11 @@ def find_tokenizer(tokenizer: str, weights: str = "") -> Path | None:
 def clean(task: str) -> str:
     """Return a task as the checkpoints' training data had it: stripped, `_` and line ends as spaces."""
     return task.strip().replace("_", " ").replace("\n", " ")
+
+
+def state_prompt(task: str, bins: Sequence[int], response: bool = False) -> str:
+    """Return the prompt of the format `state` for a task and the numbers of a state."""
+    return f"Task: {clean(task)}, State: {' '.join(map(str, bins))};\n{'Subtask: ' if response else 'Action: '}"
 
 
 def state_bins(states: np.ndarray) -> np.ndarray:
