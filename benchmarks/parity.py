@@ -12,7 +12,12 @@ difference over the largest value of the reference, in float32 on a CPU:
     prefix          embeddings of images and text, valid tokens
     gradients       of the mean loss: the worst parameter's |difference| / |reference|, both 2-norms
     clean_prefix    the loss with `delay` noiseless leading actions, of the others
-    memory          features of a video; null, as this network has no memory yet
+    memory          features of videos of 1 to T frames: the worst
+
+`video` [B, T, 3, H, W] has the oldest frame first, one second apart; `video_mask` [B, T] is False where a frame is
+missing. `video_k` of the reference has the features of k frames: the last k, or the first k, as the port has it. They
+are those of the language tower [B, n, width], or of the encoder alone. `mem.every` of `sizes.json` is the distance
+of the temporal layers.
 
 A figure is null where the reference does not have it. Two kinds of gradient have another denominator. The bias of the
 vision encoder's keys has a zero gradient in exact arithmetic, since a softmax does not see it. Its difference counts
@@ -28,6 +33,7 @@ import argparse
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -42,7 +48,8 @@ from torch import Tensor
 
 from understudy.policies.pi05.network import Pi0Network
 from understudy.policies.pi05.released_keys import WeightsError, canonical, is_adaptive, match, own_name, released_key
-from understudy.policies.pi05.sizes import Sizes, TowerSizes, VisionSizes
+from understudy.policies.pi05.siglip import Frames
+from understudy.policies.pi05.sizes import MEMORY, Sizes, TowerSizes, VisionSizes
 
 STRICT = {
     "loss": 1e-6,
@@ -57,6 +64,7 @@ STRICT = {
 LOOSE = dict.fromkeys(STRICT, 1e-3)
 """Bounds for any float32 implementation."""
 STEPS = 10
+VIDEO = re.compile(r"video_(\d+)")
 ZERO_IN_THEORY = "vision.layers.{}.self_attn.k_proj.bias"
 
 
@@ -111,7 +119,7 @@ def read_sizes(stored: Mapping[str, Any], adaptive: bool) -> Sizes:
         names = {field.name for field in fields(kind)}
         return {key: value for key, value in values.items() if key in names}
 
-    values = known(Sizes, stored)
+    values = known(Sizes, stored) | {MEMORY: stored.get(MEMORY)}
     for name, kind in (("vision", VisionSizes), ("vlm", TowerSizes), ("expert", TowerSizes)):
         if isinstance(values.get(name), Mapping):
             values[name] = known(kind, values[name])
@@ -140,6 +148,10 @@ def read_inputs(stored: Mapping[str, Tensor], sizes: Sizes) -> dict[str, Tensor]
     }
     for name in ("actions", "noise"):
         inputs[name] = stored[name].float().reshape(batch, sizes.chunk, sizes.dim)
+    if "video" in stored:
+        video = stored["video"].float()
+        inputs["video"] = video.movedim(-1, 2) if video.shape[2] != 3 and video.shape[-1] == 3 else video
+        inputs["video_mask"] = stored.get("video_mask", torch.ones(video.shape[:2])).bool().reshape(video.shape[:2])
     if "delay" in stored:
         inputs["delay"] = stored["delay"].long().reshape(batch)
     return inputs
@@ -180,9 +192,36 @@ def compare(golden: Golden) -> dict[str, Any]:
             wanted = like(found, reference["loss_clean_prefix"], "loss_clean_prefix")
             noisy = torch.arange(found.shape[1]) >= given["delay"][:, None]
             figures["clean_prefix"] = distance(found[noisy], wanted[noisy])
-    if any(key.startswith("video") for key in reference):
-        golden.notes.append("the reference has features of videos, this network has no memory: not compared")
+        if any(VIDEO.fullmatch(key) for key in reference):
+            figures["memory"] = memory_distance(golden)
     return figures
+
+
+def memory_distance(golden: Golden) -> float:
+    """Distance of the features of videos, whether `video_k` of the reference has the last k frames or the first k."""
+    if "video" not in golden.inputs:
+        raise ValueError("inputs.safetensors has no video, but the reference has its features")
+    video, mask = golden.inputs["video"], golden.inputs["video_mask"]
+    worst = {"last": 0.0, "first": 0.0}
+    for key, wanted in sorted(golden.reference.items()):
+        if found := VIDEO.fullmatch(key):
+            count = int(found[1])
+            if not 1 <= count <= video.shape[1]:
+                raise ValueError(f"{key}: video has {video.shape[1]} frames")
+            for which, part in (("last", slice(video.shape[1] - count, None)), ("first", slice(count))):
+                features = video_features(golden.network, video[:, part], mask[:, part], wanted.shape[-1])
+                worst[which] = max(worst[which], distance(features, like(features, wanted, key)))
+    if worst["first"] < worst["last"]:
+        golden.notes.append("video_k of the reference has the first k frames")
+    return min(worst.values())
+
+
+def video_features(network: Pi0Network, video: Tensor, mask: Tensor, width: int) -> Tensor:
+    """Features [B, n, width] of a video [B, T, 3, H, W]: behind the projector, or before it where that is as wide."""
+    frames = Frames(range(1 - video.shape[1], 1), mask)
+    if width == network.sizes.vlm.width:
+        return network.image_features(video[:, None], frames._replace(valid=mask[:, None]))[:, 0]
+    return network.vision(video, network.dtype, frames)
 
 
 def feature_distance(found: Tensor, masks: Tensor, golden: Golden) -> float:

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from support.naive_pi05 import NaivePi0, Sample, samples
+from support.naive_pi05 import VISION, NaivePi0, Sample, samples
 from understudy.policies.inference import load_policy
 from understudy.policies.pi05.network import Pi0Network
 from understudy.policies.pi05.released_keys import EMBEDDING, EXPERT_HEAD, HEAD, released_key
@@ -437,3 +437,39 @@ def test_generator_names_the_missing_package(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "lerobot" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+# Videos: no port of the package index has them, so the reference is the naive formulation
+
+
+def add_videos(folder: Path, which: str, projected: bool) -> None:
+    """Add a video to golden files, with the features of 1 to 3 frames: the last ones, or the first ones."""
+    sizes = json.loads((folder / "sizes.json").read_text()) | {"mem": {"frames": 3, "every": 2}}
+    (folder / "sizes.json").write_text(json.dumps(sizes))
+    weights = {key: value.double() for key, value in load_file(folder / "weights.safetensors").items()}
+    slow, side = NaivePi0(weights, sizes), sizes["vision"]["image"]
+    if not projected:
+        slow.project = lambda x: slow.layer_norm(f"{VISION}post_layernorm", x)  # type: ignore[method-assign]
+    video = torch.rand(2, 3, 3, side, side, generator=torch.Generator().manual_seed(4)) * 2 - 1
+    mask = torch.tensor([[True, True, True], [False, True, True]])
+    edit(folder, "inputs", lambda values: values | {"video": video, "video_mask": mask})
+    features = {}
+    for count in (1, 2, 3):
+        part = slice(3 - count, 3) if which == "last" else slice(count)
+        rows = [slow.video_features(list(v[part].double()), m[part].tolist(), 2) for v, m in zip(video, mask)]
+        features[f"video_{count}"] = torch.stack(rows).float()
+    edit(folder, "reference", lambda values: values | features)
+
+
+@pytest.mark.parametrize("family", ["pi05"])
+@pytest.mark.parametrize(("which", "projected"), [("last", True), ("first", False)])
+def test_features_of_videos_are_compared(family: str, folder: Path, which: str, projected: bool) -> None:
+    add_videos(folder, which, projected)
+    golden = parity.load(folder)
+    assert parity.compare(golden)["memory"] <= parity.STRICT["memory"]
+    assert len(golden.notes) == (which == "first")
+    golden.reference["video_2"] = golden.reference["video_2"].flip(0)
+    assert parity.compare(golden)["memory"] > 1e-3
+    del golden.inputs["video"]
+    with pytest.raises(ValueError, match="no video"):
+        parity.compare(golden)

@@ -13,11 +13,13 @@ def test_sizes_survive_json(sizes: Sizes) -> None:
     assert Sizes.from_mapping(asdict(sizes)) == sizes
 
 
-def test_sizes_ignore_the_memory_of_reference_files_and_take_given_fields() -> None:
-    stored = {**asdict(TINY), "mem": {"frames": 4, "every": 2}}
-    del stored["adaptive"]
+def test_sizes_read_files_of_earlier_releases_and_take_given_fields() -> None:
+    stored = asdict(TINY)
+    del stored["adaptive"], stored["vision"]["temporal_every"]
     assert Sizes.from_mapping(stored) == TINY
     assert Sizes.from_mapping(stored, adaptive=False) == replace(TINY, adaptive=False)
+    memory = Sizes.from_mapping({**stored, "mem": {"frames": 4, "every": 2}})
+    assert memory.vision == replace(TINY.vision, temporal_every=2)
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,7 @@ class Pi05PolicyConfig(Pi05Settings, PolicyConfig):
         if self.dimensions is None:
             object.__setattr__(self, "dimensions", asdict(self.preset()))
         sizes = self.sizes
+        object.__setattr__(self, "dimensions", asdict(sizes))  # with the fields that an earlier release lacks
         object.__setattr__(self, "image_size", (sizes.vision.image,) * 2)
         for name in ("action_dim", "state_dim"):
             if getattr(self, name) > sizes.dim:

@@ -23,7 +23,7 @@ from understudy.policies.common.flow_matching import euler, noisy_actions, veloc
 from understudy.policies.common.layers import Linear, zero_init
 from understudy.policies.pi05.attention import key_mask, rotary
 from understudy.policies.pi05.gemma import AdaRMSNorm, Cache, PairLayer, Plan, RMSNorm
-from understudy.policies.pi05.siglip import VisionEncoder
+from understudy.policies.pi05.siglip import Frames, VisionEncoder
 from understudy.policies.pi05.sizes import Sizes
 
 MIN_PERIOD, MAX_PERIOD = 4e-3, 4.0
@@ -90,12 +90,13 @@ class Pi0Network(nn.Module):
 
     # -- interface ------------------------------------------------------------------------------------------------
 
-    def image_features(self, images: Tensor) -> Tensor:
-        """Encode images, float32 [B, cameras, 3, image, image] in -1..1, as [B, cameras, tokens, width]."""
-        batch, cameras = images.shape[:2]
-        side = self.sizes.vision.image
-        check_shape("images", images, (batch, cameras, 3, side, side))
-        return self._encode(images.flatten(0, 1)).unflatten(0, (batch, cameras))
+    def image_features(self, images: Tensor, frames: Frames | None = None) -> Tensor:
+        """Encode images, float32 [B, cameras, 3, image, image] in -1..1, as [B, cameras, tokens, width].
+
+        With `frames`, whose marks are [B, cameras, T], the images are videos [B, cameras, T, 3, image, image].
+        """
+        self._check_images(images, frames)
+        return self._encode(images.flatten(0, 1), _join(frames)).unflatten(0, images.shape[:2])
 
     def prefix(
         self, images: Tensor, image_masks: Tensor | None, tokens: Tensor, token_masks: Tensor | None
@@ -262,17 +263,24 @@ class Pi0Network(nn.Module):
         return velocity_at
 
     def observe(
-        self, images: Tensor, image_masks: Tensor | None, tokens: Tensor, token_masks: Tensor | None
+        self,
+        images: Tensor,
+        image_masks: Tensor | None,
+        tokens: Tensor,
+        token_masks: Tensor | None,
+        frames: Frames | None = None,
     ) -> Observation:
-        """Embed images and prompt; for the arguments see `prefix`."""
+        """Embed images and prompt; for the arguments see `prefix`, for `frames` see `image_features`."""
         batch, cameras = images.shape[:2]
-        side, count = self.sizes.vision.image, self.sizes.vision.tokens
-        check_shape("images", images, (batch, cameras, 3, side, side))
+        count = self.sizes.vision.tokens
+        self._check_images(images, frames)
         check_shape("tokens", tokens, (batch, None))
         for name, marks, length in (("image", image_masks, cameras), ("token", token_masks, tokens.shape[1])):
             if marks is not None:
                 check_shape(f"{name}_masks", marks, (batch, length))
-        seen = self._present(images.flatten(0, 1), image_masks).view(batch, cameras * count, self.sizes.vlm.width)
+        seen = self._present(images.flatten(0, 1), image_masks, _join(frames)).view(
+            batch, cameras * count, self.sizes.vlm.width
+        )
         text = self._embed(tokens if token_masks is None else torch.where(token_masks, tokens, 0))
         lengths = (cameras * count, tokens.shape[1])
         shown = None if image_masks is None else to_device(image_masks, tokens.device).repeat_interleave(count, dim=1)
@@ -291,20 +299,29 @@ class Pi0Network(nn.Module):
             response=tail.response,
         )
 
-    def _present(self, images: Tensor, masks: Tensor | None) -> Tensor:
+    def _check_images(self, images: Tensor, frames: Frames | None) -> None:
+        side, times = self.sizes.vision.image, () if frames is None else (len(frames.times),)
+        check_shape("images", images, (None, None, *times, 3, side, side))
+        if frames is not None and frames.valid is not None:
+            check_shape("valid frames", frames.valid, tuple(images.shape[:3]))
+
+    def _present(self, images: Tensor, masks: Tensor | None, frames: Frames | None) -> Tensor:
         """Encode the images [M, ...] that a mask [B, cameras] marks: [M, tokens, width], 0 for the others."""
         if not len(images):  # a policy without cameras
             return images.new_zeros(0, self.sizes.vision.tokens, self.sizes.vlm.width, dtype=self.dtype)
         if masks is None:
-            return self._encode(images)
+            return self._encode(images, frames)
         where = to_device(masks.flatten().nonzero()[:, 0], images.device)
+        count = len(where)
         # Without any image one black image is encoded and dropped: every rank uses the same weights in each step.
-        shown = images[where] if len(where) else images.new_zeros(1, *images.shape[1:])
-        found = self._encode(shown)[: len(where)]
+        shown = images[where] if count else images.new_zeros(1, *images.shape[1:])
+        if frames is not None and frames.valid is not None:
+            frames = frames._replace(valid=frames.valid[where] if count else None)
+        found = self._encode(shown, frames)[:count]
         return found.new_zeros(len(images), *found.shape[1:]).index_copy(0, where, found)
 
-    def _encode(self, images: Tensor) -> Tensor:
-        found: Tensor = self.projector(self.vision(images, self.dtype))
+    def _encode(self, images: Tensor, frames: Frames | None) -> Tensor:
+        found: Tensor = self.projector(self.vision(images, self.dtype, frames))
         return found
 
     def _embed(self, tokens: Tensor) -> Tensor:
@@ -363,6 +380,11 @@ class Pi0Network(nn.Module):
         actions = suffix[:, -like.shape[-2] :]
         found: Tensor = self.action_out_proj(self.expert_norm(actions, condition)[0].float())
         return found.view_as(like)
+
+
+def _join(frames: Frames | None) -> Frames | None:
+    """Join batch and cameras of the marks, as of the images."""
+    return frames if frames is None or frames.valid is None else frames._replace(valid=frames.valid.flatten(0, 1))
 
 
 def time_features(time: Tensor, width: int) -> Tensor:

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Self, TypeVar
 
 T = TypeVar("T")
 
-FOREIGN = ("mem",)
-"""Keys of reference files that describe other networks: `Sizes.from_mapping` ignores them."""
+MEMORY = "mem"
+"""Key of reference files: {"frames": of a video, "every": `VisionSizes.temporal_every`}."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,14 @@ class VisionSizes:
     """Side of a patch in pixels."""
     image: int
     """Side of the square input image in pixels, a multiple of `patch`."""
+    temporal_every: int = 4
+    """Every N-th layer attends to past frames, where a policy has them: with 4 the layers 3, 7, 11, ... Of fewer than N
+    layers the last one does."""
+
+    @property
+    def temporal_layers(self) -> range:
+        """Numbers of the layers that attend to past frames; at least one."""
+        return range(min(self.temporal_every, self.depth) - 1, self.depth, self.temporal_every)
 
     @property
     def tokens(self) -> int:
@@ -119,16 +127,20 @@ class Sizes:
         """Read the sizes from JSON: `{"vision": {...}, "vlm": {...}, "expert": {...}, "vocab": ..., ...}`.
 
         Args:
-            stored: the object; all fields but `adaptive` are required.
+            stored: the object; all fields but `adaptive` and `vision.temporal_every` are required. `mem.every` is
+                another name of the latter.
             given: fields that replace those of `stored`.
 
         Raises:
             ValueError: a missing or unknown field, or a value that breaks a rule.
         """
-        values = {key: value for key, value in {**stored, **given}.items() if key not in FOREIGN}
+        values = {**stored, **given}
+        memory = values.pop(MEMORY, None)
+        if isinstance(memory, Mapping) and "every" in memory and isinstance(values.get("vision"), Mapping):
+            values["vision"] = {"temporal_every": memory["every"], **values["vision"]}
         for name, kind in (("vision", VisionSizes), ("vlm", TowerSizes), ("expert", TowerSizes)):
             if isinstance(values.get(name), Mapping):
-                values[name] = _read(kind, values[name], f"{name}.")
+                values[name] = _read(kind, values[name], f"{name}.", optional=("temporal_every",))
         return _read(cls, values, "", optional=("adaptive",))
 
 

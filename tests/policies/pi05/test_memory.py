@@ -1,0 +1,244 @@
+"""Past frames in the vision encoder: the naive formulation, masks, causality and times, with controls."""
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from support.naive_pi05 import NaivePi0
+from support.pi05 import SMALL, small
+from understudy.distributed.activation_checkpoint import apply_activation_checkpointing
+from understudy.policies.pi05 import siglip
+from understudy.policies.pi05.network import Pi0Network
+from understudy.policies.pi05.released_keys import released_key
+from understudy.policies.pi05.siglip import Frames, VisionEncoder
+from understudy.policies.pi05.sizes import BASE, TINY, VisionSizes
+
+SIZES = replace(SMALL, vision=VisionSizes(width=12, depth=5, mlp=20, heads=3, patch=3, image=6, temporal_every=2))
+SIDE = SIZES.vision.image
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+
+
+def network(dtype: torch.dtype = torch.float32) -> Pi0Network:
+    """A network with temporal layers 1 and 3 of 5, in which every parameter matters."""
+    made, draw = Pi0Network(SIZES, dtype), torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            scale = 0.3 if parameter.ndim == 1 else parameter[0].numel() ** -0.5
+            parameter.copy_(torch.randn(parameter.shape, generator=draw) * scale)
+    return made
+
+
+def videos(count: int, frames: int, seed: int = 1) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.rand(count, frames, 3, SIDE, SIDE, generator=draw) * 2 - 1
+
+
+def features(net: Pi0Network, video: Tensor, valid: Tensor | None = None, times: tuple[float, ...] = ()) -> Tensor:
+    """Features [M, n, width] of videos [M, T, ...] with one frame a second."""
+    times = times or tuple(float(t) for t in range(1 - video.shape[1], 1))
+    with torch.no_grad():
+        marks = None if valid is None else valid[:, None]
+        return net.image_features(video[:, None], Frames(times, marks))[:, 0]
+
+
+def distance(found: Tensor, reference: Tensor) -> float:
+    found, reference = found.detach(), reference.detach()
+    return float((found.double() - reference.double()).abs().max() / reference.double().abs().max())
+
+
+MASKS = [[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 0, 1], [1, 0, 1, 1]]
+
+
+@pytest.mark.parametrize("frames", [1, 2, 3, 4])
+def test_encoder_equals_the_naive_loops(frames: int) -> None:
+    net = network()
+    weights = {released_key(name): value.detach().double() for name, value in net.named_parameters()}
+    slow = NaivePi0(weights, asdict(SIZES))
+    valid = torch.tensor(MASKS).bool()[:, -frames:]
+    video = videos(len(valid), frames)
+    found = features(net, video, valid)
+    wanted = [
+        slow.video_features(list(each.double()), row.tolist(), every=2) for each, row in zip(video, valid, strict=True)
+    ]
+    assert distance(found, torch.stack(wanted)) < 1e-6
+    if frames > 1:  # temporal layers elsewhere are another encoder
+        other = slow.video_features(list(video[0].double()), valid[0].tolist(), every=3)
+        assert distance(found[0], other) > 1e-3
+
+
+def test_temporal_layers_are_every_fourth_of_the_released_encoder() -> None:
+    assert list(BASE.vision.temporal_layers) == [3, 7, 11, 15, 19, 23]
+    assert list(TINY.vision.temporal_layers) == [2]  # fewer layers: the last
+    assert list(SIZES.vision.temporal_layers) == [1, 3]
+
+
+def test_memory_has_no_parameters() -> None:
+    plain = Pi0Network(replace(SIZES, vision=replace(SIZES.vision, temporal_every=100)))
+    shapes = [{name: value.shape for name, value in net.state_dict().items()} for net in (plain, network())]
+    assert shapes[0] == shapes[1]
+
+
+@DTYPES
+def test_one_frame_is_the_plain_encoder_to_the_bit(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, video = network(dtype), videos(3, 1)
+    with torch.no_grad():
+        plain = net.image_features(video)[:, 0]
+    assert torch.equal(features(net, video), plain)
+    # A masked past counts as absent, whatever its number of frames.
+    longer = torch.cat([videos(3, 3, seed=2), video], dim=1)
+    masked = torch.tensor([[False, False, False, True]]).expand(3, 4)
+    assert distance(features(net, longer, masked), plain) < (1e-6 if dtype == torch.float32 else 2e-2)
+    encoding = siglip.time_encoding  # control: e(0) is not 0
+    monkeypatch.setattr(siglip, "time_encoding", lambda times, width: encoding(times, width) + torch.arange(width))
+    assert distance(features(net, longer, masked), plain) > 3e-2
+
+
+@DTYPES
+def test_masked_frames_cannot_matter(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, video = network(dtype), videos(2, 4)
+    valid = torch.tensor([[False, False, True, True], [False, True, True, True]])
+    found = features(net, video, valid)
+    for content in (video * 100, torch.full_like(video, torch.nan), torch.full_like(video, -torch.inf)):
+        assert torch.equal(features(net, torch.where(valid[..., None, None, None], video, content), valid), found)
+    black = torch.where(valid[..., None, None, None], video, -1.0)
+    assert distance(features(net, black), found) > 1e-2  # black pixels are no mask
+
+
+def test_a_mask_alone_lets_nan_through() -> None:
+    """Control of the test above: the frames must be replaced at the entrance."""
+    q = k = torch.ones(2, 1, 1, 4)
+    v = torch.tensor([torch.nan, 1.0])[:, None, None, None].expand(2, 1, 1, 4)
+    mask = torch.tensor([[True, False], [False, True]])[None, None]
+    assert siglip.attend_over_time(q, k, v, mask)[1].isnan().all()
+
+
+def every_frame(net: Pi0Network, video: Tensor) -> list[Tensor]:
+    """Tokens of all frames behind each temporal layer."""
+    seen: list[Tensor] = []
+    handles = [
+        layer.register_forward_hook(lambda _, __, out: seen.append(out.unflatten(0, video.shape[:2])))
+        for layer in net.vision.layers
+        if layer.temporal
+    ]
+    features(net, video)
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def test_frames_see_earlier_frames_alone() -> None:
+    net, video = network(), videos(1, 4)
+    changed = video.clone()
+    changed[:, 2] = -changed[:, 2]
+    for one, two in zip(every_frame(net, video), every_frame(net, changed), strict=True):
+        assert torch.equal(one[:, :2], two[:, :2])
+        assert distance(two[:, 2:], one[:, 2:]) > 1e-2
+        assert not torch.equal(one[:, 3], two[:, 3])
+
+
+def test_order_and_times_of_past_frames_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, video = network(), videos(1, 4)
+    swapped = video[:, [1, 0, 2, 3]]
+    found = features(net, video)
+    assert distance(features(net, swapped), found) > 1e-4
+    assert distance(features(net, video, times=(-9.0, -2.0, -1.0, 0.0)), found) > 1e-4
+    assert distance(features(net, video * torch.tensor([0.0, 1, 1, 1])[:, None, None, None]), found) > 1e-3
+    monkeypatch.setattr(siglip, "time_encoding", lambda times, width: torch.zeros(len(times), width))
+    # With one temporal layer and without times the past is a set.
+    shallow = replace(SIZES, vision=replace(SIZES.vision, temporal_every=4))
+    other = Pi0Network(shallow)
+    other.load_state_dict(net.state_dict())
+    assert distance(features(other, swapped), features(other, video)) < 1e-6
+
+
+def test_time_encoding_is_zero_now_and_has_the_frequencies_of_the_formula() -> None:
+    found = siglip.time_encoding((-2.5, 0.0), 8).double()
+    assert not found[1].any()
+    for i in range(4):
+        angle = torch.tensor(-2.5 * 10_000 ** (-2 * i / 8), dtype=torch.float64)
+        assert torch.allclose(found[0, 2 * i : 2 * i + 2], torch.stack([angle.sin(), angle.cos() - 1]), atol=1e-7)
+
+
+def test_dropping_the_past_behind_the_last_temporal_layer_changes_nothing() -> None:
+    net, video = network(), videos(2, 3)
+    found = features(net, video)
+    net.vision.last_temporal = SIZES.vision.depth - 1  # dropped at the end
+    assert distance(features(net, video), found) < 1e-6
+
+
+def test_dropped_frames_are_not_computed() -> None:
+    net, video = network(), videos(2, 3)
+    rows: list[int] = []
+    for layer in net.vision.layers:
+        layer.register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
+    features(net, video)
+    assert rows == [6, 6, 6, 6, 2]
+
+
+def test_videos_of_a_batch_do_not_meet() -> None:
+    net, video = network(), videos(4, 4)
+    valid = torch.tensor(MASKS).bool()
+    together = features(net, video, valid)
+    for row in range(4):
+        assert distance(features(net, video[row : row + 1], valid[row : row + 1])[0], together[row]) < 1e-6
+    # Two cameras of a sample are two videos.
+    cameras = net.image_features(
+        video.unflatten(0, (2, 2)), Frames((-3.0, -2.0, -1.0, 0.0), valid.unflatten(0, (2, 2)))
+    )
+    assert distance(cameras.flatten(0, 1), together) < 1e-6
+
+
+def test_missing_cameras_have_no_past() -> None:
+    net, video = network(), videos(4, 3).unflatten(0, (2, 2))
+    times, tokens = (-2.0, -1.0, 0.0), torch.ones(2, 1, dtype=torch.int64)
+    valid = torch.tensor([[[True] * 3, [True] * 3], [[False, True, True], [False] * 3]])
+    there = torch.tensor([[True, True], [True, False]])
+    with torch.no_grad():
+        found = net.observe(video, there, tokens, None, Frames(times, valid)).embeddings
+        blank = video.clone()
+        blank[1, 1] = torch.nan
+        again = net.observe(blank, there, tokens, None, Frames(times, valid)).embeddings
+    assert torch.equal(found, again)
+    count = SIZES.vision.tokens
+    assert not found[1, count : 2 * count].any()
+    assert found[0, count : 2 * count].any()
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_recomputed_gradients_are_equal_to_the_bit(mode: str) -> None:
+    video, times = videos(2, 3), Frames((-2.0, -1.0, 0.0), torch.tensor([[True] * 3, [False, True, True]]))
+
+    def gradients(change: Callable[[VisionEncoder], None]) -> list[Tensor]:
+        vision = network().vision
+        change(vision)
+        vision(video, torch.float32, times).square().sum().backward()
+        return [parameter.grad for parameter in vision.parameters() if parameter.grad is not None]
+
+    plain = gradients(lambda vision: None)
+    again = gradients(lambda vision: apply_activation_checkpointing(list(vision.layers), mode))  # type: ignore[arg-type]
+    assert len(plain) == len(list(network().vision.parameters()))
+    assert all(map(torch.equal, plain, again))
+
+
+@pytest.mark.parametrize(
+    ("images", "frames"),
+    [
+        (torch.zeros(2, 1, 3, 3, SIDE, SIDE), Frames((-1.0, 0.0))),
+        (torch.zeros(2, 1, 3, SIDE, SIDE), Frames((-1.0, 0.0))),
+        (torch.zeros(2, 1, 2, 3, SIDE, SIDE), Frames((-1.0, 0.0), torch.ones(2, 2, dtype=torch.bool))),
+        (torch.zeros(2, 1, 2, 3, SIDE, SIDE), None),
+    ],
+)
+def test_other_shapes_are_errors(images: Tensor, frames: Frames | None) -> None:
+    with pytest.raises(ValueError, match="shape"):
+        network().image_features(images, frames)
+
+
+def test_plain_networks_are_unchanged_by_the_flag() -> None:
+    net, other = small(), Pi0Network(replace(SMALL, vision=replace(SMALL.vision, temporal_every=1)))
+    other.load_state_dict(net.state_dict())
+    images = torch.rand(2, 1, 3, SMALL.vision.image, SMALL.vision.image)
+    assert torch.equal(net.image_features(images), other.image_features(images))
