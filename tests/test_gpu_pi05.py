@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from understudy.distributed import fill_weights
+from understudy import meta_device
 
 pytestmark = pytest.mark.slow
 
@@ -124,7 +124,7 @@ def test_gpu_pi05_fills_a_network_built_on_the_meta_device(
 ) -> None:
     row = {**STEP, "kind": "train", **more}
     small = kinds.measure(row)
-    monkeypatch.setattr(fill_weights, "LARGE", 64)  # all but the smallest tensors, as in the base size
+    monkeypatch.setattr(meta_device, "LARGE", 64)  # all but the smallest tensors, as in the base size
     large = kinds.measure(row)
     assert "error" not in small
     assert large["loss"] == small["loss"]

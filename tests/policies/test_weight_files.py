@@ -69,6 +69,43 @@ def test_weight_files_name_a_missing_or_damaged_file(tmp_path: Path) -> None:
             WeightFiles(tmp_path)
 
 
+def test_weight_files_name_damage_of_shards(tmp_path: Path) -> None:
+    sharded(tmp_path, TENSORS)
+    names = json.loads((tmp_path / INDEX).read_text())["weight_map"]
+    whole = (tmp_path / names["d"]).read_bytes()
+    (tmp_path / names["d"]).write_bytes(whole[:-1])
+    with pytest.raises(ValueError, match=names["d"]):
+        WeightFiles(tmp_path)
+    save_file({"d": TENSORS["d"], "a.weight": TENSORS["a.weight"]}, tmp_path / names["d"])
+    with pytest.raises(ValueError, match=r"a\.weight"):
+        WeightFiles(tmp_path)
+    (tmp_path / names["d"]).write_bytes(whole)
+    single(tmp_path, TENSORS)
+    with pytest.raises(ValueError, match=f"both {FILE}"):
+        WeightFiles(tmp_path)
+
+
+def test_weight_files_never_read_pickles(tmp_path: Path) -> None:
+    """A pickle is named by its own kind of file, in a folder and in an index, and stays unread."""
+    (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    with pytest.raises(FileNotFoundError, match=r"pytorch_model\.bin"):
+        WeightFiles(tmp_path)
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "pytorch_model.bin"}}))
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin"):
+        WeightFiles(tmp_path)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_weight_files_refuse_values_that_are_not_finite(tmp_path: Path, dtype: torch.dtype, bad: float) -> None:
+    tensor = torch.zeros(5, 3, dtype=dtype)
+    tensor[3, 1] = bad
+    files = WeightFiles(single(tmp_path, {"a.weight": tensor}))
+    assert files.read("a.weight", 0, 3).shape == (3, 3)
+    with pytest.raises(ValueError, match=r"a\.weight"):
+        files.read("a.weight", 3, 4)
+
+
 def test_weight_files_refuse_integers(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="I64"):
         WeightFiles(single(tmp_path, {"count": torch.arange(3)}))
@@ -87,10 +124,15 @@ def test_weight_files_check_the_index(tmp_path: Path) -> None:
         WeightFiles(written({**names, "lost": names["c"]}))
     with pytest.raises(FileNotFoundError, match="other"):
         WeightFiles(written({**names, "c": "other.safetensors"}))
-    with pytest.raises(FileNotFoundError, match="outside"):
-        WeightFiles(written({**names, "c": "../outside.safetensors"}))
+    save_file(TENSORS, tmp_path.parent / "outside.safetensors")
+    for outside in ("../outside.safetensors", str(tmp_path.parent / "outside.safetensors")):
+        with pytest.raises(FileNotFoundError, match="outside"):
+            WeightFiles(written({**names, "c": outside}))
     with pytest.raises(ValueError, match=r"d.*mixed up|mixed up.*d"):
         WeightFiles(written({key: name for key, name in names.items() if key != "d"} | {"c": names["d"]}))
+    (tmp_path / INDEX).write_text("[" * 99999)
+    with pytest.raises(ValueError, match=INDEX):
+        WeightFiles(tmp_path)
     for broken in ([], None, {"c": 3}):
         with pytest.raises((ValueError, FileNotFoundError)):
             WeightFiles(written(broken))

@@ -10,9 +10,9 @@ import torch
 from support import policies
 from support.checkpoint_ranks import digest
 from support.ranks import in_ranks
+from understudy import meta_device
 from understudy.config.lora import LoraConfig
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ParallelConfig, TrainConfig
-from understudy.distributed import fill_weights
 from understudy.distributed.mesh import join_mesh
 from understudy.errors import ConfigError
 from understudy.policies.flow.model import FlowPolicy
@@ -32,7 +32,7 @@ def rows(self: FlowPolicy, seed: int) -> Any:
 
 def start(precision: str, shards: int, deferred: bool, resumed: bool = False, rank: int = 0) -> tuple[str, float, str]:
     """Digests of the state of a run before and after a step, and its loss."""
-    FlowPolicy.fills_weights, FlowPolicy.first_weights, fill_weights.LARGE = deferred, rows, 8  # type: ignore[method-assign]
+    FlowPolicy.fills_weights, FlowPolicy.first_weights, meta_device.LARGE = deferred, rows, 8  # type: ignore[method-assign]
     config = TrainConfig(
         data=DataConfig(root="d"),
         device="cpu",
@@ -84,7 +84,7 @@ def test_deferred_adapters_equal_those_of_a_whole_policy(world: int, shards: int
 
 def shared(deferred: bool) -> set[str]:
     """Names of the parameters of which policy and average have one memory."""
-    FlowPolicy.fills_weights, FlowPolicy.first_weights, fill_weights.LARGE = deferred, rows, 8  # type: ignore[method-assign]
+    FlowPolicy.fills_weights, FlowPolicy.first_weights, meta_device.LARGE = deferred, rows, 8  # type: ignore[method-assign]
     optim = OptimConfig(ema=EmaConfig(decay=0.5), freeze=("vision.*",))
     with join_mesh(config := TrainConfig(data=DataConfig(root="d"), device="cpu", optim=optim)) as mesh:
         state = init_train_state(config, DATA, policies.NORMALIZATION, mesh, None if deferred else WHOLE.state_dict())

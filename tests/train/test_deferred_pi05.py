@@ -12,8 +12,8 @@ import torch
 from support.checkpoint_ranks import digest
 from support.pi05_policy import NORMALISATION, policy
 from support.ranks import in_ranks
+from understudy import meta_device
 from understudy.config.train import DataConfig, ParallelConfig, TrainConfig
-from understudy.distributed import fill_weights
 from understudy.distributed.mesh import join_mesh
 from understudy.errors import ConfigError
 from understudy.train.state import init_train_state
@@ -24,7 +24,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 def start(folder: str, shards: int) -> str:
     """Digest of the weights and moments of a run before its first step."""
-    fill_weights.LARGE = 256
+    meta_device.LARGE = 256
     network = replace(policy(NO_TOKENIZER).config, weights=folder)
     data: Any = SimpleNamespace(policy_config=lambda _: network, heads=("",), head_of_source=np.zeros(1, np.int64))
     config = TrainConfig(data=DataConfig(root="d"), device="cpu", parallel=ParallelConfig(dp_shard=shards))

@@ -5,12 +5,9 @@ and filled. Each rank reads only its own rows, `PART` bytes at a time.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 PART = 1 << 25
 """Bytes of a parameter that are read at once."""
@@ -18,28 +15,7 @@ PART = 1 << 25
 ReadRows = Callable[[str, int, int], Tensor]
 """(name, first row, row after the last) -> these rows of a parameter, in any float dtype."""
 
-
-LARGE = 1 << 20
-"""Elements of a tensor that `OnMeta` makes on the meta device."""
-
-
 META = torch.device("meta")
-
-
-class OnMeta(TorchFunctionMode):
-    """Context in which tensors of `LARGE` elements or more are made on the meta device: shapes alone.
-
-    Small ones are real, so a policy can check and keep its normalization.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call `func`, with another device where it makes a large tensor from a shape."""
-        named = dict(kwargs or {})
-        if func in (torch.empty, torch.zeros, torch.ones):
-            shape = named.get("size", args[0] if len(args) == 1 and not isinstance(args[0], int) else args)
-            if prod(shape) >= LARGE:
-                named["device"] = "meta"
-        return func(*args, **named)
 
 
 def materialise(modules: Iterable[nn.Module], device: torch.device) -> None:

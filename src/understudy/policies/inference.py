@@ -1,8 +1,9 @@
 """A saved policy that acts on observations of a robot: one folder in, actions in the robot's units out."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,16 +12,29 @@ from torch import Tensor
 from understudy.batch_keys import ACTION, HEAD, STATE, TASK
 from understudy.policies import policy_folder
 from understudy.policies.draws import generate_draws
-from understudy.policies.policy import Policy, load
+from understudy.policies.policy import Policy, build_saved
 
 
-def load_policy(directory: str | Path, *, device: str | torch.device = "cpu", head: str | None = None) -> "RobotPolicy":
-    """Load a policy from an exported folder, or from the run directory that holds one.
+def load_policy(
+    directory: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    head: str | None = None,
+    compute: Literal["float32", "bfloat16"] | None = None,
+    normalization: Mapping[str, Any] | None = None,
+    norm_asset: str = "",
+) -> "RobotPolicy":
+    """Load a policy from an exported folder, from the run directory that holds one, or from released weights.
 
     Args:
-        directory: the folder of `understudy export`, `RUN/policy`, or `RUN`.
+        directory: the folder of `understudy export`, `RUN/policy`, or `RUN`; for pi05 and pi0 also a folder of LeRobot
+            or openpi (docs/policies.md).
         device: device of the arithmetic.
         head: norm head of the robot; needed where the policy has several.
+        compute: precision of the arithmetic; None: that of the config, float32 where it has none. In bfloat16, linear
+            layers hold their weights so, too.
+        normalization: content of normalisation.json, in place of the folder's.
+        norm_asset: ID of openpi's normalization, where the folder has several.
 
     Raises:
         ValueError: the folder holds no policy, or `head` is missing or unknown. OSError: it cannot be read.
@@ -28,8 +42,11 @@ def load_policy(directory: str | Path, *, device: str | torch.device = "cpu", he
     folder = Path(directory)
     if not (folder / policy_folder.CONFIG).is_file() and (folder / "policy" / policy_folder.CONFIG).is_file():
         folder = folder / "policy"
-    policy = load(folder).to(device).eval()
-    return RobotPolicy(policy, policy_folder.read_metadata(folder), head)
+    saved = policy_folder.load(folder, normalization, norm_asset)
+    if compute is not None:
+        saved = saved._replace(config=replace(saved.config, compute=compute))
+    policy = build_saved(saved, folder, narrow=True).to(device).eval()
+    return RobotPolicy(policy, saved.metadata, head)
 
 
 class RobotPolicy:

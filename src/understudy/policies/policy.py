@@ -5,6 +5,7 @@ and `act`, and is trained, resumed, validated, exported and played without a cha
 """
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from understudy.batch_keys import STATE, TASK
+from understudy.meta_device import OnMeta
 from understudy.policies import policy_folder
+from understudy.policies.common.layers import Linear
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.common.task_modes import POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
@@ -163,6 +166,8 @@ class Policy(nn.Module):
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy a state dict into the policy; names of earlier releases are accepted.
 
+        A policy with `fills_weights` may have parameters on the meta device, which it has to replace.
+
         Raises:
             ValueError: names or shapes differ.
         """
@@ -205,17 +210,53 @@ class Policy(nn.Module):
 def load(directory: str | Path) -> Policy:
     """Load a saved policy of any registered type on the CPU; torch's random generators do not change.
 
+    The memory beside the policy is that of a part of a tensor: weights are read into their place.
+
     Raises:
         ValueError: the folder holds no policy, or a damaged one. OSError: it cannot be read.
     """
-    saved = policy_folder.load(directory)
+    return build_saved(policy_folder.load(directory), directory)
+
+
+def build_saved(saved: policy_folder.Saved, where: object, narrow: bool = False) -> Policy:
+    """Build a policy with the content of its folder.
+
+    Args:
+        saved: the content.
+        where: the folder, for errors.
+        narrow: whether linear layers that compute in bfloat16 hold their weights so, for acting alone. They are rounded
+            once and not in each call; the actions are the same.
+
+    Raises:
+        ValueError: weights and config contradict each other.
+    """
+    make = partial(policy_type(saved.config.type).build, saved.config, saved.normalization)
+    policy: Policy | None
     with torch.random.fork_rng(devices=[]):  # building draws fresh weights, which are then replaced
-        policy = policy_type(saved.config.type).build(saved.config, saved.normalization)
+        try:
+            with OnMeta():
+                policy = make()
+        except RuntimeError:  # its constructor computes with values
+            policy = None
+        if policy is None or (not policy.fills_weights and any(p.is_meta for p in policy.parameters())):
+            policy = make()
+    if narrow:
+        narrow_weights(policy)
     try:
         policy.load_weights(saved.weights)
     except ValueError as error:
-        raise ValueError(f"{directory}: {error}") from error
+        raise ValueError(f"{where}: {error}") from error
     return policy
+
+
+def narrow_weights(policy: Policy) -> None:
+    """Give the linear layers that compute in bfloat16 weights of that dtype, in place."""
+    if policy.config.compute != "bfloat16":
+        return
+    whole = {module for each in policy.float32_modules() for module in each.modules()}
+    for module in policy.modules():
+        if isinstance(module, Linear) and module not in whole:
+            module.to(torch.bfloat16)
 
 
 def current_name(name: str, old_modules: Mapping[str, str]) -> str:

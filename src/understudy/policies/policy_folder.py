@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from understudy.atomic import recover_folder, replace_folder
 from understudy.policies.companion_files import copy_files, is_policy_file, located
 from understudy.policies.field_types import type_problems
-from understudy.policies.registry import policy_type, stored_type
+from understudy.policies.registry import folder_readers, policy_type, stored_type
+from understudy.policies.weight_files import StoredTensors, WeightFiles
 
 WEIGHTS, CONFIG, NORMALIZATION = "model.safetensors", "config.json", "normalisation.json"
 METADATA = "metadata"
@@ -31,8 +32,8 @@ class Saved(NamedTuple):
     config: Any
     """A `PolicyConfig` of the stored type."""
     normalization: dict[str, Any]
-    weights: dict[str, Tensor]
-    """As stored, under the names of the release that wrote them."""
+    weights: Mapping[str, Tensor]
+    """As stored, under the names of the release that wrote them; each is read when it is asked for."""
     metadata: dict[str, Any]
     """Facts about the robots; empty in folders of earlier releases."""
 
@@ -96,8 +97,13 @@ def check_replaceable(directory: str | Path, kind: str) -> None:
         raise FileExistsError(f"{directory} holds no policy of type {kind}, and is not replaced: {fix}")
 
 
-def load(directory: str | Path) -> Saved:
-    """Read a saved policy of any registered type.
+def load(directory: str | Path, normalization: Mapping[str, Any] | None = None, asset: str = "") -> Saved:
+    """Read a saved policy of any registered type, or a folder of another tool that a type can read (`FOLDER`).
+
+    Args:
+        directory: the folder.
+        normalization: content of normalisation.json, in place of the folder's.
+        asset: which normalization, where a folder of another tool has several.
 
     Raises:
         FileNotFoundError: a missing folder or file. ValueError: a content that is not a policy's.
@@ -105,24 +111,36 @@ def load(directory: str | Path) -> Saved:
     source = Path(directory)
     if not source.exists() and source.parent.is_dir():
         recover_folder(source)
-    for name in (CONFIG, NORMALIZATION, WEIGHTS):
-        if not (source / name).is_file():
-            raise FileNotFoundError(f"{source} holds no policy: {name} is missing")
-    stored = _object(source / CONFIG)
+    if not source.is_dir():
+        raise FileNotFoundError(f"{source} holds no policy: there is no such folder")
+    stored = _object(source / CONFIG) if (source / CONFIG).is_file() else {}
     metadata = stored.pop(METADATA, {})
+    if not isinstance(metadata, Mapping):
+        raise ValueError(f"{source / CONFIG}: {METADATA}: {metadata!r}: must be an object")
     try:
+        files = WeightFiles(source, floats_only=False)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{source} holds no policy: {error}") from error
+    if normalization is None and (source / NORMALIZATION).is_file():
+        normalization = _object(source / NORMALIZATION)
+    try:
+        for read in folder_readers(stored_type(stored) if "type" in stored else None):
+            if (found := read(source, stored, normalization, files.shapes, asset)) is not None:
+                stored, normalization = found
+        for name, content in ((CONFIG, stored), (NORMALIZATION, normalization)):
+            if not content:
+                raise FileNotFoundError(f"{source} holds no policy: {name} is missing")
         config = located(read_config(stored), source)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{source / CONFIG}: {error}") from error
-    try:
-        weights = load_file(source / WEIGHTS)
-    except SafetensorError as error:
-        raise ValueError(f"{source / WEIGHTS} cannot be read: {error}") from error
-    return Saved(config, _object(source / NORMALIZATION), weights, metadata)
+    assert normalization is not None
+    return Saved(config, dict(normalization), StoredTensors(files), dict(metadata))
 
 
 def read_metadata(directory: str | Path) -> dict[str, Any]:
-    """Read the facts about the robots of a saved policy; empty in folders of earlier releases."""
+    """Read the facts about the robots of a saved policy; empty in folders of earlier releases and of other tools."""
+    if not (Path(directory) / CONFIG).is_file():
+        return {}
     return dict(_object(Path(directory) / CONFIG).get(METADATA, {}))
 
 
@@ -144,8 +162,8 @@ def read_config(stored: Mapping[str, Any]) -> Any:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds a {type(value).__name__}, expected an object")

@@ -64,6 +64,9 @@ class PolicySettings:
     folders have copies (`policies/companion_files.py`)."""
     FORMATS: ClassVar[Mapping[str, str]] = {}
     """Names of other tools -> "module:function" that describes a policy as its folder (`folder_formats.py`)."""
+    FOLDER: ClassVar[str] = ""
+    """"module:function" that completes the config and the normalization of a folder from its other files, also of a
+    folder that another tool wrote (`policy_folder.load`); "" for none."""
     START_CHECK: ClassVar[str] = ""
     """"module:function" that checks the config of a new run against the files it starts from; "" for none."""
     AT_START: ClassVar[tuple[str, ...]] = ()
@@ -200,6 +203,16 @@ def check_start(config: Any) -> None:
         ConfigError: they contradict each other; names both values.
     """
     _imported(config.START_CHECK)(config)
+
+
+def folder_readers(kind: str | None) -> list[Callable[..., tuple[dict[str, Any], dict[str, Any]] | None]]:
+    """Return the functions that `FOLDER` names: that of a type, or with None those of all built-in types.
+
+    Raises:
+        ValueError: there is no such type.
+    """
+    names = [policy_type(each).settings.FOLDER for each in ([kind] if kind is not None else BUILT_IN)]
+    return [_imported(name) for name in dict.fromkeys(names) if name]
 
 
 def network_differences(one: Any, two: Any) -> list[str]:

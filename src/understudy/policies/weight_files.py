@@ -5,16 +5,31 @@ A read maps the file for the length of the call, so the memory beside the result
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Dtypes of weights, by their names in a file."""
+OTHERS = {
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""Dtypes of buffers that count or mark."""
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+"""Suffixes of files that hold pickles."""
+
+PART = 1 << 25
+"""Bytes of a tensor that are read at once."""
 
 ReadRows = Callable[[str, int, int], Tensor]
 """(name, first row, row after the last) -> these rows of a tensor; a tensor without dimensions has one row."""
@@ -29,12 +44,17 @@ class WeightFiles:
         dtypes: by key.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, floats_only: bool = True) -> None:
         """Open a safetensors file, or the folder of one (`model.safetensors`) or several (with an index).
+
+        Args:
+            path: the file, the index, or their folder.
+            floats_only: whether a tensor of integers is an error.
 
         Raises:
             FileNotFoundError: there is none, or one that the index names is missing.
-            ValueError: a file is damaged, a tensor is in no file or in another than the index says.
+            ValueError: a file is damaged, a tensor is in no file or in another than the index says, or the folder has
+                both a single file and an index.
         """
         self.path = Path(path)
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -42,7 +62,7 @@ class WeightFiles:
         self._files: dict[str, Path] = {}
         indexed = _index(self.path)
         for file in sorted(set(indexed.values())) if indexed is not None else [_single(self.path)]:
-            for key, shape, dtype in _contents(file):
+            for key, shape, dtype in _contents(file, FLOATS if floats_only else FLOATS | OTHERS):
                 if key in self._files or (indexed is not None and indexed.get(key) != file):
                     raise ValueError(f"{file}: {key} belongs to {self._files.get(key, INDEX)}: the folder is mixed up")
                 self._files[key], self.shapes[key], self.dtypes[key] = file, shape, dtype
@@ -54,13 +74,80 @@ class WeightFiles:
 
         Raises:
             KeyError: there is no such tensor. OSError: the file cannot be read.
+            ValueError: a value is not finite.
         """
         with safe_open(self._files[key], framework="pt") as opened:
-            if not self.shapes[key]:
-                tensor: Tensor = opened.get_tensor(key).clone()
-                return tensor
             # A slice is a view of the mapped file; the copy lets the mapping end with this call.
-            return torch.clone(opened.get_slice(key)[start:stop])
+            found: Tensor = (opened.get_slice(key)[start:stop] if self.shapes[key] else opened.get_tensor(key)).clone()
+        if found.numel() and found.is_floating_point() and not all(map(torch.isfinite, torch.aminmax(found))):
+            raise ValueError(f"{self._files[key]}: {key} has values that are not finite: restore the file")
+        return found
+
+    def copy_into(self, key: str, target: Tensor) -> None:
+        """Fill a tensor of the same shape, `PART` bytes at a time; raises as `read` does."""
+        if not target.ndim:
+            target.copy_(self.read(key))
+            return
+        step = max(1, PART // max(1, target[:1].numel() * 4))
+        for low in range(0, len(target), step):
+            target[low : low + step].copy_(self.read(key, low, low + step))
+
+
+class StoredTensors(Mapping[str, Tensor]):
+    """The tensors of files by key, each read when it is asked for.
+
+    Attributes:
+        files: names, shapes and dtypes.
+    """
+
+    def __init__(self, files: WeightFiles) -> None:
+        """Give the tensors of `files`."""
+        self.files = files
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self.files.read(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.files.shapes)
+
+    def __len__(self) -> int:
+        return len(self.files.shapes)
+
+
+def stored_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of tensors by name; those of files are not read."""
+    if isinstance(tensors, StoredTensors):
+        return dict(tensors.files.shapes)
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def stored_dtypes(tensors: Mapping[str, Tensor]) -> dict[str, torch.dtype]:
+    """Return the dtypes of tensors by name; those of files are not read."""
+    if isinstance(tensors, StoredTensors):
+        return dict(tensors.files.dtypes)
+    return {name: tensor.dtype for name, tensor in tensors.items()}
+
+
+@torch.no_grad()
+def fill_parameters(module: nn.Module, tensors: Mapping[str, Tensor], keys: Mapping[str, str]) -> None:
+    """Copy tensors into the parameters of a module, each in its dtype; one on the meta device gets memory on the CPU.
+
+    Args:
+        module: the module.
+        tensors: of the parameters' shapes; those of files are read part by part.
+        keys: parameter -> name in `tensors`.
+    """
+    for name, key in keys.items():
+        path, _, leaf = name.rpartition(".")
+        owner = module.get_submodule(path)
+        parameter: nn.Parameter = getattr(owner, leaf)
+        if parameter.is_meta:
+            parameter = nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
+            setattr(owner, leaf, parameter)
+        if isinstance(tensors, StoredTensors):
+            tensors.files.copy_into(key, parameter)
+        else:
+            parameter.copy_(tensors[key])
 
 
 def _index(path: Path) -> dict[str, Path] | None:
@@ -68,14 +155,18 @@ def _index(path: Path) -> dict[str, Path] | None:
     file = path / INDEX if path.is_dir() else path
     if file.name != INDEX or not file.is_file():
         return None
+    if path.is_dir() and (path / FILE).is_file():
+        raise ValueError(f"{path} has both {FILE} and {INDEX}: name the file that counts, or move the other away")
     try:
-        names = json.loads(file.read_text())["weight_map"]
+        names = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
         found = {str(key): file.parent / str(name) for key, name in names.items()}
-    except (json.JSONDecodeError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, RecursionError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"{file} is no index of safetensors files: {error!r}") from error
-    for name in set(found.values()):
+    for name in sorted(set(found.values())):
         if name.parent != file.parent or not name.is_file():
             raise FileNotFoundError(f"{file} names {name.name}, which is missing beside it: load the folder again")
+        if name.suffix != ".safetensors":
+            raise ValueError(f"{file} names {name.name}, which is no safetensors file: convert it")
     return found
 
 
@@ -83,22 +174,24 @@ def _single(path: Path) -> Path:
     file = path / FILE if path.is_dir() else path
     if file.is_file() and file.suffix == ".safetensors":
         return file
-    there = sorted(entry.name for entry in path.iterdir())[:5] if path.is_dir() else []
-    holds = f"; it holds {', '.join(there)}" if there else ""
+    there = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else [path.name]
+    holds = f"; it holds {', '.join(there[:5])}" if path.is_dir() and there else ""
+    if pickles := [name for name in there if name.endswith(PICKLES)]:
+        holds = f"; {pickles[0]} may execute code and is never read: convert it to safetensors"
     raise FileNotFoundError(f"{path} has no weights ({FILE}, or {INDEX} and its files){holds}")
 
 
-def _contents(file: Path) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
-    """Key, shape and dtype of each tensor of a file."""
+def _contents(file: Path, dtypes: Mapping[str, torch.dtype]) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+    """Key, shape and dtype of each tensor of a file; ValueError where the file is damaged or has another dtype."""
     found = []
     try:
         with safe_open(file, framework="pt") as opened:
             for key in opened.keys():  # noqa: SIM118  # no mapping
                 part = opened.get_slice(key)
                 kind = part.get_dtype()
-                if kind not in FLOATS:
-                    raise ValueError(f"{file}: {key} is {kind}; weights are {', '.join(FLOATS)}")
-                found.append((key, tuple(part.get_shape()), FLOATS[kind]))
+                if kind not in dtypes:
+                    raise ValueError(f"{file}: {key} is {kind}; weights are {', '.join(dtypes)}")
+                found.append((key, tuple(part.get_shape()), dtypes[kind]))
     except SafetensorError as error:
         raise ValueError(f"{file} cannot be read: {error}") from error
     return found

@@ -19,9 +19,10 @@ from understudy.config.limits import available_memory
 from understudy.config.train import TrainConfig
 from understudy.distributed.activation_checkpoint import apply_activation_checkpointing
 from understudy.distributed.compile import compile_blocks
-from understudy.distributed.fill_weights import OnMeta, ReadRows, RowsAsTensors, fill, materialise, to_device_or_meta
+from understudy.distributed.fill_weights import ReadRows, RowsAsTensors, fill, materialise, to_device_or_meta
 from understudy.distributed.mesh import Mesh, fair_threads, num_micro_batches, reshard_weights, shard
 from understudy.errors import ConfigError
+from understudy.meta_device import OnMeta
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.lora import add_adapters
 from understudy.optim.loss_weights import loss_weights

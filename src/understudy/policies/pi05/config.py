@@ -29,6 +29,7 @@ class Pi05Settings(TextSettings, PolicySettings):
         "insulation",
     )
 
+    FOLDER: ClassVar[str] = "understudy.policies.pi05.formats.released_folder:read_folder"
     START_CHECK: ClassVar[str] = "understudy.policies.pi05.formats.implied_config:check_implied"
     FORMATS: ClassVar[Mapping[str, str]] = {
         "lerobot": "understudy.policies.pi05.formats.lerobot:lerobot_folder",

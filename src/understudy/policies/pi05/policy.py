@@ -35,6 +35,7 @@ from understudy.policies.pi05.respond import respond, tail_of, token_losses
 from understudy.policies.pi05.tokenize_batch import Shared, Texts
 from understudy.policies.pi05.weights import FirstWeights
 from understudy.policies.policy import Policy
+from understudy.policies.weight_files import fill_parameters, stored_dtypes, stored_shapes
 
 VALIDATION_DRAWS = 8
 """Noises and flow times per sample of a validation."""
@@ -250,11 +251,11 @@ class Pi05Policy(Policy, Pi0Network):
         Raises:
             ValueError: a tensor is missing, unexpected, of another shape or of integers; names each.
         """
-        if whole := [key for key, tensor in weights.items() if not tensor.is_floating_point()]:
+        shapes = stored_shapes(weights)
+        if whole := [key for key, dtype in stored_dtypes(weights).items() if not dtype.is_floating_point]:
             raise ValueError(f"{', '.join(whole)}: holds integers, weights are floating-point")
         own = {name: tuple(parameter.shape) for name, parameter in self.named_parameters()}
-        keys = match({key: tuple(tensor.shape) for key, tensor in weights.items()}, own).keys
-        self.load_state_dict({name: weights[key] for name, key in keys.items()})
+        fill_parameters(self, weights, match(shapes, own).keys)
 
     def first_weights(self, seed: int) -> FirstWeights:
         """Rows of the weights of a fresh run: those of `config.weights`, or fresh ones."""

@@ -1,0 +1,192 @@
+"""A folder of a pi0.5 or pi0 policy of any tool, read as one of our own: config.json and normalisation.json.
+
+    LeRobot       config.json      chunk_size, input_features, output_features, tokenizer_max_length
+                  policy_preprocessor.json and the file that it names
+    openpi        config.json or   action_horizon; max_token_len and discrete_state_input where they are stored
+                  metadata.json
+                  assets/ID/norm_stats.json
+    understudy    config.json      type, action_dim, cameras, chunk, ...
+                  normalisation.json, or the normalization of one of the others
+
+Dimensions come from the tensors. A config of any of these tools may also have `dimensions`, an object or a part of one
+(`Sizes`), or there is a file sizes.json with it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from understudy.batch_keys import ACTION, STATE
+from understudy.policies.pi05.formats.robot import SIZES, VARIANTS
+from understudy.policies.pi05.formats.tensor_sizes import complete_dimensions
+from understudy.policies.pi05.normalization import Stored, find_normalization, read_object
+from understudy.policies.pi05.released_keys import Shapes, is_adaptive
+
+CAMERAS = tuple(f"observation.images.{name}_0_rgb" for name in ("base", "left_wrist", "right_wrist"))
+"""Cameras of the released policies, where a folder names none."""
+EMPTY = "empty_camera"
+"""Part of the names that LeRobot gives to cameras without images."""
+METADATA = "metadata.json"
+UNSUPPORTED = {
+    "n_obs_steps": 1,
+    "use_proprio_history": False,
+    "use_memory": False,
+    "adapt_to_pi_aloha": False,
+    "use_delta_joint_actions_aloha": False,
+}
+"""Fields of LeRobot's configs that change the network's inputs -> the only value that is read."""
+
+FIELDS = {ACTION: "action_dim", STATE: "state_dim"}
+"""Key -> the field of the config with its width."""
+
+Values = dict[str, Any]
+
+
+def read_folder(
+    folder: Path, stored: Mapping[str, Any], normalization: Mapping[str, Any] | None, shapes: Shapes, asset: str = ""
+) -> tuple[Values, Values] | None:
+    """Return config and normalization as our own folders have them; None: the weights are of another type.
+
+    Args:
+        folder: the folder.
+        stored: its config.json; empty where there is none.
+        normalization: content of normalisation.json; None: take the folder's.
+        shapes: of its tensors, by key.
+        asset: ID of openpi's normalization, where there are several.
+
+    Raises:
+        ValueError: a file contradicts another, or lacks something; names both values and the field.
+        ConfigError: the normalization is missing or damaged.
+    """
+    try:
+        kind = "pi05" if is_adaptive(shapes) else "pi0"
+    except ValueError:
+        return None
+    if stored.get("type", kind) != kind:
+        raise ValueError(f"type: {stored['type']!r}: the tensors are those of {kind}")
+    if not stored and (folder / METADATA).is_file():
+        stored = read_object(folder / METADATA)
+    found = _translate(stored, kind)
+    dimensions = complete_dimensions(shapes, _stated(folder, stored), folder)
+    chunk = found.setdefault("chunk", dimensions.get("chunk"))
+    if chunk is None:
+        raise ValueError(
+            "chunk: required: no tensor has the number of actions that are predicted at once; state it in config.json "
+            "(`chunk`; `action_horizon` of openpi, `chunk_size` of LeRobot)"
+        )
+    found["dimensions"] = {"chunk": chunk} | dimensions
+    if normalization is None:
+        widths = {key: found.get(field) for key, field in FIELDS.items()}
+        normalization = _normalization(find_normalization(folder, asset, kind == "pi05"), widths)
+    if _tool(stored) != "understudy":
+        for key, field in FIELDS.items():
+            found.setdefault(field, _width(normalization, key))
+        found.setdefault("cameras", list(CAMERAS))
+    return found, dict(normalization)
+
+
+def _tool(stored: Mapping[str, Any]) -> str:
+    """Return the tool that wrote a config; "" where it is empty or of none."""
+    if "chunk_size" in stored or "input_features" in stored:
+        return "LeRobot"
+    if "action_horizon" in stored:
+        return "openpi"
+    return "understudy" if "type" in stored else ""
+
+
+def _stated(folder: Path, stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the dimensions that a folder states: in its config, in sizes.json, or by the names of its towers."""
+    for where, found in (("config.json", stored.get("dimensions")), (SIZES, _sizes(folder))):
+        if found is not None:
+            if not isinstance(found, Mapping):
+                raise ValueError(f"{where}: dimensions: {found!r}: must be an object")
+            return found
+    named: Values = {}
+    for field, part in (("paligemma_variant", "vlm"), ("action_expert_variant", "expert")):
+        for tower, name in VARIANTS.items():
+            if stored.get(field) == name:
+                named[part] = {"width": tower.width, "depth": tower.depth, "mlp_dim": tower.mlp_dim}
+                named[part] |= {"num_heads": tower.num_heads, "num_kv_heads": tower.num_kv_heads}
+                named[part] |= {"head_dim": tower.head_dim}
+    return named
+
+
+def _sizes(folder: Path) -> Mapping[str, Any] | None:
+    return read_object(folder / SIZES) if (folder / SIZES).is_file() else None
+
+
+def _translate(stored: Mapping[str, Any], kind: str) -> Values:
+    """Return the fields of our config that follow from a config of any tool."""
+    tool = _tool(stored)
+    if tool == "understudy":
+        return dict(stored)
+    found: Values = {"type": kind}
+    if tool == "LeRobot":
+        for field, value in UNSUPPORTED.items():
+            if stored.get(field, value) != value:
+                raise ValueError(f"{field}: {stored[field]!r}: only {value!r} is read: the network has other inputs")
+        inputs, outputs = (_features(stored, name) for name in ("input_features", "output_features"))
+        if inputs:
+            found["cameras"] = [key for key, (type_, _) in inputs.items() if type_ == "VISUAL" and EMPTY not in key]
+            found["state_dim"] = inputs.get(STATE, ("", 0))[1]
+        if ACTION in outputs:
+            found["action_dim"] = outputs[ACTION][1]
+        found |= {"prompt": "state" if kind == "pi05" else "plain"}
+        if (stored.get("time_sampling_scale"), stored.get("time_sampling_offset")) == (1.0, 0.0):
+            found["flow_time"] = "beta"
+    if tool == "openpi":
+        if isinstance(stored.get("pi05"), bool) and stored["pi05"] != (kind == "pi05"):
+            raise ValueError(f"pi05: {stored['pi05']}: the tensors are those of {kind}")
+        found["prompt"] = "state" if stored.get("discrete_state_input", kind == "pi05") else "plain"
+    renamed = {"chunk_size": "chunk", "action_horizon": "chunk"}
+    renamed |= {"tokenizer_max_length": "prompt_tokens", "max_token_len": "prompt_tokens"}
+    return found | {own: stored[theirs] for theirs, own in renamed.items() if stored.get(theirs) is not None}
+
+
+def _features(stored: Mapping[str, Any], name: str) -> dict[str, tuple[str, int]]:
+    """Return type and width of LeRobot's features by key.
+
+    Raises:
+        ValueError: they are not as LeRobot writes them.
+    """
+    try:
+        return {str(key): (str(each["type"]), int(each["shape"][0])) for key, each in (stored.get(name) or {}).items()}
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise ValueError(f"{name}: {stored[name]!r}: must have `type` and `shape` of each feature") from error
+
+
+def _normalization(found: Stored, widths: Mapping[str, int | None]) -> Values:
+    """Return a stored normalization as normalisation.json has it.
+
+    Args:
+        found: the normalization.
+        widths: of the robot's keys; None: as many dimensions as are no padding at the end.
+
+    Raises:
+        ValueError: a key has fewer dimensions, or more that are no padding.
+    """
+    if found.whole is not None:
+        return dict(found.whole)
+    made: Values = {}
+    for key, own in found.maps.items():
+        have, padding = len(own["offset"]), found.padding[key]
+        real = np.flatnonzero(~padding)
+        width = widths.get(key)
+        if width is None:
+            width = int(real[-1]) + 1 if len(real) else have
+        if width == 0:
+            continue
+        if have < width or not padding[width:].all():
+            raise ValueError(f"{found.where}: {key!r} has {have} dimensions, the config {width}; restore the files")
+        made[key] = {name: list(own[name][:width]) for name in ("offset", "spread")}
+    if found.delta and ACTION in made:
+        count = len(made[ACTION]["offset"])
+        made["delta"] = [[dim in found.delta for dim in range(count)]]
+    return made
+
+
+def _width(normalization: Mapping[str, Any], key: str) -> int:
+    """Return the number of dimensions of a key in a normalization; 0 where it has none."""
+    return int(np.atleast_2d(np.asarray(normalization.get(key, {}).get("offset", []), float)).shape[-1])

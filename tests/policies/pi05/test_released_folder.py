@@ -1,0 +1,286 @@
+"""Folders of released weights as a policy: all tools' files, dimensions from tensors, and files that contradict."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+pytest.importorskip("sentencepiece", reason="needs the extra pi05")
+
+from support.pi05 import SMALL
+from support.pi05_policy import CAMERAS, NORMALISATION, policy
+from support.released import released_shapes
+from support.sentences import write_model
+from understudy.policies import policy_folder
+from understudy.policies.folder_formats import describe_folder, save_folder
+from understudy.policies.inference import RobotPolicy, load_policy
+from understudy.policies.pi05.policy import Pi05Policy
+from understudy.policies.pi05.released_keys import EXPERT_HEAD, own_name
+from understudy.policies.pi05.sizes import Sizes
+from understudy.policies.weight_files import FILE, INDEX
+
+BOTH = pytest.mark.parametrize("adaptive", [True, False])
+MAPS = {"heads": [""], **NORMALISATION}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("tokenizer"))
+
+
+def folder_of(made: Pi05Policy, path: Path, tool: str) -> Path:
+    if tool == "understudy":
+        policy_folder.save(path, made.config, MAPS, made.state_dict())
+    else:
+        save_folder(path, describe_folder(tool, made.config, MAPS, {}), made.state_dict())
+    return path
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object], name: str = "config.json") -> Path:
+    content = json.loads((path / name).read_text())
+    change(content)
+    (path / name).write_text(json.dumps(content))
+    return path
+
+
+def edit_tensors(path: Path, change: Callable[[dict[str, Tensor]], object]) -> Path:
+    tensors = load_file(path / FILE)
+    change(tensors)
+    save_file(tensors, path / FILE)
+    return path
+
+
+def shard(path: Path, parts: int = 3) -> Path:
+    """Cut the file into shards with an index."""
+    tensors = load_file(path / FILE)
+    (path / FILE).unlink()
+    names = {key: f"model-{number % parts + 1:05}-of-{parts:05}.safetensors" for number, key in enumerate(tensors)}
+    for name in set(names.values()):
+        save_file({key: tensors[key] for key in names if names[key] == name}, path / name)
+    (path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    return path
+
+
+def act(loaded: RobotPolicy) -> np.ndarray:
+    seen = {camera: np.full((12, 10, 3), 90, np.uint8) for camera in loaded.config.cameras}
+    observation = {**seen, "observation.state": np.full(2, 0.25, np.float32), "task": "push the block"}
+    return loaded.act(observation, generator=torch.Generator().manual_seed(0))
+
+
+def check_same(loaded: RobotPolicy, made: Pi05Policy) -> None:
+    own = dict(loaded.policy.named_parameters())
+    assert own.keys() == dict(made.named_parameters()).keys()
+    assert all(torch.equal(own[name], parameter) for name, parameter in made.named_parameters())
+    assert loaded.config.sizes == replace(made.config.sizes, chunk=loaded.config.sizes.chunk)
+    for name in ("type", "chunk", "action_dim", "state_dim", "prompt", "prompt_tokens"):
+        assert getattr(loaded.config, name) == getattr(made.config, name)
+
+
+@BOTH
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("tool", ["understudy", "lerobot", "openpi"])
+def test_folder_of_each_tool_is_the_policy(
+    tool: str, sharded: bool, adaptive: bool, tokenizer: Path, tmp_path: Path
+) -> None:
+    made = policy(tokenizer, adaptive)
+    path = folder_of(made, tmp_path / "w", tool)
+    loaded = load_policy(shard(path) if sharded else path)
+    check_same(loaded, made)
+    if tool == "openpi":  # it names no cameras
+        assert len(loaded.config.cameras) == 3
+    else:
+        assert loaded.config.cameras == CAMERAS
+        expected = act(RobotPolicy(made, {}))
+        assert np.allclose(act(loaded), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@BOTH
+def test_dimensions_come_from_the_tensors(adaptive: bool, tokenizer: Path, tmp_path: Path) -> None:
+    """Only heads and chunk are no shapes; heads of keys and values are one unless stated."""
+    made = policy(tokenizer, adaptive)
+    path = folder_of(made, tmp_path / "w", "understudy")
+    heads = {"vision": {"heads": SMALL.vision.heads}}
+    for part in ("vlm", "expert"):
+        heads[part] = {"num_kv_heads": SMALL.vlm.num_kv_heads}
+    check_same(load_policy(edit(path, lambda c: c.update(dimensions=heads))), made)
+    alone = load_policy(edit(path, lambda c: c.update(dimensions={"vision": heads["vision"]}))).config.sizes.vlm
+    assert (alone.num_heads, alone.num_kv_heads, alone.head_dim) == (2, 1, 16)
+    with pytest.raises(ValueError, match=r"dimensions\.vision\.heads"):
+        load_policy(edit(path, lambda c: c.pop("dimensions")))
+
+
+def test_chunk_of_the_dimensions_serves_where_there_is_no_other(tokenizer: Path, tmp_path: Path) -> None:
+    path = folder_of(policy(tokenizer), tmp_path / "w", "understudy")
+    assert load_policy(edit(path, lambda c: c.pop("chunk"))).config.chunk == SMALL.chunk
+    assert load_policy(edit(path, lambda c: c.update(chunk=3))).config.chunk == 3
+    edit(path, lambda c: (c.pop("chunk"), c["dimensions"].pop("chunk")))
+    with pytest.raises(ValueError, match="chunk"):
+        load_policy(path)
+
+
+def _stored(path: Path, sizes: Sizes, **config: Any) -> Path:
+    path.mkdir()
+    save_file({key: torch.zeros(shape) for key, shape in released_shapes(sizes).items()}, path / FILE)
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def test_released_lerobot_config_is_read(tmp_path: Path) -> None:
+    """Fields as in the released pi05_base, which has a camera without images in its variants."""
+    features = {f"observation.images.{name}": {"type": "VISUAL", "shape": [3, 8, 8]} for name in ("b", "a")}
+    features["observation.images.empty_camera_0"] = {"type": "VISUAL", "shape": [3, 8, 8]}
+    path = _stored(
+        tmp_path / "w",
+        SMALL,
+        type="pi05",
+        chunk_size=50,
+        dtype="bfloat16",
+        image_resolution=[224, 224],
+        paligemma_variant="gemma_2b",
+        dimensions={name: value for name, value in asdict(SMALL).items() if name not in ("chunk", "adaptive")},
+        tokenizer_max_length=120,
+        n_obs_steps=1,
+        input_features={**features, "observation.state": {"type": "STATE", "shape": [4]}},
+        output_features={"action": {"type": "ACTION", "shape": [3]}},
+    )
+    maps = {
+        "action": {"offset": [0] * 3, "spread": [1] * 3},
+        "observation.state": {"offset": [0] * 4, "spread": [1] * 4},
+    }
+    found = load_policy(path, normalization=maps).config
+    assert found.cameras == ("observation.images.b", "observation.images.a")
+    assert (found.chunk, found.action_dim, found.state_dim, found.prompt_tokens) == (50, 3, 4, 120)
+    with pytest.raises(ValueError, match="normalization"):
+        load_policy(path)
+    with pytest.raises(ValueError, match="n_obs_steps"):
+        load_policy(edit(path, lambda c: c.update(n_obs_steps=2)), normalization=maps)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda c: c["dimensions"]["vlm"].update(width=32), r"dimensions\.vlm\.width is 32.*lm_head"),
+        (lambda c: c["dimensions"]["vlm"].update(depth=10**9), r"dimensions\.vlm\.depth is 1000000000"),
+        (lambda c: c["dimensions"]["vision"].update(image=16), r"dimensions\.vision\.image is 16"),
+        (lambda c: c["dimensions"]["expert"].update(num_heads=3), r"dimensions\.expert\.num_heads is 3"),
+        (lambda c: c["dimensions"].update(dim=7), r"dimensions\.dim is 7.*action_in_proj\.weight"),
+        (lambda c: c["dimensions"].update(adaptive=False), r"dimensions\.adaptive"),
+        (lambda c: c["dimensions"].update(vlm=[1]), r"dimensions\.vlm"),
+        (lambda c: c["dimensions"].update(more=1), "more"),
+        (lambda c: c.update(type="pi0"), "type: 'pi0'"),
+        (lambda c: c.update(metadata=3), "metadata"),
+    ],
+)
+def test_config_that_contradicts_the_tensors_is_refused(
+    change: Callable[[Any], object], named: str, tokenizer: Path, tmp_path: Path
+) -> None:
+    path = edit(folder_of(policy(tokenizer), tmp_path / "w", "understudy"), change)
+    with pytest.raises(ValueError, match=rf"(?s)config\.json: .*{named}"):
+        load_policy(path)
+
+
+def _nan(tensors: dict[str, Tensor]) -> None:
+    tensors["action_in_proj.bias"][1] = torch.nan
+
+
+def _infinite(tensors: dict[str, Tensor]) -> None:
+    tensors["action_in_proj.bias"] = tensors["action_in_proj.bias"].half()
+    tensors["action_in_proj.bias"][1] = torch.inf
+
+
+def _misshapen(tensors: dict[str, Tensor]) -> None:
+    tensors["action_in_proj.bias"] = torch.zeros(3)
+
+
+@pytest.mark.parametrize("change", [_nan, _infinite, _misshapen, lambda t: t.pop("action_in_proj.bias")])
+def test_damaged_tensor_is_named(change: Callable[[Any], object], tokenizer: Path, tmp_path: Path) -> None:
+    path = edit_tensors(folder_of(policy(tokenizer), tmp_path / "w", "lerobot"), lambda t: None)
+    edit_tensors(path, lambda t: [t.update({key.removeprefix("model."): t.pop(key)}) for key in list(t)])
+    edit_tensors(path, change)
+    with pytest.raises(ValueError, match=r"action_in_proj\.bias"):
+        load_policy(path)
+
+
+def test_links_of_a_hub_cache_are_followed(tokenizer: Path, tmp_path: Path) -> None:
+    made = policy(tokenizer)
+    path, blobs = shard(folder_of(made, tmp_path / "w", "lerobot")), tmp_path / "blobs"
+    blobs.mkdir()
+    for number, file in enumerate(sorted(path.iterdir())):
+        file.rename(blobs / str(number))
+        file.symlink_to(Path("..") / "blobs" / str(number))
+    check_same(load_policy(path), made)
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float64])
+def test_values_of_the_file_are_kept(stored: torch.dtype, tokenizer: Path, tmp_path: Path) -> None:
+    path = folder_of(policy(tokenizer), tmp_path / "w", "openpi")
+    edit_tensors(path, lambda t: t.update({key: tensor.to(stored) for key, tensor in t.items()}))
+    own = dict(load_policy(path).policy.named_parameters())
+    for key, tensor in load_file(path / FILE).items():
+        if key != EXPERT_HEAD:
+            assert own[str(own_name(key))].dtype == torch.float32
+            assert torch.equal(own[str(own_name(key))], tensor.float())
+
+
+@BOTH
+def test_bfloat16_weights_are_rounded_once(adaptive: bool, tokenizer: Path, tmp_path: Path) -> None:
+    made = policy(tokenizer, adaptive)
+    path = folder_of(made, tmp_path / "w", "understudy")
+    loaded = load_policy(path, compute="bfloat16")
+    dtypes = {name: parameter.dtype for name, parameter in loaded.policy.named_parameters()}
+    narrow = [name for name, dtype in dtypes.items() if dtype == torch.bfloat16]
+    assert {"layers.0.vlm.mlp.up_proj.weight", "vision.layers.1.mlp.fc1.bias"} <= set(narrow)
+    assert not any("norm.weight" in name or name.startswith(("action_", "embedding")) for name in narrow)
+    whole = policy(tokenizer, adaptive, compute="bfloat16")
+    assert np.array_equal(act(loaded), act(RobotPolicy(whole, {})))
+    assert not np.array_equal(act(loaded), act(load_policy(path)))
+
+
+MEASURE = """
+import sys, torch
+from understudy import meta_device
+from understudy.policies import policy_folder, weight_files
+from understudy.policies.policy import build_saved
+
+def peak():
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+
+small, large, how = sys.argv[1:]
+weight_files.PART, meta_device.LARGE = 1 << 20, 64
+build_saved(policy_folder.load(small), small)  # libraries settle
+before = peak()
+made = build_saved(saved := policy_folder.load(large), large)
+if how == "whole":
+    tensors = dict(saved.weights)
+print(peak() - before, sum(p.numel() * p.element_size() for p in made.parameters()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_load_needs_no_second_copy_of_the_weights(tmp_path: Path) -> None:
+    tower = {"width": 768, "mlp_dim": 2048}
+    large = replace(SMALL, vlm=replace(SMALL.vlm, **tower), expert=replace(SMALL.expert, width=512), vocab=2**13)
+    paths = []
+    for name, sizes in (("small", SMALL), ("large", large)):
+        dimensions = {key: value for key, value in asdict(sizes).items() if key != "adaptive"}
+        config = {"type": "pi05", "dimensions": dimensions, "action_dim": 3, "state_dim": 2, "cameras": [], "chunk": 5}
+        paths.append(_stored(tmp_path / name, sizes, **config))
+        (paths[-1] / "normalisation.json").write_text(json.dumps(NORMALISATION))
+
+    def grown(how: str) -> float:
+        command = [sys.executable, "-c", MEASURE, *map(str, paths), how]
+        peak, size = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        return int(peak) / int(size)
+
+    assert grown("parts") < 1.25
+    assert grown("whole") > 1.75, "the control holds the file beside the model"
