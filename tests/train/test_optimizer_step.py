@@ -34,7 +34,8 @@ from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import Loss, scalar
 from understudy.train.data.run_data import RunData, compute_normalization, dataset_fingerprint, first_batch, open_data
-from understudy.train.optimizer_step import StepResult, apply_augmentation, optimizer_step, split_micro_batches
+from understudy.train.micro_batches import split_micro_batches
+from understudy.train.optimizer_step import StepResult, apply_augmentation, optimizer_step
 from understudy.train.precision import make_optimizer, named_tensors, store
 from understudy.train.state import init_train_state
 

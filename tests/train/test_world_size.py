@@ -26,7 +26,8 @@ from understudy.optim.adamw import Float32AdamW
 from understudy.optim.param_groups import freeze
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
-from understudy.train.optimizer_step import MicroBatch, StepResult, optimizer_step, split_micro_batches
+from understudy.train.micro_batches import MicroBatch, split_micro_batches
+from understudy.train.optimizer_step import StepResult, optimizer_step
 from understudy.train.precision import make_optimizer, named_tensors
 from understudy.train.validation import validation_loss
 

@@ -152,6 +152,11 @@ def _headlines(found: "Profile") -> list[tuple[str, str]]:
         (f"{_operations(found.flops_per_s)}/s", "per device"),
         (f"{found.mfu:.1%}" if found.mfu is not None else "not known", "of the device's peak (MFU)"),
     ]
+    if found.tokens_per_s is not None:
+        lines.append((f"{found.tokens_per_s:,.0f}", "tokens per second"))
+        lines.append((f"{found.valid_share:.1%}", "of the computed tokens are valid"))
+    if found.conditions["micro_batches"] > 1:
+        lines.append((f"{found.samples_per_part:,.1f}", "samples per micro-batch"))
     if found.conditions["ranks"] > 1:
         lines.append((f"{found.collectives} in {_ms(found.collectives_s)}", "collectives per step"))
     return lines

@@ -181,6 +181,12 @@ class TrainConfig:
     """Samples per forward pass of a process; gradients are accumulated up to the whole batch. The default is the whole
     share of the process, the fastest where it fits into memory. With a number, a run in fp32 on CPUs gives the same
     bits on any number of processes; without, their number changes the rounding of sums."""
+    max_num_tokens: Annotated[Annotated[int, Interval(ge=1, le=2**40)] | None, ROUNDING] = None
+    """Largest number of tokens of a forward pass of a process. Its share of a batch is cut in position order: a part
+    takes samples as long as they fit. Every sample must fit alone, with the longest texts that the policy takes."""
+    max_samples: Annotated[Annotated[int, Interval(ge=1, le=2**24)] | None, ROUNDING] = None
+    """Largest number of samples of a forward pass of a process. It need not divide the batch, and holds beside
+    `max_num_tokens`."""
     seed: Annotated[int, Interval(ge=0, lt=2**63), Fixed("it decides the order and every draw")] = 0
     """Seed of the order, of every draw inside a sample, and of the first weights."""
     data: Annotated[DataConfig, DATA] = field(default_factory=DataConfig)
@@ -248,6 +254,10 @@ class TrainConfig:
         data = replace(self.data, normalize=self.data.normalize or self.policy.NORMALIZE)
         return replace(self, data=data, policy=self.policy.resolved())
 
+    def accumulates(self) -> bool:
+        """Return whether the settings may cut the share of a process into several micro-batches."""
+        return any((self.micro_batch_size, self.max_num_tokens, self.max_samples))
+
     def mode_weights(self) -> dict[str, float]:
         """Return the weight of each mode, in the sequence of `policies.common.task_modes.MODES`; they sum to 1."""
         if isinstance(self.mode, dict):
@@ -297,6 +307,12 @@ class TrainConfig:
             found.append(f"checkpoint.keep_best: {keep_best} needs validations, and {missing} is 0")
         if self.micro_batch_size and self.batch_size % self.micro_batch_size:
             found.append(f"micro_batch_size: {self.micro_batch_size}: must divide the batch_size of {self.batch_size}")
+        if self.micro_batch_size and (limits := self.max_num_tokens or self.max_samples):
+            name = "max_num_tokens" if self.max_num_tokens else "max_samples"
+            found.append(
+                f"micro_batch_size: {self.micro_batch_size}: sets equal parts, and {name} ({limits}) limits them: "
+                "leave out one of both"
+            )
         if self.precision == "bf16-split" and self.parallel.dp_shard > 1:
             found.append(
                 f"precision: bf16-split saves nothing with parallel.dp_shard={self.parallel.dp_shard}: a float32 shard "

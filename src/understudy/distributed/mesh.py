@@ -81,6 +81,14 @@ class Mesh:
         dist.all_reduce(votes, op=dist.ReduceOp.MAX)
         return [bool(vote) for vote in votes.tolist()]
 
+    def largest(self, count: int) -> int:
+        """Return the largest `count` of all ranks; does not wait for the device."""
+        if self.world_size == 1:
+            return count
+        most = torch.tensor(count, dtype=torch.int64)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        return int(most)
+
     def gather(self, value: T) -> list[T]:
         """Return the value of each rank, by rank; the values must pickle."""
         values: list[Any] = [None] * self.world_size

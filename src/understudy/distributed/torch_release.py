@@ -37,14 +37,10 @@ def missing_feature(config: "TrainConfig", world: int) -> str | None:
     here = f"this is torch {torch.__version__}"
     if world > 1 and not has_gradient_sum():
         return f"parallel: {world} processes need torch 2.8, whose FSDP2 can sum gradients, and {here}: run one process"
-    split = (
-        config.precision == "bf16-split"
-        and config.micro_batch_size is not None
-        and config.micro_batch_size < config.batch_size
-    )
+    split = config.precision == "bf16-split" and config.accumulates() and config.micro_batch_size != config.batch_size
     if split and world == 1 and not has_grad_dtype():
         return (
             f"micro_batch_size: precision bf16-split needs torch 2.10, which sums gradients in float32, and {here}: "
-            "use precision bf16, or leave out micro_batch_size"
+            "use precision bf16, or leave out micro_batch_size, max_num_tokens and max_samples"
         )
     return None

@@ -159,9 +159,13 @@ class Policy(nn.Module):
         """Preprocess a batch with instructions as long as the policy takes, for `understudy plan`."""
         return self.preprocess({**batch, TASK: ["pick up " * 512] * len(batch[TASK])})
 
-    def tokens(self, batch: Mapping[str, Any]) -> int | None:
-        """Tokens of the longest sample of a prepared batch, for figures of speed; None: the policy has no tokens."""
+    def tokens(self, batch: Mapping[str, Any]) -> list[int] | None:
+        """Count the tokens of each sample of a prepared batch, on the host; None: the policy has no tokens."""
         return None
+
+    def processed_tokens(self, batch: Mapping[str, Any]) -> int:
+        """Count the tokens that `losses` computes for a prepared batch, padding included; 0 where it has none."""
+        return sum(self.tokens(batch) or ())
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy a state dict into the policy; names of earlier releases are accepted.

@@ -4,6 +4,7 @@ run                     from the first step to the last: `train` and `resume`
 loop                    the training loop: train, log, validate, checkpoint
 step_runner             batches through the step, with their metrics; shared with `profile`
 optimizer_step          one optimizer step
+micro_batches           parts of a batch, by samples and by tokens
 cut_samples             samples of which the policy could not keep everything
 state                   policy, optimizer and average of a run
 precision               the setting `precision`

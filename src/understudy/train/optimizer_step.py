@@ -1,4 +1,4 @@
-"""One optimizer step: split the batch, augment it, back-propagate, clip, update.
+"""One optimizer step: augment the batch, back-propagate, clip, update.
 
 The loss of a step is, per term, the sum over all valid elements of the global batch divided by their number. It does
 not depend on ranks and micro-batches: elements are counted over all ranks once, before the backward pass, and gradients
@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from understudy.batch_keys import ACTION, TASK
+from understudy.batch_keys import TASK
 from understudy.distributed.mesh import Mesh, sync_gradients
 from understudy.distributed.unused_parameters import check_unused_parameters, record_leaves
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.state import clip_factor, local
 from understudy.order import sample_uniform
-from understudy.order.rank_positions import rank_slice
 from understudy.policies.batch import to_device
 from understudy.policies.common.augment import drop_texts, shift_images
-from understudy.policies.draws import Draws
 from understudy.policies.policy import Policy
+from understudy.train.micro_batches import IdleMicroBatch, MicroBatch
 from understudy.train.profiling.timer import NULL, Timer
 
 if TYPE_CHECKING:
@@ -40,13 +39,6 @@ class StepResult(NamedTuple):
     """Global norm before clipping."""
     skipped: Tensor
     """1 where the gradient was not finite and the weights did not change, else 0."""
-
-
-class MicroBatch(NamedTuple):
-    """Samples of one forward pass with their random numbers, on the policy's device."""
-
-    batch: Mapping[str, Any]
-    draws: Draws
 
 
 def apply_augmentation(
@@ -84,21 +76,6 @@ def batch_to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str,
     }
 
 
-def split_micro_batches(batch: Mapping[str, Any], draws: Draws, count: int) -> list[MicroBatch]:
-    """Split a rank's share of a batch into `count` micro-batches of consecutive samples, equal up to one sample."""
-
-    def cut(value: Any, low: int, high: int) -> Any:
-        # A copy, not a view: where a tensor begins in memory may decide how a matrix product is rounded.
-        part = value[low:high]
-        return part.clone() if count > 1 and isinstance(part, Tensor) else part
-
-    slices = [rank_slice(len(batch[ACTION]), number, count) for number in range(count)]
-    return [
-        MicroBatch({k: cut(v, *at) for k, v in batch.items()}, {k: cut(v, *at) for k, v in draws.items()})
-        for at in slices
-    ]
-
-
 def optimizer_step(
     policy: Policy,
     optimizer: Float32AdamW,
@@ -119,7 +96,7 @@ def optimizer_step(
     Args:
         policy: the weights to train.
         optimizer: over the policy's parameters.
-        parts: this rank's micro-batches; all ranks have equally many.
+        parts: this rank's micro-batches, the first of them not idle; all ranks have equally many.
         mesh: the ranks.
         lr: learning rate before the factors of groups.
         clip: largest global norm of the gradient.
@@ -133,7 +110,8 @@ def optimizer_step(
     optimizer.zero_grad()
     terms, factors = list(weights), list(weights.values())
     with timer("communication"):
-        counted = [policy.counts(part.batch, part.draws) for part in parts]
+        busy = [part for part in parts if not isinstance(part, IdleMicroBatch)]
+        counted = [policy.counts(part.batch, part.draws) for part in busy]
         counts = torch.stack([torch.stack([each[term] for each in counted]).sum() for term in terms])
         mesh.sum(counts).clamp_(min=1)  # int64 [K]
     accumulator = Float64GradAccumulator(optimizer, mesh, len(parts))
@@ -143,6 +121,8 @@ def optimizer_step(
         with timer("forward"), record_leaves(policy, mesh, noted=check and number == 0) as leaves:
             losses = policy.losses(*part, terms=terms)
             each = torch.stack([losses[term].sum.sum() for term in terms])  # [K]
+            if isinstance(part, IdleMicroBatch):
+                each = 0 * each  # every rank uses the same weights, for their collectives
             loss = torch.stack([factor * total for factor, total in zip(factors, each / counts)]).sum()
         if check and number == 0:
             check_unused_parameters(policy, leaves, loss, mesh)

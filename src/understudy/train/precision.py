@@ -83,7 +83,7 @@ def make_optimizer(policy: Policy, config: "TrainConfig", masters: Mapping[str, 
     for name, parameter in policy.named_parameters():
         if name in masters:
             optimizer.set_master(parameter, masters[name])
-            if config.micro_batch_size and local(parameter) is parameter and has_grad_dtype():
+            if config.accumulates() and local(parameter) is parameter and has_grad_dtype():
                 # Sums of micro-batches lose digits in bfloat16. (FSDP2 sums them in float32 by itself. An older torch
                 # without this is refused where there are sums: `distributed/torch_release.py`.)
                 parameter.grad_dtype = torch.float32

@@ -250,7 +250,8 @@ def _move_settings(then: TrainConfig, now: TrainConfig) -> TrainConfig:
     sources = tuple(updated(old, new, paths) for old, new in zip(then.data.sources, now.data.sources))
     data = replace(updated(then.data, now.data, {*paths, "cache", "cache_size", "changed_files"}), sources=sources)
     here = updated(then, now, {"output_dir", "device", "loader"})
-    return replace(here, data=data, micro_batch_size=None, parallel=ParallelConfig(timeout=now.parallel.timeout))
+    whole = {"micro_batch_size": None, "max_num_tokens": None, "max_samples": None}
+    return replace(here, data=data, parallel=ParallelConfig(timeout=now.parallel.timeout), **whole)
 
 
 def _run(

@@ -20,7 +20,7 @@ from understudy.config.train import TrainConfig
 from understudy.distributed.activation_checkpoint import apply_activation_checkpointing
 from understudy.distributed.compile import compile_blocks
 from understudy.distributed.fill_weights import ReadRows, RowsAsTensors, fill, materialise, to_device_or_meta
-from understudy.distributed.mesh import Mesh, fair_threads, num_micro_batches, reshard_weights, shard
+from understudy.distributed.mesh import Mesh, fair_threads, reshard_weights, shard
 from understudy.errors import ConfigError
 from understudy.meta_device import OnMeta
 from understudy.optim.adamw import Float32AdamW
@@ -36,14 +36,15 @@ from understudy.policies.draws import make_draws
 from understudy.policies.policy import Policy, current_name
 from understudy.policies.registry import policy_type
 from understudy.train import precision
+from understudy.train.data.token_budget import check_budget
 from understudy.train.draw_task_modes import draw_modes
+from understudy.train.micro_batches import PartCounts, cut_batch
 from understudy.train.optimizer_step import (
     StepResult,
     batch_to_device,
     drop_instructions,
     optimizer_step,
     shift_cameras,
-    split_micro_batches,
 )
 from understudy.train.profiling.timer import NULL, Timer
 
@@ -74,6 +75,8 @@ class TrainState:
     """Optimizer steps done."""
     checked: bool = False
     """Whether this process has checked a step for parameters that the loss does not reach."""
+    part_counts: PartCounts | None = None
+    """Parts of the latest step on this rank."""
 
     @property
     def eval_policy(self) -> Policy:
@@ -107,7 +110,7 @@ class TrainState:
             timer: measures the phases.
         """
         config = self.config
-        parts = split_micro_batches(batch, draws, num_micro_batches(config, self.mesh))
+        parts, self.part_counts = cut_batch(self.policy, config, self.mesh, batch, draws)
         result = optimizer_step(
             self.policy,
             self.optimizer,
@@ -275,6 +278,7 @@ def init_train_state(
     except RuntimeError:  # its constructor computes with values
         policy = None
     if policy is not None:
+        check_budget(policy, config, data)
         _check_memory(policy, mesh)
     heads = torch.from_numpy(data.head_of_source) if len(data.heads) > 1 else None
     if weights is None and policy is not None and policy.fills_weights:
@@ -285,6 +289,7 @@ def init_train_state(
         return assemble(config, policy, mesh, heads, read)
     with torch.random.fork_rng(devices=[]):
         policy = _build(config, network, normalization)
+    check_budget(policy, config, data)
     if weights is not None:
         policy.load_weights(weights)
     return assemble(config, policy, mesh, heads)

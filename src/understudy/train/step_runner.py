@@ -15,6 +15,7 @@ from understudy.errors import UnderstudyError
 from understudy.load.loader import Loader
 from understudy.progress import Progress
 from understudy.train.cut_samples import CutSamples, count_cuts
+from understudy.train.micro_batches import PartCounts, sum_counts
 from understudy.train.optimizer_step import StepResult
 from understudy.train.profiling.timer import NULL, Timer
 from understudy.train.state import TrainState
@@ -31,6 +32,7 @@ class StepRunner:
     def __init__(self, state: TrainState, loader: Loader, log: MetricsLog) -> None:
         self._state, self._loader, self._log = state, loader, log
         self._pending: list[tuple[int, float, dict[str, int], StepResult]] = []
+        self._parts: list[PartCounts | None] = []
         self._clock = _Clock(loader, state.step)
         self._skipped = 0  # consecutive skipped steps
         self._all_skipped = state.step == 0
@@ -45,6 +47,7 @@ class StepRunner:
             batch = next(self._loader)
         lr, result = self._state.lr, self._state.train_step(batch, timer)
         self._pending.append((self._state.step, lr, count_cuts(batch), result))
+        self._parts.append(self._state.part_counts)
         self._bar.update()
 
     def log_steps(self, timer: Timer = NULL) -> None:
@@ -55,7 +58,9 @@ class StepRunner:
         """
         with timer("logging"):
             records = list(self._read_pending())
-            self._log.log_all([*records, self._clock.record(self._state.step, self._state.config.batch_size)])
+            parts = sum_counts(self._state.mesh, self._parts)
+            self._parts.clear()
+            self._log.log_all([*records, self._clock.record(self._state.step, self._state.config.batch_size, parts)])
         self._check_progress(records)
 
     def _check_progress(self, records: list[dict[str, Any]]) -> None:
@@ -114,13 +119,14 @@ class _Clock:
     def restart(self, step: int) -> None:
         self._step, self._since, self._waited = step, time.perf_counter(), self._loader.wait_seconds
 
-    def record(self, step: int, batch_size: int) -> dict[str, Any]:
+    def record(self, step: int, batch_size: int, parts: PartCounts | None) -> dict[str, Any]:
         now = time.perf_counter()
         seconds = max(now - self._since, 1e-9)
         speed = {
             "samples_per_s": (step - self._step) * batch_size / seconds,
             "wait": (self._loader.wait_seconds - self._waited) / seconds,
             "seconds": now - self._start,
+            **({} if parts is None else parts.rates(seconds)),
         }
         self.restart(step)
         return {"kind": "speed", "step": step, **speed}

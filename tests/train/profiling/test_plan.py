@@ -105,7 +105,7 @@ def compare(predicted: dict[str, int], measured: dict[str, int], peak: bool = Tr
         {"activation_checkpoint": "full"},
         {"precision": "bf16", "activation_checkpoint": "selective"},
         {"precision": "bf16-split"},
-        {"micro_batch_size": 4},
+        {"max_samples": 4},
         {"optim": OptimConfig(freeze=("vision.*",))},
         {"lora": {"rank": 2}},
     ],

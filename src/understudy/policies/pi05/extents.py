@@ -32,6 +32,16 @@ class Extent(NamedTuple):
         """Return the number of tokens that a loss term predicts."""
         return self.text if term == TEXT else self.fast
 
+    def total(self, image: int) -> int:
+        """Return the tokens of the language tower, of which each camera has `image`."""
+        return sum(self.cameras) * image + self.prompt + self.text + self.fast
+
+
+def enclosing(sizes: Sequence[Extent]) -> Extent:
+    """Return the extent to which a batch is padded: every camera of any sample, and the longest texts."""
+    cameras, *lengths = zip(*sizes, strict=True)
+    return Extent(tuple(map(any, zip(*cameras, strict=True))), *map(max, lengths))
+
 
 def extents(batch: Mapping[str, Any], cameras: Sequence[str]) -> list[Extent]:
     """Read the extent of each sample from a batch.

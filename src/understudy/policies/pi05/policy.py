@@ -28,7 +28,18 @@ from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Loss, masked_squared_error, valid_elements
 from understudy.policies.pi05.chunking import Field, sample_given, sample_guided
 from understudy.policies.pi05.config import Pi05PolicyConfig
-from understudy.policies.pi05.extents import EXTENTS, FAST, PROMPT, TEXT, TOKENS, Extent, cut, extents, longest
+from understudy.policies.pi05.extents import (
+    EXTENTS,
+    FAST,
+    PROMPT,
+    TEXT,
+    TOKENS,
+    Extent,
+    cut,
+    enclosing,
+    extents,
+    longest,
+)
 from understudy.policies.pi05.network import Observation, Pi0Network
 from understudy.policies.pi05.released_keys import match
 from understudy.policies.pi05.respond import respond, tail_of, token_losses
@@ -127,11 +138,15 @@ class Pi05Policy(Policy, Pi0Network):
         fast = config.action_tokens if config.fast else 0
         return longest(batch, config.cameras, config.prompt_tokens, config.response_tokens, fast)
 
-    def tokens(self, batch: Mapping[str, Any]) -> int:
-        """Tokens of the longest sample: of its images and texts, and of one chunk of actions (pi0: and its state)."""
-        images = self.sizes.vision.tokens
-        prefix = max(sum(each.cameras) * images + each.prompt + each.text + each.fast for each in batch[EXTENTS])
-        return prefix + self.config.chunk + (not self.sizes.adaptive)
+    def tokens(self, batch: Mapping[str, Any]) -> list[int]:
+        """Count the tokens of each sample: images, texts, and one chunk of actions (pi0: and its state)."""
+        rest = self.config.chunk + (not self.sizes.adaptive)
+        return [each.total(self.sizes.vision.tokens) + rest for each in self._extents(batch)]
+
+    def processed_tokens(self, batch: Mapping[str, Any]) -> int:
+        """Count the tokens that the towers compute: each sample has the cameras and the lengths of the longest."""
+        sizes, rest = self._extents(batch), self.config.chunk + (not self.sizes.adaptive)
+        return len(sizes) * (enclosing(sizes).total(self.sizes.vision.tokens) + rest)
 
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements in a batch per loss term, int64 []."""
@@ -266,7 +281,7 @@ class Pi05Policy(Policy, Pi0Network):
 
     def _observed(self, batch: Mapping[str, Any]) -> tuple[Observation, list[Extent]]:
         """Embed the images and the prompt of a batch, without the cameras and the padding that no sample needs."""
-        sizes: list[Extent] = batch[EXTENTS] if EXTENTS in batch else extents(batch, self.config.cameras)
+        sizes = self._extents(batch)
         tokens = value_of(batch, PROMPT[0])
         device, side, count = tokens.device, self.sizes.vision.image, len(tokens)
         shown, images = [], []
@@ -285,6 +300,10 @@ class Pi05Policy(Policy, Pi0Network):
         has = None if all(map(all, marks)) else torch.tensor(marks, dtype=torch.bool).view(count, len(shown))
         tokens, masks = cut(tokens, [extent.prompt for extent in sizes])
         return self.observe(pixels, has, tokens, masks), sizes
+
+    def _extents(self, batch: Mapping[str, Any]) -> list[Extent]:
+        """Extent of each sample; those of a prepared batch do not wait for the device."""
+        return batch[EXTENTS] if EXTENTS in batch else extents(batch, self.config.cameras)
 
     def _before_acting(self, batch: Mapping[str, Any]) -> Observation:
         """Embed a batch to act on, with the response that the expert sees."""

@@ -101,6 +101,7 @@ def _headlines(kinds: dict[str, list[dict[str, Any]]], rollouts: list[dict[str, 
     if kinds["speed"]:
         speed = [r["samples_per_s"] for r in kinds["speed"]]
         found.append((f"{np.median(speed):,.0f}", "samples per second, median"))
+        found += _token_figures(kinds["speed"])
         found.append((f"{100 * np.median([r['wait'] for r in kinds['speed']]):.1f} %", "of the time waiting for data"))
         seconds = sum(b["seconds"] for a, b in zip(kinds["speed"], [*kinds["speed"][1:], None]) for b in _ends(a, b))
         found.append((str(timedelta(seconds=round(seconds))), "training time"))
@@ -108,6 +109,19 @@ def _headlines(kinds: dict[str, list[dict[str, Any]]], rollouts: list[dict[str, 
     if skipped:
         found.append((str(skipped), "steps skipped, gradient not finite"))
     return found
+
+
+def _token_figures(speed: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Figures of micro-batches and tokens, medians over the logs that have them."""
+    import numpy as np
+
+    shown = {
+        "tokens_per_s": ("{:,.0f}", "tokens per second, median"),
+        "valid_share": ("{:.1%}", "of the computed tokens are valid"),
+        "samples_per_part": ("{:,.1f}", "samples per micro-batch"),
+    }
+    values = {name: [record[name] for record in speed if name in record] for name in shown}
+    return [(shown[name][0].format(np.median(own)), shown[name][1]) for name, own in values.items() if own]
 
 
 def _ends(record: dict[str, Any], following: dict[str, Any] | None) -> list[dict[str, Any]]:

@@ -31,6 +31,8 @@ from understudy.optim.state import local
 from understudy.policies.draws import make_draws
 from understudy.train.data.hub_files import with_local_files
 from understudy.train.data.run_data import RunData, choose_normalization, open_data
+from understudy.train.data.token_budget import check_budget
+from understudy.train.micro_batches import largest_part
 from understudy.train.profiling.flops import count_flops
 from understudy.train.profiling.live_bytes import LiveBytes, forget_values, without_values
 from understudy.train.profiling.resident import resident_memory
@@ -118,14 +120,17 @@ def plan_for(
 ) -> Plan:
     """Plan a run on opened data; see `plan`. sample: a batch of one sample, as the loader gives it."""
     mesh_shape(config, world_size)  # before anything takes time
+    if config.max_num_tokens is not None:
+        check_budget(build_on_meta(config, data.policy_config(config), normalization), config, data)
     usable = None if limit is None else floor(limit * (1 - RESERVED))
 
     def at(size: int, mode: CheckpointMode | None = None, flops: bool = False) -> Shapes:
         chosen = config if mode is None else override(config, activation_checkpoint=mode)
         return trace_step(chosen, data, normalization, sample, world_size, device, size, flops)
 
-    size = config.micro_batch_size or -(-config.batch_size // world_size)
-    found, single = at(size), at(1, "none", flops=True)
+    single = at(1, "none", flops=True)
+    size = largest_part(config, world_size, single.tokens)
+    found = at(size)
     activations = {config.activation_checkpoint: found.memory["activations"]}
     for mode in MODES:
         if mode not in activations:
@@ -209,11 +214,14 @@ def trace_step(
         size: samples of a forward pass; where the run has several of them in a step, two are run.
         flops: whether to count operations, too.
     """
-    parts = 2 if config.micro_batch_size and config.batch_size > world_size * config.micro_batch_size else 1
+    cut = config.accumulates() and config.batch_size > world_size * (config.micro_batch_size or size)
+    parts = 2 if cut else 1
     here = replace(
         config,
         batch_size=parts * size * world_size,
         micro_batch_size=size if parts > 1 else None,
+        max_num_tokens=None,
+        max_samples=None,
         compile=False,
     )
     policy = build_on_meta(here, data.policy_config(here), normalization)
@@ -248,7 +256,7 @@ def _run(
         sum(p.numel() for p in trained),
         sum(local(p).numel() for p in trained),
         counted,
-        state.policy.tokens(batch),
+        max(state.policy.tokens(batch) or [0]) or None,
     )
 
 

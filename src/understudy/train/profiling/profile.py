@@ -23,10 +23,11 @@ import torch
 from understudy._version import __version__
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
-from understudy.distributed.mesh import join_mesh, num_micro_batches
+from understudy.distributed.mesh import join_mesh
 from understudy.train.data.hub_files import with_local_files
 from understudy.train.data.make_loader import make_loader, make_order
 from understudy.train.data.run_data import choose_normalization, open_data
+from understudy.train.micro_batches import PartCounts, add_counts
 from understudy.train.profiling.flops import count_flops, peak_flops
 from understudy.train.profiling.resident import resident_memory
 from understudy.train.profiling.timer import NULL, PHASES, PhaseTimer, Timer
@@ -78,6 +79,12 @@ class Profile:
     """Share of the device's peak; None if the peak is unknown."""
     conditions: dict[str, Any]
     """Device, settings and versions."""
+    samples_per_part: float = 0.0
+    """Mean number of samples of a micro-batch; 0: not counted."""
+    tokens_per_s: float | None = None
+    """Valid tokens of a global batch divided by `step_s`; None: the policy has no tokens."""
+    valid_share: float | None = None
+    """Share of valid tokens among those that the network computes."""
 
     def plain(self) -> dict[str, Any]:
         """Convert to plain values for JSON."""
@@ -125,6 +132,8 @@ class RankProfile(NamedTuple):
     collectives_s: float
     memory: dict[str, int]
     flops: int
+    parts: PartCounts | None = None
+    """Of the plain steps."""
 
 
 def _measure(
@@ -134,13 +143,15 @@ def _measure(
     cuda = mesh.device.type == "cuda"
     wait: Callable[[], object] = torch.cuda.synchronize if cuda else lambda: None
 
-    def run(count: int, timer: Timer = NULL) -> float:
+    def run(count: int, timer: Timer = NULL, cuts: list[PartCounts] | None = None) -> float:
         """Run steps as the training loop does between validations and checkpoints; returns seconds per step."""
         wait()
         mesh.any(False)  # all start together
         start = time.perf_counter()
         for _ in range(count):
             runner.step(timer)
+            if cuts is not None and state.part_counts is not None:
+                cuts.append(state.part_counts)
             with timer("communication"):
                 mesh.votes(False, False)
             if state.step % config.log.every == 0:
@@ -151,8 +162,8 @@ def _measure(
     run(warmup)
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    before = waited()
-    plain = run(steps)
+    before, cuts = waited(), list[PartCounts]()
+    plain = run(steps, cuts=cuts)
     waiting = (waited() - before) / steps
     highest = torch.cuda.max_memory_allocated() if cuda else 0
     timer = PhaseTimer(wait)
@@ -164,7 +175,7 @@ def _measure(
     resident = sum(memory.values()) - memory["gradients"]  # gradients exist only within a step
     memory |= {"activations": trace.activations, "peak": highest or resident + trace.increase}
     flops = count_flops(lambda: run(1), state.policy)
-    return RankProfile(plain, waiting, timed, phases, trace.collectives, trace.seconds, memory, flops)
+    return RankProfile(plain, waiting, timed, phases, trace.collectives, trace.seconds, memory, flops, add_counts(cuts))
 
 
 class _Trace(NamedTuple):
@@ -221,6 +232,8 @@ def combine(ranks: Sequence[RankProfile], batch: int, fastest: float | None, con
         taken = [rank.phases.get(name, 0.0) for rank in ranks]
         phases[name] = Phase(max(taken), taken.index(max(taken)), sum(taken) / len(taken))
     flops = sum(rank.flops for rank in ranks)
+    counted = [rank.parts for rank in ranks if rank.parts is not None]
+    rates = add_counts(counted).rates(step * conditions["steps"]) if counted else {}
     speed = flops / len(ranks) / step
     return Profile(
         samples_per_s=batch / step,
@@ -235,6 +248,7 @@ def combine(ranks: Sequence[RankProfile], batch: int, fastest: float | None, con
         flops_per_s=speed,
         mfu=speed / fastest if fastest else None,
         conditions=conditions,
+        **rates,
     )
 
 
@@ -255,7 +269,7 @@ def _conditions(state: TrainState) -> dict[str, Any]:
         "precision": config.precision,
         "parameters": sum(parameter.numel() for parameter in state.policy.parameters()),
         "batch": config.batch_size,
-        "micro_batches": num_micro_batches(config, state.mesh),
+        "micro_batches": 1 if state.part_counts is None else state.part_counts.parts,
         "activation_checkpoint": config.activation_checkpoint,
         "compile": config.compile,
         "understudy": __version__,

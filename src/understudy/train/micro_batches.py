@@ -1,0 +1,191 @@
+"""Micro-batches: the parts of a rank's share of a batch that are computed one after the other.
+
+The batch is the contract. A cut neither chooses nor moves nor drops a sample: parts are consecutive samples in position
+order. They depend on the batch, the settings and the largest number of parts on any rank. All ranks run equally many
+parts, because the collectives of sharded weights must match.
+
+    micro_batch_size             equal parts of that many samples
+    max_num_tokens, max_samples  the longest parts within both limits, without look-ahead
+    none of them                 one part
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from understudy.batch_keys import ACTION
+from understudy.distributed.mesh import Mesh, num_micro_batches
+from understudy.errors import ConfigError
+from understudy.order.rank_positions import rank_slice
+from understudy.policies.draws import Draws
+from understudy.policies.policy import Policy
+
+if TYPE_CHECKING:
+    from understudy.config.train import TrainConfig
+
+Span = tuple[int, int]
+"""Samples [low, high) of a rank's share."""
+
+
+class MicroBatch(NamedTuple):
+    """Samples of one forward pass with their random numbers, on the policy's device."""
+
+    batch: Mapping[str, Any]
+    draws: Draws
+
+
+class IdleMicroBatch(MicroBatch):
+    """A copy of a sample that counts nothing: computed where another rank has one part more."""
+
+
+class PartCounts(NamedTuple):
+    """Size of the parts of steps, known on the host."""
+
+    samples: int
+    parts: int
+    tokens: int
+    """Valid tokens; 0: the policy has no tokens."""
+    processed: int
+    """Tokens that the network computes, padding included."""
+
+    def rates(self, seconds: float) -> dict[str, float]:
+        """Figures of speed: `samples_per_part`, and with tokens `tokens_per_s` and `valid_share`."""
+        found = {"samples_per_part": self.samples / self.parts}
+        if self.tokens:
+            found |= {"tokens_per_s": self.tokens / seconds, "valid_share": self.tokens / self.processed}
+        return found
+
+
+def sum_counts(mesh: Mesh, steps: Sequence[PartCounts | None]) -> PartCounts | None:
+    """Sum the counts of some steps over all ranks, which call this together; None where there are none.
+
+    Steps of one part without tokens have nothing to sum, so that they need no exchange.
+    """
+    counted = [each for each in steps if each is not None]
+    if not any(each.tokens or each.parts > 1 for each in counted):
+        return None
+    return PartCounts(*mesh.sum(torch.tensor(add_counts(counted))).tolist())
+
+
+def add_counts(steps: Sequence[PartCounts]) -> PartCounts:
+    """Sum the counts of some steps, 1 or more."""
+    return PartCounts(*(sum(values) for values in zip(*steps, strict=True)))
+
+
+def split_micro_batches(batch: Mapping[str, Any], draws: Draws, count: int) -> list[MicroBatch]:
+    """Split a rank's share of a batch into `count` micro-batches of consecutive samples, equal up to one sample."""
+    return take_parts(batch, draws, even_spans(len(batch[ACTION]), count))
+
+
+def cut_batch(
+    policy: Policy, config: "TrainConfig", mesh: Mesh, batch: Mapping[str, Any], draws: Draws
+) -> tuple[list[MicroBatch], PartCounts]:
+    """Cut a rank's share of a batch by the settings; all ranks call this together.
+
+    Args:
+        policy: counts the tokens.
+        config: settings of the run.
+        mesh: the ranks.
+        batch: the share, prepared.
+        draws: its random numbers.
+
+    Raises:
+        ConfigError: a sample has more tokens than `max_num_tokens`.
+    """
+    samples, tokens = len(batch[ACTION]), policy.tokens(batch)
+    if config.max_num_tokens is None and config.max_samples is None:
+        spans = even_spans(samples, num_micro_batches(config, mesh))
+    else:
+        own = fill_spans(samples, tokens, config.max_num_tokens, config.max_samples, batch.get("position"))
+        spans = spread_spans(own, mesh.largest(len(own)))
+    parts = take_parts(batch, draws, spans)
+    processed = sum(policy.processed_tokens(part.batch) for part in parts)
+    return parts, PartCounts(samples, len(parts), sum(tokens or ()), processed)
+
+
+def even_spans(samples: int, count: int) -> list[Span]:
+    """Divide samples into `count` spans, equal up to one sample."""
+    return [rank_slice(samples, number, count) for number in range(count)]
+
+
+def fill_spans(
+    samples: int,
+    tokens: Sequence[int] | None,
+    max_num_tokens: int | None = None,
+    max_samples: int | None = None,
+    positions: Tensor | None = None,
+) -> list[Span]:
+    """Divide consecutive samples greedily: a span ends before the sample that would exceed a limit.
+
+    Args:
+        samples: their number, 1 or more.
+        tokens: of each sample.
+        max_num_tokens: largest sum of tokens in a span; None: no limit.
+        max_samples: largest number of samples in a span; None: no limit.
+        positions: int64 [samples] on the host, positions of the samples for the message.
+
+    Raises:
+        ConfigError: a sample has more than `max_num_tokens` tokens, or `tokens` is None with that limit.
+    """
+    if max_num_tokens is not None and tokens is None:
+        raise ConfigError(f"max_num_tokens: {max_num_tokens}: this policy has no tokens; set max_samples")
+    spans, low, total = list[Span](), 0, 0
+    for number in range(samples):
+        own = 0 if tokens is None or max_num_tokens is None else tokens[number]
+        if max_num_tokens is not None and own > max_num_tokens:
+            where = f"sample {number} of the batch" if positions is None else f"position {int(positions[number])}"
+            raise ConfigError(
+                f"max_num_tokens: {max_num_tokens}: the sample at {where} has {own} tokens; set {own} or more"
+            )
+        over = max_num_tokens is not None and total + own > max_num_tokens
+        if number > low and (over or number - low == max_samples):
+            spans.append((low, number))
+            low, total = number, 0
+        total += own
+    return [*spans, (low, samples)]
+
+
+def spread_spans(spans: Sequence[Span], count: int) -> list[Span]:
+    """Halve the longest spans (the first of them) until there are `count`; empty ones follow spans of one sample."""
+    found = list(spans)
+    while len(found) < count:
+        longest = max(range(len(found)), key=lambda number: found[number][1] - found[number][0])
+        low, high = found[longest]
+        if high - low < 2:
+            return found + [(found[-1][1],) * 2] * (count - len(found))
+        middle = (low + high + 1) // 2
+        found[longest : longest + 1] = [(low, middle), (middle, high)]
+    return found
+
+
+def take_parts(batch: Mapping[str, Any], draws: Draws, spans: Sequence[Span]) -> list[MicroBatch]:
+    """Take micro-batches out of a batch; an empty span becomes an `IdleMicroBatch` of the sample before it."""
+
+    def cut(value: Any, low: int, high: int) -> Any:
+        # A copy, not a view: where a tensor begins in memory may decide how a matrix product is rounded.
+        part = value[low:high]
+        return part.clone() if len(spans) > 1 and isinstance(part, Tensor) else part
+
+    parts = []
+    for low, high in spans:
+        at = (low, high) if high > low else (low - 1, low)
+        kind = MicroBatch if high > low else IdleMicroBatch
+        parts.append(kind({k: cut(v, *at) for k, v in batch.items()}, {k: cut(v, *at) for k, v in draws.items()}))
+    return parts
+
+
+def largest_part(config: "TrainConfig", world_size: int, tokens: int | None) -> int:
+    """Return the samples of the largest part of a step, where each sample has `tokens` tokens.
+
+    Args:
+        config: settings of the run.
+        world_size: processes of the run.
+        tokens: of the largest sample.
+    """
+    if config.micro_batch_size:
+        return config.micro_batch_size
+    share = -(-config.batch_size // world_size)
+    by_tokens = share if config.max_num_tokens is None or not tokens else config.max_num_tokens // tokens
+    return max(1, min(share, config.max_samples or share, by_tokens))

@@ -1,0 +1,249 @@
+"""Cuts of a batch by samples and by tokens: the same loss and gradients, on any mesh."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from support.policies import NORMALIZATION, batch, policy
+from support.policies import config as flow_config
+from support.ranks import in_ranks
+from support.runs import same_run, series, tiny_config, tiny_dataset
+from understudy.config.on_resume import ROUNDING, marker
+from understudy.config.schema import override
+from understudy.config.train import ParallelConfig, TrainConfig
+from understudy.distributed import mesh as parallel
+from understudy.errors import ConfigError
+from understudy.order.rank_positions import rank_slice
+from understudy.policies.draws import make_draws
+from understudy.policies.flow.model import FlowPolicy
+from understudy.policies.policy import Policy
+from understudy.policies.registry import policy_type
+from understudy.train import run
+from understudy.train.micro_batches import IdleMicroBatch, PartCounts, cut_batch, fill_spans, largest_part, spread_spans
+from understudy.train.optimizer_step import optimizer_step
+from understudy.train.precision import make_optimizer
+from understudy.train.profiling.plan import plan
+from understudy.train.profiling.profile import RankProfile, combine, profile
+
+LIMITS = st.one_of(st.none(), st.integers(1, 40))
+
+# -- the cut ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.one_of(st.none(), st.integers(20, 90)), LIMITS)
+def test_spans_are_the_longest_within_both_limits(tokens: list[int], budget: int | None, most: int | None) -> None:
+    spans = fill_spans(len(tokens), tokens, budget, most)
+    assert [number for low, high in spans for number in range(low, high)] == list(range(len(tokens)))
+    for low, high in spans:
+        assert high > low
+        assert budget is None or sum(tokens[low:high]) <= budget
+        assert most is None or high - low <= most
+        if high < len(tokens):  # the next sample exceeds a limit
+            assert high - low == most or (budget is not None and sum(tokens[low : high + 1]) > budget)
+
+
+def test_a_sample_beyond_the_budget_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"position 41 .* 9 tokens"):
+        fill_spans(3, [1, 9, 1], 8, positions=torch.tensor([40, 41, 42]))
+    with pytest.raises(ConfigError, match="max_num_tokens"):
+        fill_spans(3, None, 8)
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 6))
+def test_any_number_of_parts_holds_every_sample_once(samples: int, most: int, more: int) -> None:
+    own = fill_spans(samples, None, None, most)
+    spans = spread_spans(own, len(own) + more)
+    assert len(spans) == len(own) + more
+    assert [number for low, high in spans for number in range(low, high)] == list(range(samples))
+    assert all(high > low for low, high in spans) == (len(spans) <= samples)
+    assert spans[0][1] > 0
+
+
+# -- steps on meshes --------------------------------------------------------------------------------------------------
+
+
+class Worded(FlowPolicy):
+    """The flow policy with a token for each letter of the instruction."""
+
+    def tokens(self, batch: Any) -> list[int]:
+        return [len(text) for text in batch["task"]]
+
+
+def worded() -> Worded:
+    made = Worded(flow_config(), NORMALIZATION)
+    made.load_state_dict(policy().state_dict())
+    return made
+
+
+def flow_batch(count: int) -> dict[str, Any]:
+    """Short texts first: the last rank has more parts."""
+    texts = ["go", "hi", "red", "push it", "pick up the block", "pick up the red", "put it back", "on the left"]
+    return batch(count) | {"task": [texts[number % 8] for number in range(count)], "position": torch.arange(count)}
+
+
+Outcome = tuple[float, dict[str, Tensor], PartCounts, int]
+
+
+def step_of(made: Policy, given: dict[str, Any], shards: int, **limits: Any) -> Outcome:
+    """Loss, gradients, counts and idle parts of one step of this rank on its share of a batch."""
+    count = len(given["task"])
+    config = TrainConfig(
+        device="cpu", batch_size=count, parallel=ParallelConfig(timeout=300, dp_shard=shards), **limits
+    )
+    with parallel.join_mesh(config) as mesh:
+        low, high = rank_slice(count, mesh.rank, mesh.world_size)
+        draws = make_draws(made.random_spec("train"), 3, given["position"][low:high])
+        parallel.shard(made, mesh, config, made.blocks(), made.float32_modules(), made.forward_methods)
+        optimizer = make_optimizer(made, config, {})
+        parts, counts = cut_batch(made, config, mesh, {k: v[low:high] for k, v in given.items()}, draws)
+        weights = dict.fromkeys(made.loss_terms, 1.0)
+        result = optimizer_step(made, optimizer, parts, mesh, lr=0.0, clip=1e9, weights=weights, check=True)
+        grads = {n: p.grad for n, p in made.named_parameters() if p.grad is not None}
+        whole = {n: (g.full_tensor() if hasattr(g, "full_tensor") else g).clone() for n, g in grads.items()}
+        return float(result.loss), whole, counts, sum(isinstance(part, IdleMicroBatch) for part in parts)
+
+
+def flow_step(count: int, shards: int, limits: dict[str, Any]) -> Outcome:
+    return step_of(worded(), flow_batch(count), shards, **limits)
+
+
+def close(one: Outcome, two: Outcome) -> None:
+    assert one[0] == pytest.approx(two[0], rel=1e-6)
+    assert one[1].keys() == two[1].keys()
+    error = sum(float((one[1][name] - expected).square().sum()) for name, expected in two[1].items())
+    assert error**0.5 <= 1e-6 * sum(float(expected.square().sum()) for expected in two[1].values()) ** 0.5
+
+
+@pytest.fixture(scope="module")
+def whole() -> Outcome:
+    return flow_step(8, 1, {})
+
+
+@pytest.mark.parametrize(
+    ("limits", "parts"),
+    [({"max_num_tokens": 10**6}, 1), ({"max_num_tokens": 30}, 4), ({"max_samples": 3}, 3)],
+)
+def test_limits_change_rounding_alone(whole: Outcome, limits: dict[str, Any], parts: int) -> None:
+    found = flow_step(8, 1, limits)
+    assert found[2].parts == parts
+    close(found, whole)
+    if parts == 1:  # the same cut has the same bits
+        assert all(torch.equal(found[1][name], whole[1][name]) for name in whole[1])
+
+
+def test_an_equal_cut_has_equal_bits() -> None:
+    one, two = flow_step(8, 1, {"max_samples": 2}), flow_step(8, 1, {"micro_batch_size": 2})
+    assert one[0] == two[0]
+    assert all(torch.equal(one[1][name], two[1][name]) for name in two[1])
+    assert one[2] == two[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("world", "shards", "count", "limits", "idle"),
+    [
+        (2, 1, 8, {"max_num_tokens": 20}, 0),
+        (2, 2, 8, {"max_num_tokens": 20}, 0),
+        (2, 2, 7, {"max_samples": 1}, 1),
+        (4, 2, 7, {"max_num_tokens": 17}, 1),
+    ],
+)
+def test_ranks_run_equally_many_parts(world: int, shards: int, count: int, limits: dict[str, Any], idle: int) -> None:
+    expected = flow_step(count, 1, {})
+    everywhere = in_ranks(world, flow_step, count, shards, limits)
+    assert len({found[2].parts for found in everywhere}) == 1
+    assert sum(found[2].samples for found in everywhere) == count
+    assert sum(found[3] for found in everywhere) == idle
+    for found in everywhere:
+        close(found, expected)
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_dataset(tmp_path_factory.mktemp("parts") / "dataset")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("sentencepiece", reason="needs the extra pi05")
+    from support.sentences import write_model
+
+    return write_model(tmp_path_factory.mktemp("tokenizer"))
+
+
+def pi05_run(data: Path, out: Path, tokenizer: Path, **changes: Any) -> TrainConfig:
+    from understudy.policies.pi05.config import Pi05Settings
+
+    network = Pi05Settings(size="tiny", tokenizer=str(tokenizer), prompt_tokens=64)
+    return tiny_config(data, out, policy=network, **{"steps": 4, "val": {"every": 0}, "log": {"every": 2}} | changes)
+
+
+@pytest.mark.slow
+def test_runs_with_a_budget_are_the_same_up_to_rounding(data: Path, tokenizer: Path, tmp_path: Path) -> None:
+    """Two parts a step; a resumed run equals the whole to the bit."""
+    assert run.train(pi05_run(data, tmp_path / "plain", tokenizer)) == run.DONE
+    changes: dict[str, Any] = {"max_num_tokens": 160, "max_samples": 3, "checkpoint": {"every": 2}}
+    config = pi05_run(data, tmp_path / "cut", tokenizer, **changes)
+    assert run.train(config) == run.DONE
+    losses = [[record["loss"] for record in series(tmp_path / name)] for name in ("plain", "cut")]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    half = pi05_run(data, tmp_path / "half", tokenizer, **changes | {"steps": 2})
+    assert run.train(override(half, schedule={"decay_steps": 4})) == run.DONE
+    assert run.resume(override(config, output_dir=str(tmp_path / "half"), schedule={"decay_steps": 4})) == run.DONE
+    same_run(tmp_path / "half", tmp_path / "cut")
+    for name in ("plain", "cut"):
+        for record in series(tmp_path / name, "speed"):
+            assert record["tokens_per_s"] > 0
+            assert 0 < record["valid_share"] <= 1
+            assert (record["samples_per_part"] == 4) == (name == "plain")
+    assert marker(config, "max_num_tokens") == marker(config, "max_samples") == ROUNDING
+
+
+def test_a_budget_below_the_largest_sample_ends_before_the_run(data: Path, tokenizer: Path, tmp_path: Path) -> None:
+    config = pi05_run(data, tmp_path / "r", tokenizer, max_num_tokens=80)
+    with pytest.raises(ConfigError, match=r"max_num_tokens: 80: .* tokens") as caught:
+        run.train(config)
+    assert not (tmp_path / "r/config.yaml").exists()
+    facts: dict[str, Any] = {"action_dim": 2, "state_dim": 2, "cameras": ("observation.images.front",), "chunk": 3}
+    images = policy_type("pi05").make_config(config.policy, **facts).sizes.vision.tokens
+    assert str(images + 64 + 3) in str(caught.value)
+    with pytest.raises(ConfigError, match="max_num_tokens"):
+        plan(config, device="cpu")
+
+
+def test_a_policy_without_tokens_takes_samples_alone(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"flow has no tokens; set max_samples"):
+        run.train(tiny_config(data, tmp_path / "r", max_num_tokens=80))
+    found = profile(tiny_config(data, tmp_path / "r", max_samples=3), warmup=1, steps=1)
+    assert found is not None
+    assert (found.samples_per_part, found.conditions["micro_batches"], found.tokens_per_s) == (2, 2, None)
+
+
+def test_profile_counts_valid_and_computed_tokens() -> None:
+    """Two steps of 2 s on two ranks."""
+    ranks = [RankProfile(2.0, 0.0, 2.0, {}, 0, 0.0, {}, 1, PartCounts(16, 4, valid, 400)) for valid in (100, 300)]
+    found = combine(ranks, 16, None, {"steps": 2})
+    assert (found.samples_per_part, found.tokens_per_s, found.valid_share) == (4, 100, 0.5)
+
+
+def test_largest_part_is_within_the_limits() -> None:
+    base = TrainConfig(batch_size=16)
+    assert [largest_part(replace(base, max_samples=most), 2, None) for most in (None, 3, 99)] == [8, 3, 8]
+    assert [largest_part(replace(base, max_num_tokens=most), 2, 100) for most in (100, 399, 10**6)] == [1, 3, 8]
+    assert largest_part(replace(base, micro_batch_size=4), 2, 100) == 4
+
+
+def test_equal_parts_and_limits_exclude_each_other(data: Path, tmp_path: Path) -> None:
+    for limit in ({"max_num_tokens": 100}, {"max_samples": 2}):
+        problems = tiny_config(data, tmp_path, micro_batch_size=2, **limit).problems()
+        assert [line.partition(":")[0] for line in problems] == ["micro_batch_size"]
