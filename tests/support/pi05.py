@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from understudy.policies.common.flow_matching import time_features
 from understudy.policies.pi05.attention import rotary
 from understudy.policies.pi05.gemma import Attention
-from understudy.policies.pi05.network import Observation, Pi0Network, time_features
+from understudy.policies.pi05.network import Observation, Pi0Network
 from understudy.policies.pi05.sizes import Sizes, TowerSizes, VisionSizes
 
 SMALL = Sizes(

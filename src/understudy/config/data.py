@@ -59,8 +59,8 @@ class DatasetConfig:
     keep_ranges: Annotated[str, SAME_FRAMES] = ""
     """JSON file of keep-ranges: key of an episode -> [[start, end), …]. Episodes without a key are left out."""
     keep_rule: Literal["window", "start"] = "window"
-    """`window` keeps a frame if its whole window of actions lies in a range, `start` if the frame itself does; then the
-    tail of the window is padding."""
+    """`window` keeps a frame if its whole window of actions, and of `policy.history`, lies in a range. `start` keeps it
+    if the frame itself does: the tail of the actions is padding then, and the history may begin before the range."""
     response: str = ""
     """Text that the policy learns to answer with before it acts: a text column (a subtask), `COLUMN:STYLE` of a
     language column, or `task`. In a mixture, the other sources have none. Only for policies with responses."""

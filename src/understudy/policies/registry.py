@@ -93,6 +93,19 @@ class PolicySettings:
         return _imported(self.RESIZE) if self.RESIZE else None
 
     @property
+    def image_times(self) -> tuple[float, ...]:
+        """Times of the frames of each camera that the policy sees, in seconds from the present, ascending, 0 last.
+
+        Empty: the present alone, and images have no dimension of time.
+        """
+        return ()
+
+    @property
+    def state_times(self) -> tuple[float, ...]:
+        """Times of the states that the policy sees, as `image_times`."""
+        return ()
+
+    @property
     def lora_targets(self) -> tuple[str, ...]:
         """Default of `lora.targets` with these settings: `LORA_TARGETS`, less the layers that no loss reaches."""
         return self.LORA_TARGETS

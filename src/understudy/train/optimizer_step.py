@@ -63,7 +63,9 @@ def shift_cameras(
     changed = dict(batch)
     for camera in cameras if augment.shift else ():
         draws = torch.from_numpy(sample_uniform(seed, f"shift {camera}", batch["position"].numpy(), (2,)))
-        changed[camera] = shift_images(batch[camera], to_device(draws, batch[camera].device), augment.shift)
+        images = batch[camera]  # [B, 3, H, W], or [B, T, 3, H, W]: the frames of a sample shift alike
+        shifted = shift_images(images.flatten(1, -3), to_device(draws, images.device), augment.shift)
+        changed[camera] = shifted.view_as(images)
     return changed
 
 

@@ -235,6 +235,7 @@ def test_released_dimensions_have_their_names(tokenizer: Path) -> None:
         ("lerobot", False, {"prompt": "state"}),
         ("lerobot", True, {"response_tokens": 8}),
         ("openpi", True, {"response_tokens": 8}),
+        ("openpi", True, {"history": (1.0,)}),
         ("lerobot", True, {"state_dim": 0}),
     ],
 )

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from support.pi05 import SMALL, inputs, joint, seen, sees, small
 from understudy.distributed.activation_checkpoint import apply_activation_checkpointing
-from understudy.policies.pi05 import attention, network
+from understudy.policies.common import flow_matching
+from understudy.policies.pi05 import attention
 from understudy.policies.pi05.attention import rotary
 from understudy.policies.pi05.network import Observation, Pi0Network, Tail
 from understudy.policies.pi05.sizes import BASE
@@ -354,7 +355,7 @@ def test_activation_checkpointing_changes_no_bit(adaptive: bool, mode: Any) -> N
 
 def test_times_are_exact_at_the_shortest_period() -> None:
     time = torch.tensor([1.0, 0.999, 0.1])
-    found = network.time_features(time, 1024)
+    found = flow_matching.time_features(time, 1024)
     angle = 2 * torch.pi * time.double() / 4e-3
     torch.testing.assert_close(found[:, 0].double(), angle.sin(), rtol=0, atol=1e-7)
     assert found.dtype == torch.float32

@@ -7,6 +7,7 @@ normalizer       between the robot's units and the network's, per norm head
 fast_tokenizer   FAST action tokens
 fit_text_tokenizer  a small sentencepiece model for the texts of a dataset
 letterbox        images of any size between black bars
+history          past frames and states of a batch
 token_loss       cross-entropy over a large vocabulary
 augment          image augmentation from explicit draws
 task_modes       task modes: policy, forward, inverse and joint

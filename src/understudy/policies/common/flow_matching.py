@@ -10,6 +10,7 @@ Matching for Generative Modeling", section 4.1 (optimal-transport path); Black e
 Action Flow Model for General Robot Control", section IV.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -18,6 +19,8 @@ from torch import Tensor
 
 VECTOR = 64
 """Numbers: at least the vector width of any CPU (AVX-512: twice 16 of float32)."""
+MIN_PERIOD, MAX_PERIOD = 4e-3, 4.0
+"""Periods of `time_features`, as in pi0."""
 
 
 def noisy_actions(actions: Tensor, noise: Tensor, time: Tensor) -> Tensor:
@@ -66,3 +69,23 @@ def euler(field: Callable[[Tensor, Tensor], Tensor], noise: Tensor, steps: int) 
         time = torch.full((noise.shape[0],), 1 - k / steps, dtype=noise.dtype, device=noise.device)
         x = x - field(x, time) / steps
     return x
+
+
+def released_times(uniform: Tensor) -> Tensor:
+    """Map uniform draws [B, D] to the flow times of the released training, 0.999 Beta(1.5, 1) + 0.001, stratified."""
+    return 0.999 * spread_times(uniform) + 0.001
+
+
+def delays(uniform: Tensor, most: int) -> Tensor:
+    """Map uniform draws [B] to numbers of given actions, int64 [B], 0 to `most`."""
+    return (uniform * (most + 1)).long().clamp(max=most)
+
+
+def time_features(time: Tensor, width: int) -> Tensor:
+    """Compute sines and cosines of flow times, [...] -> float32 [..., width], with log-spaced periods.
+
+    In float64: the shortest period makes angles of 1,571 rad, of which float32 keeps 1e-4 rad.
+    """
+    share = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=time.device)
+    angles = time.double()[..., None] * (2 * math.pi / (MIN_PERIOD * (MAX_PERIOD / MIN_PERIOD) ** share))
+    return torch.cat([angles.sin(), angles.cos()], dim=-1).float()

@@ -4,7 +4,7 @@ sizes      dimensions of a network
 config     settings and configs
 policy     `Pi05Policy`
 network    `Pi0Network`
-extents    cameras and numbers of tokens of a sample
+extents    images of a batch, cameras and numbers of tokens of a sample
 respond    text behind the prompt: losses and predictions
 chunking   real-time chunking
 gemma      layers of the language tower and the action expert

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from understudy.policies.common.fast_tokenizer import FastTokenizer
+from understudy.policies.common.history import age_problems, times_of
 from understudy.policies.pi05.prompt import RESERVED, TextSettings
 from understudy.policies.pi05.released_keys import released_key
 from understudy.policies.pi05.sizes import Sizes
@@ -27,6 +28,7 @@ class Pi05Settings(TextSettings, PolicySettings):
         "flow_time",
         "max_delay",
         "insulation",
+        "history",
     )
 
     FOLDER: ClassVar[str] = "understudy.policies.pi05.formats.released_folder:read_folder"
@@ -40,6 +42,7 @@ class Pi05Settings(TextSettings, PolicySettings):
         "projector.*": "vlm",
         "embedding.*": "vlm",
         "vlm_norm.*": "vlm",
+        "proprio_history_proj.*": "vlm",
         "vision.*": "vision",
         "*": "expert",
     }
@@ -67,6 +70,23 @@ class Pi05Settings(TextSettings, PolicySettings):
     insulation: bool = True
     """With `response_tokens` or `fast`: the flow loss trains the action expert alone, and the predicted tokens train
     the rest (knowledge insulation). Without both, the flow loss trains everything."""
+
+    history: tuple[float, ...] = ()
+    """Ages in seconds of the past frames of each camera that the policy sees, as in `5 4 3 2 1`: multiples of 1/fps.
+    Every fourth layer of the vision encoder attends to them, without new weights. The default is the present alone."""
+    state_history: bool = False
+    """Also give the language tower the states of these times, one token each, by a new projection. The state of the
+    prompt stays with `prompt: state`."""
+
+    @property
+    def image_times(self) -> tuple[float, ...]:
+        """Times of `history`."""
+        return times_of(self.history)
+
+    @property
+    def state_times(self) -> tuple[float, ...]:
+        """Times of `history`, with `state_history`."""
+        return self.image_times if self.state_history else ()
 
     @property
     def network_size(self) -> tuple[int, int]:
@@ -104,6 +124,9 @@ class Pi05Settings(TextSettings, PolicySettings):
             found.append(f"noise_samples: {self.noise_samples}: must be from 1 to {MOST_SAMPLES}")
         if self.max_delay < 0:
             found.append(f"max_delay: {self.max_delay}: must be 0 or more")
+        found += age_problems("history", self.history)
+        if self.state_history and not self.history:
+            found.append("state_history: True: needs the ages of past states; set history")
         side = self.preset().vision.image
         if tuple(self.image_size) not in (NETWORK_SIZE, (side, side)):
             found.append(f"image_size: {self.image_size}: is {(side, side)} with size {self.size}; leave it out")
@@ -153,6 +176,8 @@ class Pi05PolicyConfig(Pi05Settings, PolicyConfig):
             found.append(f"state_dim: {self.state_dim}: must be 0 (no state) or more")
         if not sizes.adaptive and not self.state_dim:
             found.append("state_dim: 0: pi0 needs a state; set data.state to its key")
+        if self.state_history and not self.state_dim:
+            found.append("state_history: True: there is no state; set data.state to its key")
         if self.max_delay >= self.chunk:
             found.append(f"max_delay: {self.max_delay}: must be below the chunk of {self.chunk} actions")
         if found := [*found, *self.problems_of_fields()]:
@@ -161,6 +186,16 @@ class Pi05PolicyConfig(Pi05Settings, PolicyConfig):
     def problems_of_fields(self) -> list[str]:
         """List the rules that settings break, apart from the image size, which follows from the dimensions."""
         return [line for line in self.problems() if not line.startswith("image_size")]
+
+    def describe_history(self) -> list[str]:
+        """Describe the past that the policy sees, in lines; none without a history."""
+        if not self.history:
+            return []
+        ages, layers = (", ".join(map(str, each)) for each in (self.history, self.sizes.vision.temporal_layers))
+        found = [
+            f"history: frames of {ages} s ago; layers {layers} of vision attend to them, with the weights they have"
+        ]
+        return found + ["history: states of these times, by the new proprio_history_proj"] * self.state_history
 
     @property
     def lora_depth(self) -> int:

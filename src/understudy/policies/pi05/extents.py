@@ -1,4 +1,7 @@
-"""Cameras and numbers of tokens of each sample, on the host, so that shapes do not wait for a GPU."""
+"""Images of a batch, and cameras and numbers of tokens of each sample.
+
+The numbers are on the host, so that shapes do not wait for a GPU.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,6 +11,8 @@ from torch import Tensor
 
 from understudy.batch_keys import ACTION
 from understudy.policies.batch import check_shape, to_device, value_of
+from understudy.policies.common.letterbox import blank, letterbox
+from understudy.policies.pi05.siglip import Frames
 
 TEXT, FAST = "text", "fast"
 """Loss terms of predicted tokens."""
@@ -63,6 +68,61 @@ def extents(batch: Mapping[str, Any], cameras: Sequence[str]) -> list[Extent]:
     count = len(lengths[0])
     has = [[True] * count if each is None else (~each).tolist() for each in missing]
     return [Extent(tuple(own[row] for own in has), *(own[row] for own in lengths)) for row in range(count)]
+
+
+class Images(NamedTuple):
+    """Images of a batch, without the cameras that no sample has."""
+
+    pixels: Tensor
+    """float32 [B, cameras, 3, side, side] in -1..1; with past frames [B, cameras, T, 3, side, side]."""
+    has: Tensor | None
+    """bool [B, cameras], False where a sample lacks the camera, on the host; None: all have all."""
+    frames: Frames | None
+    """Times and marks [B, cameras, T] of the frames; None: the present alone."""
+
+
+def images_of(
+    batch: Mapping[str, Any],
+    cameras: Sequence[str],
+    sizes: Sequence[Extent],
+    side: int,
+    times: Sequence[float],
+    device: torch.device,
+) -> Images:
+    """Read the images of a batch.
+
+    Args:
+        batch: each camera uint8 [B, 3, H, W]; with `times` [B, T, 3, H, W] and `<camera>_is_pad` bool [B, T].
+        cameras: their keys.
+        sizes: extent of each sample.
+        side: of the network's images.
+        times: of the frames; empty: the present alone.
+        device: of the result.
+
+    Raises:
+        ValueError: a missing key, a wrong shape or dtype, by name.
+    """
+    count, steps = len(sizes), (len(times),) if times else ()
+    shown, images, valid = [], [], []
+    for number, camera in enumerate(cameras):
+        image = value_of(batch, camera)
+        check_shape(camera, image, (count, *steps, 3, None, None))
+        if image.dtype != torch.uint8:
+            raise ValueError(f"{camera} is {image.dtype}, images are uint8")
+        if times:
+            check_shape(f"{camera}_is_pad", value_of(batch, f"{camera}_is_pad"), (count, *steps))
+        if any(extent.cameras[number] for extent in sizes):
+            shown.append(number)
+            images.append(letterbox(image.flatten(0, -4), side).view(count, *steps, 3, side, side))
+            valid += [~batch[f"{camera}_is_pad"]] if times else []
+    if cameras and not shown:  # the encoder runs in each step, on each rank
+        shown, images = [0], [blank(count * max(1, len(times)), side, device).view(count, *steps, 3, side, side)]
+        valid = [torch.ones(count, *steps, dtype=torch.bool, device=device)]
+    pixels = torch.stack(images, dim=1) if images else torch.empty(count, 0, *steps, 3, side, side, device=device)
+    marks = [[extent.cameras[number] for number in shown] for extent in sizes]
+    has = None if all(map(all, marks)) else torch.tensor(marks, dtype=torch.bool).view(count, len(shown))
+    frames = Frames(times, torch.stack(valid, dim=1) if images else None) if times else None
+    return Images(pixels, has, frames)
 
 
 def longest(batch: Mapping[str, Any], cameras: Sequence[str], *lengths: int) -> dict[str, Any]:

@@ -19,15 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from understudy.policies.batch import check_shape, to_device
-from understudy.policies.common.flow_matching import euler, noisy_actions, velocity
+from understudy.policies.common.flow_matching import euler, noisy_actions, time_features, velocity
 from understudy.policies.common.layers import Linear, zero_init
 from understudy.policies.pi05.attention import key_mask, rotary
 from understudy.policies.pi05.gemma import AdaRMSNorm, Cache, PairLayer, Plan, RMSNorm
 from understudy.policies.pi05.siglip import Frames, VisionEncoder
 from understudy.policies.pi05.sizes import Sizes
-
-MIN_PERIOD, MAX_PERIOD = 4e-3, 4.0
-"""Periods of the features of the flow time."""
 
 
 class Tail(NamedTuple):
@@ -39,6 +36,15 @@ class Tail(NamedTuple):
     """bool [B, L], True for tokens that count."""
     response: int
     """Leading tokens that the expert sees; those behind are action tokens, which it does not."""
+
+
+class States(NamedTuple):
+    """States of a sample over time, for the language tower."""
+
+    values: Tensor
+    """float32 [B, T, dim], normalized."""
+    valid: Tensor
+    """bool [B, T]."""
 
 
 class Observation(NamedTuple):
@@ -63,8 +69,8 @@ class Pi0Network(nn.Module):
     actions and the expert compute in float32. It may be built under `torch.device("meta")`.
     """
 
-    def __init__(self, sizes: Sizes, dtype: torch.dtype = torch.float32) -> None:
-        """Build the network of these dimensions."""
+    def __init__(self, sizes: Sizes, dtype: torch.dtype = torch.float32, state_history: bool = False) -> None:
+        """Build the network of these dimensions, with a projection of past states if `state_history`."""
         super().__init__()
         self.sizes, self.dtype = sizes, dtype
         vlm, expert = sizes.vlm, sizes.expert
@@ -84,6 +90,8 @@ class Pi0Network(nn.Module):
             self.state_proj = Linear(sizes.dim, expert.width)
             self.action_time_mlp_in = Linear(2 * expert.width, expert.width)
             self.action_time_mlp_out = Linear(expert.width, expert.width)
+        if state_history:
+            self.proprio_history_proj = Linear(sizes.dim, vlm.width)
         for module in self.modules():
             if isinstance(module, AdaRMSNorm):  # a fresh expert is the identity in all its layers, as in the paper
                 zero_init(module.dense)
@@ -269,25 +277,30 @@ class Pi0Network(nn.Module):
         tokens: Tensor,
         token_masks: Tensor | None,
         frames: Frames | None = None,
+        states: States | None = None,
     ) -> Observation:
-        """Embed images and prompt; for the arguments see `prefix`, for `frames` see `image_features`."""
-        batch, cameras = images.shape[:2]
-        count = self.sizes.vision.tokens
+        """Embed images, past states and prompt; see `prefix`, for `frames` see `image_features`."""
+        (batch, cameras), count = images.shape[:2], self.sizes.vision.tokens
         self._check_images(images, frames)
         check_shape("tokens", tokens, (batch, None))
-        for name, marks, length in (("image", image_masks, cameras), ("token", token_masks, tokens.shape[1])):
-            if marks is not None:
-                check_shape(f"{name}_masks", marks, (batch, length))
+        for name, given, length in (("image", image_masks, cameras), ("token", token_masks, tokens.shape[1])):
+            if given is not None:
+                check_shape(f"{name}_masks", given, (batch, length))
         seen = self._present(images.flatten(0, 1), image_masks, _join(frames)).view(
             batch, cameras * count, self.sizes.vlm.width
         )
         text = self._embed(tokens if token_masks is None else torch.where(token_masks, tokens, 0))
-        lengths = (cameras * count, tokens.shape[1])
         shown = None if image_masks is None else to_device(image_masks, tokens.device).repeat_interleave(count, dim=1)
-        mask = key_mask(shown, token_masks, lengths=lengths, batch=batch, device=tokens.device)
+        parts, marks = [seen, text], [shown, token_masks]
+        if states is not None:
+            known = torch.where(states.valid[..., None], states.values, 0.0)
+            parts.insert(1, self.proprio_history_proj(known.float()).to(self.dtype))
+            marks.insert(1, states.valid)
+        lengths = tuple(part.shape[1] for part in parts)
+        mask = key_mask(*marks, lengths=lengths, batch=batch, device=tokens.device)
         valid = torch.ones(batch, sum(lengths), dtype=torch.bool, device=tokens.device)
         return Observation(
-            torch.cat([seen, text], dim=1), valid if mask is None else mask[:, 0, 0], sum(lengths), 0, mask is None
+            torch.cat(parts, dim=1), valid if mask is None else mask[:, 0, 0], sum(lengths), 0, mask is None
         )
 
     def with_tail(self, observed: Observation, tail: Tail) -> Observation:
@@ -385,13 +398,3 @@ class Pi0Network(nn.Module):
 def _join(frames: Frames | None) -> Frames | None:
     """Join batch and cameras of the marks, as of the images."""
     return frames if frames is None or frames.valid is None else frames._replace(valid=frames.valid.flatten(0, 1))
-
-
-def time_features(time: Tensor, width: int) -> Tensor:
-    """Compute sines and cosines of flow times, [...] -> float32 [..., width], with log-spaced periods.
-
-    In float64: the shortest period makes angles of 1,571 rad, of which float32 keeps 1e-4 rad.
-    """
-    share = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=time.device)
-    angles = time.double()[..., None] * (2 * math.pi / (MIN_PERIOD * (MAX_PERIOD / MIN_PERIOD) ** share))
-    return torch.cat([angles.sin(), angles.cos()], dim=-1).float()

@@ -20,8 +20,15 @@ from torch import Tensor, nn
 
 from understudy.batch_keys import ACTION, STATE
 from understudy.policies.batch import check_shape, value_of
-from understudy.policies.common.flow_matching import euler, noisy_actions, spread_times, velocity
-from understudy.policies.common.letterbox import blank, letterbox
+from understudy.policies.common.flow_matching import (
+    delays,
+    euler,
+    noisy_actions,
+    released_times,
+    spread_times,
+    velocity,
+)
+from understudy.policies.common.history import STATES, STATES_IS_PAD, split_states
 from understudy.policies.common.normalizer import Normalizer, state_now
 from understudy.policies.common.task_modes import FLOW, POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
@@ -38,9 +45,10 @@ from understudy.policies.pi05.extents import (
     cut,
     enclosing,
     extents,
+    images_of,
     longest,
 )
-from understudy.policies.pi05.network import Observation, Pi0Network
+from understudy.policies.pi05.network import Observation, Pi0Network, States
 from understudy.policies.pi05.released_keys import match
 from understudy.policies.pi05.respond import respond, tail_of, token_losses
 from understudy.policies.pi05.tokenize_batch import Shared, Texts
@@ -76,7 +84,7 @@ class Pi05Policy(Policy, Pi0Network):
             ValueError: an entry of the normalization is missing, of the wrong width, or cannot be inverted.
             ConfigError: a tokenizer cannot be read.
         """
-        super().__init__(config.sizes, getattr(torch, config.compute))
+        super().__init__(config.sizes, getattr(torch, config.compute), config.state_history)
         self.config = config
         widths = {ACTION: config.action_dim} | ({STATE: config.state_dim} if config.state_dim else {})
         self.normalizer = Normalizer(normalization, widths)
@@ -92,12 +100,13 @@ class Pi05Policy(Policy, Pi0Network):
     def describe_losses(self, terms: Collection[str]) -> list[str]:
         """Describe which loss reaches which part; a frozen part is not trained by it."""
         tokens = [term for term in terms if term != FLOW]
+        seen = self.config.describe_history()
         if not tokens:
-            return ["losses: flow reaches vision, vlm and expert"]
+            return ["losses: flow reaches vision, vlm and expert", *seen]
         found = f"losses: {' and '.join(tokens)} {'reach' if len(tokens) > 1 else 'reaches'} vision and vlm"
         if FLOW in terms:
             found += "; flow reaches " + ("expert alone" if self.config.insulation else "vision, vlm and expert")
-        return [f"{found} (policy.insulation is {'on' if self.config.insulation else 'off'})"]
+        return [f"{found} (policy.insulation is {'on' if self.config.insulation else 'off'})", *seen]
 
     def blocks(self) -> list[nn.Module]:
         """Layers of the vision encoder, then those of both towers."""
@@ -105,7 +114,8 @@ class Pi05Policy(Policy, Pi0Network):
 
     def float32_modules(self) -> list[nn.Module]:
         """Patches, positions, and the layers between noisy actions, flow time, state and the expert."""
-        beside = [module for name, module in self.named_children() if name.startswith(("action_", "time_", "state_"))]
+        alone = ("action_", "time_", "state_", "proprio_")
+        beside = [module for name, module in self.named_children() if name.startswith(alone)]
         return [self.vision.patch, self.vision.position, *beside]
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
@@ -129,24 +139,28 @@ class Pi05Policy(Policy, Pi0Network):
 
     def preprocess(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Add the tokens of the texts, and the extent of each sample."""
-        found = self.texts.add(batch, self._at_host[0])
+        found = self.texts.add(self._split(batch), self._at_host[0])
         return {**found, EXTENTS: extents(found, self.config.cameras)}
 
     def largest_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Add tokens of the greatest lengths; it needs no tokenizer."""
         config = self.config
         fast = config.action_tokens if config.fast else 0
+        batch = self._split(batch)
         return longest(batch, config.cameras, config.prompt_tokens, config.response_tokens, fast)
 
     def tokens(self, batch: Mapping[str, Any]) -> list[int]:
-        """Count the tokens of each sample: images, texts, and one chunk of actions (pi0: and its state)."""
-        rest = self.config.chunk + (not self.sizes.adaptive)
-        return [each.total(self.sizes.vision.tokens) + rest for each in self._extents(batch)]
+        """Count the tokens of each sample: images, texts, states, and one chunk of actions."""
+        return [each.total(self.sizes.vision.tokens) + self._other_tokens for each in self._extents(batch)]
 
     def processed_tokens(self, batch: Mapping[str, Any]) -> int:
         """Count the tokens that the towers compute: each sample has the cameras and the lengths of the longest."""
-        sizes, rest = self._extents(batch), self.config.chunk + (not self.sizes.adaptive)
-        return len(sizes) * (enclosing(sizes).total(self.sizes.vision.tokens) + rest)
+        sizes = self._extents(batch)
+        return len(sizes) * (enclosing(sizes).total(self.sizes.vision.tokens) + self._other_tokens)
+
+    @property
+    def _other_tokens(self) -> int:
+        return len(self.config.state_times) + self.config.chunk + (not self.sizes.adaptive)
 
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements in a batch per loss term, int64 []."""
@@ -277,29 +291,25 @@ class Pi05Policy(Policy, Pi0Network):
         shapes = {name: tuple(parameter.shape) for name, parameter in self.named_parameters()}
         return FirstWeights(shapes, self.config.weights, seed=seed)
 
+    def _split(self, batch: dict[str, Any]) -> dict[str, Any]:
+        times = self.config.state_times
+        return split_states(batch, len(times)) if times else batch
+
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _observed(self, batch: Mapping[str, Any]) -> tuple[Observation, list[Extent]]:
         """Embed the images and the prompt of a batch, without the cameras and the padding that no sample needs."""
-        sizes = self._extents(batch)
-        tokens = value_of(batch, PROMPT[0])
-        device, side, count = tokens.device, self.sizes.vision.image, len(tokens)
-        shown, images = [], []
-        for number, camera in enumerate(self.config.cameras):
-            image = value_of(batch, camera)
-            check_shape(camera, image, (count, 3, None, None))
-            if image.dtype != torch.uint8:
-                raise ValueError(f"{camera} is {image.dtype}, images are uint8")
-            if any(extent.cameras[number] for extent in sizes):
-                shown.append(number)
-                images.append(letterbox(image, side))
-        if self.config.cameras and not shown:  # the encoder runs in each step, on each rank
-            shown, images = [0], [blank(count, side, device)]
-        pixels = torch.stack(images, dim=1) if images else torch.empty(count, 0, 3, side, side, device=device)
-        marks = [[extent.cameras[number] for number in shown] for extent in sizes]
-        has = None if all(map(all, marks)) else torch.tensor(marks, dtype=torch.bool).view(count, len(shown))
+        sizes, tokens, config = self._extents(batch), value_of(batch, PROMPT[0]), self.config
+        images = images_of(batch, config.cameras, sizes, self.sizes.vision.image, config.image_times, tokens.device)
         tokens, masks = cut(tokens, [extent.prompt for extent in sizes])
-        return self.observe(pixels, has, tokens, masks), sizes
+        states = self._states(batch) if config.state_times else None
+        return self.observe(images.pixels, images.has, tokens, masks, images.frames, states), sizes
+
+    def _states(self, batch: Mapping[str, Any]) -> States:
+        """States over time in the network's units and width."""
+        values, is_pad = value_of(batch, STATES), value_of(batch, STATES_IS_PAD)
+        check_shape(STATES, values, (None, len(self.config.state_times), self.config.state_dim))
+        return States(self._widen(self.normalizer.states(batch, values)), ~is_pad)
 
     def _extents(self, batch: Mapping[str, Any]) -> list[Extent]:
         """Extent of each sample; those of a prepared batch do not wait for the device."""
@@ -386,13 +396,3 @@ class Pi05Policy(Policy, Pi0Network):
     def _widen(self, x: Tensor) -> Tensor:
         """Pad the last dimension with zeros to the network's."""
         return nn.functional.pad(x, (0, self.sizes.dim - x.shape[-1]))
-
-
-def released_times(uniform: Tensor) -> Tensor:
-    """Map uniform draws [B, D] to the flow times of the released training, 0.999 Beta(1.5, 1) + 0.001, stratified."""
-    return 0.999 * spread_times(uniform) + 0.001
-
-
-def delays(uniform: Tensor, most: int) -> Tensor:
-    """Map uniform draws [B] to numbers of given actions, int64 [B], 0 to `most`."""
-    return (uniform * (most + 1)).long().clamp(max=most)

@@ -39,7 +39,9 @@ PREFIXES = (
 """First parts of names: the network's and the released ones."""
 TOWERS = (("vlm", f"{LANGUAGE}layers."), ("expert", f"{EXPERT}model.layers."))
 """Tower of a layer of the network -> first part of the released names of its layers."""
-SAME = ("action_in_proj.", "action_out_proj.", "time_mlp_in.", "time_mlp_out.", "state_proj.", "action_time_mlp_")
+NEW = ("proprio_history_proj.",)
+"""First parts of names that a released file may lack: fresh weights take their place."""
+SAME = ("action_in_proj.", "action_out_proj.", "time_mlp_in.", "time_mlp_out.", "state_proj.", "action_time_mlp_", *NEW)
 """First parts of names that are equal on both sides."""
 
 IGNORED = (
@@ -51,7 +53,7 @@ IGNORED = (
 REFUSED = (
     ("discrete_action_embedding.*", "an embedding of action tokens beside the vocabulary, as OpenTau trains it"),
     ("da_head.*", "a head of action tokens beside the vocabulary, as OpenTau trains it"),
-    ("proprio_history_proj.*", "a projection of past states, which this network does not take"),
+    ("proprio_history_proj.*", "a projection of past states: set policy.state_history and policy.history"),
     (
         "*normalize_*",
         "normalization inside the weights; convert the folder to processor files with LeRobot's migration",
@@ -174,7 +176,13 @@ def is_adaptive(keys: Iterable[str]) -> bool:
     raise ValueError("there is neither time_mlp_in.weight nor action_time_mlp_in.weight: no weights of pi0.5 or pi0")
 
 
-def match(found: Shapes, wanted: Shapes, where: object = "weights", fresh: Collection[str] = ()) -> Match:
+def match(
+    found: Shapes,
+    wanted: Shapes,
+    where: object = "weights",
+    fresh: Collection[str] = (),
+    optional: tuple[str, ...] = (),
+) -> Match:
     """Find the key of each parameter.
 
     Args:
@@ -182,6 +190,7 @@ def match(found: Shapes, wanted: Shapes, where: object = "weights", fresh: Colle
         wanted: shapes of the parameters, by name.
         where: the file, for errors.
         fresh: patterns of parameters that are not read, though the file may have them in any shape.
+        optional: first parts of the names of parameters that are fresh where the file lacks them.
 
     Raises:
         WeightsError: a missing key, one without a parameter, one of another shape, two keys of one parameter.
@@ -209,6 +218,7 @@ def match(found: Shapes, wanted: Shapes, where: object = "weights", fresh: Colle
             ignored[key] = why
         else:
             extra[key] = _reason(plain, REFUSED)
+    unread += tuple(name for name in wanted if name.startswith(optional) and name not in keys and name not in unread)
     shapes = {
         key: (tuple(found[key]), tuple(wanted[name]))
         for name, key in keys.items()

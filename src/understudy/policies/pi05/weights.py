@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from understudy.order.random.keys import make_key
-from understudy.policies.pi05.released_keys import Match, Shapes, match
+from understudy.policies.pi05.released_keys import NEW, Match, Shapes, match
 from understudy.policies.weight_files import WeightFiles
 
 ZEROS = (
@@ -57,7 +57,7 @@ class FirstWeights:
         self._seed = seed
         self._drawn: tuple[str, Tensor] | None = None
         self.files = WeightFiles(path) if path else None
-        self.match: Match | None = match(self.files.shapes, wanted, path, fresh) if self.files else None
+        self.match: Match | None = match(self.files.shapes, wanted, path, fresh, NEW) if self.files else None
 
     def __call__(self, name: str, start: int, stop: int) -> Tensor:
         """Return the rows [start, stop) of a parameter: float32 if fresh, else in the dtype of the file."""

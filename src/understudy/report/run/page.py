@@ -158,7 +158,14 @@ def _batch(config: Any, begun: Any, count: int = 8) -> str:
         return html.card(f'<p class="soft">The dataset cannot be opened: {_text(str(error))}</p>')
     cards = []
     for i in range(min(count, len(batch["task"]))):
-        images = [html.image(batch[camera][i].permute(1, 2, 0).numpy(), 84, camera) for camera in cameras[:2]]
+        images = [
+            html.image(
+                batch[camera][i, ..., :, :, :].reshape(-1, 3, *batch[camera].shape[-2:])[-1].permute(1, 2, 0).numpy(),
+                84,
+                camera,
+            )
+            for camera in cameras[:2]
+        ]
         chart = charts.chunk(batch["action"][i].double().numpy(), batch["action_is_pad"][i].numpy())
         where = f"episode {int(batch['episode_index'][i])}, frame {int(batch['frame_index'][i])}"
         title = f"<h3>{_text(batch['task'][i]) or '<span class=soft>(no text)</span>'}</h3><small>{where}</small>"

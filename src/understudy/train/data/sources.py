@@ -163,6 +163,8 @@ def split_source(
         raise DatasetError(what, where=catalog.root, fix="set `state` to its key, or mode to policy")
     steps = [i / catalog.fps for i in range(config.data.chunk_size + 1)]
     windows = {ACTION: steps[:-1]} | ({STATE: steps} if config.learns_dynamics() else {})
+    windows |= {camera: list(config.policy.image_times) for camera in cameras if config.policy.image_times}
+    windows |= {STATE: list(config.policy.state_times)} if config.policy.state_times and STATE in source.keys else {}
     options: dict[str, Any] = {
         "delta_timestamps": windows,
         "keys": [*source.keys, *own],

@@ -70,7 +70,12 @@ class Robot(NamedTuple):
 
 
 def check_prompts(config: Pi05PolicyConfig, tool: str) -> None:
-    """Raise ConfigError if the policy acts on a response, which neither tool predicts."""
+    """Raise ConfigError if the policy acts on a response or on past frames, which neither tool has."""
+    if config.history:
+        raise ConfigError(
+            f"format: {tool}: policy.history is {config.history}: {tool} shows a policy the present alone; export it "
+            "with --format understudy"
+        )
     if config.response_tokens:
         raise ConfigError(
             f"format: {tool}: policy.response_tokens is {config.response_tokens}: {tool} predicts no responses, on "
