@@ -3,6 +3,7 @@
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def named(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-TREES = {named(path): ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}
+MODULES = {named(path): path for path in sorted(SOURCE.rglob("*.py"))}
 PACKAGES = {named(path) for path in SOURCE.rglob("__init__.py")}
 
 
@@ -69,11 +70,19 @@ def modules(tree: ast.AST) -> set[str]:
     for name in imports(tree):
         if name.split(".")[0] == "understudy":
             own = name.removeprefix("understudy").removeprefix(".")
-            found.add(own if own in TREES else own.rpartition(".")[0])
+            found.add(own if own in MODULES else own.rpartition(".")[0])
     return found
 
 
-GRAPH = {name: modules(tree) - {name} for name, tree in TREES.items()}
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Syntax tree of each module. Collecting the tests of this file parses nothing."""
+    return {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
+@cache
+def graph() -> dict[str, set[str]]:
+    return {name: modules(tree) - {name} for name, tree in trees().items()}
 
 
 def room(module: str) -> str:
@@ -91,7 +100,7 @@ def breaches(own: str, tree: ast.AST) -> list[str]:
 
 def test_rooms_and_checks_agree() -> None:
     assert {p.name for p in SOURCE.iterdir() if p.is_dir() and p.name != "__pycache__"} == set(ROOMS)
-    assert len(TREES) > 200
+    assert len(MODULES) > 200
 
 
 def test_rooms_form_an_order() -> None:
@@ -104,15 +113,15 @@ def test_rooms_form_an_order() -> None:
 
 @pytest.mark.parametrize("own", ROOMS)
 def test_no_room_imports_upwards(own: str) -> None:
-    files = [module for module in TREES if room(module) == own]
+    files = [module for module in MODULES if room(module) == own]
     assert files
-    assert {module: bad for module in files if (bad := breaches(own, TREES[module]))} == {}
+    assert {module: bad for module in files if (bad := breaches(own, trees()[module]))} == {}
 
 
 def test_the_root_imports_no_room() -> None:
     """Except the package itself, which loads its public names at first use, and `python -m understudy`."""
-    root = [module for module in TREES if room(module) == "" and module not in ("", "__main__")]
-    assert {module: bad for module in root if (bad := sorted(filter(room, GRAPH[module])))} == {}
+    root = [module for module in MODULES if room(module) == "" and module not in ("", "__main__")]
+    assert {module: bad for module in root if (bad := sorted(filter(room, graph()[module])))} == {}
 
 
 def test_the_check_sees_a_breach() -> None:
@@ -147,14 +156,14 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def test_no_circles() -> None:
-    assert circles({name: others for name, others in GRAPH.items() if name}) == []
+    assert circles({name: others for name, others in graph().items() if name}) == []
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 
 
 def folders() -> dict[str, list[str]]:
     """Modules of each folder, without its `__init__`."""
     found = defaultdict(list)
-    for module in TREES:
+    for module in MODULES:
         if module not in PACKAGES:
             found[module.rpartition(".")[0]].append(module)
     return found
@@ -177,7 +186,7 @@ def floors(graph: dict[str, set[str]], own: list[str]) -> int:
 
 
 def test_no_folder_is_too_deep() -> None:
-    assert {name: high for name, own in folders().items() if (high := floors(GRAPH, own)) > MOST_FLOORS} == {}
+    assert {name: high for name, own in folders().items() if (high := floors(graph(), own)) > MOST_FLOORS} == {}
     assert floors({"a": {"b"}, "b": {"c"}, "c": set()}, ["a", "b", "c"]) == 3
 
 
@@ -189,9 +198,9 @@ def test_no_file_is_too_long() -> None:
 @pytest.mark.parametrize("package", sorted(PACKAGES - {""}))
 def test_each_folder_has_a_map(package: str) -> None:
     """The docstring of `__init__` names every file and folder in it, and no other."""
-    text = ast.get_docstring(TREES[package]) or ""
+    text = ast.get_docstring(trees()[package]) or ""
     entries = {found[1] for line in text.splitlines() if (found := re.match(r" *(\w+)  +\S", line))}
-    below = [module for module in TREES if module.rpartition(".")[0] == package]
+    below = [module for module in MODULES if module.rpartition(".")[0] == package]
     assert entries == {module.rpartition(".")[2] for module in below}
 
 
@@ -205,7 +214,7 @@ def private(tree: ast.Module, own: str) -> list[str]:
                 module = f"{node.module}.{alias.name}".removeprefix("understudy.")
                 if alias.name.startswith("_") and alias.name != "__version__" and room(module) != own:
                     found.append(module)
-                if module in TREES and room(module) != own:
+                if module in MODULES and room(module) != own:
                     aliases[alias.asname or alias.name] = module
     for node in ast.walk(tree):
         hidden = isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
@@ -215,7 +224,7 @@ def private(tree: ast.Module, own: str) -> list[str]:
 
 
 def test_no_room_uses_private_names_of_another() -> None:
-    assert {module: bad for module, tree in TREES.items() if (bad := private(tree, room(module)))} == {}
+    assert {module: bad for module, tree in trees().items() if (bad := private(tree, room(module)))} == {}
     assert private(ast.parse("from understudy.data import dataset\ndataset._secret()"), "load") == [
         "data.dataset._secret"
     ]
@@ -224,7 +233,7 @@ def test_no_room_uses_private_names_of_another() -> None:
 
 def test_the_order_uses_no_library_shuffle() -> None:
     """Shuffles of numpy and torch change between versions, so none may choose samples."""
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         for node in ast.walk(tree) if room(module) == "order" else ():
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("np.random", "numpy.random"):
                 assert node.attr == "Philox", f"{module}:{node.lineno} uses np.random.{node.attr}"
@@ -265,8 +274,8 @@ def concrete_policies(tree: ast.AST) -> list[str]:
 
 @pytest.mark.parametrize("own", ["train", "rollout", "report", "load", "distributed", "optim", "config", "cli"])
 def test_no_room_names_a_concrete_policy(own: str) -> None:
-    files = [module for module in TREES if room(module) == own]
-    assert {module: bad for module in files if (bad := concrete_policies(TREES[module]))} == {}
+    files = [module for module in MODULES if room(module) == own]
+    assert {module: bad for module in files if (bad := concrete_policies(trees()[module]))} == {}
     assert concrete_policies(ast.parse("from understudy.policies.flow.model import FlowPolicy\nFlowPolicy()")) == [
         "FlowPolicy",
         "policies.flow.model",
