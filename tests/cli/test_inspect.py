@@ -229,6 +229,7 @@ def test_examine_reports_its_limit(tmp_path: Path) -> None:
     assert "4 of 9 files read" in format_facts(found)
 
 
+@pytest.mark.slow
 def test_inspect_json_writes_no_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -364,6 +364,7 @@ def test_full_device_is_one_line_with_settings(
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_train_without_memory_leaves_a_folder_for_another_try(
     device: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -385,6 +386,7 @@ def test_train_without_memory_leaves_a_folder_for_another_try(
     assert run("train", file, "--steps", 1, "--val.every", 0, "--log.no-report") == 0
 
 
+@pytest.mark.slow
 def test_launch_warns_of_old_flags_once(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "understudy", "train", "--data.root", "nowhere", "--out", "r", "--launch", "2"],

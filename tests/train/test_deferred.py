@@ -74,6 +74,7 @@ def test_deferred_state_is_the_same_on_every_mesh(world: int, shards: int) -> No
     assert in_ranks(world, start, "fp32", shards, True) == [whole] * world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "shards", "precision"), [(1, 1, "fp32"), (1, 1, "bf16-split"), (2, 2, "fp32")])
 def test_deferred_adapters_equal_those_of_a_whole_policy(world: int, shards: int, precision: str) -> None:
     (whole,) = in_ranks(1, start, precision, 1, False, False, 4)

@@ -32,6 +32,7 @@ def start(folder: str, shards: int) -> str:
         return digest(init_train_state(config, data, NORMALISATION, mesh).tensors())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("released", [True, False])
 def test_pi05_starts_from_the_same_bits_on_each_mesh(tmp_path: Path, released: bool) -> None:
     made = policy(NO_TOKENIZER)

@@ -179,6 +179,7 @@ def test_adapters_of_the_released_size_are_as_many_as_documented() -> None:
 # -- runs -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo")
 @pytest.mark.parametrize("rank", [0, 4], ids=["full", "adapters"])
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ def test_adapters_of_the_released_size_are_as_many_as_documented() -> None:
     [
         pytest.param(2, 1, {}, id="ddp"),
         pytest.param(2, 2, {"activation_checkpoint": "full"}, id="fsdp2, recomputed"),
-        pytest.param(4, 2, {}, id="hsdp", marks=pytest.mark.slow),
+        pytest.param(4, 2, {}, id="hsdp"),
     ],
 )
 def test_meshes_change_no_bit(tokenizer: Path, rank: int, world: int, shards: int, options: dict[str, Any]) -> None:

@@ -69,6 +69,7 @@ def weights(tensors: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
 # -- a run ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_checkpoints_hold_the_base_to_the_bit_and_moments_of_adapters_alone(trained: Path, base: Path) -> None:
     tensors, first = final_tensors(trained), FlowPolicy.load(base).state_dict()
     held = weights(tensors, "weights")
@@ -81,6 +82,7 @@ def test_checkpoints_hold_the_base_to_the_bit_and_moments_of_adapters_alone(trai
     assert set(weights(tensors, "average")) == adapters
 
 
+@pytest.mark.slow
 def test_first_step_is_that_of_the_policy_itself(data: Path, base: Path, tmp_path: Path, trained: Path) -> None:
     """Fresh adapters change nothing, so that both runs begin with one loss; from the second step on they differ."""
     assert run.train(settings(data, base, tmp_path / "full", lora={"rank": 0})) == run.DONE
@@ -103,6 +105,7 @@ def test_exported_policy_is_an_ordinary_one(trained: Path, base: Path, tmp_path:
     assert moved == {name.rpartition(".")[0] + ".weight" for name in weights(tensors, "weights") if is_adapter(name)}
 
 
+@pytest.mark.slow
 def test_exported_policy_validates_as_the_run_did(data: Path, trained: Path, tmp_path: Path) -> None:
     """A run that starts from the export and trains nothing has the validation loss of the adapted weights."""
     still = tiny_config(data, tmp_path / "still", init_from=str(trained / "policy"), steps=1, val={"every": 1})
@@ -130,7 +133,7 @@ def test_bf16_export_rounds_the_merged_weights(trained: Path, tmp_path: Path) ->
 # -- resume -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16-split"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16-split", marks=pytest.mark.slow)])
 def test_resume_continues_with_every_bit(data: Path, base: Path, tmp_path: Path, precision: str) -> None:
     config = settings(data, base, tmp_path / "whole", precision=precision)
     assert run.train(config) == run.DONE
@@ -182,13 +185,14 @@ def on_mesh(data: Path, base: Path, out: Path, shards: int, options: dict[str, A
     assert run.train(settings(data, base, out, **changes)) == run.DONE
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo")
 @pytest.mark.parametrize(
     ("world", "shards", "options"),
     [
         pytest.param(2, 1, {}, id="ddp"),
         pytest.param(2, 2, {}, id="fsdp2"),
-        pytest.param(4, 2, {}, id="hsdp", marks=pytest.mark.slow),
+        pytest.param(4, 2, {}, id="hsdp"),
         pytest.param(1, 1, {"activation_checkpoint": "full"}, id="recomputed"),
         pytest.param(2, 2, {"activation_checkpoint": "selective"}, id="fsdp2, recomputed"),
     ],
@@ -201,6 +205,7 @@ def test_meshes_and_recomputation_change_no_bit(
     same_run(tmp_path / "one", tmp_path / "other")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo")
 @pytest.mark.parametrize(
     ("world", "shards", "precision"), [(1, 1, "bf16"), (2, 1, "bf16-split"), (2, 2, "bf16")], ids=str

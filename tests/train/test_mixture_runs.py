@@ -94,6 +94,7 @@ def test_mixture_run_is_bit_equal_on_any_processes(
     same_run(whole, tmp_path / "two")
 
 
+@pytest.mark.slow
 def test_mixture_shares_are_exact(whole: Path) -> None:
     """Within one sample of weight x positions in each prefix; and the run consumed just these."""
     config = RunDir(whole).settings()
@@ -201,6 +202,7 @@ def test_resume_with_new_weights_logs_and_keeps_them(
         assert len(set(own[: len(part)])) == len(part)
 
 
+@pytest.mark.slow
 def test_resume_refuses_new_weights_without_a_checkpoint_and_new_sources(
     half: Path, sources: tuple[SourceConfig, ...], tmp_path: Path
 ) -> None:

@@ -124,7 +124,13 @@ def test_train_leaves_the_global_generator_alone(whole: Path, data: Path, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("step", "number"), [(1, signal.SIGTERM), (4, signal.SIGINT), (7, signal.SIGUSR1), (8, signal.SIGTERM)]
+    ("step", "number"),
+    [
+        pytest.param(1, signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(4, signal.SIGINT, marks=pytest.mark.slow),
+        (7, signal.SIGUSR1),
+        pytest.param(8, signal.SIGTERM, marks=pytest.mark.slow),
+    ],
 )
 def test_resume_continues_after_a_signal(
     whole: Path, data: Path, tmp_path: Path, step: int, number: signal.Signals

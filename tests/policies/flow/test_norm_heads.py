@@ -147,6 +147,7 @@ def test_the_mask_follows_from_the_head_where_the_batch_has_none() -> None:
     assert torch.equal(told["flow"].count, model.flow_losses(data, noise, time)["flow"].count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["steps", "action dims", "state dims", "noise of dims"])
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e6])
 @pytest.mark.parametrize("masked_by", ["head", "head alone", "batch"])

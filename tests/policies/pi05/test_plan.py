@@ -28,6 +28,7 @@ def settings(data: Path, chunk: int, size: Any = "tiny", **changes: Any) -> Trai
     return replace(config, data=replace(config.data, chunk_size=chunk)).resolved()
 
 
+@pytest.mark.slow
 def test_plan_has_the_state_of_a_tiny_run_to_the_byte(data: Path) -> None:
     config = settings(data, 8, batch_size=2)
     predicted = plan(config, device="cpu")

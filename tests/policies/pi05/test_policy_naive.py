@@ -114,8 +114,9 @@ def test_losses_and_gradients(tokenizer: Path, fast: str, adaptive: bool, insula
             assert float((gradient - reference).norm()) <= 2e-5 * float(reference.norm()), name
 
 
+@pytest.mark.slow
 @BOTH
-@pytest.mark.parametrize("narrow", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("narrow", [True, False])
 def test_guidance_counts_the_own_dimensions_alone(tokenizer: Path, adaptive: bool, narrow: bool) -> None:
     """The loss trains no other dimension, so the network may say anything there."""
     made = policy(tokenizer, adaptive)

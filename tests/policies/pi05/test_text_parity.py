@@ -105,10 +105,8 @@ def assert_equal_gradients(network: Pi0Network, slow: NaivePi0) -> None:
             assert float((found - wanted).norm()) <= 1e-5 * float(wanted.norm()), name
 
 
-@pytest.mark.parametrize(
-    ("family", "insulate"),
-    [("pi05", True), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "insulate"), [("pi05", True), *SLOW_CASES])
 def test_velocity_text_and_gradients_beside_a_tail(family: str, insulate: bool) -> None:
     network, slow, inputs, data = networks(family)
     text = tail()

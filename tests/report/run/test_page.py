@@ -32,6 +32,7 @@ def html_of(root: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_report_of_a_complete_run(done: Path) -> None:
     html = html_of(done)
     assert "step 12 of 12, complete" in html

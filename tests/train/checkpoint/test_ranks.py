@@ -108,6 +108,7 @@ def test_saver_in_the_background(tmp_path: Path) -> None:
         }
 
 
+@pytest.mark.slow
 def test_save_needs_agreement_of_ranks(tmp_path: Path) -> None:
     """The negative control of the tests above."""
     one, two = in_ranks(2, ranks.no_agreement, tmp_path)

@@ -101,7 +101,10 @@ def test_evaluate_checkpoint_refuses_a_missing_one(done: Path) -> None:
         run.evaluate_checkpoint(done, 3)
 
 
-@pytest.mark.parametrize("changes", [{"val": {"every": 1, "open_loop_every": 1}}, {"val": {"every": 0}}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"val": {"every": 1, "open_loop_every": 1}}, pytest.param({"val": {"every": 0}}, marks=pytest.mark.slow)],
+)
 def test_validation_does_not_affect_training_of_a_mixture(
     sources: tuple[SourceConfig, ...], done: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
@@ -192,6 +195,7 @@ def test_train_refuses_an_unknown_keep_best(
     assert not (tmp_path / "r/config.yaml").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"checkpoint": {"keep_best": "head:unknown"}}, {"log": {"trackers": ("wandb",)}}])
 def test_refused_setting_is_not_stored(
     done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
