@@ -51,7 +51,7 @@ def test_ranks_agree() -> None:
     assert two["KeyError"] == "KeyError: 'another'"
 
 
-TIMEOUT = 15
+TIMEOUT = 10
 
 
 def long_work(seconds: float) -> int:

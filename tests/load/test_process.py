@@ -76,7 +76,8 @@ def test_plan_predicts_resident_memory_of_two_cameras(two_cameras: Path, megabyt
 
 
 def check_memory(root: Path, megabytes: int, lanes: int, way: str) -> None:
-    output, errors = run("measure", root, megabytes * 10**6, lanes, 45, 100).communicate(timeout=300)
+    clip, batches = 45, 60  # all lanes change to another clip once
+    output, errors = run("measure", root, megabytes * 10**6, lanes, clip, batches).communicate(timeout=300)
     assert output, errors
     found = json.loads(output)
     assert way in found["plan"]

@@ -35,15 +35,16 @@ def soak(*options: object) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_run_is_identical_after_ten_kills() -> None:
+def test_run_is_identical_after_six_kills() -> None:
     """One process, and two that share the weights, of which one is killed; both save beside the training. An older
-    torch trains in one process only: there, one that saves in the training and one that saves beside it."""
+    torch trains in one process only: there, one that saves in the training and one that saves beside it. Each is
+    killed once inside a save, once after a random time and once before a random change of the disk."""
     kinds = (2, 3) if has_gradient_sum() else (1, 2)
-    code, told = soak("--kills", 10, "--per-run", 5, "--kinds", *kinds)
-    assert (code, told["wrong"], told["kills"]) == (0, [], 10)
+    code, told = soak("--kills", 6, "--per-run", 3, "--kinds", *kinds)
+    assert (code, told["wrong"], told["kills"]) == (0, [], 6)
     assert told["finished"] >= 2
-    assert told["in_saves"] >= 2
-    assert told["looked_at"] >= 5
+    assert told["in_saves"] >= 1
+    assert told["looked_at"] >= 3
 
 
 @pytest.mark.slow

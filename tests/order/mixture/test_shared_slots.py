@@ -63,14 +63,14 @@ def check_epochs(order: Order, some: list[Source], count: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(mixtures())
 def test_each_source_is_read_once_per_its_own_epoch(mixture: tuple[Order, list[Source]]) -> None:
     check_epochs(*mixture, 1500)
 
 
 @pytest.mark.slow
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(mixtures(), st.lists(st.integers(1, 900), min_size=1, max_size=3, unique=True), st.data())
 def test_so_it_is_across_changes_of_the_shares(
     mixture: tuple[Order, list[Source]], at: list[int], data: st.DataObject

@@ -61,7 +61,7 @@ def split(dataset: Path) -> tuple[Frames, Frames]:
     parts = []
     for part in (data.training[0], data.validation[0]):
         assert part is not None
-        batch = part.batch(*part.locate(range(len(part))))
+        batch = part.row_batch(*part.locate(range(len(part))))
         state, action = (batch[key].double().numpy().reshape(len(part), -1) for key in KEYS)
         parts.append(Frames(batch["episode_index"].numpy(), state, action))
     return parts[0], parts[1]
