@@ -117,8 +117,9 @@ class DataConfig(DatasetConfig):
     cameras: tuple[str, ...] = ()
     """Keys of the policy's cameras (`observation.images.wrist`); the default is every camera of any source. `none`: no
     camera."""
-    chunk_size: Annotated[int, Interval(ge=1, le=2**16)] = 8
-    """Actions per chunk: the policy predicts this many frames ahead, starting with the current one."""
+    chunk_size: Annotated[int, Interval(ge=1, le=2**16)] | None = None
+    """Actions per chunk: the policy predicts this many frames ahead, starting with the current one. The default is that
+    of the released weights a run starts from (policy.weights), else 8."""
     val_fraction: Annotated[float, Interval(ge=0, lt=1)] = 0.1
     """Share of the episodes for validation, whole episodes only; 0 trains on all."""
     normalize: Annotated[Literal["mean_std", "min_max", "quantile"] | None, NORMALIZATION] = None
@@ -149,6 +150,11 @@ class DataConfig(DatasetConfig):
     ] = "refuse"
     """Action for data or video files that changed since the run started (docs/training.md): an error, or a line that
     names them, for files that were repaired."""
+
+    @property
+    def actions_per_chunk(self) -> int:
+        """Value of `chunk_size`, 8 where neither the settings nor released weights have one."""
+        return self.chunk_size or 8
 
     def mixed(self) -> tuple[SourceConfig, ...]:
         """Return the sources; a single dataset as one source."""

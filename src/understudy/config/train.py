@@ -251,7 +251,11 @@ class TrainConfig:
 
     def with_policy_defaults(self) -> "TrainConfig":
         """Fill in defaults that depend on the policy alone; a run has them from its start, also on resume."""
-        data = replace(self.data, normalize=self.data.normalize or self.policy.NORMALIZE)
+        data = replace(
+            self.data,
+            normalize=self.data.normalize or self.policy.NORMALIZE,
+            chunk_size=self.data.chunk_size or self.policy.stored_chunk() or self.data.actions_per_chunk,
+        )
         return replace(self, data=data, policy=self.policy.resolved())
 
     def accumulates(self) -> bool:
@@ -285,7 +289,7 @@ class TrainConfig:
         except ValueError as error:
             found.append(f"loader.{error}")
         found += [f"data.{line}" for line in self.data.problems()]
-        found += [f"rollout.{line}" for line in self.rollout.problems(self.data.chunk_size)]
+        found += [f"rollout.{line}" for line in self.rollout.problems(self.data.actions_per_chunk)]
         if self.rollout.every and not self.mode_weights()["policy"]:
             found.append(f"rollout.every: {self.rollout.every}: mode {self.mode} does not train the policy to act")
         if not any(self.mode_weights().values()):

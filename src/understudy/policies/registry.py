@@ -69,6 +69,8 @@ class PolicySettings:
     folder that another tool wrote (`policy_folder.load`); "" for none."""
     START_CHECK: ClassVar[str] = ""
     """"module:function" that checks the config of a new run against the files it starts from; "" for none."""
+    START_FILES: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Fields that name a folder from which a new run starts -> patterns of the files that are read there."""
     AT_START: ClassVar[tuple[str, ...]] = ()
     """Fields that matter only when a run starts."""
     RESIZE: ClassVar[str] = ""
@@ -138,6 +140,10 @@ class PolicySettings:
         """Return the settings with absolute paths, so that they mean the same in another working directory."""
         paths = {name: os.path.abspath(path) for name in self.FILES if (path := getattr(self, name))}
         return replace(self, **paths)
+
+    def stored_chunk(self) -> int | None:
+        """Return the actions per chunk of released weights that a run starts from; None: there are none."""
+        return None
 
     def choose_normalization(self, computed: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the normalization of a new run: `computed` from its data, or that of weights it starts from.

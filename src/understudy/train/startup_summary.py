@@ -51,10 +51,9 @@ def startup_summary(config: TrainConfig, data: RunData, order: Order) -> list[st
         sample = f"{config.val.frames:,} of {frames:,} validation frames"
         lines.append(f"each validation evaluates {sample}, always the same ones (val.frames)")
     longest = max(int((part.segments[:, 2] - part.segments[:, 1]).max()) for part in data.training)
-    if config.data.chunk_size > longest:
+    if (chunk := config.data.actions_per_chunk) > longest:
         lines.append(
-            f"data.chunk_size {config.data.chunk_size:,} is longer than every episode ({longest:,} frames): the rest "
-            "is padding"
+            f"data.chunk_size {chunk:,} is longer than every episode ({longest:,} frames): the rest is padding"
         )
     if config.schedule.warmup_steps >= config.steps:
         lines.append(

@@ -19,14 +19,21 @@ pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 from support.pi05 import SMALL
 from support.pi05_policy import CAMERAS, NORMALISATION, policy
 from support.released import released_shapes
+from support.runs import tiny_config, tiny_dataset
 from support.sentences import write_model
+from understudy.config.train import DataConfig, TrainConfig
+from understudy.errors import ConfigError
 from understudy.policies import policy_folder
 from understudy.policies.folder_formats import describe_folder, save_folder
 from understudy.policies.inference import RobotPolicy, load_policy
+from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.released_keys import EXPERT_HEAD, own_name
 from understudy.policies.pi05.sizes import Sizes
+from understudy.policies.registry import check_start
 from understudy.policies.weight_files import FILE, INDEX
+from understudy.train import run
+from understudy.train.checkpoint.run_dir import RunDir
 
 BOTH = pytest.mark.parametrize("adaptive", [True, False])
 MAPS = {"heads": [""], **NORMALISATION}
@@ -243,6 +250,70 @@ def test_bfloat16_weights_are_rounded_once(adaptive: bool, tokenizer: Path, tmp_
     whole = policy(tokenizer, adaptive, compute="bfloat16")
     assert np.array_equal(act(loaded), act(RobotPolicy(whole, {})))
     assert not np.array_equal(act(loaded), act(load_policy(path)))
+
+
+def settings(folder: Path, **changes: Any) -> TrainConfig:
+    return TrainConfig(data=DataConfig(root="d"), policy=Pi05Settings(weights=str(folder), **changes)).resolved()
+
+
+@pytest.mark.parametrize("tool", ["understudy", "lerobot", "openpi"])
+def test_run_takes_chunk_dimensions_and_tokenizer_of_the_weights(tool: str, tokenizer: Path, tmp_path: Path) -> None:
+    made = policy(tokenizer)
+    path = folder_of(made, tmp_path / "w", tool)
+    found = settings(path, prompt_tokens=80)
+    chosen = found.policy
+    assert isinstance(chosen, Pi05Settings)
+    assert found.data.chunk_size == made.config.chunk
+    assert chosen.network_size == (8, 8)
+    assert chosen.tokenizer == str(path / "tokenizer.model")
+    network = Pi05PolicyConfig(**asdict(chosen), action_dim=3, state_dim=2, chunk=4, cameras=CAMERAS)
+    assert replace(network.sizes, chunk=5) == made.config.sizes
+    assert network.network_size == (8, 8)
+    check_start(network)
+    for name in (FILE, "config.json"):
+        (path / name).unlink()
+    assert found.resolved() == found, "a run resumes without the folder"
+    mine = TrainConfig(data=DataConfig(root="d", chunk_size=7), policy=replace(chosen, network=""))
+    assert mine.resolved().data.chunk_size == 7
+
+
+def test_run_without_weights_has_the_default_chunk() -> None:
+    found = TrainConfig(data=DataConfig(root="d"), policy=Pi05Settings(size="tiny")).resolved()
+    assert found.data.chunk_size == 8
+    assert isinstance(found.policy, Pi05Settings)
+    assert not found.policy.network
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"dim": 4}', "3"])
+def test_network_that_is_no_object_of_dimensions_is_a_problem(text: str) -> None:
+    assert [line.split(":")[0] for line in Pi05Settings(network=text).problems()] == ["network"]
+
+
+def test_damaged_weights_are_named_before_a_run(tokenizer: Path, tmp_path: Path) -> None:
+    path = folder_of(policy(tokenizer), tmp_path / "w", "lerobot")
+    (path / FILE).write_bytes((path / FILE).read_bytes()[:-1])
+    with pytest.raises(ConfigError, match=r"policy\.weights: .*model\.safetensors"):
+        settings(path)
+
+
+@pytest.mark.slow
+def test_weights_and_data_are_all_that_a_run_needs(tmp_path: Path) -> None:
+    data = tiny_dataset(tmp_path / "data")
+    sizes = {name: value for name, value in asdict(replace(SMALL, vocab=256)).items() if name != "adaptive"}
+    path = _stored(tmp_path / "w", replace(SMALL, vocab=256), type="pi05", chunk_size=3, dimensions=sizes)
+    write_model(path)
+    base = tiny_config(data, tmp_path / "run", steps=2)
+    config = replace(
+        base,
+        data=replace(base.data, chunk_size=None),
+        policy=Pi05Settings(weights=str(path), normalization="data"),
+    )
+    assert run.train(config) == run.DONE
+    for name in (FILE, "config.json"):
+        (path / name).unlink()
+    assert run.resume(replace(RunDir(tmp_path / "run").settings(), steps=3)) == run.DONE
+    found = load_policy(tmp_path / "run").config
+    assert (found.chunk, found.sizes.vlm) == (3, SMALL.vlm)
 
 
 MEASURE = """

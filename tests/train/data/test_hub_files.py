@@ -1,5 +1,6 @@
 """Files of a policy by a hub id: fetched once from a hub on this machine, and clear errors without one."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,11 +21,21 @@ from understudy.train.data import hub_files
 from understudy.train.data.hub_files import hub_id, with_local_files
 
 COMMIT = "1" * 40
+NAMES = ("tokenizer.model", "tokenizer.json", "processor_config.json", "large.safetensors")
+WEIGHTS = ("config.json", "model.safetensors", "assets/robot/norm_stats.json", "policy_preprocessor.json")
 FILES = {
     f"/me/words/resolve/{revision}/{name}": name.encode()
     for revision in ("main", "v1", COMMIT)
-    for name in ("tokenizer.model", "tokenizer.json", "processor_config.json", "large.safetensors")
+    for name in (*NAMES, *WEIGHTS, "pytorch_model.bin", "README.md")
 }
+FILES |= {
+    f"/api/models/me/words/revision/{revision}": json.dumps({"id": "me/words", "sha": COMMIT, "siblings": []}).encode()
+    for revision in ("main", "v1", COMMIT)
+}
+TREE = [
+    {"type": "file", "path": name, "size": len(name), "oid": "0" * 40}
+    for name in (*NAMES, *WEIGHTS, "pytorch_model.bin", "README.md")
+]
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -41,6 +52,8 @@ class Hub(BaseHTTPRequestHandler):
 
     def _answer(self) -> bytes:
         content = FILES.get(self.path)
+        if self.path.startswith(f"/api/models/me/words/tree/{COMMIT}"):
+            content = json.dumps(TREE).encode()
         self.send_response(404 if content is None else 200)
         if content is None:
             self.send_header("X-Error-Code", "EntryNotFound" if self.path.startswith("/me/words/") else "RepoNotFound")
@@ -103,6 +116,25 @@ def test_fetched_files_need_no_network_later(hub: type[Hub], monkeypatch: pytest
     assert str(caught.value).startswith("policy.fast: me/words: tokenizer.json")
 
 
+def test_weights_of_a_hub_id_become_a_local_folder(hub: type[Hub]) -> None:
+    """Files that are read, and no others; the path in the settings has the commit."""
+    found = with_local_files(config(weights="me/words@v1")).policy
+    assert isinstance(found, Pi05Settings)
+    folder = Path(found.weights)
+    assert folder.name == COMMIT
+    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert there == {*WEIGHTS, "tokenizer.model", "tokenizer.json", "processor_config.json"}
+    assert all((folder / name).read_bytes() == name.encode() for name in there)
+    assert with_local_files(TrainConfig(policy=found)).policy == found
+
+
+@pytest.mark.parametrize("name", ["me/other", "me/words@v2"])
+def test_unknown_weights_are_named(hub: type[Hub], name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        with_local_files(config(weights=name))
+    assert str(caught.value).startswith(f"policy.weights: {name}: ")
+
+
 @pytest.mark.parametrize("name", ["me/other", "me/words@v2"])
 def test_unknown_repository_is_named(hub: type[Hub], name: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -132,7 +164,18 @@ def test_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_local_paths_are_no_hub_ids(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
-    for text in ("", "here", "here/words", "/a/b", "./a/b", "a/b/c", "a/tokenizer.model", "~/words", "../words"):
+    for text in (
+        "",
+        "here",
+        "here/words",
+        "/a/b",
+        "./a/b",
+        "a/b/c",
+        "a/tokenizer.model",
+        "a/model.safetensors",
+        "~/words",
+        "../words",
+    ):
         assert hub_id(text) is None
     assert hub_id("me/words") == ("me/words", None)
     assert hub_id("me/words@v1/x") == ("me/words", "v1/x")

@@ -1,8 +1,11 @@
 """Settings and configs of pi0.5 and pi0. No torch."""
 
-from collections.abc import Mapping
+import json
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Literal
+from importlib import import_module
+from typing import Any, ClassVar, Literal, Self
 
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.common.history import age_problems, times_of
@@ -14,6 +17,8 @@ from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyTyp
 NETWORK_SIZE = (0, 0)
 """Value of `image_size` that means the image size of the network."""
 MOST_SAMPLES = 2**12
+FACTS = "understudy.policies.pi05.formats.released_folder", "stored_facts"
+"""Module and function that read released weights; imported at first use, since they import torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +36,9 @@ class Pi05Settings(TextSettings, PolicySettings):
         "history",
     )
 
+    START_FILES: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "weights": ("*.json", "model*.safetensors", "policy_*.safetensors", "tokenizer.model")
+    }
     FOLDER: ClassVar[str] = "understudy.policies.pi05.formats.released_folder:read_folder"
     START_CHECK: ClassVar[str] = "understudy.policies.pi05.formats.implied_config:check_implied"
     FORMATS: ClassVar[Mapping[str, str]] = {
@@ -54,8 +62,12 @@ class Pi05Settings(TextSettings, PolicySettings):
     """Type of the policy."""
     size: Literal["base", "tiny"] = "base"
     """Dimensions of the network: `base` of the released weights, `tiny` for a CPU."""
+    network: str = ""
+    """Other dimensions than those of `size`, as a JSON object with the fields of `Sizes`. The default is those of the
+    tensors of `weights`."""
     weights: str = ""
-    """Released weights to start from: a safetensors file or its folder. The default is fresh weights."""
+    """Released weights to start from: a safetensors file, its folder, or the id of a hub repository. The default is
+    fresh weights."""
     image_size: tuple[int, int] = NETWORK_SIZE
     """Height and width of the network's images, which follow from `size`: leave it out. Images of another size are
     resized with their aspect ratio kept, between black bars."""
@@ -117,9 +129,34 @@ class Pi05Settings(TextSettings, PolicySettings):
         """Layers of the language tower, for `lora_targets`."""
         return self.preset().vlm.depth
 
+    def resolved(self) -> Self:
+        """Return the settings with absolute paths, and the dimensions of the weights where `size` has others.
+
+        Raises:
+            ConfigError: the dimensions of the weights are not known.
+        """
+        found = super().resolved()
+        if found.network or found.size != "base" or not os.path.exists(found.weights):
+            return found
+        stored = _stored_facts(found.weights).get("dimensions")
+        if stored is None:
+            return found
+        sizes = replace(Sizes.from_mapping(stored), chunk=found.preset().chunk, adaptive=found.type == "pi05")
+        if sizes == found.preset():
+            return found
+        return replace(found, network=json.dumps({k: v for k, v in asdict(sizes).items() if k != "adaptive"}))
+
+    def stored_chunk(self) -> int | None:
+        """Return the actions per chunk of `weights`; None: there are none, or no file has it."""
+        return _stored_facts(self.weights).get("chunk") if self.weights and os.path.exists(self.weights) else None
+
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
         found = self.text_problems()
+        try:
+            self.preset()
+        except ValueError as error:
+            return [*found, f"network: {error}"]
         if not 1 <= self.noise_samples <= MOST_SAMPLES:
             found.append(f"noise_samples: {self.noise_samples}: must be from 1 to {MOST_SAMPLES}")
         if self.max_delay < 0:
@@ -137,7 +174,16 @@ class Pi05Settings(TextSettings, PolicySettings):
         return released_key(name)
 
     def preset(self) -> Sizes:
-        """Return the dimensions that `size` names."""
+        """Return the dimensions that `network` has or `size` names.
+
+        Raises:
+            ValueError: `network` is no JSON object of dimensions.
+        """
+        if self.network:
+            stored = json.loads(self.network)
+            if not isinstance(stored, dict):
+                raise ValueError(f"{self.network}: must be a JSON object")
+            return Sizes.from_mapping({"chunk": Sizes.BASE.chunk} | stored, adaptive=self.type == "pi05")
         return replace(Sizes.BASE if self.size == "base" else Sizes.TINY, adaptive=self.type == "pi05")
 
 
@@ -166,6 +212,7 @@ class Pi05PolicyConfig(Pi05Settings, PolicyConfig):
         ]
         if self.dimensions is None:
             object.__setattr__(self, "dimensions", asdict(self.preset()))
+        object.__setattr__(self, "network", "")  # `dimensions` has it
         sizes = self.sizes
         object.__setattr__(self, "dimensions", asdict(sizes))  # with the fields that an earlier release lacks
         object.__setattr__(self, "image_size", (sizes.vision.image,) * 2)
@@ -197,10 +244,9 @@ class Pi05PolicyConfig(Pi05Settings, PolicyConfig):
         ]
         return found + ["history: states of these times, by the new proprio_history_proj"] * self.state_history
 
-    @property
-    def lora_depth(self) -> int:
-        """Layers of the language tower, for `lora_targets`."""
-        return self.sizes.vlm.depth
+    def preset(self) -> Sizes:
+        """Return the dimensions of the network."""
+        return super().preset() if self.dimensions is None else self.sizes
 
     @property
     def sizes(self) -> Sizes:
@@ -212,6 +258,16 @@ class Pi05PolicyConfig(Pi05Settings, PolicyConfig):
 @dataclass(frozen=True)
 class Pi0PolicyConfig(Pi0Settings, Pi05PolicyConfig):
     """Config of a `Pi05Policy` of type pi0."""
+
+
+def _stored_facts(weights: str) -> Mapping[str, Any]:
+    """Return dimensions and chunk of released weights, without torch until there are any.
+
+    Raises:
+        ConfigError: a file is damaged, or contradicts another.
+    """
+    read: Callable[[str], Mapping[str, Any]] = getattr(import_module(FACTS[0]), FACTS[1])
+    return read(weights)
 
 
 PI05 = PolicyType(Pi05Settings, Pi05PolicyConfig, "understudy.policies.pi05.policy:Pi05Policy")

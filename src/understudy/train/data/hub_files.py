@@ -1,6 +1,6 @@
 """Files of a policy that its settings name by a hub id: fetched into the cache of huggingface_hub before the run.
 
-`policy.tokenizer` and `policy.fast` may hold `OWNER/NAME`, `OWNER/NAME@REVISION` or `hf://OWNER/NAME`.
+`policy.tokenizer`, `policy.fast` and `policy.weights` may hold `OWNER/NAME`, `OWNER/NAME@REVISION` or `hf://OWNER/NAME`.
 The settings then hold the path of the fetched files, which contains the commit.
 """
 
@@ -16,7 +16,8 @@ from understudy.optional_packages import require
 
 _SCHEME = "hf://"
 _HUB_ID = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
-_FILE_SUFFIXES = (".model", ".json")  # such a name is a file with a typing error, which must not wait for the network
+# A name of such a file has a typing error, which must not wait for the network.
+_FILE_SUFFIXES = (".model", ".json", ".safetensors")
 
 
 def with_local_files(config: TrainConfig) -> TrainConfig:
@@ -30,6 +31,9 @@ def with_local_files(config: TrainConfig) -> TrainConfig:
     for field, files in config.policy.FILES.items():
         if address := hub_id(str(getattr(config.policy, field))):
             found[field] = str(_fetch(field, *address, files))
+    for field, patterns in config.policy.START_FILES.items():
+        if address := hub_id(str(getattr(config.policy, field))):
+            found[field] = str(_fetch_folder(field, *address, patterns))
     return replace(config, policy=replace(config.policy, **found)) if found else config
 
 
@@ -66,3 +70,18 @@ def _fetch(field: str, name: str, revision: str | None, files: tuple[str, ...]) 
     if len(folders := {path.parent for path in paths}) != 1:
         raise ConfigError(f"{where}: its files come from different commits; name one: {name}@COMMIT")
     return folders.pop()
+
+
+def _fetch_folder(field: str, name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
+    """Fetch the files of a repository that fit one of `patterns`; return their folder, whose name is the commit."""
+    require("hub")
+    from huggingface_hub import snapshot_download
+
+    where = f"policy.{field}: {name}" + (f"@{revision}" if revision else "")
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
+    except Exception as error:  # each release of huggingface_hub raises its own
+        raise ConfigError(
+            f"{where}: cannot be fetched from the hub ({summarize(error)}), and there is no such local path; check the "
+            "name and the network, log in with `hf auth login`, or name a local folder"
+        ) from error

@@ -113,7 +113,7 @@ class RunData:
             action_dim=max(_width(part, ACTION) for part in self.training),
             state_dim=max(_width(part, STATE) for part in self.training),
             cameras=self.cameras,
-            chunk=config.data.chunk_size,
+            chunk=config.data.actions_per_chunk,
             compute=compute_dtype(config.precision),
             future=config.learns_dynamics(),
         )

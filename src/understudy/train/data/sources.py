@@ -161,7 +161,7 @@ def split_source(
     if config.learns_dynamics() and STATE not in source.keys:
         what = f"mode: future states are trained, which needs {STATE!r}, and there is none"
         raise DatasetError(what, where=catalog.root, fix="set `state` to its key, or mode to policy")
-    steps = [i / catalog.fps for i in range(config.data.chunk_size + 1)]
+    steps = [i / catalog.fps for i in range(config.data.actions_per_chunk + 1)]
     windows = {ACTION: steps[:-1]} | ({STATE: steps} if config.learns_dynamics() else {})
     windows |= {camera: list(config.policy.image_times) for camera in cameras if config.policy.image_times}
     windows |= {STATE: list(config.policy.state_times)} if config.policy.state_times and STATE in source.keys else {}

@@ -19,16 +19,19 @@ from typing import Any
 import numpy as np
 
 from understudy.batch_keys import ACTION, STATE
+from understudy.errors import ConfigError
 from understudy.policies.pi05.formats.robot import SIZES, VARIANTS
 from understudy.policies.pi05.formats.tensor_sizes import complete_dimensions
 from understudy.policies.pi05.normalization import Stored, find_normalization, read_object
 from understudy.policies.pi05.released_keys import Shapes, is_adaptive
+from understudy.policies.pi05.sizes import Sizes
+from understudy.policies.weight_files import WeightFiles
 
 CAMERAS = tuple(f"observation.images.{name}_0_rgb" for name in ("base", "left_wrist", "right_wrist"))
 """Cameras of the released policies, where a folder names none."""
 EMPTY = "empty_camera"
 """Part of the names that LeRobot gives to cameras without images."""
-METADATA = "metadata.json"
+CONFIG, METADATA = "config.json", "metadata.json"
 UNSUPPORTED = {
     "n_obs_steps": 1,
     "use_proprio_history": False,
@@ -85,6 +88,30 @@ def read_folder(
             found.setdefault(field, _width(normalization, key))
         found.setdefault("cameras", list(CAMERAS))
     return found, dict(normalization)
+
+
+def stored_facts(weights: str | Path) -> Values:
+    """Return `dimensions` and `chunk` of the weights that a run starts from; each is absent where no file has it.
+
+    Raises:
+        ConfigError: a file is damaged, or contradicts another.
+    """
+    path = Path(weights)
+    folder = path if path.is_dir() else path.parent
+    file = next((folder / name for name in (CONFIG, METADATA) if (folder / name).is_file()), None)
+    stored = read_object(file) if file is not None else {}
+    try:
+        shapes = WeightFiles(path).shapes
+        kind = "pi05" if is_adaptive(shapes) else "pi0"
+        found = _translate(stored, kind) if stored.get("type", kind) == kind else {}
+        dimensions = complete_dimensions(shapes, _stated(folder, stored), path)
+        Sizes.from_mapping({"chunk": 1} | dimensions)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"policy.weights: {error}") from error
+    chunk = found.get("chunk", dimensions.get("chunk"))
+    if isinstance(chunk, bool) or not isinstance(chunk, int | None):
+        raise ConfigError(f"policy.weights: {file}: chunk: {chunk!r}: must be a whole number")
+    return {"dimensions": {"chunk": chunk or Sizes.BASE.chunk} | dimensions} | ({"chunk": chunk} if chunk else {})
 
 
 def _tool(stored: Mapping[str, Any]) -> str:
