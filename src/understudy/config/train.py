@@ -242,10 +242,12 @@ class TrainConfig:
         """Fill in defaults that depend on other settings, so that changing those later changes nothing else."""
         sources = tuple(replace(source, name=name) for source, name in zip(self.data.sources, self.data.names()))
         config = self.with_policy_defaults()
+        policy = config.policy.started()
         return replace(
             config,
+            policy=policy,
             data=replace(config.data, sources=sources),
-            lora=self.lora.resolved(self.policy.lora_targets),
+            lora=self.lora.resolved(policy.lora_targets),
             schedule=replace(self.schedule, decay_steps=self.schedule.decay_steps or self.steps),
         )
 

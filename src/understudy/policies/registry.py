@@ -141,6 +141,14 @@ class PolicySettings:
         paths = {name: os.path.abspath(path) for name in self.FILES if (path := getattr(self, name))}
         return replace(self, **paths)
 
+    def started(self) -> Self:
+        """Return the settings of a new run: with those that follow from the files it starts from.
+
+        Raises:
+            ConfigError: such a file is damaged.
+        """
+        return self
+
     def stored_chunk(self) -> int | None:
         """Return the actions per chunk of released weights that a run starts from; None: there are none."""
         return None

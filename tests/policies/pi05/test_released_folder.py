@@ -272,9 +272,9 @@ def test_run_takes_chunk_dimensions_and_tokenizer_of_the_weights(tool: str, toke
     check_start(network)
     for name in (FILE, "config.json"):
         (path / name).unlink()
-    assert found.resolved() == found, "a run resumes without the folder"
+    assert found.with_policy_defaults() == found, "a run resumes without the folder"
     mine = TrainConfig(data=DataConfig(root="d", chunk_size=7), policy=replace(chosen, network=""))
-    assert mine.resolved().data.chunk_size == 7
+    assert mine.with_policy_defaults().data.chunk_size == 7
 
 
 def test_run_without_weights_has_the_default_chunk() -> None:

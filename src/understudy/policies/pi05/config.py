@@ -129,22 +129,19 @@ class Pi05Settings(TextSettings, PolicySettings):
         """Layers of the language tower, for `lora_targets`."""
         return self.preset().vlm.depth
 
-    def resolved(self) -> Self:
-        """Return the settings with absolute paths, and the dimensions of the weights where `size` has others.
+    def started(self) -> Self:
+        """Return the settings with the dimensions of the weights, where `size` has others.
 
         Raises:
             ConfigError: the dimensions of the weights are not known.
         """
-        found = super().resolved()
-        if found.network or found.size != "base" or not os.path.exists(found.weights):
-            return found
-        stored = _stored_facts(found.weights).get("dimensions")
-        if stored is None:
-            return found
-        sizes = replace(Sizes.from_mapping(stored), chunk=found.preset().chunk, adaptive=found.type == "pi05")
-        if sizes == found.preset():
-            return found
-        return replace(found, network=json.dumps({k: v for k, v in asdict(sizes).items() if k != "adaptive"}))
+        if self.network or self.size != "base" or not os.path.exists(self.weights):
+            return self
+        stored, own = Sizes.from_mapping(_stored_facts(self.weights)["dimensions"]), self.preset()
+        sizes = replace(stored, chunk=own.chunk, adaptive=own.adaptive)
+        if sizes == own:
+            return self
+        return replace(self, network=json.dumps({k: v for k, v in asdict(sizes).items() if k != "adaptive"}))
 
     def stored_chunk(self) -> int | None:
         """Return the actions per chunk of `weights`; None: there are none, or no file has it."""

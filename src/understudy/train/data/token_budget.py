@@ -39,8 +39,8 @@ def largest_tokens(policy: Policy, config: TrainConfig, data: RunData) -> Sequen
     """Return the tokens of the largest possible sample of each source; None: the policy has no tokens."""
     rows, network = len(data.names), policy.config
     batch: dict[str, Any] = {
-        ACTION: torch.zeros(rows, config.data.chunk_size, network.action_dim),
-        f"{ACTION}_is_pad": torch.zeros(rows, config.data.chunk_size, dtype=torch.bool),
+        ACTION: torch.zeros(rows, config.data.actions_per_chunk, network.action_dim),
+        f"{ACTION}_is_pad": torch.zeros(rows, config.data.actions_per_chunk, dtype=torch.bool),
         STATE: torch.zeros(rows, network.state_dim),
         TASK: [""] * rows,
         "position": torch.arange(rows),
