@@ -41,6 +41,9 @@ class Policy(nn.Module):
     """Independent draws per sample in a validation: the second axis of `Detail.sum`."""
     fills_weights: ClassVar[bool] = False
     """Whether `first_weights` gives every parameter, so that a run can build the policy on the meta device."""
+    packs: bool = False
+    """Whether `losses` computes the valid tokens of a batch alone, where the policy has tokens; runs with
+    `max_num_tokens` set it."""
     config: Any
     """A `PolicyConfig` with the settings of this type."""
     normalizer: Normalizer

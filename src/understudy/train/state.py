@@ -308,6 +308,7 @@ def assemble(
         read: rows of the weights by name, of which each rank reads its own; None: the policy has its weights.
     """
     given = [name for name, _ in policy.named_parameters()]
+    policy.packs = config.max_num_tokens is not None
     terms = loss_weights(policy.loss_terms, config.optim.loss_weights)
     names = policy.config.OLD_MODULES, policy.config.PARTS
     add_adapters(policy, config.lora, config.optim.freeze, lambda name: make_key(config.seed, f"lora {name}"), *names)

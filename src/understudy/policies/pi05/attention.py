@@ -11,6 +11,9 @@ A sequence is [prefix | tail | suffix]: images and prompt; text to predict; stat
 Each row is one call of `attend`. The prefix is bidirectional, and so is the suffix. (The state token of pi0 does not
 see the actions.) A mask hides keys only, never queries: the result of a padded token is read by no other token, and no
 softmax has zero keys. Without padding there is no mask at all, so that a GPU takes its fastest kernel.
+
+A batch may also be packed: the tower computes the tokens that count and no others, and each call is one of
+`attend_segments` (`common/segments.py`).
 """
 
 from typing import NamedTuple
@@ -19,8 +22,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from understudy.policies.batch import to_device
+from understudy.policies.common.segments import Segments, join_ranges, make_segments, takes_varlen
+
 THETA = 10_000.0
 """Base of the rotary periods (Su et al. 2021, "RoFormer", and Gemma)."""
+
+
+class Packing(NamedTuple):
+    """Tokens of prefix and tail of a batch without padding, sample after sample; int64 on the host."""
+
+    slots: Tensor
+    """[N], place of each token in the padded batch [B * S]."""
+    prefix: Tensor
+    """[B], tokens of the prefix of each sample."""
+    response: Tensor
+    """[B], tokens of its tail that the suffix sees."""
+    tail: Tensor
+    """[B], tokens of its tail."""
+
+
+class PackedCalls(NamedTuple):
+    """Segments of the calls of a layer over packed tokens."""
+
+    tower: tuple[Segments, ...]
+    """Of the prefix, and of the tail where there is one."""
+    order: Tensor
+    """int64 [N], place of each token in the joined results of `tower`."""
+    suffix: Segments | None
+    """Keys are counted in the packed tokens, followed by those of the suffix; None: no suffix."""
 
 
 class Rotary(NamedTuple):
@@ -28,6 +58,31 @@ class Rotary(NamedTuple):
 
     cos: Tensor
     sin: Tensor
+
+
+class Plan(NamedTuple):
+    """Positions and masks of a forward pass, equal for all layers. N is the number of action chunks of a sample."""
+
+    tower: Rotary | None
+    """Of the prefix and the tail; None where a cache replaces them."""
+    prefix_mask: Tensor | None
+    """bool [B, 1, 1, P], keys of the prefix; None: all are valid."""
+    tail_mask: Tensor | None
+    """bool [B, 1, L, P + L], queries of the tail; None: there is no tail."""
+    suffix: Rotary | None
+    """Of the suffix, [B * N, ...]; None: there is none."""
+    suffix_mask: Tensor | None
+    """bool [B * N, 1, 1 or T, seen + T], keys of the suffix's queries; None: all are valid."""
+    prefix: int
+    """Tokens of the prefix (P); those behind are the tail."""
+    seen: int
+    """Tokens of prefix and tail that the suffix sees."""
+    candidates: int
+    """N."""
+    insulate: bool
+    """Whether the gradient of the suffix stops at the keys and values of the tower."""
+    packed: PackedCalls | None = None
+    """Segments of the calls, in place of the masks: the tower computes tokens [1, N, width] without padding."""
 
 
 def rotary(positions: Tensor, head_dim: int) -> Rotary:
@@ -92,3 +147,97 @@ def key_mask(*valid: Tensor | None, lengths: tuple[int, ...], batch: int, device
         for marks, length in zip(valid, lengths)
     ]
     return torch.cat(parts, dim=1)[:, None, None]
+
+
+def padded_plan(
+    valid: Tensor,
+    full: bool,
+    prefix: int,
+    response: int,
+    suffix: int | None,
+    candidates: int,
+    state_token: bool,
+    insulate: bool,
+    head_dim: int,
+) -> Plan:
+    """Positions and masks; a position is the number of valid tokens before it that its token may see.
+
+    Args:
+        valid: bool [B, P + L].
+        full: whether every token of the prefix is known to be valid.
+        prefix: P.
+        response: tokens of the tail that the suffix sees.
+        suffix: T, its tokens; None: there is none.
+        candidates: N, chunks of actions of each sample.
+        state_token: whether the suffix begins with a token that does not see the actions.
+        insulate: see `Plan`.
+        head_dim: of the attention.
+    """
+    batch, length = valid.shape
+    device = valid.device
+    front = None if full else valid[:, None, None, :prefix]
+    tail_mask = None
+    if length > prefix:
+        order = torch.arange(length, device=device)
+        tail_mask = valid[:, None, None] & (order <= order[prefix:, None])  # [B, 1, L, P + L]
+    suffix_mask = at = None
+    seen = prefix + response
+    if suffix is not None:
+        own = torch.arange(suffix, device=device)
+        at = rotary(valid[:, :seen].sum(dim=1, keepdim=True) + own, head_dim)
+        if not full or seen != prefix or state_token:
+            sees = torch.ones(len(own), len(own), dtype=torch.bool, device=device)
+            if state_token:
+                sees[0, 1:] = False
+            suffix_mask = torch.cat(
+                [
+                    valid[:, None, None, :seen].expand(batch, 1, len(own), seen),
+                    sees.expand(batch, 1, len(own), len(own)),
+                ],
+                dim=3,
+            )
+        if candidates > 1:
+            at = type(at)(*(each.repeat_interleave(candidates, dim=0) for each in at))
+            suffix_mask = None if suffix_mask is None else suffix_mask.repeat_interleave(candidates, dim=0)
+    positions = rotary(valid.cumsum(dim=1) - 1, head_dim)
+    return Plan(positions, front, tail_mask, at, suffix_mask, prefix, seen, candidates, insulate)
+
+
+def packed_plan(
+    packing: Packing,
+    suffix: int | None,
+    candidates: int,
+    state_token: bool,
+    insulate: bool,
+    head_dim: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Plan:
+    """Positions and segments of packed tokens; see `padded_plan`. `device` and `dtype` are those of the attention."""
+    prefix, tail, seen = packing.prefix, packing.tail, packing.prefix + packing.response
+    lengths = prefix + tail
+    starts, count = lengths.cumsum(0) - lengths, int(lengths.sum())
+    varlen = takes_varlen(device, dtype)
+    front, behind = join_ranges(starts, prefix), join_ranges(starts + prefix, tail)
+    tower = [make_segments(front, prefix, front, prefix, device, varlen=varlen)]
+    if len(behind):
+        tower.append(make_segments(behind, tail, torch.arange(count), lengths, device, causal=True, varlen=varlen))
+    at = calls = None
+    if suffix is not None:
+        rows = len(prefix) * candidates
+        first, known = (each.repeat_interleave(candidates) for each in (starts, seen))
+        at = rotary(to_device(known[:, None] + torch.arange(suffix), device), head_dim)
+        own = count + suffix * torch.arange(rows)
+        # Queries [low, high) of the suffix see its keys [0, high).
+        spans = [(0, 1), (1, suffix)] if state_token else [(0, suffix)]
+        highs = torch.tensor([high for _, high in spans])
+        sizes = torch.tensor([high - low for low, high in spans]).repeat(rows)
+        parts = torch.stack([known[:, None].expand(rows, len(spans)), highs.expand(rows, len(spans))], dim=2)
+        begins = torch.stack([first[:, None].expand(rows, len(spans)), own[:, None].expand(rows, len(spans))], dim=2)
+        keys = join_ranges(begins.flatten(), parts.flatten())
+        queries = torch.arange(rows * suffix)
+        calls = make_segments(queries, sizes, keys, parts.sum(dim=2).flatten(), device, varlen=varlen)
+    positions = rotary(to_device(join_ranges(torch.zeros_like(starts), lengths), device)[None], head_dim)
+    order = to_device(torch.cat([front, behind]).argsort(), device)
+    packed = PackedCalls(tuple(tower), order, calls)
+    return Plan(positions, None, None, at, None, count, count, 1, insulate, packed)

@@ -12,6 +12,7 @@ from torch import Tensor
 from understudy.batch_keys import ACTION
 from understudy.policies.batch import check_shape, to_device, value_of
 from understudy.policies.common.letterbox import blank, letterbox
+from understudy.policies.pi05.attention import Packing
 from understudy.policies.pi05.siglip import Frames
 
 TEXT, FAST = "text", "fast"
@@ -123,6 +124,40 @@ def images_of(
     has = None if all(map(all, marks)) else torch.tensor(marks, dtype=torch.bool).view(count, len(shown))
     frames = Frames(times, torch.stack(valid, dim=1) if images else None) if times else None
     return Images(pixels, has, frames)
+
+
+def known_extents(batch: Mapping[str, Any], cameras: Sequence[str]) -> list[Extent]:
+    """Return the extents of a batch; those of a prepared one are not read from the device."""
+    return batch[EXTENTS] if EXTENTS in batch else extents(batch, cameras)
+
+
+def padded_tokens(sizes: Sequence[Extent], image: int) -> int:
+    """Return the number of tokens by which a batch is padded to the longest; `image`: tokens of a camera."""
+    return len(sizes) * enclosing(sizes).total(image) - sum(each.total(image) for each in sizes)
+
+
+def packing_of(sizes: Sequence[Extent], image: int, tail: bool) -> Packing | None:
+    """Return the tokens that count, of a batch padded to the longest.
+
+    Args:
+        sizes: extent of each sample.
+        image: tokens of a camera.
+        tail: whether the batch has text to predict.
+
+    Returns:
+        None where all tokens count.
+    """
+    most = enclosing(sizes)
+    shown = [number for number, seen in enumerate(most.cameras) if seen] or [0][: len(most.cameras)]
+    has = torch.tensor([[each.cameras[number] for number in shown] for each in sizes], dtype=torch.bool)
+    kept = [has.view(len(sizes), len(shown)).repeat_interleave(image, dim=1)]
+    for length, own in zip(most[1:], zip(*(each[1:] for each in sizes), strict=True), strict=True):
+        kept.append(torch.arange(length) < torch.tensor(own)[:, None])
+    marks = torch.cat(kept if tail else kept[:2], dim=1)
+    if bool(marks.all()):
+        return None
+    images, prompt, response, fast = (own.sum(dim=1) * (number < 2 or tail) for number, own in enumerate(kept))
+    return Packing(marks.flatten().nonzero()[:, 0], images + prompt, response, response + fast)
 
 
 def longest(batch: Mapping[str, Any], cameras: Sequence[str], *lengths: int) -> dict[str, Any]:

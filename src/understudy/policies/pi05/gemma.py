@@ -5,43 +5,19 @@ of the released files. Sources: Gemma team 2024, "Gemma: Open Models Based on Ge
 al. 2024, "pi0", appendix B; Physical Intelligence 2025, "pi0.5", for the adaptive norm.
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from understudy.policies.common.layers import Linear
-from understudy.policies.pi05.attention import Rotary, attend, rotate
+from understudy.policies.common.segments import attend_segments
+from understudy.policies.pi05.attention import Plan, Rotary, attend, rotate
 from understudy.policies.pi05.sizes import TowerSizes
 
 EPS = 1e-6
 
 Cache = tuple[Tensor, Tensor]
 """Rotated keys and values of a layer of the language tower, [B, kv_heads, S, head_dim] each."""
-
-
-class Plan(NamedTuple):
-    """Positions and masks of a forward pass, equal for all layers. N is the number of action chunks of a sample."""
-
-    tower: Rotary | None
-    """Of the prefix and the tail; None where a cache replaces them."""
-    prefix_mask: Tensor | None
-    """bool [B, 1, 1, P], keys of the prefix; None: all are valid."""
-    tail_mask: Tensor | None
-    """bool [B, 1, L, P + L], queries of the tail; None: there is no tail."""
-    suffix: Rotary | None
-    """Of the suffix, [B * N, ...]; None: there is none."""
-    suffix_mask: Tensor | None
-    """bool [B * N, 1, 1 or T, seen + T], keys of the suffix's queries; None: all are valid."""
-    prefix: int
-    """Tokens of the prefix (P); those behind are the tail."""
-    seen: int
-    """Tokens of prefix and tail that the suffix sees."""
-    candidates: int
-    """N."""
-    insulate: bool
-    """Whether the gradient of the suffix stops at the keys and values of the tower."""
 
 
 class RMSNorm(nn.Module):
@@ -208,6 +184,9 @@ class PairLayer(nn.Module):
         if keys_only:
             return None, (k, v)
         q = self.vlm.self_attn.queries(y, at)
+        if plan.packed is not None:
+            parts = [attend_segments(_row(q), _row(k), _row(v), each) for each in plan.packed.tower]
+            return self.vlm.finish(x, torch.cat(parts)[plan.packed.order][None], None), (k, v)
         front = slice(None, plan.prefix)
         found = attend(q[:, :, front], k[:, :, front], v[:, :, front], plan.prefix_mask)
         if plan.tail_mask is not None:
@@ -218,13 +197,19 @@ class PairLayer(nn.Module):
         y, gate = self.expert.input_layernorm(x, condition)
         k, v = self.expert.self_attn.keys_values(y, at)
         keys, values = (_for_suffix(each, plan) for each in cache)
-        found = attend(
-            self.expert.self_attn.queries(y, at),
-            torch.cat([keys, k], dim=2),
-            torch.cat([values, v], dim=2),
-            plan.suffix_mask,
-        )
+        q = self.expert.self_attn.queries(y, at)
+        if plan.packed is not None:
+            assert plan.packed.suffix is not None
+            keys, values = (torch.cat([_row(one), _row(two)]) for one, two in ((keys, k), (values, v)))
+            found = attend_segments(_row(q), keys, values, plan.packed.suffix).view(*x.shape[:2], -1)
+        else:
+            found = attend(q, torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2), plan.suffix_mask)
         return self.expert.finish(x, found, gate, condition)
+
+
+def _row(x: Tensor) -> Tensor:
+    """Join the tokens of all samples: [B, H, T, D] to [B * T, H, D]."""
+    return x.transpose(1, 2).flatten(0, 1)
 
 
 def _for_suffix(x: Tensor, plan: Plan) -> Tensor:

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from understudy.policies.batch import check_shape, to_device
 from understudy.policies.common.flow_matching import euler, noisy_actions, time_features, velocity
 from understudy.policies.common.layers import Linear, zero_init
-from understudy.policies.pi05.attention import key_mask, rotary
-from understudy.policies.pi05.gemma import AdaRMSNorm, Cache, PairLayer, Plan, RMSNorm
+from understudy.policies.pi05.attention import Packing, Plan, key_mask, packed_plan, padded_plan
+from understudy.policies.pi05.gemma import AdaRMSNorm, Cache, PairLayer, RMSNorm
 from understudy.policies.pi05.siglip import Frames, VisionEncoder
 from understudy.policies.pi05.sizes import Sizes
 
@@ -205,6 +205,7 @@ class Pi0Network(nn.Module):
         state: Tensor | None = None,
         insulate: bool = False,
         hidden: bool = False,
+        packing: Packing | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Run both towers once.
 
@@ -216,9 +217,11 @@ class Pi0Network(nn.Module):
             insulate: whether the gradient of the velocity stops at the tower's keys and values (Driess et al. 2025,
                 "Knowledge Insulating Vision-Language-Action Models").
             hidden: whether to compute the tower's last layer and norm.
+            packing: the tokens of prefix and tail that the tower computes; None: all, masked where they do not count.
 
         Returns:
-            The velocity, float32 [B, N, chunk, dim], and the tower's tokens [B, P + L, width]; None where not asked.
+            The velocity, float32 [B, N, chunk, dim], and the tower's tokens [B, P + L, width], 0 where packing left
+            them out; None where not asked.
         """
         suffix = condition = None
         count = 0
@@ -226,13 +229,22 @@ class Pi0Network(nn.Module):
             assert time is not None
             count = noisy.shape[1]
             suffix, condition = self._suffix(noisy.flatten(0, 1), time.flatten(0, 1), state, count)
-        plan = self._plan(observed, suffix, count, insulate)
-        tokens: Tensor | None = observed.embeddings
+        plan = self._plan(observed, suffix, count, insulate, packing)
+        padded = observed.embeddings
+        tokens: Tensor | None = padded
+        slots = None if packing is None else to_device(packing.slots, padded.device)
+        if slots is not None:
+            tokens = padded.flatten(0, 1)[slots][None]
         for number, layer in enumerate(self.layers):
             last = number == len(self.layers) - 1
             tokens, suffix, _ = layer(tokens, suffix, plan, condition, keys_only=last and not hidden)
         found = None if suffix is None or noisy is None else self._velocity(suffix, condition, noisy)
-        return found, None if tokens is None or not hidden else self.vlm_norm(tokens)[0]
+        if tokens is None or not hidden:
+            return found, None
+        tokens = self.vlm_norm(tokens)[0]
+        if slots is not None:
+            tokens = torch.zeros_like(padded).flatten(0, 1).index_copy(0, slots, tokens[0]).view_as(padded)
+        return found, tokens
 
     def integrate(self, observed: Observation, state: Tensor | None, noise: Tensor, steps: int = 10) -> Tensor:
         """Sample actions of an embedded batch; see `sample`."""
@@ -254,7 +266,7 @@ class Pi0Network(nn.Module):
             (x [B * N, chunk, dim], time [B * N] or [B * N, chunk]) -> velocity, float32 in the shape of x. The chunks
             of a sample are consecutive.
         """
-        plan = self._plan(observed, None, candidates, insulate=False)
+        plan = self._plan(observed, None, candidates, False, None)
         tokens: Tensor | None = observed.embeddings
         caches: list[Cache] = []
         for number, layer in enumerate(self.layers):
@@ -263,7 +275,7 @@ class Pi0Network(nn.Module):
 
         def velocity_at(x: Tensor, time: Tensor) -> Tensor:
             suffix, condition = self._suffix(x, time, state, candidates)
-            steps = self._plan(observed, suffix, candidates, insulate=False)._replace(tower=None)
+            steps = self._plan(observed, suffix, candidates, False, None)._replace(tower=None)
             for layer, cache in zip(self.layers, caches):
                 _, suffix, _ = layer(None, suffix, steps, condition, cache)
             return self._velocity(suffix, condition, x)
@@ -341,37 +353,14 @@ class Pi0Network(nn.Module):
         """Embed tokens [B, L] as [B, L, width]; Gemma scales them by the root of the width."""
         return (self.embedding(tokens).float() * math.sqrt(self.sizes.vlm.width)).to(self.dtype)
 
-    def _plan(self, observed: Observation, suffix: Tensor | None, candidates: int, insulate: bool) -> Plan:
-        """Positions and masks; a position is the number of valid tokens before it that its token may see."""
-        valid, prefix = observed.valid, observed.prefix
-        batch, length = valid.shape
-        head_dim, device = self.sizes.vlm.head_dim, valid.device
-        front = None if observed.full else valid[:, None, None, :prefix]
-        tail_mask = None
-        if length > prefix:
-            order = torch.arange(length, device=device)
-            tail_mask = valid[:, None, None] & (order <= order[prefix:, None])  # [B, 1, L, P + L]
-        suffix_mask = at = None
-        seen = prefix + observed.response
-        if suffix is not None:
-            own = torch.arange(suffix.shape[1], device=device)
-            at = rotary(valid[:, :seen].sum(dim=1, keepdim=True) + own, head_dim)
-            if not (observed.full and seen == prefix and self.sizes.adaptive):
-                sees = torch.ones(len(own), len(own), dtype=torch.bool, device=device)
-                if not self.sizes.adaptive:
-                    sees[0, 1:] = False  # the state token does not see the actions
-                suffix_mask = torch.cat(
-                    [
-                        valid[:, None, None, :seen].expand(batch, 1, len(own), seen),
-                        sees.expand(batch, 1, len(own), len(own)),
-                    ],
-                    dim=3,
-                )
-            if candidates > 1:
-                at = type(at)(*(each.repeat_interleave(candidates, dim=0) for each in at))
-                suffix_mask = None if suffix_mask is None else suffix_mask.repeat_interleave(candidates, dim=0)
-        positions = rotary(valid.cumsum(dim=1) - 1, head_dim)
-        return Plan(positions, front, tail_mask, at, suffix_mask, prefix, seen, candidates, insulate)
+    def _plan(
+        self, observed: Observation, suffix: Tensor | None, candidates: int, insulate: bool, packing: Packing | None
+    ) -> Plan:
+        length = None if suffix is None else suffix.shape[1]
+        rest = (length, candidates, not self.sizes.adaptive, insulate, self.sizes.vlm.head_dim)
+        if packing is not None:
+            return packed_plan(packing, *rest, observed.valid.device, self.dtype)
+        return padded_plan(observed.valid, observed.full, observed.prefix, observed.response, *rest)
 
     def _suffix(self, x: Tensor, time: Tensor, state: Tensor | None, candidates: int) -> tuple[Tensor, Tensor | None]:
         """Embed noisy actions [B * N, chunk, dim]: tokens [B * N, T, width], and the condition of adaptive norms."""

@@ -43,10 +43,12 @@ from understudy.policies.pi05.extents import (
     TOKENS,
     Extent,
     cut,
-    enclosing,
     extents,
     images_of,
+    known_extents,
     longest,
+    packing_of,
+    padded_tokens,
 )
 from understudy.policies.pi05.network import Observation, Pi0Network, States
 from understudy.policies.pi05.released_keys import match
@@ -151,16 +153,17 @@ class Pi05Policy(Policy, Pi0Network):
 
     def tokens(self, batch: Mapping[str, Any]) -> list[int]:
         """Count the tokens of each sample: images, texts, states, and one chunk of actions."""
-        return [each.total(self.sizes.vision.tokens) + self._other_tokens for each in self._extents(batch)]
+        rest = len(self.config.state_times) + self.config.chunk + (not self.sizes.adaptive)
+        return [each.total(self.sizes.vision.tokens) + rest for each in known_extents(batch, self.config.cameras)]
 
     def processed_tokens(self, batch: Mapping[str, Any]) -> int:
-        """Count the tokens that the towers compute: each sample has the cameras and the lengths of the longest."""
-        sizes = self._extents(batch)
-        return len(sizes) * (enclosing(sizes).total(self.sizes.vision.tokens) + self._other_tokens)
+        """Count the tokens that the towers compute: without `packs` each sample is as long as the longest."""
+        counts, sizes = self.tokens(batch), known_extents(batch, self.config.cameras)
+        return sum(counts) + (0 if self._packs else padded_tokens(sizes, self.sizes.vision.tokens))
 
     @property
-    def _other_tokens(self) -> int:
-        return len(self.config.state_times) + self.config.chunk + (not self.sizes.adaptive)
+    def _packs(self) -> bool:
+        return self.packs and not self.config.state_times  # past states are padded in front, and masked
 
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements in a batch per loss term, int64 []."""
@@ -203,6 +206,7 @@ class Pi05Policy(Policy, Pi0Network):
             self._state(batch),
             insulate=self.config.insulation and bool(predicted),
             hidden=bool(predicted),
+            packing=packing_of(sizes, self.sizes.vision.tokens, tail is not None) if self._packs else None,
         )
         found = {}
         if moves is not None and clean is not None:
@@ -299,7 +303,8 @@ class Pi05Policy(Policy, Pi0Network):
 
     def _observed(self, batch: Mapping[str, Any]) -> tuple[Observation, list[Extent]]:
         """Embed the images and the prompt of a batch, without the cameras and the padding that no sample needs."""
-        sizes, tokens, config = self._extents(batch), value_of(batch, PROMPT[0]), self.config
+        sizes, config = known_extents(batch, self.config.cameras), self.config
+        tokens = value_of(batch, PROMPT[0])
         images = images_of(batch, config.cameras, sizes, self.sizes.vision.image, config.image_times, tokens.device)
         tokens, masks = cut(tokens, [extent.prompt for extent in sizes])
         states = self._states(batch) if config.state_times else None
@@ -310,10 +315,6 @@ class Pi05Policy(Policy, Pi0Network):
         values, is_pad = value_of(batch, STATES), value_of(batch, STATES_IS_PAD)
         check_shape(STATES, values, (None, len(self.config.state_times), self.config.state_dim))
         return States(self._widen(self.normalizer.states(batch, values)), ~is_pad)
-
-    def _extents(self, batch: Mapping[str, Any]) -> list[Extent]:
-        """Extent of each sample; those of a prepared batch do not wait for the device."""
-        return batch[EXTENTS] if EXTENTS in batch else extents(batch, self.config.cameras)
 
     def _before_acting(self, batch: Mapping[str, Any]) -> Observation:
         """Embed a batch to act on, with the response that the expert sees."""
