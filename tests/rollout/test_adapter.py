@@ -66,7 +66,7 @@ class Shape:
 class Noisy:
     """A policy that takes one noise of the shape of its actions."""
 
-    config = Shape()
+    config: Shape = Shape()
 
     def random_spec(self, use: str) -> dict[str, RandomSpec]:
         return {"noise": RandomSpec("normal", (self.config.chunk, self.config.noise_dim))}
@@ -78,7 +78,7 @@ class Noisy:
 class Watcher(Noisy):
     """Remembers its batches and acts as the noise says."""
 
-    config = Shape()
+    config: Shape = Shape()
 
     def __init__(self) -> None:
         self.batches: list[dict[str, Any]] = []
@@ -107,6 +107,33 @@ def test_a_policy_of_two_robots_plays_as_the_one_that_is_named() -> None:
     assert torch.equal(first[FRONT], torch.zeros((1, 3, 8, 8), dtype=torch.uint8))
     assert first[f"{FRONT}_is_missing"].tolist() == [True]
     assert [len(action) for action in world.done] == [2] * 4  # of four numbers, the robot's own
+
+
+def test_a_policy_with_a_history_sees_every_step_of_its_episode() -> None:
+    @dataclass(frozen=True)
+    class Remembers(Shape):
+        image_times: tuple[float, ...] = (-0.3, -0.1, 0.0)
+        state_times: tuple[float, ...] = (-0.3, -0.1, 0.0)
+
+    wired, policy = make_adapter(mixed(ARM, HAND), FROZEN, Play(source="hand")), Watcher()
+    policy.config = Remembers()
+    worlds: list[Any] = [Room(), Room()]
+    rollout(policy, worlds, 3, execute=2, wired=wired)
+    for batch, (steps, padded) in zip(
+        policy.batches, 2 * [([0, 0, 0], [1, 1, 0]), ([0, 1, 2], [1, 0, 0])], strict=True
+    ):
+        rows = len(batch["task"])
+        assert batch[WRIST].shape == batch[FRONT].shape == (rows, 3, 3, 8, 8)
+        assert batch[WRIST][:, :, 0, 0, 0].tolist() == [[7 + step for step in steps]] * rows
+        assert batch["observation.state"][:, :, 0].tolist() == [[7 + step for step in steps]] * rows
+        assert batch["observation.state"].shape == (rows, 3, 5)
+        for key in (WRIST, "observation.state"):
+            assert batch[f"{key}_is_pad"].tolist() == [list(map(bool, padded))] * rows
+        assert batch[f"{FRONT}_is_pad"].all()
+    assert [len(batch["task"]) for batch in policy.batches] == [2, 2, 1, 1]
+    worlds[0].fps = 7
+    with pytest.raises(ValueError, match="1/fps"):
+        rollout(policy, worlds, 1, wired=wired, execute=1)
 
 
 def test_the_other_robot_lacks_nothing_and_is_told_so_too() -> None:

@@ -9,6 +9,7 @@ common             layers, normalization, flow matching and augmentation
 flow               the small flow-matching policy
 pi05               pi0.5 and pi0
 inference          `load_policy`: a saved policy that acts on observations
+observation_history  past observations of an episode, as training read them
 field_types        types of the values in a config.json
 companion_files    files that a policy needs besides its weights
 policy_folder      a policy as a folder: weights, config, normalization

@@ -12,6 +12,7 @@ from torch import Tensor
 from understudy.batch_keys import ACTION, HEAD, STATE, TASK
 from understudy.policies import policy_folder
 from understudy.policies.draws import generate_draws
+from understudy.policies.observation_history import ObservationHistory
 from understudy.policies.policy import Policy, build_saved
 
 
@@ -54,6 +55,16 @@ class RobotPolicy:
 
     `policy` is the network, `metadata` the facts of config.json about the robot of `head`: `action_names`,
     `state_names`, `cameras`, `fps`.
+
+    A policy with a history keeps the observations that it needs. `reset()` starts an episode, and each control step
+    gives one observation, to `act` or to `observe`:
+
+        policy.reset()
+        for step in range(steps):
+            if step % 8 == 0:
+                actions = policy.act(observation)
+            else:
+                policy.observe(observation)
     """
 
     def __init__(self, policy: Policy, metadata: Mapping[str, Any], head: str | None = None) -> None:
@@ -70,6 +81,7 @@ class RobotPolicy:
         self.policy = policy
         self.head = names.index(head) if head is not None else 0
         self.metadata: dict[str, Any] = dict(metadata.get("heads", {}).get(names[self.head], {}))
+        self._histories: list[ObservationHistory] | None = None  # of each row; None: before the first `reset`
 
     @property
     def config(self) -> Any:
@@ -81,10 +93,28 @@ class RobotPolicy:
         """Width of this robot's actions."""
         return self.policy.normalizer.dims[ACTION][self.head]
 
+    def reset(self) -> None:
+        """Start an episode: a policy with a history forgets all observations."""
+        self._histories = []
+
+    def observe(self, observation: Mapping[str, Any], *, time: float | None = None) -> None:
+        """Add the observation of a control step without an action; of no effect for a policy without a history.
+
+        Args:
+            observation: see `act`.
+            time: see `act`.
+
+        Raises:
+            ValueError: see `act`.
+        """
+        if self._windows():
+            self._remember(self._read(observation), time)
+
     def act(
         self,
         observation: Mapping[str, Any],
         *,
+        time: float | None = None,
         steps: int = 10,
         generator: torch.Generator | None = None,
         previous: Any = None,
@@ -99,6 +129,8 @@ class RobotPolicy:
             observation: numpy arrays or tensors by key, of one moment or of a batch. Images are uint8 [H, W, 3] or
                 [3, H, W], states [S] of this robot (or padded to the policy's width), `task` is a string. A batch has
                 one more dimension in front, and a list of strings. A camera that the robot lacks is left out.
+            time: time of the observation in seconds, on any clock, for policies with a history: they see the frames
+                nearest to the ages of training. None: each observation is a step of 1/fps of the recordings.
             steps: integration steps, where the policy samples.
             generator: CPU generator of the random numbers; None is torch's default one.
             previous: numbers [n, A], or [B, n, A] of a batch: the rest of the executed chunk in the robot's units, at
@@ -113,11 +145,35 @@ class RobotPolicy:
 
         Raises:
             ValueError: a missing key, a wrong shape or dtype, a state that is not finite, by name; `delay` or `horizon`
-                without `previous`; the policy cannot continue chunks, or not with this `delay` and `horizon`.
+                without `previous`; the policy cannot continue chunks, or not with this `delay` and `horizon`; with a
+                history, no `reset` before, or a `time` that does not follow the last one.
         """
-        policy, config = self.policy, self.policy.config
+        policy = self.policy
         if previous is None and (delay or horizon is not None):
             raise ValueError(f"delay is {delay}, horizon {horizon}, which need previous; give the actions in execution")
+        batch = self._read(observation)
+        rows, single = len(batch[TASK]), isinstance(observation[TASK], str)
+        if self._windows():
+            batch |= self._remember(batch, time)
+        device = next(policy.parameters()).device
+        batch = {
+            key: value.to(device) if isinstance(value, Tensor) else value
+            for key, value in policy.preprocess(batch).items()
+        }
+        draws = generate_draws(policy.random_spec("act"), rows, generator)
+        draws = {name: values.to(device) for name, values in draws.items()}
+        with torch.no_grad():
+            if previous is None:
+                actions = policy.act(batch, draws, steps)
+            else:
+                executing = self._executing(previous, rows, single).to(device)
+                actions = policy.continue_chunk(batch, draws, executing, delay, steps, horizon)
+        found: np.ndarray = actions[..., : self.action_dim].float().cpu().numpy()
+        return found[0] if single else found
+
+    def _read(self, observation: Mapping[str, Any]) -> dict[str, Any]:
+        """Read the present observation as a batch on the CPU, without the past."""
+        config = self.policy.config
         if TASK not in observation:
             raise ValueError(
                 f"the observation has {sorted(observation)}, the policy needs {TASK!r}, '' for no instruction"
@@ -125,7 +181,6 @@ class RobotPolicy:
         single = isinstance(observation[TASK], str)
         batch: dict[str, Any] = {TASK: [observation[TASK]] if single else list(observation[TASK])}
         rows = len(batch[TASK])
-        device = next(policy.parameters()).device
 
         def tensor(key: str) -> Tensor:
             value = torch.as_tensor(observation[key]).cpu()
@@ -135,12 +190,12 @@ class RobotPolicy:
             if STATE not in observation:
                 raise ValueError(f"the observation has {sorted(observation)}, the policy needs {STATE!r}")
             state = tensor(STATE).float()
-            widths = {policy.normalizer.dims[STATE][self.head], config.state_dim}
+            widths = {self.policy.normalizer.dims[STATE][self.head], config.state_dim}
             if state.ndim != 2 or state.shape[-1] not in widths:
                 shape = tuple(state.shape[1:] if single else state.shape)
                 wanted = " or ".join(map(str, sorted(widths)))
                 raise ValueError(f"{STATE} is {shape}, the policy needs {wanted} values per observation")
-            own = state[:, : policy.normalizer.dims[STATE][self.head]]
+            own = state[:, : self.policy.normalizer.dims[STATE][self.head]]
             if not own.isfinite().all():
                 raise ValueError(f"{STATE} holds {own[~own.isfinite()][0].item()}: every value must be finite")
             batch[STATE] = torch.nn.functional.pad(state, (0, max(0, config.state_dim - state.shape[-1])))
@@ -156,22 +211,38 @@ class RobotPolicy:
             if image.ndim == 4 and image.shape[-1] == 3 and image.shape[1] != 3:
                 image = image.permute(0, 3, 1, 2).contiguous()
             batch[camera] = image
-        if len(policy.norm_heads) > 1:
+        if len(self.policy.norm_heads) > 1:
             batch[HEAD] = torch.full((rows,), self.head, dtype=torch.int64)
-        batch = {
-            key: value.to(device) if isinstance(value, Tensor) else value
-            for key, value in policy.preprocess(batch).items()
-        }
-        draws = generate_draws(policy.random_spec("act"), rows, generator)
-        draws = {name: values.to(device) for name, values in draws.items()}
-        with torch.no_grad():
-            if previous is None:
-                actions = policy.act(batch, draws, steps)
-            else:
-                executing = self._executing(previous, rows, single).to(device)
-                actions = policy.continue_chunk(batch, draws, executing, delay, steps, horizon)
-        found: np.ndarray = actions[..., : self.action_dim].float().cpu().numpy()
-        return found[0] if single else found
+        return batch
+
+    def _windows(self) -> dict[str, tuple[float, ...]]:
+        """Times of each key of which the policy sees the past."""
+        config = self.policy.config
+        found = dict.fromkeys(config.cameras if config.image_times else (), config.image_times)
+        return found | ({STATE: config.state_times} if config.state_times else {})
+
+    def _remember(self, batch: Mapping[str, Any], time: float | None) -> dict[str, Any]:
+        """Add a batch to the history of each row, and return its windows [B, T, ...] with `<key>_is_pad` [B, T]."""
+        rows, windows = len(batch[TASK]), self._windows()
+        if self._histories is None:
+            raise ValueError("the policy sees past observations; call reset() at the start of each episode")
+        lacking = [key for key in windows if f"{key}_is_missing" in batch]
+        kept = {key: times for key, times in windows.items() if key not in lacking}
+        if not self._histories:
+            self._histories = [ObservationHistory(kept, self.metadata.get("fps")) for _ in range(rows)]
+        if len(self._histories) != rows:
+            raise ValueError(f"{rows} observations after {len(self._histories)}; call reset() to change their number")
+        seen: dict[str, list[np.ndarray]] = {}
+        for row, history in enumerate(self._histories):
+            history.add({key: batch[key][row].numpy() for key in kept}, time)
+            for key, value in history.windows().items():
+                seen.setdefault(key, []).append(value)
+        found = {key: torch.from_numpy(np.stack(values)) for key, values in seen.items()}
+        for camera in lacking:
+            count = len(windows[camera])
+            found[camera] = batch[camera][:, None].repeat(1, count, 1, 1, 1)
+            found[f"{camera}_is_pad"] = torch.ones(rows, count, dtype=torch.bool)
+        return found
 
     def _executing(self, previous: Any, rows: int, single: bool) -> Tensor:
         """Convert the actions in execution to the policy's width, float32 [B, n, A].

@@ -45,20 +45,41 @@ class EnvAdapter:
         """Cameras that the environment must render, as `open_env` takes them."""
         return [own.removeprefix(IMAGES) for key, own in self.names.items() if key != STATE]
 
+    def windows(self, image_times: Sequence[float], state_times: Sequence[float]) -> dict[str, Sequence[float]]:
+        """Return the times of each key of the environment of which the policy sees the past."""
+        times = {own: state_times if key == STATE else image_times for key, own in self.names.items()}
+        return {own: window for own, window in times.items() if window}
+
     def batch(
-        self, seen: "Sequence[Mapping[str, np.ndarray]]", instructions: Sequence[str], device: str = "cpu"
+        self,
+        seen: "Sequence[Mapping[str, np.ndarray]]",
+        instructions: Sequence[str],
+        device: str = "cpu",
+        frames: int = 0,
     ) -> dict[str, Any]:
-        """Make the policy's batch from the observations of B environments and B instructions, in standard keys."""
+        """Make the policy's batch from the observations of B environments and B instructions, in standard keys.
+
+        Args:
+            seen: values by key of the environment; keys with a window have a dimension of time, and `<key>_is_pad`.
+            instructions: one per environment.
+            device: of the batch.
+            frames: frames of each camera that the policy sees; 0: the present, without a dimension of time.
+        """
         import torch
 
         rows = len(instructions)
         batch: dict[str, Any] = {TASK: list(instructions)}
         for key, own in self.names.items():
             batch[key] = _stacked(seen, own, device)
-        if STATE in batch and (lacks := self.state_dim - batch[STATE].shape[1]) > 0:
+            if (is_pad := f"{own}_is_pad") in seen[0]:
+                batch[f"{key}_is_pad"] = _stacked(seen, is_pad, device)
+        if STATE in batch and (lacks := self.state_dim - batch[STATE].shape[-1]) > 0:
             batch[STATE] = torch.nn.functional.pad(batch[STATE], (0, lacks))
         for camera in self.missing:
-            batch[camera] = torch.zeros((rows, 3, *self.image_size), dtype=torch.uint8, device=device)
+            shape = (rows, *([frames] if frames else []), 3, *self.image_size)
+            batch[camera] = torch.zeros(shape, dtype=torch.uint8, device=device)
+            if frames:
+                batch[f"{camera}_is_pad"] = torch.ones(rows, frames, dtype=torch.bool, device=device)
         for camera in self.missable:
             batch[f"{camera}_is_missing"] = torch.full((rows,), camera in self.missing, device=device)
         if self.head is not None:
@@ -144,9 +165,9 @@ def _source_keys(data: DataConfig, frozen: Mapping[str, Any], cameras: Sequence[
 
 
 def _stacked(seen: "Sequence[Mapping[str, np.ndarray]]", key: str, device: str) -> "Tensor":
-    """Stack the values of a key to [B, …], images to [B, C, H, W]."""
+    """Stack the values of a key to [B, …], images to [B, …, C, H, W]."""
     import numpy as np
     import torch
 
     values = torch.from_numpy(np.stack([each[key] for each in seen])).to(device)
-    return values.permute(0, 3, 1, 2).contiguous() if key.startswith(IMAGES) else values
+    return values.movedim(-1, -3).contiguous() if key.startswith(IMAGES) and values.ndim > 3 else values

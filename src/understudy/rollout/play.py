@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from understudy.envs.env import Env
     from understudy.policies.draws import Draws, RandomSpec, Use
+    from understudy.policies.observation_history import ObservationHistory
 
 
 class Actor(Protocol):
@@ -27,7 +28,7 @@ class Actor(Protocol):
 
     @property
     def config(self) -> Any:
-        """Has `chunk` (T) and `action_dim` (A)."""
+        """Has `chunk` (T), `action_dim` (A), and `image_times` and `state_times` where the policy sees the past."""
         ...
 
     def random_spec(self, use: "Use") -> "Mapping[str, RandomSpec]":
@@ -57,6 +58,12 @@ class _Lane:
     over: bool = False
     step: int = 0
     film: "list[np.ndarray]" = field(default_factory=list)
+    history: "ObservationHistory | None" = None
+    """Past observations, for a policy that sees them."""
+
+    def seen(self) -> "Mapping[str, np.ndarray]":
+        """Return the present observation, with windows of the past."""
+        return self.observation if self.history is None else {**self.observation, **self.history.windows()}
 
 
 def rollout(
@@ -103,15 +110,22 @@ def rollout(
     if (action := world.features["action"]["shape"]) != (moved,):
         raise ValueError(f"the policy's actions have {moved} numbers, those of {world.name} {action[0]}")
 
+    adapter = wired or _own(world)
+    image_times, state_times = (getattr(policy.config, name, ()) for name in ("image_times", "state_times"))
+    windows = adapter.windows(image_times, state_times)
     waiting = iter(range(episodes))
-    lanes = [lane for world in worlds if (lane := _begin(world, waiting, seed, swap_text, films)) is not None]
+
+    def begin(world: "Env") -> _Lane | None:
+        return _begin(world, waiting, seed, swap_text, films, windows)
+
+    lanes = [lane for world in worlds if (lane := begin(world)) is not None]
     finished: list[_Lane] = []
     with Progress(episodes, "rollout", "episode") as progress:
         while lanes:
             at = np.array([lane.episode * world.max_steps + lane.step for lane in lanes])
             draws = {name: values.to(device) for name, values in make_draws(spec, seed, at, "rollout").items()}
             batch = policy.preprocess(
-                (wired or _own(world)).batch([x.observation for x in lanes], [x.instruction for x in lanes], device)
+                adapter.batch([x.seen() for x in lanes], [x.instruction for x in lanes], device, len(image_times))
             )
             actions = policy.act(batch, draws, steps).cpu().numpy()[..., :moved]
             for lane, plan in zip(lanes, actions):
@@ -122,7 +136,7 @@ def rollout(
             done = [lane for lane in lanes if lane.over]
             finished += done
             progress.update(len(done))
-            fresh = [_begin(lane.world, waiting, seed, swap_text, films) if lane.over else lane for lane in lanes]
+            fresh = [begin(lane.world) if lane.over else lane for lane in lanes]
             lanes = [lane for lane in fresh if lane is not None]
     finished.sort(key=lambda lane: lane.episode)
     return RolloutResult(
@@ -137,9 +151,12 @@ def rollout(
     )
 
 
-def _begin(world: "Env", waiting: Any, seed: int, swap_text: bool, films: int) -> _Lane | None:
+def _begin(
+    world: "Env", waiting: Any, seed: int, swap_text: bool, films: int, windows: "Mapping[str, Sequence[float]]"
+) -> _Lane | None:
     """Start the next waiting episode in `world`; None when there is none."""
     from understudy.envs.env import layout_seed
+    from understudy.policies.observation_history import ObservationHistory
 
     episode = next(waiting, None)
     if episode is None:
@@ -150,6 +167,9 @@ def _begin(world: "Env", waiting: Any, seed: int, swap_text: bool, films: int) -
     asked = (scene + 1 + episode // len(tasks) % (len(tasks) - 1)) % len(tasks) if swap_text else scene
     layout = layout_seed(seed, episode, evaluation=True)
     lane = _Lane(world, episode, tasks[scene], tasks[asked], layout, world.reset(layout, tasks[scene]))
+    if windows:
+        lane.history = ObservationHistory(windows, world.fps)
+        lane.history.add(lane.observation)
     _film(lane, films)
     return lane
 
@@ -158,6 +178,8 @@ def _act(lane: _Lane, action: "np.ndarray", films: int) -> None:
     lane.observation, outcome = lane.world.step(action)
     lane.taken, lane.over = outcome.completed_task, outcome.done
     lane.step += 1
+    if lane.history is not None:
+        lane.history.add(lane.observation)
     _film(lane, films)
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -25,9 +26,11 @@ from understudy.config.train import (
     TrainConfig,
     ValConfig,
 )
+from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
 from understudy.load.loader import Loader
 from understudy.policies.draws import generate_draws
+from understudy.policies.inference import RobotPolicy
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.released_keys import WeightsError, released_key
@@ -177,6 +180,101 @@ def test_projection_of_states_is_fresh_where_a_released_file_lacks_it(tokenizer:
 def test_settings_that_make_no_history_are_errors(tokenizer: Path, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=f"^{named}: "):
         policy(tokenizer, **changes)
+
+
+# -- robots ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def episodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Recordings of the robot of `policy`, at 10 frames per second."""
+    root = tmp_path_factory.mktemp("robot") / "data"
+    write_dataset(root, Spec(lengths=(9, 8), cameras=CAMERAS, action_dim=3, state_dim=2))
+    return root
+
+
+def robot_of(net: Pi05Policy, cameras: tuple[str, ...] = CAMERAS) -> RobotPolicy:
+    return RobotPolicy(net, {"heads": {"": {"fps": 10, "cameras": list(cameras)}}})
+
+
+@pytest.mark.parametrize("by_time", [False, True], ids=["steps", "times"])
+def test_robot_sees_the_past_of_training_to_the_bit(tokenizer: Path, episodes: Path, by_time: bool) -> None:
+    """Every step of recorded episodes, through the loader's windows and through `observe` and `act`."""
+    net = made(tokenizer, history=(0.2, 0.5), state_history=True).eval()
+    times = list(net.config.image_times)
+    recorded = EpisodeDataset(episodes, delta_timestamps=dict.fromkeys((*CAMERAS, STATE), times))
+    plain, robot = EpisodeDataset(episodes), robot_of(net)
+    for episode, length in enumerate((9, 8)):
+        robot.reset()
+        for frame in range(length):
+            one = plain.sample(episode, frame)
+            observation = {key: one[key] for key in (*CAMERAS, STATE, "task")}
+            clock = {"time": 3.0 + frame / 10} if by_time else {}
+            if frame % 3 == 1:
+                robot.observe(observation, **clock)
+                continue
+            found = robot.act(observation, steps=2, generator=torch.Generator().manual_seed(frame), **clock)
+            given = recorded.batch(np.array([episode]), np.array([frame]))
+            draws = generate_draws(net.random_spec("act"), 1, torch.Generator().manual_seed(frame))
+            ready = net.preprocess(
+                {key: given[key] for key in given if key.startswith("observation")} | {"task": given["task"]}
+            )
+            assert np.array_equal(found, net.act(ready, draws, steps=2)[0].numpy())
+    # Control: an episode that is not reset sees frames of the last one.
+    one = plain.sample(0, 0)
+    observation = {key: one[key] for key in (*CAMERAS, STATE, "task")}
+    clock = {"time": 3.9} if by_time else {}
+    late = robot.act(observation, generator=torch.Generator().manual_seed(0), **clock)
+    robot.reset()
+    first = robot.act(observation, generator=torch.Generator().manual_seed(0))
+    assert not np.allclose(late, first, rtol=1e-4)
+
+
+def test_rows_of_a_batch_have_their_own_past(tokenizer: Path) -> None:
+    net = made(tokenizer).eval()
+    together, alone = robot_of(net), robot_of(net)
+    steps = [batch(3, seed=seed) for seed in range(3)]
+    keys = (*CAMERAS, STATE, "task")
+    noise = torch.Generator
+    together.reset()
+    found = [
+        together.act({key: step[key] for key in keys}, steps=2, generator=noise().manual_seed(1)) for step in steps
+    ]
+    alone.reset()
+    for step in steps[:2]:
+        alone.observe({key: step[key][1] for key in keys})
+    with pytest.raises(ValueError, match="reset"):  # other rows than before
+        alone.act({key: steps[2][key] for key in keys})
+    alone.reset()
+    for step in steps:
+        rows = {key: [step[key][1]] * 3 if key == "task" else step[key][[1, 1, 1]] for key in keys}
+        last = alone.act(rows, steps=2, generator=noise().manual_seed(1))
+    np.testing.assert_allclose(last[1], found[2][1], rtol=1e-4, atol=1e-5)
+
+
+def test_robot_without_a_camera_has_no_past_of_it(tokenizer: Path) -> None:
+    net = made(tokenizer).eval()
+    robot, given = robot_of(net, (FRONT,)), batch(1)
+    observation = {FRONT: given[FRONT][0], STATE: given[STATE][0], "task": "push"}
+    robot.reset()
+    robot.observe(observation)
+    assert np.isfinite(robot.act(observation)).all()
+    with pytest.raises(ValueError, match=WRIST):
+        robot_of(net).act(observation)
+
+
+def test_robot_must_reset_before_the_first_episode(tokenizer: Path) -> None:
+    given = batch(1)
+    observation = {key: given[key][0] for key in (*CAMERAS, STATE, "task")}
+    robot = robot_of(made(tokenizer))
+    for call in (robot.act, robot.observe):
+        with pytest.raises(ValueError, match="reset"):
+            call(observation)
+    plain = robot_of(policy(tokenizer).eval())  # needs none of it
+    plain.observe(observation)
+    one = plain.act(observation, time=1.0, generator=torch.Generator().manual_seed(0))
+    plain.reset()
+    assert np.array_equal(plain.act(observation, generator=torch.Generator().manual_seed(0)), one)
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------
