@@ -59,6 +59,7 @@ from understudy.train.validation.validation_loss import evaluate
 
 OLD, NEW = ("red", "green"), "blue"
 ORDERS = {"clips": "clips", "sequential": "sequential"}
+REFERENCE = {"arm": "fp32-truth", "order": "clips", "weights": "last"}
 BASE_LR, FINE_TUNE_LR = 1e-3, 2.5e-5
 BASE_BATCH = 32
 T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
@@ -129,7 +130,7 @@ def settings(args: argparse.Namespace, data: Path, steps: int, lr: float, **chan
         data=DataConfig(root=str(data), val_fraction=args.val_fraction),
         policy=Pi05Settings(size="tiny", tokenizer=str(tokenizer(Path(args.out))), prompt_tokens=24, noise_samples=4),
         optim=OptimConfig(lr=lr, weight_decay=1e-10, ema=EmaConfig(decay=0.99)),  # openpi's
-        augment=AugmentConfig(shift=3),
+        augment=AugmentConfig(shift=0),
         schedule=ScheduleConfig(warmup_steps=max(1, steps // 30), final_lr_ratio=0.1),  # openpi's 1,000 of 30,000
     )
     return replace(config, **changes).resolved()
@@ -272,37 +273,41 @@ def interval(values: list[float]) -> dict[str, float | None]:
 
 
 def summary(runs: list[dict[str, Any]], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each precision, order and kind of weights."""
+    """A row for each precision, order and kind of weights, with its loss beside each of `REFERENCE` in turn."""
+    cells = {(run["arm"], run["order"], kind, run["seed"]): run for run in runs for kind in ("last", "average")}
     rows = []
     for arm, order, kind in product(args.arms, args.orders, ("last", "average")):
-        own = [run for run in runs if (run["arm"], run["order"]) == (arm, order)]
-        reference = {run["seed"]: run for run in runs if (run["arm"], run["order"]) == ("fp32-truth", order)}
-        succeeded, episodes = sum(run[f"{kind}_successes"] for run in own), args.rollouts * len(own)
+        own = {seed: run for (*cell, seed), run in cells.items() if cell == [arm, order, kind]}
+        succeeded, episodes = sum(run[f"{kind}_successes"] for run in own.values()), args.rollouts * len(own)
         low, high = wilson_interval(succeeded, episodes)
-        key = f"{kind}_val_loss"
-        apart = [run[key] - reference[run["seed"]][key] for run in own if run["seed"] in reference]
-        rows.append(
-            {
-                "arm": arm,
-                "order": order,
-                "weights": kind,
-                "val_loss": interval([run[key] for run in own]),
-                "minus_fp32_truth": interval(apart) if apart else None,
-                "successes": succeeded,
-                "episodes": episodes,
-                "success_low": low,
-                "success_high": high,
-                "moved": statistics.fmean(run["moved"] for run in own),
-                "changed_in_a_step": interval([run["changed_in_a_step"] or 0.0 for run in own])["mean"],
-                "distance": statistics.fmean(run["distance"] for run in own),
-            }
-        )
+        row: dict[str, Any] = {
+            "arm": arm,
+            "order": order,
+            "weights": kind,
+            "val_loss": interval([run[f"{kind}_val_loss"] for run in own.values()]),
+            "successes": succeeded,
+            "episodes": episodes,
+            "success_low": low,
+            "success_high": high,
+            "moved": statistics.fmean(run["moved"] for run in own.values()),
+            "changed_in_a_step": statistics.fmean(run["changed_in_a_step"] or 0.0 for run in own.values()),
+            "distance": statistics.fmean(run["distance"] for run in own.values()),
+        }
+        for factor, level in REFERENCE.items():
+            other = {**row, factor: level}
+            beside = {seed: cells.get((other["arm"], other["order"], other["weights"], seed)) for seed in own}
+            key, theirs = f"{kind}_val_loss", f"{other['weights']}_val_loss"
+            apart = [own[seed][key] - run[theirs] for seed, run in beside.items() if run is not None]
+            row[f"minus_{level}"] = interval(apart) if apart else None
+        rows.append(row)
     return rows
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    yield "| precision | order | weights | moved | changed in a step | validation loss | minus fp32-truth | success |"
-    yield "|---|---|---|---|---|---|---|---|"
+    beside = [f"minus {level}" for level in REFERENCE.values()]
+    titles = ["precision", "order", "weights", "moved", "changed in a step", "validation loss", *beside, "success"]
+    yield f"| {' | '.join(titles)} |"
+    yield "|---" * len(titles) + "|"
 
     def written(found: dict[str, float | None] | None, sign: str = "") -> str:
         if found is None:
@@ -311,11 +316,10 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
         return f"{found['mean']:{sign}.4f}{half}"
 
     for row in rows:
-        yield (
-            f"| {row['arm']} | {row['order']} | {row['weights']} | {row['moved']:.1%} | {row['changed_in_a_step']:.1%} "
-            f"| {written(row['val_loss'])} | {written(row['minus_fp32_truth'], '+')} "
-            f"| {row['successes']}/{row['episodes']} ({row['success_low']:.0%}–{row['success_high']:.0%}) |"
-        )
+        apart = [written(row[f"minus_{level}"], "+") for level in REFERENCE.values()]
+        cells = [row["arm"], row["order"], row["weights"], f"{row['moved']:.1%}", f"{row['changed_in_a_step']:.1%}"]
+        rate = f"{row['successes']}/{row['episodes']} ({row['success_low']:.0%}–{row['success_high']:.0%})"
+        yield f"| {' | '.join([*cells, written(row['val_loss']), *apart, rate])} |"
 
 
 def check_settings(args: argparse.Namespace) -> None:
@@ -354,10 +358,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of order and noise")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS[:3]))
     parser.add_argument("--orders", nargs="+", choices=ORDERS, default=list(ORDERS))
-    parser.add_argument("--episodes", type=int, default=300, help="of the old tasks")
+    parser.add_argument("--episodes", type=int, default=600, help="of the old tasks")
     parser.add_argument("--new-episodes", type=int, default=120, help="of the new task")
     parser.add_argument("--val-fraction", type=float, default=0.1, help="share of the episodes for validation")
-    parser.add_argument("--base-steps", type=int, default=2500, help="on the old tasks")
+    parser.add_argument("--base-steps", type=int, default=6000, help="on the old tasks")
     parser.add_argument("--steps", type=int, default=300, help="of fine-tuning")
     parser.add_argument("--batch-size", type=int, default=16, help="of fine-tuning")
     parser.add_argument("--lr", type=float, default=FINE_TUNE_LR, help="peak, of fine-tuning")

@@ -25,6 +25,7 @@ from understudy.distributed.mesh import Mesh
 from understudy.optim.loss_weights import loss_weights
 from understudy.optim.moving_average import make_average
 from understudy.optim.param_groups import parameter_groups
+from understudy.policies.common.flow_matching import MAX_PERIOD, MIN_PERIOD
 from understudy.policies.pi05 import gemma, network
 from understudy.policies.pi05.attention import THETA, Rotary
 from understudy.policies.pi05.policy import Pi05Policy
@@ -141,6 +142,6 @@ def rotate_bf16(x: Tensor, at: Rotary) -> Tensor:
 def time_features_bf16(time: Tensor, width: int) -> Tensor:
     """`network.time_features` with times, frequencies, angles, sines and cosines in bfloat16."""
     share = torch.linspace(0.0, 1.0, width // 2)
-    ratio = network.MAX_PERIOD / network.MIN_PERIOD
-    angles = time.bfloat16()[..., None] * (2 * torch.pi / (network.MIN_PERIOD * ratio**share)).bfloat16()
+    periods = MIN_PERIOD * (MAX_PERIOD / MIN_PERIOD) ** share
+    angles = time.bfloat16()[..., None] * (2 * torch.pi / periods).bfloat16()
     return torch.cat([angles.sin(), angles.cos()], dim=-1).float()

@@ -110,7 +110,8 @@ def test_ablation_reports_every_cell_and_keeps_finished_runs(
     for row in found["rows"]:
         assert row["val_loss"]["mean"] > 0
         assert row["val_loss"]["half"] is None  # of one seed
-        assert row["minus_fp32_truth"]["mean"] == 0 or row["arm"] != "fp32-truth"
+        apart = [row[f"minus_{level}"]["mean"] != 0 for level in ("fp32-truth", "clips", "last")]
+        assert apart == [row["arm"] != "fp32-truth", row["order"] != "clips", row["weights"] != "last"]
         assert (row["moved"] > 0.99) == (row["arm"] != "bf16-weights")
     assert rows["fp32-truth", "clips", "last"]["val_loss"] != rows["fp32-truth", "sequential", "last"]["val_loss"]
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
