@@ -40,3 +40,5 @@ def test_a_block_with_many_variants_stays_compiled(monkeypatch: pytest.MonkeyPat
         assert compiled_variants(plain) < 20  # torch's limit: it runs the others uncompiled
         compile_blocks([block], torch.device("cpu"))
         assert compiled_variants(block) == 20
+        assert torch._dynamo.config.recompile_limit == 8  # other code of the process keeps its limit
+        assert compiled_variants(plain) < 20

@@ -8,7 +8,8 @@ the last digits of a run. It comes after `activation_checkpoint.py` and before `
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +18,8 @@ from understudy.errors import ConfigError
 
 VARIANTS = 64
 """Compiled variants of a block: one for each mask or none, fixed or varying lengths, training or validation, and so on.
-Beyond torch's limit of 8 a block would silently run uncompiled for the rest of the run."""
+Beyond torch's limit of 8 a block would silently run uncompiled for the rest of the run. The limit holds while a block
+runs, and no longer: other code of the process keeps its own."""
 
 
 def compile_blocks(blocks: Iterable[nn.Module], device: torch.device) -> None:
@@ -37,9 +39,25 @@ def compile_blocks(blocks: Iterable[nn.Module], device: torch.device) -> None:
     for block in chosen:
         if isinstance(block, FSDPModule):
             raise ValueError(f"{type(block).__name__} is sharded already: compile comes before shard")
-    torch._dynamo.config.recompile_limit = max(VARIANTS, torch._dynamo.config.recompile_limit)
     for block in chosen:
         block.compile()
+        assert block._compiled_call_impl is not None
+        block._compiled_call_impl = _with_variants(block._compiled_call_impl)
+
+
+def _with_variants(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Call a compiled function under torch's limit of `VARIANTS`."""
+
+    def limited(*args: Any, **kwargs: Any) -> Any:
+        config = torch._dynamo.config
+        before = config.recompile_limit
+        config.recompile_limit = max(VARIANTS, before)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            config.recompile_limit = before
+
+    return limited
 
 
 def missing_compiler(device: torch.device) -> str | None:

@@ -21,7 +21,11 @@ Cache = tuple[Tensor, Tensor]
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * (1 + weight) in float32; the weight is stored minus 1, as in Gemma."""
+    """x / rms(x) * (1 + weight) in float32; the weight is stored minus 1, as in Gemma.
+
+    The weight is first rounded to x's dtype, as every weight of a layer: so bfloat16 computes the same with float32
+    weights in one process, with those that FSDP2 gathers in bfloat16, and with split ones.
+    """
 
     def __init__(self, width: int) -> None:
         """Build the norm of vectors of `width`."""
@@ -30,7 +34,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor | None = None) -> tuple[Tensor, None]:
         """Normalize [..., width] in float32, in x's dtype; there is no gate."""
-        return (_rms(x) * (1 + self.weight.float())).to(x.dtype), None
+        return (_rms(x) * (1 + self.weight.to(x.dtype).float())).to(x.dtype), None
 
 
 class AdaRMSNorm(nn.Module):
@@ -151,7 +155,7 @@ class PairLayer(nn.Module):
         condition: Tensor | None = None,
         cache: Cache | None = None,
         keys_only: bool = False,
-    ) -> tuple[Tensor | None, Tensor | None, Cache]:
+    ) -> tuple[Tensor | None, Tensor | None, Cache | None]:
         """Compute the layer.
 
         Args:
@@ -163,7 +167,8 @@ class PairLayer(nn.Module):
             keys_only: leave out all results of the tower but keys and values. (Nothing reads its last layer's.)
 
         Returns:
-            `tokens` and `actions` behind the layer (None where not computed), and the cache.
+            `tokens` and `actions` behind the layer (None where not computed), and without `actions` the cache. (With
+            them nothing reads it, and FSDP2 wants no views among the results of a sharded module.)
         """
         if tokens is not None:
             assert plan.tower is not None
@@ -176,7 +181,7 @@ class PairLayer(nn.Module):
                 # add them in another sequence in a sharded layer, which rounds differently.
                 condition = condition.view_as(condition)
             actions = self._expert(actions, plan.suffix, plan, condition, cache)
-        return tokens, actions, cache
+        return tokens, actions, cache if actions is None else None
 
     def _tower(self, x: Tensor, at: Rotary, plan: Plan, keys_only: bool) -> tuple[Tensor | None, Cache]:
         y, _ = self.vlm.input_layernorm(x)

@@ -271,6 +271,7 @@ class Pi0Network(nn.Module):
         caches: list[Cache] = []
         for number, layer in enumerate(self.layers):
             tokens, _, cache = layer(tokens, None, plan, keys_only=number == len(self.layers) - 1)
+            assert cache is not None
             caches.append(cache)
 
         def velocity_at(x: Tensor, time: Tensor) -> Tensor:
@@ -351,7 +352,7 @@ class Pi0Network(nn.Module):
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """Embed tokens [B, L] as [B, L, width]; Gemma scales them by the root of the width."""
-        return (self.embedding(tokens).float() * math.sqrt(self.sizes.vlm.width)).to(self.dtype)
+        return (self.embedding(tokens).to(self.dtype).float() * math.sqrt(self.sizes.vlm.width)).to(self.dtype)
 
     def _plan(
         self, observed: Observation, suffix: Tensor | None, candidates: int, insulate: bool, packing: Packing | None
@@ -365,23 +366,32 @@ class Pi0Network(nn.Module):
     def _suffix(self, x: Tensor, time: Tensor, state: Tensor | None, candidates: int) -> tuple[Tensor, Tensor | None]:
         """Embed noisy actions [B * N, chunk, dim]: tokens [B * N, T, width], and the condition of adaptive norms."""
         check_shape("noisy actions", x, (len(time), None, self.sizes.dim))
-        action = self.action_in_proj(x.float())
+        action = rows(self.action_in_proj, x.float())
         spread = time_features(time, self.sizes.expert.width)  # [B * N, width] or [B * N, chunk, width]
         if self.sizes.adaptive:
-            condition = F.silu(self.time_mlp_out(F.silu(self.time_mlp_in(spread))))
+            condition = F.silu(rows(self.time_mlp_out, F.silu(rows(self.time_mlp_in, spread))))
             return action.to(self.dtype), condition
         if state is None:
             raise ValueError("state is None: a pi0 network (adaptive=False) needs the state [B, dim]")
         beside = spread[:, None].expand_as(action) if spread.ndim == 2 else spread
-        mixed = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(torch.cat([action, beside], dim=2))))
+        inner = F.silu(rows(self.action_time_mlp_in, torch.cat([action, beside], dim=2)))
+        mixed = rows(self.action_time_mlp_out, inner)
         first = self.state_proj(state.float()).repeat_interleave(candidates, dim=0)[:, None]
         return torch.cat([first, mixed], dim=1).to(self.dtype), None
 
     def _velocity(self, suffix: Tensor, condition: Tensor | None, like: Tensor) -> Tensor:
         """Read the velocity, float32 in the shape of `like`, from the expert's last tokens."""
         actions = suffix[:, -like.shape[-2] :]
-        found: Tensor = self.action_out_proj(self.expert_norm(actions, condition)[0].float())
-        return found.view_as(like)
+        return rows(self.action_out_proj, self.expert_norm(actions, condition)[0].float()).view_as(like)
+
+
+def rows(layer: nn.Module, x: Tensor) -> Tensor:
+    """Apply a layer to x [..., in] as to a matrix: torch returns a product of more dimensions as a view.
+
+    FSDP2 warns of views that a sharded module returns: an operation in place would drop its hook.
+    """
+    found: Tensor = layer(x.flatten(0, -2))
+    return found.unflatten(0, x.shape[:-1])
 
 
 def _join(frames: Frames | None) -> Frames | None:

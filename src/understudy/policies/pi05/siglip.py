@@ -48,12 +48,12 @@ class Past(NamedTuple):
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer norm with scale and bias, computed in float32, in its input's dtype."""
+    """Layer norm in float32, in its input's dtype; scale and bias are rounded to it first, as in `RMSNorm`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize [..., width]."""
-        bias = None if self.bias is None else self.bias.float()
-        return F.layer_norm(input.float(), self.normalized_shape, self.weight.float(), bias, self.eps).to(input.dtype)
+        scale, bias = (each.to(input.dtype).float() for each in (self.weight, self.bias))
+        return F.layer_norm(input.float(), self.normalized_shape, scale, bias, self.eps).to(input.dtype)
 
 
 class Attention(nn.Module):
