@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch._dynamo
 import torch.distributed.checkpoint  # imported before the forks, not in each of them
 import torch.distributed.fsdp
@@ -35,6 +36,7 @@ from support.resumed import consumed, watched
 from support.runs import same_run, series, tiny_config
 from understudy.config.schema import override
 from understudy.config.train import ParallelConfig, TrainConfig
+from understudy.policies.registry import PolicySettings, policy_type
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
@@ -55,6 +57,8 @@ class Kind:
     keep: int = 2
     lora: int = 0
     """Rank of low-rank adapters."""
+    policy: str = "flow"
+    """`flow`, or `pi05` with the losses of flow, response and FAST tokens."""
 
     def __str__(self) -> str:
         saves = "saves beside the training" if self.background else "saves in the training"
@@ -64,8 +68,13 @@ class Kind:
     def config(self, data: Path, out: Path) -> TrainConfig:
         parallel = ParallelConfig(dp_shard=self.shard, timeout=300.0)
         checkpoints = {"every": 3, "keep_last": self.keep, "async_save": self.background}
+        changes: dict[str, Any] = {}
+        if self.policy == "pi05":
+            changes |= {"policy": pi05_settings(data.parent), "data": {"response": "task"}, "steps": 6}
+            checkpoints["every"] = 2
         lora = {"rank": self.lora}
-        return tiny_config(data, out, parallel=parallel, checkpoint=checkpoints, log={"every": 2}, lora=lora)
+        config = tiny_config(data, out, parallel=parallel, checkpoint=checkpoints, log={"every": 2}, lora=lora)
+        return override(config, **changes)
 
 
 KINDS = (
@@ -75,6 +84,29 @@ KINDS = (
     Kind((2,)),
     Kind((2, 1), background=True),  # from one to the other and back at every kill
 )
+
+
+def pi05_settings(files: Path) -> PolicySettings:
+    """Settings of a pi0.5 of the tiny size, with the tokenizers of `write_tokenizers`."""
+    return policy_type("pi05").settings(
+        size="tiny",
+        image_size=(64, 64),
+        tokenizer=str(files / "tokenizer.model"),
+        prompt_tokens=64,
+        response_tokens=8,
+        fast=str(files / "fast"),
+        action_tokens=32,
+        noise_samples=2,
+    )
+
+
+def write_tokenizers(files: Path) -> None:
+    """Write the tokenizers of `pi05_settings`; needs the extra pi05."""
+    from support.sentences import write_model
+    from understudy.policies.common.fast_tokenizer import FastTokenizer
+
+    write_model(files)
+    FastTokenizer.fit(np.random.default_rng(0).uniform(-1, 1, (300, 3, 2)), 400).save(files / "fast")
 
 
 @dataclass(frozen=True)
@@ -304,11 +336,15 @@ def torn() -> None:
 def main(data: Path, out: Path, kinds: tuple[Kind, ...], kills: int, per_run: int, seed: int) -> dict[str, Any]:
     """Kill `kills` times, in runs of all `kinds` in turn, each killed `per_run` times."""
     draw, tally, wholes = random.Random(seed), Tally(), dict[Kind, Whole]()
+    if any(kind.policy == "pi05" for kind in kinds):
+        write_tokenizers(data.parent)
     began, number = time.monotonic(), 0
     while tally.kills < kills and not tally.wrong:
         kind = kinds[number % len(kinds)]
         if kind not in wholes:
             wholes[kind] = uninterrupted(kind, data, out / f"whole-{len(wholes)}", tally)
+            if tally.wrong:
+                break
         name, left = out / f"killed-{number}", min(per_run, kills - tally.kills)
         lineage(kind, wholes[kind], data, name, left, draw, tally)
         number += 1

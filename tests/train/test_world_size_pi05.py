@@ -91,13 +91,11 @@ def test_micro_batches_of_one_size_compute_the_same_on_a_sharded_mesh(
     """`test_lora_pi05.py` has the other meshes."""
     for found, views in in_ranks(2, run_cases, tokenizer, 2):
         assert views == [], "FSDP2 warns that operations in place would lose its hooks"
-        for name in ("flow and text", "bf16, adapters"):
-            assert found[name][0] == alone[name][0], name
-            assert differing(found[name], alone[name]) == [], name
-        # bf16: one process sums the gradient of a table in float32, and FSDP2 that of its bfloat16 copy. The forward
-        # pass is the same: no norm and no table has more bits in one process.
-        assert found["bf16"][0][0] == alone["bf16"][0][0]
-        assert found["bf16"][0] == pytest.approx(alone["bf16"][0], rel=1e-4)
+        assert found["flow and text"][0] == alone["flow and text"][0]
+        assert differing(found["flow and text"], alone["flow and text"]) == []
+        for name in ("bf16", "bf16, adapters"):  # the same function: no norm and no table has more bits in one process
+            assert found[name][0][0] == pytest.approx(alone[name][0][0], rel=1e-6)
+            assert found[name][0] == pytest.approx(alone[name][0], rel=1e-4)
         # The control: products of more rows are rounded otherwise.
         name = "pi0, whole share at once"
         assert found[name][0] == pytest.approx(alone[name][0], rel=1e-6)

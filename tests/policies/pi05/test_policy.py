@@ -500,7 +500,7 @@ def test_float32_images_are_refused(tokenizer: Path) -> None:
 @pytest.mark.slow
 def test_tiny_policy_overfits_eight_samples(tokenizer: Path) -> None:
     config = Pi05PolicyConfig(
-        size="tiny", action_dim=3, state_dim=2, cameras=CAMERAS, chunk=4, tokenizer=str(tokenizer), noise_samples=8
+        size="tiny", action_dim=3, state_dim=2, cameras=CAMERAS, chunk=4, tokenizer=str(tokenizer), noise_samples=2
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -509,12 +509,15 @@ def test_tiny_policy_overfits_eight_samples(tokenizer: Path) -> None:
     given["action"] = given["action"] * torch.tensor([1.0, 0.0, 0.1])
     ready = made.preprocess(given)
     optimizer = torch.optim.AdamW(made.parameters(), lr=1e-3, weight_decay=0.0)
+    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / 10, 1.0))
+    draws = make_draws(made.random_spec("train"), 0, torch.arange(8))  # fixed, so that zero can be reached
     history = []
-    for step in range(150):
-        draws = make_draws(made.random_spec("train"), 0, torch.arange(8) + 8 * step)
+    for _ in range(120):
         loss = scalar(made.losses(ready, draws))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        rate.step()
         history.append(loss.item())
-    assert np.mean(history[-10:]) < 0.2 * np.mean(history[:5])
+    assert history[0] > 1.0
+    assert history[-1] < 1e-3

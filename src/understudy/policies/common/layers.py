@@ -35,6 +35,15 @@ class Conv2d(nn.Conv2d):
         return self._conv_forward(input, self.weight.to(input.dtype), bias)
 
 
+def rows(layer: nn.Module, x: Tensor) -> Tensor:
+    """Apply a layer to x [..., in] as to a matrix: torch returns a product of more dimensions as a view.
+
+    FSDP2 warns of views that a sharded module returns: an operation in place would drop its hook.
+    """
+    found: Tensor = layer(x.flatten(0, -2))
+    return found.unflatten(0, x.shape[:-1])
+
+
 def layer_norm(x: Tensor) -> Tensor:
     """Normalize to zero mean and unit variance over the last dimension, computed in float32, without learned scale."""
     return F.layer_norm(x.float(), x.shape[-1:]).to(x.dtype)

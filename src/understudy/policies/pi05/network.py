@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from understudy.policies.batch import check_shape, to_device
 from understudy.policies.common.flow_matching import euler, noisy_actions, time_features, velocity
-from understudy.policies.common.layers import Linear, zero_init
+from understudy.policies.common.layers import Linear, rows, zero_init
 from understudy.policies.pi05.attention import Packing, Plan, key_mask, packed_plan, padded_plan
 from understudy.policies.pi05.gemma import AdaRMSNorm, Cache, PairLayer, RMSNorm
 from understudy.policies.pi05.siglip import Frames, VisionEncoder
@@ -268,10 +268,9 @@ class Pi0Network(nn.Module):
         """
         plan = self._plan(observed, None, candidates, False, None)
         tokens: Tensor | None = observed.embeddings
-        caches: list[Cache] = []
+        caches: list[Cache | None] = []
         for number, layer in enumerate(self.layers):
             tokens, _, cache = layer(tokens, None, plan, keys_only=number == len(self.layers) - 1)
-            assert cache is not None
             caches.append(cache)
 
         def velocity_at(x: Tensor, time: Tensor) -> Tensor:
@@ -307,7 +306,7 @@ class Pi0Network(nn.Module):
         parts, marks = [seen, text], [shown, token_masks]
         if states is not None:
             known = torch.where(states.valid[..., None], states.values, 0.0)
-            parts.insert(1, self.proprio_history_proj(known.float()).to(self.dtype))
+            parts.insert(1, rows(self.proprio_history_proj, known.float()).to(self.dtype))
             marks.insert(1, states.valid)
         lengths = tuple(part.shape[1] for part in parts)
         mask = key_mask(*marks, lengths=lengths, batch=batch, device=tokens.device)
@@ -373,9 +372,8 @@ class Pi0Network(nn.Module):
             return action.to(self.dtype), condition
         if state is None:
             raise ValueError("state is None: a pi0 network (adaptive=False) needs the state [B, dim]")
-        beside = spread[:, None].expand_as(action) if spread.ndim == 2 else spread
-        inner = F.silu(rows(self.action_time_mlp_in, torch.cat([action, beside], dim=2)))
-        mixed = rows(self.action_time_mlp_out, inner)
+        beside = torch.cat([action, spread[:, None].expand_as(action) if spread.ndim == 2 else spread], dim=2)
+        mixed = rows(self.action_time_mlp_out, F.silu(rows(self.action_time_mlp_in, beside)))
         first = self.state_proj(state.float()).repeat_interleave(candidates, dim=0)[:, None]
         return torch.cat([first, mixed], dim=1).to(self.dtype), None
 
@@ -383,15 +381,6 @@ class Pi0Network(nn.Module):
         """Read the velocity, float32 in the shape of `like`, from the expert's last tokens."""
         actions = suffix[:, -like.shape[-2] :]
         return rows(self.action_out_proj, self.expert_norm(actions, condition)[0].float()).view_as(like)
-
-
-def rows(layer: nn.Module, x: Tensor) -> Tensor:
-    """Apply a layer to x [..., in] as to a matrix: torch returns a product of more dimensions as a view.
-
-    FSDP2 warns of views that a sharded module returns: an operation in place would drop its hook.
-    """
-    found: Tensor = layer(x.flatten(0, -2))
-    return found.unflatten(0, x.shape[:-1])
 
 
 def _join(frames: Frames | None) -> Frames | None:
