@@ -1,6 +1,7 @@
 """pi0.5 on any mesh: with one `micro_batch_size` the same bits, without it the same numbers up to rounding."""
 
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +33,26 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "bf16": ({"compute": "bfloat16"}, {"precision": "bf16"}),
     "bf16, adapters": ({"compute": "bfloat16"}, {"precision": "bf16", "lora": ADAPTERS}),
 }
+GENTLE = OptimConfig(lr=1e-5)
+"""Updates far below the last bit of bfloat16 weights."""
+STORED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    f"{precision}, {kind}": (
+        {"compute": "bfloat16"},
+        {"precision": precision, "optim": GENTLE, "micro_batch_size": None, **more},
+    )
+    for kind, more in (("full", {}), ("adapters", {"lora": ADAPTERS}))
+    for precision in ("bf16", "bf16-split")
+}
 """Changes of the policy and of the run. Micro-batches have two samples where the case says nothing else."""
 Result = tuple[list[float], dict[str, Tensor]]
 
 
 def run_case(tokenizer: Path, name: str, mesh: Mesh, parallel: ParallelConfig) -> Result:
     """Losses of two steps, and all tensors after them."""
-    changes, options = CASES[name]
+    changes, options = (CASES | STORED)[name]
     made = policy(tokenizer, **changes)
-    given: dict[str, Any] = {
-        "device": "cpu",
-        "batch_size": COUNT,
-        "micro_batch_size": 2,
-        "parallel": parallel,
-    } | options
-    config = TrainConfig(data=DataConfig(root="d"), optim=OptimConfig(lr=1e-2), **given)
+    given: dict[str, Any] = {"batch_size": COUNT, "micro_batch_size": 2, "optim": OptimConfig(lr=1e-2)} | options
+    config = TrainConfig(data=DataConfig(root="d"), device="cpu", parallel=parallel, **given)
     state = assemble(config, made, mesh)
     share = COUNT // mesh.world_size
     own = slice(mesh.rank * share, (mesh.rank + 1) * share)
@@ -57,7 +63,9 @@ def run_case(tokenizer: Path, name: str, mesh: Mesh, parallel: ParallelConfig) -
     return losses, {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
-def run_cases(tokenizer: Path, shards: int) -> tuple[dict[str, Result], list[str]]:
+def run_cases(
+    tokenizer: Path, shards: int, names: Collection[str] = tuple(CASES)
+) -> tuple[dict[str, Result], list[str]]:
     """Results by case, and the warnings about views."""
     parallel = ParallelConfig(timeout=300, dp_shard=shards)
     with (
@@ -65,7 +73,7 @@ def run_cases(tokenizer: Path, shards: int) -> tuple[dict[str, Result], list[str
         warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("always")
-        found = {name: run_case(tokenizer, name, mesh, parallel) for name in CASES}
+        found = {name: run_case(tokenizer, name, mesh, parallel) for name in names}
     return found, [str(each.message) for each in caught if "view" in str(each.message)]
 
 
@@ -76,7 +84,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(tokenizer: Path) -> dict[str, Result]:
-    (found,) = in_ranks(1, run_cases, tokenizer, 1)
+    (found,) = in_ranks(1, run_cases, tokenizer, 1, (*CASES, *STORED))
     return dict(found[0])
 
 
@@ -100,3 +108,29 @@ def test_micro_batches_of_one_size_compute_the_same_on_a_sharded_mesh(
         name = "pi0, whole share at once"
         assert found[name][0] == pytest.approx(alone[name][0], rel=1e-6)
         assert differing(found[name], alone[name]) != []
+
+
+@pytest.mark.parametrize("kind", ["full", "adapters"])
+def test_split_weights_follow_the_trajectory_of_float32_weights(
+    tokenizer: Path, alone: dict[str, Result], kind: str
+) -> None:
+    """Losses and weights up to the rounding of gradients. The control: bfloat16 weights would not move."""
+    truth, split = alone[f"bf16, {kind}"], alone[f"bf16-split, {kind}"]
+    assert split[0] == pytest.approx(truth[0], rel=1e-6)
+    whole = {p for module in policy(tokenizer).float32_modules() for p in module.parameters()}
+    first = {f"weights/{name}": p.detach() for name, p in policy(tokenizer).named_parameters() if p not in whole}
+    ending = ".lora_a" if kind == "adapters" else ".weight"
+    names = [name for name in first if not torch.equal(first[name], truth[1][name])]
+    if kind == "adapters":
+        assert names == []
+        names = [name for name in truth[1] if name.endswith((".lora_a", ".lora_b")) and name.startswith("weights/")]
+        first = {name: torch.zeros(()) for name in names}
+    assert len([name for name in names if name.endswith(ending)]) > 20
+    moved = distance([truth[1][name] - first[name] for name in names])
+    assert distance([split[1][name] - truth[1][name] for name in names]) < 0.05 * moved
+    if kind == "full":
+        assert distance([truth[1][name].bfloat16() - truth[1][name] for name in names]) > 2 * moved
+
+
+def distance(tensors: list[Tensor]) -> float:
+    return float(torch.stack([tensor.double().square().sum() for tensor in tensors]).sum().sqrt())
