@@ -48,6 +48,16 @@ def test_run_is_identical_after_six_kills() -> None:
 
 
 @pytest.mark.slow
+def test_pi05_run_is_identical_after_two_kills() -> None:
+    """With adapters, and the losses of flow, response and FAST tokens."""
+    pytest.importorskip("sentencepiece", reason="needs the extra pi05")
+    pytest.importorskip("tokenizers", reason="needs the extra pi05")
+    code, told = soak("--policy", "pi05", "--lora", 4, "--kills", 2, "--per-run", 2, "--kinds", 2)
+    assert (code, told["wrong"], told["kills"]) == (0, [], 2)
+    assert told["finished"] == 1
+
+
+@pytest.mark.slow
 def test_kill_test_detects_torn_checkpoints() -> None:
     """The negative control of the test above: the same kills, without the protocol."""
     code, told = soak("--kills", 10, "--per-run", 4, "--kinds", 1, "--torn")
