@@ -8,6 +8,7 @@ batch              checks of the batch
 common             layers, normalization, flow matching and augmentation
 flow               the small flow-matching policy
 pi05               pi0.5 and pi0
+world_action       the world-action model: actions, and the states and images that follow
 inference          `load_policy`: a saved policy that acts on observations
 observation_history  past observations of an episode, as training read them
 field_types        types of the values in a config.json

@@ -36,6 +36,7 @@ BUILT_IN = {
     "flow": "understudy.policies.flow.config:FLOW",
     "pi05": "understudy.policies.pi05.config:PI05",
     "pi0": "understudy.policies.pi05.config:PI0",
+    "world_action": "understudy.policies.world_action.config:WORLD_ACTION",
 }
 """Types of this package, in the form of entry points."""
 
@@ -93,6 +94,13 @@ class PolicySettings:
     def resize(self) -> Callable[[Any, Any], None] | None:
         """Return the function that `RESIZE` names; None: area averaging."""
         return _imported(self.RESIZE) if self.RESIZE else None
+
+    def images_ahead(self, chunk: int) -> tuple[int, ...]:
+        """Return the frames ahead, 1 to `chunk`, of the future images that a run with a future also reads.
+
+        Empty: none. Otherwise images have a dimension of time, the present first.
+        """
+        return ()
 
     @property
     def image_times(self) -> tuple[float, ...]:

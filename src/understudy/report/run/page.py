@@ -146,6 +146,11 @@ def _curves(kinds: dict[str, list[dict[str, Any]]]) -> str:
     return loss + html.grid([html.card(f"<h3>{title}</h3>", chart) for title, chart in series.items()], "two")
 
 
+def _first_and_last(images: Any) -> list[Any]:
+    """First and last frame of a window [T, 3, H, W]; the image itself where there is no window."""
+    return [images] if images.ndim == 3 else [images[0], images[-1]] if len(images) > 1 else [images[0]]
+
+
 def _batch(config: Any, begun: Any, count: int = 8) -> str:
     """Render the first samples of step 0, or the reason why they are unavailable."""
     from understudy.errors import DatasetError
@@ -159,12 +164,9 @@ def _batch(config: Any, begun: Any, count: int = 8) -> str:
     cards = []
     for i in range(min(count, len(batch["task"]))):
         images = [
-            html.image(
-                batch[camera][i, ..., :, :, :].reshape(-1, 3, *batch[camera].shape[-2:])[-1].permute(1, 2, 0).numpy(),
-                84,
-                camera,
-            )
+            html.image(frame.permute(1, 2, 0).numpy(), 84, camera)
             for camera in cameras[:2]
+            for frame in _first_and_last(batch[camera][i])
         ]
         chart = charts.chunk(batch["action"][i].double().numpy(), batch["action_is_pad"][i].numpy())
         where = f"episode {int(batch['episode_index'][i])}, frame {int(batch['frame_index'][i])}"

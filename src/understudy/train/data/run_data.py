@@ -74,7 +74,7 @@ class RunData:
     """Ids of the skipped incomplete episodes."""
 
     def order(self, config: TrainConfig) -> Order:
-        """Make the order of a new run, for any amount of memory (`loading.make_order` fits one to the memory)."""
+        """Make the order of a new run, for any amount of memory (`make_loader.make_order` fits one to the memory)."""
         return Order.from_datasets(
             self.training, batch_size=config.batch_size, seed=config.seed, **self.order_options(config)
         )

@@ -1,0 +1,247 @@
+"""The world-action model as a `Policy`: actions, and the states and images that follow, by flow matching.
+
+Each stream has a flow time of its own; a stream that the task mode gives has time 0. So one network is a policy, a
+model of the world (forward dynamics) and an inverse of it, as in Zhu et al. 2025, "Unified World Models".
+"""
+
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from understudy.batch_keys import ACTION, MODE, STATE, TASK
+from understudy.policies.batch import check_shape, value_of
+from understudy.policies.common.flow_matching import noisy_actions, spread_times, velocity
+from understudy.policies.common.normalizer import Normalizer, blanked, state_now
+from understudy.policies.common.task_modes import DYNAMICS, FLOW, FORWARD, IMAGES, MODES, POLICY, TRAINS
+from understudy.policies.draws import Draws, RandomSpec, Use
+from understudy.policies.losses import Loss, masked_squared_error, valid_elements
+from understudy.policies.policy import Policy
+from understudy.policies.world_action.config import WorldActionConfig
+from understudy.policies.world_action.network import Context, WorldActionNetwork
+from understudy.policies.world_action.streams import check_mode, imagined_images, present, stream_of
+
+VALIDATION_DRAWS = 8
+"""Noises and flow times per sample of a validation."""
+NOISE = {FLOW: "flow noise", DYNAMICS: "future noise", IMAGES: "image noise"}
+"""Name of the noise of each stream."""
+
+
+class Imagined(NamedTuple):
+    """Predicted consequences of actions."""
+
+    actions: Tensor
+    """float32 [B, T, A] in the robot's units: the given actions, or the policy's own."""
+    states: Tensor
+    """float32 [B, T, S] in the robot's units, after each action."""
+    images: Tensor | None
+    """uint8 [B, K, cameras, 3, H, W] of the network's size; None for a network without future images."""
+
+
+class WorldActionPolicy(Policy):
+    """World-action model. `WorldActionPolicy(config, normalization)` has fresh weights from torch's generator.
+
+    For the keys of a batch see `Policy`. With `future`, training also needs `observation.state` [B, 1 + T, S], each
+    camera uint8 [B, 1 + K, 3, H, W] with the future images behind the present one, `<key>_is_pad` of both, and `mode`
+    int64 [B] unless all samples have mode "policy". To act, the present alone is enough.
+    """
+
+    forward_methods: ClassVar[tuple[str, ...]] = ("losses", "act", "imagine")
+    validation_draws = VALIDATION_DRAWS
+    config: WorldActionConfig
+
+    def __init__(self, config: WorldActionConfig, normalization: Mapping[str, Any]) -> None:
+        """Build the network.
+
+        Args:
+            config: see `WorldActionConfig`.
+            normalization: see `policies/common/normalizer.py`.
+
+        Raises:
+            ValueError: an entry is missing, of the wrong width, or cannot be inverted.
+        """
+        super().__init__()
+        self.config = config
+        self.normalizer = Normalizer(
+            normalization, {ACTION: config.action_dim} | ({STATE: config.state_dim} if config.state_dim else {})
+        )
+        self.network = WorldActionNetwork(config)
+
+    @property
+    def loss_terms(self) -> tuple[str, ...]:
+        """Names of the loss terms: `flow` of the actions; with a future `dynamics` of the states, `images`."""
+        return tuple(self.network.streams)
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Task modes that the policy can be trained in."""
+        return MODES if self.config.future else (POLICY,)
+
+    def blocks(self) -> list[nn.Module]:
+        """Modules to recompute, compile and shard one by one."""
+        vision = self.network.vision
+        return [*(vision.blocks if vision is not None else ()), *self.network.layers]
+
+    def float32_modules(self) -> list[nn.Module]:
+        """The layer of the text encoder whose output is a phase in radians."""
+        return [self.network.text.out]
+
+    def random_spec(self, use: Use) -> dict[str, RandomSpec]:
+        """Noise of each stream and flow times of D draws per sample, one time per stratum; to act one noise each.
+
+        The strata of the future's times are paired with those of the actions at random.
+        """
+        draws = VALIDATION_DRAWS if use == "validation" else self.config.noise_samples
+        shapes = {NOISE[term]: shape for term, shape in self.network.streams.items()}
+        if use == "act":
+            return {name: RandomSpec("normal", shape) for name, shape in shapes.items()}
+        spec = {name: RandomSpec("normal", (draws, *shape)) for name, shape in shapes.items()}
+        spec["flow time"] = RandomSpec("uniform", (draws,), spread_times)
+        for term in self.loss_terms[1:]:
+            spec[f"{term} time"] = RandomSpec("uniform", (draws,), spread_times)
+            spec[f"{term} stratum"] = RandomSpec("uniform", (draws,), partial(torch.argsort, dim=1))
+        return spec
+
+    def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
+        """Number of valid elements in a batch per loss term, int64 []."""
+        found = {}
+        for term, (_, dim) in self.network.streams.items():
+            stream = stream_of(term, batch, self.config, self.normalizer)
+            number = draws["flow time"].shape[1]
+            found[term] = valid_elements(stream.uncounted, number, dim, stream.dim_is_pad).sum()
+        return found
+
+    def losses(
+        self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str] | None = None, detail: bool = False
+    ) -> dict[str, Loss]:
+        """Squared error per sample: of velocities, and of the clean changes of the images.
+
+        Raises:
+            ValueError: a missing key or a wrong shape, by name.
+        """
+        wanted = [term for term in self.loss_terms if terms is None or term in terms]
+        if not wanted:
+            return {}
+        if MODE in batch and not self.config.future:
+            raise ValueError(f"the batch has {MODE!r}; a policy without a future is trained in mode {POLICY!r} only")
+        streams = {term: stream_of(term, batch, self.config, self.normalizer) for term in self.loss_terms}
+        drawn = {FLOW: draws["flow time"]}
+        for term in self.loss_terms[1:]:
+            drawn[term] = draws[f"{term} time"].gather(1, draws[f"{term} stratum"])
+        points, times, targets = {}, {}, {}
+        for term, stream in streams.items():
+            noise = draws[NOISE[term]]
+            check_shape(NOISE[term], noise, (len(stream.clean), drawn[FLOW].shape[1], *self.network.streams[term]))
+            times[term] = drawn[term] if stream.given is None else torch.where(stream.given[:, None], 0.0, drawn[term])
+            clean = stream.clean[:, None].expand_as(noise)
+            points[term] = blanked(noisy_actions(clean, noise, times[term]), stream.dim_is_pad)
+            targets[term] = clean if term == IMAGES else velocity(clean, noise)
+        predicted = self.network.predict(self._context(batch), points, times)
+        found = {}
+        for term in wanted:
+            stream, vectors = streams[term], detail and term != IMAGES
+            loss = masked_squared_error(predicted[term], targets[term], stream.uncounted, stream.dim_is_pad, vectors)
+            if loss.detail is not None:
+                loss = loss._replace(detail=loss.detail._replace(order=drawn[term].argsort(dim=1)))
+            found[term] = loss
+        return found
+
+    @torch.no_grad()
+    def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+        """Sample actions from the noise of `random_spec("act")`, float32 [B, T, A] in the robot's units.
+
+        Args:
+            batch: see the class; mode "inverse_dynamics" needs the future as for training.
+            draws: noise of each stream.
+            steps: Euler steps.
+            mode: "policy", or "inverse_dynamics": the actions that lead to the future in the batch.
+        """
+        if FLOW not in TRAINS.get(mode, ()):
+            raise ValueError(f"mode {mode!r} does not lead to actions: use {POLICY!r} or 'inverse_dynamics'")
+        return self.normalizer.robot_actions(self._sample(batch, draws, steps, mode)[FLOW], batch)
+
+    @torch.no_grad()
+    def imagine(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = FORWARD) -> Imagined:
+        """Sample the states and images that follow, from the noise of `random_spec("act")`.
+
+        Args:
+            batch: see the class; mode "forward_dynamics" needs `action` [B, T, A].
+            draws: noise of each stream.
+            steps: Euler steps.
+            mode: "forward_dynamics": after the batch's actions; "policy": after the policy's own.
+
+        Raises:
+            ValueError: the policy has no future, or the mode gives it.
+        """
+        if not self.config.future or DYNAMICS not in TRAINS.get(mode, ()):
+            raise ValueError(
+                f"mode {mode!r}: nothing to imagine; use a policy with a future in {FORWARD!r} or {POLICY!r}"
+            )
+        found = self._sample(batch, draws, steps, mode)
+        images = None
+        if IMAGES in found:
+            now = [present(value_of(batch, camera)) for camera in self.config.cameras]
+            images = imagined_images(found[IMAGES], now, self.config)
+        return Imagined(
+            self.normalizer.robot_actions(found[FLOW], batch),
+            self.normalizer.robot_states(found[DYNAMICS], batch),
+            images,
+        )
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _context(self, batch: Mapping[str, Any]) -> Context:
+        """Embed the present of a batch."""
+        texts = value_of(batch, TASK)
+        images, missing = [], []
+        for camera in self.config.cameras:
+            image = present(value_of(batch, camera))
+            check_shape(camera, image, (len(texts), 3, None, None))
+            if image.dtype != torch.uint8:
+                raise ValueError(f"{camera} is {image.dtype}, images are uint8")
+            images.append(image)
+            missing.append(batch.get(f"{camera}_is_missing"))
+        state = None
+        if self.config.state_dim:
+            value_of(batch, STATE)
+            state = state_now(batch)
+            check_shape(STATE, state, (len(texts), self.config.state_dim))
+            state = self.normalizer.states(batch, state)
+        return self.network.observe(texts, images, missing, state)
+
+    def _sample(self, batch: Mapping[str, Any], draws: Draws, steps: int, mode: str) -> dict[str, Tensor]:
+        """Integrate all streams side by side from noise; given ones stay. Normalized, [B, tokens, dim] each."""
+        check_mode(mode, self.config)
+        if steps < 1:
+            raise ValueError(f"steps={steps}: sampling needs at least 1 Euler step")
+        context = self._context(batch)
+        count, pads, points, given = len(context.tokens), {}, {}, {}
+        for term, shape in self.network.streams.items():
+            given[term] = term not in TRAINS[mode]
+            key = {FLOW: ACTION, DYNAMICS: STATE}.get(term)
+            pads[term] = None if key is None else self.normalizer.dim_is_pad(key, batch)
+            noise = value_of(draws, NOISE[term])
+            check_shape(NOISE[term], noise, (count, *shape))
+            points[term] = self._given_stream(term, batch) if given[term] else blanked(noise, pads[term])
+        for step in range(steps):
+            time = 1 - step / steps
+            times = {
+                term: torch.full((count, 1), 0.0 if given[term] else time, device=x.device)
+                for term, x in points.items()
+            }
+            moves = self.network.predict(context, {term: x[:, None] for term, x in points.items()}, times)
+            for term, x in points.items():
+                if given[term]:
+                    continue
+                move = moves[term][:, 0]
+                move = (x - move) / time if term == IMAGES else move  # from the clean patches to a velocity
+                points[term] = x - blanked(move, pads[term]) / steps
+        return points
+
+    def _given_stream(self, term: str, batch: Mapping[str, Any]) -> Tensor:
+        """Stream that a mode gives as an input; actions of a robot need no marks of padding."""
+        if term == FLOW and f"{ACTION}_is_pad" not in batch:
+            return self.normalizer.actions(batch)
+        return stream_of(term, {k: v for k, v in batch.items() if k != MODE}, self.config, self.normalizer).clean
