@@ -84,7 +84,7 @@ def seen(policy: WorldActionPolicy, config: TrainConfig, chunks: int, limit: int
     training, validation = data.training[0], data.validation[0]
     assert validation is not None
     size, generator = policy.config.image_size, torch.Generator().manual_seed(0)
-    frames = whole_chunks(validation, limit, config.data.chunk_size)
+    frames = whole_chunks(validation, limit, config.data.actions_per_chunk)
     memory_states, memory_images = remembered(training, size)
     found: dict[str, list[Tensor]] = {"model": [], "copy": [], "state": [], "change": []}
     inverse, own = [], []

@@ -21,8 +21,8 @@ from understudy.policies.common.layers import Linear, sinusoids, zero_init
 from understudy.policies.common.task_modes import DYNAMICS, FLOW, IMAGES
 from understudy.policies.flow.text import TextEncoder
 from understudy.policies.flow.vision import ImageEncoder, as_network_input
-from understudy.policies.pi05.attention import key_mask, rotary
-from understudy.policies.pi05.gemma import AdaRMSNorm, PairLayer, Plan
+from understudy.policies.pi05.attention import Plan, key_mask, rotary
+from understudy.policies.pi05.gemma import AdaRMSNorm, PairLayer
 from understudy.policies.pi05.sizes import TowerSizes
 from understudy.policies.world_action.config import WorldActionConfig
 from understudy.policies.world_action.patches import to_patches

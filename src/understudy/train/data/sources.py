@@ -165,7 +165,7 @@ def split_source(
     windows = {ACTION: steps[:-1]} | ({STATE: steps} if config.learns_dynamics() else {})
     windows |= {camera: list(config.policy.image_times) for camera in cameras if config.policy.image_times}
     windows |= {STATE: list(config.policy.state_times)} if config.policy.state_times and STATE in source.keys else {}
-    if config.learns_dynamics() and (ahead := config.policy.images_ahead(config.data.chunk_size)):
+    if config.learns_dynamics() and (ahead := config.policy.images_ahead(config.data.actions_per_chunk)):
         windows |= {camera: [0.0, *(steps[frames] for frames in ahead)] for camera in cameras}
     options: dict[str, Any] = {
         "delta_timestamps": windows,
