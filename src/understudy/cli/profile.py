@@ -100,9 +100,25 @@ def format_profile(found: "Profile") -> str:
     lines.append(f"{'step, synchronised':<{width}}{_ms(found.timed_step_s):>12}")
     lines.append(f"{'step, as in training':<{width}}{_ms(step):>12}")
     lines.append(explain_difference(found))
-    lines += ["", f"{'memory per rank':<{width}}{'MiB':>12}"]
-    lines += [f"{GROUPS[name]:<{width}}{size / 2**20:>12.2f}" for name, size in found.memory.items()]
+    head, *rows = memory_table(found)
+    lines += ["", *(f"{name:<{width}}" + "".join(f"{cell:>12}" for cell in cells) for name, *cells in [head, *rows])]
     return "\n".join(lines)
+
+
+def memory_table(found: "Profile") -> list[list[str]]:
+    """Lines of the table of memory, the head first: part, predicted, measured, difference; two without a prediction."""
+    if found.predicted is None:
+        return [["memory per rank, MiB", "measured"], *([GROUPS[n], _mib(size)] for n, size in found.memory.items())]
+    lines = [["memory per rank, MiB", "predicted", "measured", "difference"]]
+    for name, size in found.memory.items():
+        planned = found.predicted[name]
+        difference = f"{planned / size - 1:+.1%}" if size else "0.0%" if planned == size else "-"
+        lines.append([GROUPS[name], _mib(planned), _mib(size), difference])
+    return lines
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.2f}"
 
 
 def page(found: "Profile") -> str:
@@ -116,14 +132,14 @@ def page(found: "Profile") -> str:
         for name, phase in found.phases.items()
     ]
     head = ["phase", "worst rank", *(["which", "mean of ranks"] if several else [])]
-    sizes = [[GROUPS[name], f"{size / 2**20:,.2f} MiB"] for name, size in found.memory.items()]
+    sizes = memory_table(found)
     return whole(
         "profile of a training step",
         "<h1>Profile of a training step</h1>",
         f'<p class="soft">{_describe(found.conditions)}</p>',
         tiles(_headlines(found)),
         section("Time", card(_time_chart(found)), card(table(head, rows)), note=explain_difference(found)),
-        section("Memory", grid([card(_memory_chart(found)), card(table(["per rank", "size"], sizes))], "two")),
+        section("Memory", grid([card(_memory_chart(found)), card(table(sizes[0], sizes[1:]))], "two")),
         section("Conditions", card(table(["condition", "value"], [[k, str(v)] for k, v in found.conditions.items()]))),
     )
 

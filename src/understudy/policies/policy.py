@@ -159,8 +159,11 @@ class Policy(nn.Module):
         raise NotImplementedError
 
     def largest_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Preprocess a batch with instructions as long as the policy takes, for `understudy plan`."""
-        return self.preprocess({**batch, TASK: ["pick up " * 512] * len(batch[TASK])})
+        """Preprocess a batch with instructions as long as the policy takes, for `understudy plan`.
+
+        Different instructions remain different: a policy may encode each one once.
+        """
+        return self.preprocess({**batch, TASK: [text + " pick up" * 512 for text in batch[TASK]]})
 
     def tokens(self, batch: Mapping[str, Any]) -> list[int] | None:
         """Count the tokens of each sample of a prepared batch, on the host; None: the policy has no tokens."""

@@ -38,7 +38,7 @@ from understudy.policies.registry import policy_type
 from understudy.train import precision
 from understudy.train.data.token_budget import check_budget
 from understudy.train.draw_task_modes import draw_modes
-from understudy.train.micro_batches import PartCounts, cut_batch
+from understudy.train.micro_batches import MicroBatch, PartCounts, cut_batch
 from understudy.train.optimizer_step import (
     StepResult,
     batch_to_device,
@@ -90,16 +90,19 @@ class TrainState:
 
     def train_step(self, batch: Mapping[str, Any], timer: Timer = NULL) -> StepResult:
         """Run one optimizer step on this rank's share of a global batch, as the loader returns it."""
-        config, device = self.config, self.mesh.device
         with timer("host to device"):
-            if not isinstance(batch, PreparedBatch):
-                batch = self.prepare(batch)
-            draws = make_draws(self.policy.random_spec("train"), config.seed, batch["position"])
-            draws = {name: to_device(values, device) for name, values in draws.items()}
-            here = shift_cameras(
-                batch_to_device(batch, device), self.policy.config.cameras, config.augment, config.seed
-            )
-        return self.device_step(here, draws, timer)
+            inputs = self.device_inputs(batch)
+        return self.device_step(inputs.batch, inputs.draws, timer)
+
+    def device_inputs(self, batch: Mapping[str, Any]) -> MicroBatch:
+        """Prepare and augment a rank's share of a global batch, draw its random numbers, copy both to the device."""
+        config, device = self.config, self.mesh.device
+        if not isinstance(batch, PreparedBatch):
+            batch = self.prepare(batch)
+        draws = make_draws(self.policy.random_spec("train"), config.seed, batch["position"])
+        draws = {name: to_device(values, device) for name, values in draws.items()}
+        here = shift_cameras(batch_to_device(batch, device), self.policy.config.cameras, config.augment, config.seed)
+        return MicroBatch(here, draws)
 
     def device_step(self, batch: Mapping[str, Any], draws: Mapping[str, Tensor], timer: Timer = NULL) -> StepResult:
         """Run the part of a step that is the device's: all arithmetic, and no randomness.

@@ -14,7 +14,7 @@ from support.policies import batch, draws, policy
 from support.ranks import in_ranks
 from support.runs import tiny_config, tiny_dataset
 from understudy.cli import main
-from understudy.cli.profile import explain_difference
+from understudy.cli.profile import explain_difference, memory_table
 from understudy.config.train import ParallelConfig
 from understudy.distributed.activation_checkpoint import CheckpointMode, apply_activation_checkpointing
 from understudy.policies.losses import scalar
@@ -41,8 +41,8 @@ def test_profile_measures_the_trained_step(data: Path, tmp_path: Path, monkeypat
     monkeypatch.setattr(state.TrainState, "train_step", advance)
     found = profile(tiny_config(data, tmp_path / "run"), warmup=2, steps=4)
     assert found is not None
-    # warm-up and plain steps without a timer, then as many with one, then one traced and one counted
-    assert [timer is NULL for timer in timers] == [True] * 6 + [False] * 5 + [True]
+    # warm-up and plain steps without a timer, then as many with one, then one whose operations are counted
+    assert [timer is NULL for timer in timers] == [True] * 6 + [False] * 4 + [True]
     assert all(isinstance(timer, PhaseTimer) for timer in timers[6:10])
     assert not (tmp_path / "run").exists()
     assert found.samples_per_s * found.step_s == pytest.approx(4)
@@ -56,6 +56,14 @@ def test_profile_measures_the_trained_step(data: Path, tmp_path: Path, monkeypat
     assert 8 * count <= memory["optimizer state"] <= 8 * count + 4 * 100  # two moments, and a step count per tensor
     assert 0 < memory["activations"] < memory["peak"]
     assert memory["peak"] > sum(memory[name] for name in ("parameters", "optimizer state", "average", "activations"))
+    predicted = found.predicted
+    assert predicted is not None
+    assert predicted.keys() == memory.keys()
+    same = {name: memory[name] for name in ("parameters", "gradients", "optimizer state", "average")}
+    assert same.items() <= predicted.items()
+    assert predicted["activations"] == pytest.approx(memory["activations"], rel=0.02)
+    assert predicted["peak"] == pytest.approx(memory["peak"], rel=0.02)
+    assert predicted["peak"] - predicted["gradients"] != pytest.approx(memory["peak"], rel=0.05)  # negative control
     assert found.flops > 2 * 3 * 4 * count / 10
     assert found.flops_per_s == pytest.approx(found.flops / found.step_s)
     assert found.mfu is None
@@ -90,12 +98,16 @@ def test_profile_on_two_ranks(data: Path, tmp_path: Path) -> None:
     assert found.collectives_s > 0
     assert {phase.rank for phase in found.phases.values()} <= {0, 1}
     assert found.memory["gradients"] < 0.6 * 4 * found.conditions["parameters"]
+    assert found.predicted is not None
+    for name in ("parameters", "gradients", "optimizer state", "average"):
+        assert found.predicted[name] == found.memory[name]
+    assert found.predicted["activations"] == pytest.approx(found.memory["activations"], rel=0.05)
     assert found.memory["optimizer state"] < 0.6 * 8 * found.conditions["parameters"]
 
 
 def rank(plain: float, **phases: float) -> RankProfile:
     memory = dict.fromkeys(("parameters", "peak"), int(100 * plain))
-    return RankProfile(plain, plain / 10, 2 * plain, phases, 3, plain / 5, memory, flops=int(1e6))
+    return RankProfile(plain, plain / 10, 2 * plain, phases, 3, plain / 5, memory, flops=int(1e6), inputs={})
 
 
 def test_profile_takes_the_slowest_rank() -> None:
@@ -111,6 +123,13 @@ def test_profile_takes_the_slowest_rank() -> None:
     assert found.phases["logging"].worst == 0
     assert found.memory == {"parameters": 200, "peak": 200}
     assert (found.flops, found.flops_per_s, found.mfu) == (2e6, 5e5, 0.5)  # of each of the two devices
+
+
+def test_profile_shows_a_prediction_that_is_off() -> None:
+    found = combine([rank(100.0)], batch=64, fastest=None, conditions={})
+    assert [line[1:] for line in memory_table(found)[1:]] == [["0.01"], ["0.01"]]  # in another program's process group
+    beside = memory_table(replace(found, predicted={"parameters": 10_000, "peak": 9_000}))
+    assert [line[-1] for line in beside] == ["difference", "+0.0%", "-10.0%"]
 
 
 def test_profile_explains_a_step_longer_than_its_phases() -> None:
@@ -134,15 +153,17 @@ def test_profile_command_writes_a_page_and_prints(
     asked = ["profile", str(file), "--profile.steps", "2", "--profile.warmup", "1"]
     assert main.main(asked) == 0
     printed = capsys.readouterr().out
-    for text in (*PHASES, "samples per second", "peak, all together", "step, as in training"):
+    for text in (*PHASES, "samples per second", "peak, all together", "step, as in training", "predicted", "+0.0%"):
         assert text in printed
     page = (out / "profile.html").read_text()
+    assert all(f">{head}<" in page for head in ("predicted", "measured", "difference"))
     assert page.count("<svg") == 3  # of time for wide screens and narrow ones, of memory
     assert 'src="http' not in page  # it opens offline
     assert 'href="http' not in page
     assert main.main([*asked, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts == json.loads((out / "profile.json").read_text())
+    assert facts["predicted"].keys() == facts["memory"].keys()
     assert sorted(path.name for path in out.iterdir()) == ["profile.html", "profile.json"]
     assert main.main(["profile", str(file), "--profile.steps", "0"]) == main.WRONG_INPUT
     assert "profile.steps" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Bytes of live tensors over time, counted at each operation: of real tensors, and of fake ones without values."""
 
 import weakref
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Self
 
@@ -34,6 +35,11 @@ class LiveBytes(TorchDispatchMode):
     def __call__(self, phase: str) -> AbstractContextManager[object]:
         """Return the context of a phase of a step: this object is the step's timer."""
         return _Phase(self, phase)
+
+    def watch(self, tensors: Iterable[Tensor]) -> None:
+        """Count tensors that exist already."""
+        for tensor in tensors:
+            self._count(tensor)
 
     def __enter__(self) -> Self:
         """Start counting, also where FSDP2 frees a gathered weight by resizing its storage."""
@@ -82,8 +88,34 @@ class LiveBytes(TorchDispatchMode):
         self.now -= self._sizes.pop(key, 0)
 
 
+class CudaBytes:
+    """Timer of a step that reads torch's allocator of the current GPU, with the attributes of `LiveBytes`.
+
+    The allocator counts the work of all threads, libraries such as cuBLAS included, at the call of each kernel.
+    """
+
+    def __init__(self) -> None:
+        """Start `peak` at the present level."""
+        torch.cuda.reset_peak_memory_stats()
+        self.activations = 0
+
+    @property
+    def now(self) -> int:
+        """Bytes of live tensors."""
+        return torch.cuda.memory_allocated()
+
+    @property
+    def peak(self) -> int:
+        """Largest `now` since the start."""
+        return torch.cuda.max_memory_allocated()
+
+    def __call__(self, phase: str) -> AbstractContextManager[object]:
+        """Return the context of a phase of a step."""
+        return _Phase(self, phase)
+
+
 class _Phase(AbstractContextManager[None]):
-    def __init__(self, live: LiveBytes, phase: str) -> None:
+    def __init__(self, live: LiveBytes | CudaBytes, phase: str) -> None:
         self._live, self._phase = live, phase
 
     def __enter__(self) -> None:

@@ -8,6 +8,7 @@ Not counted: the CUDA context and its libraries (0.5 to 1 GB), fragmentation, an
 card is left to them.
 """
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 
+from understudy.batch_keys import ACTION, TASK
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.distributed.activation_checkpoint import CheckpointMode
@@ -88,6 +90,8 @@ class Shapes:
     trained_here: int
     flops: int
     tokens: int | None
+    inputs: int
+    """Bytes of the batch and its random numbers."""
 
 
 def plan(config: TrainConfig, world_size: int = 1, device: str = "cuda", limit: int | None = None) -> Plan:
@@ -124,6 +128,7 @@ def plan_for(
         check_budget(build_on_meta(config, data.policy_config(config), normalization), config, data)
     usable = None if limit is None else floor(limit * (1 - RESERVED))
 
+    @functools.cache
     def at(size: int, mode: CheckpointMode | None = None, flops: bool = False) -> Shapes:
         chosen = config if mode is None else override(config, activation_checkpoint=mode)
         return trace_step(chosen, data, normalization, sample, world_size, device, size, flops)
@@ -202,7 +207,7 @@ def trace_step(
     size: int,
     flops: bool = False,
 ) -> Shapes:
-    """Run one step on shapes with micro-batches of `size` samples.
+    """Run one step on shapes, with micro-batches of `size` samples and the longest instructions.
 
     Args:
         config: settings of the run.
@@ -212,61 +217,111 @@ def trace_step(
         world_size: processes of the run.
         device: see `plan`.
         size: samples of a forward pass; where the run has several of them in a step, two are run.
-        flops: whether to count operations, too.
+        flops: whether to count operations, with the memory of a step that keeps all activations.
     """
-    cut = config.accumulates() and config.batch_size > world_size * (config.micro_batch_size or size)
-    parts = 2 if cut else 1
+    cut = config.accumulates()
+    wanted = -(-config.batch_size // (world_size * (config.micro_batch_size or size))) if cut else 1
+    count = min(2, wanted) * size
     here = replace(
         config,
-        batch_size=parts * size * world_size,
-        micro_batch_size=size if parts > 1 else None,
+        batch_size=count * world_size,
+        micro_batch_size=size if cut else None,
         max_num_tokens=None,
         max_samples=None,
-        compile=False,
     )
-    policy = build_on_meta(here, data.policy_config(here), normalization)
+    texts = {task for part in data.training for task in part.catalog.tasks}
+    distinct = len(texts) + (config.augment.text_dropout > 0)
+
+    def inputs(state: TrainState) -> dict[str, Any]:
+        repeated = {
+            key: value.expand(count, *value.shape[1:]) if isinstance(value, Tensor) else list(value) * count
+            for key, value in sample.items()
+        }
+        repeated[TASK] = [str(number % size % max(1, distinct)) for number in range(count)]
+        return state.policy.largest_inputs(state.marked(repeated))
+
+    found = _trace(here, data, normalization, inputs, world_size, device, count if flops else None)
+    if wanted > 2:  # the inputs of the micro-batches that were left out, and their copies
+        found.memory["peak"] += 2 * found.inputs * (wanted - 2) // 2
+    return found
+
+
+def trace_batch(
+    config: TrainConfig,
+    data: RunData,
+    normalization: Mapping[str, Any],
+    batch: Mapping[str, Any],
+    world_size: int,
+    device: str,
+) -> dict[str, int]:
+    """Run one step on the shapes of a real step and return its memory, as of a `Plan`.
+
+    Args:
+        config: settings of the run.
+        data: its sources.
+        normalization: of the policy.
+        batch: a rank's share of a batch (`TrainState.device_inputs`); `position` and values at the host are read.
+        world_size: processes of the run.
+        device: see `plan`.
+    """
+    here = replace(config, batch_size=len(batch[ACTION]) * world_size)
+    return _trace(here, data, normalization, lambda state: dict(batch), world_size, device).memory
+
+
+def _trace(
+    config: TrainConfig,
+    data: RunData,
+    normalization: Mapping[str, Any],
+    inputs: Callable[[TrainState], dict[str, Any]],
+    world_size: int,
+    device: str,
+    flops_of: int | None = None,
+) -> Shapes:
+    """Run one step on the shapes of `inputs`; with `flops_of` count the operations of each of as many samples."""
+    config = replace(config, compile=False)
+    policy = build_on_meta(config, data.policy_config(config), normalization)
     heads = torch.from_numpy(data.head_of_source) if len(data.heads) > 1 else None
     live, fake = LiveBytes(), FakeTensorMode(allow_non_fake_inputs=True)
-    with _mesh(here, world_size, device) as mesh, warnings.catch_warnings():
+    with _mesh(config, world_size, device) as mesh, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # by deepcopy
         with fake, live:
             forget_values(policy)
-            state = assemble(here, policy, mesh, heads)
+            state = assemble(config, policy, mesh, heads)
         state.checked = True
-        prepared = _inputs(state, sample, parts * size)
-        drawn = make_draws(state.policy.random_spec("train"), here.seed, prepared["position"])
+        prepared = inputs(state)
+        drawn = make_draws(state.policy.random_spec("train"), config.seed, prepared["position"])
         with fake, live:
+            before = live.now
             batch, draws = ({key: without_values(value) for key, value in each.items()} for each in (prepared, drawn))
-            return _run(state, batch, draws, live, parts * size, flops)
+            given = live.now - before
+            if device == "cuda":
+                _skip_optimizer(state)
+            # The second step has the buffers that the first one leaves.
+            for _ in range(1 if world_size == 1 or flops_of else 2):
+                live.reset()
+                flops = _step(state, batch, draws, live, counted=flops_of is not None)
+            trained = [p for p in state.policy.parameters() if p.requires_grad]
+            return Shapes(
+                memory=resident_memory(state) | {"activations": live.activations, "peak": live.peak},
+                parameters=sum(p.numel() for p in state.policy.parameters()),
+                trained=sum(p.numel() for p in trained),
+                trained_here=sum(local(p).numel() for p in trained),
+                flops=flops // (flops_of or 1),
+                tokens=max(state.policy.tokens(batch) or [0]) or None,
+                inputs=given,
+            )
 
 
-def _run(
-    state: TrainState, batch: dict[str, Any], draws: dict[str, Any], live: LiveBytes, count: int, flops: bool
-) -> Shapes:
-    # The second step has the buffers that the first one leaves.
-    for _ in range(2 if state.mesh.world_size > 1 else 1):
-        live.reset()
-        state.device_step(batch, draws, live)
-    memory = resident_memory(state) | {"activations": live.activations, "peak": live.peak}
-    counted = count_flops(lambda: state.device_step(batch, draws), state.policy) // count if flops else 0
-    trained = [p for p in state.policy.parameters() if p.requires_grad]
-    return Shapes(
-        memory,
-        sum(p.numel() for p in state.policy.parameters()),
-        sum(p.numel() for p in trained),
-        sum(local(p).numel() for p in trained),
-        counted,
-        max(state.policy.tokens(batch) or [0]) or None,
-    )
+def _step(state: TrainState, batch: dict[str, Any], draws: dict[str, Any], live: LiveBytes, counted: bool) -> int:
+    if counted:
+        return count_flops(lambda: state.device_step(batch, draws, live), state.policy)
+    state.device_step(batch, draws, live)
+    return 0
 
 
-def _inputs(state: TrainState, sample: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """A prepared batch of `count` times `sample`, with the longest instructions."""
-    repeated = {
-        key: value.expand(count, *value.shape[1:]) if isinstance(value, Tensor) else list(value) * count
-        for key, value in sample.items()
-    }
-    return state.policy.largest_inputs(state.marked(repeated))
+def _skip_optimizer(state: TrainState) -> None:
+    """Leave out the update of the weights: the kernels of a GPU take no memory for it, unlike those of a CPU."""
+    state.optimizer.step = lambda *_, **__: None  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -1,10 +1,11 @@
 """Time and memory of a training step, measured on the step of `train/state.py` itself with a timer.
 
-Three measurements of the same training, without warm-up:
+Measurements of the same training, without warm-up:
 
     plain     steps as in training, with the clock read before the first and after the last: the reference for speed
     timed     the device is synchronised at both ends of every phase: the reference for phases, without overlap
-    traced    one step under torch's profiler: collectives inside forward and backward, and memory over time
+    traced    one step of several ranks under torch's profiler: collectives inside forward and backward
+    memory    one step whose tensors are counted (`live_bytes.py`), beside the plan for its inputs (`plan.py`)
 
 Nothing is written to a run directory: the weights that these steps train are dropped.
 """
@@ -14,22 +15,26 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from understudy._version import __version__
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import join_mesh
+from understudy.load.loader import Loader
 from understudy.train.data.hub_files import with_local_files
 from understudy.train.data.make_loader import make_loader, make_order
 from understudy.train.data.run_data import choose_normalization, open_data
 from understudy.train.micro_batches import PartCounts, add_counts
 from understudy.train.profiling.flops import count_flops, peak_flops
-from understudy.train.profiling.resident import resident_memory
+from understudy.train.profiling.live_bytes import CudaBytes, LiveBytes
+from understudy.train.profiling.plan import trace_batch
+from understudy.train.profiling.resident import resident_memory, resident_tensors
 from understudy.train.profiling.timer import NULL, PHASES, PhaseTimer, Timer
 from understudy.train.state import TrainState, init_train_state
 from understudy.train.step_runner import StepRunner
@@ -71,6 +76,8 @@ class Profile:
     memory: dict[str, int]
     """`parameters`, `gradients`, `optimizer state`, `average`, `activations` (left by forward for backward), and
     `peak`, the largest total during a step."""
+    predicted: dict[str, int] | None
+    """The same as `understudy plan` predicts it for the inputs of that step; None inside a process group of others."""
     flops: int
     """Operations of a step, all ranks together."""
     flops_per_s: float
@@ -102,7 +109,7 @@ def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
         DatasetError: as `run.train`.
         RankError: as `run.train`.
     """
-    config = with_local_files(override(config, log={"trackers": ()}, steps=warmup + 2 * steps + 2)).resolved()
+    config = with_local_files(override(config, log={"trackers": ()}, steps=warmup + 2 * steps + 4)).resolved()
     with join_mesh(config) as mesh, tempfile.TemporaryDirectory() as folder:
         torch.set_num_threads(config.torch_threads)
         with mesh.together():
@@ -115,10 +122,17 @@ def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
             make_loader(config, data, order, mesh, 0, state.prepare) as loader,
             StepRunner(state, loader, log) as runner,
         ):
-            ranks = mesh.gather(_measure(state, runner, lambda: loader.wait_seconds, warmup, steps))
+            ranks = mesh.gather(_measure(state, runner, loader, warmup, steps))
         conditions = _conditions(state) | {"warmup": warmup, "steps": steps}
-        fastest = peak_flops(conditions["device"], conditions["arithmetic"])
-        return combine(ranks, config.batch_size, fastest, conditions) if mesh.rank == 0 else None
+    if mesh.rank:
+        return None
+    del state
+    found = combine(ranks, config.batch_size, peak_flops(conditions["device"], conditions["arithmetic"]), conditions)
+    if not mesh.ours:
+        return found
+    largest = max(ranks, key=lambda rank: rank.memory["peak"])
+    predicted = trace_batch(config, data, scales, largest.inputs, mesh.world_size, mesh.device.type)
+    return replace(found, predicted=predicted)
 
 
 class RankProfile(NamedTuple):
@@ -132,13 +146,13 @@ class RankProfile(NamedTuple):
     collectives_s: float
     memory: dict[str, int]
     flops: int
+    inputs: dict[str, Any]
+    """Batch of the step whose memory was measured, without values but those at the host."""
     parts: PartCounts | None = None
     """Of the plain steps."""
 
 
-def _measure(
-    state: TrainState, runner: StepRunner, waited: Callable[[], float], warmup: int, steps: int
-) -> RankProfile:
+def _measure(state: TrainState, runner: StepRunner, loader: Loader, warmup: int, steps: int) -> RankProfile:
     mesh, config = state.mesh, state.config
     cuda = mesh.device.type == "cuda"
     wait: Callable[[], object] = torch.cuda.synchronize if cuda else lambda: None
@@ -160,65 +174,54 @@ def _measure(
         return (time.perf_counter() - start) / count
 
     run(warmup)
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
-    before, cuts = waited(), list[PartCounts]()
+    before, cuts = loader.wait_seconds, list[PartCounts]()
     plain = run(steps, cuts=cuts)
-    waiting = (waited() - before) / steps
-    highest = torch.cuda.max_memory_allocated() if cuda else 0
+    waiting = (loader.wait_seconds - before) / steps
     timer = PhaseTimer(wait)
     timed = run(steps, timer)
     phases = {name: seconds / steps for name, seconds in timer.taken().items()}
     phases[OTHER] = timed - sum(phases.values())
-    trace = _trace(lambda timer: run(1, timer), cuda)
-    memory = resident_memory(state)
-    resident = sum(memory.values()) - memory["gradients"]  # gradients exist only within a step
-    memory |= {"activations": trace.activations, "peak": highest or resident + trace.increase}
+    collectives, seconds = _trace(lambda: run(1)) if mesh.world_size > 1 else (0, 0.0)
+    memory, inputs = _measure_memory(state, next(loader))
     flops = count_flops(lambda: run(1), state.policy)
-    return RankProfile(plain, waiting, timed, phases, trace.collectives, trace.seconds, memory, flops, add_counts(cuts))
+    counts = add_counts(cuts)
+    return RankProfile(plain, waiting, timed, phases, collectives, seconds, memory, flops, inputs, counts)
 
 
-class _Trace(NamedTuple):
-    collectives: int
-    seconds: float
-    activations: int
-    """Bytes left by the largest forward pass."""
-    increase: int
-    """Largest increase of memory above its level at the start."""
+def _measure_memory(state: TrainState, batch: dict[str, Any]) -> tuple[dict[str, int], dict[str, Any]]:
+    """Measure the memory of a step on this batch, uncompiled on a CPU; return it and the shapes of the batch."""
+    given, draws = state.device_inputs(batch)
+    if state.mesh.device.type == "cuda":
+        read = CudaBytes()
+        state.device_step(given, draws, read)
+        found = {"activations": read.activations, "peak": read.peak}
+    else:
+        live = LiveBytes()
+        with live, torch.compiler.set_stance("force_eager"):
+            live.watch(value for value in (*given.values(), *draws.values()) if isinstance(value, Tensor))
+            live.watch(resident_tensors(state))
+            for _ in range(1 if state.mesh.world_size == 1 else 2):  # the first one shows the buffers of FSDP2
+                live.reset()
+                state.device_step(given, draws, live)
+        found = {"activations": live.activations, "peak": live.peak}
+    shapes = {
+        key: value.to("meta") if isinstance(value, Tensor) and key != "position" else value
+        for key, value in given.items()
+    }
+    return resident_memory(state) | found, shapes
 
 
-def _trace(step: Callable[[Timer], object], cuda: bool) -> _Trace:
-    """Trace one step under torch's profiler, with its phases."""
-    from torch.autograd import DeviceType
-    from torch.profiler import ProfilerActivity, profile, record_function
+def _trace(step: Callable[[], object]) -> tuple[int, float]:
+    """Trace one step under torch's profiler; returns the number of its collectives and their seconds."""
+    from torch.profiler import ProfilerActivity, profile
 
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with profile(activities=activities, profile_memory=True) as traced:
-        step(lambda phase: record_function(f"understudy: {phase}"))
-    events = traced.profiler.kineto_results.events()  # the only access to memory over time
-    place = DeviceType.CUDA if cuda else DeviceType.CPU
-    spans = [(e.start_ns(), e.start_ns() + e.duration_ns(), e.start_thread_id()) for e in events if _forward(e)]
-    # On the CPU the loader's threads build batches meanwhile; only the step's own thread counts.
-    threads = {thread for _, _, thread in spans}
-    changes = sorted(
-        (e.start_ns(), e.nbytes())
-        for e in events
-        if e.name() == "[memory]" and e.device_type() == place and (cuda or e.start_thread_id() in threads)
-    )
-    level, increase = 0, 0
-    for _, change in changes:
-        level += change
-        increase = max(increase, level)
-    left = [sum(change for at, change in changes if start <= at <= end) for start, end, _ in spans]
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    with profile(activities=activities) as traced:
+        step()
     # Kernels on a GPU, threads of gloo on a CPU; their launches have other names.
-    talks = [e.duration_ns() for e in events if e.name().startswith(("gloo:", "ncclDevKernel"))]
-    return _Trace(len(talks), sum(talks) / 1e9, max(left, default=0), increase)
-
-
-def _forward(event: Any) -> bool:
-    from torch.autograd import DeviceType
-
-    return bool(event.name() == "understudy: forward" and event.device_type() == DeviceType.CPU)
+    events = traced.profiler.kineto_results.events()
+    talks = [each.duration_ns() for each in events if each.name().startswith(("gloo:", "ncclDevKernel"))]
+    return len(talks), sum(talks) / 1e9
 
 
 def combine(ranks: Sequence[RankProfile], batch: int, fastest: float | None, conditions: dict[str, Any]) -> Profile:
@@ -244,6 +247,7 @@ def combine(ranks: Sequence[RankProfile], batch: int, fastest: float | None, con
         collectives=max(rank.collectives for rank in ranks),
         collectives_s=max(rank.collectives_s for rank in ranks),
         memory={name: max(rank.memory[name] for rank in ranks) for name in ranks[0].memory},
+        predicted=None,
         flops=flops,
         flops_per_s=speed,
         mfu=speed / fastest if fastest else None,

@@ -29,6 +29,15 @@ def resident_memory(state: TrainState) -> dict[str, int]:
     }
 
 
+def resident_tensors(state: TrainState) -> list[Tensor]:
+    """Return the tensors of `resident_memory` on this rank."""
+    modules = [state.policy] if state.average is None else [state.policy, state.average]
+    tensors: list[Tensor] = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    tensors += [parameter.grad for parameter in state.policy.parameters() if parameter.grad is not None]
+    tensors += [value for values in state.optimizer.state.values() for value in values.values()]
+    return [local(tensor) for tensor in tensors]
+
+
 def _storage(tensor: Tensor) -> int:
     """Identity of the memory of a tensor, also of one without values."""
     return local(tensor).untyped_storage()._cdata
