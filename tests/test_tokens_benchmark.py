@@ -17,5 +17,6 @@ def test_packing_saves_operations() -> None:
     found = module.measure(module.make_policy(32, image=28), module.make_batch(image=28), rounds=1)
     images = 4 * sum((1, 1, 2, 2, 3, 3))
     assert found["valid_share"] == (images + 3 * 210 + 6 * 50) / (6 * (12 + 200 + 50))
-    assert found["packed_flops_per_sample"] < found["padded_flops_per_sample"]
+    packed, trimmed, padded = (found[f"{kind}_flops_per_sample"] for kind in ("packed", "trimmed", "padded"))
+    assert packed < trimmed < padded
     assert found["cpu_ratio"] > 0
