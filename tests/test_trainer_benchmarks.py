@@ -1,14 +1,18 @@
-"""Benchmarks of precision, order, mixtures and validation, in a tiny size: their output, not their figures."""
+"""Benchmarks of precision, order, mixtures, validation and words, in a tiny size: their output, not their figures."""
 
 import functools
 import importlib.util
 import json
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+
+from understudy.cli.main import main as understudy
 
 pytestmark = pytest.mark.slow
 
@@ -122,3 +126,35 @@ def test_validation_compares_many_sources_with_a_loader_each(capsys: pytest.Capt
     assert found["seconds"]["many"]["loss"] == pytest.approx(found["seconds"]["loader_each"]["loss"], rel=1e-5)
     assert {"wall_met", "cpu_met", "limit"} == set(found["bar"])
     assert found["conditions"]["held_out_frames"] > 3
+
+
+def test_pi05_tabletop_trains_fine_tunes_and_keeps_finished_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mujoco")
+    pytest.importorskip("sentencepiece", reason="needs the extra pi05")
+    module = benchmark("pi05_tabletop")
+
+    def in_this_process(log: Path, *arguments: str) -> dict[str, float]:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("w") as file, redirect_stdout(file), redirect_stderr(file):
+            assert understudy(arguments) == 0
+        return {"wall_s": 1.0, "cpu_s": 1.0, "peak_bytes": 1}
+
+    monkeypatch.setattr(module, "command", in_this_process)
+    sizes = {"episodes": 9, "steps": 2, "rollouts": 1, "seeds": 5, "tune-episodes": 4, "tune-steps": 2, "rank": 2}
+    arguments = [part for name, size in sizes.items() for part in (f"--{name}", str(size))]
+    arguments += ["--json", "--lora", "--out", str(tmp_path)]
+    module.main(arguments)
+    found = json.loads(capsys.readouterr().out)
+    full, lora = found["lora"]["full"], found["lora"]["lora"]
+    assert full["trained_parameters"] == full["parameters"] == found["words"]["parameters"]
+    assert lora["parameters"] == full["parameters"] + lora["trained_parameters"]
+    assert 8 * lora["trained_parameters"] <= lora["optimizer_bytes"] < full["optimizer_bytes"] / 4
+    assert {kind: found["words"][kind]["episodes"] for kind in ("plain", "swapped")} == {"plain": 1, "swapped": 1}
+    monkeypatch.setattr(module, "command", lambda *arguments: pytest.fail("a finished part is not run again"))
+    module.main(arguments)
+    assert json.loads(capsys.readouterr().out) == found
+    here, moved = (make().reset(7, "pick up the red block") for make in (module.TabletopEnv, module.MovedCamera))
+    assert np.array_equal(here["observation.state"], moved["observation.state"])
+    assert (here["observation.images.front"] != moved["observation.images.front"]).mean() > 0.05

@@ -48,6 +48,15 @@ def test_fitted_tokenizer_has_the_ids_and_prompts_of_paligemma(
     assert "▁block" in words[0]  # whole words of the tasks
 
 
+def test_tokens_max_counts_the_line_end_of_plain_prompts(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fit(data, tmp_path / "plain", "--policy.size", "tiny", "--policy.prompt", "plain") == 0
+    longest = json.loads(capsys.readouterr().out)["tokens_max"]
+    read = TextTokenizer.read(tmp_path / "plain", Sizes.TINY.vocab)
+    assert [read.prompts(TASKS, None, longest - less).is_cut.any() for less in (0, 1)] == [False, True]
+
+
 def test_responses_are_fitted_too(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     response = ("--policy.size", "tiny", "--data.response", "task", "--policy.response-tokens", "16")
     assert fit(data, tmp_path / "with", *response) == 0

@@ -84,7 +84,7 @@ class TextSettings(NormalizationSettings):
         if self.prompt == "state":
             prompts = [state_prompt(task, [255] * state_dim, self.learns_responses) for task in tasks]
             return [*prompts, *map(clean, responses), "-1 0 1 2 3 4 5 6 7 8 9", *ACTION_TEXTS]
-        return [*map(clean, tasks), *map(clean, responses), *ACTION_TEXTS]
+        return [*(f"{clean(task)}\n" for task in tasks), *map(clean, responses), *ACTION_TEXTS]
 
     def resolved(self) -> Self:
         """Return the settings with absolute paths, and the tokenizer beside the weights as `tokenizer`."""

@@ -1,0 +1,291 @@
+"""A tiny pi0.5 that follows words on the simulated table; with `--lora`, adapters beside full fine-tuning.
+
+    python benchmarks/pi05_tabletop.py [--json] [--lora] [--out runs/pi05-tabletop]
+
+Words: `understudy record` demonstrates three tasks in one scene ("pick up the red block", green, blue), `tokenizer fit`
+fits a tokenizer, and `train` trains a pi0.5 of 0.9 million parameters from fresh weights, with the settings below.
+`rollout` plays scenes without recordings, once with the scene's own instruction and once with that of another block.
+
+LoRA: the camera has moved around the table by `ANGLE` degrees. From the policy above, one run trains all weights and
+one trains adapters of rank `--rank` on the language tower, the expert, the vision encoder and the layers of actions and
+flow time. Both have the same recordings, order, noise and number of steps. The table also has the policy before.
+
+Each training is a process of its own: `cpu_s` and `peak_bytes` are of that process, `optimizer_bytes` is the statement
+that the run prints at its start. `--out` keeps finished parts, which are not repeated. Success is pooled over seeds,
+with 95 % Wilson intervals. The defaults of the scenes' seeds differ from those of the recordings.
+"""
+
+import argparse
+import json
+import math
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+
+from understudy.cli.record import RecordConfig, demonstrate
+from understudy.data.write.writer import EpisodeWriter
+from understudy.envs.tabletop.tabletop_env import TabletopEnv
+from understudy.policies.policy import load
+from understudy.rollout.play import rollout
+from understudy.rollout.result import wilson_interval
+from understudy.train.track import metrics_file
+
+POLICY = {
+    "policy.type": "pi05",
+    "policy.size": "tiny",
+    "policy.prompt": "plain",
+    "policy.prompt-tokens": 16,
+    "policy.noise-samples": 4,
+    "batch-size": 32,
+    "augment.shift": 0,
+    "data.robot-type": "tabletop",
+    "data.control-mode": "ee_delta",
+    "val.open-loop-every": 0,
+    "log.no-report": None,
+}
+"""Settings of all trainings, as flags of `understudy train`."""
+LR = {"words": 2e-3, "full": 1e-3, "lora": 3e-3}
+"""Peak learning rates."""
+TARGETS = ("vision.layers.*", "layers.*_proj", "[as]*_proj", "*time_mlp_*")
+"""Layers with an adapter: the policy's default, and the vision encoder, since the images have changed."""
+ANGLE = 45.0
+"""Degrees by which the camera moves around the table."""
+SCENES = 15
+"""Scenes that are played side by side."""
+
+
+class MovedCamera(TabletopEnv):
+    """The tabletop, seen from a camera that has moved around the table's vertical axis by `ANGLE` degrees."""
+
+    def __init__(self) -> None:
+        """Make the environment with images of 64 pixels."""
+        super().__init__(64)
+        camera, half = self.sim.model.camera("front"), math.radians(ANGLE) / 2
+        x, y, z = camera.pos
+        sine, cosine = math.sin(2 * half), math.cos(2 * half)
+        camera.pos[:] = [cosine * x - sine * y, sine * x + cosine * y, z]
+        a, b, c, d = camera.quat
+        p, q = math.cos(half), math.sin(half)
+        camera.quat[:] = [p * a - q * d, p * b - q * c, p * c + q * b, p * d + q * a]
+
+
+def flags(settings: dict[str, Any]) -> list[str]:
+    """Write settings as flags; None is a flag without a value."""
+    found = []
+    for name, value in settings.items():
+        values = value if isinstance(value, tuple) else () if value is None else (value,)
+        found += [f"--{name}", *map(str, values)]
+    return found
+
+
+def command(log: Path, *arguments: str) -> dict[str, float]:
+    """Run an `understudy` command in a process of its own; its output goes to `log`.
+
+    Returns:
+        `wall_s`, `cpu_s` and `peak_bytes` of the process.
+    """
+    print(f"understudy {' '.join(arguments)}", file=sys.stderr)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    with log.open("w") as file:
+        process = subprocess.Popen([sys.executable, "-m", "understudy", *arguments], stdout=file, stderr=file)
+        _, status, usage = os.wait4(process.pid, 0)
+    if os.waitstatus_to_exitcode(status) != 0:
+        raise SystemExit(f"understudy {arguments[0]} failed: {log}")
+    return {
+        "wall_s": time.perf_counter() - began,
+        "cpu_s": usage.ru_utime + usage.ru_stime,
+        "peak_bytes": usage.ru_maxrss * 1024,
+    }
+
+
+def once(file: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the result in `file`, which `make` computes the first time."""
+    if not file.exists():
+        found = make()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(found))
+    result: dict[str, Any] = json.loads(file.read_text())
+    return result
+
+
+def trained(args: argparse.Namespace, name: str, steps: int, **settings: Any) -> dict[str, Any]:
+    """Train the run `name` and return its times, bytes and last validation loss."""
+    run = args.out / name
+
+    def make() -> dict[str, Any]:
+        shutil.rmtree(run, ignore_errors=True)  # an unfinished one
+        every = {"output-dir": run, "steps": steps, "val.every": steps, "policy.tokenizer": args.out / "tokenizer"}
+        used = command(args.out / f"{name}.log", "train", *flags({**POLICY, **every, **settings}))
+        text = (args.out / f"{name}.log").read_text()
+        shares = re.search(r"trains (?:all|([\d,]+) of) ([\d,]+) parameters", text)
+        stated = re.search(r"optimizer state ([\d,]+) bytes", text)
+        assert shares is not None
+        assert stated is not None
+        total = number(shares[2])
+        metrics = metrics_file.read(run / "metrics.jsonl", "train")
+        return {
+            **used,
+            "steps": steps,
+            "parameters": total,
+            "trained_parameters": number(shares[1] or shares[2]),
+            "weight_bytes": 4 * total,
+            "optimizer_bytes": number(stated[1]),
+            "train_loss": float(np.mean([record["loss"] for record in metrics[-50:]])),
+            "val_loss": metrics_file.read(run / "metrics.jsonl", "val")[-1]["loss"],
+        }
+
+    return once(args.out / f"{name}.json", make)
+
+
+def number(text: str) -> int:
+    """Read a number with thousands separators."""
+    return int(text.replace(",", ""))
+
+
+def played(args: argparse.Namespace, run: str, seed: int, env: Callable[[], TabletopEnv]) -> dict[str, Any]:
+    """Play a run's policy in scenes of `seed`, with their own instruction and with another one."""
+
+    def make() -> dict[str, Any]:
+        policy = load(args.out / run / "policy").eval()
+        worlds = [env() for _ in range(min(SCENES, args.rollouts))]
+        found = {}
+        for name, swap in (("plain", False), ("swapped", True)):
+            result = rollout(policy, worlds, args.rollouts, seed, swap_text=swap)
+            took = result.took_scene if swap else 0
+            found[name] = {"successes": result.successes, "episodes": args.rollouts, "ignored_words": took}
+        return found
+
+    return once(args.out / f"{run}-{env.__name__}-{seed}.json", make)
+
+
+def pooled(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Sum successes, with the Wilson interval."""
+    successes, episodes = (sum(each[key] for each in results) for key in ("successes", "episodes"))
+    low, high = wilson_interval(successes, episodes)
+    ignored = sum(each["ignored_words"] for each in results)
+    return {"successes": successes, "episodes": episodes, "low": low, "high": high, "ignored_words": ignored}
+
+
+def recorded(root: Path, episodes: int, seed: int) -> None:
+    """Record the scripted expert with the moved camera, unless it is done."""
+    env = MovedCamera()
+    with EpisodeWriter(
+        root, fps=env.fps, features=env.features, robot_type=env.name, codec="libsvtav1", resume=True
+    ) as writer:
+        for episode in range(writer.episodes, episodes):
+            frames, task, _ = demonstrate(env, RecordConfig(output_dir=str(root), seed=seed), episode)  # type: ignore[arg-type]
+            for frame in frames:
+                writer.add_frame(frame, task=task)
+            writer.save_episode()
+
+
+def words(args: argparse.Namespace) -> dict[str, Any]:
+    """Train from fresh weights and play."""
+    data = str(args.out / "dataset")
+    counts = {"episodes": args.episodes, "seed": args.seed}
+    once(
+        args.out / "record.json",
+        lambda: command(args.out / "record.log", "record", *flags({"output-dir": data, **counts})),
+    )
+    fit = flags(
+        {"policy.size": "tiny", "policy.prompt": "plain", "data.root": data, "output-dir": args.out / "tokenizer"}
+    )
+    once(args.out / "tokenizer.json", lambda: command(args.out / "tokenizer.log", "tokenizer", "fit", *fit))
+    run = trained(args, "words", args.steps, **{"data.root": data, "optim.lr": LR["words"], "seed": args.seed})
+    result = played(args, "words", args.seed, TabletopEnv)
+    return run | {name: pooled([result[name]]) for name in ("plain", "swapped")}
+
+
+def adapted(args: argparse.Namespace) -> dict[str, Any]:
+    """Fine-tune on the moved camera, with all weights and with adapters, for each seed."""
+    data = args.out / "moved"
+    recorded(data, args.tune_episodes, args.seed + 1)
+    start = {"data.root": data, "init-from": args.out / "words/policy", "schedule.warmup-steps": 20}
+    before = played(args, "words", args.seed, MovedCamera)
+    found: dict[str, Any] = {"before": {name: pooled([before[name]]) for name in before}}
+    arms: dict[str, dict[str, Any]] = {
+        "full": {"optim.lr": LR["full"]},
+        "lora": {"optim.lr": LR["lora"], "lora.rank": args.rank, "lora.targets": TARGETS},
+    }
+    for arm, settings in arms.items():
+        runs, results = [], []
+        for seed in args.seeds:
+            name = f"{arm}-{seed}"
+            runs.append(trained(args, name, args.tune_steps, **start, **settings, seed=seed))
+            results.append(played(args, name, seed, MovedCamera))
+        found[arm] = runs[0] | {
+            "val_loss": [run["val_loss"] for run in runs],
+            "cpu_s": sum(run["cpu_s"] for run in runs) / len(runs),
+            **{name: pooled([result[name] for result in results]) for name in ("plain", "swapped")},
+            "all": pooled([result[name] for result in results for name in ("plain", "swapped")]),
+        }
+    return found
+
+
+def table(result: dict[str, Any]) -> str:
+    """Format the results for a terminal."""
+    rows = {"words": result["words"], **(result.get("lora") or {})}
+    lines = [
+        f"{'':<8}{'own words':>11}{'swapped':>9}   {'95 % of both':<18}{'CPU s':>7}{'peak MiB':>10}"
+        f"{'optimizer bytes':>17}"
+    ]
+    for name, row in rows.items():
+        both = [wilson_interval(row[kind]["successes"], row[kind]["episodes"]) for kind in ("plain", "swapped")]
+        cells = [f"{row[kind]['successes']}/{row[kind]['episodes']}" for kind in ("plain", "swapped")]
+        spans = ", ".join(f"{low:.0%}-{high:.0%}" for low, high in both)
+        cost = (
+            f"{row['cpu_s']:>7.0f}{row['peak_bytes'] / 2**20:>10.0f}{row['optimizer_bytes']:>17,}"
+            if "cpu_s" in row
+            else ""
+        )
+        lines.append(f"{name:<8}{cells[0]:>11}{cells[1]:>9}   {spans:<18}{cost}")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Parse the command line and print the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--lora", action="store_true", help="also fine-tune for a moved camera, fully and with adapters"
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/pi05-tabletop"))
+    parser.add_argument("--seed", type=int, default=0, help="of recordings, training and scenes")
+    parser.add_argument("--episodes", type=int, default=800, help="to record")
+    parser.add_argument("--steps", type=int, default=2400, help="from fresh weights")
+    parser.add_argument("--rollouts", type=int, default=30, help="per policy, seed and kind of instruction")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11], help="of fine-tuning and its scenes")
+    parser.add_argument("--tune-episodes", type=int, default=200, help="to record for fine-tuning")
+    parser.add_argument("--tune-steps", type=int, default=400, help="of fine-tuning")
+    parser.add_argument("--rank", type=int, default=8, help="of the adapters")
+    args = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    with redirect_stdout(sys.stderr):
+        result: dict[str, Any] = {"words": words(args)}
+        if args.lora:
+            result["lora"] = adapted(args)
+    given = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
+    result["conditions"] = given | {
+        "device": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+    print(json.dumps(result) if args.json else table(result))
+
+
+if __name__ == "__main__":
+    main()
