@@ -152,6 +152,9 @@ def test_pi05_tabletop_trains_fine_tunes_and_keeps_finished_runs(
     assert lora["parameters"] == full["parameters"] + lora["trained_parameters"]
     assert 8 * lora["trained_parameters"] <= lora["optimizer_bytes"] < full["optimizer_bytes"] / 4
     assert {kind: found["words"][kind]["episodes"] for kind in ("plain", "swapped")} == {"plain": 1, "swapped": 1}
+    loss = found["words"]["loss"]
+    assert loss["own"] != loss["swapped"]
+    assert loss["own"] == pytest.approx(loss["swapped"], rel=0.1)  # two steps have learned no word
     monkeypatch.setattr(module, "command", lambda *arguments: pytest.fail("a finished part is not run again"))
     module.main(arguments)
     assert json.loads(capsys.readouterr().out) == found
