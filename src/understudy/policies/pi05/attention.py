@@ -74,7 +74,7 @@ class Plan(NamedTuple):
     suffix_mask: Tensor | None
     """bool [B * N, 1, 1 or T, seen + T], keys of the suffix's queries; None: all are valid."""
     prefix: int
-    """Tokens of the prefix (P); those behind are the tail."""
+    """Tokens of the prefix (P); those behind are the tail. 0: the tail continues a cache that has the prefix."""
     seen: int
     """Tokens of prefix and tail that the suffix sees."""
     candidates: int

@@ -163,7 +163,7 @@ class PairLayer(nn.Module):
             actions: suffix of each chunk, [B * N, T, expert width]; None: fill the cache alone.
             plan: positions and masks.
             condition: of the expert's adaptive norms, [B * N, width] or [B * N, T, width].
-            cache: of an earlier call with `tokens`.
+            cache: of an earlier call with `tokens`; with `tokens` these continue it, each behind all of the cache.
             keys_only: leave out all results of the tower but keys and values. (Nothing reads its last layer's.)
 
         Returns:
@@ -172,7 +172,7 @@ class PairLayer(nn.Module):
         """
         if tokens is not None:
             assert plan.tower is not None
-            tokens, cache = self._tower(tokens, plan.tower, plan, keys_only)
+            tokens, cache = self._tower(tokens, plan.tower, plan, keys_only, cache)
         assert cache is not None
         if actions is not None:
             assert plan.suffix is not None
@@ -183,20 +183,25 @@ class PairLayer(nn.Module):
             actions = self._expert(actions, plan.suffix, plan, condition, cache)
         return tokens, actions, cache if actions is None else None
 
-    def _tower(self, x: Tensor, at: Rotary, plan: Plan, keys_only: bool) -> tuple[Tensor | None, Cache]:
+    def _tower(
+        self, x: Tensor, at: Rotary, plan: Plan, keys_only: bool, past: Cache | None
+    ) -> tuple[Tensor | None, Cache]:
         y, _ = self.vlm.input_layernorm(x)
         k, v = self.vlm.self_attn.keys_values(y, at)
+        if past is not None:
+            k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
         if keys_only:
             return None, (k, v)
         q = self.vlm.self_attn.queries(y, at)
         if plan.packed is not None:
-            parts = [attend_segments(_row(q), _row(k), _row(v), each) for each in plan.packed.tower]
-            return self.vlm.finish(x, torch.cat(parts)[plan.packed.order][None], None), (k, v)
-        front = slice(None, plan.prefix)
-        found = attend(q[:, :, front], k[:, :, front], v[:, :, front], plan.prefix_mask)
+            packed = [attend_segments(_row(q), _row(k), _row(v), each) for each in plan.packed.tower]
+            return self.vlm.finish(x, torch.cat(packed)[plan.packed.order][None], None), (k, v)
+        front, parts = slice(None, plan.prefix), []
+        if plan.prefix:
+            parts.append(attend(q[:, :, front], k[:, :, front], v[:, :, front], plan.prefix_mask))
         if plan.tail_mask is not None:
-            found = torch.cat([found, attend(q[:, :, plan.prefix :], k, v, plan.tail_mask)], dim=1)
-        return self.vlm.finish(x, found, None), (k, v)
+            parts.append(attend(q[:, :, plan.prefix :], k, v, plan.tail_mask))
+        return self.vlm.finish(x, torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], None), (k, v)
 
     def _expert(self, x: Tensor, at: Rotary, plan: Plan, condition: Tensor | None, cache: Cache) -> Tensor:
         y, gate = self.expert.input_layernorm(x, condition)

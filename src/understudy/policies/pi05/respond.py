@@ -10,7 +10,9 @@ from torch import Tensor
 from understudy.policies.batch import to_device, value_of
 from understudy.policies.common.token_loss import token_cross_entropy
 from understudy.policies.losses import Loss
+from understudy.policies.pi05.attention import Plan, rotary
 from understudy.policies.pi05.extents import FAST, PROMPT, TEXT, TOKENS, Extent, cut
+from understudy.policies.pi05.gemma import Cache
 from understudy.policies.pi05.network import Observation, Pi0Network, Tail
 
 
@@ -65,7 +67,8 @@ def token_losses(
 def respond(network: Pi0Network, observed: Observation, length: int, end: int) -> Tail:
     """Predict the most likely next token until each sample has ended.
 
-    Each token takes one pass of the language tower over the prefix and the response so far.
+    The prefix takes one pass of the language tower, and each further token one of its own, over the keys and values of
+    those before it.
 
     Args:
         network: the network.
@@ -77,17 +80,47 @@ def respond(network: Pi0Network, observed: Observation, length: int, end: int) -
         The response with its `end`, which the expert sees.
     """
     count, device = len(observed.valid), observed.valid.device
-    rows = torch.arange(count, device=device)
     tokens = torch.zeros(count, 0, dtype=torch.int64, device=device)
     masks = torch.zeros(count, 0, dtype=torch.bool, device=device)
     ended = torch.zeros(count, dtype=torch.bool, device=device)
-    while tokens.shape[1] < length and not ended.all():
-        seen = network.with_tail(observed, Tail(tokens, masks, tokens.shape[1]))
-        _, hidden = network.compute(seen, None, hidden=True)
-        assert hidden is not None
-        order = torch.arange(seen.valid.shape[1], device=device)
-        last: Tensor = hidden[rows, torch.where(seen.valid, order, 0).amax(dim=1)]  # [B, width]
-        best = F.linear(last, network.embedding.weight.to(last.dtype)).float().argmax(dim=1)
-        tokens, masks = torch.cat([tokens, best[:, None]], dim=1), torch.cat([masks, ~ended[:, None]], dim=1)
+    if not length:
+        return Tail(tokens, masks, 0)
+    order = torch.arange(observed.prefix, device=device)
+    hidden, caches = _continue(network, observed.embeddings, observed.valid, None)
+    last = hidden[torch.arange(count, device=device), torch.where(observed.valid, order, 0).amax(dim=1)]  # [B, width]
+    table = network.embedding.weight.to(last.dtype)
+    while True:
+        best, own = F.linear(last, table).float().argmax(dim=1), ~ended[:, None]
+        tokens, masks = torch.cat([tokens, best[:, None]], dim=1), torch.cat([masks, own], dim=1)
         ended = ended | (best == end)
-    return Tail(tokens, masks, tokens.shape[1])
+        if tokens.shape[1] == length or ended.all():
+            return Tail(tokens, masks, tokens.shape[1])
+        seen = network.with_tail(observed, Tail(best[:, None], own, 1)).embeddings[:, observed.prefix :]
+        hidden, caches = _continue(network, seen, torch.cat([observed.valid, masks], dim=1), caches)
+        last = torch.where(own, hidden[:, 0], last)
+
+
+def _continue(
+    network: Pi0Network, x: Tensor, valid: Tensor, caches: Sequence[Cache] | None
+) -> tuple[Tensor, list[Cache]]:
+    """Run the language tower over the prefix, or over one token behind it.
+
+    Args:
+        network: the network.
+        x: [B, P, width], the embedded prefix; with `caches` [B, 1, width], the token.
+        valid: bool [B, P + n], of all tokens so far.
+        caches: of all layers, for the tokens before `x`.
+
+    Returns:
+        The tower's tokens in the shape of `x`, and the caches with them.
+    """
+    at = rotary((valid.cumsum(dim=1) - 1)[:, -x.shape[1] :], network.sizes.vlm.head_dim)
+    mask, prefix = valid[:, None, None], x.shape[1] if caches is None else 0
+    plan = Plan(at, mask, None if prefix else mask, None, None, prefix, prefix, 1, insulate=False)
+    tokens: Tensor | None = x
+    found: list[Cache] = []
+    for number, layer in enumerate(network.layers):
+        tokens, _, cache = layer(tokens, None, plan, cache=None if caches is None else caches[number])
+        found.append(cache)
+    assert tokens is not None
+    return network.vlm_norm(tokens)[0], found
