@@ -14,6 +14,7 @@ import torch
 
 from support.runs import series, tiny_config, tiny_dataset
 from understudy.cli import main
+from understudy.cli.arguments import settings as parse
 from understudy.config.help import groups
 from understudy.config.schema import dump_yaml, load
 from understudy.config.train import TrainConfig
@@ -141,6 +142,8 @@ def test_warnings_are_one_line_without_source(monkeypatch: pytest.MonkeyPatch) -
         (["train", "--micro-batch-size", "few"], "--micro-batch-size: must be {None}|INT, not ['few']"),
         (["train", "--steps"], "--steps: its value is missing"),
         (["train", "--data.sources", "x"], "--data.sources: a list"),
+        (["train", "--policy.image-size", "--steps", "3"], "--policy.image-size"),
+        (["train", "--policy.image-size", "wide", "3"], "--policy.image-size: cannot take"),
         (["train", "--data.root", "{}", "--optim.lr", "inf"], "optim.lr"),
         (["train", "--data.root", "{}", "--loader.memory", "lots"], "memory 'lots'"),
         (["train", "--data.root", "{}", "--checkpoint.keep-best", "macro", "--val.every", "0"], "val.every is 0"),
@@ -159,6 +162,7 @@ def test_warnings_are_one_line_without_source(monkeypatch: pytest.MonkeyPatch) -
         (["resume", "{}"], "no run here"),
         (["report", "{}"], "no run here"),
         (["validate", "{}"], "no run here"),
+        (["validate", "{}", "--checkpoint", "bast"], "did you mean best?"),
         (["export", "{}"], "no run here"),
         (["rollout", "{}"], "no"),
     ],
@@ -417,3 +421,12 @@ def test_exit_codes_of_external_errors(
     monkeypatch.setattr(main, "resolve", lambda where: work if where.endswith(":inspect") else real(where))
     assert run("inspect", "x") == code
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "size"), [(["32"], (32, 32)), (["32", "48"], (32, 48)), (["32", "--steps", "3"], (32, 32))]
+)
+def test_an_image_size_of_one_number_is_a_square(words: list[str], size: tuple[int, int]) -> None:
+    arguments = ["--data.root", "there", "--policy.image-size", *words]
+    found = parse("train", TrainConfig, "[FILE]", arguments, launchable=True)
+    assert found.policy.image_size == size

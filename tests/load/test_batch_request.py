@@ -71,6 +71,15 @@ def test_unknown_options_are_refused(root: Path, make: Any) -> None:
         make(root, batch_size=BATCH, image_transforms=lambda images: images)
 
 
+@pytest.mark.parametrize(
+    ("option", "ours"),
+    [({"num_workers": 4}, "num_threads"), ({"shuffle": True}, "seed"), ({"pin_memory": True}, "pin=True")],
+)
+def test_options_of_a_torch_loader_are_refused_with_ours(root: Path, option: dict[str, Any], ours: str) -> None:
+    with pytest.raises(TypeError, match=f"{next(iter(option))}: .*{ours}"):
+        us.Loader(root, batch_size=BATCH, **option)
+
+
 def test_every_option_is_in_the_signature() -> None:
     loader, stream, data = (
         dict(inspect.signature(cls).parameters) for cls in (us.Loader, us.EpisodeStream, us.EpisodeDataset)

@@ -157,6 +157,7 @@ PARSING = {
     r"^Error parsing (\S+): invalid literal for int\(\) with base 10: ": r"\1: must be a whole number, not ",
     r"^Error parsing (\S+): could not convert string to float: ": r"\1: must be a number, not ",
     r"^Error parsing (\S+): no type matching (.*) could be instantiated from (.*)\.$": r"\1: must be \2, not \3",
+    r"^Error parsing (\S+): Could not parse arguments (.*) into tuple type .*$": r"\1: cannot take \2",
     r"^invalid choice (.*) for argument '(\S+)'\. Expected one of \('(.*)'\)\.$": r"\2: must be one of '\3', not \1",
     r"^Missing value for argument '(?:\(')?(-[^\s',]+)(?:',\))?'\. .*$": r"\1: its value is missing",
 }
@@ -284,6 +285,7 @@ def _parsed(cls: type, arguments: list[str], default: Any, program: str) -> Any:
     Raises:
         ConfigError: An argument is wrong; the message is tyro's box of several lines as one.
     """
+    arguments = _squares(cls, arguments)
     if empty := _empty_list(cls, arguments):
         raise ConfigError(f"{empty}: no value follows it; leave it out for none")
     output = io.StringIO()
@@ -321,7 +323,25 @@ def _line(box: str) -> str:
     line = " ".join(words) or " ".join(box.split())
     for pattern, ours in PARSING.items():
         line = re.sub(pattern, ours, line)
-    return line
+    return _with_near_choice(line)
+
+
+def _with_near_choice(line: str) -> str:
+    """Add the choice that a misspelt word is near to, if any: `must be INT|{latest,best}, not ['bast']`."""
+    found = re.fullmatch(r"-\S+: must be .*\{(.*)\}.*, not \['(.*)'\]", line)
+    near = difflib.get_close_matches(found[2], found[1].split(","), n=1) if found else []
+    return f"{line}; did you mean {near[0]}?" if near else line
+
+
+def _squares(cls: type, arguments: list[str]) -> list[str]:
+    """Give a size of one number, `--policy.image-size 32`, its second one: height and width are equal."""
+    sizes = {f"--{path.replace('_', '-')}" for path, kind in _paths(cls) if path.endswith("image_size")}
+    found = list[str]()
+    for flag, value, following in zip(["", *arguments], arguments, [*arguments[1:], "--"]):
+        found.append(value)
+        if flag.replace("_", "-") in sizes and value.isdecimal() and following.startswith("--"):
+            found.append(value)
+    return found
 
 
 def _describe_unknown(cls: type, unknown: list[str]) -> Iterator[str]:

@@ -154,11 +154,26 @@ def make_request(
     return request
 
 
+DATALOADER = {
+    "collate_fn": "batches are made of tensors here; give preprocess, which gets each complete batch",
+    "drop_last": "leave it out; the stream of samples has no end",
+    "num_workers": "a Loader has num_threads",
+    "persistent_workers": "leave it out; threads live as long as the loader",
+    "pin_memory": "a Loader pins its batches with device='cuda', or with pin=True",
+    "prefetch_factor": "give memory, which bounds the batches that are made ahead",
+    "sampler": "give order",
+    "shuffle": "leave it out; samples are always shuffled, by seed; Order.from_datasets(mode=...) makes other orders",
+}
+"""Arguments of torch's DataLoader -> the equivalent here."""
+
+
 def _open(datasets: Datasets, options: DatasetOptions) -> list[EpisodeDataset]:
     several = isinstance(datasets, Iterable) and not isinstance(datasets, (str, bytes, os.PathLike, Mapping))
     given: list[Any] = list(datasets) if several else [datasets]  # type: ignore[arg-type]
     paths = [isinstance(one, (str, os.PathLike, Catalog)) for one in given]
     known = DatasetOptions.__annotations__
+    if foreign := [f"{name}: {DATALOADER[name]}" for name in sorted(options.keys() & DATALOADER.keys())]:
+        raise TypeError(f"options of torch's DataLoader, which has them around an EpisodeStream: {'; '.join(foreign)}")
     if unknown := sorted(options.keys() - known.keys()):
         own = [*BatchRequest.__dataclass_fields__, "batch_size", "seed", "weights"]
         near = get_close_matches(unknown[0], [*known, *own], n=1)
