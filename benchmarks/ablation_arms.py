@@ -26,7 +26,7 @@ from understudy.optim.loss_weights import loss_weights
 from understudy.optim.moving_average import make_average
 from understudy.optim.param_groups import parameter_groups
 from understudy.policies.common.flow_matching import MAX_PERIOD, MIN_PERIOD
-from understudy.policies.pi05 import gemma, network
+from understudy.policies.pi05 import attention, gemma, network
 from understudy.policies.pi05.attention import THETA, Rotary
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.train.state import TrainState, assemble
@@ -120,8 +120,9 @@ def positions_of(arm: str) -> Iterator[None]:
         yield
         return
     with (
-        patch.multiple(network, rotary=rotary_bf16, time_features=time_features_bf16),
+        patch.object(attention, "rotary", rotary_bf16),
         patch.object(gemma, "rotate", rotate_bf16),
+        patch.object(network, "time_features", time_features_bf16),
     ):
         yield
 

@@ -13,7 +13,7 @@ from support import pi05_policy
 from support.sentences import write_model
 from understudy.config.train import EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
 from understudy.distributed.mesh import join_mesh
-from understudy.policies.pi05 import gemma, network
+from understudy.policies.pi05 import attention, gemma, network
 from understudy.rollout.result import Episode, RolloutResult
 
 pytestmark = pytest.mark.slow
@@ -77,19 +77,36 @@ def test_moving_average_does_not_influence_the_weights(arms: ModuleType, tmp_pat
 
 
 def test_bf16_rope_changes_positions_and_times_inside_its_block_only(arms: ModuleType) -> None:
-    before = network.rotary, network.time_features, gemma.rotate
+    before = attention.rotary, network.time_features, gemma.rotate
     positions, x = torch.tensor([[0, 60]]), torch.randn(1, 1, 2, 24, generator=torch.Generator().manual_seed(0))
     times = torch.tensor([0.3, 0.9])
-    exact = gemma.rotate(x, network.rotary(positions, 24)), network.time_features(times, 48)
+    exact = gemma.rotate(x, attention.rotary(positions, 24)), network.time_features(times, 48)
     for arm, same in (("fp32-truth", True), ("bf16-rope", False)):
         with arms.positions_of(arm):
-            found = gemma.rotate(x, network.rotary(positions, 24)), network.time_features(times, 48)
+            found = gemma.rotate(x, attention.rotary(positions, 24)), network.time_features(times, 48)
         assert [torch.equal(a, b) for a, b in zip(exact, found)] == [same, same]
     rotated = found[0]
     assert rotated.dtype == torch.float32
     assert torch.allclose(rotated[:, :, 0], x[:, :, 0], rtol=1e-2)  # position 0 is not rotated
     assert (rotated - exact[0]).norm() < 0.2 * exact[0].norm()  # rounded, not another formula
-    assert (network.rotary, network.time_features, gemma.rotate) == before
+    assert (attention.rotary, network.time_features, gemma.rotate) == before
+
+
+def test_bf16_rope_reaches_the_network(arms: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step calls each replaced function: none has moved to another module."""
+    called = set()
+
+    def noted(name: str, own: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            called.add(name)
+            return own(*arguments)
+
+        return call
+
+    for name in ("rotary_bf16", "rotate_bf16", "time_features_bf16"):
+        monkeypatch.setattr(arms, name, noted(name, getattr(arms, name)))
+    weights_after(arms, "bf16-rope", write_model(tmp_path), 0.0, steps=1)
+    assert called == {"rotary_bf16", "rotate_bf16", "time_features_bf16"}
 
 
 def test_ablation_reports_every_cell_and_keeps_finished_runs(
