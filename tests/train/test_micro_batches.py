@@ -165,6 +165,27 @@ def test_ranks_run_equally_many_parts(world: int, shards: int, count: int, limit
         close(found, expected)
 
 
+def packed_step(tokenizer: Path, shards: int, limits: dict[str, Any]) -> Outcome:
+    """A step of pi0.5 on six samples that differ in cameras and texts."""
+    from support.pi05_policy import batch as pi05_batch
+    from support.pi05_policy import policy as pi05_policy
+
+    made = pi05_policy(tokenizer)
+    made.packs = "max_num_tokens" in limits
+    return step_of(made, made.preprocess(pi05_batch(6) | {"position": torch.arange(6)}), shards, **limits)
+
+
+@pytest.mark.slow
+def test_packed_parts_on_sharded_weights(tokenizer: Path) -> None:
+    expected = packed_step(tokenizer, 1, {})
+    everywhere = in_ranks(2, packed_step, tokenizer, 2, {"max_num_tokens": 100})
+    assert expected[2].processed > expected[2].tokens
+    for found in everywhere:
+        assert found[2].parts > 1
+        assert found[2].processed == found[2].tokens
+        close(found, expected)
+
+
 # -- runs -------------------------------------------------------------------------------------------------------------
 
 
