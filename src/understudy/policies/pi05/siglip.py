@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.policies.batch import check_shape
+from understudy.policies.batch import check_shape, to_device
 from understudy.policies.common.layers import Conv2d, Linear
 from understudy.policies.pi05.attention import attend
 from understudy.policies.pi05.sizes import VisionSizes
@@ -203,7 +203,7 @@ class VisionEncoder(nn.Module):
             # A frame always sees itself, so that no softmax has zero keys.
             mask = mask & valid[:, None] | (order == order[:, None])
         encoding = time_encoding(frames.times, self.norm.weight.shape[0])
-        encoding = encoding.to(device=images.device, dtype=dtype)[:, None]
+        encoding = to_device(encoding.to(dtype), images.device)[:, None]
         return Past(encoding, mask[:, None]), images.flatten(0, 1)
 
 
