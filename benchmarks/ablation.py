@@ -86,7 +86,7 @@ SIZES = Sizes(
 def recorded(args: argparse.Namespace, name: str, colors: tuple[str, ...], episodes: int) -> Path:
     folder = Path(args.out) / name
     command = ["record", "--output-dir", str(folder), "--episodes", str(episodes), "--tasks", *colors]
-    command += ["--image-size", str(IMAGE)]
+    command += [f"--image-size={IMAGE}"]
     if understudy(command) != 0:  # continues, or finds all episodes there
         raise SystemExit(1)
     return folder
