@@ -15,6 +15,7 @@ import torch
 from support.runs import series, tiny_config, tiny_dataset
 from understudy.cli import main
 from understudy.cli.arguments import settings as parse
+from understudy.cli.record import RecordConfig
 from understudy.config.help import groups
 from understudy.config.schema import dump_yaml, load
 from understudy.config.train import TrainConfig
@@ -430,3 +431,8 @@ def test_an_image_size_of_one_number_is_a_square(words: list[str], size: tuple[i
     arguments = ["--data.root", "there", "--policy.image-size", *words]
     found = parse("train", TrainConfig, "[FILE]", arguments, launchable=True)
     assert found.policy.image_size == size
+
+
+def test_an_image_size_that_is_one_number_stays_one() -> None:
+    found = parse("record", RecordConfig, "", ["--output-dir", "there", "--image-size", "48"], launchable=False)
+    assert found.image_size == 48

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from understudy.config import help
 from understudy.config.renamed import current_flags
@@ -335,7 +335,8 @@ def _with_near_choice(line: str) -> str:
 
 def _squares(cls: type, arguments: list[str]) -> list[str]:
     """Give a size of one number, `--policy.image-size 32`, its second one: height and width are equal."""
-    sizes = {f"--{path.replace('_', '-')}" for path, kind in _paths(cls) if path.endswith("image_size")}
+    pairs = [path for path, kind in _paths(cls) if path.endswith("image_size") and get_args(kind) == (int, int)]
+    sizes = {f"--{path.replace('_', '-')}" for path in pairs}
     found = list[str]()
     for flag, value, following in zip(["", *arguments], arguments, [*arguments[1:], "--"]):
         found.append(value)

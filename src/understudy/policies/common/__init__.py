@@ -8,6 +8,7 @@ fast_tokenizer   FAST action tokens
 fit_text_tokenizer  a small sentencepiece model for the texts of a dataset
 segments         attention between segments of flat tokens
 letterbox        images of any size between black bars
+ages             ages of past frames in settings
 history          past frames and states of a batch
 token_loss       cross-entropy over a large vocabulary
 augment          image augmentation from explicit draws

@@ -4,8 +4,7 @@ A batch of such a policy has a dimension of time: each camera uint8 [B, T, 3, H,
 `<camera>_is_pad` bool [B, T], True where the episode has no such frame. States may have it too.
 """
 
-from collections.abc import Mapping, Sequence
-from math import isfinite
+from collections.abc import Mapping
 from typing import Any
 
 from understudy.batch_keys import STATE
@@ -13,21 +12,6 @@ from understudy.policies.batch import check_shape, value_of
 
 STATES, STATES_IS_PAD = "state_history", "state_history_is_pad"
 """Keys of the states over time, [B, T, S], and of their padding, bool [B, T]."""
-
-
-def times_of(ages: Sequence[float]) -> tuple[float, ...]:
-    """Convert ages in seconds, in any order, to times from the present, oldest first, 0 last; none: no time at all."""
-    return (*(-age for age in sorted(ages, reverse=True)), 0.0) if ages else ()
-
-
-def age_problems(name: str, ages: Sequence[float]) -> list[str]:
-    """List the rules that ages in seconds break, one line `field: value: rule` each."""
-    shown = ", ".join(f"{age:g}" for age in ages)
-    if any(not (isfinite(age) and age > 0) for age in ages):
-        return [f"{name}: {shown}: must be seconds above 0, the ages of past frames"]
-    if len(set(ages)) < len(ages):
-        return [f"{name}: {shown}: must be different ages"]
-    return []
 
 
 def split_states(batch: Mapping[str, Any], count: int) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from typing import Any, ClassVar, Literal, Self
 
+from understudy.policies.common.ages import age_problems, times_of
 from understudy.policies.common.fast_tokenizer import FastTokenizer
-from understudy.policies.common.history import age_problems, times_of
 from understudy.policies.pi05.prompt import RESERVED, TextSettings
 from understudy.policies.pi05.released_keys import released_key
 from understudy.policies.pi05.sizes import Sizes
