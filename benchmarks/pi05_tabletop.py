@@ -1,19 +1,21 @@
-"""Does a small pi0.5 follow words on the simulated table? With `--lora`, adapters beside full fine-tuning.
+"""A tiny pi0.5 that follows words on the simulated table; with `--lora`, adapters beside full fine-tuning.
 
     python benchmarks/pi05_tabletop.py [--json] [--lora] [--out runs/pi05-tabletop]
 
-Words: `understudy record` demonstrates three tasks in one scene ("pick up the red block", green, blue), `tokenizer fit`
-fits a tokenizer, and a pi0.5 of 0.4 million parameters (`SIZES`) trains from fresh weights on the flow loss alone. It
-plays scenes without recordings, once with the scene's own instruction and once with that of another block. The flow
-loss on unseen layouts with swapped words shows earlier whether words are read: a policy that ignores them has the same.
+Words: `understudy record` demonstrates one task per color ("pick up the red block", green, blue), each in the same
+scenes, so that the words alone tell the recordings of a scene apart. `tokenizer fit` fits a tokenizer, and `train`
+trains a pi0.5 of 0.9 million parameters (`size: tiny`) from fresh weights on the flow loss alone, with the state in the
+prompt. Half of the samples are from the start of episodes, where the hand has not yet shown its target. `rollout` plays
+scenes without recordings, once with the scene's own instruction and once with that of another block. The flow loss on
+unseen layouts with swapped words shows earlier whether words are read: a policy that ignores them has the same.
 
 LoRA: the camera has moved around the table by `ANGLE` degrees. From the policy above, one run trains all weights and
 one trains adapters of rank `--rank` on the language tower, the expert, the vision encoder and the layers of actions and
 flow time. Both have the same recordings, order, noise and number of steps. The table also has the policy before.
 
-Bytes are those of weights, moments and average in this process, and `statement` is the line that a run prints at its
-start. `peak_bytes` is of the process so far. `--out` keeps finished parts; they are not repeated. Success is pooled
-over seeds, with 95 % Wilson intervals. docs/results.md says which of these figures have been measured.
+Each training is a process of its own: `cpu_s` and `peak_bytes` are of that process, `optimizer_bytes` is the statement
+that the run prints at its start. `--out` keeps finished parts, which are not repeated. Success is pooled over seeds,
+with 95 % Wilson intervals. The seeds of the scenes differ from those of the recordings.
 """
 
 import argparse
@@ -21,13 +23,14 @@ import json
 import math
 import os
 import platform
-import resource
+import re
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,36 +41,25 @@ import torch
 
 from understudy.batch_keys import HEAD
 from understudy.cli.record import RecordConfig, demonstrate
-from understudy.config.data import DataConfig
-from understudy.config.lora import LoraConfig
-from understudy.config.train import AugmentConfig, EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.write.writer import EpisodeWriter
-from understudy.distributed.mesh import join_mesh
 from understudy.envs.tabletop.tabletop_env import TabletopEnv
-from understudy.optim.lora import merge_adapters
 from understudy.policies.draws import make_draws
-from understudy.policies.pi05.config import Pi05Settings
-from understudy.policies.pi05.policy import Pi05Policy
-from understudy.policies.pi05.sizes import Sizes, TowerSizes, VisionSizes
 from understudy.policies.policy import load
 from understudy.rollout.play import rollout
 from understudy.rollout.result import wilson_interval
-from understudy.train.data.make_loader import make_loader, make_order
-from understudy.train.data.run_data import choose_normalization, open_data
-from understudy.train.state import assemble
-from understudy.train.trainable_parameters import describe_trainable
+from understudy.train.track import metrics_file
 
-TOWER = {"depth": 3, "num_heads": 4, "num_kv_heads": 1, "head_dim": 24}
-SIZES = Sizes(
-    vision=VisionSizes(width=64, depth=2, mlp=128, heads=4, patch=8, image=48),
-    vlm=TowerSizes(width=64, mlp_dim=160, **TOWER),
-    expert=TowerSizes(width=48, mlp_dim=128, **TOWER),
-    vocab=640,
-    chunk=8,
-    dim=8,
-)
-"""A third of `tiny`: 36 tokens an image instead of 64, and one layer less in each tower."""
+COLORS = ("red", "green", "blue")
+START = 13
+"""Last frames of an episode that are left out where a sample is to be from its start; episodes have about 20."""
+TRAIN: dict[str, Any] = {
+    "batch_size": 32,
+    "policy": {"type": "pi05", "size": "tiny", "noise_samples": 4, "prompt_tokens": 48},
+    "augment": {"shift": 0},
+    "log": {"report": False},
+}
+"""Settings of all trainings."""
 LR = {"words": 1e-3, "full": 5e-4, "lora": 2e-3}
 """Peak learning rates."""
 TARGETS = ("vision.layers.*", "layers.*_proj", "[as]*_proj", "*time_mlp_*")
@@ -133,83 +125,49 @@ def once(file: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def trained(
-    args: argparse.Namespace, name: str, data: Path, steps: int, start: str = "", **changes: Any
-) -> dict[str, Any]:
-    """Train the policy `name`, from fresh weights or from the policy `start`; return its cost and its last losses."""
+def trained(args: argparse.Namespace, name: str, steps: int, **settings: Any) -> dict[str, Any]:
+    """Train the run `name` and return its times, bytes and last losses."""
+    run = args.out / name
 
     def make() -> dict[str, Any]:
-        print(f"train {name}", file=sys.stderr)
-        config = settings(args, data, steps, **changes)
-        opened = open_data(config)
-        wall, cpu, losses = time.perf_counter(), time.process_time(), []
-        with join_mesh(config) as mesh:
-            if start:
-                policy = load(args.out / start)
-            else:
-                facts = replace(opened.policy_config(config), dimensions=asdict(SIZES))
-                torch.manual_seed(config.seed)
-                policy = Pi05Policy(facts, choose_normalization(config, opened))
-            state = assemble(config, policy, mesh)
-            statement = describe_trainable(state)[0]
-            print(statement, file=sys.stderr)
-            order, _ = make_order(config, opened, mesh)
-            with make_loader(config, opened, order, mesh, 0, state.prepare) as loader:
-                while state.step < config.steps:
-                    losses.append(float(state.train_step(next(loader)).loss))
-                    if state.step % 100 == 0:
-                        print(f"  step {state.step} of {steps}, loss {np.mean(losses[-100:]):.4f}", file=sys.stderr)
-            found = {
-                "statement": statement,
-                "wall_s": time.perf_counter() - wall,
-                "cpu_s": time.process_time() - cpu,
-                "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-                "steps": steps,
-                "parameters": sum(p.numel() for p in state.policy.parameters()),
-                "trained_parameters": sum(p.numel() for p in state.policy.parameters() if p.requires_grad),
-                "weight_bytes": sum(p.numel() * p.element_size() for p in state.policy.parameters()),
-                "optimizer_bytes": sum(
-                    value.numel() * value.element_size()
-                    for own in state.optimizer.state.values()
-                    for value in own.values()
-                ),
-                "ema_bytes": sum(p.numel() * p.element_size() for p in state.policy.parameters() if p.requires_grad),
-                "train_loss": float(np.mean(losses[-100:])),
-            }
-            save(state.eval_policy, config, args.out / name)
-            return found
+        shutil.rmtree(run, ignore_errors=True)  # an unfinished one
+        policy = TRAIN["policy"] | {"tokenizer": str(args.out / "tokenizer")}
+        val = {"every": steps, "frames": 300, "open_loop_every": 0}
+        config = TRAIN | {"policy": policy, "val": val, "steps": steps, "output_dir": str(run)} | settings
+        file = args.out / f"{name}.yaml"
+        file.write_text(json.dumps(config, indent=2))  # JSON is YAML
+        used = command(args.out / f"{name}.log", "train", str(file))
+        text = (args.out / f"{name}.log").read_text()
+        shares = re.search(r"trains (?:all|([\d,]+) of) ([\d,]+) parameters", text)
+        stated = re.search(r"optimizer state ([\d,]+) bytes", text)
+        assert shares is not None
+        assert stated is not None
+        total = number(shares[2])
+        metrics = metrics_file.read(run / "metrics.jsonl", "train")
+        return {
+            **used,
+            "steps": steps,
+            "parameters": total,
+            "trained_parameters": number(shares[1] or shares[2]),
+            "weight_bytes": 4 * total,
+            "optimizer_bytes": number(stated[1]),
+            "train_loss": float(np.mean([record["loss"] for record in metrics[-50:]])),
+            "val_loss": metrics_file.read(run / "metrics.jsonl", "val")[-1]["loss"],
+        }
 
     return once(args.out / f"{name}.json", make)
 
 
-def settings(args: argparse.Namespace, data: Path, steps: int, **changes: Any) -> TrainConfig:
-    """Settings of a training."""
-    policy = Pi05Settings(size="tiny", tokenizer=str(args.out / "tokenizer"), prompt_tokens=48, noise_samples=4)
-    config = TrainConfig(
-        steps=steps,
-        batch_size=32,
-        device="cpu",
-        data=DataConfig(root=str(data), robot_type="tabletop", control_mode="ee_delta"),
-        policy=policy,
-        augment=AugmentConfig(shift=0),
-        schedule=ScheduleConfig(warmup_steps=max(1, steps // 30), final_lr_ratio=0.1),
-    )
-    return replace(config, **changes).resolved()
-
-
-def save(policy: Any, config: TrainConfig, folder: Path) -> None:
-    """Save a policy, its adapters merged."""
-    merged = merge_adapters(policy.state_dict(), config.lora.scale)
-    plain = Pi05Policy(policy.config, policy.normalizer.arrays())
-    plain.load_weights(merged)
-    plain.save(folder)
+def number(text: str) -> int:
+    """Read a number with thousands separators."""
+    return int(text.replace(",", ""))
 
 
 def played(args: argparse.Namespace, run: str, seed: int, env: Callable[[], TabletopEnv]) -> dict[str, Any]:
     """Play a run's policy in scenes of `seed`, with their own instruction and with another one."""
 
     def make() -> dict[str, Any]:
-        policy = load(args.out / run).eval()
+        policy = load(args.out / run / "policy").eval()
         worlds = [env() for _ in range(min(SCENES, args.rollouts))]
         found = {}
         for name, swap in (("plain", False), ("swapped", True)):
@@ -229,7 +187,7 @@ def word_gap(args: argparse.Namespace, run: str) -> dict[str, Any]:
     """
 
     def make() -> dict[str, Any]:
-        policy = load(args.out / run).eval()
+        policy = load(args.out / run / "policy").eval()
         offsets = [step / 10 for step in range(policy.config.chunk)]
         data = EpisodeDataset(args.out / "unseen", delta_timestamps={"action": offsets})
         batch = data.batch(*data.locate(np.arange(len(data))))
@@ -271,18 +229,25 @@ def recorded(root: Path, episodes: int, seed: int) -> None:
             writer.save_episode()
 
 
+def source(root: Path, **more: Any) -> dict[str, Any]:
+    """Settings of one source of a run."""
+    return {"root": str(root), "robot_type": "tabletop", "control_mode": "ee_delta", "weight": 1, **more}
+
+
 def words(args: argparse.Namespace) -> dict[str, Any]:
     """Train from fresh weights and play."""
-    data = str(args.out / "dataset")
-    counts = {"episodes": args.episodes, "seed": args.seed}
-    once(
-        args.out / "record.json",
-        lambda: command(args.out / "record.log", "record", *flags({"output-dir": data, **counts})),
-    )
-    fit = flags({"policy.size": "tiny", "data.root": data, "output-dir": args.out / "tokenizer"})
+    sources = []
+    for color in COLORS:
+        root = args.out / color
+        options = flags({"output-dir": root, "episodes": args.episodes, "tasks": color, "seed": args.seed})
+        once(args.out / f"{color}.json", partial(command, args.out / f"{color}.log", "record", *options))
+        sources += [source(root, name=color), source(root, name=f"{color}-start", drop_n_last_frames=START)]
+    mixture = args.out / "mixture.yaml"
+    mixture.write_text(json.dumps({"data": {"sources": sources}, "policy": TRAIN["policy"]}))
+    fit = [str(mixture), "--output-dir", str(args.out / "tokenizer")]
     once(args.out / "tokenizer.json", lambda: command(args.out / "tokenizer.log", "tokenizer", "fit", *fit))
-    optim = OptimConfig(lr=LR["words"], ema=EmaConfig(decay=0.99))
-    run = trained(args, "words", args.out / "dataset", args.steps, optim=optim, seed=args.seed)
+    settings = {"data": {"sources": sources}, "optim": {"lr": LR["words"]}, "seed": args.seed}
+    run = trained(args, "words", args.steps, **settings)
     result = played(args, "words", args.seed, TabletopEnv)
     success = {name: pooled([result[name]]) for name in ("plain", "swapped")}
     return run | success | {"loss": word_gap(args, "words")}
@@ -294,16 +259,17 @@ def adapted(args: argparse.Namespace) -> dict[str, Any]:
     recorded(data, args.tune_episodes, args.seed + 1)
     before = played(args, "words", args.seed, MovedCamera)
     found: dict[str, Any] = {"before": {name: pooled([before[name]]) for name in before}}
-    lora = LoraConfig(rank=args.rank, targets=TARGETS)
-    for arm, adapters in (("full", LoraConfig()), ("lora", lora)):
+    arms: dict[str, dict[str, Any]] = {"full": {}, "lora": {"lora": {"rank": args.rank, "targets": TARGETS}}}
+    for arm, settings in arms.items():
         runs, results = [], []
-        optim = OptimConfig(lr=LR[arm], ema=EmaConfig(decay=0.99))
         for seed in args.seeds:
             name = f"{arm}-{seed}"
-            runs.append(trained(args, name, data, args.tune_steps, "words", lora=adapters, optim=optim, seed=seed))
+            own = {"data": {"sources": [source(data)]}, "init_from": str(args.out / "words/policy"), "seed": seed}
+            own |= {"optim": {"lr": LR[arm]}, "schedule": {"warmup_steps": 20}}
+            runs.append(trained(args, name, args.tune_steps, **own, **settings))
             results.append(played(args, name, seed, MovedCamera))
         found[arm] = runs[0] | {
-            "train_loss": [run["train_loss"] for run in runs],
+            "val_loss": [run["val_loss"] for run in runs],
             "cpu_s": sum(run["cpu_s"] for run in runs) / len(runs),
             **{name: pooled([result[name] for result in results]) for name in ("plain", "swapped")},
             "all": pooled([result[name] for result in results for name in ("plain", "swapped")]),
@@ -345,8 +311,8 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("runs/pi05-tabletop"))
     parser.add_argument("--seed", type=int, default=0, help="of recordings, training and scenes")
-    parser.add_argument("--episodes", type=int, default=2560, help="to record")
-    parser.add_argument("--steps", type=int, default=5000, help="from fresh weights")
+    parser.add_argument("--episodes", type=int, default=800, help="to record of each color")
+    parser.add_argument("--steps", type=int, default=8000, help="from fresh weights")
     parser.add_argument("--rollouts", type=int, default=30, help="per policy, seed and kind of instruction")
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11], help="of fine-tuning and its scenes")
     parser.add_argument("--tune-episodes", type=int, default=200, help="to record for fine-tuning")

@@ -142,7 +142,7 @@ def test_pi05_tabletop_trains_fine_tunes_and_keeps_finished_runs(
         return {"wall_s": 1.0, "cpu_s": 1.0, "peak_bytes": 1}
 
     monkeypatch.setattr(module, "command", in_this_process)
-    sizes = {"episodes": 9, "steps": 2, "rollouts": 1, "seeds": 5, "tune-episodes": 4, "tune-steps": 2, "rank": 2}
+    sizes = {"episodes": 6, "steps": 2, "rollouts": 1, "seeds": 5, "tune-episodes": 4, "tune-steps": 2, "rank": 2}
     arguments = [part for name, size in sizes.items() for part in (f"--{name}", str(size))]
     arguments += ["--json", "--lora", "--out", str(tmp_path)]
     module.main(arguments)
