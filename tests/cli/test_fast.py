@@ -1,6 +1,7 @@
 """`understudy fast fit`."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 from support.runs import tiny_config, tiny_dataset
 from understudy.cli.main import main
 from understudy.cli.prepare.fast import read_chunks
+from understudy.config.schema import override
 from understudy.policies.common.fast_tokenizer import FastTokenizer
+from understudy.policies.registry import policy_type
 from understudy.train.data.run_data import compute_normalization, open_data
 
 pytest.importorskip("tokenizers", reason="needs the extra pi05")
@@ -35,10 +38,6 @@ def test_fit_writes_a_tokenizer_of_normalized_actions(
 
 
 def test_chunks_are_normalized_by_quantiles_and_cover_the_training_frames(data: Path, tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    from understudy.policies.registry import policy_type
-
     config = replace(tiny_config(data, tmp_path), policy=policy_type("pi05").settings(size="tiny"))
     chunks = list(read_chunks(config))
     opened = open_data(config)
@@ -47,6 +46,26 @@ def test_chunks_are_normalized_by_quantiles_and_cover_the_training_frames(data: 
     first = opened.training[0].row_batch(*opened.training[0].locate([0]))["action"][0].numpy()
     expected = (first - np.array(maps["offset"][0], np.float32)) / np.array(maps["spread"][0], np.float32)
     np.testing.assert_allclose(chunks[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_chunks_are_differences_to_the_present_state_whatever_its_history(data: Path, tmp_path: Path) -> None:
+    config = override(tiny_config(data, tmp_path), data={"delta_action_dims": (0, 1)})
+    found = [
+        np.stack(list(read_chunks(replace(config, policy=policy_type("pi05").settings(size="tiny", **history)))))
+        for history in ({}, {"history": (0.1, 0.3), "state_history": True})
+    ]
+    np.testing.assert_array_equal(found[0], found[1])
+
+
+def test_chunks_are_those_of_weights_on_the_hub(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub", reason="needs the extra hub")
+    kind = type(policy_type("pi05").settings())
+    monkeypatch.setattr(kind, "stored_chunk", lambda own: 5 if own.weights == str(tmp_path) else None)
+    monkeypatch.setattr(kind, "choose_normalization", lambda own, computed: computed)
+    monkeypatch.setattr(hub, "snapshot_download", lambda name, **_: str({"me/weights": tmp_path}[name]))
+    base = override(tiny_config(data, tmp_path), data={"chunk_size": None})
+    config = replace(base, policy=policy_type("pi05").settings(size="tiny", weights="me/weights"))
+    assert {chunk.shape for chunk in read_chunks(config)} == {(5, 2)}
 
 
 def test_fit_overwrites_nothing(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

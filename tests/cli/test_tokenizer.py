@@ -82,6 +82,21 @@ def test_fit_refuses_ids_that_would_be_those_of_other_tokens(
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+def test_fit_fetches_the_weights_of_the_run(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights that cannot be fetched end the command; without them the settings would be others than the run's."""
+    hub = pytest.importorskip("huggingface_hub", reason="needs the extra hub")
+
+    def refuse(name: str, **_: object) -> str:
+        raise ValueError(f"no {name}")
+
+    monkeypatch.setattr(hub, "snapshot_download", refuse)
+    assert fit(data, tmp_path / "out", "--policy.size", "tiny", "--policy.weights", "me/weights") == 2
+    assert "policy.weights: me/weights" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_fit_text_tokenizer_needs_one_id_per_character() -> None:
     least = LEAST_IDS + len(set("a b"))
     assert fit_text_tokenizer(["a b", "b"], least) == fit_text_tokenizer(["b", "a b", "b"], least)

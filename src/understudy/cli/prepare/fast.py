@@ -80,10 +80,12 @@ def read_chunks(config: TrainConfig) -> "Iterator[np.ndarray]":
     import torch
 
     from understudy.batch_keys import ACTION, HEAD, STATE
+    from understudy.policies.common.history import split_states
     from understudy.policies.common.normalizer import Normalizer
+    from understudy.train.data.hub_files import with_local_files
     from understudy.train.data.run_data import choose_normalization, open_data
 
-    config = config.with_policy_defaults()
+    config = with_local_files(config).with_policy_defaults()
     data = open_data(config)
     policy = data.policy_config(config)
     widths = {ACTION: policy.action_dim} | ({STATE: policy.state_dim} if policy.state_dim else {})
@@ -95,6 +97,8 @@ def read_chunks(config: TrainConfig) -> "Iterator[np.ndarray]":
         wanted = np.linspace(0, len(part) - 1, count).round().astype(np.int64)
         for begin in range(0, len(wanted), BATCH):
             read = part.row_batch(*part.locate(wanted[begin : begin + BATCH]))
+            if config.policy.state_times and STATE in read:
+                read = split_states(read, len(config.policy.state_times))
             batch: dict[str, Any] = {
                 key: torch.nn.functional.pad(read[key], (0, width - read[key].shape[-1]))
                 for key, width in widths.items()

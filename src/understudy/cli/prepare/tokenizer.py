@@ -62,16 +62,18 @@ def fit(config: TokenizerFitConfig) -> None:
     from understudy.errors import ConfigError
     from understudy.optional_packages import optional_imports, require
     from understudy.policies.common.fit_text_tokenizer import fit_text_tokenizer
+    from understudy.train.data.hub_files import with_local_files
     from understudy.train.data.run_data import open_data
 
     require("pi05")
-    room = config.policy.text_vocabulary
+    run = with_local_files(config)
+    room = run.policy.text_vocabulary
     if config.tokenizer.vocab_size > room:
         raise ConfigError(
             f"tokenizer.vocab_size: {config.tokenizer.vocab_size}: a policy of type {config.policy.type} with these "
             f"settings has room for {room} ids of texts, beside reserved ones and those of policy.fast; give fewer"
         )
-    run = config.with_policy_defaults()
+    run = run.with_policy_defaults()
     data = open_data(run)
     tasks = sorted({task for part in data.training for task in part.catalog.tasks})
     responses = read_responses(config, data)
