@@ -208,6 +208,10 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         """Frames that image windows reach (back, ahead); (0, 0) when images have no windows."""
         return reach([self._offsets[k] for k in (*self._videos, *self._images) if k in self._offsets])
 
+    def reach_of(self, key: str) -> tuple[int, int]:
+        """Return the frames that the window of `key` reaches (back, ahead); (0, 0) without a window."""
+        return reach([self._offsets[key]] if key in self._offsets else [])
+
     @property
     def window_stops(self) -> np.ndarray:
         """int64 (K,): end (exclusive) of the windows of each segment, in frames of its episode (see `Selection`)."""
@@ -333,11 +337,8 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             out[key] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         for key in self._images:
             out[key] = torch.from_numpy(self._stored.take(key, rows, self._rows.file_rows(rows, at[key])))
-        now = (
-            taken["task_index"]
-            if "task_index" not in self._offsets
-            else self._rows.take(rows, {"task_index": frames})["task_index"]
-        )
+        has_window = "task_index" in self._offsets
+        now = (self._rows.take(rows, {"task_index": frames}) if has_window else taken)["task_index"]
         out["task"] = [self.catalog.tasks[int(task)] for task in np.asarray(now).tolist()]
         return out | self._responses.read(self._rows, rows, frames, out["task"])
 

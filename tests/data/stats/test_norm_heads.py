@@ -321,6 +321,30 @@ def test_norm_heads_a_future_state_must_be_finite_where_windows_see_it(tmp_path:
         compute_normalization([Member(opened(tmp_path / "d", 2, **drop), "x")], "mean_std", 2)  # no window of the state
 
 
+@pytest.mark.filterwarnings("ignore:.*not finite")
+def test_norm_heads_a_past_state_must_be_finite_where_windows_see_it(tmp_path: Path) -> None:
+    """Windows reach back to frames that are no samples; the statistics are those of the samples alone."""
+
+    def with_nan(episode: int, rows: np.ndarray) -> np.ndarray:
+        rows[1, 0] = np.nan if episode == 0 else 0
+        rows[5:, 1] = np.inf  # behind the samples, where no window of the state reaches
+        return rows
+
+    recording(tmp_path / "d", lengths=(6, 9))
+    changed(tmp_path / "d", STATE, with_nan)
+    folder, found = tmp_path / "cache", []
+    for back, seen in ((0, False), (1, False), (2, True)):  # the first sample is frame 3
+        windows = {ACTION: [0.0, 0.1]} | ({STATE: [-back / FPS, 0.0]} if back else {})
+        drop: dict[str, Any] = {"drop_n_first_frames": 3, "keep_ranges": {0: [(0, 5)], 1: [(0, 5)]}}
+        member = Member(EpisodeDataset(tmp_path / "d", windows, keys=[ACTION, STATE], **drop), "x", (0,))
+        if seen:
+            with refused("observation.state[0]", "nan", where="d, episode 0"):
+                compute_normalization([member], "mean_std", 2, folder)
+        else:
+            found.append(compute_normalization([member], "mean_std", 2, folder))
+    assert found[0] == found[1]
+
+
 def test_norm_heads_what_does_not_go_together_is_refused_with_both_names(tmp_path: Path) -> None:
     recording(tmp_path / "two")
     recording(tmp_path / "three", action_dim=3)

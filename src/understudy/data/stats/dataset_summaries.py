@@ -80,15 +80,17 @@ def summarize(
     totals = dict.fromkeys(keys, count_frames(data)) | ({DELTA: count_pairs(data, chunk)} if delta else {})
     builders = {key: SummaryBuilder(total, strides[key]) for key, total in totals.items()}
     rows = Rows(data.catalog, keys, _FILES)
-    # Windows reach beyond the last sample of a segment: those frames are targets and must be finite, too.
-    ahead = {ACTION: chunk - 1, STATE: chunk if STATE in data.windows else 0}
+    # Windows reach beyond the samples of a segment: those frames are targets or past states, and must be finite, too.
+    reached = {ACTION: (0, chunk - 1), STATE: data.reach_of(STATE)}
     for (episode, start, stop), bound in zip(data.segments.tolist(), data.window_stops.tolist()):
         row = data.catalog.episodes.rows_of(np.array([episode]))
-        numbers = {key: np.arange(start, min(bound, stop + ahead[key]))[None] for key in keys}
+        firsts = {key: max(0, start - reached[key][0]) for key in keys}
+        numbers = {key: np.arange(firsts[key], min(bound, stop + reached[key][1]))[None] for key in keys}
         values = {}
         for key, taken in rows.take(row, numbers).items():
-            values[key] = np.asarray(taken).reshape(numbers[key].shape[1], -1)  # [frames, dim]
-            _check_finite(key, values[key], f"{data.name}, episode {episode}")
+            table = np.asarray(taken).reshape(numbers[key].shape[1], -1)  # [frames, dim]
+            _check_finite(key, table, f"{data.name}, episode {episode}")
+            values[key] = table[start - firsts[key] :]
             builders[key].add(values[key][: stop - start])
         for differences in _differences(values, stop - start, delta, chunk) if delta else ():
             builders[DELTA].add(differences)

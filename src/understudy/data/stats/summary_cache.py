@@ -77,7 +77,7 @@ def _hash_inputs(data: EpisodeDataset, delta: tuple[int, ...], chunk: int) -> st
             catalog.stored_names.get(key, key),
             catalog.features[key].dtype,
             catalog.features[key].shape,
-            key in data.windows,
+            data.reach_of(key),
         ]
         for key in (ACTION, STATE)
         if key in catalog.features
