@@ -16,7 +16,7 @@ from support.policies import config as flow_config
 from support.ranks import in_ranks
 from support.runs import same_run, series, tiny_config, tiny_dataset
 from understudy.config.on_resume import ROUNDING, marker
-from understudy.config.schema import override
+from understudy.config.schema import complete, override
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed import mesh as parallel
 from understudy.errors import ConfigError
@@ -240,6 +240,19 @@ def test_a_budget_below_the_largest_sample_ends_before_the_run(data: Path, token
     assert str(images + 64 + 3) in str(caught.value)
     with pytest.raises(ConfigError, match="max_num_tokens"):
         plan(config, device="cpu")
+
+
+def test_a_budget_refuses_past_states(data: Path, tmp_path: Path) -> None:
+    """They are padded to the longest sample of a part, so that the tokens of a part may exceed the budget."""
+    network = policy_type("pi05").settings(size="tiny", tokenizer="t", history=(0.1,), state_history=True)
+    config = tiny_config(data, tmp_path, max_num_tokens=10**6)
+    assert not config.problems()
+    (problem,) = replace(config, policy=network).problems()
+    assert problem.startswith("max_num_tokens: 1000000: ")
+    assert "policy.state_history" in problem
+    with pytest.raises(ConfigError, match=r"max_num_tokens.*state_history"):
+        complete(replace(config, policy=network))
+    assert not replace(config, policy=network, max_num_tokens=None, max_samples=2).problems()
 
 
 def test_a_policy_without_tokens_takes_samples_alone(data: Path, tmp_path: Path) -> None:

@@ -319,6 +319,11 @@ class TrainConfig:
                 f"micro_batch_size: {self.micro_batch_size}: sets equal parts, and {name} ({limits}) limits them: "
                 "leave out one of both"
             )
+        if self.max_num_tokens and self.policy.state_times:
+            found.append(
+                f"max_num_tokens: {self.max_num_tokens}: with policy.state_history each sample is padded to the "
+                "longest of its part, which then exceeds the limit: leave out one of both, or set max_samples"
+            )
         if self.precision == "bf16-split" and self.parallel.dp_shard > 1:
             found.append(
                 f"precision: bf16-split saves nothing with parallel.dp_shard={self.parallel.dp_shard}: a float32 shard "
