@@ -3,7 +3,7 @@
     python benchmarks/pi05_tabletop.py [--json] [--lora] [--out runs/pi05-tabletop]
 
 Words: `understudy record` demonstrates one task per color ("pick up the red block", green, blue), each in the same
-scenes, so that the words alone tell the recordings of a scene apart. `tokenizer fit` fits a tokenizer, and `train`
+scenes, so that the words alone distinguish the recordings of a scene. `tokenizer fit` fits a tokenizer, and `train`
 trains a pi0.5 of 0.9 million parameters (`size: tiny`) from fresh weights on the flow loss alone, with the state in the
 prompt. Half of the samples are from the start of episodes, where the hand has not yet shown its target. `rollout` plays
 scenes without recordings, once with the scene's own instruction and once with that of another block. The flow loss on
