@@ -46,7 +46,7 @@ def usable(episode: int, source: dict[str, Any]) -> set[tuple[int, int]]:
     """Samples of an episode, by the words of the settings."""
     length, kept = LENGTHS[episode], KEEPS[source["keep"]]
     found = set()
-    for frame in range(source["drop_first"], length - source["drop_last"]):
+    for frame in range(source["drop_n_first_frames"], length - source["drop_n_last_frames"]):
         seen = range(frame, frame + CHUNK) if source["keep_rule"] == "window" else [frame]
         merged = {f for start, stop in kept.get(episode, []) for f in range(start, min(stop, length))}
         if not source["keep"] or all(f in merged for f in seen):
@@ -59,8 +59,8 @@ SOURCES = st.fixed_dictionaries(
         "exclude_episodes": st.sets(st.sampled_from(sorted(ALL)), max_size=3),
         "val": st.sampled_from([0.0, 0.1, 0.3, 0.9]) | st.sets(st.sampled_from(sorted(ALL)), min_size=1, max_size=3),
         "more": st.none() | st.sets(st.sampled_from(sorted(ALL)), max_size=6),
-        "drop_first": st.integers(0, 2),
-        "drop_last": st.integers(0, 2),
+        "drop_n_first_frames": st.integers(0, 2),
+        "drop_n_last_frames": st.integers(0, 2),
         "keep": st.sampled_from(["", "", *KEEPS]),
         "keep_rule": st.sampled_from(["window", "start"]),
     }
@@ -98,7 +98,7 @@ def test_both_sides_are_what_was_asked_for_and_share_no_episode(root: Path, sour
         val_episodes=tuple(listed),
         val_fraction=0.0 if listed else val,
         keep_ranges=str(root / f"{source['keep']}.json") if source["keep"] else "",
-        **{name: source[name] for name in ("keep_rule", "drop_first", "drop_last")},
+        **{name: source[name] for name in ("keep_rule", "drop_n_first_frames", "drop_n_last_frames")},
     )
     config = complete(override(config, data=data, val={} if listed or val else {"every": 0}))
     if not possible:

@@ -265,7 +265,7 @@ def test_a_policy_without_tokens_takes_samples_alone(data: Path, tmp_path: Path)
 
 def test_profile_counts_valid_and_computed_tokens() -> None:
     """Two steps of 2 s on two ranks."""
-    ranks = [RankProfile(2.0, 0.0, 2.0, {}, 0, 0.0, {}, 1, PartCounts(16, 4, valid, 400)) for valid in (100, 300)]
+    ranks = [RankProfile(2.0, 0.0, 2.0, {}, 0, 0.0, {}, 1, {}, PartCounts(16, 4, valid, 400)) for valid in (100, 300)]
     found = combine(ranks, 16, None, {"steps": 2})
     assert (found.samples_per_part, found.tokens_per_s, found.valid_share) == (4, 100, 0.5)
 

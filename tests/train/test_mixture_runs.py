@@ -221,7 +221,7 @@ def test_resume_refuses_new_weights_without_a_checkpoint_and_new_sources(
     other = replace(config, data=replace(config.data, sources=(first, *config.data.sources[1:])))
     with pytest.raises(ConfigError) as caught:
         run.resume(other)
-    assert "data.sources.0.drop_first: 0 -> 1: " in str(caught.value)
+    assert "data.sources.0.drop_n_first_frames: 0 -> 1: " in str(caught.value)
     assert "data.sources.0.name: wide -> w: " in str(caught.value)
 
 
