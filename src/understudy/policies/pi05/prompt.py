@@ -187,8 +187,14 @@ class TextTokenizer:
 
     @property
     def fast_room(self) -> int:
-        """Number of FAST ids that the vocabulary has room for, above pad, eos, bos and unknown."""
-        return max(0, self.vocab - RESERVED - 4)
+        """Number of FAST ids that the vocabulary has room for, above the ids of texts.
+
+        PaliGemma's texts fill the whole vocabulary. There the FAST ids take the place of its rarest ones, as in the
+        released models.
+        """
+        texts = int(self.model.vocab_size())
+        free = self.vocab - RESERVED
+        return max(0, free - (texts if texts <= free else 4))
 
     def pad(self, sequences: Sequence[Sequence[int]], length: int) -> Rows:
         """Pad and cut sequences to `length` at the right."""

@@ -65,7 +65,7 @@ class Texts:
         if self.fast is not None and self.fast.vocab_size > room:
             raise ConfigError(
                 f"policy.fast: {config.fast} has {self.fast.vocab_size} ids, and the network's vocabulary has room for "
-                f"{room}; fit one with fewer"
+                f"{room} beside the texts; fit one with --fast.vocab-size {room} or less"
             )
 
     def add(self, batch: Mapping[str, Any], normalizer: Normalizer) -> dict[str, Any]:
@@ -88,7 +88,8 @@ class Texts:
         if tokenizer is None:
             raise ConfigError(
                 "policy.tokenizer: required to read instructions: PaliGemma's sentencepiece model (tokenizer.model of "
-                "google/paligemma-3b-pt-224), a file or a folder that holds it"
+                "google/paligemma-3b-pt-224), a file or a folder that holds it; with fresh weights also one of "
+                "`understudy tokenizer fit`"
             )
         has_response = config.response_tokens > 0
         if RESPONSE in batch and not has_response:
