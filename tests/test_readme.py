@@ -66,5 +66,7 @@ def test_loading_page_example_runs(folder: Path, monkeypatch: pytest.MonkeyPatch
 def test_readme_names_all_commands() -> None:
     from understudy.cli.main import COMMANDS
 
-    named = set(re.findall(r"^understudy ((?:(?:order|fast|tokenizer) )?[a-z]+)", README.read_text(), flags=re.MULTILINE))
+    named = set(
+        re.findall(r"^understudy ((?:(?:order|fast|tokenizer) )?[a-z]+)", README.read_text(), flags=re.MULTILINE)
+    )
     assert named == set(COMMANDS)

@@ -40,6 +40,14 @@ def test_draw_modes_depends_on_the_position_and_skips_zero_weights(seed: int, we
         assert not torch.equal(draw_modes(seed ^ 1, positions, shares), drawn)
 
 
+def test_describe_modes_lists_the_loss_of_future_images_where_there_is_one() -> None:
+    shares = TrainConfig(mode="joint").mode_weights()
+    with_images = describe_modes("joint", shares, images=True)
+    assert len(with_images) == 1 + len(describe_modes("joint", shares))
+    assert "images" in with_images[-1]
+    assert "2/3" in with_images[-1]
+
+
 def test_describe_modes_lists_partly_trained_losses() -> None:
     def lines(mode: Any) -> list[str]:
         return describe_modes(mode, TrainConfig(mode=mode).mode_weights())

@@ -59,7 +59,9 @@ def digests(config: Any) -> dict[str, str]:
             try:
                 content.update(source.read_bytes())
             except OSError as error:
-                raise ConfigError(f"policy.{field}: {source} cannot be read: {error}; name a file or folder that exists") from error
+                raise ConfigError(
+                    f"policy.{field}: {source} cannot be read: {error}; name a file or folder that exists"
+                ) from error
         found[field] = content.hexdigest()
     return found
 

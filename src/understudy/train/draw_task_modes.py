@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from understudy.order import sample_uniform
-from understudy.policies.common.task_modes import DYNAMICS, FLOW, MODES, TRAINS
+from understudy.policies.common.task_modes import DYNAMICS, FLOW, IMAGES, MODES, TRAINS
 
-LOSS_NAMES = {FLOW: "action", DYNAMICS: "dynamics"}
+LOSS_NAMES = {FLOW: "action", DYNAMICS: "dynamics", IMAGES: "images"}
 """Loss term -> its name in messages."""
 
 
@@ -33,16 +33,19 @@ def draw_modes(seed: int, positions: Tensor, shares: Mapping[str, float]) -> Ten
     return torch.from_numpy(np.minimum(np.searchsorted(bounds, drawn, side="right"), last).astype(np.int64))
 
 
-def describe_modes(mode: str | Mapping[Any, float], shares: Mapping[str, float]) -> list[str]:
+def describe_modes(mode: str | Mapping[Any, float], shares: Mapping[str, float], images: bool = False) -> list[str]:
     """Return one line for each loss that not every sample trains.
 
     Args:
         mode: the setting `mode`.
         shares: share of each mode by name; they sum to 1.
+        images: whether the policy predicts future images.
     """
     name = mode if isinstance(mode, str) else " + ".join(f"{part:g} {each}" for each, part in mode.items() if part)
     lines = []
     for term, word in LOSS_NAMES.items():
+        if term == IMAGES and not images:
+            continue
         part = sum(share for each, share in shares.items() if term in TRAINS[each])
         if part < 1 - 1e-12:
             near = Fraction(part).limit_denominator(1000)

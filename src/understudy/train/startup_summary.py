@@ -63,7 +63,8 @@ def startup_summary(config: TrainConfig, data: RunData, order: Order) -> list[st
         )
     lines += _describe_metadata(data)
     lines += [f"{name}: {note}" for name, notes in zip(data.names, data.notes) for note in notes]
-    lines += describe_modes(config.mode, config.mode_weights())
+    ahead = config.policy.images_ahead(config.data.actions_per_chunk)
+    lines += describe_modes(config.mode, config.mode_weights(), bool(ahead and data.cameras))
     for camera in data.cameras:
         if missing := [name for name, part in zip(data.names, data.training) if camera in part.missing_cameras]:
             more = f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
