@@ -85,6 +85,28 @@ def test_weight_files_name_damage_of_shards(tmp_path: Path) -> None:
         WeightFiles(tmp_path)
 
 
+@pytest.mark.parametrize("write", [single, sharded])
+def test_weight_files_never_mix_two_checkpoints(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
+    """A folder that is replaced between two reads, as `export` does, and a file that is written over."""
+    for name, tensors in (("a", TENSORS), ("b", {key: tensor + 1 for key, tensor in TENSORS.items()})):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, tensors)
+    files = WeightFiles(tmp_path / "a")
+    digest = files.digest()
+    assert torch.equal(files.read("a.weight", 0, 2), TENSORS["a.weight"][:2])
+    (tmp_path / "a").rename(tmp_path / "old")
+    (tmp_path / "b").rename(tmp_path / "a")
+    for read in (lambda: files.read("a.weight", 2, 4), lambda: files.copy_into("c", torch.ones(())), files.digest):
+        with pytest.raises(ValueError, match="safetensors changed"):
+            read()
+    assert WeightFiles(tmp_path / "a").digest() != digest == WeightFiles(tmp_path / "old").digest()
+    files = WeightFiles(tmp_path / "old")
+    for path in (tmp_path / "old").glob("*.safetensors"):
+        path.write_bytes(path.read_bytes())
+    with pytest.raises(ValueError, match="safetensors changed"):
+        files.read("d")
+
+
 def test_weight_files_never_read_pickles(tmp_path: Path) -> None:
     """A pickle is named by its own kind of file, in a folder and in an index, and stays unread."""
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")

@@ -32,7 +32,7 @@ class Saved(NamedTuple):
     config: Any
     """A `PolicyConfig` of the stored type."""
     normalization: dict[str, Any]
-    weights: Mapping[str, Tensor]
+    weights: StoredTensors
     """As stored, under the names of the release that wrote them; each is read when it is asked for."""
     metadata: dict[str, Any]
     """Facts about the robots; empty in folders of earlier releases."""

@@ -4,7 +4,9 @@ A read maps the file for the length of the call, so the memory beside the result
 14 GB fills a model of 14 GB, or a rank's shard of it, with no second copy.
 """
 
+import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -38,6 +40,9 @@ ReadRows = Callable[[str, int, int], Tensor]
 class WeightFiles:
     """The tensors of a file or folder. Making it reads names and shapes alone.
 
+    Each read opens the file again. A file that was replaced or changed in between is an error, so the tensors never
+    mix two checkpoints.
+
     Attributes:
         path: the file or folder.
         shapes: by key.
@@ -61,7 +66,10 @@ class WeightFiles:
         self.dtypes: dict[str, torch.dtype] = {}
         self._files: dict[str, Path] = {}
         indexed = _index(self.path)
-        for file in sorted(set(indexed.values())) if indexed is not None else [_single(self.path)]:
+        files = sorted(set(indexed.values())) if indexed is not None else [_single(self.path)]
+        # Taken before the first look inside: a file replaced in between fails each read, and is never believed.
+        self._versions = {file: _version(file) for file in files}
+        for file in files:
             for key, shape, dtype in _contents(file, FLOATS if floats_only else FLOATS | OTHERS):
                 if key in self._files or (indexed is not None and indexed.get(key) != file):
                     raise ValueError(f"{file}: {key} belongs to {self._files.get(key, INDEX)}: the folder is mixed up")
@@ -74,14 +82,40 @@ class WeightFiles:
 
         Raises:
             KeyError: there is no such tensor. OSError: the file cannot be read.
-            ValueError: a value is not finite.
+            ValueError: a value is not finite, or the file changed since it was opened first.
         """
-        with safe_open(self._files[key], framework="pt") as opened:
-            # A slice is a view of the mapped file; the copy lets the mapping end with this call.
-            found: Tensor = (opened.get_slice(key)[start:stop] if self.shapes[key] else opened.get_tensor(key)).clone()
+        file = self._files[key]
+        try:
+            with safe_open(file, framework="pt") as opened:
+                # A slice is a view of the mapped file; the copy lets the mapping end with this call.
+                part = opened.get_slice(key)[start:stop] if self.shapes[key] else opened.get_tensor(key)
+                found: Tensor = part.clone()
+        except SafetensorError as error:
+            self._check_version(file)
+            raise ValueError(f"{file} cannot be read: {error}") from error
+        self._check_version(file)
         if found.numel() and found.is_floating_point() and not all(map(torch.isfinite, torch.aminmax(found))):
-            raise ValueError(f"{self._files[key]}: {key} has values that are not finite: restore the file")
+            raise ValueError(f"{file}: {key} has values that are not finite: restore the file")
         return found
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the file, or of the names and SHA-256 of several, in hexadecimal digits.
+
+        Raises:
+            OSError: a file cannot be read. ValueError: it changed since it was opened first.
+        """
+        found = {}
+        for path in self._versions:
+            with open(path, "rb") as file:
+                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+            self._check_version(path)
+        if len(found) == 1:
+            return next(iter(found.values()))
+        return hashlib.sha256("".join(f"{own} {name}\n" for name, own in found.items()).encode()).hexdigest()
+
+    def _check_version(self, file: Path) -> None:
+        if _version(file) != self._versions[file]:
+            raise ValueError(f"{file} changed while its tensors were read: load it again")
 
     def copy_into(self, key: str, target: Tensor) -> None:
         """Fill a tensor of the same shape, `PART` bytes at a time; raises as `read` does."""
@@ -148,6 +182,12 @@ def fill_parameters(module: nn.Module, tensors: Mapping[str, Tensor], keys: Mapp
             tensors.files.copy_into(key, parameter)
         else:
             parameter.copy_(tensors[key])
+
+
+def _version(file: Path) -> tuple[int, int, int, int]:
+    """Device, inode, time of change in ns, and size of a file: another one in its place differs in some."""
+    found = os.stat(file)
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _index(path: Path) -> dict[str, Path] | None:

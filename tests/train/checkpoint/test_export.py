@@ -1,5 +1,7 @@
 """A policy out of a run and back: the same bits, without dataset or processes; and the best checkpoint kept for it."""
 
+import hashlib
+import json
 import math
 import shutil
 from dataclasses import replace
@@ -8,13 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from support.runs import final_tensors, series, tiny_config, tiny_dataset
 from understudy.cli.main import main
 from understudy.errors import ConfigError
+from understudy.policies import policy_folder
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
-from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint import checkpoint, export
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.checkpoint.saver import Saver
 
@@ -141,6 +145,33 @@ def test_train_starts_from_an_exported_policy(trained: Path, data: Path, tmp_pat
     run.train(fresh)
     run.train(replace(fresh, output_dir=str(tmp_path / "begun"), init_from=str(exported)))
     assert series(tmp_path / "fresh")[0]["loss"] != series(tmp_path / "begun")[0]["loss"]
+
+
+def test_init_from_reads_a_folder_of_several_files(trained: Path, tmp_path: Path) -> None:
+    whole = policy_folder.load(trained / "policy")
+    tensors = dict(whole.weights)
+    shutil.copytree(trained / "policy", tmp_path / "p", ignore=shutil.ignore_patterns("*.safetensors"))
+    names = {key: f"{i % 2}.safetensors" for i, key in enumerate(tensors)}
+
+    def write() -> export.InitialPolicy:
+        for name in set(names.values()):
+            save_file({key: t for key, t in tensors.items() if names[key] == name}, tmp_path / "p" / name)
+        (tmp_path / "p" / f"{policy_folder.WEIGHTS}.index.json").write_text(json.dumps({"weight_map": names}))
+        return export.read_initial_policy(tmp_path / "p", whole.config)
+
+    first = export.read_initial_policy(trained / "policy", whole.config)
+    assert first.digest == hashlib.sha256((trained / "policy" / policy_folder.WEIGHTS).read_bytes()).hexdigest()
+    found = write()
+    assert found.weights.keys() == first.weights.keys()
+    assert all(torch.equal(found.weights[key], tensor) for key, tensor in first.weights.items())
+    for key in list(tensors)[:2]:  # one of each file
+        tensors[key] = tensors[key] + 1
+        changed = write()
+        assert changed.digest != found.digest
+        found = changed
+    tensors[key][:] = math.nan
+    with pytest.raises(ConfigError, match=f"init_from: .*{key}"):
+        write()
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ With `format` the folder is one of another tool instead (`policies/folder_format
 same actions as the exported one.
 """
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,14 +129,15 @@ class InitialPolicy:
     weights: "dict[str, Tensor]"
     """float32."""
     digest: str
-    """SHA-256 of the file of weights."""
+    """SHA-256 of the file of weights, or of several (`WeightFiles.digest`)."""
 
 
 def read_initial_policy(path: str | Path, wanted: Any) -> InitialPolicy:
     """Read an exported policy to start from.
 
     Raises:
-        ConfigError: there is none, or it is another network than `wanted`; names each setting that differs.
+        ConfigError: there is none, it is damaged or changes meanwhile, or it is another network than `wanted`; names
+            each setting that differs.
     """
     from understudy.errors import ConfigError
     from understudy.policies import policy_folder
@@ -152,9 +152,11 @@ def read_initial_policy(path: str | Path, wanted: Any) -> InitialPolicy:
         raise ConfigError(
             f"init_from: {path} holds another network; set policy.*, data.* and mode as there, or name another\n{lines}"
         )
-    with open(Path(path) / policy_folder.WEIGHTS, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return InitialPolicy(normalization, {name: tensor.float() for name, tensor in weights.items()}, digest)
+    try:
+        digest = weights.files.digest()
+        return InitialPolicy(normalization, {name: tensor.float() for name, tensor in weights.items()}, digest)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"init_from: {error}") from error
 
 
 def find_checkpoint(checkpoints: Path, which: int | str, metric: str) -> Path:
