@@ -60,6 +60,15 @@ def test_memory_reaches_as_far_as_the_window() -> None:
     assert len(history) == len(timed) == 6
 
 
+def test_a_copy_of_a_history_leaves_it_as_it_is() -> None:
+    history = ObservationHistory({KEY: (-0.1, 0.0)}, fps=10)
+    history.add({KEY: image(1)})
+    other = history.copy()
+    other.add({KEY: image(2)})
+    assert seen(history)[0] == [1, 1]
+    assert seen(other)[0] == [1, 2]
+
+
 def test_observations_are_copied() -> None:
     history, buffer = ObservationHistory({KEY: (-0.1, 0.0)}, fps=10), image(1)
     history.add({KEY: buffer})

@@ -1,6 +1,6 @@
 """A saved policy that acts on observations of a robot: one folder in, actions in the robot's units out."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -108,7 +108,7 @@ class RobotPolicy:
             ValueError: see `act`.
         """
         if self._windows():
-            self._remember(self._read(observation), time)
+            self._histories = self._remember(self._read(observation), time)
 
     def act(
         self,
@@ -121,7 +121,7 @@ class RobotPolicy:
         delay: int = 0,
         horizon: int | None = None,
     ) -> np.ndarray:
-        """Predict the next actions.
+        """Predict the next actions. A call that raises adds no observation: it may be repeated.
 
         With `previous` the new chunk continues the one that the robot is still executing (real-time chunking).
 
@@ -153,8 +153,11 @@ class RobotPolicy:
             raise ValueError(f"delay is {delay}, horizon {horizon}, which need previous; give the actions in execution")
         batch = self._read(observation)
         rows, single = len(batch[TASK]), isinstance(observation[TASK], str)
+        executing = self._executing(previous, rows, single) if previous is not None else None
+        histories = self._histories
         if self._windows():
-            batch |= self._remember(batch, time)
+            histories = self._remember(batch, time)
+            batch |= self._seen(batch, histories)
         device = next(policy.parameters()).device
         batch = {
             key: value.to(device) if isinstance(value, Tensor) else value
@@ -163,12 +166,12 @@ class RobotPolicy:
         draws = generate_draws(policy.random_spec("act"), rows, generator)
         draws = {name: values.to(device) for name, values in draws.items()}
         with torch.no_grad():
-            if previous is None:
+            if executing is None:
                 actions = policy.act(batch, draws, steps)
             else:
-                executing = self._executing(previous, rows, single).to(device)
-                actions = policy.continue_chunk(batch, draws, executing, delay, steps, horizon)
+                actions = policy.continue_chunk(batch, draws, executing.to(device), delay, steps, horizon)
         found: np.ndarray = actions[..., : self.action_dim].float().cpu().numpy()
+        self._histories = histories  # the policy itself may refuse the call until here
         return found[0] if single else found
 
     def _read(self, observation: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,27 +224,28 @@ class RobotPolicy:
         found = dict.fromkeys(config.cameras if config.image_times else (), config.image_times)
         return found | ({STATE: config.state_times} if config.state_times else {})
 
-    def _remember(self, batch: Mapping[str, Any], time: float | None) -> dict[str, Any]:
-        """Add a batch to the history of each row, and return its windows [B, T, ...] with `<key>_is_pad` [B, T]."""
-        rows, windows = len(batch[TASK]), self._windows()
+    def _remember(self, batch: Mapping[str, Any], time: float | None) -> list[ObservationHistory]:
+        """Return the history of each row with a batch added. Those of the policy stay as they are."""
+        rows = len(batch[TASK])
         if self._histories is None:
             raise ValueError("the policy sees past observations; call reset() at the start of each episode")
-        lacking = [key for key in windows if f"{key}_is_missing" in batch]
-        kept = {key: times for key, times in windows.items() if key not in lacking}
-        if not self._histories:
-            self._histories = [ObservationHistory(kept, self.metadata.get("fps")) for _ in range(rows)]
-        if len(self._histories) != rows:
-            raise ValueError(f"{rows} observations after {len(self._histories)}; call reset() to change their number")
-        seen: dict[str, list[np.ndarray]] = {}
-        for row, history in enumerate(self._histories):
+        kept = {key: times for key, times in self._windows().items() if f"{key}_is_missing" not in batch}
+        found = [history.copy() for history in self._histories]
+        found = found or [ObservationHistory(kept, self.metadata.get("fps")) for _ in range(rows)]
+        if len(found) != rows:
+            raise ValueError(f"{rows} observations after {len(found)}; call reset() to change their number")
+        for row, history in enumerate(found):
             history.add({key: batch[key][row].numpy() for key in kept}, time)
-            for key, value in history.windows().items():
-                seen.setdefault(key, []).append(value)
-        found = {key: torch.from_numpy(np.stack(values)) for key, values in seen.items()}
-        for camera in lacking:
-            count = len(windows[camera])
-            found[camera] = batch[camera][:, None].repeat(1, count, 1, 1, 1)
-            found[f"{camera}_is_pad"] = torch.ones(rows, count, dtype=torch.bool)
+        return found
+
+    def _seen(self, batch: Mapping[str, Any], histories: Sequence[ObservationHistory]) -> dict[str, Any]:
+        """Windows [B, T, ...] of the histories of a batch, with `<key>_is_pad` [B, T]."""
+        windows = [history.windows() for history in histories]
+        found: dict[str, Any] = {key: torch.from_numpy(np.stack([own[key] for own in windows])) for key in windows[0]}
+        for key, times in self._windows().items():
+            if f"{key}_is_missing" in batch:
+                found[key] = batch[key][:, None].repeat(1, len(times), 1, 1, 1)
+                found[f"{key}_is_pad"] = torch.ones(len(histories), len(times), dtype=torch.bool)
         return found
 
     def _executing(self, previous: Any, rows: int, single: bool) -> Tensor:

@@ -9,6 +9,7 @@ Before the start of the episode a window repeats its first observation and is pa
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, isfinite
@@ -29,6 +30,10 @@ class _Moment:
 
 class ObservationHistory:
     """Observations of one episode, as far back as a policy sees.
+
+    All observations of that reach stay in memory, at the size in which they come: each grows as old as every time of
+    the window, and may be asked for then. Ages of 5 4 3 2 1 s at 50 observations per second are 251 of them, 690 MB
+    with three cameras of 480 x 640 pixels.
 
     With a `time` for each observation a window has the one whose time is nearest. Without, each observation is one step
     of 1/fps.
@@ -59,6 +64,12 @@ class ObservationHistory:
     def reset(self) -> None:
         """Forget all observations: the next one is the first of an episode."""
         self._kept.clear()
+
+    def copy(self) -> "ObservationHistory":
+        """Return a history of the same observations, which it shares: one to `add` to while this one stays."""
+        found = copy(self)
+        found._kept = self._kept.copy()
+        return found
 
     def add(self, values: Mapping[str, Any], time: float | None = None) -> None:
         """Add a copy of the present observation.

@@ -252,6 +252,50 @@ def test_rows_of_a_batch_have_their_own_past(tokenizer: Path) -> None:
     np.testing.assert_allclose(last[1], found[2][1], rtol=1e-4, atol=1e-5)
 
 
+def test_a_refused_call_adds_no_observation(tokenizer: Path) -> None:
+    """Each refusal leaves the past as it was, so the call can be repeated."""
+    net = made(tokenizer).eval()
+    robot, plain = robot_of(net), robot_of(net)
+    steps = [
+        {key: given[key][0] for key in (*CAMERAS, STATE, "task")} for given in (batch(1, seed=i) for i in range(4))
+    ]
+    refused: list[dict[str, Any]] = [
+        {"previous": np.zeros((2, 9))},  # another width
+        {"previous": np.full((2, 3), np.nan)},
+        {"previous": np.zeros((2, 3)), "delay": 3, "horizon": 3},  # refused by the network
+        {"previous": np.zeros((2, 3)), "delay": 1},
+        {"time": 1.0},
+    ]
+    for made_robot in (robot, plain):
+        made_robot.reset()
+        made_robot.observe(steps[0])
+        made_robot.observe(steps[1])
+    for arguments in refused:
+        with pytest.raises(ValueError, match=r"previous|delay|time"):
+            robot.act(steps[2], **arguments)
+    other = {**steps[2], WRIST: torch.zeros(3, 5, 5, dtype=torch.uint8)}
+    for call in (robot.act, robot.observe):
+        with pytest.raises(ValueError, match=WRIST):
+            call(other)
+    for step in steps[2:]:
+        one, two = (each.act(step, steps=2, generator=torch.Generator().manual_seed(0)) for each in (robot, plain))
+        assert np.array_equal(one, two)
+
+
+def test_robot_observes_again_after_a_pause(tokenizer: Path) -> None:
+    """`observe` needs no window: it fills the past until `act` sees frames of all ages again."""
+    robot, given = robot_of(made(tokenizer).eval()), batch(1)
+    observation = {key: given[key][0] for key in (*CAMERAS, STATE, "task")}
+    robot.reset()
+    for time in (0.0, 5.0):
+        robot.observe(observation, time=time)
+    with pytest.raises(ValueError, match="nearest"):
+        robot.act(observation, time=5.1)
+    for time in (5.1, 5.2, 5.3, 5.4):
+        robot.observe(observation, time=time)
+    assert np.isfinite(robot.act(observation, time=5.5)).all()
+
+
 def test_robot_without_a_camera_has_no_past_of_it(tokenizer: Path) -> None:
     net = made(tokenizer).eval()
     robot, given = robot_of(net, (FRONT,)), batch(1)
