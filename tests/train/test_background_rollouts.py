@@ -27,6 +27,7 @@ from understudy.policies.flow.model import FlowPolicy
 from understudy.rollout.play import rollout_saved_policy
 from understudy.rollout.result import wilson_interval
 from understudy.train import background_rollouts, run
+from understudy.train.background_rollouts import check_action_steps, check_rollouts
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.checkpoint.saver import Saver
@@ -394,6 +395,34 @@ def test_impossible_rollouts_are_refused_before_training(
     for mode, count in (("inverse_dynamics", 1), ("forward_dynamics", 1), ("joint", 0), ("policy", 0)):
         found = replace(config, mode=mode).problems()
         assert [line.startswith("rollout.every: 5: mode ") for line in found] == [True] * count
+
+
+@pytest.mark.parametrize(("stored", "steps", "fits"), [(12, 10, True), (3, 6, False)])
+def test_action_steps_fit_the_chunk_of_the_weights(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: int, steps: int, fits: bool
+) -> None:
+    """Without `data.chunk_size` the weights decide the chunk, which no rule between the settings knows."""
+    from understudy.policies.pi05.config import Pi05Settings
+
+    monkeypatch.setattr(Pi05Settings, "stored_chunk", lambda self: stored)
+    config = settings(data, tmp_path / "r")
+    config = replace(
+        config,
+        data=replace(config.data, chunk_size=None),
+        policy=Pi05Settings(size="tiny", weights=str(tmp_path)),
+        rollout=replace(config.rollout, action_steps=steps),
+    )
+    assert config.problems() == []
+    full = config.with_policy_defaults()
+    assert (full.problems() == []) == fits
+    if fits:
+        check_action_steps(full)
+        return
+    with pytest.raises(ConfigError, match=r"^rollout.action_steps: 6: .* 3 actions"):
+        check_rollouts(full, {})
+    with pytest.raises(ConfigError, match=r"^rollout.action_steps: 6: .* 3 actions"):
+        run.train(config)
+    assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.slow

@@ -182,8 +182,9 @@ class TrainConfig:
     share of the process, the fastest where it fits into memory. With a number, a run in fp32 on CPUs gives the same
     bits on any number of processes; without, their number changes the rounding of sums."""
     max_num_tokens: Annotated[Annotated[int, Interval(ge=1, le=2**40)] | None, ROUNDING] = None
-    """Largest number of tokens of a forward pass of a process. Its share of a batch is cut in position order: a part
-    takes samples as long as they fit. Every sample must fit alone, with the longest texts that the policy takes."""
+    """Largest number of tokens of a forward pass of a process: valid ones of images and texts, and all noisy chunks of
+    actions (`policy.noise_samples`). Its share of a batch is cut in position order: a part takes samples as long as
+    they fit. Every sample must fit alone, with the longest texts that the policy takes."""
     max_samples: Annotated[Annotated[int, Interval(ge=1, le=2**24)] | None, ROUNDING] = None
     """Largest number of samples of a forward pass of a process. It need not divide the batch, and holds beside
     `max_num_tokens`."""
@@ -282,8 +283,12 @@ class TrainConfig:
         weights = self.mode_weights()
         return "policy" if weights["policy"] else max(weights, key=lambda mode: weights[mode])
 
+    def rollout_problems(self) -> list[str]:
+        """Return broken rules of rollouts, which depend on the chunk (`with_policy_defaults`), one line each."""
+        return [f"rollout.{line}" for line in self.rollout.problems(self.data.actions_per_chunk)]
+
     def problems(self) -> list[str]:
-        """Return broken rules between fields, one line each."""
+        """Return broken rules between fields, one line each; `rollout_problems` where the chunk is known."""
         found = too_many("torch_threads", self.torch_threads, THREADS)
         found += too_many("loader.num_threads", self.loader.num_threads, LOADER_THREADS)
         try:
@@ -291,7 +296,8 @@ class TrainConfig:
         except ValueError as error:
             found.append(f"loader.{error}")
         found += [f"data.{line}" for line in self.data.problems()]
-        found += [f"rollout.{line}" for line in self.rollout.problems(self.data.actions_per_chunk)]
+        if self.data.chunk_size or not getattr(self.policy, "weights", ""):  # otherwise the weights decide the chunk
+            found += self.rollout_problems()
         if self.rollout.every and not self.mode_weights()["policy"]:
             found.append(f"rollout.every: {self.rollout.every}: mode {self.mode} does not train the policy to act")
         if not any(self.mode_weights().values()):

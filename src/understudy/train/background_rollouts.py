@@ -55,6 +55,12 @@ LONG_QUEUE = 3  # queue length that is logged
 logger = logging.getLogger(__name__)
 
 
+def check_action_steps(config: TrainConfig) -> None:
+    """Raise ConfigError where a rollout would execute more actions than a chunk of the resolved settings has."""
+    if found := config.rollout_problems():
+        raise ConfigError("\n".join(found))
+
+
 def check_rollouts(config: TrainConfig, record: Mapping[str, Any]) -> None:
     """Check that the rollouts of a run can be played here: otherwise the first one would fail hours later.
 
@@ -67,6 +73,7 @@ def check_rollouts(config: TrainConfig, record: Mapping[str, Any]) -> None:
     """
     if not config.rollout.every:
         return
+    check_action_steps(config)
     from understudy.rollout.play import prepare_env
 
     try:

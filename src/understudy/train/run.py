@@ -25,7 +25,7 @@ from understudy.load.validation.validation_data import ValidationData
 from understudy.policies.companion_files import check_unchanged
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train import precision
-from understudy.train.background_rollouts import BackgroundRollouts, check_rollouts
+from understudy.train.background_rollouts import BackgroundRollouts, check_action_steps, check_rollouts
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.export import find_checkpoint
 from understudy.train.checkpoint.run_dir import RunDir, read_settings
@@ -60,6 +60,7 @@ def train(config: TrainConfig) -> int:
         RankError: another process failed or disappeared.
     """
     config = with_local_files(without_credentials(config)).resolved()
+    check_action_steps(config)
     run = RunDir(Path(config.output_dir))
 
     def work(mesh: Mesh, stop: Stop) -> int:

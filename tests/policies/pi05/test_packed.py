@@ -98,6 +98,15 @@ def test_packed_is_the_padded_batch_and_each_sample_alone(folder: Path, kind: st
     close(({term: loss[np.argsort(moved)] for term, loss in again[0].items()}, again[1]), packed)
 
 
+@pytest.mark.parametrize(("adaptive", "expert"), [(True, 4), (False, 5)])
+def test_tokens_of_a_sample_have_every_noisy_chunk(folder: Path, adaptive: bool, expert: int) -> None:
+    """The action expert computes `noise_samples` chunks of 4 actions; pi0 puts the state in front of each."""
+    one, three = (policy(folder, adaptive, noise_samples=count) for count in (1, 3))
+    given = one.preprocess(batch(COUNT))
+    assert [more - less for less, more in zip(one.tokens(given), three.tokens(given))] == [2 * expert] * COUNT
+    assert three.processed_tokens(given) - one.processed_tokens(given) == 2 * expert * COUNT
+
+
 def test_a_neighbour_does_not_leak_into_a_packed_sample(folder: Path) -> None:
     """A token of sample 4 alone whose embedding is not a number."""
     network = made(folder, "pi05")

@@ -17,6 +17,7 @@ from understudy.cli import main
 from understudy.cli.profile import explain_difference, memory_table
 from understudy.config.train import ParallelConfig
 from understudy.distributed.activation_checkpoint import CheckpointMode, apply_activation_checkpointing
+from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import scalar
 from understudy.train import state
 from understudy.train.profiling import flops
@@ -68,6 +69,27 @@ def test_profile_measures_the_trained_step(data: Path, tmp_path: Path, monkeypat
     assert found.flops_per_s == pytest.approx(found.flops / found.step_s)
     assert found.mfu is None
     assert (found.conditions["steps"], found.conditions["warmup"]) == (4, 2)
+
+
+@pytest.mark.parametrize("read", [lambda x: x.sum().item(), lambda x: len(x.nonzero())], ids=["value", "shape"])
+def test_profile_of_a_step_that_reads_values(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, read: Any
+) -> None:
+    """Shapes alone have no values to read: the measurements remain, without a prediction."""
+    plain = FlowPolicy.losses
+
+    def reading(self: FlowPolicy, batch: Any, *rest: Any, **options: Any) -> Any:
+        assert read(batch["action"]) is not None
+        return plain(self, batch, *rest, **options)
+
+    monkeypatch.setattr(FlowPolicy, "losses", reading)
+    found = profile(tiny_config(data, tmp_path / "run"), warmup=1, steps=1)
+    assert found is not None
+    assert found.predicted is None
+    assert found.memory["peak"] > 0
+    warned = [record for record in caplog.records if record.name == profiling.__name__]
+    assert [record.levelname for record in warned] == ["WARNING"]
+    assert "\n" not in warned[0].getMessage()
 
 
 def remembered_bytes(data: Path, out: Path, kept: CheckpointMode) -> int:

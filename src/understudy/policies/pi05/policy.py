@@ -152,8 +152,9 @@ class Pi05Policy(Policy, Pi0Network):
         return longest(batch, config.cameras, config.prompt_tokens, config.response_tokens, fast)
 
     def tokens(self, batch: Mapping[str, Any]) -> list[int]:
-        """Count the tokens of each sample: images, texts, states, and one chunk of actions."""
-        rest = len(self.config.state_times) + self.config.chunk + (not self.sizes.adaptive)
+        """Count the tokens of each sample in training: images, texts, past states, and `noise_samples` chunks."""
+        expert = self.config.noise_samples * (self.config.chunk + (not self.sizes.adaptive))  # pi0: each with the state
+        rest = len(self.config.state_times) + expert
         return [each.total(self.sizes.vision.tokens) + rest for each in known_extents(batch, self.config.cameras)]
 
     def processed_tokens(self, batch: Mapping[str, Any]) -> int:

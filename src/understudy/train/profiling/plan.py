@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 
 from understudy.batch_keys import ACTION, TASK
@@ -44,6 +44,8 @@ RESERVED = 0.06
 """Share of a card's memory that a plan leaves unused."""
 MOST = 4096
 """Samples of a forward pass up to which a plan looks for the largest micro-batch."""
+NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+"""Errors of an operation that fake tensors cannot do; torch gives them no base class below RuntimeError."""
 MODES: tuple[CheckpointMode, ...] = ("none", "selective", "full")
 
 
@@ -263,6 +265,9 @@ def trace_batch(
         batch: a rank's share of a batch (`TrainState.device_inputs`); `position` and values at the host are read.
         world_size: processes of the run.
         device: see `plan`.
+
+    Raises:
+        NEEDS_VALUES: the step reads values of its tensors, say by `.item()`, `.nonzero()` or a mask as an index.
     """
     here = replace(config, batch_size=len(batch[ACTION]) * world_size)
     return _trace(here, data, normalization, lambda state: dict(batch), world_size, device).memory

@@ -10,6 +10,7 @@ Measurements of the same training, without warm-up:
 Nothing is written to a run directory: the weights that these steps train are dropped.
 """
 
+import logging
 import platform
 import tempfile
 import time
@@ -33,7 +34,7 @@ from understudy.train.data.run_data import choose_normalization, open_data
 from understudy.train.micro_batches import PartCounts, add_counts
 from understudy.train.profiling.flops import count_flops, peak_flops
 from understudy.train.profiling.live_bytes import CudaBytes, LiveBytes
-from understudy.train.profiling.plan import trace_batch
+from understudy.train.profiling.plan import NEEDS_VALUES, trace_batch
 from understudy.train.profiling.resident import resident_memory, resident_tensors
 from understudy.train.profiling.timer import NULL, PHASES, PhaseTimer, Timer
 from understudy.train.state import TrainState, init_train_state
@@ -41,6 +42,8 @@ from understudy.train.step_runner import StepRunner
 from understudy.train.track.trackers import MetricsLog
 
 OTHER = "everything else"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ class Profile:
     """`parameters`, `gradients`, `optimizer state`, `average`, `activations` (left by forward for backward), and
     `peak`, the largest total during a step."""
     predicted: dict[str, int] | None
-    """The same as `understudy plan` predicts it for the inputs of that step; None inside a process group of others."""
+    """The same as `understudy plan` predicts it for the inputs of that step; None inside a process group of others, and
+    where the step reads values of its tensors (`.item()`, `.nonzero()`)."""
     flops: int
     """Operations of a step, all ranks together."""
     flops_per_s: float
@@ -131,7 +135,13 @@ def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
     if not mesh.ours:
         return found
     largest = max(ranks, key=lambda rank: rank.memory["peak"])
-    predicted = trace_batch(config, data, scales, largest.inputs, mesh.world_size, mesh.device.type)
+    try:
+        predicted = trace_batch(config, data, scales, largest.inputs, mesh.world_size, mesh.device.type)
+    except NEEDS_VALUES as error:
+        logger.warning(
+            "profile: no predicted memory: the step reads values of tensors, and shapes have none (%s)", error
+        )
+        return found
     return replace(found, predicted=predicted)
 
 
