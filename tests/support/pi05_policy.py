@@ -21,7 +21,7 @@ RESPONSES = ["push the block", "", "pick up", "red"]
 
 def policy(tokenizer: Path, adaptive: bool = True, seed: int = 0, **changes: Any) -> Pi05Policy:
     """A policy in which every parameter matters."""
-    dimensions = asdict(replace(SMALL, adaptive=adaptive, vocab=256))
+    dimensions = asdict(replace(SMALL, adaptive=adaptive, vocab=320))
     facts: dict[str, Any] = {"action_dim": 3, "state_dim": 2, "cameras": CAMERAS, "chunk": 4}
     make = Pi05PolicyConfig if adaptive else Pi0PolicyConfig
     config = make(**facts | {"dimensions": dimensions, "tokenizer": str(tokenizer), "prompt_tokens": 80} | changes)
