@@ -1,7 +1,7 @@
 """Check of `max_num_tokens` before a run: the largest sample that its data and its policy allow."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -9,10 +9,12 @@ from understudy.batch_keys import ACTION, STATE, TASK
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
 from understudy.policies.policy import Policy
-from understudy.train.data.run_data import RunData
+
+if TYPE_CHECKING:
+    from understudy.train.data.run_data import RunData
 
 
-def check_budget(policy: Policy, config: TrainConfig, data: RunData) -> None:
+def check_budget(policy: Policy, config: TrainConfig, data: "RunData") -> None:
     """Raise ConfigError where a sample of the data could have more tokens than `max_num_tokens`.
 
     A sample is taken to have all cameras of its source, and texts as long as the policy takes. So no sample of a
@@ -35,7 +37,7 @@ def check_budget(policy: Policy, config: TrainConfig, data: RunData) -> None:
         )
 
 
-def largest_tokens(policy: Policy, config: TrainConfig, data: RunData) -> Sequence[int] | None:
+def largest_tokens(policy: Policy, config: TrainConfig, data: "RunData") -> Sequence[int] | None:
     """Return the tokens of the largest possible sample of each source; None: the policy has no tokens."""
     rows, network = len(data.names), policy.config
     batch: dict[str, Any] = {
