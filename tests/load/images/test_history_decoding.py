@@ -27,6 +27,8 @@ TAKEN, AHEAD = 15 * BATCH, 6 * BATCH
 HISTORY = [float(-age) for age in range(5, -1, -1)]
 """Six frames, one second apart."""
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
