@@ -1,5 +1,6 @@
 """The setting `precision`: dtypes of all tensors, before and after all that could change them, on any mesh."""
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -390,3 +391,17 @@ def test_torch_leaves_a_fresh_optimizer_at_step_one() -> None:
     ours = Float32AdamW(model.named_parameters())
     get_optimizer_state_dict(model, ours)
     assert {float(s["step"]) for s in ours.state.values()} == {0.0}
+
+
+def test_restore_gives_an_average_of_its_own_the_frozen_weights() -> None:
+    """Sharding ends the sharing of frozen parameters between policy and average; a checkpoint has them once."""
+    policy = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    policy[0].requires_grad_(False)
+    average = copy.deepcopy(policy)
+    with torch.no_grad():
+        average[0].weight.zero_()
+        average[1].weight.zero_()
+    optimizer = Float32AdamW([p for p in policy.parameters() if p.requires_grad])
+    restore(policy, optimizer, {f"weights/{name}": p for name, p in policy.named_parameters()}, average)
+    assert torch.equal(average[0].weight, policy[0].weight)
+    assert not average[1].weight.any()

@@ -124,8 +124,19 @@ def export_names(stored: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def restore(policy: nn.Module, optimizer: Float32AdamW, tensors: Mapping[str, Tensor]) -> None:
-    """Set the masters from loaded `named_tensors`. Raises ValueError where a moment has fewer than 32 bits."""
+def restore(
+    policy: nn.Module, optimizer: Float32AdamW, tensors: Mapping[str, Tensor], average: nn.Module | None = None
+) -> None:
+    """Set the masters, and the average of frozen parameters, from loaded `named_tensors`.
+
+    Raises:
+        ValueError: a moment has fewer than 32 bits.
+    """
+    if average is not None:  # sharding gives the average frozen parameters of its own
+        with torch.no_grad():
+            for own, (name, parameter) in zip(average.parameters(), policy.named_parameters(), strict=True):
+                if not parameter.requires_grad:
+                    local(own).copy_(local(tensors[f"weights/{name}"]))
     for name, parameter in policy.named_parameters():
         if parameter in optimizer.state:
             optimizer.set_master(parameter, tensors[f"weights/{name}"])

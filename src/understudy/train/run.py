@@ -327,7 +327,7 @@ def _load(state: TrainState, saver: Saver, path: Path) -> dict[str, Any]:
     tensors = state.tensors()
     names = stored_names(tensors, checkpoint.tensor_names(path), state.policy.config.OLD_MODULES)
     saved = saver.load(path, names)
-    precision.restore(state.policy, state.optimizer, tensors)
+    precision.restore(state.policy, state.optimizer, tensors, state.average)
     return saved
 
 
